@@ -1,1 +1,1 @@
-"""The learner's input: decoded batches of one size from the journal; bad samples are set aside."""
+"""The learner's input: decoded batches of one size, and a quarantine for bad samples."""

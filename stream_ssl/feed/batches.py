@@ -1,4 +1,4 @@
-"""Batches of one size, in journal order: a function of the journal and the offset alone.
+"""Batches of one size, in journal order, which depend only on the journal and the start offset.
 
 Legend: B batch, C channels, H height, W width.
 """
@@ -33,15 +33,15 @@ from stream_ssl.wire import Data, WireError
 
 log = logging.getLogger(__name__)
 
-POLL = 0.02  # seconds between two reads of a journal that has nothing new
-REFRESH = 0.25  # seconds between two looks at where the journal ends
-READ = 4 << 20  # bytes of records taken from the journal at once
-PATIENCE = 5.0  # seconds that a rank whose journal has unread records keeps the others waiting
-CHUNK = 64  # samples decoded by one task, at most: bounds what is between journal and batch
+POLL = 0.02  # seconds between two reads of a journal that has no new records
+REFRESH = 0.25  # seconds between two reads of the journal's last position
+READ = 4 << 20  # bytes of records per read of the journal
+PATIENCE = 5.0  # most seconds that a rank with unread records may block the other ranks
+CHUNK = 64  # most samples that one task decodes; bounds the samples between journal and batch
 
 
 class Reader(Protocol):
-    """What is read of a journal, from one thread."""
+    """The part of a journal's reader that `Batches` uses, from one thread."""
 
     @property
     def first(self) -> int: ...
@@ -53,18 +53,20 @@ class Reader(Protocol):
 
 
 class JournalReplaced(RuntimeError):
-    """The journal that was being read is gone, and another stands in its place."""
+    """An error for a journal that was replaced by another one while it was read."""
 
 
 @dataclass(frozen=True, slots=True)
 class JournalShare:
-    """The records of one journal that one of several ranks reads: every W-th, so that no sample is
-    read twice and none left out.
+    """The share of a journal's records that one of several ranks reads.
+
+    Of W ranks, each reads every W-th record. Every sample is read exactly once.
 
     Args:
-        rank, ranks: which, of how many.
-        before: for each earlier number of ranks, the offset that each rank had reached: what was
-            read then is not read again.
+        rank: the number of this rank, from 0.
+        ranks: the number of ranks, W.
+        before: for each earlier number of ranks, the offset that each rank had reached. Samples
+            before these offsets are not read again.
     """
 
     rank: int = 0
@@ -72,7 +74,7 @@ class JournalShare:
     before: Sequence[Sequence[Offset]] = ()
 
     def first(self, record: int) -> int | None:
-        """The first sample of a record that is this rank's to read; None where none is."""
+        """Return the first sample that this rank reads of a record, or None if it reads none."""
         if record % self.ranks != self.rank:
             return None
         first = 0
@@ -86,34 +88,35 @@ class JournalShare:
 
 
 class Batches:
-    """Reads, decodes and joins samples to batches ahead of the consumer, in threads of its own.
+    """A prefetching reader of decoded batches from the journal, with its own threads.
 
-    A sample that cannot be decoded goes to the quarantine and its place to the next good one. A
-    batch ends with its last good sample: bad ones right behind it belong to the next batch, as they
-    do when one starts from `offset`. Records that the journal no longer has are skipped.
+    A sample that cannot be decoded goes to the quarantine, and the next good sample takes its
+    place in the batch. A batch ends with its last good sample. Bad samples directly after it belong
+    to the next batch, so that a restart from `offset` gives the same batches. Records that the
+    journal no longer has are skipped.
 
-    Samples that do not fill a batch when the stream pauses stay in the journal until more arrive;
-    they are `pending`, not lag. No clock ends a batch early: it would be cut elsewhere when it is
-    replayed after a kill, and BatchNorm and in-batch negatives would see a handful of samples.
+    If the stream pauses, samples that do not fill a batch wait for more samples. They count as
+    `pending` and not as lag. No timeout ends a batch early. A replay after a crash would end the
+    batch elsewhere, and BatchNorm and in-batch negatives would see only a few samples.
 
     Args:
-        reader: the journal; closed by whoever opened it, after this.
-        decoder: payloads to pixels, or to the bytes of vectors.
-        quarantine: takes the bad samples; not to be used elsewhere meanwhile.
-        batch_size: samples in every batch.
+        reader: the reader of the journal. The caller closes it, after closing this object.
+        decoder: converts payloads to pixels, or to the bytes of vectors.
+        quarantine: receives the bad samples. No other thread may use it.
+        batch_size: number of samples in every batch, at least 1.
         start: the first sample to read.
-        workers: threads that decode.
-        prefetch: batches made ahead.
-        clock: seconds since the Unix epoch.
-        share: which records are read, where several ranks share the journal.
-        journal: the id of that which `start` is a place in; None: not known.
-        joint: one of several ranks, whose batches meet in a step; see `next`.
+        workers: number of threads that decode samples, at least 1.
+        prefetch: number of batches that are prepared ahead, at least 1.
+        clock: returns the time in seconds since the Unix epoch.
+        share: the records to read, if several ranks share the journal.
+        journal: the id of the journal that `start` refers to; None: unknown.
+        joint: this is one of several ranks that combine their batches in a step; see `next`.
 
     Attributes:
-        journal: the id of that which is read, once it is known.
+        journal: the id of the journal that is read, once it is known.
 
     Raises:
-        ValueError: batch_size, workers or prefetch below 1.
+        ValueError: `batch_size`, `workers` or `prefetch` is below 1.
     """
 
     def __init__(
@@ -137,18 +140,18 @@ class Batches:
         self._batcher = Batcher(batch_size, decoder)
         self._share = JournalShare() if share is None else share
         self.journal, self._joint = journal, joint
-        self._found: str | None = None  # its id, as it was on the disk
-        self._change = threading.Condition()  # guards what follows
+        self._found: str | None = None  # the id that was read from the disk
+        self._change = threading.Condition()  # guards the following attributes
         self._ready: deque[Batch[NDArray[Any]]] = deque()
-        self._decoding: dict[int, float] = {}  # records read, not yet decoded: when received
+        self._decoding: dict[int, float] = {}  # record being decoded -> time it was received
         self._read = start.record  # the next record to read
         self._pending = 0
         self._decoded: Counter[str] = Counter()
         self._skipped = 0
         self._last = reader.last
-        self._refresh_at = 0.0  # when to look at the journal's end again
-        self._offset = start  # of the next batch to hand out
-        self._rejected_until = start  # from `_offset` to here all samples were rejected
+        self._refresh_at = 0.0  # when to read the journal's last position again
+        self._offset = start  # of the next batch to return
+        self._rejected_until = start  # all samples from `_offset` to this offset were rejected
         self._failure: Exception | None = None
         self._closed = False
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="decode")
@@ -156,14 +159,19 @@ class Batches:
         self._thread.start()
 
     def next(self, timeout: float) -> Batch[NDArray[Any]] | None:
-        """The next batch; None when there is none after `timeout` seconds, or after close().
+        """Return the next batch, or None after the timeout or after `close`.
 
-        One of several ranks has none once it has read what the journal holds, rather than while it
-        decodes: which batches meet in a step is then a function of the journal.
+        If `joint` is True, None also means that the rank has decoded all that the journal holds;
+        the rank does not return None while it still decodes. The journal then determines which
+        batches the ranks combine in a step. This wait ends after PATIENCE seconds.
+
+        Args:
+            timeout: seconds to wait for a batch.
 
         Raises:
-            JournalReplaced: there is another journal than was read so far.
-            RuntimeError: reading or decoding failed (not a bad sample); its cause says how.
+            JournalReplaced: the journal was replaced by another one.
+            RuntimeError: reading or decoding failed, for another reason than a bad sample. Its
+                cause is the original error.
         """
         with self._change:
             self._change.wait_for(lambda: self._ready or self._failure or self._closed, timeout)
@@ -186,25 +194,27 @@ class Batches:
             return batch
 
     def _ready_or_read(self) -> bool:
-        """Whether there is a batch, or no whole one in what the journal has."""
+        """Return whether a batch is ready, or the journal has no unread records for one."""
         if self._ready or self._failure or self._closed:
             return True
         return not self._decoding and self._read > self._last
 
     @property
     def offset(self) -> Offset:
-        """The first sample not handed out; where only bad ones follow so far, the one after them.
+        """The offset of the first sample that was not returned and not rejected.
 
-        With the last batch's offset alone, a stream of nothing but bad samples would keep the
-        journal from being trimmed until it is full: publish this one while next() gives None. A
-        run that starts here counts fewer `rejected`.
+        Publish this offset while `next` returns None. The offset of the last batch does not advance
+        in a stream of only bad samples, so the journal could not be trimmed and would fill up. A
+        run that starts at this offset counts fewer `rejected` samples.
         """
         with self._change:
             return self._offset if self._ready else max(self._offset, self._rejected_until)
 
     def lag(self) -> float:
-        """Seconds since the oldest batch that is whole was so: since its last sample was received.
-        0 when there is none; what is being decoded counts as if it made one."""
+        """Return the age of the oldest waiting batch in seconds, since its last sample arrived.
+
+        Records that are being decoded count as a batch. The result is 0 if nothing waits.
+        """
         with self._change:
             if self._ready:
                 received_B = self._ready[0].received_B
@@ -215,48 +225,52 @@ class Batches:
             return max(0.0, self._clock() - since)
 
     def waiting(self) -> int:
-        """Journal records not wholly handed out, as of a moment ago; 0 where all that is left of
-        them is short of a batch."""
+        """Return the number of journal records that were not returned completely.
+
+        The result is 0 if the remaining samples do not fill a batch. The journal's last position
+        may be up to REFRESH seconds old.
+        """
         with self._change:
             if not self._ready and not self._decoding and self._read > self._last:
                 return 0
             return max(0, self._last + 1 - self._offset.record)
 
     def pending(self) -> int:
-        """Samples read from the journal, neither handed out nor `rejected`.
+        """Return the number of samples that were read, and neither returned nor `rejected`.
 
-        While nothing is appended to the journal these are all that wait: fewer good ones than a
-        batch, once the consumer has taken what is ready.
+        When the stream pauses and the consumer has taken all batches, fewer good samples than a
+        batch remain.
         """
         with self._change:
             return self._pending
 
     def rejected(self) -> Mapping[tuple[str, str], int]:
-        """Return the samples put into the quarantine so far, by reason and producer.
+        """Return the number of samples in the quarantine so far, by reason and producer.
 
-        The samples that were read ahead of the next batch are among them, because a stream of bad
-        samples may never have a next batch.
+        The numbers include samples that were read ahead of the next batch, because a stream of bad
+        samples may never fill another batch.
         """
         return self._quarantine.counts.copy()
 
     def decoded(self) -> Mapping[str, int]:
-        """Return the samples that were decoded so far, by producer as in `rejected`.
+        """Return the number of samples decoded so far, by producer as in `rejected`.
 
-        The samples that wait for their batch are among them.
+        The numbers include samples that wait for their batch.
         """
         return self._decoded.copy()
 
     @property
     def skipped_records(self) -> int:
-        """Positions skipped because the journal no longer had them, or had them damaged.
+        """Positions that were skipped because the records were trimmed or damaged.
 
-        After the loss of a whole segment more than the records lost, since the journal then leaves
-        a wide gap."""
+        After the loss of a whole segment, this is more than the records lost, because the journal
+        then leaves a wide gap of positions.
+        """
         with self._change:
             return self._skipped
 
     def close(self) -> None:
-        """Stops the threads and waits for them; batches made ahead are dropped."""
+        """Stop the threads and wait for them; prefetched batches are dropped."""
         with self._change:
             self._closed = True
             self._change.notify_all()
@@ -288,11 +302,11 @@ class Batches:
                 self._change.notify_all()
 
     def _submit(self, tasks: Iterator[DecodeTask | Chunk | None]) -> Future[Chunk] | None:
-        """Hands the next task to a worker; None if the journal has nothing new."""
+        """Submit the next task to a worker; return None if the journal has no new records."""
         done: Future[Chunk] = Future()
         try:
             task = next(tasks)
-        except Exception as error:  # raised in its turn, behind what was read before
+        except Exception as error:  # raise it only after the records that were read before
             done.set_exception(error)
             return done
         if isinstance(task, DecodeTask):
@@ -303,7 +317,7 @@ class Batches:
         return done
 
     def _consume(self, chunk: Chunk) -> None:
-        """Quarantines a chunk's bad samples and batches the good ones."""
+        """Put the bad samples of a chunk into the quarantine, and the good ones into batches."""
         self._decoded[self._quarantine.label(chunk.record.producer)] += len(chunk.batch)
         for sample in chunk.rejected:
             self._quarantine.put(
@@ -331,14 +345,14 @@ class Batches:
                 self._change.notify_all()
 
     def _wait_for_room(self) -> bool:
-        """Waits a while for the consumer; whether one more batch may be made ready."""
+        """Wait up to REFRESH seconds for the consumer; return whether a batch may be added."""
         with self._change:
             return self._change.wait_for(
                 lambda: self._closed or len(self._ready) < self._prefetch, REFRESH
             )
 
     def _journal_end(self, at_once: bool = True) -> int:
-        """The journal's last position; without `at_once` it may be `REFRESH` seconds old."""
+        """Return the journal's last position; if not `at_once`, it may be REFRESH seconds old."""
         now = time.monotonic()
         if at_once or now >= self._refresh_at:
             last, self._refresh_at = self._reader.last, now + REFRESH
@@ -347,7 +361,11 @@ class Batches:
         return self._last
 
     def _check_same(self) -> None:
-        """Where we are in one journal says nothing of another, whose records begin at 1."""
+        """Check that the journal is still the same one; positions are valid for one journal only.
+
+        Raises:
+            JournalReplaced: the id of the journal has changed.
+        """
         found = self._reader.id
         if None in (found, self._found) or found == self._found:
             return
@@ -357,12 +375,12 @@ class Batches:
         )
 
     def _tasks(self, start: Offset) -> Iterator[DecodeTask | Chunk | None]:
-        """What to decode, in order; None each time the journal has nothing new."""
+        """Yield the tasks to decode, in order, and None whenever the journal has no new records."""
         start = yield from self._first_to_read(start)
         position, sample = start.record, start.sample
         while True:
             records = self._reader.read(position, READ)
-            if records and records[0].position > position:  # a gap: believe it when seen twice
+            if records and records[0].position > position:  # read a gap again, to confirm it
                 records = self._reader.read(position, READ)
             self._check_same()
             for record in records:
@@ -378,13 +396,14 @@ class Batches:
                 yield None
 
     def _first_to_read(self, start: Offset) -> Generator[None, None, Offset]:
-        """`start`, unless this is another journal than it is a place in: all of that is unread.
+        """Return `start`, or the beginning of the journal if `start` refers to another journal.
 
-        Ids tell. Where there are none, a journal is another one that ends before `start` and then
-        grows, still before it; one that does not grow may have a damaged end, and go on behind it.
+        The ids of the journals decide. Without ids, a journal that ends before `start` and then
+        grows, but not up to `start`, is another journal. A journal that does not grow may only have
+        lost its end, and its writer then continues after `start`.
         """
         while (found := self._reader.id) is None and self._journal_end() < 1:
-            yield None  # not there yet
+            yield None  # the journal does not exist yet
         expected, self.journal, self._found = self.journal, found or self.journal, found
         if expected not in (None, self.journal):
             log.error(
@@ -411,7 +430,7 @@ class Batches:
         return self._from_the_beginning()
 
     def _from_the_beginning(self) -> Offset:
-        self._share = replace(self._share, before=())  # of the other journal
+        self._share = replace(self._share, before=())  # its offsets refer to the other journal
         first = Offset(max(self._reader.first, 1), 0)
         with self._change:
             self._read, self._offset, self._rejected_until = first.record, first, first
@@ -428,7 +447,7 @@ class Batches:
             self._skipped += found - expected
 
     def _split(self, record: JournalRecord, sample: int) -> Iterator[DecodeTask | Chunk]:
-        """Tasks for a record's samples, from `sample` on."""
+        """Yield the decode tasks for the samples of a record, from `sample` on."""
         data = Data(record.sequence, record.header, record.payload)
         try:
             rows: list[dict[str, Any]] = data.fields["samples"]
@@ -456,7 +475,7 @@ class Batches:
 
 
 class Batcher:
-    """Joins the good samples of chunks, in order, to batches."""
+    """A builder of batches from the good samples of chunks, in order."""
 
     def __init__(self, batch_size: int, decoder: Payloads) -> None:
         self._size = batch_size
@@ -474,11 +493,11 @@ class Batcher:
 
     @property
     def empty(self) -> bool:
-        """Whether no sample waits for its batch to be full."""
+        """Whether the next batch has no samples yet."""
         return self._filled == 0
 
     def add(self, chunk: Chunk) -> Iterator[Batch[NDArray[Any]]]:
-        """The batches that this chunk completes."""
+        """Add the good samples of a chunk, and yield the batches that become full."""
         taken, good, rejected = 0, len(chunk.batch), deque(chunk.rejected)
         while taken < good:
             count = min(self._size - self._filled, good - taken)
@@ -509,7 +528,7 @@ class Batcher:
 
 
 def offset_behind(chunk: Chunk, sample: int) -> Offset:
-    """The offset of a chunk's sample; where that is the record's end, of the next record."""
+    """Return the offset of a chunk's sample, or of the next record at the end of the record."""
     if chunk.last and sample == chunk.end:
         return Offset(chunk.record.position + 1, 0)
     return Offset(chunk.record.position, sample)

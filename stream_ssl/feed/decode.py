@@ -1,4 +1,4 @@
-"""Journal records to chunks of images or vectors of one shape, and the reasons to refuse a sample.
+"""Decoding of journal records to images or vectors of one shape, and the reasons of rejection.
 
 Legend: B samples of a chunk, C channels, D numbers of a vector, H height, W width.
 """
@@ -27,14 +27,14 @@ from stream_ssl.wire import Sample, sample_of
 from stream_ssl.wire.sample import DTYPES, MAX_ID_BYTES
 
 REASONS = (
-    "damaged",  # cut short, or its bytes make no image
-    "empty",  # no bytes
-    "expensive",  # few bytes that take long to decode
-    "fields",  # id, time, label or meta breaks a rule of the wire
-    "format",  # the file is not of the codec that it came under
-    "packet",  # the packet's header cannot be read: counted as one sample
-    "pixels",  # more pixels than the limit, or more scans of them
-    "shape",  # raw bytes do not fill their shape
+    "damaged",  # the file is truncated or is not a valid image, or a vector is not finite
+    "empty",  # the payload has no bytes
+    "expensive",  # the file is small but takes long to decode
+    "fields",  # id, time, label or meta is invalid
+    "format",  # the file does not have the codec that the producer declared
+    "packet",  # the header of the packet cannot be read; counts as one sample
+    "pixels",  # the image has more pixels or more scans than the limit
+    "shape",  # the size of the payload does not match its shape
 )
 
 Pixels = NDArray[np.uint8]
@@ -44,7 +44,7 @@ _MAGIC = {"jpeg": b"\xff\xd8", "png": b"\x89PNG\r\n\x1a\n", "webp": b"RIFF"}
 
 
 class BadSample(ValueError):
-    """A sample that cannot be learned from.
+    """An error for a sample that cannot be decoded.
 
     Attributes:
         reason: one of REASONS.
@@ -56,7 +56,7 @@ class BadSample(ValueError):
 
 
 class JournalRecord(Protocol):
-    """What is read of a journal's record."""
+    """The attributes of a journal's record that the decoder reads."""
 
     @property
     def position(self) -> int: ...
@@ -74,19 +74,19 @@ class JournalRecord(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DecodeTask:
-    """Consecutive samples of one record, from sample `begin` on, to be decoded in one thread."""
+    """Consecutive samples of one record, from sample `begin` on, which one thread decodes."""
 
     record: JournalRecord
     source: str
     rows: Sequence[dict[str, Any]]
     payload: memoryview
     begin: int
-    last: bool  # ends the record
+    last: bool  # whether these are the last samples of the record
 
 
 @dataclass(frozen=True, slots=True)
 class RejectedSample:
-    """A sample that was left out: its index in the record, its bytes, and why."""
+    """A rejected sample, with its index in the record and the error."""
 
     index: int
     error: BadSample
@@ -97,22 +97,22 @@ class RejectedSample:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The samples `begin` to `end` of a record, decoded."""
+    """The decoded samples `begin` to `end` (excluded) of a record."""
 
     record: JournalRecord
     begin: int
     end: int
-    last: bool  # ends the record
+    last: bool  # whether these are the last samples of the record
     batch: Batch[NDArray[Any]]  # the good samples
-    index_B: NDArray[np.int64]  # of each good sample within the record
+    index_B: NDArray[np.int64]  # the index of each good sample within the record
     rejected: Sequence[RejectedSample]
 
 
 class Payloads(Protocol):
-    """Turns samples into uint8 arrays of one shape: pixels, or the bytes of vectors.
+    """A decoder of samples to uint8 arrays of one shape: pixels, or the bytes of vectors.
 
     Attributes:
-        shape_HWC: of the arrays.
+        shape_HWC: the shape of the arrays.
     """
 
     shape_HWC: tuple[int, int, int]
@@ -123,7 +123,7 @@ class Payloads(Protocol):
 
 
 def decode_chunk(decoder: Payloads, task: DecodeTask) -> Chunk:
-    """Decodes a task's samples; a bad sample lands in `rejected` and the others go on."""
+    """Decode the samples of a task; bad samples are listed in `Chunk.rejected`."""
     block_BHWC = decoder.block(task.rows, task.payload) if _conforms(task.rows) else None
     if block_BHWC is not None:
         return _chunk(task, block_BHWC, range(len(task.rows)), ())
@@ -144,22 +144,27 @@ def decode_chunk(decoder: Payloads, task: DecodeTask) -> Chunk:
 
 
 def rejected_packet(record: JournalRecord, error: Exception) -> Chunk:
-    """A record whose header cannot be read, as one rejected sample."""
+    """Return a chunk with one rejected sample, for a record whose header cannot be read."""
     sample = RejectedSample(0, BadSample("packet", str(error)), {}, "", record.payload)
     none = np.empty(0, np.int64)
     return Chunk(record, 0, 1, True, Batch(none), none, (sample,))
 
 
 def sample_ids(source: str, ids: Sequence[str]) -> NDArray[np.int64]:
-    """The 63-bit ids of samples, >= 0: BLAKE2b-64 of source, NUL, id, big-endian, without its
-    lowest bit. [B]"""
+    """Return the 63-bit ids of samples, int64 [B], >= 0.
+
+    An id is the big-endian BLAKE2b-64 of the source, a NUL byte and the id, without its lowest bit.
+    """
     head = source.encode() + b"\0"
     return _numbers([blake2b(head + name.encode(), digest_size=8).digest() for name in ids])
 
 
 def content_hashes(image_BHWC: Pixels) -> NDArray[np.int64]:
-    """The 63-bit hashes of pixels, > 0: the same of their bytes; 1 in place of 0, which says
-    "unknown". [B]"""
+    """Return the 63-bit hashes of pixels, int64 [B], > 0.
+
+    A hash is the big-endian BLAKE2b-64 of the pixels' bytes, without its lowest bit. 0 would mean
+    "unknown", so it is replaced by 1.
+    """
     step = math.prod(image_BHWC.shape[1:])
     flat = image_BHWC.reshape(-1).data
     digests = [_digest(flat[at : at + step]) for at in range(0, len(flat), step)]
@@ -172,7 +177,7 @@ def _chunk(
     good: Sequence[int],
     rejected: Sequence[RejectedSample],
 ) -> Chunk:
-    """`good` are the indices of the decoded samples within the task."""
+    """Return the chunk of a task; `good` has the indices of the decoded samples in the task."""
     rows = [task.rows[index] for index in good]
     labels = [-1 if row.get("label") is None else row["label"] for row in rows]
     batch: Batch[NDArray[Any]] = Batch(
@@ -191,10 +196,10 @@ def _chunk(
 
 
 def _digest(data: memoryview) -> bytes:
-    """BLAKE2b-64, in steps so short that hashlib does not release the interpreter's lock.
+    """Return the BLAKE2b-64 digest, computed in steps that do not release the interpreter's lock.
 
-    It does from 2,048 bytes on, and to take the lock back from a thread that is busy in Python
-    takes up to 5 ms: beside a training loop, decoding would run at a fortieth of the speed.
+    From 2,048 bytes on, hashlib releases the lock. Getting it back from a thread that is busy in
+    Python takes up to 5 ms. Beside a training loop, decoding would have a fortieth of the speed.
     """
     hashed = blake2b(digest_size=8)
     for at in range(0, len(data), 2047):
@@ -207,8 +212,10 @@ def _numbers(digests: Sequence[bytes]) -> NDArray[np.int64]:
 
 
 def _conforms(rows: Sequence[Row]) -> bool:
-    """Whether the fields that Decoder.block does not check keep the wire's rules; where in doubt
-    False: the samples are then checked one by one."""
+    """Return whether the fields that `Decoder.block` does not check are valid.
+
+    If False, the samples may still be valid, and the caller checks them one by one.
+    """
     for row in rows:
         label = row.get("label")
         if not 1 <= len(row["id"].encode()) <= MAX_ID_BYTES or not math.isfinite(row["time"]):
@@ -219,10 +226,10 @@ def _conforms(rows: Sequence[Row]) -> bool:
 
 
 def checked(row: Row, data: bytes | memoryview, source: str) -> Sample:
-    """The sample of a row.
+    """Return the sample of a row after checking its fields.
 
     Raises:
-        BadSample: it breaks a rule of the wire.
+        BadSample: a field is invalid; the reason is "empty", "fields" or "shape".
     """
     if len(data) == 0:
         raise BadSample("empty", "the payload is empty")
@@ -234,25 +241,27 @@ def checked(row: Row, data: bytes | memoryview, source: str) -> Sample:
 
 
 class Decoder:
-    """Turns samples into uint8 [size, size, channels].
+    """A decoder of images to uint8 [size, size, channels].
 
-    Colours: grey is repeated over 3 channels; 3 channels become grey by Rec. 601 luma; what is
-    transparent is laid over white; 16-bit grey keeps its high byte; CMYK and palettes become RGB.
-    Of an animation the first frame counts. EXIF orientation is applied. A JPEG is decoded at the
-    least n/8 of its sides that leaves `size` pixels on the short one, and then scaled to it: what a
-    view is cropped from has been averaged down, never up. Safe to call from several threads.
+    Conversion of colours: grey is repeated over 3 channels, and 3 channels become grey by Rec. 601
+    luma. Transparent pixels are drawn over white. 16-bit grey keeps its high byte. CMYK and
+    palettes become RGB. Of an animation, only the first frame is used. EXIF orientation is applied.
+    A JPEG is decoded at the smallest n/8 of its size whose short side has at least `size` pixels,
+    and is then scaled down. Safe to call from several threads.
 
     Args:
-        size: side of the result, pixels: the short side is scaled to it, and the middle kept.
+        size: side of the result, in pixels. The short side of an image is scaled to it, and the
+            centre is kept.
         channels: 1 or 3.
-        max_pixels: images with more pixels are refused by their header, and so are JPEGs with
-            more than 16 scans of so many pixels. Decoding takes up to 16 bytes of memory a pixel
-            and 45 ns: with the default up to 400 MB and 1.1 s in each worker. A full frame of a
-            24-megapixel camera fits. Images of more than 2^20 pixels are also refused where they
-            have more than 512 pixels a byte ("expensive"): nearly blank ones, and bombs.
+        max_pixels: the most pixels of an image; a larger image is rejected by its header. A JPEG is
+            also rejected if its pixels times its scans exceed 16 times this number. Decoding takes
+            up to 16 bytes of memory and 45 ns per pixel: with the default, up to 400 MB and 1.1 s
+            in each worker. The default accepts the full frame of a 24-megapixel camera. An image
+            with more than 2^20 pixels is also rejected if it has more than 512 pixels per byte
+            ("expensive"), such as a nearly blank image or a decompression bomb.
 
     Raises:
-        ValueError: an argument outside its range.
+        ValueError: an argument is outside its range.
     """
 
     def __init__(
@@ -267,28 +276,30 @@ class Decoder:
             raise ValueError(f"size {size}: must be at least 1, its square at most {max_pixels=}")
         self.size, self.channels, self.max_pixels = size, channels, int(max_pixels)
         self.shape_HWC = (size, size, int(channels))
-        # Pillow warns about each damaged file, and Python keeps every text that it has warned of:
-        # a leak in the hands of a hostile producer. What matters is raised as BadSample.
+        # Pillow warns about each damaged file, and Python stores the text of every warning, so a
+        # hostile producer could exhaust the memory. Real errors are raised as BadSample.
         warnings.filterwarnings("ignore", module=r"PIL\.")
 
     def __call__(self, row: Row, data: bytes | memoryview, source: str) -> Pixels:
-        """The pixels of one sample, [size, size, channels]; may be a read-only view of `data`.
+        """Return the pixels of one sample, uint8 [size, size, channels].
+
+        The result may be a read-only view of `data`.
 
         Args:
-            row: the sample's map in the packet's header.
-            data: its payload.
-            source: the packet's.
+            row: the map of the sample in the packet's header.
+            data: the payload of the sample.
+            source: the source of the packet.
 
         Raises:
-            BadSample: it cannot be decoded; reason and message say why.
+            BadSample: the sample cannot be decoded.
         """
         return self.decode(checked(row, data, source))
 
     def decode(self, sample: Sample) -> Pixels:
-        """The same of a sample that is checked already.
+        """Return the pixels of a sample whose fields are already checked.
 
         Raises:
-            BadSample: it cannot be decoded; reason and message say why.
+            BadSample: the sample cannot be decoded.
         """
         if sample.codec == "vector":
             raise BadSample(
@@ -297,8 +308,11 @@ class Decoder:
         return self._raw(sample) if sample.codec == "raw" else self._encoded(sample)
 
     def block(self, rows: Sequence[Row], payload: bytes | memoryview) -> Pixels | None:
-        """All samples at once, [B, size, size, channels], as a read-only view of `payload`; None
-        unless every one is raw and of just this shape. Fields other than these are not checked."""
+        """Return all samples at once, uint8 [B, size, size, channels], without decoding.
+
+        The result is a read-only view of `payload`. It is None unless every sample is raw and has
+        exactly this shape. No other fields are checked.
+        """
         shape = [self.size, self.size, self.channels]
         count = self.size * self.size * self.channels
         for row in rows:
@@ -313,7 +327,7 @@ class Decoder:
             )
 
     def _check_scans(self, data: bytes, width: int, height: int) -> None:
-        """Each scan of a JPEG goes over all of its pixels, and takes some tens of bytes."""
+        """Reject a JPEG with too many scans: each needs few bytes and decodes all pixels."""
         most = MOST_SCANS * self.max_pixels // (width * height)
         if data.count(SOS) > most and (scans := scans_of(data)) > most:
             raise BadSample(
@@ -323,7 +337,10 @@ class Decoder:
             )
 
     def _check_work(self, data: bytes, codec: str, width: int, height: int) -> None:
-        """Refuse few bytes that take long to decode, by the header: the same at each replay."""
+        """Reject a small file that takes long to decode.
+
+        The rule uses only the header and not a clock, so that a replay has the same result.
+        """
         pixels, most = width * height, most_work(len(data))
         work = decode_work(pixels, data.count(SOS) if codec == "jpeg" else None)
         if codec == "jpeg" and work > most:
@@ -336,7 +353,7 @@ class Decoder:
             )
 
     def _raw(self, sample: Sample) -> Pixels:
-        assert sample.shape is not None  # the wire's rule for raw
+        assert sample.shape is not None  # Sample requires a shape for codec "raw"
         height, width, channels = sample.shape
         self._check_size(width, height)
         image_HWC = np.frombuffer(sample.data, np.uint8).reshape(sample.shape)
@@ -357,11 +374,11 @@ class Decoder:
                         return _turned(scaled_HWC, turn(image))
                     image.draft("L" if self.channels == 1 else image.mode, (self.size, self.size))
                 return self._shape(image)
-        except (BadSample, MemoryError):  # out of memory is our fault, not the sample's
+        except (BadSample, MemoryError):  # running out of memory is not an error of the sample
             raise
         except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
             raise BadSample("pixels", str(error)) from None
-        except Exception as error:  # a hostile file makes Pillow raise anything
+        except Exception as error:  # a hostile file can make Pillow raise any exception
             if isinstance(error, UnidentifiedImageError):
                 if _begins_like(sample.codec, data):
                     raise BadSample("damaged", f"its bytes make no {sample.codec} image") from None
@@ -371,8 +388,10 @@ class Decoder:
             raise BadSample("damaged", f"{type(error).__name__}: {error}") from None
 
     def _jpeg(self, data: bytes) -> Pixels | None:
-        """The quick way for a sound JPEG in grey or colour; None where Pillow must judge, for
-        simplejpeg refuses what libjpeg but warns of."""
+        """Decode an intact grey or colour JPEG quickly; return None if Pillow must try instead.
+
+        simplejpeg raises an error in cases in which libjpeg, and so Pillow, only warns.
+        """
         try:
             found_HWC: Pixels = simplejpeg.decode_jpeg(
                 data,
@@ -388,7 +407,7 @@ class Decoder:
         middle_HWC = np.ascontiguousarray(found_HWC[top : top + side, left : left + side])
         if side == self.size:
             return middle_HWC
-        # Pillow's filter, in a fifth of its time: torch sees channels last, and copies nothing.
+        # The same filter as Pillow's, in a fifth of the time; channels-last memory needs no copy.
         middle_1CHW = torch.from_numpy(middle_HWC).unsqueeze(0).permute(0, 3, 1, 2)
         sides = (self.size, self.size)
         scaled_1CHW = F.interpolate(middle_1CHW, sides, mode="bilinear", antialias=True)
@@ -404,18 +423,18 @@ class Decoder:
             image = image.resize((self.size, self.size), Image.Resampling.BILINEAR, box=box)
         image = over_white(image)
         how = turn(stored)
-        if how is not None:  # the crop is square and central: turning it now is the same
+        if how is not None:  # the crop is a centred square, so the order does not matter
             image = image.transpose(how)
         image = image.convert("L" if self.channels == 1 else "RGB")
         return np.asarray(image).reshape(self.size, self.size, self.channels)
 
 
 class VectorDecoder:
-    """Turns vectors into their bytes, uint8 [1, 1, D * itemsize], of one dtype.
+    """A decoder of vectors to the bytes of one dtype, uint8 [1, 1, D * itemsize].
 
     Args:
-        dim: D; vectors of another length are refused.
-        dtype: of what is kept, "float16" or "float32"; vectors of the other are converted.
+        dim: the length of a vector, D; vectors of another length are rejected.
+        dtype: the dtype of the result, "float16" or "float32"; other vectors are converted to it.
     """
 
     def __init__(self, dim: int, dtype: str = "float32") -> None:
@@ -424,18 +443,18 @@ class VectorDecoder:
         self.shape_HWC = (1, 1, dim * self._kept.itemsize)
 
     def __call__(self, row: Row, data: bytes | memoryview, source: str) -> Pixels:
-        """The bytes of one sample; see `Decoder`.
+        """Return the bytes of one sample, uint8 [1, 1, D * itemsize]; see `Decoder`.
 
         Raises:
-            BadSample: no vector of D finite numbers, with a finite sum of squares.
+            BadSample: the sample is not a vector of D finite numbers with a finite sum of squares.
         """
         return self.decode(checked(row, data, source))
 
     def decode(self, sample: Sample) -> Pixels:
-        """The same of a sample that is checked already.
+        """Return the bytes of a sample whose fields are already checked.
 
         Raises:
-            BadSample: no vector of D finite numbers, with a finite sum of squares.
+            BadSample: the sample is not a vector of D finite numbers with a finite sum of squares.
         """
         if sample.codec != "vector" or sample.dtype is None:
             raise BadSample(
@@ -444,7 +463,7 @@ class VectorDecoder:
         if sample.shape != (self.dim,):
             raise BadSample("shape", f"a vector of shape {sample.shape} came, D is {self.dim}")
         sent_D = np.frombuffer(sample.data, DTYPES[sample.dtype])
-        with np.errstate(over="ignore"):  # beyond float16: infinite, and refused
+        with np.errstate(over="ignore"):  # numbers beyond float16 become infinite, and are rejected
             value_D = sent_D.astype(self._kept)
         if not _usable(value_D):
             raise BadSample(
@@ -453,7 +472,7 @@ class VectorDecoder:
         return value_D.view(np.uint8).reshape(self.shape_HWC)
 
     def block(self, rows: Sequence[Row], payload: bytes | memoryview) -> Pixels | None:
-        """All samples at once, as a view of `payload`; None unless each is just what is kept."""
+        """Return all samples as a view of `payload`, or None if any needs conversion or is bad."""
         for row in rows:
             if (
                 row["codec"] != "vector"
@@ -469,8 +488,11 @@ class VectorDecoder:
 
 
 def _usable(value: NDArray[Any]) -> bool:
-    """Whether numbers, [D] or [B, D], have a mean, a deviation and a norm in float32: one vector
-    without them would cost its whole batch."""
+    """Return whether all vectors, [D] or [B, D], have a finite sum of squares in float32.
+
+    Their mean, standard deviation and norm are then finite too. A single vector without them would
+    make its whole batch unusable.
+    """
     with np.errstate(over="ignore", invalid="ignore"):
         square = np.einsum("...d,...d->...", value, value, dtype=np.float32)
     return bool(np.isfinite(square).all())
@@ -485,12 +507,15 @@ def _turned(image_HWC: Pixels, how: Image.Transpose | None) -> Pixels:
 
 def _begins_like(codec: str, data: bytes) -> bool:
     magic = _MAGIC[codec]
-    kind = data[8:12] if codec == "webp" else b""  # RIFF holds sound and video, too
+    kind = data[8:12] if codec == "webp" else b""  # RIFF is also used for sound and video
     return data[: len(magic)] == magic[: len(data)] and b"WEBP".startswith(kind)
 
 
 def _fills_shape(row: Row, data: bytes | memoryview) -> bool:
-    """Whether a raw sample's bytes fill a valid shape; True for encoded ones."""
+    """Return whether the size of a raw payload matches its shape.
+
+    For other codecs, return whether the sample has no shape.
+    """
     shape = row.get("shape")
     if row.get("codec") != "raw":
         return shape is None

@@ -1,4 +1,4 @@
-"""A bounded folder of the samples that could not be learned from, each with the reason."""
+"""A bounded folder of the samples that could not be decoded, each with the reason."""
 
 from __future__ import annotations
 
@@ -22,32 +22,37 @@ from stream_ssl.wire import CODECS
 log = logging.getLogger(__name__)
 
 _OWN = re.compile(r"[A-Za-z0-9_-]{1,40}\.[0-9a-f]{8}\.[0-9]{12,}\.[0-9]{4,}\.[a-z]{1,5}(\.part)?")
-_MAX_TEXT = 1024  # characters kept of any text that a producer chose
-_MOST_NAMES = 256  # producers that are counted apart; the samples of others count as OTHER
+_MAX_TEXT = 1024  # most characters of any text that a producer chose
+_MOST_NAMES = 256  # producers with a count of their own; the samples of others count as OTHER
 OTHER = "other"
 
 
 class Quarantine:
-    """Keeps a bad sample's payload beside a JSON file that says why; drops the oldest to stay
-    within its bounds, also across restarts. A sample has one name, so a replay adds no file. One of
-    each reason is logged a minute.
+    """A bounded folder of rejected samples, each a payload and a JSON file with the reason.
 
-    After construction it never raises: what it could not write is counted in `unwritten`. For one
-    thread.
+    The oldest samples are deleted to keep the folder within its limits, also after a restart. The
+    file name identifies the sample, so a replay adds no files. At most one sample per reason and
+    minute is logged.
+
+    Only the constructor raises errors. Samples that could not be written are counted in
+    `unwritten`. Not thread-safe.
 
     Args:
-        folder: made when the first sample comes; no link, so that no other folder is changed.
-        max_bytes: of all its files together.
-        max_files: two for each sample.
-        rate: samples written per second in the long run, after a first folder full: a stream of
-            only bad samples must not keep the disk busy. The others are only counted.
+        folder: the folder, created with the first sample. It must not be a link, so that no other
+            folder is changed.
+        max_bytes: most bytes of all files together.
+        max_files: most files; each sample has two.
+        rate: samples written per second in the long run, after a first burst that may fill the
+            folder. The limit keeps a stream of only bad samples from using the whole disk
+            bandwidth. Further samples are only counted.
+        clock: returns seconds, as `time.monotonic`.
 
     Attributes:
-        counts: samples put, by reason and producer; from the 257th producer on as "other".
-        unwritten: samples of `counts` that are not on disk: above `rate`, or the disk refused.
+        counts: rejected samples by reason and producer; from the 257th producer on as "other".
+        unwritten: rejected samples that are not on disk, because of `rate` or a disk error.
 
     Raises:
-        ValueError: a bound that has room for no sample, or the folder is a link.
+        ValueError: a limit is too small for a sample, or the folder is a link.
     """
 
     def __init__(
@@ -76,11 +81,11 @@ class Quarantine:
 
     @property
     def files(self) -> int:
-        """How many files in the folder are the quarantine's."""
+        """The number of files in the folder that belong to the quarantine."""
         return sum(map(len, self._files.values()))
 
     def label(self, producer: str) -> str:
-        """Return the name under which a producer's samples count; "other" from the 257th on."""
+        """Return the name under which a producer is counted; "other" from the 257th producer on."""
         if len(self._names) < _MOST_NAMES:
             self._names.add(producer)
         return producer if producer in self._names else OTHER
@@ -97,7 +102,7 @@ class Quarantine:
         index: int,
         received: float,
     ) -> None:
-        """Keeps sample `index` of a producer's packet `sequence`; never raises."""
+        """Store sample `index` of a producer's packet `sequence`; never raises."""
         self.counts[error.reason, self.label(producer)] += 1
         try:
             stem = _stem(producer, sequence, index)
@@ -121,19 +126,19 @@ class Quarantine:
             note = json.dumps({name: _json_value(value) for name, value in facts.items()}, indent=1)
             suffix = codec if codec in CODECS else "bin"
             self._write(stem, {f"{stem}.{suffix}": data, f"{stem}.json": note.encode()})
-        except Exception as failure:  # the stream goes on
+        except Exception as failure:  # an error here must not stop the stream
             self._count_unwritten(failure)
 
     def _write(self, stem: str, parts: dict[str, bytes | memoryview]) -> None:
         size = sum(map(len, parts.values()))
-        if size > self.max_bytes:  # the note alone is kept
+        if size > self.max_bytes:  # write only the JSON file
             parts = {name: part for name, part in parts.items() if name.endswith(".json")}
             size = sum(map(len, parts.values()))
-        check_folder(self.folder)  # somebody may have put a link in its place
+        check_folder(self.folder)  # another user may have replaced it by a link
         if not self._take_token() or not self._make_room(size, len(parts)):
             self.unwritten += 1
             return
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # people's images
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # images may be private
         for name, part in parts.items():
             write(self.folder / name, part, mode=0o600, wait=False)
             self._add_file(stem, name, len(part))
@@ -148,7 +153,7 @@ class Quarantine:
         return True
 
     def _make_room(self, size: int, files: int) -> bool:
-        """Drops the oldest samples until that much more fits; whether it does."""
+        """Delete the oldest samples until `size` bytes in `files` files fit; return if they do."""
         while self.bytes + size > self.max_bytes or self.files + files > self.max_files:
             if not self._files:
                 return False
@@ -175,7 +180,7 @@ class Quarantine:
             check_folder(self.folder, 0o700)
             for path in self.folder.iterdir() if self.folder.is_dir() else ():
                 if not _OWN.fullmatch(path.name):
-                    continue  # not the quarantine's: neither counted nor dropped
+                    continue  # a foreign file is neither counted nor deleted
                 if path.suffix == ".part":
                     path.unlink()
                     continue
@@ -193,7 +198,7 @@ class Quarantine:
 
 
 def _stem(producer: str, sequence: int, index: int) -> str:
-    """One file name per sample, of safe characters; the digest keeps shortened names distinct."""
+    """Return the file name of a sample, in safe characters; a digest keeps short names distinct."""
     clean = re.sub(r"[^A-Za-z0-9_-]", "_", producer)[:40] or "_"
     digest = blake2b(producer.encode(errors="surrogatepass"), digest_size=4).hexdigest()
     return f"{clean}.{digest}.{sequence:012d}.{index:04d}"
