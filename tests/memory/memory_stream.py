@@ -1,4 +1,4 @@
-"""A stream with images, and a memory fed with it.
+"""A stream with images, and a memory that is fed with it.
 
 Shapes: N samples, D embedding, C H W image.
 """
@@ -16,7 +16,7 @@ SHAPE = (1, 2, 3)
 
 
 def stream(count: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Ids, embeddings and images, in which every image is another."""
+    """Return ids, embeddings and images. Every image is different."""
     z_ND = unit_rows(np.random.default_rng(seed), "clustered", count, 6)
     image_NCHW = torch.from_numpy(
         np.random.default_rng(seed).integers(0, 256, (count, *SHAPE), dtype=np.uint8)
@@ -25,7 +25,7 @@ def stream(count: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def offer(memory: WorkingMemory, start: int, end: int) -> None:
-    """Samples [start, end) of the stream, and every kind of draw."""
+    """Add samples [start, end) of the stream, and make every kind of draw."""
     ids, z_ND, image_NCHW = stream(end)
     part = slice(start, end)
     memory.add(ids[part], z_ND[part], image_NCHW[part], labels=ids[part] % 4)
@@ -37,7 +37,7 @@ def offer(memory: WorkingMemory, start: int, end: int) -> None:
 
 
 def equal(one: dict[str, Tensor], two: dict[str, Tensor]) -> bool:
-    """Whether two states are the same, bit by bit."""
+    """Return whether two states are bit-equal."""
     return one.keys() == two.keys() and all(
         one[name].dtype == two[name].dtype and torch.equal(one[name], two[name]) for name in one
     )

@@ -1,4 +1,4 @@
-"""Approximate counts: near the exact ones, and near the exact evictions."""
+"""Tests that approximate counts and evictions are close to the exact ones."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_counts_lie_within_the_stated_error(score: Score, kind: str) -> None:
     columns = filled(stream(rng, kind, 1500))
     tally = ApproximateCounts(columns, score)
     offer(tally, columns, stream(rng, kind, 700).to(torch.float32))
-    tally._draw_pool()  # which comes by itself at the next newcomer, or soon after
+    tally._draw_pool()  # this also happens by itself at or soon after the next newcomer
     exact_K = exact_counts(score, columns.embeddings)
     off_K = (tally.counts() - exact_K).abs() / exact_K.clamp(min=1)
     error = tally.error(sample=1500)
@@ -97,7 +97,9 @@ def test_any_batch_size_places_everyone(batch: int) -> None:
 
 
 def test_competing_newcomers_may_be_refused() -> None:
-    """One class fills the memory: one more of it is refused where it counts most itself."""
+    """One class fills the memory. Another sample of it is refused if its own count is the
+    largest.
+    """
     rng = np.random.default_rng(5)
     columns = filled(stream(rng, "uniform", 400), dtype=torch.float64)
     centre_D = columns.embeddings[:200].mean(dim=0)
@@ -188,7 +190,7 @@ def test_linear_counts_are_exact_whatever_is_asked_for(index: Any) -> None:
 
 @pytest.mark.parametrize("compete", [False, True])
 def test_a_memory_keeps_it_up(compete: bool) -> None:
-    """Filling, replacing, refreshing, saving and going on, through the memory itself."""
+    """Fill, replace, refresh, save and continue through the memory itself."""
     rng = np.random.default_rng(13)
 
     def memory() -> WorkingMemory:

@@ -1,4 +1,4 @@
-"""The cells of approximate counts, what is found wrong with them, and their state."""
+"""Tests of the cells of approximate counts: their errors, their upkeep and their state."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.naive_index import (
 
 @table("crowd", [2048, 20])
 def test_a_rows_own_cell_is_read_row_by_row(crowd: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of a total but what far cells add, which is what the moments of those alone add."""
+    """The rows of the own cell are read exactly; all other cells contribute through moments."""
     monkeypatch.setattr("stream_ssl.memory.duel.cells.CROWD", crowd)
     monkeypatch.setattr("stream_ssl.memory.duel.cells.CROWDED", 1)
     rng, score = np.random.default_rng(1), VonMisesFisher(0.2)
@@ -49,7 +49,7 @@ def test_a_rows_own_cell_is_read_row_by_row(crowd: int, monkeypatch: pytest.Monk
 
 
 def test_a_cell_that_grows_crowded_is_read_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What near rows added must leave as it came, or it would be counted twice."""
+    """The contribution of near rows must be removed as it was added, or it is counted twice."""
     monkeypatch.setattr("stream_ssl.memory.duel.cells.CROWD", 40)
     rng, score = np.random.default_rng(3), VonMisesFisher(0.2)
     row_A = stream(rng, "uniform", 1, dim=8).float()
@@ -72,7 +72,7 @@ def test_a_cell_that_grows_crowded_is_read_as_before(monkeypatch: pytest.MonkeyP
 
 
 def test_far_cells_are_all_but_the_own_one() -> None:
-    """A crowded one, which is none, takes the place of no other, such as cell 0."""
+    """A crowded cell, which is not read, must not take the place of another, such as cell 0."""
     value_NC = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 9.0]])
     expected = [[0.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 0.0]]
     assert without_(value_NC, torch.tensor([0, NOWHERE, 2])).tolist() == expected
@@ -101,7 +101,7 @@ def test_moves_within_a_cell_are_exact_and_others_nearly() -> None:
         assert torch.allclose(near_K, within_KN.sum(dim=1), atol=1e-12)
         exact_K = (h_KN - within_KN).sum(dim=1)
         off[number] = float((far_K - exact_K)[7:].abs().mean())
-        for cell in range(number):  # in the mean over a cell no line is needed
+        for cell in range(number):  # the mean over a cell needs no line
             slots = cells.slots(cell)
             own_N = cells.see(row_NA, cell_N).mean_NC[:, cell] * (cell_N == cell)
             found = float(far_K[slots].mean() + own_N @ sign_N)
@@ -112,7 +112,7 @@ def test_moves_within_a_cell_are_exact_and_others_nearly() -> None:
 
 @table("score", [VonMisesFisher(0.1), Gaussian(), Quadratic()], ids=repr)
 def test_a_far_cell_is_the_mean_over_a_normal_cosine(score: Score) -> None:
-    """Seen from its axis, where the cosine spreads as its rows do along it, and from aside."""
+    """Check a view along the cell's axis, where its rows spread, and a view from the side."""
     mean, along, dim = 0.8, 0.05, 65
     cells = Cells(filled(torch.zeros(10, dim), dtype=torch.float64), score, torch.eye(dim)[:1])
     cells.cell_K[:] = 0
@@ -141,7 +141,7 @@ def test_a_wrong_count_is_found() -> None:
 
 
 def test_reading_counts_changes_nothing() -> None:
-    """A page that is looked at may not decide who is evicted."""
+    """Looking at the status page must not change which samples are evicted."""
     rng = np.random.default_rng(14)
     columns = filled(stream(rng, "ranked", 1500))
     score = VonMisesFisher(0.1)
@@ -224,7 +224,7 @@ def test_a_damaged_state_is_counted_anew() -> None:
 
 
 def test_copies_are_kept_out_about_as_well_as_by_exact_counts() -> None:
-    """95 % of the rows show one of 16 scenes, as those of a robot that is parked."""
+    """95 % of the rows show one of 16 scenes, as from a parked robot."""
     left = {}
     for index in ("exact", "ivf"):
         rng = np.random.default_rng(18)
@@ -260,7 +260,7 @@ def test_copies_of_one_scene_are_kept_out_although_their_cell_was_crowded(
 
 
 def test_rows_that_repeat_exactly_ask_for_no_new_cells() -> None:
-    """Their distance from their cell's mean is rounding, and no measure for anything."""
+    """Their distance from their cell's mean is only rounding, and must not trigger a new fit."""
     rng = np.random.default_rng(20)
     scene_SA = stream(rng, "uniform", 16).float()
     columns = filled(scene_SA[torch.from_numpy(rng.integers(16, size=1500))])
@@ -273,7 +273,7 @@ def test_rows_that_repeat_exactly_ask_for_no_new_cells() -> None:
 
 
 def test_even_rows_are_kept_better_than_by_chance() -> None:
-    """Where all counts are nearly equal, errors must not decide: more sums of counts would rise."""
+    """If all counts are nearly equal, errors must not decide, or the sum of counts would rise."""
     rng, score = np.random.default_rng(16), VonMisesFisher(0.1)
     columns = filled(stream(rng, "uniform", 2500, dim=8))
     before = float(exact_counts(score, columns.embeddings).sum())

@@ -1,5 +1,7 @@
-"""Arguments that no memory can take: each error names the value, the rule and the remedy, and
-nothing has changed. Those of `add` stand in the rules' tests, of descriptors and states in theirs.
+"""Tests of arguments that no memory accepts: errors name the value, the rule and the remedy.
+
+A rejected call changes nothing. The arguments of `add` are tested with the rules, those of
+descriptors and states in their own files.
 
 Shapes: B anchors, D embedding, K slots.
 """

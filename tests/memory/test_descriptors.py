@@ -1,4 +1,4 @@
-"""Descriptors, and that duplicates are counted on them and nothing else.
+"""Tests of descriptors, and that duplicates are counted only on descriptors.
 
 Shapes: B samples, D embedding, A descriptor, C H W image, F features.
 """
@@ -30,7 +30,7 @@ ONE = torch.ones(1, 1)
 
 
 def scenes(count: int, seed: int = 0, shape: tuple[int, ...] = SHAPE) -> Tensor:
-    """Images of as many scenes, uint8, in patches as large as a thumbnail's pixels."""
+    """Return uint8 images of `count` scenes, with patches as large as a thumbnail's pixels."""
     rng = np.random.default_rng(seed)
     patches = rng.integers(40, 200, (count, shape[0], shape[1] // 2, shape[2] // 2))
     return torch.from_numpy(patches.repeat(2, axis=2).repeat(2, axis=3).astype(np.uint8))
@@ -52,7 +52,7 @@ def unit(row_BA: Tensor) -> bool:
     return bool(((torch.linalg.vector_norm(row_BA, dim=1) - 1).abs() < 1e-5).all())
 
 
-# Each by itself.
+# Each descriptor by itself.
 
 
 @table("shape", [(3, 16, 16), (1, 32, 32), (3, 8, 8), (3, 4, 6)], ids=str)
@@ -67,7 +67,7 @@ def test_thumbnails_are_means_without_their_mean(shape: Any, dtype: torch.dtype)
         small_BA = avg_pool2d(image_BCHW.double() / 255, shape[1] // 8).flatten(1)
         expected_BA = small_BA - small_BA.mean(dim=1, keepdim=True)
         cosine_B = (normalize(expected_BA, dim=1) * row_BA).sum(dim=1)
-        assert bool((cosine_B > 0.97).all())  # but for a small constant
+        assert bool((cosine_B > 0.97).all())  # up to a small constant
     assert describe(ONE, image_BCHW[:0]).shape == (0, 64 * shape[0])
 
 
@@ -78,7 +78,7 @@ def test_thumbnails_of_a_scene_are_alike_and_of_others_are_not() -> None:
     assert float(near_BB.fill_diagonal_(0).abs().max()) < 0.5
     for other_BCHW in (noisy(image_BCHW), image_BCHW + 50, noisy(image_BCHW - 30)):
         assert float((row_BA * describe(ONE, other_BCHW)).sum(dim=1).min()) > 0.98
-    # Nearly constant frames are one scene, however dark and however noisy.
+    # Nearly constant frames are one scene, whatever their brightness and noise.
     level_B = torch.linspace(10, 240, 20).to(torch.uint8)[:, None, None, None]
     flat_BA = describe(ONE, noisy(level_B.expand(20, *SHAPE), sigma=1.0))
     assert float((flat_BA @ flat_BA.T).min()) > 0.95
@@ -117,10 +117,10 @@ def test_features_that_say_nothing_all_look_alike() -> None:
 
 @pytest.mark.parametrize("policy", [MostDuplicated, MinimumRedundancy])
 def test_vectors_that_say_nothing_all_look_alike(policy: Callable[[], Policy]) -> None:
-    odd_B = [torch.nan, torch.inf, 0.0, 0.1, 1e30, -1e-30]  # whole vectors of these
+    odd_B = [torch.nan, torch.inf, 0.0, 0.1, 1e30, -1e-30]  # each fills a whole vector
     odd_BD = torch.tensor(odd_B)[:, None].expand(-1, 7).clone()
     spread_BD = torch.randn(40, 7, generator=torch.Generator().manual_seed(0))
-    spread_BD[:2] *= torch.tensor([[1e30], [1e-30]])  # their squares leave float32
+    spread_BD[:2] *= torch.tensor([[1e30], [1e-30]])  # their squares overflow or underflow float32
     pixels_BCHW = torch.cat([odd_BD, spread_BD]).view(torch.uint8)[:, :, None, None]
     memory = WorkingMemory(20, 3, policy(), (28, 1, 1), descriptor=Vector())
     memory.add(torch.arange(46), unit_rows(np.random.default_rng(0), "uniform", 46, 3), pixels_BCHW)
@@ -131,7 +131,7 @@ def test_vectors_that_say_nothing_all_look_alike(policy: Callable[[], Policy]) -
     apart_BD = (spread_BD - spread_BD.mean(dim=1, keepdim=True)).double()
     expected_BA = (apart_BD / apart_BD.norm(dim=1, keepdim=True)).float()
     torch.testing.assert_close(row_BA[6:], expected_BA)
-    assert unit(Vector()(ONE, pixels_BCHW[:, :4]))  # of a single number
+    assert unit(Vector()(ONE, pixels_BCHW[:, :4]))  # vectors of a single number
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_a_weighted_cosine_is_the_mean_of_cosines() -> None:
         own_BA = part(z_BD, image_BCHW)
         wanted_BB += weight * (own_BA @ own_BA.T)
     torch.testing.assert_close(row_BA @ row_BA.T, wanted_BB, atol=1e-6, rtol=0)
-    # Only what follows the embedding moves with it.
+    # Only descriptors that depend on the embedding change with it.
     other_BD = unit_rows(np.random.default_rng(1), "uniform", 6, 5)
     moved_BA = both.refreshed(row_BA, other_BD)
     torch.testing.assert_close(moved_BA, both(other_BD, image_BCHW))
@@ -250,11 +250,11 @@ def test_errors_name_the_remedy(build: Callable[[Path], Any], message: str, tmp_
         build(tmp_path)
 
 
-# In a memory whose embeddings and images disagree about who is like whom.
+# A memory whose embeddings and images disagree about similarity.
 
 
 def disagreeing(count: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Embeddings of which none is like another, and images of eight scenes, all but half of one."""
+    """Return dissimilar embeddings, and images of eight scenes, half of them of one scene."""
     rng = np.random.default_rng(seed)
     scene_N = torch.from_numpy(rng.integers(0, 8, count) * rng.integers(0, 2, count))
     return unit_rows(rng, "uniform", count, 5), noisy(scenes(8)[scene_N], seed), scene_N
@@ -288,7 +288,7 @@ def test_counts_are_of_descriptors(score: Score, compete: bool) -> None:
 
 @pytest.mark.parametrize("policy", [lambda: MostDuplicated(VonMisesFisher(0.1)), MinimumRedundancy])
 def test_policies_spread_what_is_described(policy: Callable[[], Policy]) -> None:
-    """By thumbnails all scenes are held, by embeddings as they come: half are of one."""
+    """With thumbnails the memory holds all scenes. With embeddings half of it is one scene."""
     by_thumbnail = torch.bincount(counted(Thumbnail(4), policy()).labels, minlength=8)
     by_embedding = torch.bincount(counted(Embedding(), policy()).labels, minlength=8)
     assert 1 <= int(by_thumbnail.min()) <= int(by_thumbnail.max()) <= 7

@@ -1,4 +1,4 @@
-"""Draws against their laws and against loops, and masks.
+"""Tests of draws against their distributions and against loops, and of masks.
 
 Shapes: B anchors, C cells, D embedding, N negatives, k occupied slots, n slots drawn.
 """
@@ -31,7 +31,7 @@ WEIGHTS = [4.0, 1.0, 0.5, 2.0]
 
 
 def filled(count: int, dim: int = 4, kind: str = "clustered", **options: Any) -> WorkingMemory:
-    """Ids from 100 on, hashes 0 to 4."""
+    """Return a memory with ids from 100 on and hashes 0 to 4."""
     memory = WorkingMemory(count, dim, **options)
     z_ND = unit_rows(np.random.default_rng(count), kind, count, dim)
     memory.add(torch.arange(count) + 100, z_ND, hashes=torch.arange(count) % 5)
@@ -53,17 +53,17 @@ def test_weighted_draws_follow_the_law_of_one_after_the_other() -> None:
     generator = torch.Generator().manual_seed(0)
     pairs = Counter(tuple(draws.weighted(2, weight_k, generator).tolist()) for _ in range(DRAWN))
     assert follows(pairs, ordered_choice_law(WEIGHTS, 2))
-    many = draws.weighted(DRAWN, weight_k, generator)  # more than there are: they repeat
+    many = draws.weighted(DRAWN, weight_k, generator)  # with replacement
     assert follows(Counter(many.tolist()), {n: w / 7.5 for n, w in enumerate(WEIGHTS)})
 
 
 @pytest.mark.parametrize("score", [None, VonMisesFisher(0.1)], ids=repr)
 def test_training_draws_are_inverse_to_the_count(score: Any) -> None:
-    """Without replacement, by the shares of the first place; with it, by all."""
+    """Without replacement the first draw follows the shares; with replacement all draws do."""
     memory = filled(40, eviction=MostDuplicated(score), seed=5)
     weight_k = 1 / (1 + memory.counts())
     law = dict(enumerate((weight_k / weight_k.sum()).tolist()))
-    # More often than alike: else a uniform draw would pass as well.
+    # The shares must differ enough that a uniform draw fails the test.
     assert max(law.values()) > 1.2 * min(law.values())
     assert follows(Counter(memory.sample(DRAWN, how="inverse-count").slots.tolist()), law)
     firsts = (int(memory.sample(3, how="inverse-count").slots[0]) for _ in range(4000))
@@ -80,7 +80,7 @@ def test_epochs_draw_newcomers_first_and_each_slot_once_before_any_again() -> No
     memory, rng = filled(20, eviction=Oldest(), seed=2), np.random.default_rng(0)
     epoch, drawn = dict.fromkeys(range(100, 120), 0), Counter[int]()
     for turn in range(60):
-        if turn % 7 == 3:  # newcomers, fewer than a batch or more
+        if turn % 7 == 3:  # newcomers, fewer or more than a batch
             ids = torch.arange(5 if turn % 2 else 9) + 1000 * turn
             admission = memory.add(ids, unit_rows(rng, "uniform", len(ids), 4))
             for gone in admission.evicted.tolist():
@@ -89,7 +89,7 @@ def test_epochs_draw_newcomers_first_and_each_slot_once_before_any_again() -> No
         least = sorted(epoch.values())[:6]
         ids = memory.sample(6, how="epochs").ids.tolist()
         assert len(set(ids)) == 6
-        assert sorted(epoch[i] for i in ids) == least  # never drawn, then longest ago
+        assert sorted(epoch[i] for i in ids) == least  # never drawn, or drawn longest ago
         now = max(1, *epoch.values())
         for i in ids:
             epoch[i] = now + (epoch[i] == now)
@@ -138,7 +138,7 @@ def test_stratified_draws_take_from_each_cell_alike(count: int) -> None:
         assert len(set(slots.tolist())) == count
         taken = Counter(cell_k[slots].tolist())
         short = [c for c, size in ((0, 8), (2, 3), (3, 1)) if taken[c] < size]
-        # No cell has two more than one that could give more.
+        # No cell has given two more than a cell that has members left.
         assert not short or max(taken.values()) - min(taken[c] for c in short) <= 1
         seen_k[slots] += 1
     deviation_k = (seen_k - runs * expected_k).abs()
@@ -179,7 +179,7 @@ def test_cells_are_found_again_when_all_rows_have_changed(monkeypatch: pytest.Mo
         memory.add(torch.arange(start, start + 10), z_ND[start : start + 10])
         memory.negatives(5, how="stratified", cells=3)
         memory.negatives(5, how="stratified", cells=3)
-    assert found == [10, 20, 32, 32]  # at 10, 20, 40 and 80 samples
+    assert found == [10, 20, 32, 32]  # new cells at 10, 20, 40 and 80 samples
     memory.refresh(memory.stalest(32), z_ND[:32])
     memory.negatives(5, how="stratified", cells=3)
     memory.negatives(5, how="stratified", cells=4)
@@ -205,7 +205,7 @@ def test_the_hardest_are_found_by_loops(
         for barred_by in (None, hashes_B):
             barred_Bk = memory.negatives().mask(ids_B, barred_by)
             each, shared = hardest_one_by_one(anchor_BD, memory.embeddings, barred_Bk, count)
-            there = int((~barred_Bk).any(dim=0).sum())  # who is barred for all comes last, as ties
+            there = int((~barred_Bk).any(dim=0).sum())  # the others are barred for all
             drawn = memory.negatives(count, **options, hashes_B=barred_by)
             assert drawn.ids_N[:there].tolist() == memory.ids[shared[:there]].tolist()
             assert len(drawn) == len(shared) == min(count, k)
@@ -231,7 +231,7 @@ def test_of_ties_the_hardest_are_as_hard() -> None:
     again = memory.negatives(7, how="hardest", anchors=anchor_BD, each=True)
     assert torch.equal(again.ids_N, each.ids_N)
     one = memory.negatives(1, how="hardest", anchors=anchor_BD[:1])
-    assert torch.equal(one.z_ND, anchor_BD[:1])  # itself: without ids nothing is left out
+    assert torch.equal(one.z_ND, anchor_BD[:1])  # itself, as no ids are masked
 
 
 def test_draws_follow_the_generator_given() -> None:
@@ -254,7 +254,7 @@ def test_masks_leave_out_the_same_id_and_the_same_content() -> None:
     expected[0, 0] = True
     assert torch.equal(memory.negatives().mask(ids, None), expected)
     expected[1, 1] = True
-    assert torch.equal(memory.negatives().mask(ids, hashes), expected)  # hash 0 stands for none
+    assert torch.equal(memory.negatives().mask(ids, hashes), expected)  # hash 0 means no hash
     drawn = memory.negatives(4)
     chosen = expected[:, drawn.ids_N - 100]
     assert torch.equal(drawn.mask(ids, hashes), chosen)

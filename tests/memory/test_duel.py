@@ -1,7 +1,7 @@
-"""DUEL's eviction against its naive twin, step by step, by any engine that is exact.
+"""Tests of DUEL's eviction against its naive twin, step by step, with every exact engine.
 
-Ties may fall either way, so each step is judged by its regret: how far the count of who was
-evicted lies below the largest. That may be of rounding, and of nothing else.
+Ties may fall either way. Therefore each step is judged by its regret: how far the evicted slot's
+count is below the largest count. Only rounding may cause a regret.
 
 Shapes: B newcomers, D embedding, K slots, N samples, R slots refreshed, T steps, W columns.
 """
@@ -97,7 +97,7 @@ FORMS = pytest.mark.parametrize("compete", [False, True], ids=["evict", "compete
 
 @pytest.fixture
 def narrow(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Constants so small that every proof is needed at small K."""
+    """Set constants so small that every branch is needed at small K."""
     for path, value in request.param.items():
         monkeypatch.setattr(path, value)
 
@@ -107,7 +107,7 @@ def narrowed(settings: dict[str, dict[str, Any]]) -> pytest.MarkDecorator:
 
 
 class Judge:
-    """A memory beside its naive twin, which judges every step."""
+    """A memory and its naive twin, which judges every step."""
 
     def __init__(self, capacity: int, dim: int, score: Score, compete: bool = False) -> None:
         self.memory = WorkingMemory(capacity, dim, MostDuplicated(score, compete))
@@ -116,12 +116,12 @@ class Judge:
         self.again()
 
     def again(self) -> None:
-        """Let the twin count the rows of now."""
+        """Let the twin count the current rows again."""
         policy: Any = self.memory.eviction
         self.twin = IncrementalDuel(policy.score, self.memory.embeddings, policy.compete)
 
     def reload(self) -> None:
-        """Go on with a memory that has taken over the state of this one."""
+        """Continue with a memory that has loaded the state of this one."""
         policy: Any = self.memory.eviction
         again = MostDuplicated(policy.score, policy.compete)
         other = WorkingMemory(self.memory.capacity, self.memory.dim, again)
@@ -130,7 +130,7 @@ class Judge:
         self.memory = other
 
     def add(self, z_BD: Tensor) -> None:
-        """Add a batch; AssertionError where a step has more regret than rounding explains."""
+        """Add a batch. AssertionError if the regret of a step is larger than rounding."""
         start, free = self.memory.stats().added, self.memory.capacity - len(self.held)
         if free:
             self.twin.z_KD = torch.cat([self.twin.z_KD, z_BD[:free].double()])
@@ -150,14 +150,14 @@ class Judge:
         assert self.memory.ids.tolist() == self.held
 
     def rounding(self, most: float) -> float:
-        """How much two counts may differ by rounding, the larger being this."""
+        """Return how much two counts may differ by rounding if the larger is `most`."""
         slope = self.memory.eviction.score.slope
         if self.memory.dtype == torch.float64:
             return 1e-13 * (1 + slope) * self.memory.capacity
         return 5e-7 * (1 + slope) * (most + 0.25) + 1e-6 * slope
 
     def check(self) -> None:
-        """The counts that the memory keeps are those of its rows."""
+        """Check that the memory's counts are the counts of its rows."""
         assert self.memory.check_valid() == (True, "")
         again_K = self.twin.counts_anew()
         off = float((self.memory.counts() - again_K).abs().max())
@@ -165,7 +165,7 @@ class Judge:
 
 
 def run_cases(stream: str, scores: tuple[Score, ...], cases: int, largest: int = 40) -> None:
-    """Streams for memories of 1 to `largest` slots, in any batches, of both dtypes and forms."""
+    """Run random streams through memories of 1 to `largest` slots, for both dtypes and forms."""
     for seed in range(cases):
         rng = np.random.default_rng([seed, STREAMS.index(stream)])
         capacity, dim = int(rng.integers(1, largest)), int(rng.integers(1, 12))
@@ -201,7 +201,7 @@ def test_counts_of_nearly_nothing(stream: str) -> None:
 
 @pytest.fixture
 def ways(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often a search for the largest count went which way."""
+    """Count the branches that searches for the largest count took."""
     seen: Counter[str] = Counter()
 
     def watch(engine: type, name: str, look: Any) -> None:
@@ -288,7 +288,7 @@ def test_a_memory_larger_than_a_pool(narrow: None, ways: Counter[str]) -> None:
 @table("dtype", [torch.float32, torch.float64])
 @table("reach", [1e-3, 1.0, 300.0])
 def test_a_product_in_bfloat16_misses_no_row(reach: float, dtype: torch.dtype) -> None:
-    """Gains such that each row has just more than who leaves, or clearly less, at one step."""
+    """Each row is just above the evicted slot at one step, or clearly below it at all."""
     generator = torch.Generator().manual_seed(0)
     row_PA, moved_TA, least_T = (
         torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -308,7 +308,7 @@ def test_a_product_in_bfloat16_misses_no_row(reach: float, dtype: torch.dtype) -
 @table("reach", [2.0**-10, 1.0, 2.0**8])
 @table("dim", [4, 16, 64])
 def test_no_row_is_missed_where_all_is_rounded_down(dim: int, reach: float) -> None:
-    """Numbers next to half way between two of bfloat16, so that rows, sums and gains all lose."""
+    """The numbers are near the middle between two bfloat16 values, so all of them round down."""
     half = torch.finfo(torch.bfloat16).eps / 2
     sign_PA = torch.randn(50, dim, generator=torch.Generator().manual_seed(0)).sign().double()
     row_PA, moved_PA = (
@@ -329,7 +329,7 @@ def test_a_pool_is_kept_in_step_with_the_column(slots: Tensor | None) -> None:
     pool = Pool(row_PA.clone(), slots, coarse=True)
     row_PA[place] = row_PA[[1, 2, 3]]
     if slots is None:
-        pool.row_PA[place] = row_PA[place]  # as the memory does
+        pool.row_PA[place] = row_PA[place]  # the memory does the same
     pool.replace(place, row_PA[place])
     again = Pool(row_PA, coarse=True)
     assert pool.coarse_PX is not None
@@ -342,7 +342,7 @@ def test_a_pool_is_kept_in_step_with_the_column(slots: Tensor | None) -> None:
 def test_candidates_that_rounding_chose_badly(
     monkeypatch: pytest.MonkeyPatch, ways: Counter[str]
 ) -> None:
-    """As if products of the rows' own dtype told nothing: all gains are then taken exactly."""
+    """Products in the rows' own dtype are made useless, so all gains must be computed exactly."""
 
     def candidates(_: Any, __: Any, gain_P: Tensor, *___: Any) -> Tensor:
         return gain_P.argmax()[None] if gain_P.dtype == torch.float64 else gain_P.argmin()[None]
@@ -384,7 +384,7 @@ def test_rows_encoded_again_are_counted_again(score: Score, narrow: None) -> Non
 def test_errors_of_rounding_are_forgotten(
     score: Score, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After so many newcomers, or rows encoded again, sums and counts are taken again."""
+    """Sums and counts are computed again after some newcomers, or some rows encoded again."""
     monkeypatch.setattr("stream_ssl.memory.duel.linear.RECOUNT_AFTER", 100)
     rng = np.random.default_rng(0)
     judge = Judge(20, 4, score)
@@ -404,7 +404,7 @@ def test_errors_of_rounding_are_forgotten(
 
 
 def test_every_slot_is_counted_again_in_turn() -> None:
-    """Also one that nobody evicts, whose count no other error would set right."""
+    """This includes a slot that is never evicted, whose count nothing else would correct."""
     z_KD, score = torch.eye(41, dtype=torch.float64), VonMisesFisher(0.02)
     memory = WorkingMemory(40, 41, MostDuplicated(score), dtype=torch.float64)
     memory.add(torch.arange(40), z_KD[:40])
@@ -419,7 +419,7 @@ def test_every_slot_is_counted_again_in_turn() -> None:
 
 
 def copied(copies: int, capacity: int) -> Tensor:
-    """float32 rows for a memory and 300 newcomers, so many of each, bit by bit."""
+    """Return float32 rows for a memory and 300 newcomers, with bit-equal copies of each."""
     rng, count = np.random.default_rng(copies), capacity + 300
     row_ND = unit_rows(rng, "uniform", -(-count // copies), 8).float()
     return row_ND.repeat_interleave(copies, dim=0)[torch.from_numpy(rng.permutation(count))]
@@ -468,11 +468,11 @@ def test_ties_fall_the_same_way_again_and_after_loading(
         assert one.plan == two.plan == loaded.plan
 
 
-# Sums that nearly vanish, and rows that are not quite unit rows.
+# Sums that nearly vanish, and rows whose norm differs slightly from 1.
 
 
 def leave(judge: Judge, rest_D: Tensor, rng: np.random.Generator) -> bool:
-    """Encode two slots again so that the sum of all rows is `rest_D`, if two rows can do that."""
+    """Encode two slots again so that the sum of all rows is `rest_D`, if this is possible."""
     z_KD = judge.memory.embeddings
     slots = torch.from_numpy(rng.choice(len(z_KD), 2, replace=False))
     half_D = (rest_D - z_KD.sum(dim=0) + z_KD[slots].sum(dim=0)) / 2
@@ -508,14 +508,14 @@ def test_newcomers_against_the_sum(copies: int, off: float, compete: bool) -> No
     }
 )
 def test_a_sum_that_vanishes_under_a_living_pool(narrow: None, compete: bool) -> None:
-    """Bounds then compare a long sum with a tiny one: a difference of squares would cancel."""
+    """The bounds compare a long sum with a tiny one: a difference of squares would cancel."""
     rng, vanished = np.random.default_rng(0), 0
     for _ in range(40):
         dim, capacity = int(rng.choice([2, 3, 4])), int(rng.choice([30, 60, 120]))
         spread = float(rng.choice([0.2, 0.5, 1.0]))
         row_KD = rng.standard_normal(dim) + spread * rng.standard_normal((capacity, dim))
         z_KD = normalize(torch.from_numpy(row_KD))
-        if rng.random() < 0.5:  # copies
+        if rng.random() < 0.5:  # with duplicates
             z_KD = z_KD[torch.from_numpy(rng.integers(max(2, capacity // 6), size=capacity))]
         judge = Judge(capacity, dim, Linear(), compete)
         judge.add(z_KD)
@@ -548,7 +548,7 @@ def test_a_sum_that_vanishes_under_a_living_pool(narrow: None, compete: bool) ->
     indirect=True,
 )
 def test_rows_longer_than_any_before(narrow: None, grown: str, compete: bool) -> None:
-    """A bound that takes rows for unit rows fails, at least where they are longer than allowed."""
+    """A bound that assumes unit rows fails, at least for rows longer than the tolerance."""
     longest = 1 + 0.99 * checks.NORM_TOLERANCE
     for seed in range(10):
         rng = np.random.default_rng(seed)
@@ -558,7 +558,7 @@ def test_rows_longer_than_any_before(narrow: None, grown: str, compete: bool) ->
             scale = longest if grown == "newcomers" and turn else 1.0
             judge.add(unit_rows(rng, "uniform", 3, 2) * torch.tensor([[1.0], [scale], [scale]]))
             first = [slot for slot in rng.permutation(150).tolist() if judge.held[slot] < 150]
-            slots = torch.tensor(first[:75])  # none of the newcomers
+            slots = torch.tensor(first[:75])  # the newcomers are not among them
             scale = longest if grown == "refreshed" and turn == 1 else 1.0
             alike_RD = (
                 judge.memory.embeddings[slots] if turn else unit_rows(rng, "one class", 75, 2)
@@ -569,11 +569,11 @@ def test_rows_longer_than_any_before(narrow: None, grown: str, compete: bool) ->
             judge.add(unit_rows(rng, "uniform", 8, 2))
 
 
-# The rule itself, among a few candidates.
+# The rule itself, with a few candidates.
 
 
 def by_loop(h_WW: Tensor, count_c: Tensor, compete: bool) -> tuple[list[int], list[float]]:
-    """Who leaves at each step, and its count, all counts taken again at each."""
+    """Return the evicted column and its count at each step, with all counts computed again."""
     there, column, left = list(range(len(count_c))), [], []
     outside_c = count_c - h_WW[: len(count_c), : len(count_c)].sum(dim=1)  # with all other slots
     outside_W = torch.cat([outside_c, outside_c.new_zeros(len(h_WW) - len(count_c))])

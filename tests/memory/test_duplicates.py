@@ -1,4 +1,4 @@
-"""Near-duplicates at admission, against a queue that decides one by one.
+"""Tests of near-duplicates at admission, against a queue that decides one by one.
 
 Shapes: B newcomers, D embedding, K slots.
 """
@@ -23,7 +23,7 @@ ACTIONS = ("count", "refuse", "merge")
 
 
 def compare(memory: WorkingMemory, twin: DeduplicatedQueue, z_ND: Tensor, cuts: list[int]) -> None:
-    """Feed both in batches; every outcome and every slot must be the same."""
+    """Feed both in batches. Every result and every slot must be equal."""
     for start, end in zip([0, *cuts], [*cuts, len(z_ND)], strict=True):
         ids = torch.arange(start, end) * 10
         admission = memory.add(ids, z_ND[start:end])
@@ -37,7 +37,7 @@ def compare(memory: WorkingMemory, twin: DeduplicatedQueue, z_ND: Tensor, cuts: 
 
 
 def beyond_rounding(z_ND: Tensor, threshold: float, unit: float, merging: bool) -> bool:
-    """Whether no decision hangs on how a cosine is rounded, on whatever machine."""
+    """Return whether the rounding of cosines cannot change any decision, on any machine."""
     near_NN = z_ND.double() @ z_ND.double().T
     if (near_NN - threshold + unit).abs().min() < unit / 3:
         return False
@@ -46,7 +46,7 @@ def beyond_rounding(z_ND: Tensor, threshold: float, unit: float, merging: bool) 
 
 
 def run_cases(action: str, stream: str, dtype: torch.dtype, seeds: range) -> int:
-    """How many duplicates there were in all."""
+    """Compare random streams, and return the number of duplicates in all of them."""
     found = tried = 0
     for seed in seeds:
         rng = np.random.default_rng([seed, STREAMS.index(stream), ACTIONS.index(action)])
@@ -84,7 +84,7 @@ def test_blocks_change_nothing(action: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_it_is_cosines_that_are_compared() -> None:
     near = torch.tensor([0.99985, (1 - 0.99985**2) ** 0.5])
-    for norm in (0.9991, 1.0009):  # as much as rows may be off
+    for norm in (0.9991, 1.0009):  # the largest deviation from unit norm that rows may have
         memory = WorkingMemory(9, 2, duplicates=Duplicates(1.0, "refuse"))
         row_BD = norm * torch.stack([torch.eye(2)[0], torch.eye(2)[0], near])
         memory.add([0, 1, 2], row_BD)
@@ -93,7 +93,7 @@ def test_it_is_cosines_that_are_compared() -> None:
 
 
 def test_only_those_let_in_make_others_duplicates() -> None:
-    """a, b near a, c near b but not near a."""
+    """The rows: b is near a, c is near b but not near a."""
     angle = torch.tensor([0.0, 0.15, 0.30], dtype=torch.float64)
     z_BD = torch.stack([angle.cos(), angle.sin()], dim=1)
     expected = {"count": [1, 2], "refuse": [1], "merge": [1]}
@@ -122,7 +122,7 @@ def test_no_two_slots_are_alike(action: Any, score: Any) -> None:
 
 
 class Reluctant(Oldest):
-    """Refuses every second newcomer that it is asked about."""
+    """A queue that refuses every second newcomer."""
 
     name = "reluctant"
 

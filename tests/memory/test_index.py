@@ -1,4 +1,4 @@
-"""Every search against the obvious one: a sorted matrix, a list of all pairs, a dict of rows."""
+"""Tests of every search against naive searches: a sorted matrix, all pairs, a dict of rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NAN = torch.tensor([[1.0, 0.0, 0.0], [float("nan"), 0.0, 0.0]])
 
 @pytest.fixture(params=BOTH)
 def faiss(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether faiss serves where it can."""
+    """Return whether faiss is used where possible."""
     monkeypatch.setattr(module, "HAVE_FAISS", request.param)
     return bool(request.param)
 
@@ -47,7 +47,7 @@ def test_the_nearest_are_those_of_a_sorted_matrix(
     ordered = torch.sort(z_BD @ row_KD.T, dim=1, descending=True).values[:, :k]
     assert (cosine.shape, row.dtype) == ((queries, min(k, count)), torch.int64)
     assert torch.allclose(cosine, ordered, atol=1e-6)
-    # Where two rows are as near within rounding, either may come first.
+    # Two rows that are equally near within rounding may come in either order.
     assert torch.allclose((z_BD @ row_KD.T).gather(1, row), ordered, atol=1e-6)
 
 
@@ -88,7 +88,7 @@ def test_a_query_that_is_no_row_is_refused(query_D: Tensor, faiss: bool) -> None
 
 
 def fit(z_ND: Tensor, centre_CD: Tensor) -> float:
-    """Mean cosine of the rows with their nearest centre."""
+    """Return the mean cosine of the rows with their nearest centre."""
     return float((z_ND @ centre_CD.T).max(dim=1).values.mean())
 
 

@@ -1,4 +1,4 @@
-"""MinRed against its naive twin, step by step, and as published.
+"""Tests of MinRed against its naive twin, step by step, and against the published algorithm.
 
 Shapes: B newcomers, D embedding, K slots.
 """
@@ -18,7 +18,7 @@ from stream_ssl.memory.eviction import MinimumRedundancy, minimum_redundancy
 from tests import naive_policies as naive
 from tests.naive import STREAMS, unit_rows
 
-CASES = 10  # of each stream, in each setting; some 5,000 steps in all
+CASES = 10  # of each stream, in each setting; some 5,000 steps in total
 
 
 SETTINGS = {
@@ -26,7 +26,7 @@ SETTINGS = {
     "short lists": {"LIST": 2, "AHEAD": 2},
     "blocks": {"BLOCK_ELEMENTS": 200},
 }
-"""Lists that run empty, and newcomers that meet those of other blocks, at small K."""
+"""At small K these settings empty the lists, and compare newcomers of several blocks."""
 
 
 @pytest.fixture(params=SETTINGS)
@@ -37,7 +37,7 @@ def lists(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
 
 
 def judged(memory: WorkingMemory, z_ND: Tensor, cuts: list[int], rounding: float) -> None:
-    """The rows through a memory, cut into batches; every step as the twin allows it."""
+    """Add the rows in batches, and check that the twin allows every step."""
     evicted = []
     for start, end in zip([0, *cuts], [*cuts, len(z_ND)], strict=True):
         evicted += memory.add(torch.arange(start, end), z_ND[start:end]).evicted.tolist()
@@ -75,7 +75,7 @@ def test_after_refreshing_the_closest_pair_is_that_of_the_new_rows(stream: str, 
 
 @pytest.mark.parametrize("stream", [*STREAMS, "copies"])
 def test_float32_evicts_from_a_pair_as_close(stream: str) -> None:
-    """Also among hundreds of bit-equal copies, many more than a list has entries."""
+    """This includes hundreds of bit-equal copies, many more than a list has entries."""
     z_ND = unit_rows(np.random.default_rng(5), stream.replace("copies", "clustered"), 500, 16)
     if stream == "copies":
         z_ND[:80], z_ND[100:150] = z_ND[0], z_ND[1]
@@ -92,7 +92,7 @@ def test_thousands_of_equal_rows_need_few_lists_made_again(
 
     def counted(lists: minimum_redundancy.NeighbourLists, *args: object) -> None:
         nonlocal made
-        made += len(args) == 2  # from cosines with all slots: of newcomers, or made again
+        made += len(args) == 2  # a list made from cosines with all slots
         write(lists, *args)  # type: ignore[arg-type]
 
     z_ND = unit_rows(np.random.default_rng(1), kind, 2048 + 512, 16).to(torch.float32)
@@ -116,7 +116,7 @@ def test_a_planted_row_is_found() -> None:
 
 def test_the_published_step_drops_the_nearest_one_by_one() -> None:
     rng = np.random.default_rng(4)
-    # In sixteenths, so that cosines have no rounding and a pair's two are equal.
+    # Sixteenths have cosines without rounding, so both cosines of a pair are equal.
     z_KD, x_BD = ((16 * unit_rows(rng, "clustered", count, 6)).round() / 16 for count in (30, 12))
     left = list(torch.cat([z_KD, x_BD]))
     while len(left) > 30:

@@ -1,5 +1,6 @@
-"""The memory on a simulated GPU: it decides what it decides on the CPU, mixes no devices, and the
-host waits for the device once for each block of newcomers, never once for each newcomer.
+"""Tests of the memory on a simulated GPU: it decides as on the CPU and mixes no devices.
+
+The host waits for the device once per block of newcomers, never once per newcomer.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ DESCRIPTORS: dict[str, Callable[[], Descriptor]] = {
 
 
 def fed(device: str, policy: Policy, descriptor: Descriptor, batches: int) -> list[list[int]]:
-    """What was evicted, batch by batch, while rows are refreshed and drawn as a learner does."""
+    """Return the evicted ids by batch, while rows are refreshed and drawn as a learner does."""
     draw = torch.Generator().manual_seed(0)
     memory = WorkingMemory(
         CAPACITY, DIM, policy, SHAPE, device, duplicates=Duplicates(0.999), descriptor=descriptor
@@ -80,13 +81,15 @@ def test_a_gpu_decides_as_the_cpu_and_nothing_waits_unseen(policy: str, descript
     with SimulatedGpu() as gpu:
         assert fed("cuda:0", make(), describe(), batches=6) == expected
         assert not gpu.count("memory/", declared=False)
-        if not isinstance(make(), MinimumRedundancy):  # whose lists live on the host
+        if not isinstance(make(), MinimumRedundancy):  # this policy keeps its lists on the host
             assert not gpu.count("memory/", kind="upload")
 
 
 @pytest.mark.parametrize("name", ["linear", "sharp", "quadratic, compete"])
 def test_the_host_reads_once_a_block(name: str) -> None:
-    """Of an engine; checks and bookkeeping read as often again, whatever the batch."""
+    """An engine reads once per block; checks and bookkeeping read a fixed number of times per
+    batch.
+    """
     with SimulatedGpu() as gpu:
         policy = POLICIES[name]()
         blocks, choose = 0, policy.choose
@@ -122,7 +125,7 @@ def test_a_memory_moves_to_a_gpu_and_goes_on() -> None:
 
 
 def shared(device: str, policy: Policy) -> list[list[int]]:
-    """What was evicted, batch by batch, where a producer stands at its guarantee."""
+    """Return the evicted ids by batch, while a producer holds exactly its guarantee."""
     draw = torch.Generator().manual_seed(1)
     memory = WorkingMemory(CAPACITY, DIM, policy, device=device, shares=0.9)
     evicted = []

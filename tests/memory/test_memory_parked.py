@@ -1,8 +1,7 @@
-"""Near-copies do not fill the memory, whatever the encoder makes of them.
+"""Tests that near-duplicates do not fill the memory, whatever the encoder does with them.
 
-A robot is parked: nine of ten images that it sends are frames of 16 scenes. An encoder that is
-trained to tell them apart hides that they are duplicates, so what is counted on its embeddings
-keeps them.
+The robot is parked: nine of ten images are frames of 16 scenes. An encoder that is trained to
+distinguish them hides that they are duplicates. Therefore counting on its embeddings keeps them.
 
 Shapes: B frames, D embedding, S scenes.
 """
@@ -31,12 +30,12 @@ Encoder = Callable[[Tensor, torch.Generator], Tensor]
 
 class Frames(NamedTuple):
     image_NCHW: Tensor
-    scene_N: Tensor  # -1: an image that comes once
+    scene_N: Tensor  # -1: an image that occurs once
 
 
 @pytest.fixture(scope="module")
 def frames() -> Frames:
-    """Frames until 1.5 K distinct images were among them, each of a field of its own."""
+    """Return frames that include 1.5 K distinct images, each with a pattern of its own."""
     images, scenes, distinct = [], [], 0
     source = Synthetic(size=SIZE, classes=1000)
     for sample, _ in Parked(source, share=0.9, scenes=SCENES).samples():
@@ -50,22 +49,22 @@ def frames() -> Frames:
 
 
 def hiding(scene_B: Tensor, draw: torch.Generator) -> Tensor:
-    """Each frame goes anywhere: no two look alike."""
+    """Embed each frame at random, so that no two look alike."""
     return normalize(torch.randn(len(scene_B), DIM, generator=draw), dim=1)
 
 
 def collapsed(scene_B: Tensor, draw: torch.Generator) -> Tensor:
-    """All is one point."""
+    """Embed all frames as one point."""
     return torch.eye(DIM)[torch.zeros(len(scene_B), dtype=torch.int64)]
 
 
 def inverted(scene_B: Tensor, draw: torch.Generator) -> Tensor:
-    """Copies are as far from each other as can be, and what is distinct is one point."""
+    """Embed near-duplicates far from each other, and distinct images as one point."""
     return torch.where(scene_B[:, None] < 0, collapsed(scene_B, draw), hiding(scene_B, draw))
 
 
 def near_copies(frames: Frames, descriptor: Descriptor, encode: Encoder) -> tuple[float, int]:
-    """Share of slots that show a scene which another shows already, and distinct images held."""
+    """Return the share of slots with an already held scene, and the number of distinct images."""
     memory = WorkingMemory(
         SLOTS,
         DIM,

@@ -1,4 +1,4 @@
-"""What holds for every eviction policy, and the laws of the single ones.
+"""Tests of the rules of every eviction policy, and of the distributions of single policies.
 
 Shapes: B newcomers, D embedding, K slots.
 """
@@ -130,7 +130,7 @@ def test_refreshed_rows_are_known_to_the_policy(number: int) -> None:
 
 
 def test_a_memory_goes_on_in_float64(maker: Callable[[], Policy]) -> None:
-    """From float32 to float64 in the midst: every count to float64 from then on."""
+    """The memory is cast from float32 to float64 midway. From then on every count is in float64."""
     ids, z_ND = stream(9, 120, dim=2)
     memory = WorkingMemory(12, 2, maker())
     for part in ids.split(20):
@@ -181,7 +181,7 @@ def test_oldest_is_a_queue(sizes: tuple[int, ...]) -> None:
 
 
 def test_the_reservoir_holds_each_sample_alike() -> None:
-    """Inclusion of 40 samples in 10 slots over 5,000 runs: 50,000 held samples, chi-square."""
+    """40 samples pass 10 slots in 5,000 runs: 50,000 held samples, chi-square."""
     capacity, seen, runs = 10, 40, 5000
     ids, z_ND = stream(6, seen)
     policy = Reservoir()
@@ -199,7 +199,7 @@ def test_the_reservoir_holds_each_sample_alike() -> None:
         pair += {0, 1} <= set(held)
     law = reservoir_law(capacity, seen)
     expected = runs * law
-    # Held counts are dependent (their sum is fixed), which scales the statistic by 1 - K / N.
+    # Held counts are dependent, because their sum is fixed. This scales the statistic by 1 - K / N.
     chi = float(((held_N - expected) ** 2 / (expected * (1 - law))).sum() * (seen - 1) / seen)
     assert chi < 39 + 4.5 * (2 * 39) ** 0.5
     both = runs * capacity * (capacity - 1) / (seen * (seen - 1))
@@ -207,7 +207,9 @@ def test_the_reservoir_holds_each_sample_alike() -> None:
 
 
 def test_random_draws_every_slot_alike() -> None:
-    """50,000 evictions of 20 slots, chi-square; and each follows each other alike."""
+    """Chi-square over 50,000 evictions from 20 slots. Each slot also follows each other
+    uniformly.
+    """
     memory = WorkingMemory(20, 2, Random(), seed=3)
     ids, z_ND = stream(7, 20, dim=2)
     memory.add(ids, z_ND)
@@ -223,7 +225,7 @@ def test_random_draws_every_slot_alike() -> None:
 
 
 def test_plans_are_carried_out_in_turn() -> None:
-    """Slots that recur within a batch: each newcomer evicts the one before it."""
+    """If a slot recurs within a batch, each newcomer evicts the newcomer before it."""
 
     class Fixed(Oldest):
         name = "fixed"

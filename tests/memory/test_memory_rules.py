@@ -1,4 +1,4 @@
-"""What the memory refuses, what its self-check finds, and what it needs to be imported.
+"""Tests of what the memory rejects, what its self-check finds, and which imports it needs.
 
 Shapes: B newcomers, D embedding, K slots.
 """
@@ -93,7 +93,7 @@ def test_the_memory_is_built_rightly(options: dict[str, Any], message: str) -> N
 
 
 class Failing(Policy):
-    """Takes slot 0, and once goes wrong in the middle of a batch."""
+    """A policy that takes slot 0, and fails once in the middle of a batch."""
 
     name = "failing"
 
@@ -119,7 +119,7 @@ BAD_PLANS = {
 
 @table("bad", BAD_PLANS)
 def test_a_bad_plan_leaves_a_memory_that_goes_on(bad: str) -> None:
-    """Eight fill the slots, the next joins, and the plan for the last four is none."""
+    """Eight samples fill the slots, the next one joins, and the plan for the last four is bad."""
     wrong, message = BAD_PLANS[bad]
     policy: Policy = Failing(wrong)
     capacity = 8

@@ -1,4 +1,4 @@
-"""A memory as a part of other modules: saved, loaded, copied, cast and trained around.
+"""Tests of a memory as a part of other modules: saved, loaded, copied, cast and trained.
 
 Shapes: B samples, D embedding, N samples of a stream.
 """
@@ -25,7 +25,7 @@ from tests.naive import unit_rows
 
 
 class Model(nn.Module):
-    """What people write: an encoder and a memory."""
+    """A typical user's module: an encoder and a memory."""
 
     def __init__(self, capacity: int = 25, **options: Any) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ def test_inference_mode_leaves_no_trace(name: str) -> None:
         sharp = VonMisesFisher(0.1)
         return MostDuplicated(sharp, index="ivf") if name == "ivf" else POLICIES[name]()
 
-    with torch.inference_mode():  # as Lightning validates; what is made there cannot be changed
+    with torch.inference_mode():  # as Lightning does; its tensors cannot be changed later
         model = Model(eviction=policy())
         offer(model.memory, 0, 40)
         state = model.memory.state_dict()
@@ -156,7 +156,7 @@ def test_a_memory_shows_an_optimiser_nothing() -> None:
 
 
 def test_lightning_trains_around_a_memory_and_restores_it(tmp_path: Path) -> None:
-    warnings.simplefilter("ignore")  # its own, at import and in training
+    warnings.simplefilter("ignore")  # Lightning's own warnings, at import and in training
     import pytorch_lightning as lightning
 
     class Lit(lightning.LightningModule):  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""What is a near-duplicate, on photographs that scikit-learn ships, and against loops.
+"""Tests of near-duplicate detection, on photographs of scikit-learn and against loops.
 
 Shapes: B pictures, S = 32.
 """
@@ -43,7 +43,7 @@ RNG = np.random.default_rng(0)
 
 @pytest.fixture(scope="module")
 def tiles() -> NDArray[np.uint8]:
-    """Pieces of two photographs that show more than sky, uint8 [B, 96, 96, 3]."""
+    """Return parts of two photographs that show more than sky, uint8 [B, 96, 96, 3]."""
     pieces = np.stack(
         [
             photo[top : top + TILE, left : left + TILE]
@@ -86,7 +86,7 @@ COPIES = {
     "grey": grey,
     "mirrored": lambda image_HWC: jpeg(image_HWC[:, ::-1].copy()),
     "darker": lambda image_HWC: (image_HWC * 0.8).astype(np.uint8),
-    "moved": lambda image_HWC: np.roll(image_HWC, (3, -6), (0, 1)),  # 1 and 2 of a sketch
+    "moved": lambda image_HWC: np.roll(image_HWC, (3, -6), (0, 1)),  # 1 and 2 pixels of a sketch
 }
 
 
@@ -98,7 +98,7 @@ def test_copies_of_photographs_are_near_duplicates(kind: str, tiles: NDArray[np.
 
 
 def test_small_pictures_that_lost_detail_are_nearer_than_others(tiles: NDArray[np.uint8]) -> None:
-    """Resized copies lose contrast, which the blur takes off their originals too."""
+    """Resized copies lose contrast. The blur removes this contrast from the originals too."""
     small = [Image.fromarray(tile).resize((32, 32), Image.Resampling.BILINEAR) for tile in tiles]
     copies = [one.resize((16, 16), Image.Resampling.BILINEAR) for one in small]
     copies = [one.resize((32, 32), Image.Resampling.BILINEAR) for one in copies]
@@ -127,7 +127,7 @@ def test_something_small_in_a_fixed_scene_is_new(tiles: NDArray[np.uint8]) -> No
     far_B = distance(sketch(tensor(tiles)), sketch(tensor(with_somebody)))
     assert changed_B.sum() > 10
     far_B = far_B[torch.from_numpy(changed_B)]
-    assert (far_B > 2 * ALIKE).all()  # so the scene's other frames decide
+    assert (far_B > 2 * ALIKE).all()  # so the distances to the scene's other frames decide
     assert (far_B > LIMIT).float().mean() > 0.85
 
 
@@ -189,14 +189,14 @@ def test_keys_are_no_farther_apart_than_pictures_and_mirror_images(
 
 
 def stream(tiles: NDArray[np.uint8], count: int) -> NDArray[np.uint8]:
-    """Pictures that come again, noised, and sometimes many times in a row."""
+    """Return noised pictures that recur, sometimes many times in a row."""
     chosen = RNG.integers(0, len(tiles), count)
     chosen[count // 2 : count // 2 + 12] = chosen[count // 2]
     return np.stack([noised(tiles[number]) for number in chosen])
 
 
 def far_by_loop(one_SS: Tensor, others: list[Tensor]) -> list[float]:
-    """The distances to the nearest others that are within reach."""
+    """Return the distances to the nearest others that are within reach."""
     if not others:
         return []
     other_NSS = torch.stack(others)
@@ -229,7 +229,7 @@ def test_a_memory_lets_in_what_a_loop_lets_in(tiles: NDArray[np.uint8]) -> None:
             let_in += [one_SS] if new else []
         found = door.let_in(batch, beside)
         assert found.tolist() == expected
-        # A door that never saw the slots before says the same, as after a restart.
+        # A new filter that has not seen the earlier slots decides the same, as after a restart.
         assert NearDuplicates(memory).let_in(batch, beside).tolist() == expected
         counted += len(expected) - sum(expected)
         ids = torch.arange(48) + 48 * number
@@ -255,7 +255,7 @@ def test_a_newcomers_key_is_handed_on_to_its_slot(
     monkeypatch.setattr(door, "_sketch_of", noted)
     let_in = torch.from_numpy(door.find(batch, batch[:0], "count", torch.arange(24)).let_in_B)
     assert let_in.all()
-    unseen = torch.tensor([90, 91])  # the door has not seen these
+    unseen = torch.tensor([90, 91])  # the filter has not seen these
     for ids_B, expected in ((torch.arange(24), []), (unseen, [90, 91])):
         pictures = batch.flip(0)[: len(ids_B)] if ids_B is unseen else batch
         memory.add(ids_B, z_BD[: len(ids_B)], pictures)

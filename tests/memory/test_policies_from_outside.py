@@ -1,4 +1,4 @@
-"""Policies from outside, and what every policy hears."""
+"""Tests of policies from other packages, and of the calls that every policy receives."""
 
 from __future__ import annotations
 
@@ -106,13 +106,13 @@ def test_a_policy_without_a_name_is_called_after_its_class(outside: str) -> None
 def test_the_error_names_what_is_wrong(
     outside: str, path: str, arguments: dict[str, Any], message: str
 ) -> None:
-    del outside  # on the path
+    del outside  # the fixture puts the module on the path
     with pytest.raises(ValueError, match=message):
         policy(path, **arguments)
 
 
 def parse(*options: str) -> Any:
-    """As the learner's configuration reads its memory section."""
+    """Parse options in the same way as the memory section of the learner's configuration."""
     parser = ArgumentParser()
     skip = {"dim", "image_shape", "device", "dtype"}
     parser.add_class_arguments(WorkingMemory, "memory", skip=skip, instantiate=False)

@@ -1,4 +1,4 @@
-"""Eviction by counts while anything is duplicated, and by chance otherwise."""
+"""Tests of eviction by counts if anything is duplicated, and at random otherwise."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def by_loop(
     drawn: Tensor,
     left: Sequence[int],
 ) -> int:
-    """Follow who left, and return how many left by chance. AssertionError where one should not."""
+    """Check every eviction, and return how many were at random. AssertionError for a wrong one."""
     held, by_chance = list(range(capacity)), 0
     for newcomer, gone in zip(range(capacity, len(z_ND)), left, strict=True):
         z_KD = z_ND[held]
@@ -47,7 +47,7 @@ def by_loop(
 def test_every_eviction_is_that_of_a_loop(
     score: Score, at_least: float, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exact, "CANDIDATES", 6)  # so that slots outside have the last word
+    monkeypatch.setattr(exact, "CANDIDATES", 6)  # so that slots that are no candidates can decide
     monkeypatch.setattr(exact, "STEPS", 16)
     rng, capacity = np.random.default_rng(seed), 24
     z_ND = unit_rows(rng, "uniform", 300, 4).double()
@@ -67,7 +67,7 @@ def test_every_eviction_is_that_of_a_loop(
 
 
 def test_odd_pictures_leave_in_time_where_nothing_is_duplicated() -> None:
-    """Under MostDuplicated these would stay for ever: all others have larger counts."""
+    """Under MostDuplicated these would stay forever, because all others have larger counts."""
     z_ND = unit_rows(np.random.default_rng(0), "uniform", 2000, 64).double()
     memory = WorkingMemory(40, 64, Redundant(), dtype=torch.float64)
     memory.add(torch.arange(2000), z_ND)

@@ -1,4 +1,4 @@
-"""Scores at their ends: very sharp ones, and such as are wide beyond any cosine.
+"""Tests of scores at their extremes: very sharp ones, and ones wider than any cosine.
 
 Shapes: N cosines.
 """
@@ -23,7 +23,7 @@ WIDTHS = (1e-9, 1e-6, 1e-3, 0.1, 1.0, 1.999, 2.0, 4.0, 1e2, 1e5, 1e9)
 
 
 def exact(score: Score, x: float) -> float:
-    """h by its definition, to 60 digits."""
+    """Return h by its definition, to 60 digits."""
     with localcontext() as context:
         context.prec = 60
         away = 1 - Decimal(x)
@@ -76,7 +76,7 @@ def test_every_score_has_its_ends_and_never_falls() -> None:
         assert abs(float(h[-1]) - 1) < 1e-12
         assert bool((h.diff() >= 0).all())
         assert torch.equal(score.apply_(x.clone()), h)
-        assert x[0] == -1  # as it was
+        assert x[0] == -1  # the input is unchanged
 
 
 def test_the_widest_evict_as_their_limit_does() -> None:

@@ -1,4 +1,4 @@
-"""Shares of the slots by producer, under every policy, against a twin that counts all again."""
+"""Tests of producers' shares of the slots, with every policy, against a naive twin."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ MAKERS: dict[str, tuple[Callable[[], Policy], Choice, bool]] = {
 
 
 def mixed(seed: int, count: int) -> list[Sent]:
-    """A stream of several producers: one much alike, one that comes late, one that goes, nobody."""
+    """Return a stream of several producers: a monotonous one, a late one, one that leaves, None."""
     rng = np.random.default_rng(seed)
     z_ND = unit_rows(rng, "clustered", count, 5)
     fixed_D = torch.nn.functional.normalize(torch.ones(5, dtype=torch.float64), dim=0)
@@ -67,7 +67,7 @@ def mixed(seed: int, count: int) -> list[Sent]:
 
 
 def offer(memory: WorkingMemory, samples: Sequence[Sent]) -> tuple[list[int], list[int]]:
-    """Ids evicted and refused."""
+    """Add samples, and return the evicted and the refused ids."""
     admission = memory.add(
         torch.tensor([one.born for one in samples]),
         torch.stack([one.z_D for one in samples]),
@@ -104,7 +104,7 @@ def test_every_policy_chooses_among_open_slots(name: str, seed: int) -> None:
 
 @pytest.mark.parametrize("name", ["linear", "sharp", "ivf"])
 def test_small_pools_choose_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few candidates and short proposals, as of large memories."""
+    """Use few candidates and short proposals, which otherwise occur only in large memories."""
     monkeypatch.setattr(linear, "POOL_ROWS", 24)
     monkeypatch.setattr(linear, "CLOSE_ROWS", 4)
     monkeypatch.setattr(linear, "CANDIDATES", 2)
@@ -152,7 +152,7 @@ def test_a_state_goes_on_bit_equal(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(MAKERS))
 def test_each_producer_keeps_its_guarantee(name: str) -> None:
-    """Once the memory is full, whoever was let in as often as is guaranteed holds that many."""
+    """Once the memory is full, a producer with enough admitted samples holds its guarantee."""
     make, _, _ = MAKERS[name]
     stream, memory = mixed(7, 300), build(make(), 32, 0.5)
     reached: set[str | None] = set()

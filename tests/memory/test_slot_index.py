@@ -1,4 +1,4 @@
-"""The nearest slots, while their rows change.
+"""Tests of the nearest slots while their rows change.
 
 Shapes: A of a row, B queries, K slots, n neighbours.
 """
@@ -41,7 +41,7 @@ def test_where_few_rows_are_held_the_rest_is_infinitely_far() -> None:
 
 
 def test_cells_follow_the_slots_and_go_on_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows in clusters: a query finds those of its own, whatever was overwritten since."""
+    """Rows form clusters. A query finds rows of its own cluster, whatever was overwritten since."""
     monkeypatch.setattr("stream_ssl.memory.slot_index.CELL_ROWS", 1000)
     generator = torch.Generator().manual_seed(0)
     centre_CA = torch.randn(300, A, generator=generator)
@@ -71,7 +71,7 @@ def test_cells_follow_the_slots_and_go_on_elsewhere(monkeypatch: pytest.MonkeyPa
         near_Bn = expected[:, :N] < 10  # of the same cluster
         assert near_Bn.any()
         found_BnA = row_KA[slot_Bn] - query_BA[:, None]
-        # Cells hold numbers of 16 bits, so rows about as far may change places.
+        # Cells hold 16-bit numbers, so rows at almost the same distance may change places.
         for square in (square_Bn, found_BnA.square().sum(dim=2)):
             assert square[near_Bn].numpy() == pytest.approx(
                 expected[:, :N][near_Bn].numpy(), rel=4e-3

@@ -1,4 +1,4 @@
-"""States: bit-equal there and back, of other writers, damaged, and in files.
+"""Tests of states: saved and loaded bit-equal, from other versions, damaged, and in files.
 
 Shapes: D embedding, k occupied slots, N samples, C H W image.
 """
@@ -98,7 +98,7 @@ def test_a_state_goes_on_under_another_test_for_near_duplicates() -> None:
 
 
 class Nameless(Score):
-    """A score from outside, whose repr would name an address."""
+    """A score from another package, whose repr contains an address."""
 
     slope = 0.5
 
@@ -123,7 +123,7 @@ def test_a_number_is_the_same_however_it_is_written() -> None:
         again.load_state_dict(state)
 
 
-# Other writers.
+# States that other versions wrote.
 
 
 def test_a_state_of_an_earlier_version_is_read() -> None:
@@ -156,7 +156,7 @@ def test_other_versions_are_refused(version: int, message: str) -> None:
 @table("index", ["exact", "ivf", "auto"])
 def test_linear_counts_that_were_approximate_are_counted_anew(index: Any) -> None:
     inner = MostDuplicated()
-    inner.index = "ivf"  # as it could be once
+    inner.index = "ivf"  # older versions allowed this
     before = WorkingMemory(200, 6, inner, SHAPE)
     offer(before, 0, 260)
     memory = WorkingMemory(200, 6, MostDuplicated(index=index), SHAPE)
@@ -170,7 +170,7 @@ def test_linear_counts_that_were_approximate_are_counted_anew(index: Any) -> Non
 
 
 def test_what_an_earlier_writer_did_not_say_is_not_compared() -> None:
-    """It did not tell of descriptors, nor how a search stands."""
+    """An older version stored neither descriptors nor the state of a search."""
     for policy in (MostDuplicated, most):
         memory = WorkingMemory(25, 6, policy())
         memory.add(*stream(60)[:2])

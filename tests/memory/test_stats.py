@@ -1,4 +1,4 @@
-"""Numbers of a memory against loops over what it holds.
+"""Tests of the memory's statistics against loops over its content.
 
 Shapes: C cells, D embedding, K slots, k occupied slots.
 """
@@ -90,7 +90,7 @@ def test_an_empty_memory_has_numbers() -> None:
 
 
 class Sharp(Oldest):
-    """A queue that keeps no counts, and whose counts are dear."""
+    """A queue that keeps no counts, and whose counts are expensive."""
 
     name = "sharp"
     score = VonMisesFisher(0.5)
@@ -100,7 +100,7 @@ class Sharp(Oldest):
     ("policy", "limit", "counted"),
     [
         (Sharp, {"MOST_PAIRS": 40_000}, 100),
-        (lambda: MostDuplicated(VonMisesFisher(0.5)), {"MOST_PAIRS": 40_000}, 400),  # it keeps them
+        (lambda: MostDuplicated(VonMisesFisher(0.5)), {"MOST_PAIRS": 40_000}, 400),  # kept
         (MostDuplicated, {"MOST_ROWS": 100}, 100),
         (Oldest, {"MOST_ROWS": 100}, 100),
     ],

@@ -1,4 +1,4 @@
-"""The working memory against a dict of rows; rows encoded again, widened, and counted as they are.
+"""Tests of the working memory against a dict of rows, with rows that are encoded again and cast.
 
 Shapes: B newcomers, D embedding, K slots, R slots refreshed, b images encoded at a time, C H W
 image.
@@ -44,7 +44,7 @@ def images(rng: np.random.Generator, count: int) -> Tensor:
 
 
 class AgainstDict(RuleBasedStateMachine):
-    """Any sequence of operations leaves each slot holding what a dict of rows says it holds."""
+    """After any sequence of operations, each slot holds the same as a dict of rows."""
 
     @initialize(policy=st.sampled_from(sorted(POLICIES)), capacity=st.integers(1, 9))
     def build(self, policy: str, capacity: int) -> None:
@@ -106,20 +106,20 @@ TestAgainstDict.settings = settings(max_examples=30, stateful_step_count=12, der
 
 
 class Encoder(torch.nn.Module):
-    """A linear map of the pixels, and how many images it was given at a time."""
+    """A linear map of the pixels, which records how many images it gets at a time."""
 
     def __init__(self, seed: int, good: int = 1000) -> None:
         super().__init__()
         weight = np.random.default_rng(seed).normal(size=(18, 5))
         self.weight = torch.nn.Parameter(torch.from_numpy(weight))
         self.batches: list[int] = []
-        self.good = good  # batches until it breaks
+        self.good = good  # batches until it fails
 
     def forward(self, image_bCHW: Tensor) -> Tensor:
         assert image_bCHW.dtype == torch.uint8
         self.batches.append(len(image_bCHW))
         pixel_bP = image_bCHW.flatten(1).to(torch.float64) - 127
-        # A row at a time, so that how many come together does not change the rounding.
+        # One row at a time, so that the number of rows does not change the rounding.
         z_bD = torch.stack([(pixel_P[:, None] * self.weight).sum(dim=0) for pixel_P in pixel_bP])
         return torch.nn.functional.normalize(z_bD, dim=1) * (len(self.batches) <= self.good)
 
@@ -226,7 +226,7 @@ def test_a_first_float64_batch_widens_all_and_counts_again(name: str) -> None:
     wide.load_state_dict(state)
     assert wide.dtype == torch.float64
     for each in (memory, wide):
-        # Counts are those of float64 now, to which check_valid holds them.
+        # Counts are float64 now, and check_valid compares them with float64 counts.
         assert each.check_valid() == (True, "")
         each.add(ids[15:], z_ND[15:], image_NCHW[15:], ids[15:] % 3)
         each.negatives(4, how="stratified", cells=3)
@@ -247,17 +247,17 @@ def test_a_dtype_that_was_asked_for_stays() -> None:
     assert wide.dtype == torch.float64
 
 
-# What training computes in reaches no count.
+# The precision of training must not change any count.
 
 
 @contextmanager
 def reduced_products() -> Iterator[None]:
-    """What people set for a GPU; on some processors it also makes products in bfloat16."""
+    """Set the reduced precision that users set for a GPU. Some CPUs also apply it."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
     try:
         yield
-        assert torch.get_float32_matmul_precision() == "medium"  # as it was found
+        assert torch.get_float32_matmul_precision() == "medium"  # the setting is unchanged
     finally:
         torch.set_float32_matmul_precision(before)
 
@@ -278,7 +278,7 @@ def test_a_memory_computes_in_full_precision(
     around: Callable[[], AbstractContextManager[None]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # Products with the whole column, too.
+    # Products with the whole column are tested too.
     monkeypatch.setattr("stream_ssl.memory.duel.linear.POOL_ROWS", 40)
 
     def outcome() -> tuple[list[int], list[float]]:
