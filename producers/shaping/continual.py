@@ -22,7 +22,7 @@ DRAWS = 1024  # random numbers drawn at once
 
 
 class Continual(Shaping):
-    """A source that orders another source by task. A task is a group of classes.
+    """A source that orders another source by tasks, which are groups of classes.
 
     - "incremental": class-incremental. Each task runs to its end before the next begins.
     - "blurred": incremental with blurred boundaries. Over the last `blur` samples of a task and
@@ -40,7 +40,9 @@ class Continual(Shaping):
 
     Args:
         source: the source to order. Every sample needs a label.
-        kind: the order of the tasks, see above.
+        kind: the order of the tasks. "incremental": one after the other. "blurred": the same with
+            mixed boundaries. "blocks": blocks of the tasks in turn. "concurrent": several tasks at
+            once. "keep": the order of the source.
         classes: number of classes of the source, labelled 0, 1, ...
         tasks: number of tasks. Tasks have equally many classes, and the first tasks get the
             remainder. null: each class is a task.

@@ -35,9 +35,9 @@ class Parked(Shaping):
 
     The source's first images are the scenes, so shuffle a sorted source. A parked frame shows its
     scene again: moved by some pixels with the edge repeated, brighter or darker, and noised. A
-    frame of a drive is the source's next image, unchanged. The stream ends when the
-    source has no image left. Parked stretches and drives alternate, with geometric lengths. Each
-    round of stretches visits every scene once, in a new order.
+    frame of a drive is the source's next image, unchanged. The stream ends when the source has no
+    image left. Parked stretches and drives alternate, with geometric lengths. Each round of
+    stretches visits every scene once, in a new order.
 
     A parked frame has the label of its scene and the id SCENE~N, where N is the frame's number.
     Its meta has "duplicate_of" (the scene's id), "duplicate" ("near", or "exact" if no byte

@@ -17,7 +17,7 @@ DRAWS = 1024  # random numbers drawn at once
 
 
 class Shift(Shaping):
-    """A source whose dominant class changes after every `period` samples, without a signal.
+    """A source whose dominant class changes after every `period` samples.
 
     The dominant class keeps all samples. Samples of the other classes are dropped at random: one in
     `bias` is kept on average. Each class dominates once a round, and each round has a new order.
