@@ -1,4 +1,4 @@
-"""What the slots hold: columns of one row a slot, and rows on their way into them.
+"""The columns of a memory, with one row per slot, and the rows written to them.
 
 Shapes: B newcomers, D embedding, A descriptor, K capacity, k occupied slots, R rows, C H W image.
 """
@@ -19,10 +19,13 @@ from stream_ssl.memory.process_group import SINGLE_PROCESS, RankGroup
 Image = tuple[int, int, int]
 
 NORM_TOLERANCE = 1e-3
-"""How far from 1 a row's norm may lie: rounding passes, a forgotten normalisation does not."""
+"""The largest deviation of a row's norm from 1.
+
+It allows rounding, but not a missing normalisation.
+"""
 
 REFUSED = -1
-"""In place of the slot that a newcomer takes over: it does not join."""
+"""The slot number of a newcomer that does not join."""
 
 INTEGER_COLUMNS = (
     *("ids", "labels", "hashes", "born", "encoded", "multiplicity"),
@@ -32,11 +35,12 @@ INTEGER_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Newcomers, checked and on the memory's device; images where the memory keeps its images.
+    """Newcomers, checked and on the memory's device. Images are on the device that keeps the
+    images.
 
-    `descriptors` are what duplicates are counted on; where that is the embedding, the same tensor.
-    `born` counts the samples offered to the memory before this one. `multiplicity` counts the
-    samples that a row stands for; None where each stands for itself alone.
+    `descriptors` are the rows on which duplicates are counted. If descriptors are the embeddings,
+    both are the same tensor. `born` is the number of samples offered to the memory before this one.
+    `multiplicity` is the number of samples that a row represents; None means 1 for each.
     """
 
     ids: Tensor  # int64 [B]
@@ -47,13 +51,13 @@ class Rows:
     born: Tensor  # int64 [B]
     images: Tensor | None = None  # uint8 [B, C, H, W]
     multiplicity: Tensor | None = None  # int64 [B]
-    producers: Tensor | None = None  # int64 [B], shares.key_of each; None: nameless
+    producers: Tensor | None = None  # int64 [B], shares.key_of each producer; None: no producers
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def __getitem__(self, index: slice | Tensor) -> Rows:
-        """The chosen rows, of every column; an index lies on the CPU."""
+        """Return the chosen rows of every column. An index tensor must be on the CPU."""
         at = index if isinstance(index, slice) else to_device(index, self.ids.device)
         images, shared = self.images, self.descriptors is self.embeddings
         if images is not None:
@@ -73,19 +77,20 @@ class Rows:
 
 
 class Columns:
-    """Storage for K slots. Slots 0 .. occupied-1 hold a sample; a row is overwritten, never moved.
+    """The storage of K slots. Slots 0 to occupied - 1 hold a sample. Rows are overwritten, never
+    moved.
 
-    They are this process's shard of the slots of all ranks. What writes or reads its rows takes
-    slots of the shard; `standing` takes slots of all.
+    The slots are this process's shard of the slots of all ranks. Methods take slots of the shard,
+    except `standing`, which takes slots numbered over all ranks.
 
     Args:
         capacity: K, at least 1.
         dim: D, at least 1.
-        descriptor_dim: A; None where the embeddings are the descriptors, one column for both.
-        device: where every column lies.
-        dtype: of embeddings and descriptors.
+        descriptor_dim: A. None means that the embeddings are the descriptors, in one column.
+        device: the device of every column.
+        dtype: the dtype of embeddings and descriptors.
         images: the images kept beside the embeddings, or None.
-        group: who holds the other shards, as many slots each.
+        group: the ranks that hold the shards, with equally many slots each.
     """
 
     ids: Tensor
@@ -95,8 +100,8 @@ class Columns:
     encoded: Tensor
     multiplicity: Tensor
     draws: Tensor  # how often a slot's sample was drawn
-    drawn_epoch: Tensor  # of its last draw, see draws.by_epochs; 0: none
-    producers: Tensor  # shares.key_of who sent a slot's sample; 0: nameless
+    drawn_epoch: Tensor  # epoch of its last draw, see draws.by_epochs; 0: none
+    producers: Tensor  # shares.key_of the producer of a slot's sample; 0: none
     capacity = Fixed[int]()
     dim = Fixed[int]()
 
@@ -125,12 +130,12 @@ class Columns:
 
     @property
     def capacity_of_all(self) -> int:
-        """Slots of all shards."""
+        """The number of slots of all shards."""
         return self.capacity * self.group.size
 
     @property
     def occupied_of_all(self) -> int:
-        """Occupied slots of all shards."""
+        """The number of occupied slots of all shards."""
         return self.occupied + self._elsewhere
 
     @occupied_of_all.setter
@@ -139,7 +144,9 @@ class Columns:
         self._elsewhere = held - self.occupied
 
     def standing(self, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Id and insertion time of what these slots of all shards hold; 0 in an empty one."""
+        """Return the ids and births of the samples in these slots of all shards; 0 for an empty
+        slot.
+        """
         if self.group.size == 1:
             return self.ids[slots], self.born[slots]
         mine = self.group.mine(slots)
@@ -151,26 +158,26 @@ class Columns:
 
     @property
     def descriptors(self) -> Tensor:
-        """What duplicates are counted on [K, A], unit rows where occupied."""
+        """The rows on which duplicates are counted, [K, A], unit rows where occupied."""
         return self.embeddings if self._apart is None else self._apart
 
     @property
     def descriptor_kA(self) -> Tensor:
-        """Descriptors of the occupied slots, a view."""
+        """The descriptors of the occupied slots, as a view."""
         return self.descriptors[: self.occupied]
 
     @property
     def z_kD(self) -> Tensor:
-        """Embeddings of the occupied slots, a view."""
+        """The embeddings of the occupied slots, as a view."""
         return self.embeddings[: self.occupied]
 
     def promote(self, dtype: torch.dtype) -> None:
-        """Hold embeddings and descriptors in this dtype from now on."""
+        """Store embeddings and descriptors in this dtype from now on."""
         self.embeddings = self.embeddings.to(dtype)
         self._apart = None if self._apart is None else self._apart.to(dtype)
 
     def to(self, device: torch.device) -> None:
-        """Move every column, images on the device included."""
+        """Move every column to this device, including images that are kept on the device."""
         self.device = device
         self.embeddings = self.embeddings.to(device)
         self._apart = None if self._apart is None else self._apart.to(device)
@@ -180,7 +187,7 @@ class Columns:
             self.images.to(device)
 
     def write(self, slots: Tensor, rows: Rows) -> None:
-        """Overwrite these slots, all distinct, with these rows."""
+        """Overwrite these distinct slots with these rows."""
         if self.on_overwrite is not None:
             self.on_overwrite(slots)
         self.embeddings[slots] = rows.embeddings
@@ -195,7 +202,7 @@ class Columns:
             self.images.write(slots, rows.images)
 
     def rows(self, slots: Tensor) -> Rows:
-        """What these slots hold, copies, without images."""
+        """Return copies of the rows in these slots, without images."""
         embeddings = self.embeddings[slots]
         return Rows(
             self.ids[slots],
@@ -207,22 +214,26 @@ class Columns:
         )
 
     def refresh(self, slots: Tensor, z_RD: Tensor, descriptor_RA: Tensor, now: int) -> None:
-        """New embeddings, and what follows from them, of the samples in these distinct slots."""
+        """Write new embeddings and descriptors of the samples in these distinct slots."""
         self.embeddings[slots] = z_RD
         if self._apart is not None:
             self._apart[slots] = descriptor_RA
         self.encoded[slots] = now
 
     def count_draws(self, slots: Tensor) -> None:
-        """These slots were drawn, again where they were in this epoch; an epoch begins with the
-        first slot that is drawn again."""
+        """Count draws of these slots, and record the epoch of each draw.
+
+        A new epoch begins when a slot is drawn that was already drawn in the current epoch.
+        """
         self.draws.index_add_(0, slots, torch.ones_like(slots))
         now = self.drawn_epoch[: self.occupied].amax().clamp(min=1)
         self.drawn_epoch[slots] = now + (self.drawn_epoch[slots] == now)
 
     def check(self, added: int) -> tuple[bool, str]:
-        """Whether the occupied rows are what `added` samples offered can have left; if not, what is
-        wrong, naming the first slot."""
+        """Check that the occupied rows are possible after `added` samples.
+
+        Errors name the first slot.
+        """
         if not 0 <= self.occupied <= self.capacity:
             return False, f"{self.occupied} slots are occupied of {self.capacity}"
         k, born_k, encoded_k = self.occupied, self.born[: self.occupied], self.encoded
@@ -253,18 +264,21 @@ class Columns:
         return named if self._apart is None else named | {"descriptors": self._apart}
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of one slot's entry in each part of the state."""
+        """Return the shape of one slot's entry in each part of the state."""
         shapes = {name: tuple(column.shape[1:]) for name, column in self._named().items()}
         return shapes | ({} if self.images is None else self.images.shapes())
 
     def state(self, live: bool = False) -> dict[str, Tensor]:
-        """The occupied rows of every column; `live`: the rows themselves, not copies."""
+        """Return the occupied rows of every column.
+
+        With `live` they are views of the columns, otherwise copies.
+        """
         state = {name: column[: self.occupied] for name, column in self._named().items()}
         state |= {} if self.images is None else self.images.state(self.occupied)
         return state if live else {name: rows.clone() for name, rows in state.items()}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Take over rows that `state` made. Slots beyond them are cleared."""
+        """Load rows that `state` returned, and clear the slots beyond them."""
         self.occupied = len(state["ids"])
         for name, column in self._named().items():
             column.zero_()
@@ -274,13 +288,13 @@ class Columns:
 
 
 class Images:
-    """uint8 images of K slots, in memory.
+    """The uint8 images of K slots, in memory.
 
     Args:
         capacity: K.
         shape: (C, H, W).
-        device: where the memory computes; the images lie there too unless `host`.
-        host: keep them in the host's memory, pinned where the device is a GPU.
+        device: the device of the memory, which also keeps the images unless `host` is set.
+        host: keep the images in the host's memory, pinned if the device is a GPU.
     """
 
     shape = Fixed[Image]()
@@ -299,7 +313,7 @@ class Images:
     data_KCHW: Tensor
 
     def to(self, device: torch.device) -> None:
-        """Serve a memory on this device; the images move along unless the host keeps them."""
+        """Serve a memory on this device. The images move too, unless the host keeps them."""
         self.device, self._pinned = device, self._host and device.type == "cuda"
         if self._pinned:
             self.data_KCHW = self.data_KCHW.pin_memory()
@@ -307,28 +321,31 @@ class Images:
             self.data_KCHW = self.data_KCHW.to(device)
 
     def read(self, slots: Tensor) -> Tensor:
-        """Copies of the images of these slots, uint8 [R, C, H, W], on the memory's device."""
+        """Return copies of these slots' images, uint8 [R, C, H, W], on the memory's device."""
         if not self._pinned:
             return self.data_KCHW[slots.to(self.data_KCHW.device)].to(self.device)
-        # Gathered into pinned memory, so that the copy to the GPU need not be waited for.
+        # Gather into pinned memory, so that the copy to the GPU is asynchronous.
         chosen = torch.empty((len(slots), *self.shape), dtype=torch.uint8, pin_memory=True)
         torch.index_select(self.data_KCHW, 0, slots.cpu(), out=chosen)
         return chosen.to(self.device, non_blocking=True)
 
     def write(self, slots: Tensor, image_RCHW: Tensor) -> None:
-        """Overwrite these slots, all distinct. `image_RCHW` lies where the images lie."""
+        """Overwrite these distinct slots.
+
+        `image_RCHW` must be on the device that keeps the images.
+        """
         self.data_KCHW[slots.to(self.data_KCHW.device)] = image_RCHW
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of one slot's entry in each part of the state."""
+        """Return the shape of one slot's entry in each part of the state."""
         return {"images": self.shape}
 
     def state(self, occupied: int) -> dict[str, Tensor]:
-        """What `load` needs to have the images of the first `occupied` slots again; not copied."""
+        """Return the images of the first `occupied` slots, without a copy."""
         return {"images": self.data_KCHW[:occupied]}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Take over what `state` gave. Slots beyond are cleared."""
+        """Load images that `state` returned, and clear the slots beyond them."""
         images = state["images"]
         self.data_KCHW.zero_()
         self.data_KCHW[: len(images)] = images.to(self.data_KCHW.device)
@@ -340,7 +357,7 @@ def image_column(
     device: torch.device,
     images_on: Literal["device", "host"],
 ) -> Images | None:
-    """Where a memory built with these arguments keeps its images; None where it keeps none."""
+    """Return the image storage of a memory with these arguments, or None if it keeps no images."""
     if images_on not in ("device", "host"):
         raise ValueError(f'images_on is {images_on!r}: choose "device" or "host"')
     return None if shape is None else Images(capacity, shape, device, host=images_on == "host")

@@ -1,10 +1,11 @@
-"""Every search: nearest rows, largest products, k-means.
+"""Searches: nearest rows, largest products, k-means.
 
-By faiss where it was measured to win (docs/memory.md), else by a product of torch or numpy. No
-other file imports faiss, and this one only when it is asked: pip install faiss-cpu. Arrays go in by
-pointer: `faiss.contrib.torch_utils` would take tensors, but patches faiss for the whole process.
+faiss does a search where it was measured to be faster (docs/memory.md), and torch or numpy
+otherwise. Only this file imports faiss, and only on first use: pip install faiss-cpu. Arrays are
+passed by pointer, because `faiss.contrib.torch_utils`, which accepts tensors, patches faiss for the
+whole process.
 
-Shapes: B queries, C cells, D of a row, K rows searched, k neighbours, N rows.
+Shapes: B queries, C cells, D size of a row, K rows searched, k neighbours, N rows.
 """
 
 from __future__ import annotations
@@ -26,38 +27,46 @@ from stream_ssl.memory.compute import to_host
 from stream_ssl.memory.scores import BLOCK_ELEMENTS
 
 HAVE_FAISS = importlib.util.find_spec("faiss") is not None
-"""Looked for without importing it."""
+"""Whether faiss is installed, checked without importing it."""
 
 NEAREST_FEW, NEAREST_MANY = 8, 1024
-"""Queries up to which, and from which on, faiss finds the nearest faster than a product does."""
+"""faiss is faster than a product for up to the first number of queries, and from the second number
+on.
+"""
 
 PRODUCT_ROWS = 2048
-"""Rows from which on faiss multiplies them by one query faster than numpy does."""
+"""The number of rows from which faiss multiplies them by one query faster than numpy."""
 
 GPU_NEIGHBOURS = 2048
-"""Most neighbours that faiss selects on a GPU."""
+"""The largest number of neighbours that faiss selects on a GPU."""
 
 GPU_SCRATCH = 256 << 20
-"""Bytes that faiss may take on a GPU beside rows and answers; it would take 1.5 GiB."""
+"""The bytes that faiss may take on a GPU besides rows and results. Its default is 1.5 GiB."""
 
 SUMMED_STEP = 1 << 32
-"""Steps of 1 in which k-means sums rows by torch: as whole numbers, whose sum has no order."""
+"""The fixed-point factor with which torch's k-means sums rows as integers.
+
+Integer sums do not depend on the order.
+"""
 
 Array = NDArray[Any]
 
 
 def nearest(z_BD: Tensor, row_KD: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k rows of largest cosine for each query, exactly, the nearest first.
+    """Return the k rows with the largest cosine for each query, exactly, nearest first.
 
-    The array itself is searched, so a row that is overwritten is found as it is.
+    The search reads the array itself, so overwritten rows are found with their new values.
 
     Args:
         z_BD: unit rows.
         row_KD: unit rows, K >= 1, of the same dtype and device.
-        k: at least 1; at most K are returned.
+        k: at least 1. At most K rows are returned.
 
     Returns:
-        cosine [B, k] and row number int64 [B, k].
+        The cosines [B, k] and the row numbers, int64 [B, k].
+
+    Raises:
+        ValueError: an argument is out of range, or queries and rows do not match.
 
     >>> cosine, row = nearest(torch.eye(3)[:1], torch.eye(3), k=1)
     >>> cosine.tolist(), row.tolist()
@@ -89,7 +98,7 @@ def _nearest_by_faiss(z_BD: Tensor, row_KD: Tensor, k: int) -> tuple[Tensor, Ten
 
 
 def _nearest_on_gpu(z_BD: Tensor, row_KD: Tensor, k: int, resources: Any) -> tuple[Tensor, Tensor]:
-    """What `faiss.knn_gpu` does, on tensors in place: it takes numpy arrays alone, and copies."""
+    """Search as `faiss.knn_gpu` does, but on tensors in place. `knn_gpu` copies numpy arrays."""
     faiss, device = load_faiss(), row_KD.device
     z_BD, row_KD = z_BD.detach().contiguous(), row_KD.detach().contiguous()
     cosine_Bk = torch.empty(len(z_BD), k, dtype=torch.float32, device=device)
@@ -105,7 +114,7 @@ def _nearest_on_gpu(z_BD: Tensor, row_KD: Tensor, k: int, resources: Any) -> tup
     ask.outIndicesType = faiss.IndicesDataType_I64
     ask.device = torch.cuda.current_device() if device.index is None else device.index
     with torch.cuda.device(ask.device):
-        # On torch's own stream, so that the search waits for whoever writes the rows.
+        # Use torch's stream, so that the search waits for pending writes to the rows.
         stream = torch.cuda.current_stream(ask.device).cuda_stream
         resources.setDefaultStream(ask.device, faiss.cast_integer_to_cudastream_t(stream))
         faiss.bfKnn(resources, ask)
@@ -113,15 +122,15 @@ def _nearest_on_gpu(z_BD: Tensor, row_KD: Tensor, k: int, resources: Any) -> tup
 
 
 def top(query_D: Tensor, row_KD: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """The n largest products of one query with the rows, exactly to rounding, in no order.
+    """Return the n largest products of one query with the rows, within rounding, in any order.
 
     Args:
-        query_D: of any length.
+        query_D: a query of any length.
         row_KD: K rows of the same dtype and device.
-        n: at least 1; at most K are returned.
+        n: at least 1. At most K are returned.
 
     Returns:
-        product [n] and row number int64 [n].
+        The products [n] and the row numbers, int64 [n].
 
     >>> value, row = top(torch.tensor([1.0, 2.0, 3.0]), torch.eye(3), n=2)
     >>> sorted(row.tolist())
@@ -138,10 +147,10 @@ def top(query_D: Tensor, row_KD: Tensor, n: int) -> tuple[Tensor, Tensor]:
 
 
 def products(query_D: Tensor, row_KD: Tensor) -> Tensor:
-    """The product of each row with one query [K], as the dtype of both rounds it.
+    """Return the product of each row with one query, [K], in the precision of their dtype.
 
     Raises:
-        ValueError: the query is no row of these.
+        ValueError: the query does not have the size and dtype of the rows.
 
     >>> products(torch.tensor([1.0, 2.0]), torch.eye(2)).tolist()
     [1.0, 2.0]
@@ -165,25 +174,25 @@ def products(query_D: Tensor, row_KD: Tensor) -> Tensor:
 def kmeans(
     z_ND: Tensor, cells: int, seed: int, rounds: int = 10, trained: int = 256
 ) -> tuple[Tensor, Tensor]:
-    """Centres that their rows are near to, by spherical k-means, and the cell of each row.
+    """Return unit centres found by spherical k-means, and the cell of each row.
 
-    Float32 on the CPU goes through faiss where it is installed, all else through torch. The two
-    find different centres of the same quality. Centres are fitted to a seeded draw of the rows.
+    Float32 on the CPU uses faiss if it is installed, and everything else uses torch. The two find
+    different centres of the same quality. Centres are fitted to a seeded draw of the rows.
 
     Args:
         z_ND: unit rows, N >= 1.
-        cells: C >= 1; N where there are fewer rows.
-        seed: of the draw and of the first centres. The same seed, rows, device and number of
-            threads give the same answer.
-        rounds: at least 1.
-        trained: most rows a cell that the centres are fitted to; at least 1.
+        cells: C >= 1. If N is smaller, N cells are used.
+        seed: the seed of the draw and of the first centres. The same seed, rows, device and number
+            of threads give the same result.
+        rounds: the number of rounds, at least 1.
+        trained: the largest number of rows per cell to which the centres are fitted, at least 1.
 
     Returns:
-        Unit centres float32 [C, D], and the cell of each row, int64 [N]. A cell left empty takes
-        over rows of another, but where fewer than C rows differ some stay empty.
+        Unit centres, float32 [C, D], and the cell of each row, int64 [N]. An empty cell takes rows
+        from another cell. If fewer than C rows differ, some cells stay empty.
 
     Raises:
-        ValueError: no rows, or fewer than one cell or round.
+        ValueError: there are no rows, or fewer than one cell or round.
 
     >>> centres, cell = kmeans(torch.eye(2)[[0, 1, 0, 1]], cells=2, seed=0)
     >>> bool(cell[0] == cell[2]), bool(cell[0] == cell[1])
@@ -201,7 +210,7 @@ def kmeans(
 
 
 def cells_of(z_ND: Tensor, centre_CD: Tensor) -> Tensor:
-    """The cell whose centre has the largest cosine with each row, int64 [N].
+    """Return the cell whose centre has the largest cosine with each row, int64 [N].
 
     >>> cells_of(torch.eye(3)[[2, 0]], torch.eye(3)).tolist()
     [2, 0]
@@ -222,13 +231,13 @@ def _centres_by_faiss(z_ND: Tensor, cells: int, seed: int, rounds: int) -> Tenso
     )
     means.train(_array(z_ND))
     centre_CD = normalize(torch.from_numpy(means.centroids.copy()), dim=1)
-    lost_C = ~(torch.linalg.vector_norm(centre_CD, dim=1) > 0.5)  # of rows that cancel out
+    lost_C = ~(torch.linalg.vector_norm(centre_CD, dim=1) > 0.5)  # rows of these cells cancel out
     centre_CD[lost_C] = z_ND[: int(lost_C.sum())]
     return centre_CD
 
 
 def _centres_by_torch(z_ND: Tensor, cells: int, seed: int, rounds: int) -> Tensor:
-    """Lloyd's rounds from rows drawn by the seed."""
+    """Return the centres after Lloyd's rounds, starting from rows drawn with the seed."""
     generator = torch.Generator().manual_seed(seed)
     first = torch.randperm(len(z_ND), generator=generator)[:cells].to(z_ND.device)
     centre_CD = z_ND[first]
@@ -240,7 +249,7 @@ def _centres_by_torch(z_ND: Tensor, cells: int, seed: int, rounds: int) -> Tenso
         sum_CD.index_add_(0, cell_N, whole_ND)
         held_C = torch.bincount(cell_N, minlength=cells)
         centre_CD = normalize(sum_CD.to(torch.float64) / SUMMED_STEP, dim=1).to(torch.float32)
-        # Rows that cancel out leave no direction: such a cell starts again like an empty one.
+        # A cell whose rows cancel out has no direction, so it starts again like an empty one.
         lost_C = (held_C == 0) | ~(torch.linalg.vector_norm(centre_CD, dim=1) > 0.5)
         furthest_N = torch.argsort(cosine_N1[:, 0], stable=True)
         centre_CD[lost_C] = z_ND[furthest_N[: int(to_host(lost_C.sum()))]]
@@ -248,7 +257,7 @@ def _centres_by_torch(z_ND: Tensor, cells: int, seed: int, rounds: int) -> Tenso
 
 
 def check_queries(z_BD: Tensor, row_KD: Tensor) -> None:
-    """ValueError unless these are finite rows, and of the kind of those searched."""
+    """Raise ValueError unless the queries are finite rows that match the searched rows."""
     if not (isinstance(z_BD, Tensor) and isinstance(row_KD, Tensor)):
         raise ValueError(
             f"queries are {type(z_BD).__name__}, rows {type(row_KD).__name__}: both must be "
@@ -274,8 +283,11 @@ def check_queries(z_BD: Tensor, row_KD: Tensor) -> None:
 
 
 def write_flat(row_KD: Array, path: Path) -> bool:
-    """Write a faiss index of rows by inner product, row k under the number k, into a new file.
-    False where faiss is not installed: then there is no file."""
+    """Write a faiss inner-product index of rows to a new file, row k under the number k.
+
+    Returns:
+        False if faiss is not installed; then no file is written.
+    """
     if not HAVE_FAISS:
         return False
     index = load_faiss().IndexFlatIP(row_KD.shape[1])
@@ -286,17 +298,17 @@ def write_flat(row_KD: Array, path: Path) -> bool:
 
 @functools.cache
 def load_faiss() -> Any:
-    return importlib.import_module("faiss")  # its types lack half of the names
+    return importlib.import_module("faiss")  # untyped: its stubs lack half of the names
 
 
 def _faiss_takes(row_KD: Tensor) -> bool:
-    """Whether faiss can search these rows where they lie, on the CPU."""
+    """Return whether faiss can search these rows in place, on the CPU."""
     return HAVE_FAISS and row_KD.dtype == torch.float32 and row_KD.device.type == "cpu"
 
 
 @functools.cache
 def _gpu_resources() -> Any:
-    """Scratch memory and streams of faiss, one set a process; None in a faiss without GPU code."""
+    """Return faiss's scratch memory and streams, once per process; None without GPU code."""
     if not HAVE_FAISS or not hasattr(load_faiss(), "StandardGpuResources"):
         return None
     resources = load_faiss().StandardGpuResources()

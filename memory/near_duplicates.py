@@ -1,15 +1,17 @@
-"""Whether two pictures are the same one, apart from what cameras and encoders do to it.
+"""A detailed comparison that finds whether two pictures show the same image.
 
-A cosine of thumbnails cannot tell: two shirts on white have a larger one than two frames of a
-moving robot. So the thumbnail only finds candidates, and each candidate is then looked at closely:
-how much do the two pictures differ at the worst place? A copy differs nowhere. A person who walks
-through a fixed camera's picture differs in one place, and so do two shirts.
+The comparison ignores changes that cameras and encoders make. A cosine of thumbnails cannot do
+this: two shirts on white have a larger cosine than two frames of a moving robot. The thumbnail
+therefore only finds candidates. Each candidate is then compared in detail, by the difference at the
+worst place. A copy differs nowhere. A person who walks through a fixed camera's picture differs in
+one place, and so do two shirts.
 
-How much a copy may differ depends on what else is held. Some pairs of trousers differ less than a
+The allowed difference depends on the other held pictures. Some pairs of trousers differ less than a
 picture and its copy that was made smaller and larger again. But the copy is far nearer to its
 picture than to any other, and a pair of trousers is about as near to the next one.
 
-Shapes: A of a key, B pictures, N pairs, n candidates, W that are held beside, S = SIDE.
+Shapes: A size of a key, B pictures, N pairs, n candidates, W pictures held besides the slots, S =
+SIDE.
 """
 
 from __future__ import annotations
@@ -36,52 +38,58 @@ SIDE: Final = 32
 """Pixels of a sketch in each direction."""
 
 ALIKE: Final = 0.12
-"""Pictures nearer than this are always near-duplicates; docs/duplicates.md says why."""
+"""Pictures nearer than this are always near-duplicates; docs/duplicates.md gives the reasons."""
 
 LIMIT: Final = 0.4
 """Pictures farther apart than this are never near-duplicates."""
 
 APART: Final = 0.55
-"""Between the two, the nearest picture must be at most so many times as far as the next one."""
+"""Between the two limits, the largest allowed ratio of the nearest and the next distance."""
 
 FLAT: Final = 8.0
-"""Grey levels of 255: the least contrast that is set to 1, so that the noise of a dark or covered
-camera is no content."""
+"""The least contrast that is set to 1, in grey levels of 255.
+
+Lower contrast is the noise of a dark or covered camera.
+"""
 
 BLUR: Final = 1.5
-"""Pixels of a sketch: the standard deviation of the blur, so that resized copies lose no contrast
-against their originals."""
+"""The standard deviation of the blur, in pixels of a sketch.
+
+The blur gives originals the contrast of their resized copies.
+"""
 
 SHIFT: Final = 2
-"""The comparison moves one sketch by up to so many pixels in each direction."""
+"""The largest shift of one sketch in each direction, in pixels."""
 
 WINDOW: Final = 8
-"""Pixels of the square within which a difference is measured."""
+"""The side of the square within which a difference is measured, in pixels."""
 
 KEY_SIDE: Final = 8
 NEIGHBOURS: Final = 4
-"""Candidates of one picture that are looked at closely."""
+"""The number of candidates of one picture that are compared in detail."""
 
 REMEMBERED: Final = 2048
-"""Newcomers whose keys are kept until they have slots, so that they are not made again."""
+"""The number of newcomers whose keys are kept until they have slots, to avoid computing them again.
+"""
 
 REACH: Final = 0.3
-"""Largest distance of two keys, as a root mean square, for which the pictures are candidates."""
+"""The largest distance of two keys for which pictures are candidates, as a root mean square."""
 
-_SMOOTH = 9  # pixels of the square whose mean is halved
+_SMOOTH = 9  # side of the square whose mean is halved, in pixels
 
 _GREY = (0.299, 0.587, 0.114)
-_PAIRS_AT_A_TIME = 512  # more take longer each on a CPU: they do not fit its cache
+_PAIRS_AT_A_TIME = 512  # more do not fit a CPU's cache
 
 
 def sketch(image_BCHW: Tensor) -> Tensor:
-    """Return what is compared of each picture: grey, S x S, with its contrast set to 1.
+    """Return the sketch of each picture: grey, S x S, blurred, with its contrast set to 1.
 
-    Half of the mean around each pixel is taken off, so that details count: clothes on white have
-    nearly all of their contrast in their outline.
+    Half of the mean around each pixel is subtracted, so that details count. Otherwise the outline
+    has nearly all of the contrast of clothes on white.
 
     Args:
-        image_BCHW: uint8, with 1 or 3 channels, or any other number, whose mean is taken.
+        image_BCHW: uint8, with any number of channels. 3 channels are colours; otherwise the mean
+            of the channels is used.
 
     Returns:
         float32 [B, S, S], on the same device.
@@ -104,7 +112,7 @@ def sketch(image_BCHW: Tensor) -> Tensor:
 
 @cache
 def _shrunk(size: int, device: torch.device) -> Tensor:
-    """Return the matrix that shrinks so many pixels to S and blurs them, float32 [S, size]."""
+    """Return the matrix that shrinks `size` pixels to S and blurs them, float32 [S, size]."""
     shrunk_SH = adaptive_avg_pool1d(torch.eye(size), SIDE).T
     pixel_S = torch.arange(SIDE)
     blur_SS = (-((pixel_S[:, None] - pixel_S) / BLUR).square() / 2).exp()
@@ -113,19 +121,19 @@ def _shrunk(size: int, device: torch.device) -> Tensor:
 
 @cache
 def _local_mean(device: torch.device) -> Tensor:
-    """Return the matrix that takes the mean of up to _SMOOTH pixels around each, [S, S]."""
+    """Return the matrix of the mean of up to _SMOOTH pixels around each pixel, [S, S]."""
     pixel_S = torch.arange(SIDE)
     near_SS = ((pixel_S[:, None] - pixel_S).abs() <= _SMOOTH // 2).float()
     return (near_SS / near_SS.sum(dim=1, keepdim=True)).to(device)
 
 
 def key(sketch_BSS: Tensor) -> Tensor:
-    """Return the rows that candidates are found by, float32 [B, A = 64].
+    """Return the keys by which candidates are found, float32 [B, A = 64].
 
-    They are sketches of 8 x 8, as sums and absolute differences of the pixels that a mirror
-    exchanges. So a picture and its mirror image have the same row. Two rows are never farther
-    apart than the sketches of 8 x 8, or than one and the mirror image of the other. Their
-    distance divided by 8 is a root mean square, as `distance` is.
+    A key is the sketch at 8 x 8 pixels, as sums and absolute differences of the pixels that a
+    mirror exchanges. A picture and its mirror image therefore have the same key. Two keys are never
+    farther apart than the 8 x 8 sketches, nor than one sketch and the mirror image of the other.
+    Their distance divided by 8 is a root mean square, like `distance`.
     """
     side = SIDE // KEY_SIDE
     row_B8S = reduce(torch.add, [sketch_BSS[:, start::side] for start in range(side)])
@@ -138,12 +146,12 @@ def key(sketch_BSS: Tensor) -> Tensor:
 
 
 def distance(one_NSS: Tensor, other_NSS: Tensor) -> Tensor:
-    """Return how much each pair of sketches differs at its worst place, [N].
+    """Return the difference of each pair of sketches at its worst place, [N].
 
-    It is a root mean square within a window, in units of a picture's contrast: 0 for equal
-    pictures, about 1.4 for pictures that have nothing to do with each other at some place. The
-    other picture is mirrored where that makes it more like the one. Pictures that are not ALIKE as
-    they are are moved against each other by up to SHIFT pixels, and the smallest value counts.
+    The difference is a root mean square within a window, in units of a picture's contrast. It is 0
+    for equal pictures, and about 1.4 for pictures that are unrelated at some place. The other
+    picture is mirrored if that makes it more similar. Pictures that are not ALIKE without a shift
+    are compared at all shifts by up to SHIFT pixels, and the smallest value counts.
     """
     if not len(one_NSS):
         return one_NSS.new_zeros(0)
@@ -172,7 +180,7 @@ def _distance(one_NSS: Tensor, other_NSS: Tensor) -> Tensor:
 
 
 def _at(one_SSN: Tensor, other_SSN: Tensor, down: int, right: int) -> Tensor:
-    """Return the distance with the other sketch moved so far from SHIFT, SHIFT, [N]."""
+    """Return the distance with the other sketch shifted by (down - SHIFT, right - SHIFT), [N]."""
     inner = SIDE - 2 * SHIFT
     middle_iiN = one_SSN[SHIFT : SHIFT + inner, SHIFT : SHIFT + inner]
     moved_iiN = other_SSN[down : down + inner, right : right + inner]
@@ -181,9 +189,10 @@ def _at(one_SSN: Tensor, other_SSN: Tensor, down: int, right: int) -> Tensor:
 
 
 def _windows(value_iiN: Tensor) -> Tensor:
-    """Return sums over windows that overlap by half, from sums over tiles of half their side.
+    """Return sums over windows that overlap by half, computed from tiles of half their side.
 
-    Tensors are added one by one: torch's sum over a middle dimension takes four times as long.
+    Tensors are added one by one, because torch's sum over a middle dimension takes four times as
+    long.
     """
     half = WINDOW // 2
     row_tiN = reduce(torch.add, [value_iiN[start::half] for start in range(half)])
@@ -193,15 +202,15 @@ def _windows(value_iiN: Tensor) -> Tensor:
 
 
 def _softened(sketch_NSS: Tensor) -> Tensor:
-    """Return means of 2 x 2 pixels [S, S, N], which make a shift by half a pixel count less.
+    """Return means of 2 x 2 pixels, [S, S, N], which reduce the effect of half-pixel shifts.
 
-    Pairs come last, so that every step runs along contiguous memory.
+    Pairs are the last dimension, so that every step reads contiguous memory.
     """
     one_SSN = sketch_NSS.permute(1, 2, 0).clone(memory_format=torch.contiguous_format)
     two_SSN = torch.empty_like(one_SSN)
     torch.add(one_SSN[:-1], one_SSN[1:], out=two_SSN[:-1])
     torch.add(one_SSN[-1], one_SSN[-1], out=two_SSN[-1])
-    four_SSN = one_SSN  # its memory is used again
+    four_SSN = one_SSN  # reuses its memory
     torch.add(two_SSN[:, :-1], two_SSN[:, 1:], out=four_SSN[:, :-1])
     torch.add(two_SSN[:, -1], two_SSN[:, -1], out=four_SSN[:, -1])
     return four_SSN.div_(4)
@@ -211,26 +220,25 @@ def are_near_duplicates(two_B2: Tensor) -> Tensor:
     """Return whether pictures with these distances are near-duplicates, bool [B].
 
     Args:
-        two_B2: distances to the nearest candidate and to the next one; infinite where there is
-            none.
+        two_B2: the distances to the nearest and to the next candidate, infinite if there is none.
     """
     near_B, next_B = two_B2.unbind(dim=1)
     return (near_B < ALIKE) | ((near_B < LIMIT) & (near_B < APART * next_B))
 
 
 class NearDuplicates:
-    """Finds the samples of a batch that are near-duplicates of what a memory holds.
+    """A detector of samples that are near-duplicates of a memory's contents or of their own batch.
 
     Args:
-        memory: it keeps images.
+        memory: a memory that keeps images.
 
     Raises:
-        ValueError: the memory keeps no pictures.
+        ValueError: the memory keeps no images, or images of less than 8 x 8 pixels.
     """
 
     _index: SlotIndex
-    _ids_K: Tensor  # of the samples whose keys the index has
-    _ids_R: Tensor  # of newcomers whose keys are remembered
+    _ids_K: Tensor  # ids of the samples whose keys the index has
+    _ids_R: Tensor  # ids of newcomers whose keys are remembered
     _key_RA: Tensor
 
     def __init__(self, memory: WorkingMemory) -> None:
@@ -244,7 +252,7 @@ class NearDuplicates:
         self._forget()
 
     def let_in(self, image_BCHW: Tensor, beside_WCHW: Tensor) -> NDArray[np.bool_]:
-        """Return which samples are no near-duplicates, bool [B of all ranks]; see `find`."""
+        """Return which samples are not near-duplicates, bool [B of all ranks]; see `find`."""
         return self.find(image_BCHW, beside_WCHW, "refuse").let_in_B
 
     @in_full_precision
@@ -257,20 +265,23 @@ class NearDuplicates:
     ) -> Found:
         """Return the near-duplicates among the samples of all ranks, decided in turn.
 
-        A sample has up to 2 NEIGHBOURS candidates: the nearest of all slots and of the pictures
-        beside them, and the nearest of the earlier samples of the batch that were let in. On
-        several ranks it takes the slots, the pictures beside them and the batches of all ranks
-        together, in order of rank.
+        A sample has up to 2 NEIGHBOURS candidates. Half of them are the nearest of all slots and of
+        the pictures beside the slots. The other half are the nearest of the earlier admitted
+        samples of the batch. Several ranks use the slots, the pictures beside them and the batches
+        of all ranks together, in order of rank.
 
         Args:
-            image_BCHW: uint8, of this rank.
-            beside_WCHW: uint8, other pictures of this rank that count as held.
-            action: as in `Duplicates`; "merge" in one process and with nothing beside alone.
-            ids_B: int64, of this rank, under which the memory may get the same pictures later.
-                Their slots then need no new sketch. Every rank gives ids, or none does.
+            image_BCHW: this rank's samples, uint8.
+            beside_WCHW: other pictures of this rank that count as held, uint8.
+            action: as in `Duplicates`. "merge" requires a single process and no pictures beside the
+                slots.
+            ids_B: this rank's ids, int64, under which the memory may later receive the same
+                pictures. Their slots then need no new sketch. Either every rank passes ids, or none
+                does.
 
         Returns:
-            `nearest_B` counts the slots, then the pictures beside, then the samples.
+            The result. Its `nearest_B` numbers the slots first, then the pictures beside them, then
+            the samples.
         """
         own = [sketch(image_BCHW).flatten(1), *([] if ids_B is None else [ids_B.to(self.device)])]
         flat_BD, *ids = self._memory.group.all_gather(*own)
@@ -294,16 +305,16 @@ class NearDuplicates:
 
     @property
     def device(self) -> torch.device:
-        """Return the memory's device."""
+        """The memory's device."""
         return self._memory.device
 
     def _held(
         self, sketch_BSS: Tensor, key_BA: Tensor, beside_WSS: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the candidates that the ranks hold, and their distances, both [B, n].
+        """Return the candidates that the ranks hold and their distances, both [B, n].
 
-        A candidate of this rank is a slot k, or len(memory) + w for a picture beside; one of
-        another rank is NOBODY.
+        A candidate of this rank is a slot k, or len(memory) + w for a picture beside the slots. A
+        candidate of another rank is NOBODY.
         """
         self._follow_the_slots()
         square_Bn, slot_Bn = self._index.nearest(key_BA, NEIGHBOURS)
@@ -326,7 +337,7 @@ class NearDuplicates:
         return row_Bn, far_Br.gather(1, nearest_Bn)
 
     def _follow_the_slots(self) -> None:
-        """Give the index the keys of all slots that changed since the last batch."""
+        """Put the keys of all slots that changed since the last batch into the index."""
         ids_k, k = self._memory.ids, len(self._memory)
         if self._index.device != self.device or k < len(self._index):  # moved, or loaded anew
             self._forget()
@@ -336,16 +347,16 @@ class NearDuplicates:
         self._ids_K[:k] = ids_k
 
     def _remember(self, ids_B: Tensor, key_BA: Tensor, let_in_B: NDArray[np.bool_]) -> None:
-        """Keep the keys of newcomers that were let in; the newest come first."""
+        """Keep the keys of admitted newcomers, newest first."""
         in_b = torch.from_numpy(let_in_B.nonzero()[0]).to(self.device)
         self._ids_R = torch.cat([ids_B[in_b], self._ids_R])[:REMEMBERED]
         self._key_RA = torch.cat([key_BA[in_b], self._key_RA])[:REMEMBERED]
 
     def _keys_of(self, slots: Tensor, ids: Tensor) -> Tensor:
-        """Return the keys of slots that hold these ids: those remembered, or made anew."""
+        """Return the keys of slots that hold these ids, remembered or computed."""
         if not len(self._ids_R):
             return key(self._sketch_of(slots))
-        id_R, row_R = self._ids_R.sort(stable=True)  # so the newest is first among equal ids
+        id_R, row_R = self._ids_R.sort(stable=True)  # newest first among equal ids
         place_N = torch.searchsorted(id_R, ids).clamp_(max=len(id_R) - 1)
         key_NA = self._key_RA[row_R[place_N]]
         unknown = (id_R[place_N] != ids).nonzero()[:, 0]
@@ -354,7 +365,7 @@ class NearDuplicates:
         return key_NA
 
     def _forget(self) -> None:
-        """Know nothing of the slots, nor of newcomers."""
+        """Reset the index and the remembered keys."""
         capacity, dim, device = self._memory.capacity, KEY_SIDE**2, self.device
         self._index = SlotIndex(capacity, dim, device)
         self._ids_K = torch.full((capacity,), -1, dtype=torch.int64, device=device)
@@ -363,15 +374,15 @@ class NearDuplicates:
 
     def _sketch_of(self, slots: Tensor) -> Tensor:
         images = self._memory.images
-        assert images is not None  # as the constructor saw to
+        assert images is not None  # checked by the constructor
         return sketch(images[slots.to(images.device)].to(self.device))
 
     def state(self) -> dict[str, Tensor]:
-        """Return what is needed besides the memory to give the same answers again."""
+        """Return the state that is needed besides the memory for the same answers."""
         return self._index.state()
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Go on from what `state` gave, with the memory as it was then."""
+        """Restore a result of `state`, with the memory as it was then."""
         self._forget()
         self._index.load(state)
 
@@ -385,10 +396,10 @@ def _look_closely(
     """Return the distance of each sketch to its candidates, [B, n]; infinite beyond reach.
 
     Args:
-        sketch_BSS: one for each row of candidates.
-        square_Bn: squared distances of the keys.
-        row_Bn: what the candidates are called.
-        sketches_of: gives the sketches of so many candidates, [N, S, S].
+        sketch_BSS: one sketch for each row of candidates.
+        square_Bn: the squared distances of the keys.
+        row_Bn: the numbers of the candidates.
+        sketches_of: a function from N candidate numbers to their sketches [N, S, S].
     """
     far_Bn = torch.full_like(square_Bn, torch.inf)
     turn_N, place_N = (square_Bn <= REACH**2 * KEY_SIDE**2).nonzero(as_tuple=True)
@@ -405,19 +416,22 @@ def _look_closely(
 def _in_turn(
     sketch_BSS: Tensor, key_BA: Tensor, held_Bn: Tensor, action: Action
 ) -> tuple[Tensor, Tensor, NDArray[np.bool_]]:
-    """Compare each sample with the nearest earlier samples of its batch that were let in.
+    """Compare each sample with the nearest earlier admitted samples of its batch.
 
-    Those depend on the answer, so it is found in rounds. Each round takes the answer of the round
-    before as given. A sample's answer is right once those of all earlier samples are, so the
-    rounds end with the answer of a loop over the samples.
+    Which samples are admitted depends on the answer, so the answer is found in rounds. Each round
+    uses the answer of the previous round. A sample's answer is correct once the answers of all
+    earlier samples are correct. The rounds therefore end with the answer of a loop over the
+    samples.
 
     Args:
+        sketch_BSS: the sketches of the batch.
+        key_BA: their keys.
         held_Bn: distances to the candidates that are held.
-        action: "count" lets near-duplicates in too.
+        action: as in `Duplicates`. "count" admits near-duplicates too.
 
     Returns:
-        The candidates among the earlier samples int64 [B, m], their distances, and which samples
-        are no near-duplicates, bool [B].
+        The candidates among the earlier samples, int64 [B, m], their distances, and which samples
+        are not near-duplicates, bool [B].
     """
     count = len(key_BA)
     near_Bm = held_Bn.new_full((count, min(NEIGHBOURS, count)), torch.inf)
@@ -426,7 +440,7 @@ def _in_turn(
     own_B = key_BA.square().sum(dim=1)
     square_BB = torch.addmm(own_B[:, None] + own_B, key_BA, key_BA.T, alpha=-2)
     within_BB = (square_BB <= REACH**2 * KEY_SIDE**2).tril_(-1)
-    if action != "merge":  # the held ones decide about these, whatever the rest of the batch is
+    if action != "merge":  # an ALIKE held picture decides alone
         within_BB &= (held_Bn >= ALIKE).all(dim=1, keepdim=True)
     row_b = within_BB.any(dim=1).nonzero()[:, 0]  # most samples have nothing within reach
     if not len(row_b):
@@ -453,5 +467,5 @@ def _in_turn(
 
 
 def _told(far_Bn: Tensor) -> Tensor:
-    """Return which pictures are near-duplicates, by the distances to their candidates, [B]."""
+    """Return which pictures are near-duplicates, given the distances to their candidates, [B]."""
     return are_near_duplicates(torch.topk(far_Bn, 2, dim=1, largest=False).values)

@@ -1,9 +1,9 @@
-"""Who holds a shard of the memory: one process alone, or the ranks of torch.distributed.
+"""The processes that hold a memory: a single process, or the ranks of torch.distributed.
 
-Every rank holds as many slots. Slot j of all lies on rank j mod W, as slot j // W of its shard: so
-shards fill evenly, and what all ranks hold is the same whatever W is. What the methods give is the
-same on every rank unless said otherwise, so that all ranks decide alike from it. Tensors stay on
-their device, as both gloo and NCCL want them.
+Every rank holds the same number of slots. Slot j of all lies on rank j mod W, as slot j // W of its
+shard. Shards therefore fill evenly, and the contents of all ranks together do not depend on W.
+Results are the same on every rank unless stated otherwise, so that all ranks make the same
+decisions. Tensors stay on their device, as gloo and NCCL both require.
 
 Shapes: W ranks, R rows, B rows of each rank.
 """
@@ -23,17 +23,18 @@ from stream_ssl.memory.compute import to_host
 
 
 class RankLost(RuntimeError):
-    """Another rank died, hangs, or called another collective; this one cannot go on."""
+    """Another rank died, hangs, or called a different collective, so this rank cannot continue."""
 
 
 class RankGroup:
-    """The ranks that hold the slots together: as it stands here, one process that holds them all.
+    """The ranks that hold the slots together. This base class is a single process with all slots.
 
     Attributes:
-        rank, size: of this process, and how many there are.
-        collectives: how often this rank met the others.
-        bytes: that this rank gave to them.
-        waited: seconds that its host spent there, most of them for the slowest.
+        rank, size: the rank of this process, and the number of ranks.
+        collectives: the number of collective operations of this rank.
+        bytes: the bytes that this rank has sent.
+        waited: the seconds that the host has spent in collectives, mostly waiting for the slowest
+            rank.
     """
 
     rank, size = 0, 1
@@ -44,54 +45,58 @@ class RankGroup:
         return self  # a copy of a memory is held by the same ranks
 
     def share(self, total: int) -> int:
-        """How many of the first `total` slots of all lie in this shard."""
+        """Return how many of the first `total` slots of all lie in this shard."""
         return -(-(total - self.rank) // self.size)
 
     def mine(self, slots: Any) -> Any:
-        """bool, whether slots of all (tensor or array) lie in this shard."""
+        """Return whether slots of all (tensor or array) lie in this shard, bool."""
         return slots % self.size == self.rank
 
     def own(self, slots: Any) -> Any:
-        """Slots of all, which lie in this shard, in its own numbers."""
+        """Convert slot numbers over all ranks, of slots in this shard, to numbers of the shard."""
         return slots // self.size
 
     def of_all(self, slots: Any) -> Any:
-        """What `own` undoes."""
+        """Convert slot numbers of the shard to numbers over all ranks, the inverse of `own`."""
         return slots * self.size + self.rank
 
     def all_gather(self, *row_R: Tensor) -> tuple[Tensor, ...]:
-        """The rows of all ranks, in order of rank; as many of each tensor.
+        """Return the rows of all ranks, in order of rank.
 
-        Ranks may give different numbers of rows.
+        On each rank, all tensors must have the same number of rows. Ranks may have different
+        numbers.
         """
         return row_R
 
     def gather_equal(self, row_B: Tensor) -> Tensor:
-        """The rows of all ranks [W B, ...], in order of rank, where each gives as many."""
+        """Return the rows of all ranks [W B, ...], in order of rank. All must have equally many."""
         return row_B
 
     def exchange(self, row_R: Tensor) -> Tensor:
-        """[W, B, ...]: what each rank has for this one's rows. `row_R` [W B, ...] has the rows for
-        rank 0 first. Differs between ranks."""
+        """Return the rows that each rank has for this rank, [W, B, ...]. The result differs by
+        rank.
+
+        `row_R` [W B, ...] has the rows for rank 0 first.
+        """
         return row_R.unsqueeze(0)
 
     def send(self, row_R: Tensor, counts: list[int], come: list[int]) -> Tensor:
-        """The rows that others send here, in order of rank. Differs between ranks.
+        """Return the rows that other ranks send here, in order of rank. The result differs by rank.
 
         Args:
-            row_R: those for rank 0 first.
-            counts: how many go to each rank.
-            come: how many come from each.
+            row_R: the rows to send, those for rank 0 first.
+            counts: the number of rows to send to each rank.
+            come: the number of rows to receive from each rank.
         """
         del counts, come
         return row_R
 
     def all_reduce_sum(self, value: Tensor) -> Tensor:
-        """The sum over ranks, element by element."""
+        """Return the sum over ranks, element by element."""
         return value
 
     def all_reduce_max(self, value: Tensor) -> Tensor:
-        """The largest of all ranks, element by element."""
+        """Return the maximum over ranks, element by element."""
         return value
 
 
@@ -99,10 +104,10 @@ SINGLE_PROCESS = RankGroup()
 
 
 class ProcessGroup(RankGroup):
-    """The ranks of torch.distributed's process group. All must call the same methods in turn.
+    """The ranks of a torch.distributed process group. All ranks must call the same methods in turn.
 
     Args:
-        group: of the ranks that share a memory; the default group where not given.
+        group: the process group that shares a memory. None means the default group.
 
     Raises:
         ValueError: torch.distributed has not been initialised.
@@ -170,7 +175,7 @@ class ProcessGroup(RankGroup):
 
     @contextmanager
     def _meeting(self, value: Tensor, times: int = 1) -> Iterator[None]:
-        """Counts what is given so many times; gloo and NCCL have no error of their own."""
+        """Count a collective and its bytes, and turn errors of gloo and NCCL into RankLost."""
         self.collectives += 1
         self.bytes += times * value.numel() * value.element_size()
         began = time.perf_counter()

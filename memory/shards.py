@@ -1,4 +1,4 @@
-"""A memory that several ranks hold: newcomers meet, images travel, shards are dealt again.
+"""A memory that several ranks hold: gather newcomers, send images, redistribute shards.
 
 Shapes: B newcomers of all ranks, W ranks, C H W image.
 """
@@ -18,7 +18,7 @@ from stream_ssl.memory.process_group import RankGroup
 from stream_ssl.memory.state import State, encode_names, part, producer_names, shard_of, totals_of
 
 RANK_SEEDS = 1000
-"""Between the seeds of two ranks' draws; a memory's own are next to each other."""
+"""The distance between the seeds of two ranks. The seeds within one memory are consecutive."""
 
 
 def check_shareable(
@@ -27,7 +27,7 @@ def check_shareable(
     policy: Policy,
     duplicates: Duplicates | None,
 ) -> None:
-    """ValueError unless several ranks can hold a memory of these parts together."""
+    """Raise ValueError unless several ranks can hold a memory with these parts together."""
     if capacity % group.size:
         lower = capacity - capacity % group.size
         raise ValueError(
@@ -59,12 +59,12 @@ class Meeting:
 
     Args:
         own: this rank's newcomers.
-        added: samples offered to the memory before.
-        columns: of this shard.
+        added: the number of samples offered to the memory before.
+        columns: the columns of this shard.
 
     Attributes:
-        rows: of all ranks.
-        batch: where this rank's are among them.
+        rows: the newcomers of all ranks.
+        batch: the positions of this rank's newcomers among them.
     """
 
     def __init__(self, own: Rows, added: int, columns: Columns) -> None:
@@ -88,10 +88,11 @@ class Meeting:
         self.batch = slice(first, first + counts[group.rank])
 
     def send_images(self, slot_B: Tensor) -> None:
-        """Bring the images of those who stay to the rank of their slot, and write them there.
+        """Send the images of newcomers that stay to the ranks of their slots, and write them there.
 
         Args:
-            slot_B: of all; -1 for a newcomer that did not join or has left again.
+            slot_B: slots numbered over all ranks; -1 for a newcomer that did not join or has left
+                again.
         """
         images, group, column = self._images, self._columns.group, self._columns.images
         if images is None or column is None:
@@ -111,16 +112,16 @@ class Meeting:
 
 
 def resharded(states: Sequence[State], rank: int, size: int) -> State:
-    """The state of one rank of `size`, from those of all ranks that saved; every slot once.
+    """Return the state of one rank of `size`, made from the states of all ranks that saved.
 
-    What a policy has counted is counted again from the rows; draws go on from other seeds.
+    Every slot is kept once. Policies count again from the rows, and random draws use new seeds.
 
     Args:
-        states: of `WorkingMemory.state_dict`, in any order.
-        rank, size: for which it is made.
+        states: results of `WorkingMemory.state_dict`, in any order.
+        rank, size: the rank for which the state is made, and the new number of ranks.
 
     Raises:
-        ValueError: a rank's state is missing, or they are not of one memory.
+        ValueError: a rank's state is missing, or the states belong to different moments.
     """
     by_rank = {shard_of(state)[0]: state for state in states}
     saved = shard_of(states[0])[1]

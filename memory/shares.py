@@ -1,10 +1,10 @@
-"""Shares: each producer keeps a part of the slots, whatever the eviction policy prefers.
+"""Shares: each producer keeps a part of the slots under any eviction policy.
 
-A newcomer joins first. Then a sample leaves whose producer holds more than its guarantee, and the
-policy chooses it. So a producer below its guarantee grows with each newcomer that is let in, and a
-producer at its guarantee loses a slot to its own newcomers alone.
+A newcomer joins first. Then the policy chooses a sample to evict among the producers that hold more
+than their guarantee. A producer below its guarantee therefore grows with each admitted newcomer. A
+producer at its guarantee loses slots only to its own newcomers.
 
-Everything follows from the column `producers` of the memory: nothing else is kept in a state.
+All values are derived from the memory's column `producers`, so a state contains nothing else.
 
 Shapes: B newcomers, K slots of all ranks, P producers, n slots of some ranks.
 """
@@ -38,10 +38,10 @@ NAMELESS = 0
 HALF = 0.5
 
 MOST_NAMES = 1 << 16
-"""Names of producers that are kept, besides those of the slots."""
+"""The largest number of producer names to keep, besides the names of the slots' producers."""
 
 SPARE = 1024
-"""Producers without a slot that are remembered, besides as many as hold one."""
+"""The number of producers without a slot to keep, besides as many as hold a slot."""
 
 Owners = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -49,7 +49,7 @@ Flags = NDArray[np.bool_]
 
 @lru_cache(maxsize=1 << 16)
 def key_of(name: str | None) -> int:
-    """The number that stands for a producer in the memory: positive, and 0 for none.
+    """Return the number that represents a producer in the memory: positive, or 0 for None.
 
     >>> key_of(None), key_of("yard") == key_of("yard") > 0
     (0, True)
@@ -64,11 +64,14 @@ def key_of(name: str | None) -> int:
 class Shares:
     """How many slots each producer is guaranteed.
 
-    The producers that hold a slot, and the newcomer's, divide `part` of all slots by their weights.
+    The producers that hold a slot, and the newcomer's producer, divide `part` of all slots by their
+    weights.
 
     Args:
-        part: of the slots that are guaranteed, at least 0 and below 1. The rest is free to all.
-        weights: of producers by name, each at least 0. A producer that is not named has weight 1.
+        part: the part of the slots that is guaranteed, at least 0 and below 1. The rest is free to
+            all.
+        weights: weights of producers by name, each at least 0. Producers without an entry have
+            weight 1.
 
     >>> Shares.of({"yard": 3}).part
     0.5
@@ -91,7 +94,7 @@ class Shares:
 
     @classmethod
     def of(cls, given: Any) -> Shares | None:
-        """From a number, from weights by name, or None for no shares."""
+        """Build shares from a number, or from weights by name. None means no shares."""
         if given is None or isinstance(given, Shares):
             return given
         if isinstance(given, Mapping):
@@ -99,12 +102,17 @@ class Shares:
         return cls(part=given)
 
     def by_key(self) -> dict[int, float]:
-        """The weights by key."""
+        """Return the weights by key."""
         named = {key_of(name): float(weight) for name, weight in self.weights.items()}
         return named | {NAMELESS: 0.0}
 
     def holdings(self, key_k: Tensor, slots: int) -> dict[int, Holding]:
-        """What the producers of these keys of slots hold and are guaranteed, of so many slots."""
+        """Return what each producer holds and is guaranteed, by key.
+
+        Args:
+            key_k: the producer key of each occupied slot.
+            slots: the number of slots that the guarantees divide.
+        """
         keys, held_P = np.unique(key_k.numpy(), return_counts=True)
         weights = self.by_key()
         weight_P = np.array([weights.get(key, 1.0) for key in keys.tolist()])
@@ -113,18 +121,20 @@ class Shares:
         return {key: Holding(held, kept) for key, held, kept in zip(*columns, strict=True)}
 
     def guaranteed(self, there_P: Flags, weight_P: NDArray[np.float64], slots: int) -> Owners:
-        """Slots that each producer is guaranteed, int64 [P]; 0 for those that are not there."""
+        """Return the slots that each producer is guaranteed, int64 [P]; 0 for absent producers."""
         weight_P = np.where(there_P, weight_P, 0.0)
-        total = math.fsum(weight_P.tolist())  # the same in any order of the producers
+        total = math.fsum(weight_P.tolist())  # independent of the order of producers
         if total <= 0:
             return np.zeros(len(weight_P), dtype=np.int64)
         return np.floor(self.part * slots * weight_P / total).astype(np.int64)
 
 
 class Holdings:
-    """The producer of each slot, and how many slots each producer holds; alike on all ranks.
+    """The producer of each slot, and the number of slots that each producer holds; the same on all
+    ranks.
 
-    Producers are numbered as they are met. `columns` are only read to begin with.
+    Producers are numbered in the order in which they appear. `columns` are read only by the
+    constructor.
     """
 
     def __init__(self, columns: Columns, shares: Shares) -> None:
@@ -143,11 +153,11 @@ class Holdings:
 
     @property
     def crowded(self) -> bool:
-        """Whether most producers hold nothing: then it is time to begin anew."""
+        """Whether so many producers hold no slot that the holdings should be rebuilt."""
         return len(self.held_P) > 2 * int((self.held_P > 0).sum()) + SPARE
 
     def owners(self, key_B: Owners) -> Owners:
-        """The number of each newcomer's producer."""
+        """Return the number of each newcomer's producer."""
         keys, inverse_B = np.unique(key_B, return_inverse=True)
         new = [key for key in keys.tolist() if key not in self._number]
         if new:
@@ -164,25 +174,25 @@ class Holdings:
         self.held_P += np.bincount(owner_B, minlength=len(self.held_P))
 
     def take(self, slots: Owners, owner_B: Owners) -> None:
-        """Record that newcomers took these slots in turn; -1 stands for a refusal."""
+        """Record that newcomers took these slots in turn; -1 means a refusal."""
         joins = slots != REFUSED
         slots, owner_B = slots[joins], owner_B[joins]
         once = np.unique(slots)
         count = len(self.held_P)
         self.held_P -= np.bincount(self.owner_K[once], minlength=count)
-        self.owner_K[slots] = owner_B  # the last of several stays
+        self.owner_K[slots] = owner_B  # the last newcomer of several stays
         self.held_P += np.bincount(self.owner_K[once], minlength=count)
 
 
 class Turns:
-    """Newcomers that take slots in turn, and which producers' slots each may not take.
+    """Newcomers that take slots in turn, and the producers whose slots each newcomer may not take.
 
     Args:
-        holdings: at the first newcomer; not written.
+        holdings: the holdings before the first newcomer. They are not changed.
         owner_B: the number of each newcomer's producer.
 
     Attributes:
-        owner_K: the number of each slot's producer, at the first newcomer.
+        owner_K: the number of each slot's producer before the first newcomer.
     """
 
     def __init__(self, holdings: Holdings, owner_B: Owners) -> None:
@@ -194,11 +204,13 @@ class Turns:
         return Turns(self._holdings, self.owner_B[part])
 
     def walk(self) -> Walk:
-        """A walk through the newcomers, from the first on."""
+        """Return a walk through the newcomers, starting with the first."""
         return Walk(self)
 
     def guaranteed(self, there_P: Flags) -> Owners:
-        """Slots guaranteed to each producer while these are there."""
+        """Return the slots guaranteed to each producer while the producers in `there_P` are
+        present.
+        """
         known = there_P.tobytes()
         if known not in self._guaranteed:
             holdings = self._holdings
@@ -208,8 +220,11 @@ class Turns:
         return self._guaranteed[known]
 
     def are_free(self) -> bool:
-        """Whether each of the newcomers may surely take any slot: none can bring another producer
-        below its guarantee, even if all others take its slots."""
+        """Return whether every newcomer may take any slot.
+
+        This is so if no producer can fall below its guarantee, even if all newcomers of other
+        producers take its slots.
+        """
         held_P, weight_P = self._held_P, self._holdings.weight_P
         there_P = held_P > 0
         if not (there_P | (weight_P == 0))[self.owner_B].all():
@@ -219,7 +234,7 @@ class Turns:
         return bool((enough_P | ~there_P | (weight_P == 0)).all())
 
     def gate(self, slot_c: Tensor) -> Gate:
-        """Return what each step may take of the candidates in these slots, and of the newcomers."""
+        """Return which of these candidates and of the newcomers each step may evict."""
         owner_c = self.owner_K[to_host(slot_c).numpy()]
         return Gate(self.walk(), np.concatenate([owner_c, self.owner_B]))
 
@@ -231,7 +246,7 @@ class Turns:
 
 
 class Walk:
-    """One pass through turns. What it finds depends on who left at the steps before."""
+    """One pass through turns. Its answers depend on the evictions at earlier steps."""
 
     def __init__(self, turns: Turns) -> None:
         self._turns = turns
@@ -239,8 +254,10 @@ class Walk:
         self._owner_B = turns.owner_B
 
     def barred(self, turn: int) -> Flags:
-        """bool [P], the producers whose slots this newcomer may not take; its own as well, where it
-        is below its guarantee."""
+        """Return the producers whose slots this newcomer may not take, bool [P].
+
+        They include the newcomer's own producer if it is below its guarantee.
+        """
         held_P = self._held_P
         own = self._owner_B[turn]
         held_P[own] += 1
@@ -249,16 +266,16 @@ class Walk:
         return barred_P
 
     def move(self, turn: int, owner: int) -> None:
-        """This newcomer joined, and a sample of this producer left."""
+        """Record that this newcomer joined and that a sample of producer `owner` left."""
         self._held_P[self._owner_B[turn]] += 1
         self._held_P[owner] -= 1
 
 
 class Gate:
-    """What each of some steps may take, of candidates and of newcomers, for duel/simulate.py.
+    """The candidates and newcomers that each step may evict, for duel/simulate.py.
 
     Args:
-        walk: from the first newcomer on.
+        walk: a walk that starts with the first newcomer.
         owner_W: the number of the producer of each column.
     """
 
@@ -267,28 +284,29 @@ class Gate:
         self._barred: list[Flags] = []
 
     def shut(self, columns: int) -> Flags:
-        """bool, which of the first so many columns the next newcomer may not take."""
+        """Return which of the first `columns` columns the next newcomer may not take, bool."""
         barred_P = self._walk.barred(len(self._barred))
         self._barred.append(barred_P)
         shut_W: Flags = barred_P[self._owner_W[:columns]]
         return shut_W
 
     def leaves(self, column: int) -> None:
-        """The sample of this column leaves at the step that was asked for last."""
+        """Record that the sample of this column leaves at the step of the last `shut`."""
         self._walk.move(len(self._barred) - 1, int(self._owner_W[column]))
 
     def barred(self, steps: int, owner_n: Tensor) -> Barred:
-        """What was barred at the first steps, for slots of these producers."""
+        """Return what was barred at the first `steps` steps, for slots of these producers."""
         return Barred(np.stack(self._barred[:steps]), owner_n)
 
 
 class Groups:
-    """Slots of a shard, by whether newcomers may take them; bool [n], on a device.
+    """The slots of a shard, grouped by whether newcomers may take them; bool [n], on a device.
 
     Attributes:
-        first_n: the first newcomer may.
-        open_n: all may, as their producer holds more than its guarantee.
-        own_n: newcomers of their producer may, which has just its guarantee, and there are some.
+        first_n: slots that the first newcomer may take.
+        open_n: slots that all newcomers may take: their producer holds more than its guarantee.
+        own_n: slots that only newcomers of the same producer may take: the producer holds exactly
+            its guarantee, and the batch contains newcomers of it.
     """
 
     def __init__(self, turns: Turns, owner_n: Tensor) -> None:
@@ -306,17 +324,17 @@ class Groups:
         )
 
     def at(self, index: Tensor) -> Groups:
-        """Return the same for these slots alone."""
+        """Return the groups of these slots only."""
         found = copy(self)
         for name in ("owner_n", "first_n", "open_n", "own_n"):
             setattr(found, name, getattr(self, name)[index])
         return found
 
     def largest(self, value_n: Tensor, count: int) -> Tensor:
-        """Return where the largest values stand, in order of place.
+        """Return the positions of the largest values, in ascending order of position.
 
-        These are `count` of the slots open to all, and a fourth as many of those that are open to
-        newcomers of their own producer.
+        The result has `count` of the slots open to all newcomers, and a quarter as many of the
+        slots that are open only to newcomers of their own producer.
         """
         found = [
             value_n.masked_fill(~group_n, -torch.inf).topk(min(number, len(value_n))).indices
@@ -329,7 +347,7 @@ class Groups:
 
 
 class SlotWalk:
-    """A walk that also follows which producer each slot belongs to."""
+    """A walk that also tracks the producer of each slot."""
 
     def __init__(self, turns: Turns) -> None:
         self._walk, self._owner_B = turns.walk(), turns.owner_B
@@ -337,17 +355,19 @@ class SlotWalk:
         self._turn = 0
 
     def open(self) -> Flags:
-        """bool [K], the slots that the next newcomer may take."""
+        """Return the slots that the next newcomer may take, bool [K]."""
         open_K: Flags = ~self._walk.barred(self._turn)[self.owner_K]
         return open_K
 
     @property
     def must_join(self) -> bool:
-        """Whether the next newcomer may not be refused: its producer is below its guarantee."""
+        """Whether the next newcomer must not be refused, because its producer is below its
+        guarantee.
+        """
         return bool(self._walk.barred(self._turn)[self._owner_B[self._turn]])
 
     def take(self, slot: int) -> None:
-        """The next newcomer takes this slot; -1 where it is refused."""
+        """Record that the next newcomer takes this slot, or is refused if the slot is -1."""
         if slot != REFUSED:
             self._walk.move(self._turn, int(self.owner_K[slot]))
             self.owner_K[slot] = self._owner_B[self._turn]
@@ -355,10 +375,10 @@ class SlotWalk:
 
 
 class Barred:
-    """The producers barred at each of some steps, as engines use them.
+    """The producers barred at each step, in the form that the engines use.
 
     Args:
-        barred_TP: bool, by step.
+        barred_TP: bool, the barred producers by step.
         owner_n: the number of each slot's producer, on a device.
     """
 
@@ -370,21 +390,29 @@ class Barred:
         self._patterns_PU = to_device(torch.from_numpy(pattern_UP.T.copy()), device)
 
     def penalties(self, part: slice, dtype: torch.dtype) -> Tensor:
-        """[U, b]: -inf where a slot is barred, else 0; `pattern_T` says which is of which step."""
+        """Return -inf for barred slots and 0 for others, [U, b].
+
+        `pattern_T` maps each step to its row.
+        """
         barred_bU = self._patterns_PU[self._owner_n[part]]
         zero_bU = torch.zeros(barred_bU.shape, dtype=dtype, device=barred_bU.device)
         return zero_bU.masked_fill_(barred_bU, -torch.inf).T.contiguous()
 
     def steps(self, index: Tensor | None = None) -> Tensor:
-        """bool [R, T], at which steps each of these slots is barred; None for all slots."""
+        """Return at which steps each of these slots is barred, bool [R, T].
+
+        None means all slots.
+        """
         return self._barred_PT[self._owner_n if index is None else self._owner_n[index]]
 
     def always(self) -> Tensor:
-        """bool [n], whether a slot is barred at every step."""
+        """Return whether each slot is barred at every step, bool [n]."""
         return self._barred_PT.all(dim=1)[self._owner_n]
 
     def sometimes(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """The slots that are barred at some steps and not at all, by producer, and these steps."""
+        """Yield the slots that are barred at some steps but not at all, by producer, with these
+        steps.
+        """
         some_P = self._barred_PT.any(dim=1) & ~self._barred_PT.all(dim=1)
         for owner in to_host(some_P.nonzero()[:, 0]).tolist():
             slots = (self._owner_n == owner).nonzero()[:, 0]
@@ -393,25 +421,27 @@ class Barred:
 
 
 class Holding(NamedTuple):
-    """What one producer has."""
+    """The slots of one producer."""
 
-    slots: int  # that it holds
-    guaranteed: int  # that it keeps once it holds them
+    slots: int  # slots that it holds
+    guaranteed: int  # slots that it keeps once it holds them
 
 
 class ProducerNames:
-    """Names by key, of producers that hold a slot or were seen of late.
+    """The names, by key, of producers that hold a slot or were seen recently.
 
     Args:
-        names: known to begin with.
+        names: the initial names.
     """
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         self._names = {key_of(name): name for name in names}
 
     def keys(self, producers: Any, count: int, held_k: Tensor) -> Tensor:
-        """int64 [B], the key of each of so many names; they are known from now on. Of too many
-        names, those of the keys that slots hold stay known."""
+        """Return the key of each name, int64 [B], and remember the names.
+
+        If there are too many names, only the names of the slots' keys are kept.
+        """
         names = check_names(producers, count)
         if len(self._names) > MOST_NAMES:
             held = to_host(torch.unique(held_k)).tolist()
@@ -420,11 +450,14 @@ class ProducerNames:
         return torch.tensor([key_of(name) for name in names], dtype=torch.int64)
 
     def of(self, key: int) -> str | None:
-        """The name; of a key that another rank has met, the key itself in hexadecimal digits."""
+        """Return the name of a key.
+
+        For a key from another rank, return the key in hexadecimal digits.
+        """
         return None if key == NAMELESS else self._names.get(key, f"{key:016x}")
 
     def held(self, keys: Iterable[int]) -> list[str]:
-        """The names of these keys, as far as they are known."""
+        """Return the names of these keys, as far as they are known."""
         return [self._names[key] for key in keys if key in self._names]
 
 
@@ -438,7 +471,7 @@ def check_kept(policy: Policy) -> None:
 
 
 def check_names(producers: Any, count: int) -> Sequence[str | None]:
-    """Names of producers, one a row."""
+    """Return the names of producers after checking that there is one for each row."""
     if isinstance(producers, str) or not hasattr(producers, "__len__"):
         raise ValueError(f"producers are {producers!r}: must be names, one a row")
     if len(producers) != count:

@@ -1,9 +1,9 @@
-"""The rows of a memory's slots, which change with every batch, and the nearest of them to others.
+"""An index of the slots' rows, which change with every batch, for nearest-neighbour search.
 
-Few rows are all compared. Many rows on a CPU are sorted into cells by faiss: each query then looks
-at the cells around it alone.
+A small memory compares all rows. In a large memory on a CPU, faiss sorts the rows into cells, and
+each query compares only the cells around it.
 
-Shapes: A of a row, B queries, C cells, K slots, n neighbours.
+Shapes: A size of a row, B queries, C cells, K slots, n neighbours.
 """
 
 from __future__ import annotations
@@ -19,26 +19,29 @@ from stream_ssl.memory.compute import columns_at_a_time
 from stream_ssl.memory.index import HAVE_FAISS, load_faiss
 
 CELL_ROWS: Final = 16_384
-"""Slots from which on cells are quicker than to compare all rows."""
+"""The number of slots from which cells are faster than a comparison of all rows."""
 
 PROBES: Final = 8
-"""Cells that a query looks at. With 65,536 keys of CIFAR-10 in 1,024 cells, 3,464 queries missed 1
-in 1,100 of the neighbours within reach."""
+"""The number of cells that a query searches.
 
-_FITTED = 32  # rows a cell that the centres are fitted to
-_ROUNDS = 4  # of k-means
+With 65,536 keys of CIFAR-10 in 1,024 cells, 3,464 queries missed 1 in 1,100 of the neighbours
+within reach.
+"""
+
+_FITTED = 32  # rows per cell in the fit
+_ROUNDS = 4  # rounds of k-means
 
 
 class SlotIndex:
-    """Finds the slots whose rows are nearest to a query, by squared distance.
+    """An index that finds the slots whose rows are nearest to a query, by squared distance.
 
-    Cells fit the rows that were held when they were made. They are made anew after four times as
-    many changes as there were rows, and when there are four times as many rows.
+    Cells are fitted to the rows held at that time. They are fitted again after four times as many
+    changes as there were rows, or when there are four times as many rows.
 
     Args:
         capacity: K.
         dim: A.
-        device: of the rows.
+        device: the device of the rows.
     """
 
     def __init__(self, capacity: int, dim: int, device: torch.device) -> None:
@@ -47,17 +50,17 @@ class SlotIndex:
         self._held = 0
         self._by_cells = HAVE_FAISS and device.type == "cpu"
         self._cells: Any = None
-        self._changes_left = 0  # until new cells are made
+        self._changes_left = 0  # changes until the cells are fitted again
 
     def __len__(self) -> int:
-        """Slots up to the last that has a row."""
+        """Return the number of slots up to the last slot with a row."""
         return self._held
 
     def put(self, slot_N: Tensor, row_NA: Tensor) -> None:
-        """Give slots new rows. A slot occurs once at most.
+        """Set the rows of these slots, each slot at most once.
 
         Args:
-            slot_N: int64, below K; slots are filled from 0 on without a gap.
+            slot_N: int64, below K. Slots are filled from 0 on without a gap.
             row_NA: float32, finite.
         """
         if not len(slot_N):
@@ -79,10 +82,10 @@ class SlotIndex:
             self._make_cells()
 
     def nearest(self, query_BA: Tensor, n: int) -> tuple[Tensor, Tensor]:
-        """Return the n nearest rows of each query, the nearest first.
+        """Return the n nearest rows of each query, nearest first.
 
         Returns:
-            Squared distances float32 [B, n], infinite where fewer rows are known; and their slots,
+            Squared distances, float32 [B, n], infinite if fewer rows are known, and the slots,
             int64 [B, n].
         """
         if self._cells is not None:
@@ -111,10 +114,10 @@ class SlotIndex:
         self._changes_left = 4 * len(row_KA)
 
     def _nearest_cells(self, row_BA: Tensor, n: int) -> tuple[Tensor, Tensor]:
-        """Return the n nearest cells of each row, [B, n], in any order: how far, and which.
+        """Return the n nearest cells of each row, [B, n], in any order, with their distances.
 
-        torch finds them in half of the time that faiss takes. How far is a squared distance less
-        the row's own square.
+        torch finds them in half of the time that faiss takes. A distance is the squared distance
+        minus the row's own square.
         """
         n = min(n, len(self._centre_CA))
         far_BC = torch.addmm(self._square_C, row_BA, self._centre_CA.T, alpha=-2)
@@ -132,19 +135,22 @@ class SlotIndex:
             self._of_cells, dim, len(centre_CA), halves, metric, False
         )
         cells.is_trained = True
-        cells.set_direct_map_type(load_faiss().DirectMap.Hashtable)  # to find what is removed
+        cells.set_direct_map_type(load_faiss().DirectMap.Hashtable)  # needed for removals
         cells.nprobe = PROBES
         cells.add_with_ids(self._row_KA[: self._held].numpy(), np.arange(self._held))
         self._cells = cells
 
     def state(self) -> dict[str, Tensor]:
-        """Return what is needed besides the rows to find the same again: the cells' centres."""
+        """Return the cells' centres, which are needed besides the rows for the same results."""
         if self._cells is None:
             return {}
         return {"centres": self._centre_CA, "changes_left": torch.tensor(self._changes_left)}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Take the cells of `state`, if it has any; `put` then gives all slots their rows."""
+        """Restore the cells of `state`, if it has any.
+
+        Then call `put` with the rows of all slots.
+        """
         if self._by_cells and state:
             self._fill(state["centres"].to("cpu", torch.float32))
             self._changes_left = int(state["changes_left"])
@@ -155,7 +161,7 @@ def _cells_for(rows: int) -> int:
 
 
 def nearest_rows(query_BA: Tensor, row_KA: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """Return what `SlotIndex.nearest` does, by comparing each query with all rows.
+    """Return the same as `SlotIndex.nearest`, by comparing each query with all rows.
 
     >>> square, row = nearest_rows(torch.eye(2)[:1], torch.eye(2), 2)
     >>> square.tolist(), row.tolist()

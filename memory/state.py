@@ -1,5 +1,6 @@
-"""The state of a memory, a flat dict of tensors that `WorkingMemory._save_to_state_dict` gathers:
-whether it fits a memory, how an older one is read, and a file of it.
+"""The state of a memory, a flat dict of tensors: checks, upgrades from older versions, and files.
+
+`WorkingMemory._save_to_state_dict` builds the state.
 
 Shapes: k occupied slots.
 """
@@ -28,16 +29,18 @@ if TYPE_CHECKING:
     from stream_ssl.memory.memory import WorkingMemory
 
 VERSION = 4
-"""Raised when an older reader could not read it. Versions from 2 on are read too: version 2 did not
-count draws, and version 3 did not know who sent a sample. A
-description may gain entries within a version: a reader compares those that both sides have.
+"""The version of the state. Raise it when an older reader can no longer read the state.
+
+Versions from 2 on are read too. Version 2 has no counts of draws, and version 3 has no producers. A
+description may gain entries within a version, because a reader compares only entries that both
+sides have.
 """
 
 State = dict[str, Tensor]
 
 
 def part(state: Mapping[str, Tensor], name: str) -> State:
-    """The entries below `name`, without it.
+    """Return the entries below `name`, without the prefix.
 
     >>> part({"columns.ids": torch.ones(1), "counters": torch.ones(2)}, "columns")
     {'ids': tensor([1.])}
@@ -47,7 +50,7 @@ def part(state: Mapping[str, Tensor], name: str) -> State:
 
 
 def named(name: str, entries: State) -> State:
-    """What `part` undoes."""
+    """Return the entries with the prefix `name`, the inverse of `part`."""
     return {f"{name}.{key}": value for key, value in entries.items()}
 
 
@@ -65,13 +68,13 @@ def describe(
     duplicates: Duplicates | None,
     descriptor: Descriptor,
 ) -> dict[str, Any]:
-    """What a state says of the memory it is of, that no tensor's shape says.
+    """Return the settings of a memory that a state must match and that no tensor's shape shows.
 
     Args:
-        policy: bound, and as it was given: it may move its score later.
-        image_shape: of the memory.
-        duplicates: its test at admission.
-        descriptor: on which it counts.
+        policy: the policy, bound to the memory.
+        image_shape: the memory's image shape.
+        duplicates: the memory's test for near-duplicates.
+        descriptor: the descriptor on which it counts duplicates.
     """
     return described(policy) | {
         "descriptor": repr(descriptor),
@@ -81,12 +84,12 @@ def describe(
 
 
 def encode(description: Mapping[str, Any]) -> Tensor:
-    """JSON as bytes, uint8."""
+    """Return a description as JSON bytes, uint8."""
     return torch.frombuffer(bytearray(json.dumps(description).encode()), dtype=torch.uint8).clone()
 
 
 def decode(state: State) -> dict[str, Any]:
-    """What `encode` was given."""
+    """Return the description that `encode` was given."""
     try:
         found: dict[str, Any] = json.loads(bytes(state["description"].cpu().numpy()))
     except RecursionError:
@@ -95,10 +98,10 @@ def decode(state: State) -> dict[str, Any]:
 
 
 def upgraded(state: Mapping[str, Any]) -> State:
-    """The state in the form of this version.
+    """Return the state in the form of this version.
 
     Raises:
-        ValueError: it is none, or of a later version.
+        ValueError: the mapping is not a memory state, or it has a later version.
     """
     version = int(state["counters"][0]) if "counters" in state else 0
     if version > VERSION:
@@ -118,12 +121,12 @@ def upgraded(state: Mapping[str, Any]) -> State:
 
 
 def encode_names(names: Iterable[str]) -> Tensor:
-    """Names as bytes of JSON, in order."""
+    """Return the sorted names as JSON bytes, uint8."""
     return torch.frombuffer(bytearray(json.dumps(sorted(names)).encode()), dtype=torch.uint8)
 
 
 def producer_names(state: Mapping[str, Tensor]) -> list[str]:
-    """The names that `encode_names` wrote into a state; none where it has none.
+    """Return the names that `encode_names` wrote into a state, or none if the state has none.
 
     >>> producer_names({"producer_names": encode_names(["yard", "robot"])})
     ['robot', 'yard']
@@ -135,7 +138,10 @@ def producer_names(state: Mapping[str, Tensor]) -> list[str]:
 
 
 def _linear_counts_made_exact(state: Mapping[str, Any]) -> State:
-    """Linear counts were approximate once under index="ivf": these are counted anew."""
+    """Return a state that counts again, if it has linear counts of an old version with index="ivf".
+
+    Linear counts were approximate in that version.
+    """
     said = decode(dict(state))
     if (said.get("score"), said.get("index")) == ("Linear()", "ivf"):
         kept = {name: v for name, v in state.items() if not name.startswith("eviction.")}
@@ -145,21 +151,26 @@ def _linear_counts_made_exact(state: Mapping[str, Any]) -> State:
 
 
 def shard_of(state: Mapping[str, Tensor]) -> tuple[int, int]:
-    """Of which rank a state is, of how many."""
+    """Return the rank of a state, and the number of ranks."""
     rank, size = state["shard"].tolist() if "shard" in state else (0, 1)
     return rank, size
 
 
 def is_resharded(state: Mapping[str, Tensor]) -> bool:
-    """Whether it was made for other ranks than it was saved by, or of counts that are no longer
-    made: then a policy counts anew."""
+    """Return whether a policy must count again after loading this state.
+
+    This is so for a state that was made for other ranks, or that has counts of a removed kind.
+    """
     return "resharded" in state
 
 
 def check_fits(
     state: State, columns: Columns, policy: Policy, description: Mapping[str, Any]
 ) -> None:
-    """ValueError unless a memory of these parts can go on from this state of this version."""
+    """Raise ValueError unless a memory with these parts can load this state.
+
+    The state must have the form of this version, see `upgraded`.
+    """
     capacity = int(state["counters"][1])
     if capacity != columns.capacity_of_all:
         raise ValueError(
@@ -175,8 +186,8 @@ def check_fits(
         )
     found = decode(state)
     for name, here in description.items():
-        # What the state does not speak of was saved by an earlier writer; shapes are checked below.
-        # Another test for near-duplicates concerns samples to come, and none that are here.
+        # Older states lack some entries; shapes are checked below. The near-duplicate test may
+        # differ, because it only affects later samples.
         if name not in ("image_shape", "duplicates") and found.get(name, here) != here:
             raise ValueError(
                 f"the state was saved under {name} {found[name]}, this memory has {name} {here}: "
@@ -196,7 +207,7 @@ def check_fits(
                 f"{shape}: dim and image_shape must be as when it was saved"
             )
     check_whole(state, columns)
-    # An earlier writer did not tell how a search stands, on which only ties depend.
+    # Older checkpoints do not store the search state. It only affects how ties are broken.
     told, ours_told = (
         {name for name in names if "search." not in name}
         for names in (part(state, "eviction"), policy.state())
@@ -209,7 +220,7 @@ def check_fits(
 
 
 def check_whole(state: State, columns: Columns) -> None:
-    """ValueError unless the columns, the counters and the generator are what a memory can have."""
+    """Raise ValueError unless the columns, the counters and the generator are consistent."""
     rows = {name: len(value) for name, value in part(state, "columns").items()}
     held = rows["ids"]
     wrong = ""
@@ -234,13 +245,13 @@ def check_whole(state: State, columns: Columns) -> None:
 
 
 def save(memory: WorkingMemory, path: Path | str) -> None:
-    """Write the state of a memory; when this returns it survives a power cut.
+    """Write the state of a memory to a file that survives a power cut.
 
-    The file is the new one whole, or the one before: it is written beside `path` and then renamed.
+    The state is written beside `path` and then renamed, so the file is always complete.
 
     Raises:
         ImportError: safetensors is not installed.
-        OSError: there is no such folder, or the disk does not take it.
+        OSError: the folder does not exist, or the disk rejects the write.
     """
     path = Path(path)
     if not path.parent.is_dir():
@@ -260,18 +271,19 @@ def save(memory: WorkingMemory, path: Path | str) -> None:
 
 
 def load(path: Path | str, eviction: Policy | None = None, **options: Any) -> WorkingMemory:
-    """The memory that `save` wrote, which goes on bit-equal.
+    """Return the memory that `save` wrote, which continues bit-equal.
 
     Args:
         path: the file.
-        eviction: built as the saved memory's was.
-        options: other arguments of WorkingMemory; capacity, dim and image_shape are the file's.
+        eviction: a policy with the same settings as the saved memory's.
+        options: other arguments of WorkingMemory. The file determines capacity, dim and
+            image_shape.
 
     Raises:
         ImportError: safetensors is not installed.
-        OSError: there is no such file.
-        ValueError: the file is no memory, or of another eviction policy, score, version, or other
-            options of these or of `duplicates`.
+        OSError: the file does not exist.
+        ValueError: the file is not a memory, or it has another eviction policy, score, descriptor
+            or version, or other options of these.
     """
     from stream_ssl.memory.memory import WorkingMemory
 
