@@ -1,5 +1,7 @@
-"""Checkpoints are written and kept: one folder each, whole or absent, with the one before to fall
-back on. What is in one: saved.py."""
+"""Writes, keeps and finds checkpoints. Each checkpoint is one folder, either complete or absent.
+
+`saved.py` describes the content of a folder.
+"""
 
 from __future__ import annotations
 
@@ -52,31 +54,42 @@ from stream_ssl.memory.process_group import SINGLE_PROCESS
 
 log = logging.getLogger(__name__)
 
-ALONE, TOGETHER = 1, 2  # formats of one process and of ranks with one journal, as of old
-DAMAGED, MOST_DAMAGED = "damaged-", 3  # whose files are kept
+ALONE, TOGETHER = 1, 2  # older formats: of one process, and of ranks with one journal
+DAMAGED, MOST_DAMAGED = "damaged-", 3  # the files of this many damaged checkpoints are kept
 INCOMPLETE = ".incomplete-"
 TOLD = "told-"
 PART_SECONDS = 600.0
-"""After which a rank's part of a checkpoint, written behind, is given up."""
+"""Time limit in seconds for the other ranks to complete a checkpoint in the background."""
 IDLE_SECONDS = 60.0
-"""Without a checkpoint, after which one is due while the stream pauses."""
+"""Age in seconds of the last checkpoint at which a new one is due while the stream pauses."""
 HISTORY_SHARE = 0.25
-"""The share of the disk's free space that the history may take by default."""
+"""Largest share of the disk's free space that the history may use by default."""
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint that is whole and yet cannot be used."""
+    """A checkpoint is complete but cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRecord:
-    """A checkpoint that is now durable. `needed` is the least offset that any of the newest
-    checkpoints would replay from: without it in the journal there is nothing to fall back on."""
+    """A checkpoint that is now durable.
+
+    Attributes:
+        step: the step of the checkpoint.
+        created: seconds since the Unix epoch.
+        seconds: duration of the save.
+        stalled: the part of `seconds` in which training stood still.
+        bytes: size of the checkpoint.
+        path: folder of the checkpoint.
+        offset: position in the journal.
+        needed: the smallest offset that any of the newest checkpoints would replay from. The
+            journal must keep it, so that an earlier checkpoint remains usable.
+    """
 
     step: int
-    created: float  # seconds since the Unix epoch
+    created: float
     seconds: float
-    stalled: float  # of these, the seconds for which nothing else was done
+    stalled: float
     bytes: int
     path: Path
     offset: Offset
@@ -84,31 +97,34 @@ class CheckpointRecord:
 
 
 class Checkpointer:
-    """Saves into and loads from `folder`, which one process owns, or the ranks of one run.
+    """A writer and reader of the checkpoints in `folder`.
 
-    Of several ranks each writes its own part of memory, random state and waiting samples; the first
-    writes the rest, and the manifest when all parts are on the disk.
+    One process owns the folder, or the ranks of one run. Each of several ranks writes its own part
+    of memory, random state and waiting samples. The first rank writes the rest, and writes the
+    manifest when all parts are on the disk.
 
     Args:
-        folder: where the checkpoints lie.
-        keep: how many of the newest stay; 2 or more allow falling back on the one before. A run
-            also keeps the newest one whose weights are known to be good, and a history: the last
-            one of each hour for a day, and of each day for a week.
-        every_seconds: a checkpoint is due so long after the last; null: not by time, but for the
-            one that is written once the stream has paused for a minute.
-        every_steps: or so many steps after the last; null: not by steps.
-        history_bytes: how much disk the history may take, at most; the oldest go first. null: a
-            quarter of the space that would be free without it. 0: there is no history.
-        behind: write while training goes on, which waits for a copy of the state alone; that takes
-            as much main memory again as the state. false: training waits for the disk.
-        ranks: of the run, who all call `newest`, `begin` and `save` alike; None: one process.
+        folder: the folder of the checkpoints.
+        keep: number of newest checkpoints to keep, at least 1; 2 or more allow falling back on an
+            earlier one. A run also keeps the newest checkpoint whose weights are known to be good,
+            and a history: the last checkpoint of each hour for a day, and of each day for a week.
+        every_seconds: a checkpoint is due this many seconds after the last; null: not by time,
+            except for one checkpoint after the stream has paused for a minute.
+        every_steps: a checkpoint is also due this many steps after the last; null: not by steps.
+        history_bytes: largest disk space of the history in bytes; the oldest checkpoints are
+            removed first. null: a quarter of the space that would be free without the history. 0:
+            no history.
+        behind: write in the background, so that training waits only for a copy of the state. The
+            copy needs as much main memory as the state. false: training waits for the disk.
+        ranks: the ranks of the run, which must all call `newest`, `begin` and `save` together;
+            None: one process.
 
     Attributes:
-        damaged: checkpoints that `newest` found damaged and set aside.
-        journal: id of the journal that offsets are places in.
+        damaged: number of damaged checkpoints that were set aside.
+        journal: id of the journal to which offsets refer.
 
     Raises:
-        ValueError: an argument outside its range.
+        ValueError: an argument is outside its range.
     """
 
     def __init__(
@@ -145,7 +161,7 @@ class Checkpointer:
         self._ranks = Ranks(SINGLE_PROCESS, torch.device("cpu")) if ranks is None else ranks
         self._before: Sequence[Sequence[Offset]] = ()  # earlier divisions of the journal
         self.journal: str | None = None
-        self._journals: dict[str, Any] | None = None  # divisions by id, where there are several
+        self._journals: dict[str, Any] | None = None  # divisions by id, if there are several
         if self._ranks.group.rank:
             return
         make_folder(self.folder)
@@ -153,8 +169,11 @@ class Checkpointer:
             shutil.rmtree(leftover, ignore_errors=True)
 
     def due(self, record: StepRecord | Idle) -> bool:
-        """True when it is time to save. After a failed attempt, time counts from that, and it is
-        made again though no step came."""
+        """Return whether it is time to save.
+
+        After a failed attempt, the time counts from this attempt. The save is then tried again even
+        if no step followed.
+        """
         if isinstance(record, StepRecord):
             self._step = record.step
         if self._step == self._durable_step or self.busy:
@@ -174,17 +193,20 @@ class Checkpointer:
 
     @property
     def busy(self) -> bool:
-        """Whether a checkpoint is being written that `finished` has not told of."""
+        """Whether a checkpoint is being written that `finished` has not returned yet."""
         return self._writing is not None
 
     def save(self, source: Learner | Capture, config: Mapping[str, Any]) -> CheckpointRecord:
-        """Write a checkpoint; when this returns it survives a power cut. None may be under way.
+        """Write a checkpoint, which survives a power cut once this returns.
+
+        No other checkpoint may be in progress.
 
         Args:
-            source: the learner, or a capture that it gave earlier.
-            config: of the run.
+            source: the learner, or a capture that it returned earlier.
+            config: the run's configuration.
 
-        Raises OSError if the disk does not take it: what was there before stays untouched.
+        Raises:
+            OSError: the disk does not accept the checkpoint. Earlier checkpoints stay unchanged.
         """
         started = time.monotonic()
         capture = source if isinstance(source, Capture) else source.capture()
@@ -197,10 +219,13 @@ class Checkpointer:
         return self._record(captured, target, size, started, stalled=None)
 
     def begin(self, learner: Learner, config: Mapping[str, Any]) -> None:
-        """Write a checkpoint behind whoever goes on to change the state; `finished` tells when it
-        is durable. None may be under way.
+        """Start to write a checkpoint in the background.
 
-        Raises OSError as `save` does, as far as it is known by now.
+        No other checkpoint may be in progress. The caller may change the state after this returns.
+        `finished` returns the checkpoint when it is durable.
+
+        Raises:
+            OSError: as in `save`, if the error is known before the background work starts.
         """
         assert not self.busy, "one at a time"
         if self._copies is None:
@@ -222,17 +247,18 @@ class Checkpointer:
         self._writing = Writing(lambda: self._record(captured, target, work(), started, stalled))
 
     def finished(self, wait: bool = False) -> CheckpointRecord | None:
-        """The checkpoint that was begun, once, when it is durable; None before.
+        """Return the checkpoint of `begin` once when it is durable, and None otherwise.
 
         Args:
-            wait: until then, where one was begun.
+            wait: block until the checkpoint is durable, if one is in progress.
 
-        Raises OSError if the disk did not take it.
+        Raises:
+            OSError: the disk did not accept the checkpoint.
         """
         if self._writing is None or not (wait or self._writing.done):
             return None
         writing, self._writing = self._writing, None
-        # Of the journal that is read by now, which may be another one than that it is of.
+        # `needed` refers to the current journal, which may differ from the checkpoint's journal.
         record = replace(writing.result(), needed=self.needed() or START)
         self._durable_step = record.step
         return record
@@ -259,10 +285,12 @@ class Checkpointer:
         )
 
     def newest(self) -> Saved | None:
-        """The newest checkpoint that is whole, or None where there is none; the same on all ranks.
+        """Return the newest complete checkpoint, the same on all ranks; None if there is none.
 
-        Raises CheckpointError if it was written by a newer version of this program, or may not be
-        read by this user; OSError where files cannot be opened for now.
+        Raises:
+            CheckpointError: the checkpoint was written by a newer version of this program, or this
+                user may not read it.
+            OSError: files cannot be opened for now.
         """
         found = self._told_by_first(self._newest)
         if found is not None:
@@ -272,10 +300,12 @@ class Checkpointer:
         return found
 
     def before(self, updated: int) -> Saved | None:
-        """The newest whole checkpoint of weights that were made before step `updated`, or None; the
-        same on all ranks. From now on `latest` names it.
+        """Return the newest complete checkpoint of weights made before step `updated`, or None.
 
-        Raises as `newest` does.
+        The result is the same on all ranks. `latest` then names this checkpoint.
+
+        Raises:
+            CheckpointError, OSError: as in `newest`.
         """
 
         def find() -> Saved | None:
@@ -296,7 +326,7 @@ class Checkpointer:
                     discard(entry.path)
 
     def _told_by_first(self, find: Callable[[], Saved | None]) -> Saved | None:
-        """The checkpoint that the first rank finds, on all ranks."""
+        """Return on all ranks the checkpoint that the first rank finds."""
         found, refused = None, ""
         if self._ranks.group.rank == 0:
             try:
@@ -317,8 +347,11 @@ class Checkpointer:
         return found
 
     def _newest(self, updated: int | None = None) -> Saved | None:
-        """The newest whole checkpoint; with `updated`, of weights made before that step."""
-        next(self.folder.iterdir(), None)  # `glob` would find nothing in a folder it may not read
+        """Return the newest complete checkpoint.
+
+        With `updated`, only weights made before this step count.
+        """
+        next(self.folder.iterdir(), None)  # raises if unreadable; `glob` would find nothing
         paths = self._paths()
         if updated is not None:
             paths = [entry.path for entry in self._entries() if entry.updated < updated]
@@ -341,9 +374,9 @@ class Checkpointer:
         return None
 
     def read_apart(self, journal: str, saved: Saved | None) -> None:
-        """Ranks have journals of their own: this one's is `journal`. All call this alike.
+        """Switch to one journal per rank, with `journal` for this rank. All ranks must call this.
 
-        Those of the checkpoint that no rank has are parked: their places are kept.
+        The positions in the checkpoint's other journals, which no rank reads now, are kept.
         """
         self.journal, self._before = journal, ()
         self._journals = {}
@@ -356,11 +389,11 @@ class Checkpointer:
 
     @property
     def journals(self) -> Set[str]:
-        """Ids of those that the checkpoint knows, where ranks have journals of their own."""
+        """Ids of the journals that the checkpoint knows, if ranks have their own journals."""
         return set(self._journals or ())
 
     def follow(self, journal: str | None) -> bool:
-        """What is trained from now on comes from this journal; whether it is another one."""
+        """Set the journal of the next steps. Return whether it is a different journal."""
         before, self.journal = self.journal, journal or self.journal
         changed = before not in (None, self.journal)
         if changed:
@@ -368,13 +401,15 @@ class Checkpointer:
         return changed
 
     def needed(self, beyond: int = 0) -> Offset | None:
-        """The least offset that any of the newest `keep` checkpoints replays from; None without.
+        """Return the smallest offset that any of the newest `keep` checkpoints replays from, or
+        None.
 
-        The history needs no journal: to go back to one of its checkpoints begins with what the
-        journal still holds. Nor does the checkpoint of step 0, whose place is the beginning.
+        The history needs nothing in the journal: a run that goes back to it starts with what the
+        journal still holds. The checkpoint of step 0 needs nothing either, because it starts at the
+        beginning.
 
         Args:
-            beyond: a journal record; only offsets in later ones count.
+            beyond: a journal record; only offsets in later records count.
         """
         offsets = []
         for path in self._paths()[-self.keep :]:
@@ -389,18 +424,21 @@ class Checkpointer:
                     ended = Saved(path, facts).divisions(self.journal)
                     offsets.append(min(ended[-1]) if ended else START)
             except (OSError, ValueError, KeyError, TypeError):
-                continue  # damaged: `newest` will say so, and never replay from it
+                continue  # damaged: `newest` will report it and never replay from it
         return min((offset for offset in offsets if offset.record > beyond), default=None)
 
     def _finish(self, target: Path, write: Callable[[], int]) -> int:
-        """Write the folder, and let it be the newest."""
+        """Write the folder and make it the newest checkpoint."""
         size = write()
         point(self.folder / LATEST, target.name)
         self._prune()
         return size
 
     def _write_together(self, target: Path, captured: Capture, config: Mapping[str, Any]) -> int:
-        """As `_write`, by all ranks: each its part, then the first the manifest."""
+        """Do what `_write` does, but with all ranks.
+
+        Each rank writes its part. Then the first rank writes the manifest.
+        """
         rank, scratch = self._ranks.group.rank, self.folder / f"{INCOMPLETE}{target.name}"
         if size := self._on_all(lambda: self._written_before(target), only_first=True)[0]:
             return int(size)
@@ -424,7 +462,10 @@ class Checkpointer:
         facts: Mapping[str, Any],
         config: Mapping[str, Any],
     ) -> int:
-        """As `_write_together`, in a thread: ranks train in the meantime, so they meet by files."""
+        """Do what `_write_together` does, in a thread.
+
+        The ranks train at the same time, so they communicate through files.
+        """
         rank, fault = self._ranks.group.rank, ""
         try:
             self._write_part(captured, scratch)
@@ -453,9 +494,10 @@ class Checkpointer:
             raise
 
     def _on_all(self, work: Callable[[], Any], only_first: bool = False) -> list[Any]:
-        """Do this on all ranks or on the first; what it gave on each.
+        """Do the work on all ranks or only on the first. Return the result of each rank.
 
-        Raises OSError on every rank where it failed on one.
+        Raises:
+            OSError: on every rank, if the work failed on one of them.
         """
         done, fault = None, ""
         try:
@@ -475,13 +517,13 @@ class Checkpointer:
         self._make_scratch(scratch)
 
     def _make_scratch(self, scratch: Path) -> None:
-        self.folder.mkdir(exist_ok=True)  # somebody may have removed it
+        self.folder.mkdir(exist_ok=True)  # a user may have removed the folder
         self._make_room()
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir()
 
     def _write_part(self, captured: Capture, scratch: Path) -> None:
-        """This rank's files, which are on the disk when this returns."""
+        """Write this rank's files, which are on the disk when this returns."""
         rank = self._ranks.group.rank
         for name, tensors in captured.tensors.items():
             if name in SHARED and rank:
@@ -491,7 +533,7 @@ class Checkpointer:
             sync(path)
 
     def _streams(self, offset: Mapping[str, int]) -> dict[str, Any]:
-        """Facts of where the streams of all ranks are."""
+        """Return the facts about the positions of all ranks' streams."""
         if self._journals is not None:
             return self._streams_apart(offset)
         offsets = [Offset(**told) for told in self._ranks.tell(dict(offset))]
@@ -505,7 +547,10 @@ class Checkpointer:
         }
 
     def _streams_apart(self, offset: Mapping[str, int]) -> dict[str, Any]:
-        """The same of ranks with journals of their own; what nobody reads stays where it was."""
+        """Return the same facts for ranks with their own journals.
+
+        The positions in journals that no rank reads do not change.
+        """
         assert self._journals is not None
         read: dict[str, list[Offset]] = {}
         for journal, told in self._ranks.tell([self.journal, dict(offset)]):
@@ -513,7 +558,7 @@ class Checkpointer:
         for journal, offsets in read.items():
             before = [[Offset(**one) for one in told] for told in self._journals.get(journal, ())]
             if before and len(before[-1]) == len(offsets):
-                before.pop()  # where the same ranks were
+                before.pop()  # the earlier position of the same ranks
             before = [ended for ended in before if max(ended) > min(offsets)]
             self._journals[journal] = [
                 [place(one) for one in ended] for ended in (*before, offsets)
@@ -534,11 +579,11 @@ class Checkpointer:
                 flat = {key: tensor.contiguous() for key, tensor in tensors.items()}
                 save_file(flat, scratch / f"{name}.safetensors")
             facts = dict(captured.facts)
-            # Other ranks have read parts of the journal, or there are several journals.
+            # These facts matter only if other ranks have read the journal, or there are several.
             if self._before or self._journals is not None:
                 facts |= self._streams(captured.facts["offset"])
             size = _conclude(scratch, target, facts, config)
-        except SafetensorError as error:  # how it tells of a full disk
+        except SafetensorError as error:  # safetensors raises it when the disk is full
             shutil.rmtree(scratch, ignore_errors=True)
             raise OSError(str(error)) from error
         except BaseException:
@@ -547,9 +592,10 @@ class Checkpointer:
         return size
 
     def _written_before(self, target: Path) -> int:
-        """Bytes of the checkpoint, if it was written before; a damaged one is set aside.
+        """Return the size in bytes of a checkpoint that was written before, else 0.
 
-        A step names one state of a run, so what is there and whole is this one.
+        A step names one state of a run, so a complete checkpoint of the step has this state. A
+        damaged checkpoint is set aside.
         """
         if not target.exists():
             return 0
@@ -574,13 +620,13 @@ class Checkpointer:
                 discard(path)
 
     def _make_room(self) -> None:
-        """Give the history up where the disk has no room for another checkpoint."""
+        """Remove the history if the disk has no room for another checkpoint."""
         entries = self._entries()
         if entries and shutil.disk_usage(self.folder).free < entries[-1].bytes:
             self._prune(history_bytes=0)
 
     def _entries(self) -> list[Entry]:
-        """All checkpoints whose facts can be read, the oldest first."""
+        """Return all checkpoints whose facts can be read, the oldest first."""
         found = []
         for path in self._paths():
             try:
@@ -592,7 +638,10 @@ class Checkpointer:
         return found
 
     def _set_aside(self, path: Path, reason: str) -> None:
-        """Move a damaged checkpoint away. The folder of each stays, the files of the newest do."""
+        """Rename the folder of a damaged checkpoint.
+
+        The folders of all damaged checkpoints stay, but only the newest ones keep their files.
+        """
         self.damaged += 1
         log.error("checkpoint %s is damaged (%s): using the one before", path, reason)
         try:
@@ -603,13 +652,13 @@ class Checkpointer:
             held = sorted(one for one in self.folder.glob(f"{DAMAGED}*") if any(one.iterdir()))
             for older in held[:-MOST_DAMAGED]:
                 shutil.rmtree(older, ignore_errors=True)
-                older.mkdir(exist_ok=True)  # it still counts
+                older.mkdir(exist_ok=True)  # the empty folder still counts as a damaged checkpoint
                 log.warning("%s: its files were removed; %d newer stay", older, MOST_DAMAGED)
         except OSError as error:
             log.warning("cannot set %s aside: %s", path, error)
 
     def _point_back(self, path: Path) -> None:
-        """LATEST names what was set aside, which nobody else would find."""
+        """Make LATEST name this checkpoint. A failure only logs a warning."""
         try:
             point(self.folder / LATEST, path.name)
         except OSError as error:
@@ -622,16 +671,17 @@ class Checkpointer:
 
 
 class Copies:
-    """The state of one moment, in main memory.
+    """Copies of a run's state in main memory.
 
-    It is copied to the same place each time: new pages take longer than what is written to them.
+    The copies reuse the same memory each time, because the allocation of new pages takes longer
+    than the copy.
     """
 
     def __init__(self) -> None:
         self._kept: dict[tuple[str, str], Tensor] = {}
 
     def take(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
-        """A copy, which holds until the next one is taken."""
+        """Return a copy, which is valid until the next call."""
         live = {(file, name): tensor for file in tensors for name, tensor in tensors[file].items()}
         self._kept = {key: self._copied(key, tensor) for key, tensor in live.items()}
         if any(tensor.is_cuda for tensor in live.values()):
@@ -646,7 +696,10 @@ class Copies:
 
 
 class Writing:
-    """A checkpoint that a thread writes; one that the process's end cuts off was never there."""
+    """A thread that writes a checkpoint.
+
+    If the process ends before the thread, the checkpoint does not exist.
+    """
 
     def __init__(self, work: Callable[[], CheckpointRecord]) -> None:
         self._work = work
@@ -665,7 +718,7 @@ class Writing:
         return not self._thread.is_alive()
 
     def result(self) -> CheckpointRecord:
-        """What the thread's work gave or raised, when it has ended."""
+        """Wait for the thread, then return or raise its result."""
         self._thread.join()
         if isinstance(self._found, BaseException):
             raise self._found
@@ -684,7 +737,7 @@ def _wait_until(there: Callable[[], bool], what: str) -> None:
 def _conclude(
     scratch: Path, target: Path, facts: Mapping[str, Any], config: Mapping[str, Any]
 ) -> int:
-    """Write facts and manifest of a folder whose tensors are there, and give it its name."""
+    """Write facts and manifest into a folder with all tensors, then rename it to its final name."""
     version = TOGETHER if "divisions" in facts else ALONE
     version = FORMAT if "journals" in facts else version
     state = {**facts, "version": version, "created": time.time(), "config": config}

@@ -1,6 +1,6 @@
-"""What is not new is turned away before it costs an encoding or an update.
+"""Drops near-duplicate samples before they are encoded or trained on.
 
-Shapes: B samples of a batch, W that wait, A descriptor.
+Shapes: B samples of a batch, W samples that wait, A descriptor.
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ from stream_ssl.memory.duplicates import Action, Found
 from stream_ssl.memory.near_duplicates import NearDuplicates
 
 PAIRS = 4
-"""Samples of a batch that are kept with the picture that they are near-duplicates of."""
+"""Number of dropped samples per batch that are recorded with both pictures."""
 
-_OF_TEST = "test."  # before what is the test's own in a state
+_OF_TEST = "test."  # prefix of the test's own entries in a state
 
 
 class Novelty:
-    """Turns away near-duplicates of what the memory holds; the others wait until they fill a batch.
+    """A filter that drops near-duplicates. The other samples wait until they fill a batch.
 
-    A sample is compared with all slots, with the samples that wait, and with the earlier ones of
-    its batch that were not turned away. So the learner trains as often as the stream brings
-    something new. What waits is part of the learner's state: it was read from the stream, and is
-    trained on later. On several ranks a sample is compared with what all hold and have waiting, and
-    with the batches of all in order of rank.
+    A sample is compared with all slots of the memory, with the samples that wait, and with the new
+    samples before it in its batch. So the learner trains as often as the stream brings something
+    new. The samples that wait are part of the learner's state: they were read from the stream, and
+    are trained on later. On several ranks a sample is compared with the slots and the waiting
+    samples of all ranks, and with the batches of all ranks in order of rank.
 
     Args:
-        memory: it keeps images for "auto"; for a cosine its descriptor must be of images alone, or
-            Weighted with such a part, which alone is compared then.
-        threshold: "auto" compares pictures closely (memory.near_duplicates), and means the same
-            for every stream. A number is a cosine of descriptors in (-1, 1]. None turns nothing
-            away, and batches pass as they are.
+        memory: the memory to compare with. For "auto" it must store images. For a cosine its
+            descriptor must be of images, or Weighted with such a part; only this part is then
+            compared.
+        threshold: "auto" compares pictures closely (memory.near_duplicates) and has the same
+            meaning for every stream. A number is a cosine of descriptors in (-1, 1]. None drops
+            nothing, and batches pass unchanged.
 
     Raises:
-        ValueError: the threshold lies outside its range, or does not fit the memory.
+        ValueError: the threshold is outside its range, or does not fit the memory.
 
     Attributes:
-        turned_away: where the near-duplicates of the last batch came from, each None where that is
-            not known.
-        dropped: the same, with what each is a near-duplicate of; empty under a cosine.
-        distances: where each sample of the last batch came from, and its distance to the nearest
-            picture; empty under a cosine.
-        fresh: samples that each rank's step has: as many as came in its batch, or 0 while too few
-            of them were new.
+        turned_away: origin of each near-duplicate of the last batch, None if unknown.
+        dropped: the same samples, each with the picture that it duplicates; empty for a cosine.
+        distances: origin of each sample of the last batch, and its distance to the nearest picture;
+            empty for a cosine.
+        fresh: number of samples in each rank's step: the size of its batch, or 0 while too few new
+            samples have come.
     """
 
     def __init__(self, memory: WorkingMemory, threshold: float | Literal["auto"] | None) -> None:
@@ -79,15 +79,15 @@ class Novelty:
         self.distances: Sequence[tuple[Origin | None, float]] = ()
 
     def __len__(self) -> int:
-        """W"""
+        """Return W, the number of samples that wait."""
         return 0 if self._waiting is None else len(self._waiting)
 
     def __call__(self, batch: Batch[Tensor], turn: Turn | None = None) -> Batch[Tensor] | None:
-        """As many new samples as the batch has, the oldest first; None while there are fewer.
+        """Return as many new samples as the batch has, the oldest first; None if there are fewer.
 
         Args:
-            batch: of this rank; empty where it has none.
-            turn: what all ranks have; None: there is no other.
+            batch: the batch of this rank, empty if it has none.
+            turn: the numbers of all ranks; None for a single process.
         """
         turn = turn or Turn(batches=(len(batch),), waiting=(len(self),))
         self._forget()
@@ -112,10 +112,10 @@ class Novelty:
         return together[:size] if full else None
 
     def _new(self, batch: Batch[Tensor], batches: Sequence[int]) -> tuple[Tensor, Sequence[int]]:
-        """Which samples of this rank's batch are new, and how many of each rank's are."""
+        """Return the new samples of this rank's batch, and the number of new ones on each rank."""
         assert self._test is not None
         waiting, images_BCHW = self._waiting, batch.images_BCHW
-        assert images_BCHW is not None  # a learner's batch has them
+        assert images_BCHW is not None  # a learner's batch has images
         beside_WCHW = images_BCHW[:0] if waiting is None else waiting.images_BCHW
         assert beside_WCHW is not None
         found = self._test.find(images_BCHW, beside_WCHW, "refuse", batch.ids_B)
@@ -128,7 +128,9 @@ class Novelty:
         return own_B, [int(of_rank.sum()) for of_rank in by_rank]
 
     def _tell(self, batch: Batch[Tensor], found: Found, own: slice) -> None:
-        """Note how near each sample of this rank came, and what those dropped are copies of."""
+        """Store the distance of each sample of this rank, and the pictures that dropped ones
+        duplicate.
+        """
         assert found.distance_B is not None
         assert batch.images_BCHW is not None
         origins_B = batch.origins_B or [None] * len(batch)
@@ -151,7 +153,7 @@ class Novelty:
         ]
 
     def state(self) -> dict[str, Tensor]:
-        """Return the samples that wait, by column, with their origins; and what the test needs."""
+        """Return the waiting samples by column, with their origins, and the state of the test."""
         test = self._test.state() if isinstance(self._test, NearDuplicates) else {}
         of_test = {_OF_TEST + name: value for name, value in test.items()}
         waiting = self._waiting
@@ -161,7 +163,7 @@ class Novelty:
         return {**waiting.columns(), "origins": packed(origins_W), **of_test}
 
     def load(self, state: Mapping[str, Tensor], device: torch.device) -> None:
-        """Go on from what `state` gave."""
+        """Load a state that `state` returned."""
         if isinstance(self._test, NearDuplicates):
             of_test = (name for name in state if name.startswith(_OF_TEST))
             self._test.load({name.removeprefix(_OF_TEST): state[name] for name in of_test})
@@ -171,14 +173,14 @@ class Novelty:
             if name != "origins" and not name.startswith(_OF_TEST)
         }
         self._waiting = Batch(**columns) if columns else None
-        if self._waiting is not None and "origins" in state:  # not in a checkpoint of old
+        if self._waiting is not None and "origins" in state:  # old checkpoints have no origins
             origins_W = [row and Origin(*row) for row in unpacked(state["origins"])]
             self._waiting = replace(self._waiting, origins_B=origins_W)
 
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """What a sample was compared with, by the numbers of `NearDuplicates.find`.
+    """The samples that a batch was compared with, by the row numbers of `NearDuplicates.find`.
 
     The slots come first, then the samples that wait, then the batches of all ranks.
     """
@@ -186,15 +188,15 @@ class _Held:
     memory: WorkingMemory
     waiting: Batch[Tensor] | None
     batch: Batch[Tensor]
-    first: int  # of this rank's samples among those of all ranks
+    first: int  # number of samples in the batches of the ranks before this one
 
     def rows_of_batch(self, numbers: Sequence[int]) -> NDArray[np.int64]:
-        """Return what these samples of this rank's batch are called."""
+        """Return the row numbers of these samples of this rank's batch."""
         behind = len(self.memory) + (0 if self.waiting is None else len(self.waiting))
         return np.asarray(numbers, dtype=np.int64) + behind + self.first
 
     def labels(self, row_N: NDArray[np.int64]) -> list[int]:
-        """Return the class of each; -1 where it has none or is on another rank."""
+        """Return the class of each row; -1 without a label, or if the row is on another rank."""
         label_N = np.full(len(row_N), -1)
         for column, at_N, mine_N in self._parts(row_N):
             labels = column.labels if isinstance(column, WorkingMemory) else column.labels_B
@@ -205,7 +207,7 @@ class _Held:
         return found
 
     def picture(self, row: int) -> Tensor | None:
-        """Return the picture, uint8 [C, H, W] on the CPU; None where it is on another rank."""
+        """Return the picture, uint8 [C, H, W] on the CPU; None if it is on another rank."""
         for column, at_N, mine_N in self._parts(np.array([row])):
             if not mine_N[0]:
                 continue
@@ -218,7 +220,7 @@ class _Held:
     def _parts(
         self, row_N: NDArray[np.int64]
     ) -> Iterator[tuple[WorkingMemory | Batch[Tensor], NDArray[np.int64], NDArray[np.bool_]]]:
-        """Yield each part, the place of each row in it, and which rows are there."""
+        """Yield each part, the position of each row in it, and which rows it contains."""
         start = 0
         for part in (self.memory, self.waiting, self.batch):
             if part is self.batch:
@@ -231,7 +233,7 @@ class _Held:
 
 
 class _Cosine:
-    """Near-duplicates by a cosine of descriptors that are known before a sample is encoded."""
+    """A test for near-duplicates by a cosine of descriptors that need no encoding."""
 
     def __init__(self, memory: WorkingMemory, threshold: float) -> None:
         fixed = memory.descriptor.fixed()
@@ -251,7 +253,7 @@ class _Cosine:
     def find(
         self, image_BCHW: Tensor, beside_WCHW: Tensor, action: Action, _: Tensor | None = None
     ) -> Found:
-        """Do what `NearDuplicates.find` does, by a cosine. It has no use for ids."""
+        """Return what `NearDuplicates.find` returns, but by a cosine. The ids are not used."""
         memory = self._memory
         held_kA = memory.descriptor.of_fixed(memory.descriptors)
         if len(beside_WCHW):
@@ -260,6 +262,6 @@ class _Cosine:
         return replace(self._test, action=action).find(every_BA, held_kA, memory.group)
 
     def _describe(self, image_BCHW: Tensor) -> Tensor:
-        # A descriptor of images reads of the embeddings only their dtype and device.
+        # A descriptor of images uses only the dtype and the device of the embeddings.
         nothing_B0 = self._memory.embeddings.new_empty(len(image_BCHW), 0)
         return self._fixed(nothing_B0, image_BCHW)

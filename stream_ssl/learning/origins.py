@@ -1,4 +1,4 @@
-"""Where the memory's samples came from: for people and exports, nothing that is learned needs it.
+"""The origins of the memory's samples, for displays and exports. Training does not use them.
 
 Shapes: B samples of a batch, k occupied slots, L bytes.
 """
@@ -20,21 +20,21 @@ from stream_ssl.memory import Admission
 class Origins:
     """The origin of each sample that the memory holds, by id.
 
-    On several ranks: of the samples that this rank read and its own shard holds. Where one sample
-    came twice into the memory, its origin goes with the first of the two that is evicted.
+    On several ranks these are the samples that this rank read and its own shard holds. If one id is
+    in the memory twice, its origin is removed with the first of the two that is evicted.
     """
 
     def __init__(self) -> None:
         self._by_id: dict[int, Origin] = {}
 
     def of(self, ids: Iterable[int]) -> list[Origin | None]:
-        """The origin of each of these; None where it is not known."""
+        """Return the origin of each of these ids, None if unknown."""
         return [self._by_id.get(number) for number in ids]
 
     def follow(
         self, ids: Sequence[int], origins_B: Sequence[Origin | None], admission: Admission
     ) -> list[Origin | None]:
-        """Take in what became of a batch; returns the origin of each sample that was evicted."""
+        """Record the admission of a batch. Return the origin of each sample that was evicted."""
         came = dict(zip(ids, origins_B, strict=True))
         evicted = [
             self._by_id.pop(number, None) or came.get(number)
@@ -46,25 +46,27 @@ class Origins:
         return evicted
 
     def state(self) -> dict[str, Tensor]:
-        """A row for each: id, producer, source, the source's id, time; see `packed`."""
+        """Return one row for each origin: id, producer, source, the source's id, time; see
+        `packed`.
+        """
         return {"rows": packed((number, *origin) for number, origin in self._by_id.items())}
 
     def load(self, state: Mapping[str, Tensor], ids: Iterable[int]) -> None:
-        """Go on from what `state` gave, in so far as the memory holds these ids."""
+        """Load a state that `state` returned, but only the ids that the memory holds."""
         held = set(ids)
         rows = unpacked(state["rows"]) if "rows" in state else []
         self._by_id = {number: Origin(*told) for number, *told in rows if number in held}
 
 
 def packed(rows: Iterable[Sequence[object] | None]) -> Tensor:
-    """Rows as msgpack, one behind the other, uint8 [L]: `torch.cat` joins the parts of ranks."""
+    """Return the rows as concatenated msgpack, uint8 [L]. `torch.cat` joins the parts of ranks."""
     packer = msgpack.Packer()
     text = b"".join(packer.pack(row) for row in rows)
     return torch.from_numpy(np.frombuffer(text, np.uint8).copy())
 
 
 def unpacked(rows_L: Tensor) -> list[Any]:
-    """What `packed` was given."""
+    """Return the rows that were given to `packed`."""
     text = rows_L.numpy().tobytes()
     unpacker = msgpack.Unpacker(max_buffer_size=max(1, len(text)))
     unpacker.feed(text)

@@ -1,4 +1,4 @@
-"""Seeds, generators and threads: what must be fixed for a run to be repeatable."""
+"""Seeds, random generators and threads, which must be fixed for a repeatable run."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from torch import Tensor
 
 
 def seed_everything(seed: int, threads: int | None = None, deterministic: bool = False) -> None:
-    """Seed every generator and fix the threads; call it before the model is built.
+    """Seed every generator and set the number of threads. Call this before the model is built.
 
-    `threads` are those of torch's operators (None leaves them); two runs are bit-equal only with
-    the same number. `deterministic` refuses GPU kernels that add up in no fixed order.
+    Args:
+        seed: the seed.
+        threads: number of threads of torch's operators; None keeps it. Two runs are bit-equal only
+            with the same number.
+        deterministic: reject GPU kernels that add numbers in no fixed order.
     """
     set_threads(threads)
     if deterministic:
-        # cuBLAS reads this when it is first used.
+        # cuBLAS reads this variable at its first use.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     random.seed(seed)
@@ -28,7 +31,11 @@ def seed_everything(seed: int, threads: int | None = None, deterministic: bool =
 
 
 def set_threads(threads: int | None) -> None:
-    """Fix the threads of torch's operators; None leaves them."""
+    """Set the number of threads of torch's operators; None keeps it.
+
+    Raises:
+        ValueError: `threads` is less than 1.
+    """
     if threads is None:
         return
     if threads < 1:
@@ -37,9 +44,9 @@ def set_threads(threads: int | None) -> None:
 
 
 class OwnRandomness:
-    """The learner's generators, swapped in while it computes and out again afterwards.
+    """The learner's random generators, which are active only while the learner computes.
 
-    So whoever consumes the records may draw numbers, and what is learned stays the same.
+    So the consumers of records may draw random numbers without any effect on training.
     """
 
     def __init__(self, seed: int, device: torch.device) -> None:
@@ -60,11 +67,13 @@ class OwnRandomness:
         self._write(self._outer)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The state of each generator, as tensors that safetensors holds."""
+        """Return the state of each generator, as tensors that safetensors can store."""
         return {name: value.clone() for name, value in self._mine.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a saved state; a generator that it lacks keeps its own (another device)."""
+        """Load a saved state. A generator without a saved state keeps its own, for example on
+        another device.
+        """
         self._mine = {name: state.get(name, value).clone() for name, value in self._mine.items()}
 
     def _read(self) -> dict[str, Tensor]:

@@ -1,6 +1,6 @@
-"""What the ranks of one run agree on: whether to stop, who has samples, and the gradient.
+"""The agreement of a run's ranks: whether to stop, which ranks have samples, and the mean gradient.
 
-A run of one process agrees with itself, at no cost.
+A run of one process needs no exchange.
 
 Shapes: W ranks.
 """
@@ -23,16 +23,16 @@ from stream_ssl.memory.process_group import RankGroup
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What all ranks know of a turn of the learner's loop; lists are by rank.
+    """The state of all ranks in one turn of the learner's loop. Lists are in order of rank.
 
     Attributes:
-        stop: some rank was asked to stop: all do, at this turn.
-        save: some rank wants a checkpoint: all write theirs before they go on.
-        reload: the weights have diverged: all reload a checkpoint before they go on.
-        batches: samples in the batch that came from each one's stream, 0 for none.
-        waiting: new samples that each has kept from earlier batches.
-        offsets: where each one's stream stands.
-        ready: whether each one's process is.
+        stop: a rank was asked to stop, so all ranks stop at this turn.
+        save: a rank wants a checkpoint, so all ranks write one before they continue.
+        reload: the weights have diverged, so all ranks reload a checkpoint before they continue.
+        batches: number of samples in the batch that came from each rank's stream, 0 for none.
+        waiting: number of new samples that each rank has kept from earlier batches.
+        offsets: position of each rank's stream.
+        ready: whether each rank's process is ready.
     """
 
     stop: bool = False
@@ -46,14 +46,13 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a rank has done in all turns.
+    """The work of one rank in all turns so far.
 
     Attributes:
-        busy: seconds on its own, not in an exchange. What a device waits for within a step counts
-            here too.
-        waited: seconds in exchanges, most of them for slower ranks.
-        sent: bytes that it gave to the others.
-        samples: of its stream.
+        busy: seconds outside exchanges. Waits for the device within a step count here too.
+        waited: seconds in exchanges, mostly waits for slower ranks.
+        sent: bytes sent to the other ranks.
+        samples: number of samples of the rank's stream.
     """
 
     busy: float = 0.0
@@ -66,13 +65,13 @@ class Ranks:
     """The ranks of one run, which take every step together.
 
     Args:
-        group: who holds the memory.
-        device: where the learner computes.
+        group: the ranks that hold the memory.
+        device: the device where the learner computes.
 
     Attributes:
-        last: the turn before.
-        ready: of this process, told to the others at the next turn.
-        work: by rank.
+        last: the last turn.
+        ready: whether this process is ready; the other ranks learn it at the next turn.
+        work: the work by rank.
     """
 
     def __init__(self, group: RankGroup, device: torch.device) -> None:
@@ -84,17 +83,17 @@ class Ranks:
 
     @property
     def alone(self) -> bool:
-        """Whether there is one process."""
+        """Whether the run has only one process."""
         return self.group.size == 1
 
     def agree(self, stop: bool, batch: int, waiting: int, offset: Offset) -> Turn:
-        """One turn, the same on every rank: a single exchange of eleven numbers.
+        """Exchange eleven numbers and return the turn, which is the same on every rank.
 
         Args:
-            stop: whether this rank was asked to.
-            batch: samples that came from its stream.
-            waiting: new samples that it has kept.
-            offset: of the stream behind its last batch.
+            stop: whether this rank was asked to stop.
+            batch: number of samples that came from this rank's stream.
+            waiting: number of new samples that this rank has kept.
+            offset: position of this rank's stream after its last batch.
         """
         if self.alone:
             reload = self.reload_asked
@@ -122,7 +121,10 @@ class Ranks:
         return self.last
 
     def tell(self, value: Any) -> list[Any]:
-        """What each rank tells here, by rank. It is JSON: what others send is only parsed."""
+        """Send a value to all ranks; return the values of all ranks, in order of rank.
+
+        Values travel as JSON, so data from other ranks is only parsed, never executed.
+        """
         if self.alone:
             return [value]
         told = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
@@ -135,15 +137,15 @@ class Ranks:
     def average(
         self, tensors: Sequence[Tensor], loss: Tensor, usable: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Give all ranks the mean of these tensors, in one exchange.
+        """Replace these tensors by their means over all ranks, in one exchange.
 
         Args:
-            tensors: of floats: gradients, and BatchNorm's averages; written in place.
-            loss: of this rank's anchors.
-            usable: bool, whether its keys are.
+            tensors: gradients and BatchNorm's averages, written in place.
+            loss: the loss of this rank's anchors.
+            usable: bool, whether this rank's keys are usable.
 
         Returns:
-            The mean loss, and whether all keys are usable, 0-dimensional.
+            The mean loss, and whether all ranks' keys are usable, both 0-dimensional.
         """
         if self.alone:
             return loss, usable

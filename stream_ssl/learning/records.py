@@ -1,4 +1,4 @@
-"""What the learner says about each step; metrics, displays and checkpoints consume it.
+"""The learner's records of its steps, which metrics, displays and checkpoints consume.
 
 Shapes: B samples, D embedding, C H W image.
 """
@@ -19,20 +19,23 @@ if TYPE_CHECKING:
 
 PHASES = ("data", "forward", "backward", "memory")
 NOT_FINITE = ("loss", "gradient", "keys")
-"""Reasons to skip an update that tell of broken weights; "pace" and "novelty" do not."""
+"""Reasons to skip an update that indicate broken weights. "pace" and "novelty" do not."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dropped:
-    """A sample that was dropped as a near-duplicate, and the picture that it is one of.
+    """A sample that was dropped as a near-duplicate, with the picture that it duplicates.
 
     Attributes:
-        origin: where it came from.
-        distance: between the two pictures, as memory.near_duplicates measures it.
-        label: its class; -1 where it has none.
-        twin_label: that of the other picture; -1 where it has none, or is on another rank.
-        picture_CHW: uint8, on the CPU; None but for a few of a batch.
-        twin_CHW: the other picture; None likewise.
+        origin: where the sample came from.
+        distance: distance between the two pictures, as memory.near_duplicates measures it.
+        label: the sample's class; -1 without a label.
+        twin_label: class of the other picture; -1 without a label, or if the picture is on another
+            rank.
+        picture_CHW: the sample's picture, uint8, on the CPU. Only a few samples of a batch have it;
+            None for the others.
+        twin_CHW: the other picture, uint8, on the CPU; None as for `picture_CHW`, or if it is on
+            another rank.
     """
 
     origin: Origin | None
@@ -45,39 +48,41 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One step: on a batch of the stream, or a replay of images from the memory.
+    """The record of one step: a batch of the stream, or a replay of images from the memory.
 
-    `labels_B` lies on the CPU, the other columns where the learner computes.
+    `labels_B` is on the CPU. The other columns are on the learner's device.
 
     Attributes:
-        step: steps so far, this one included.
-        samples: of the stream, so far.
-        batch: samples in this step.
-        skipped: why no update was made: "loss" or "gradient" (not finite), "keys" (not of unit
-            norm), "pace" (none due), "novelty" (what was new in the stream's batch waits for more,
-            and this step has no samples); None if one was.
-        seconds: by phase, of PHASES.
-        diagnostics: what the loss tells, and the cosines of old and new embeddings.
+        step: number of steps so far, including this one.
+        samples: number of samples of the stream so far.
+        batch: number of samples in this step.
+        skipped: why no update was made, or None if one was made. "loss" or "gradient": it is not
+            finite. "keys": they are not of unit norm. "pace": no update is due. "novelty": the
+            stream's batch has too few new samples, which wait for more, so this step has no
+            samples.
+        seconds: seconds by phase, see `PHASES`.
+        diagnostics: the loss's diagnostics, and the cosines of old and new embeddings.
         relative_change: norm of the change of the weights by the update over their norm; NaN
             without an update.
         collision_expected: mean h over pairs of batch and memory, before insertion.
-        collision_true: share of such pairs with the same label; None without labels.
-        admission: None where nothing was inserted: on replays, with keys that are not of unit norm,
-            and without samples.
-        lag_seconds: for how long the oldest batch has waited.
-        offset: of the stream, behind this batch.
-        rejected: samples left out since the record before, by reason.
-        near_copies: samples of the stream's batch that were turned away.
-        turned_away: where each of these came from.
-        dropped: the same samples, where pictures are compared closely.
-        novelty: where each sample of the stream's batch came from, and its distance to the nearest
-            picture that was held; infinite where no other comes near. Where pictures are compared.
-        waiting: new samples that do not fill a batch yet.
-        images_BCHW: uint8, the images as they came, not copied; None where a record is made without
-            a learner.
-        duplicates_B: slots expected to show the same, before insertion.
-        origins_B: where each sample came from; None on replays.
-        evicted_origins: where each of `admission.evicted` came from.
+        collision_true: share of these pairs with the same label; None without labels.
+        admission: the memory's admission of the batch. None if nothing was inserted: on replays,
+            with keys that are not of unit norm, and without samples.
+        lag_seconds: seconds for which the oldest batch has waited.
+        offset: position in the stream after this batch.
+        rejected: number of samples rejected since the record before, by reason.
+        near_copies: number of samples of the stream's batch that were dropped as near-duplicates.
+        turned_away: origin of each dropped sample.
+        dropped: the dropped samples, if pictures are compared closely.
+        novelty: origin of each sample of the stream's batch, and its distance to the nearest
+            picture in the memory, infinite if no picture is near. Empty unless pictures are
+            compared closely.
+        waiting: number of new samples that do not fill a batch yet.
+        images_BCHW: the received images, uint8, not a copy; None for a record made without a
+            learner.
+        duplicates_B: expected number of slots that duplicate each sample, before insertion.
+        origins_B: origin of each sample; None on replays.
+        evicted_origins: origin of each sample in `admission.evicted`.
     """
 
     step: int
@@ -114,16 +119,22 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointDue:
-    """On every rank between the same two steps, after `Ranks.save_asked` was set on one of them."""
+    """A request for a checkpoint, yielded on every rank between the same two steps.
+
+    It follows `Ranks.save_asked` on any rank.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class ReloadDue:
-    """On every rank between the same two steps, after the weights have diverged on one of them."""
+    """A request to reload a checkpoint, yielded on every rank between the same two steps.
+
+    It follows a divergence of the weights on any rank.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """About each second while no batch comes."""
+    """A record that is yielded about once per second while no batch comes."""
 
     lag_seconds: float

@@ -1,4 +1,4 @@
-"""Which checkpoints are kept: the newest few, one to fall back on, and a history."""
+"""The choice of checkpoints to keep: the newest few, one to fall back on, and a history."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HISTORY = ((3600, 24), (86_400, 7))
-"""Seconds of a period, and of how many periods the last checkpoint is kept: 24 hours, 7 days."""
+"""Length of a period in seconds, and number of periods whose last checkpoint is kept.
+
+The periods are 24 hours and 7 days.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +31,14 @@ class Entry:
 
 
 def newest_kept(entries: Sequence[Entry], keep: int) -> set[Path]:
-    """Return the newest `keep` and the newest whose weights are known to be good.
+    """Return the newest `keep` checkpoints and the newest whose weights are known to be good.
 
-    The weights of the newest checkpoint are known to be good only once another update was made on
+    The weights of the newest checkpoint are known to be good only after another update was made on
     them. So the newest checkpoint of earlier weights is kept too.
 
     Args:
-        entries: all, the oldest first.
+        entries: all checkpoints, the oldest first.
+        keep: number of newest checkpoints to keep.
     """
     kept = {entry.path for entry in entries[-keep:]}
     earlier = [entry for entry in entries if entry.updated < entries[-1].updated]
@@ -42,14 +46,14 @@ def newest_kept(entries: Sequence[Entry], keep: int) -> set[Path]:
 
 
 def history(entries: Sequence[Entry], kept: set[Path]) -> list[Entry]:
-    """Return the other checkpoints that the history holds, the newest first.
+    """Return the other checkpoints that belong to the history, the newest first.
 
-    Each period counts by the clock of its checkpoints, as backup tools count. Hours and days
+    The periods follow the creation times of the checkpoints, as in backup tools. Hours and days
     without a checkpoint do not count.
 
     Args:
-        entries: all, the oldest first.
-        kept: those that are kept anyway.
+        entries: all checkpoints, the oldest first.
+        kept: checkpoints that are kept anyway.
     """
     chosen: set[Path] = set()
     for seconds, periods in HISTORY:
@@ -61,7 +65,7 @@ def history(entries: Sequence[Entry], kept: set[Path]) -> list[Entry]:
 
 
 def within(budget: float, entries: Sequence[Entry]) -> list[Entry]:
-    """Return as many of the first entries as fit into so many bytes."""
+    """Return the longest prefix of the entries that fits into `budget` bytes."""
     fitting, total = [], 0
     for entry in entries:
         total += entry.bytes

@@ -1,4 +1,4 @@
-"""What a checkpoint's folder holds, and how a run goes on from it."""
+"""The content of a checkpoint's folder, and how a run resumes from it."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from stream_ssl.durable import MANIFEST, UNREADABLE, damage, damage_told_by, lis
 from stream_ssl.learning.learner import Capture, Learner, made_by
 from stream_ssl.memory.shards import resharded
 
-FORMAT = 3  # raised when an older reader could not read it; the manifest's form stays
+FORMAT = 3  # increased when an older reader could not read it; the manifest's form stays
 STATE = "state.json"
 MOST_STATE = 16 << 20
-"""Bytes of `STATE`, at most."""
+"""Largest size of `STATE`, in bytes."""
 LATEST = "latest"
 PREFIX = "step-"
 PARTS = ("model", "optimiser", "memory", "rng")
-"""Of `Learner.capture`: the tensors without which nothing can go on."""
+"""The files of tensors that a checkpoint must contain, named as in `Learner.capture`."""
 SHARED = ("model", "optimiser")
-"""Those that are alike on all ranks, ..."""
+"""The files that are the same for all ranks."""
 OWN = ("memory", "rng", "waiting", "origins")
-"""... and those of which each rank has its own."""
+"""The files that each rank writes for itself."""
 
 Divisions = Mapping[str, Sequence[Sequence[Mapping[str, int]]]]
-"""Places by rank, of each division of a journal, by its id; see `Saved.divisions`."""
+"""Positions by rank, for each division of a journal, by the journal's id; see `Saved.divisions`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A verified checkpoint. Build the learner from `config`, its stream from `offset`."""
+    """A verified checkpoint. Build the learner from `config` and its stream from `offset`."""
 
     path: Path
     facts: Mapping[str, Any]
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The configuration that the run went on with when this was written."""
+        """The run's configuration when the checkpoint was written."""
         config: Mapping[str, Any] = self.facts["config"]
         return config
 
@@ -59,25 +59,30 @@ class Saved:
 
     @property
     def offset(self) -> Offset:
-        """The least from which any rank goes on."""
+        """The smallest offset from which any rank resumes."""
         return offset_of(self.facts)
 
     @property
     def journal(self) -> str | None:
-        """The id of the journal that `offset` is a place in; None: of a release without ids."""
+        """The id of the journal to which `offset` refers; None in checkpoints of releases without
+        ids.
+        """
         return self.facts.get("journal")
 
     @property
     def ranks(self) -> int:
-        """How many wrote it."""
+        """The number of ranks that wrote the checkpoint."""
         return int(self.facts.get("ranks", 1))
 
     def start(self, rank: int, ranks: int, journal: str | None = None) -> Offset:
-        """Where a rank's stream goes on: where it was, or with other ranks where the least was.
+        """Return the offset from which a rank's stream resumes.
+
+        With the same number of ranks this is the rank's own offset. With another number it is the
+        smallest offset of all ranks.
 
         Args:
-            rank, ranks: of those that read this journal.
-            journal: its id, where there may be several; None: there is one.
+            rank, ranks: the rank, and the number of ranks that read this journal.
+            journal: id of the journal, if the run may have several; None if it has one.
         """
         if not (divisions := self.divisions(journal)):
             return START  # of a receiver that is new
@@ -85,19 +90,22 @@ class Saved:
         return ended[rank] if ranks == len(ended) else min(ended)
 
     def before(self, ranks: int, journal: str | None = None) -> Sequence[Sequence[Offset]]:
-        """What `JournalShare` needs to know of how other numbers of ranks divided the journal."""
+        """Return how other numbers of ranks divided the journal, as `JournalShare` needs it."""
         divisions = self.divisions(journal)
         return divisions[:-1] if divisions and ranks == len(divisions[-1]) else divisions
 
     @property
     def journals(self) -> Divisions | None:
-        """By id, the divisions of each journal of a run that has several; None: it has one."""
+        """The divisions of each journal by id; None for a run with one journal."""
         found: Divisions | None = self.facts.get("journals")
         return found
 
     def divisions(self, journal: str | None = None) -> list[list[Offset]]:
-        """Offsets by rank, of each division of a journal that still matters; the last is that of
-        the ranks that wrote this, or that read it last. Empty for one that nobody has read."""
+        """Return the offsets by rank, for each division of a journal that still matters.
+
+        The last division belongs to the ranks that wrote this checkpoint, or that read the journal
+        last. The list is empty for a journal that no rank has read.
+        """
         told = self.facts.get("divisions", [[self.facts["offset"]]])
         if self.journals is not None:
             told = self.journals.get(journal or "", [])
@@ -108,16 +116,24 @@ class Saved:
     def restore(
         self, learner: Learner, rank: int = 0, ranks: int = 1, start: Offset | None = None
     ) -> None:
-        """Put the learner where the run was; ValueError if it is built otherwise.
+        """Restore the learner to the state of the checkpoint.
 
-        Other ranks than wrote it get the memory dealt anew, and the samples that waited; each views
-        and draws with other seeds then. `start` is of the rank's own journal, where it has one.
+        If the number of ranks has changed, the memory and the waiting samples are distributed anew.
+        The ranks then augment and draw with other seeds.
+
+        Args:
+            learner: the learner to restore.
+            rank, ranks: the rank, and the number of ranks.
+            start: the offset in the rank's own journal, if it has one.
+
+        Raises:
+            ValueError: the learner's parts do not fit the checkpoint.
         """
         start = self.start(rank, ranks) if start is None else start
         learner.restore(self.capture(rank, ranks, start))
 
     def capture(self, rank: int, ranks: int, start: Offset) -> Capture:
-        """Read what `Learner.restore` and `Learner.reload` take on one of so many ranks."""
+        """Return the capture for `Learner.restore` and `Learner.reload` on one of `ranks` ranks."""
         facts = dict(self.facts)
         tensors = {name: load_file(self.path / f"{name}.safetensors") for name in SHARED}
         if ranks == self.ranks:
@@ -131,7 +147,8 @@ class Saved:
             mine = self._parts("waiting")[rank::ranks]
             if mine:
                 tensors["waiting"] = _joined(mine)
-            tensors["origins"] = _joined(self._parts("origins"))  # each takes those that it holds
+            # Each rank keeps only the origins of samples in its own shard.
+            tensors["origins"] = _joined(self._parts("origins"))
             facts["batch_size"] = facts["batch_size"] * self.ranks // ranks
         facts["offset"] = place(start)
         return Capture(tensors, facts)
@@ -147,10 +164,10 @@ def _joined(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def memory_of(checkpoint: Path) -> dict[str, Tensor]:
-    """The state of a checkpoint's memory, all ranks' shards together.
+    """Return the state of a checkpoint's memory, with the shards of all ranks together.
 
     Raises:
-        OSError: there is no such file.
+        OSError: the file does not exist.
     """
     saved = Saved(checkpoint, read_map(checkpoint / STATE, MOST_STATE))
     parts = saved._parts("memory")
@@ -158,32 +175,40 @@ def memory_of(checkpoint: Path) -> dict[str, Tensor]:
 
 
 def origins_of(checkpoint: Path) -> dict[str, Tensor]:
-    """The state of `Origins` of a checkpoint, of all ranks together; empty in one of old.
+    """Return the state of a checkpoint's `Origins`, of all ranks together.
+
+    The result is empty for old checkpoints, which do not store origins.
 
     Raises:
-        OSError: there is no such file.
+        OSError: the file does not exist.
     """
     return _joined(Saved(checkpoint, read_map(checkpoint / STATE, MOST_STATE))._parts("origins"))
 
 
 def place(offset: Offset) -> dict[str, int]:
-    """An offset as JSON has it."""
+    """Return an offset in the form that JSON stores."""
     return {"record": offset.record, "sample": offset.sample}
 
 
 def offset_of(facts: Mapping[str, Any]) -> Offset:
-    """The place in the journal that a checkpoint's facts tell of."""
+    """Return the offset in the journal that a checkpoint's facts contain."""
     return Offset(int(facts["offset"]["record"]), int(facts["offset"]["sample"]))
 
 
 def suffix_of(rank: int) -> str:
-    """Of the names of a rank's files: the first's are called as those of one process."""
+    """Return the suffix of a rank's file names. Rank 0 uses the names of a single process."""
     return f"-{rank}" if rank else ""
 
 
 def checkpoint_damage(folder: Path) -> str | None:
-    """What is wrong with a checkpoint: a file that is not as it was sealed, or that was never a
-    checkpoint's. One of a newer version is taken to be whole. Raises as `damage`."""
+    """Return why a checkpoint is damaged, or None if it is whole.
+
+    A checkpoint is damaged if a file has changed since it was sealed, or is not a checkpoint's
+    file. A checkpoint of a newer version counts as whole.
+
+    Raises:
+        OSError: as in `damage`.
+    """
     if (reason := damage(folder)) is not None:
         return reason
     try:

@@ -1,6 +1,6 @@
-"""What learns from vectors in place of images: views of them, and an encoder.
+"""Learning from vectors instead of images: their settings, an encoder and their views.
 
-Vectors travel through batches and memory as their bytes, uint8 [B, D * itemsize, 1, 1].
+Batches and the memory carry vectors as their bytes, uint8 [B, D * itemsize, 1, 1].
 
 Shapes: B samples, D numbers of a vector, F features.
 """
@@ -21,25 +21,27 @@ from stream_ssl.methods.norm import BatchNorm1d
 Dtype = Literal["float16", "float32"]
 
 DROPOUT = 0.3
-"""Chance of each number of a view to be replaced by the vector's mean."""
+"""Probability with which each number of a view is replaced by the vector's mean."""
 
 MOST_MIX = 0.1
-"""Most weight of another vector of the batch that is mixed into a view."""
+"""Largest weight with which another vector of the batch is mixed into a view."""
 
 
 @dataclass
 class Vectors:
-    """Learn from vectors: sensor readings, or the embeddings of any other model.
+    """Settings to learn from vectors: sensor readings, or embeddings of any other model.
 
     Args:
-        dim: numbers in each vector, which turns this on; null: the stream is of images, and what
-            follows has no effect. With it the sections decoder, encoder and views have none.
-        dtype: of what the memory keeps, float16 or float32. Either may be sent.
-        widths: of the encoder's layers (linear, batch norm, ReLU), at least one.
-        noise: standard deviation of the noise in a view, in units of the vector's own.
+        dim: number of values in each vector, at least 2; null: the stream has images, and the
+            following options have no effect. With vectors, the sections decoder, encoder and views
+            have no effect.
+        dtype: type in which the memory stores vectors, float16 or float32. Producers may send
+            either.
+        widths: widths of the encoder's layers (linear, batch norm, ReLU), at least one.
+        noise: standard deviation of the noise in a view, in units of the vector's own, 0 or more.
 
     Raises:
-        ValueError: an argument outside its range.
+        ValueError: an argument is outside its range.
     """
 
     dim: int | None = None
@@ -58,22 +60,24 @@ class Vectors:
 
     @property
     def kept(self) -> Dtype | None:
-        """dtype, of a run on vectors."""
+        """The dtype if the run learns from vectors, else None."""
         return None if self.dim is None else self.dtype
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(C, H, W) of the bytes of one vector, as the memory keeps them."""
+        """(C, H, W) of the bytes of one vector, as the memory stores them."""
         assert self.dim is not None
         return self.dim * (2 if self.dtype == "float16" else 4), 1, 1
 
 
 class MLP(nn.Module):
-    """Vectors [B, D] to features [B, F], F = `dim`: linear layers with batch norm and ReLU.
+    """An encoder of vectors [B, D] to features [B, F], F = `dim`.
+
+    It consists of linear layers with batch norm and ReLU.
 
     Args:
         features: D.
-        widths: of the layers; the last is F.
+        widths: widths of the layers; the last width is F.
     """
 
     def __init__(self, features: int, widths: Sequence[int]) -> None:
@@ -91,13 +95,14 @@ class MLP(nn.Module):
 
 
 class VectorViews(nn.Module):
-    """The bytes of vectors to one changed float32 view [B, D] of each: mixed, dropped, noised.
+    """A module from the bytes of vectors to one augmented float32 view [B, D] of each.
 
-    Each vector is first brought to mean 0 and standard deviation 1, so that what is added is the
-    same for every sensor and model. Draws from torch's global generator of the CPU only.
+    Each vector is first scaled to mean 0 and standard deviation 1, so the augmentation has the same
+    strength for every sensor and model. It is then mixed with another vector, some of its numbers
+    are dropped, and noise is added. All random numbers come from torch's global CPU generator.
 
     Args:
-        settings: see there.
+        settings: see `Vectors`.
     """
 
     mean: Tensor
@@ -106,7 +111,7 @@ class VectorViews(nn.Module):
         super().__init__()
         self._dtype = getattr(torch, settings.dtype)
         self._noise = settings.noise
-        self.register_buffer("mean", torch.zeros(1), persistent=False)  # names the device
+        self.register_buffer("mean", torch.zeros(1), persistent=False)  # its device is the module's
 
     @torch.no_grad()
     def forward(self, image_BCHW: Tensor) -> Tensor:
@@ -123,11 +128,11 @@ class VectorViews(nn.Module):
 
     @torch.no_grad()
     def plain(self, image_BCHW: Tensor) -> Tensor:
-        """The vectors standardised and not changed, as evaluation wants them."""
+        """Return the vectors standardised but not augmented, as evaluation needs them."""
         return self.standardised(vectors_of(image_BCHW, self._dtype))
 
     def standardised(self, value_BD: Tensor) -> Tensor:
-        """The same of vectors [B, D], rounded to what the memory keeps."""
+        """Return vectors [B, D] standardised, after rounding to the memory's dtype."""
         value_BD = value_BD.to(self._dtype).float()
         value_BD = value_BD - value_BD.mean(dim=1, keepdim=True)
         return value_BD / value_BD.std(dim=1, keepdim=True).clamp_min(1e-6)

@@ -1,4 +1,4 @@
-"""Augmented views of a batch, drawn per sample on the device that holds it.
+"""Augmented views of a batch, drawn for each sample on the device of the batch.
 
 Shapes: B samples, C channels, H height, W width.
 """
@@ -16,32 +16,32 @@ Range = tuple[float, float]
 
 
 class Views(nn.Module):
-    """uint8 [B, C, H, W] to one augmented, normalised float32 view of each sample, under autocast
-    too.
+    """A module from uint8 [B, C, H, W] to one augmented, normalised float32 view of each sample.
 
-    Draws from torch's global generator of the CPU only, so a seed fixes the views, the same on
-    every device. The defaults are close to SimCLR's for small images; `crop=None` is the DUEL
-    paper's choice, which does not crop.
+    The views are float32 under autocast too. All random numbers come from torch's global CPU
+    generator, so a seed gives the same views on every device. The defaults are close to SimCLR's
+    for small images. `crop=None` is the DUEL paper's choice, which does not crop.
 
     Args:
         size: side of the images, pixels.
         channels: 1 or 3.
-        crop: least and largest share of the area kept before resizing back; null does not crop.
-        flip: probability of a horizontal flip.
-        brightness: half-width of the jitter of brightness.
-        contrast: likewise of contrast.
-        saturation: likewise of saturation; colour images only.
-        hue: likewise of hue; colour images only.
-        jitter: probability that a sample is jittered at all.
-        grey: probability of dropping the colour.
-        blur: probability of a Gaussian blur, sigma 0.1 to 2 pixels.
-        mean: subtracted at the end, one number a channel or one for all.
-        std: divided by at the end, likewise.
-        transform: class path of a module from float32 images [B, C, H, W] in [0, 1] to such, in
-            place of all but mean and std.
+        crop: smallest and largest share of the area kept before resizing back; null does not crop.
+        flip: probability of a horizontal flip, in [0, 1].
+        brightness: half-width of the random change of brightness.
+        contrast: half-width of the random change of contrast.
+        saturation: half-width of the random change of saturation; colour images only.
+        hue: half-width of the random change of hue; colour images only.
+        jitter: probability that brightness, contrast, saturation and hue of a sample change at all,
+            in [0, 1].
+        grey: probability of removing the colour, in [0, 1].
+        blur: probability of a Gaussian blur, sigma 0.1 to 2 pixels, in [0, 1].
+        mean: number that is subtracted at the end, one per channel or one for all.
+        std: number by which the result is then divided, one per channel or one for all, positive.
+        transform: class path of a module that replaces all augmentation except mean and std. It
+            takes and returns float32 images [B, C, H, W] in [0, 1].
 
     Raises:
-        ValueError: an argument outside its range.
+        ValueError: an argument is outside its range.
     """
 
     mean: Tensor
@@ -92,7 +92,7 @@ class Views(nn.Module):
 
     @torch.no_grad()
     def forward(self, image_BCHW: Tensor) -> Tensor:
-        # Under autocast a crop would place its corners in bfloat16, pixels off.
+        # Under autocast the crop's corners would be bfloat16, which is wrong by whole pixels.
         with torch.autocast(image_BCHW.device.type, enabled=False):
             view_BCHW = _to_float(image_BCHW)
             for step in self.steps:
@@ -101,17 +101,17 @@ class Views(nn.Module):
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        # Drawn on the CPU, the numbers are uploaded and nothing is waited for. Drawn on a GPU, they
-        # are read back half a dozen times a view.
+        # Numbers drawn on the CPU are uploaded without a wait. Numbers drawn on a GPU would be read
+        # back about six times per view.
         step: Any
         for step in self.steps:
-            if hasattr(step, "set_rng_device_and_dtype"):  # kornia's
+            if hasattr(step, "set_rng_device_and_dtype"):  # only kornia's modules have it
                 step.set_rng_device_and_dtype(torch.device("cpu"), torch.float32)
         return self
 
     @torch.no_grad()
     def plain(self, image_BCHW: Tensor) -> Tensor:
-        """The images normalised and not augmented, as evaluation wants them."""
+        """Return the images normalised but not augmented, as evaluation needs them."""
         return self._normalise(_to_float(image_BCHW))
 
     def _normalise(self, view_BCHW: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ def _to_float(image_BCHW: Tensor) -> Tensor:
 
 
 def _odd(size: int) -> int:
-    """SimCLR's blur kernel: a tenth of the side, odd, at least 3."""
+    """Return the size of SimCLR's blur kernel: a tenth of the side, odd, at least 3."""
     return max(3, size // 10 // 2 * 2 + 1)
 
 
@@ -145,7 +145,7 @@ def _check_transform(transform: nn.Module, shape: tuple[int, int, int]) -> None:
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             view_BCHW = transform(image_BCHW)
-    except Exception as error:  # whatever a stranger's module raises
+    except Exception as error:  # a user's module may raise any exception
         raise ValueError(
             f"views.transform {name} takes no images [B, {shape[0]}, {shape[1]}, {shape[2]}]: "
             f"{error}"
