@@ -1,8 +1,8 @@
-"""A run that is killed again and again: `python learning_killed.py FOLDER STEPS SEED KILLS`.
+"""A run that is killed repeatedly: `python learning_killed.py FOLDER STEPS SEED KILLS`.
 
-Each life is a process of its own, forked before anything has computed. It
-goes on from the newest checkpoint, begins to save behind every third step, tells each step down a
-pipe, and is SIGKILLed in the midst of what it does next. The last life reaches STEPS and saves.
+Each life is a separate process, forked before any computation. It resumes from the newest
+checkpoint, starts a background save after every third step, and writes one byte to a pipe per step.
+SIGKILL ends it during its next operation. The last life reaches STEPS and saves.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def live(folder: Path, last: int, pipe: int) -> None:
 
 
 def life(folder: Path, last: int, kill_after: int | None) -> int:
-    """The status of one life, SIGKILLed after `kill_after` steps."""
+    """Return the exit status of one life, which is killed after `kill_after` steps."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -55,7 +55,7 @@ def life(folder: Path, last: int, kill_after: int | None) -> int:
 
 
 def live_and_die(folder: Path, last: int, seed: int, kills: int) -> bool:
-    """Whether any life ended otherwise than it was to."""
+    """Return whether any life ended with an unexpected status."""
     draw = random.Random(seed)
     statuses = [life(folder, last, draw.randint(3, 9)) for _ in range(kills)]
     statuses.append(life(folder, last, None))

@@ -1,4 +1,4 @@
-"""A small learner on a stream that repeats itself from any offset.
+"""A small learner on a stream that repeats exactly from any offset.
 
 Shapes: B samples, H height, W width, C channels.
 """
@@ -30,7 +30,9 @@ BATCH, SIZE, SLOTS, DIM = 8, 8, 24, 6
 
 
 class Repeatable:
-    """Batch n is a function of n alone; record n of a journal holds it. Ends after `count`."""
+    """A stream whose batch n depends only on n and is record n of a journal. It ends after
+    `count`.
+    """
 
     def __init__(self, start: Offset = START, count: int | None = None, labelled: bool = True):
         self.record, self.count, self.labelled = start.record, count, labelled
@@ -92,7 +94,7 @@ def build(
 
 
 def network(kind: str, encoder: ResNet, loss: Loss | None = None) -> Method:
-    """A method by its name, with a loss that fits and the projector that it wants."""
+    """Return the method of this name with a suitable loss and projector."""
     chosen = METHODS[kind]
     usual: Loss = InfoNCE(0.2) if chosen.contrasts else NegativeCosine()
     if kind == "self-labeling":
@@ -104,13 +106,13 @@ def network(kind: str, encoder: ResNet, loss: Loss | None = None) -> Method:
 
 
 def steps(learner: Learner, count: int) -> list[StepRecord]:
-    """The next `count` step records."""
+    """Return the step records among the next `count` records."""
     records: Iterator[StepRecord | Idle] = learner.run(threading.Event())
     return [r for r in islice(records, count) if isinstance(r, StepRecord)]
 
 
 def state_of(learner: Learner) -> dict[str, Tensor]:
-    """Everything that two equal runs share, flat."""
+    """Return all state that two equal runs share, as a flat dict."""
     captured = learner.capture()
     flat = {
         f"{file}/{name}": tensor.clone()
@@ -122,7 +124,7 @@ def state_of(learner: Learner) -> dict[str, Tensor]:
 
 
 def differing(one: Learner, other: Learner) -> list[str]:
-    """Names of state that is not bit-equal."""
+    """Return the names of state that is not bit-equal."""
     ours, theirs = state_of(one), state_of(other)
     assert set(ours) == set(theirs)
     names = [name for name in ours if not torch.equal(ours[name], theirs[name])]

@@ -1,4 +1,4 @@
-"""Checkpoints are whole or absent, and a damaged one falls back to the one before."""
+"""Tests that checkpoints are whole or absent, and that a damaged one falls back to an older one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CONFIG = {"memory": {"capacity": 24}, "loss": "infonce"}
 
 
 def saved(folder: Path, count: int = 3, **settings):
-    """A run that saved after each of `count` steps."""
+    """Return the checkpointer, learner and records of a run that saved after each of its steps."""
     checkpointer, learner = Checkpointer(folder, **settings), build()
     records = []
     for _ in range(count):
@@ -103,7 +103,7 @@ PARTS = ["model.safetensors", "optimiser.safetensors", "memory.safetensors", "rn
 FILES = ["manifest.json", "state.json", *PARTS]
 
 
-HARMS = [  # the manifest is read, and every other file is compared with it in the same way
+HARMS = [  # every other file is compared with the manifest in the same way
     *((name, harm) for name in FILES[:2] for harm in (flip, cut, zero, Path.unlink)),
     *((name, flip) for name in FILES[2:]),
 ]
@@ -164,7 +164,7 @@ def test_any_flipped_bit_is_found_or_harmless(
 
 
 def forged(folder: Path, change) -> None:
-    """A manifest that somebody else wrote."""
+    """Replace the manifest with a forged one."""
     content = json.loads((folder / "manifest.json").read_text())
     change(folder, content["files"])
     (folder / "manifest.json").write_text(json.dumps(content))
@@ -253,7 +253,9 @@ def test_all_damaged_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
 
 @pytest.fixture
 def unprivileged() -> Iterator[Path]:
-    """A folder of an account that is not root, which may read all; the process is of it."""
+    """Yield a folder of a non-root account, because root may read all files. Run as this
+    account.
+    """
     with tempfile.TemporaryDirectory() as name:
         if root := os.geteuid() == 0:
             os.chown(name, NOBODY, NOBODY)
@@ -267,7 +269,7 @@ def unprivileged() -> Iterator[Path]:
 
 @pytest.mark.parametrize("of_it", [".", "step-000000003", "step-000000003/manifest.json"])
 def test_what_may_not_be_read_is_not_taken_for_damaged(unprivileged: Path, of_it: str) -> None:
-    """As after a backup was put back by another account: the run must not begin anew."""
+    """After another account restores a backup, the run must not begin anew."""
     saved(unprivileged)
     (unprivileged / of_it).chmod(0)
     with pytest.raises(CheckpointError, match=r"may not be read by this user.*chown -R"):
@@ -331,7 +333,7 @@ def test_what_failed_is_tried_again_though_the_stream_pauses(
 def test_what_is_written_behind_is_the_state_of_one_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Training goes on while the files are written, and the checkpoint is of before."""
+    """Training continues while the files are written. The checkpoint has the state before this."""
     begun, go_on = threading.Event(), threading.Event()
     plain = checkpoint.save_file
 
@@ -343,7 +345,7 @@ def test_what_is_written_behind_is_the_state_of_one_step(
     monkeypatch.setattr(checkpoint, "save_file", slow)
     checkpointer, learner, then = Checkpointer(tmp_path, every_steps=1), build(), build()
     assert checkpointer.finished(wait=True) is None
-    for _ in range(2):  # the second is copied to where the first was
+    for _ in range(2):  # the second copy goes to the buffers of the first
         go_on.clear()
         steps(learner, 2)
         steps(then, 2)
@@ -410,7 +412,7 @@ def test_nothing_is_moved_or_pruned_before_the_new_one_is_durable(
 
 @pytest.mark.parametrize("behind", [False, True])
 def test_a_folder_that_was_removed_is_made_again(tmp_path: Path, behind: bool) -> None:
-    """Else the last checkpoint of a run would be refused like all before it."""
+    """Otherwise the last checkpoint of a run would fail like all before it."""
     folder = tmp_path / "checkpoints"
     checkpointer, learner, _ = saved(folder, behind=behind)
     shutil.rmtree(folder)
@@ -432,7 +434,7 @@ def test_saving_a_step_again_writes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_knows_the_journal_that_its_place_is_in(tmp_path: Path) -> None:
-    checkpointer, learner, _ = saved(tmp_path, 1, keep=2)  # without an id, of an earlier release
+    checkpointer, learner, _ = saved(tmp_path, 1, keep=2)  # an earlier release stored no id
     assert not checkpointer.follow("first")
     assert checkpointer.needed() == Offset(2, 0)
     steps(learner, 1)
@@ -440,9 +442,9 @@ def test_a_checkpoint_knows_the_journal_that_its_place_is_in(tmp_path: Path) -> 
     checkpointer = Checkpointer(tmp_path, keep=2)
     found = checkpointer.newest()
     assert (found.journal, checkpointer.journal) == ("first", "first")
-    assert not checkpointer.follow(None)  # that of a receiver of an earlier release
+    assert not checkpointer.follow(None)  # a receiver of an earlier release has no id
     assert checkpointer.follow("second")
-    for needed in (Offset(1, 0), Offset(4, 0)):  # of the second all, as long as one is of the first
+    for needed in (Offset(1, 0), Offset(4, 0)):  # all, while one is of the first
         steps(learner, 1)
         assert checkpointer.save(learner, CONFIG).needed == needed
     assert Checkpointer(tmp_path).newest().journal == "second"

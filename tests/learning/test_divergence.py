@@ -1,4 +1,6 @@
-"""Divergence: when weights count as diverged, what is reloaded, and when a learner stops."""
+"""Tests of divergence: when weights count as diverged, what is reloaded, and when learning
+stops.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ CONFIG = {"a": 1}
 
 
 class Told(Divergence):
-    """Takes reasons instead of records; each is a step."""
+    """A `Divergence` that takes reasons instead of records; each is a step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,7 +122,7 @@ def test_weights_that_failed_soon_are_not_reloaded_again() -> None:
     assert told.limit == told.updated > 50, "the newest before this fault"
 
 
-# A learner with checkpoints: weights of a rate that is too high, and samples that are poison.
+# A learner with checkpoints. Its learning rate is too high, or its samples are harmful.
 
 
 def diverging(rate: float = 1e12, **settings) -> Learner:
@@ -128,7 +130,7 @@ def diverging(rate: float = 1e12, **settings) -> Learner:
 
 
 def until_reload(learner: Learner) -> list[StepRecord]:
-    """Records until the learner asks for a reload."""
+    """Return the records until the learner asks for a reload."""
     records = []
     for record in learner.run(threading.Event()):
         if isinstance(record, ReloadDue):
@@ -211,7 +213,7 @@ def test_a_halted_learner_takes_nothing_and_stays_up() -> None:
     learner = build()
     steps(learner, 2)
     learner.divergence.halt()
-    learner.batches.next = None  # would raise
+    learner.batches.next = None  # a call would raise
     assert isinstance(next(learner.run(threading.Event())), Idle)
     stop = threading.Event()
     stop.set()

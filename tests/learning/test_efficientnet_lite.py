@@ -1,4 +1,4 @@
-"""EfficientNet-lite0, and the weights that the package index has of it."""
+"""Tests of EfficientNet-lite0 and of its weights from the package index."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stream_ssl.encoder import efficientnet_lite
 from stream_ssl.encoder.efficientnet_lite import EfficientNetLite0
 from stream_ssl.encoder.network import Model
 
-# Every 160th feature of `ramp`, by the package efficientnet-lite-pytorch 0.1.0.
+# Every 160th feature of `ramp`, as computed by the package efficientnet-lite-pytorch 0.1.0.
 THEIRS = [0.5563, 0.0, 0.0, 0.86502, 0.13536, 0.40276, 0.0, 0.0]
 
 
@@ -53,7 +53,7 @@ def test_edges_are_padded_as_tensorflow_pads_them(size: int, kernel: int, stride
     out = layer(torch.ones(1, 1, size, size))
     total = max((-(-size // stride) - 1) * stride + kernel - size, 0)
     before = total // 2
-    # The first window sees `before` fewer rows and columns, the last `total - before`.
+    # The first window has `before` fewer rows and columns, the last has `total - before` fewer.
     assert out.shape[-1] == -(-size // stride)
     assert out[0, 0, 0, 0] == (kernel - before) ** 2
     assert out[0, 0, -1, -1] == (kernel - (total - before)) ** 2

@@ -1,4 +1,4 @@
-"""The encoder and the projector."""
+"""Tests of the encoder and the projector."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_an_encoder_takes_one_image_that_shrinks_to_a_pixel() -> None:
     [*((width, 3, False) for width in (1, 8, 9, 10, 12, 15)), (4, 1, False), (4, 1, True)],
 )
 def test_narrow_networks_are_contiguous(width: int, channels: int, own: bool) -> None:
-    """With channels last, oneDNN corrupts the heap below 16 channels."""
+    """With channels last, oneDNN corrupts the heap for fewer than 16 channels."""
     encoder: nn.Module = ResNet(width=width, depths=(1, 1, 0, 0), channels=channels)
     if own:
         convolution = nn.Conv2d(channels, width, 3)
@@ -124,7 +124,7 @@ def test_narrow_networks_are_contiguous(width: int, channels: int, own: bool) ->
         if isinstance(layer, nn.Conv2d):
             assert layer.weight.is_contiguous()
             layer.register_forward_hook(lambda _, given, out: strides.extend([*given, out]))
-    encoder(torch.rand(2, 8, 8, channels).permute(0, 3, 1, 2))  # as a decoder gives them
+    encoder(torch.rand(2, 8, 8, channels).permute(0, 3, 1, 2))  # in the layout of a decoder
     assert strides
     for image_BCHW in strides:
         _, depth, high, wide = image_BCHW.shape

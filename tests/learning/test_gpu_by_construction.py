@@ -1,8 +1,7 @@
-"""A learner on a GPU that is simulated: it computes what it computes on the CPU, mixes no devices,
-and waits for the device no more often than is said here.
+"""Tests of a learner on a simulated GPU: same values as on the CPU, no mixed devices, few waits.
 
-What is counted is who of the learner, the methods, the losses, the views and the probes reads from
-the device. How often the memory does is its own tests' affair; nobody may do it unseen.
+These tests count which parts of the learner, methods, losses, views and probes read from the
+device. The memory's tests count its own reads. Every read must be declared.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ from stream_ssl.methods import METHODS
 from stream_ssl.observe.drift import Drift
 from stream_ssl.observe.prequential import Prequential
 
-UPDATE = "stream_ssl/learning/step.py _read"  # behind the backward pass: is it sound
-RECORD = "stream_ssl/learning/learner.py _read"  # at the end: what the record says
-KEYS = "stream_ssl/learning/step.py _keys_of"  # of keys for the memory alone: are they sound
-MEMORY = "stream_ssl/methods/d_simclr.py prepare"  # the same of the re-encoded memory
+UPDATE = "stream_ssl/learning/step.py _read"  # after the backward pass: is it finite
+RECORD = "stream_ssl/learning/learner.py _read"  # at the end of the step: values of the record
+KEYS = "stream_ssl/learning/step.py _keys_of"  # are keys for the memory alone finite
+MEMORY = "stream_ssl/methods/d_simclr.py prepare"  # are the memory's re-encoded keys finite
 
 READS = {
     "stream": {UPDATE: 1, RECORD: 1},
@@ -40,7 +39,7 @@ READS = {
 
 
 def on_gpu(gpu: SimulatedGpu, **settings) -> Learner:
-    """A learner with a full memory; what it waited for until then is forgotten."""
+    """Return a learner with a full memory, and clear its waits so far."""
     learner = build(device="cuda:0", **settings)
     steps(learner, 3)
     gpu.waits.clear()
@@ -48,19 +47,19 @@ def on_gpu(gpu: SimulatedGpu, **settings) -> Learner:
 
 
 def numbers(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same on the CPU, without the generators of the device."""
+    """Return the state on the CPU, without the generators of the device."""
     plain = {name: t.value if isinstance(t, OnGpu) else t for name, t in state.items()}
     return {name: value for name, value in plain.items() if name != "rng/cuda"}
 
 
 def reads(gpu: SimulatedGpu) -> Counter[str]:
-    """Of the learner. Nothing else but what goes through `to_host` may wait for the device."""
+    """Return the learner's reads, and check that only `to_host` waits for the device."""
     assert not gpu.count("", declared=False)
     assert not gpu.count("", kind="upload")
     return gpu.count("stream_ssl/")
 
 
-# Every method, and every kind of anchors with each way of taking negatives from the memory.
+# Every method, and every kind of anchors with each way of choosing negatives from the memory.
 PAIRS = {
     *zip(sorted(METHODS), cycle(READS), strict=False),
     *((kind, anchors) for kind in ("moco", "d-simclr") for anchors in READS),
@@ -161,14 +160,14 @@ def test_views_are_those_of_the_cpu_and_wait_for_nothing(channels: int) -> None:
 
 
 def test_a_pinned_buffer_waits_for_the_copy_before() -> None:
-    """Six batches on their way, one behind the other, without a wait between."""
+    """Six batches are uploaded one after the other without a wait between them."""
     stream = Repeatable()
     batches = [stream.next(0) for _ in range(6)]
     with SimulatedGpu() as gpu:
         upload = Upload(GPU)
         found = [upload(batch) for batch in batches]
         assert gpu.waits == []
-        assert len(gpu._pinned) == 8  # two sets of four, made once
+        assert len(gpu._pinned) == 8  # two sets of four buffers, created once
         gpu.landed(len(gpu._in_flight))
         for inputs, batch in zip(found, batches, strict=True):
             columns = inputs.images_BCHW, inputs.ids_B, inputs.labels_B, inputs.hashes_B
@@ -179,7 +178,7 @@ def test_a_pinned_buffer_waits_for_the_copy_before() -> None:
 def test_batches_of_another_shape_get_buffers_of_their_own() -> None:
     with SimulatedGpu() as gpu:
         upload = Upload(GPU)
-        for count in (8, 8, 3, 8):  # two sets in turn: the third meets buffers of the first
+        for count in (8, 8, 3, 8):  # two sets of buffers alternate
             batch = Repeatable().next(0)
             fewer = Batch(**{name: column[:count] for name, column in batch.columns().items()})
             assert np.array_equal(upload(fewer).ids_B.value.numpy(), fewer.ids_B)
@@ -211,15 +210,15 @@ def test_the_probes_read_once_a_batch() -> None:
         shift = there[1].shift
     assert reads(gpu) == {
         "stream_ssl/observe/prequential.py _predict": 1,
-        "stream_ssl/observe/drift.py cosine": 2,  # one of them for `shift`
+        "stream_ssl/observe/drift.py cosine": 2,  # one of the two is for `shift`
     }
     assert there[0].read() == here[0].read()
     assert shift == here[1].shift
 
 
 def test_the_fused_pass_serves_a_learner(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU the loss is an attention kernel, here the one of the CPU."""
-    monkeypatch.setattr("learning_world.DIM", 8)  # the kernel takes dimensions in steps of 4
+    """On a GPU the loss is an attention kernel. This test uses the CPU's kernel."""
+    monkeypatch.setattr("learning_world.DIM", 8)  # the kernel needs multiples of 4
     fused.sound.cache_clear()
     expected = steps(build(), 4)
     try:

@@ -1,4 +1,4 @@
-"""The loop: what enters the memory, what is skipped, and when it replays."""
+"""Tests of the learner's loop: what enters the memory, what is skipped, and when it replays."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_it_learns() -> None:
 
 
 class Cycle(Repeatable):
-    """Four batches over and over."""
+    """An endless stream that repeats four batches."""
 
     def next(self, timeout):
         self.record = (self.record - 1) % 4 + 1
@@ -90,7 +90,7 @@ def test_rejected_samples_are_passed_on() -> None:
 
 
 def spoil(learner, at: int, how: str) -> None:
-    """From step `at` on, once: a loss, gradient or key that is not finite."""
+    """Make a loss, gradient or key non-finite once, at step `at`."""
     plain, state = learner.method.forward, {"step": 0}
 
     def forward(*inputs) -> MethodOutput:
@@ -102,7 +102,7 @@ def spoil(learner, at: int, how: str) -> None:
         if how == "loss":
             loss = loss * math.inf
         if how == "gradient":
-            loss = loss + (loss - loss.detach()).abs().sqrt()  # value 0, slope not finite
+            loss = loss + (loss - loss.detach()).abs().sqrt()  # value 0, infinite slope
         if how == "keys":
             keys = torch.zeros_like(keys)
         if how == "everything":
@@ -195,7 +195,7 @@ def test_idle_is_told_about_each_second() -> None:
 
 
 class Waiting(Repeatable):
-    """Nothing ever comes; a call takes the time it was given."""
+    """A stream without samples. Each call takes the whole timeout."""
 
     def next(self, timeout):
         threading.Event().wait(timeout)
@@ -270,8 +270,11 @@ def test_optimisers_by_name(name: str) -> None:
 
 @table("name", ["adam", "adamw", "sgd"])
 def test_weights_decay_by_themselves(name: str) -> None:
-    """Without a gradient the first step is that of the decay alone: by its sign under Adam, which
-    scales it, and in proportion to the weight under the others."""
+    """Without a gradient, the first step consists of the weight decay alone.
+
+    Under Adam the step is the sign of the decay, because Adam scales it. Under the other optimisers
+    it is proportional to the weight.
+    """
     weight = torch.nn.Parameter(torch.tensor([2.0, -0.5]))
     optimiser = OptimiserSettings(name, learning_rate=0.1, weight_decay=0.2).build([weight])
     weight.grad = torch.zeros(2)

@@ -1,4 +1,6 @@
-"""Every method in the learner: it learns, what it may not have, and what must not break it."""
+"""Tests of every method in the learner: it learns, rejects bad settings, and survives bad
+batches.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from stream_ssl.methods import METHODS
 
 
 class Few(Repeatable):
-    """Batches of `size` samples, all alike where asked."""
+    """Batches of `size` samples, with identical images if `alike`."""
 
     def __init__(self, size: int, alike: bool = False) -> None:
         super().__init__(START)
@@ -40,7 +42,7 @@ class Few(Repeatable):
 
 
 HOW = ("stream", "memory")
-ANCHORED = [  # where a method is killed in test_resume.py it has the other
+ANCHORED = [  # the other half is tested in test_resume.py, where methods are killed
     (kind, how)
     for number, kind in enumerate(METHODS)
     for how in HOW
@@ -72,8 +74,11 @@ def test_every_method_learns_to_tell_samples_apart(kind: str) -> None:
 
 
 def told_apart(learner: Learner) -> float:
-    """Cosine of two views of a sample less that of two samples, by the standard deviation of the
-    latter, over 8 draws of the views."""
+    """Return how well the encoder separates samples.
+
+    This is the mean cosine of two views of a sample minus that of two samples, in standard
+    deviations of the latter, over 8 draws of the views.
+    """
     torch.manual_seed(0)
     image_BCHW = torch.from_numpy(Few(BATCH).next(0).images_BCHW)
     own, others = [], []
@@ -86,14 +91,14 @@ def told_apart(learner: Learner) -> float:
 
 
 class Cycle(Repeatable):
-    """Four batches over and over."""
+    """An endless stream that repeats four batches."""
 
     def next(self, timeout: float) -> Batch | None:
         self.record = (self.record - 1) % 4 + 1
         return super().next(timeout)
 
 
-# Every method with every kind of batch, and with both anchors.
+# Every method with every kind of batch, and with both kinds of anchors.
 POOR = [
     (kind, alike, HOW[(number + alike) % 2])
     for number, kind in enumerate(sorted(METHODS))
@@ -128,8 +133,10 @@ def test_d_simclr_encodes_the_memory_before_each_update() -> None:
 
 
 def test_the_memory_is_augmented_in_full_precision() -> None:
-    """Under bfloat16 only networks compute in it: a crop whose corners were rounded to it would
-    lie pixels off."""
+    """Under bfloat16 only the networks compute in bfloat16.
+
+    A crop whose corners were rounded to bfloat16 would be off by pixels.
+    """
     learner = build(kind="d-simclr", precision="bfloat16")
     steps(learner, 3)
     method, seen = learner.method, []
@@ -168,7 +175,7 @@ def test_the_loss_is_told_the_step() -> None:
 def test_a_prior_of_the_memory_follows_what_it_holds() -> None:
     records = steps(build(loss=Debiased(prior="memory")), 5)
     priors = [record.diagnostics["prior"] for record in records]
-    assert priors[0] == pytest.approx(1 / 24)  # nothing is held: the least, 1 / capacity
+    assert priors[0] == pytest.approx(1 / 24)  # empty memory: the least prior, 1 / capacity
     assert all(1 / 24 < prior <= 0.5 for prior in priors[1:])
 
 

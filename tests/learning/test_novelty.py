@@ -1,4 +1,4 @@
-"""What is not new is turned away before it is encoded, and what waits is not lost.
+"""Tests that near-duplicates are dropped before they are encoded, and waiting samples are kept.
 
 Shapes: B samples.
 """
@@ -27,7 +27,9 @@ THRESHOLD = 0.9
 
 
 class Parked(Repeatable):
-    """Most frames show one of two scenes, noised; each fourth sample of a batch is new."""
+    """A stream in which most frames are noised copies of two scenes, and each fourth sample is
+    new.
+    """
 
     def next(self, timeout: float) -> Batch | None:
         batch = super().next(timeout)
@@ -48,7 +50,7 @@ def tensors(batch: Batch[Any]) -> Batch[Tensor]:
 
 
 def one_by_one(batches: list[Batch[Tensor]]) -> list[int]:
-    """Ids let through, by a loop over a memory that holds them all."""
+    """Return the admitted ids of a loop over a memory that holds all admitted samples."""
     kept: list[Tensor] = []
     ids = []
     for batch in batches:
@@ -85,7 +87,7 @@ def test_what_is_let_through_is_what_a_loop_lets_through(descriptor: Any) -> Non
 
 
 def test_pictures_that_are_compared_closely_wait_and_go_on_alike() -> None:
-    """A learner that is stopped midway lets through what one does that goes on."""
+    """A learner that is stopped midway admits the same samples as one that is not."""
     passed = []
     for stops in (False, True):
         torch.manual_seed(0)
@@ -112,7 +114,7 @@ def test_pictures_that_are_compared_closely_wait_and_go_on_alike() -> None:
 
 
 def test_each_dropped_sample_names_the_picture_that_it_is_a_copy_of() -> None:
-    """It may lie in a slot, among those that wait, or earlier in the batch."""
+    """The original may be in a slot, among the waiting samples, or earlier in the batch."""
     memory = WorkingMemory(500, DIM, Oldest(), SHAPE, descriptor=Embedding())
     draw = np.random.default_rng(3)
     picture_NCHW = torch.from_numpy(draw.integers(0, 256, (12, *SHAPE), dtype=np.uint8))
@@ -191,13 +193,13 @@ def test_copies_cost_no_encoding_and_updates_follow_the_pace() -> None:
         told = [origin.id for r in found for origin in r.turned_away if origin is not None]
         trained = [str(number) for r in found if not r.replay for number in r.ids_B.tolist()]
         assert len(told) == away
-        assert len({*told, *trained}) == away + new  # each is told of once, and not in both
+        assert len({*told, *trained}) == away + new  # each is reported once
         assert new + away <= found[-1].samples < new + away + BATCH
         assert away > 0.6 * found[-1].samples
         updates = sum(r.skipped is None for r in found)
-        assert sum(encoded) == new + BATCH * updates  # an update makes keys of what it draws
+        assert sum(encoded) == new + BATCH * updates  # an update encodes the keys of its samples
         due = (found[-1].samples if counts == "received" else new) // BATCH
-        assert due - updates in (0, 1)  # the last one may not be made yet
+        assert due - updates in (0, 1)  # the last update may not be made yet
         without = [r for r in found if r.skipped == "novelty"]
         assert without
         assert all(r.batch == 0 and r.admission is None for r in without)

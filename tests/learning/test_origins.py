@@ -1,4 +1,4 @@
-"""Origins of what the memory holds, against a dictionary of all that ever came."""
+"""Tests of the origins of the memory's samples, against a dict of all samples so far."""
 
 from dataclasses import replace
 
@@ -36,7 +36,7 @@ def test_origins_follow_the_memory_and_parts_of_several_ranks_join() -> None:
     joined.load({"rows": rows_L}, held)
     assert joined.of(held) == [known[number] for number in held]
     assert joined.of([*memories[0].ids.tolist()[10:], 10**9]) == [None] * 11
-    joined.load({}, held)  # of a checkpoint before there were any
+    joined.load({}, held)  # a checkpoint of a release without origins
     assert joined.of(held) == [None] * 20
 
 

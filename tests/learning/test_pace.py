@@ -1,4 +1,4 @@
-"""Pace: counts alone decide."""
+"""Tests that the pace depends only on counts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stream_ssl.learning.pace import Pace
 
 
 def drive(pace: Pace, batch: int, idle: int) -> int:
-    """One batch through the learner's rule, and `idle` looks at an empty stream; updates made."""
+    """Process one batch by the learner's rule and `idle` empty polls. Return the updates made."""
     before = pace.updates
     pace.received(batch)
     if pace.must_update():

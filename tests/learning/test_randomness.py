@@ -1,4 +1,4 @@
-"""Generators that are swapped in and out, saved and restored."""
+"""Tests of random generators that are swapped in and out, saved and restored."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 
 
 def draw() -> list[float]:
-    """From every generator, the cached second half of a Gaussian pair included."""
+    """Draw from every generator, including the cached second half of a Gaussian pair."""
     return [
         float(torch.randn(3).sum()),
         random.gauss(0, 1),

@@ -1,4 +1,4 @@
-"""A run that was killed ends bit-equal to one that was not."""
+"""Tests that a killed run ends bit-equal to one that was not killed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stream_ssl.losses import Debiased, InfoNCE, Ramp
 from stream_ssl.memory.descriptors import Thumbnail
 from stream_ssl.methods import METHODS
 
-SETTINGS = {  # each option once or twice, beside others that are independent of it
+SETTINGS = {  # each option occurs once or twice, beside independent options
     "replays, sgd": lambda: {
         "pace": Pace(0.3),
         "reencode": 3,

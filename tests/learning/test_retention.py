@@ -1,4 +1,4 @@
-"""Which checkpoints stay: against a naive rule, on a clock that is set by hand."""
+"""Tests of which checkpoints are kept, against a naive rule, with a clock that is set by hand."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ SIZE = 10
 
 
 def pruned(entries: list[Entry], keep: int, budget: float) -> list[Entry]:
-    """What a checkpointer leaves on the disk."""
+    """Return the checkpoints that a checkpointer keeps on the disk."""
     kept = newest_kept(entries, keep)
     kept |= {entry.path for entry in within(budget, history(entries, kept))}
     return [entry for entry in entries if entry.path in kept]
 
 
 def written(every: float, seconds: float, keep: int = 3, budget: float = 1e9) -> list[Entry]:
-    """What is left after a run that saved so often for so long."""
+    """Return the kept checkpoints of a run that saved every `every` seconds for `seconds`."""
     held: list[Entry] = []
     for number in range(int(seconds / every) + 1):
         entry = Entry(Path(f"step-{number:09d}"), 1e9 + number * every, number, SIZE)
@@ -60,7 +60,9 @@ def test_the_newest_stay_whatever_the_budget() -> None:
 
 
 class Step(SimpleNamespace):
-    """One checkpoint of the model: seconds since the one before, updates since, and its size."""
+    """One checkpoint of the model test: seconds and updates since the previous one, and its
+    size.
+    """
 
 
 STEPS = st.lists(
@@ -101,7 +103,7 @@ def test_pruning_keeps_what_a_naive_rule_says(made: list[Step], keep: int, budge
 
 @pytest.fixture
 def hours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Saves a checkpoint an hour after the one before."""
+    """Return a function that saves a checkpoint one hour after the previous one."""
     clock = SimpleNamespace(now=1e9)
     fake = SimpleNamespace(
         time=lambda: clock.now, monotonic=checkpoint.time.monotonic, sleep=checkpoint.time.sleep
@@ -167,7 +169,7 @@ def test_a_checkpoint_that_cannot_be_read_is_not_removed(tmp_path: Path, hours) 
 
 def test_one_that_was_restored_from_the_history_is_whole(tmp_path: Path, hours) -> None:
     hours(Checkpointer(tmp_path, keep=1), 4)
-    for newer in (4, 3):  # as docs/restart.md says it
+    for newer in (4, 3):  # as docs/restart.md instructs
         shutil.move(tmp_path / f"step-{newer:09d}", tmp_path / f"later-{newer}")
     found = Checkpointer(tmp_path).newest()
     assert found.step == 2

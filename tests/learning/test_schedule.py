@@ -1,4 +1,4 @@
-"""Learning rates as functions of the step."""
+"""Tests of learning rates as functions of the step."""
 
 from __future__ import annotations
 

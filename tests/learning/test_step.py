@@ -1,4 +1,4 @@
-"""The step with each kind of anchors: order, freshness, pace, and what is skipped."""
+"""Tests of the step with each kind of anchors: order, freshness, pace, and skipped updates."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ from stream_ssl.methods import MethodOutput
 
 
 def spied(learner: Learner) -> list[SimpleNamespace]:
-    """What the method does from now on, in order: kind, keys, ids, and the key encoder's weights
-    at that moment."""
+    """Record the method's later calls in order: kind, keys, ids, and the key encoder's weights."""
     method, seen = learner.method, []
     encode, forward = method.encode_keys, method.forward
 
@@ -40,7 +39,7 @@ def spied(learner: Learner) -> list[SimpleNamespace]:
         return keys_BD
 
     def learn(views, samples, memory):
-        method.encode_keys = encode  # of its own positives: not what is spied on
+        method.encode_keys = encode  # the keys of its own positives are not recorded
         out = forward(views, samples, memory)
         method.encode_keys = encode_keys
         held = memory.ids.clone()
@@ -56,7 +55,7 @@ def spied(learner: Learner) -> list[SimpleNamespace]:
 
 
 def one_by_one(learner: Learner, count: int) -> Iterator[StepRecord]:
-    """Each record before the next step is made."""
+    """Yield each record before the next step is made."""
     for _ in range(count):
         yield from steps(learner, 1)
 
@@ -147,7 +146,7 @@ def test_a_replay_writes_back_only_where_asked() -> None:
 def test_an_anchor_is_no_negative_of_itself() -> None:
     counts = [record.diagnostics["negatives"] for record in steps(from_memory(), 5)]
     held = [BATCH, 2 * BATCH, SLOTS, SLOTS, SLOTS]
-    # Besides the batch's other keys, all slots but the anchor's own; after evictions too.
+    # Negatives: the batch's other keys, and all slots except the anchor's own, after evictions too.
     assert counts == [BATCH - 1 + slots - 1 for slots in held]
 
 
@@ -254,8 +253,9 @@ def test_training_batches_may_favour_what_has_few_duplicates() -> None:
         return sum((d.slots_B >= 17).sum().item() for d in drawn) / 800
 
     assert rare("uniform") == pytest.approx(3 / 20, abs=0.04)
-    # The crowd has N = 16, the three N = 0: the first is one of them with 3 / (3 + 17 / 17), the
-    # second with 2 / 3 or 3 / (3 + 16 / 17) by what the first was.
+    # The crowd has N = 16, the three have N = 0. The first draw is one of the three with
+    # probability 3 / (3 + 17 / 17), the second with 2 / 3 or 3 / (3 + 16 / 17), depending on the
+    # first.
     expected = (0.75 + 0.75 * 2 / 3 + 0.25 * 3 / (3 + 16 / 17)) / 2
     assert rare("inverse-count") == pytest.approx(expected, abs=0.05)
 
@@ -292,7 +292,7 @@ def test_the_learner_draws_as_it_was_told() -> None:
 
 @table("seed", range(5))
 def test_true_collisions_are_the_share_of_equal_pairs(seed: int) -> None:
-    """As a loop over all pairs counts them, whatever numbers stand for the classes."""
+    """Compare with a loop over all pairs, for any numbers that stand for the classes."""
     classes = torch.tensor([0, 1, 7, 10**12, 2**62, 2**63 - 1, -1, -5, -(2**63)])
     generator = torch.Generator().manual_seed(seed)
     batch = classes[torch.randint(0, 9, (40,), generator=generator)]

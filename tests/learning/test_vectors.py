@@ -1,4 +1,4 @@
-"""Streams of vectors: from the wire through journal, batches and memory to an encoder."""
+"""Tests of streams of vectors: from the wire through journal, batches and memory to an encoder."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DIM = 24
 
 
 def bytes_of(value_BD: Tensor) -> Tensor:
-    """As batches carry them, uint8 [B, bytes, 1, 1]."""
+    """Return the bytes of vectors as batches carry them, uint8 [B, bytes, 1, 1]."""
     return value_BD.view(torch.uint8)[:, :, None, None]
 
 
@@ -42,7 +42,7 @@ def row_of(sample: Sample) -> dict[str, object]:
 
 
 def clustered(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Vectors [N, DIM] of four classes, a sign pattern each behind much noise, and labels [N]."""
+    """Return vectors [N, DIM] of four classes, a sign pattern with much noise, and labels [N]."""
     rng = np.random.default_rng(seed)
     centre_CD = np.sign(np.random.default_rng(9).normal(size=(4, DIM)))
     label_N = rng.integers(0, 4, count)
@@ -88,7 +88,7 @@ def test_a_decoder_keeps_one_dtype_and_refuses_by_reason() -> None:
     image = Sample("i", bytes(12), "raw", (2, 2, 3))
     short = Sample.from_vector(value_D[1:], "v")
     large = Sample.from_vector(1e6 * value_D, "v")
-    huge = Sample.from_vector(1e30 * value_D, "v")  # its deviation is infinite
+    huge = Sample.from_vector(1e30 * value_D, "v")  # its standard deviation is infinite
     lost = np.full(DIM, np.nan, np.float32).tobytes()
     for decoder, of, data, reason in (
         (VectorDecoder(DIM), image, image.data, "format"),
@@ -122,7 +122,7 @@ def test_views_change_vectors_by_as_much_as_they_say(monkeypatch: pytest.MonkeyP
     dropped_BD = views(dropout=0.25)
     assert float((dropped_BD == 0).float().mean()) == pytest.approx(0.25, abs=0.01)
     assert torch.equal(dropped_BD[dropped_BD != 0], plain_BD[dropped_BD != 0])
-    own_B = (views(mix=0.4) * plain_BD).mean(1)  # 1 - weight, as others are unlike
+    own_B = (views(mix=0.4) * plain_BD).mean(1)  # 1 - weight, because other vectors are dissimilar
     assert float(own_B.mean()) == pytest.approx(1 - 0.2, abs=0.02)
     assert float(own_B.min()) > 1 - 0.4 - 0.2
 
@@ -159,7 +159,7 @@ def test_descriptors_of_pictures_and_of_vectors_are_kept_apart(tmp_path: Path) -
 
 
 def knn(encode: object, rows: tuple, queries: tuple) -> float:
-    """Accuracy of 15 nearest neighbours by cosine."""
+    """Return the accuracy of 15 nearest neighbours by cosine."""
     with torch.no_grad():
         row_ND, query_QD = (
             torch.nn.functional.normalize(encode(torch.from_numpy(part[0])), dim=1)
@@ -171,7 +171,7 @@ def knn(encode: object, rows: tuple, queries: tuple) -> float:
 
 
 def test_a_stream_of_vectors_becomes_an_encoder(tmp_path: Path) -> None:
-    """From a journal, in batches, with a memory that counts duplicates on the vectors."""
+    """Read from a journal in batches, with a memory that counts duplicates on the vectors."""
     stream, queries = clustered(6400, 1), clustered(1000, 2)
     journal = Journal(tmp_path / "journal", budget=64 << 20)
     for number in range(100):

@@ -1,4 +1,4 @@
-"""Views: per sample, normalised, and fixed by torch's seed."""
+"""Tests of views: drawn per sample, normalised, and determined by torch's seed."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ STILL = {"crop": None, "flip": 0.0, "brightness": 0.0, "contrast": 0.0, "hue": 0
 
 
 def seen(image_CHW: Tensor, samples: int = 400, **changed: float) -> Tensor:
-    """So many views of one image, in [0, 1], with all off but what is given."""
+    """Return views of one image, in [0, 1], with every augmentation off except the given ones."""
     torch.manual_seed(0)
     settings = {**STILL, "saturation": 0.0, "mean": (0.0,), "std": (1.0,), **changed}
     views = Views(12, image_CHW.shape[0], **settings)
@@ -112,7 +112,7 @@ def test_saturation_and_hue_are_told_apart() -> None:
     for saturation, hue in ((0.6, 0.0), (0.0, 0.3)):
         red, green, blue = seen(red_CHW, jitter=1.0, saturation=saturation, hue=hue).unbind(1)
         assert (red - 200 / 255).abs().max() > 0.05 or (green - 80 / 255).abs().max() > 0.05
-        # More or less of its colour leaves red red; another hue does not.
+        # A change of saturation leaves red red; a change of hue does not.
         assert ((green - blue).abs().max() > 0.1) == (hue > 0)
 
 
@@ -128,6 +128,7 @@ def test_blur_is_of_two_pixels_at_most() -> None:
     point_CHW = torch.zeros(1, 12, 12, dtype=torch.uint8)
     point_CHW[0, 6, 6] = 255
     peak_B = seen(point_CHW, blur=1.0)[:, 0, 6, 6]
-    # A Gaussian over 3 pixels with sigma 2 has 0.362 in the middle, squared 0.131; a wide one 1/9.
+    # A Gaussian over 3 pixels with sigma 2 has 0.362 in the middle, squared 0.131; a wide one has
+    # 1/9.
     assert 0.1305 < peak_B.min() < 0.15
     assert peak_B.max() > 0.9

@@ -1,4 +1,4 @@
-"""Checkpoints that ranks write together: bit-equal after a restart, also of other ranks.
+"""Checks of checkpoints that ranks write together: bit-equal after a restart, with other ranks too.
 
 Shapes: k slots.
 """
@@ -36,11 +36,13 @@ from stream_ssl.wire import Data, Sample
 
 CPU = torch.device("cpu")
 RECORDS = 26
-"""Of which three steps of each number of ranks before the last leave 8: 4 for each rank of two."""
+"""Records of the journal. Three steps each with 2, 4 and 1 ranks leave 8: 4 for each of two
+ranks.
+"""
 
 
 def resumed(group: RankGroup, folder: Path, name: str) -> tuple[Learner, Checkpointer]:
-    """A learner that goes on from the newest checkpoint, or begins."""
+    """Return a learner that resumes from the newest checkpoint, or begins, and its checkpointer."""
     checkpointer = Checkpointer(folder, every_steps=2, ranks=Ranks(group, CPU))
     saved = checkpointer.newest()
     start = START if saved is None else saved.start(group.rank, group.size)
@@ -51,7 +53,7 @@ def resumed(group: RankGroup, folder: Path, name: str) -> tuple[Learner, Checkpo
 
 
 def lived(learner: Learner, checkpointer: Checkpointer, last: int, behind: bool) -> None:
-    """Steps to the last, with a checkpoint after every third."""
+    """Make steps until `last`, with a checkpoint after every third."""
     while learner.step < last:
         steps(learner, 1)
         if learner.step % 3 == 0 and behind:
@@ -63,8 +65,11 @@ def lived(learner: Learner, checkpointer: Checkpointer, last: int, behind: bool)
 
 
 def check_restarts(ranks: int) -> None:
-    """Ranks that stop between checkpoints, one by SIGKILL in the midst of writing one, and go on
-    from the last that is whole, end bit-equal to those that never stopped."""
+    """Ranks that stop between checkpoints and resume end bit-equal to ranks that never stopped.
+
+    One rank is killed by SIGKILL while it writes a checkpoint. The ranks then resume from the last
+    whole checkpoint.
+    """
     for name, behind in (("as shipped", True), ("stream, counts on embeddings", False)):
         with tempfile.TemporaryDirectory() as folder:
             restarted(ranks, name, Path(folder), behind)
@@ -100,7 +105,7 @@ def restarted(ranks: int, name: str, folder: Path, behind: bool) -> None:
 
 
 def check_divergence(ranks: int) -> None:
-    """All ranks reload the same checkpoint after a fault, at the same step, and go on alike."""
+    """After a fault all ranks reload the same checkpoint at the same step, and continue alike."""
     with tempfile.TemporaryDirectory() as path:
         folder = Path(path)
 
@@ -129,7 +134,7 @@ def check_divergence(ranks: int) -> None:
 
 
 class Cycle:
-    """The last batch of a stream over and over, so that it never ends."""
+    """An endless stream that repeats the last batch of a stream."""
 
     def __init__(self, stream: Any) -> None:
         self._stream, self._last = stream, None
@@ -143,7 +148,9 @@ class Cycle:
 
 
 def check_part_refused(ranks: int) -> None:
-    """A rank whose disk is full: no rank takes the checkpoint for written, and the next one is."""
+    """If the disk of one rank is full, no rank counts the checkpoint as written. The next one
+    is.
+    """
     with tempfile.TemporaryDirectory() as path:
         folder = Path(path)
 
@@ -174,7 +181,7 @@ def check_part_refused(ranks: int) -> None:
 
 
 def told(learner: Learner) -> str:
-    """All of its state, in a word."""
+    """Return a digest of the learner's whole state."""
     digest = hashlib.sha256(repr(learner.capture().facts).encode())
     for key, value in sorted(state_of(learner).items()):
         digest.update(key.encode() + value.numpy().tobytes())
@@ -182,8 +189,11 @@ def told(learner: Learner) -> str:
 
 
 def check_other_ranks(_: int) -> None:
-    """From 2 ranks to 4, 1 and 2 on a real journal: each takes over the optimiser and every slot as
-    they were, and every sample of the journal is read once."""
+    """Change from 2 ranks to 4, 1 and 2 on a real journal.
+
+    Each group takes over the optimiser and every slot unchanged, and every sample of the journal is
+    read once.
+    """
     with tempfile.TemporaryDirectory() as path:
         folder, read = Path(path), []
         _fill(folder / "journal", RECORDS)
@@ -203,7 +213,7 @@ def check_other_ranks(_: int) -> None:
 
 
 def _leg(folder: Path, count: int | None, group: RankGroup) -> dict[str, Any]:
-    """Goes on from the newest checkpoint for so many steps, or until all is read."""
+    """Continue from the newest checkpoint for `count` steps, or until all samples are read."""
     joint = Ranks(group, CPU)
     checkpointer = Checkpointer(folder / "checkpoints", ranks=joint)
     saved, here = checkpointer.newest(), (group.rank, group.size)
@@ -236,7 +246,7 @@ def _leg(folder: Path, count: int | None, group: RankGroup) -> dict[str, Any]:
 
 
 class Noted:
-    """A stream whose samples are noted as they are given."""
+    """A stream that records the ids of its samples."""
 
     def __init__(self, batches: Batches) -> None:
         self._batches, self.read = batches, list[int]()
@@ -249,7 +259,7 @@ class Noted:
 
 
 def _held(learner: Learner) -> list[Any]:
-    """The ids of this rank's slots, and a digest of weights and optimiser."""
+    """Return the ids of this rank's slots, and a digest of weights and optimiser."""
     digest, tensors = hashlib.sha256(), learner.capture().tensors
     for name in ("model", "optimiser"):
         for key, value in sorted(tensors[name].items()):
@@ -258,7 +268,7 @@ def _held(learner: Learner) -> list[Any]:
 
 
 def _of_all(held: list[Any]) -> list[int]:
-    """Ids of all slots, from those by rank."""
+    """Return the ids of all slots from the ids of each rank."""
     ids = [0] * sum(len(own) for own, _ in held)
     for rank, (own, _) in enumerate(held):
         ids[rank :: len(held)] = own
@@ -278,7 +288,7 @@ def _fill(folder: Path, records: int) -> None:
 
 
 def check_journal_shares(ranks: int) -> None:
-    """Every sample of a journal is read once, over changes of the number of ranks."""
+    """Every sample of a journal is read once, while the number of ranks changes."""
     rng, sizes = np.random.default_rng(ranks), np.random.default_rng(1).integers(1, 9, 60)
     read: list[tuple[int, int]] = []
     divisions: list[list[Offset]] = []

@@ -1,4 +1,4 @@
-"""Ranks of torch.distributed by fork: torch is imported once for all of them."""
+"""Ranks of torch.distributed that are forked, so that torch is imported once for all of them."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ import torch.distributed as dist
 from stream_ssl.memory.process_group import ProcessGroup, RankGroup
 
 SECONDS = 60
-"""After which a rank that waits for another gives up."""
+"""Seconds after which a rank stops waiting for another."""
 
 
 def together(ranks: int, work: Callable[[RankGroup], Any], dies: int | None = None) -> list[Any]:
-    """What `work`, given its group, returned on each rank, as JSON.
+    """Return the result of `work`, called with its group, on each rank, as JSON.
 
-    Call it from a process that has computed nothing on several threads.
+    Call this function in a process that has not computed on several threads.
 
     Args:
-        ranks: how many.
-        work: what each does.
-        dies: a rank that is to be killed by a signal, whereupon the others must fail too.
+        ranks: number of ranks.
+        work: the work of each rank.
+        dies: a rank that is expected to be killed by a signal; the others must then fail too.
     """
     with tempfile.TemporaryDirectory() as folder:
         children = [_fork(rank, ranks, Path(folder), work) for rank in range(ranks)]

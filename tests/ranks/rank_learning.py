@@ -1,4 +1,4 @@
-"""Learners on several ranks: one set of weights, one memory, every sample once.
+"""Checks of learners on several ranks: one set of weights, one memory, every sample once.
 
 Shapes: B samples, C channels, H height, W width.
 """
@@ -40,7 +40,7 @@ SLOTS = 64
 
 
 class Part:
-    """Every W-th batch of a stream, from a turn on; ends after `count`."""
+    """Every W-th batch of a stream, from a given turn on. It ends after `count` turns."""
 
     def __init__(self, group: RankGroup, start: Offset = START, count: int | None = None) -> None:
         self.turn, self.count, self._group = start.record, count, group
@@ -59,7 +59,7 @@ class Part:
 
 
 class Whole:
-    """The batches of all ranks of a turn as one."""
+    """The batches of all ranks in a turn, joined into one."""
 
     def __init__(self, ranks: int) -> None:
         self._stream, self._ranks = Repeatable(), ranks
@@ -93,7 +93,7 @@ class Wide:
 
 
 class Flat(nn.Module):
-    """Pixels as features, without BatchNorm: no sample knows of another."""
+    """An encoder that returns pixels, without BatchNorm: no sample affects another."""
 
     dim = SIZE * SIZE
 
@@ -106,14 +106,14 @@ class Flat(nn.Module):
 
 
 class Small(ResNet):
-    """With BatchNorm: each sample depends on its batch."""
+    """A network with BatchNorm: each sample depends on its batch."""
 
     def __init__(self) -> None:
         super().__init__(width=4, depths=(1, 1, 0, 0), channels=1)
 
 
 class Fixed(Views):
-    """No augmentation: ranks draw other views than one process."""
+    """Views without augmentation, because ranks draw other views than one process."""
 
     def forward(self, image_BCHW: Tensor) -> Tensor:
         return self.plain(image_BCHW)
@@ -148,8 +148,7 @@ def build(
 
 
 def check_gradients(ranks: int) -> None:
-    """After some updates the weights are those of one process that got the batches joined, and so
-    is what the memory holds."""
+    """Weights and memory are equal to those of one process that gets the batches joined."""
     for kind in ("moco", "simclr"):
         options: dict[str, Any] = {
             "kind": kind,
@@ -177,8 +176,10 @@ def check_gradients(ranks: int) -> None:
 
 
 def check_batchnorm(ranks: int) -> None:
-    """Synchronised, a network with BatchNorm has one process's value, gradient and averages, also
-    where a rank trains on other samples than the stream's."""
+    """With synchronised BatchNorm, loss, gradients and averages are equal to those of one process.
+
+    This also holds if ranks train on other samples than the stream's.
+    """
     for kind in ("moco", "simclr"):
         options: dict[str, Any] = {
             "kind": kind,
@@ -204,14 +205,14 @@ def check_batchnorm(ranks: int) -> None:
 
 
 def learned(learner: Learner) -> tuple[Tensor, Tensor]:
-    """The last gradients, and BatchNorm's averages, flat."""
+    """Return the last gradients and BatchNorm's averages, as flat tensors."""
     weights = [one.grad for one in learner.method.trained if one.grad is not None]
     averages = [one for one in learner.method.buffers() if one.is_floating_point()]
     return torch.cat([g.flatten() for g in weights]), torch.cat([a.flatten() for a in averages])
 
 
 def until_idle(learner: Learner) -> list[StepRecord]:
-    """All steps until a rank's stream is at its end; that rank then asks to stop, and all do."""
+    """Return all steps until the streams end. A rank then asks to stop, and all ranks stop."""
     loop.IDLE, stop, records = 0.05, threading.Event(), []
     for record in learner.run(stop):
         if isinstance(record, StepRecord):
@@ -235,7 +236,7 @@ SETTINGS: dict[str, Callable[[], dict[str, Any]]] = {
 
 
 def check_turns(ranks: int) -> None:
-    """Each knows who is ready, and whose own work takes longest: an exchange waits for that one."""
+    """Each rank knows which ranks are ready, and whose own work takes longest."""
 
     def work(group: RankGroup) -> list[Any]:
         joint = Ranks(group, torch.device("cpu"))
@@ -260,8 +261,10 @@ def check_turns(ranks: int) -> None:
 
 
 def check_devices(ranks: int) -> None:
-    """Where ranks compute on GPUs nothing they exchange lies on the CPU, as NCCL wants it; and what
-    they learn is what they learn on CPUs. The GPU is simulated, the exchange is real."""
+    """Ranks on GPUs exchange no CPU tensors, as NCCL requires, and learn the same as on CPUs.
+
+    The GPU is simulated, the exchange is real.
+    """
 
     def work(group: RankGroup) -> list[Any]:
         found = []
@@ -286,7 +289,7 @@ def check_devices(ranks: int) -> None:
 
 @contextmanager
 def of_device_tensors() -> Iterator[list[str]]:
-    """Exchanges of simulated tensors, by name; AssertionError for one of a tensor on the CPU."""
+    """Record the names of exchanges of simulated tensors. AssertionError for a CPU tensor."""
     exchanged: list[str] = []
 
     def stand_in(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -308,12 +311,14 @@ def of_device_tensors() -> Iterator[list[str]]:
 
 
 def check_meetings(ranks: int) -> None:
-    """At 128 samples a rank that all join, in a memory of unrelated pictures, the worst case for
-    eviction, ranks meet less than once for two newcomers."""
+    """Ranks exchange less than once per two newcomers in the worst case for eviction.
+
+    In this case all 128 samples of each rank join a memory of unrelated pictures.
+    """
 
     def work(group: RankGroup) -> list[int]:
         learner = build(group, Wide(group), slots=2048, **SETTINGS["as shipped"]())
-        steps(learner, 2 + 2048 // (128 * ranks))  # evicts from then on
+        steps(learner, 2 + 2048 // (128 * ranks))  # every later sample evicts
         before, added = group.collectives, learner.memory.added
         steps(learner, 8)
         return [group.collectives - before, learner.memory.added - added]
@@ -324,8 +329,11 @@ def check_meetings(ranks: int) -> None:
 
 
 def check_steps(ranks: int) -> None:
-    """Every kind of anchors, with streams that end at different turns: nobody stalls, weights stay
-    alike, every sample is counted once, a step meets a bounded number of times."""
+    """Test every kind of anchors, with streams that end at different turns.
+
+    No rank stalls, weights stay equal, every sample counts once, and a step needs a bounded number
+    of exchanges.
+    """
 
     def work(group: RankGroup) -> dict[str, Any]:
         found: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Losses over negatives of all ranks, beside one process that has them all, and a float64 loop.
+"""Checks of losses over negatives of all ranks, against one process and a float64 loop.
 
 Shapes: B anchors of a rank, A of all ranks, M positives, N negatives of all, D dimensions.
 """
@@ -20,7 +20,7 @@ SHARED = {name: one for name, one in VARIANTS.items() if one.build().across_rank
 
 
 def differentiated(name: str, one: Case, said: Known, group: Any = None) -> list[Any]:
-    """Loss of each anchor, and the gradients of the mean by anchors, positives and negatives."""
+    """Return the loss of each anchor, the gradients of the mean, and the diagnostics."""
     leaves = [x.clone().requires_grad_() for x in (one.z_BD, one.positive_BMD, one.negative)]
     output = SHARED[name].build()(
         *leaves, one.mask_BN, same_BN=said.same_BN, prior_B=said.prior_B, group=group
@@ -30,7 +30,7 @@ def differentiated(name: str, one: Case, said: Known, group: Any = None) -> list
 
 
 def of_rank(whole: Case, said: Known, group: RankGroup) -> tuple[Case, Known]:
-    """A rank's anchors and negatives, with a mask for the anchors of all."""
+    """Return a rank's anchors and negatives, with a mask for the anchors of all ranks."""
     rows = slice(group.rank * BATCH, (group.rank + 1) * BATCH)
     columns = slice(group.rank, None, group.size)
     part = Case(
@@ -43,10 +43,12 @@ def of_rank(whole: Case, said: Known, group: RankGroup) -> tuple[Case, Known]:
 
 
 def check_losses(ranks: int) -> None:
-    """Value, gradients and diagnostics of every loss that ranks share, in float64 and float32; what
-    travels does not grow with the negatives."""
+    """Check value, gradients and diagnostics of every shared loss, in float64 and float32.
+
+    The transferred bytes must not grow with the negatives.
+    """
     whole = case(batch=ranks * BATCH, positives=2, negatives=ranks * EACH)
-    whole.mask_BN[1, 1::ranks] = True  # one rank has none for this anchor
+    whole.mask_BN[1, 1::ranks] = True  # for this anchor, one rank has no negatives
     said = known(whole)
 
     def work(group: RankGroup) -> dict[str, Any]:
@@ -71,7 +73,7 @@ def check_losses(ranks: int) -> None:
         torch.testing.assert_close(alone[0], twin_A, rtol=1e-9, atol=1e-9)
         for dtype, off in ((torch.float64, 1e-11), (torch.float32, 1e-5)):
             parts = [rank[f"{name} {dtype}"] for rank in by_rank]
-            # The mean over ranks of their means is the mean of all.
+            # The mean over ranks of their means is the mean over all anchors.
             found = [
                 torch.cat([torch.tensor(part[0], dtype=torch.float64) for part in parts]),
                 *[torch.cat([tensor(part[i]) for part in parts]) / ranks for i in (1, 2)],
@@ -79,7 +81,7 @@ def check_losses(ranks: int) -> None:
             ]
             for one, other in zip(found, alone, strict=True):
                 torch.testing.assert_close(one, other, rtol=off, atol=off, msg=f"{name} {dtype}")
-            # A mean over pairs, of which the ranks' anchors have different numbers.
+            # This is a mean over pairs, and each rank may have a different number of pairs.
             diagnostics.pop("negative_similarity", None)
             for key, value in diagnostics.items():
                 mean = sum(part[4][key] for part in parts) / ranks

@@ -1,4 +1,4 @@
-"""A memory that ranks hold together, beside one process that holds it alone.
+"""Checks of a memory that ranks hold together, against one process that holds it alone.
 
 Shapes: B newcomers of all ranks, D embedding, N samples, C H W image.
 """
@@ -51,16 +51,16 @@ def stream_of(seed: int) -> str:
 
 
 def rows_of(stream: str, seed: int) -> Tensor:
-    """Unit rows, float64 [N, DIM]."""
+    """Return unit rows, float64 [N, DIM]."""
     return unit_rows(np.random.default_rng(seed), stream, sum(BATCHES), DIM)
 
 
 def fed(memory: WorkingMemory, z_ND: Tensor, image_NCHW: Tensor | None = None) -> dict[str, Any]:
-    """Offers each batch, a part of it on each rank; what became of all, in slots of all."""
+    """Add each batch, divided among the ranks. Return what happened to all samples."""
     group, start = memory.group, 0
     told: dict[str, list[int]] = {"evicted": [], "ages": [], "refused": [], "duplicates": []}
     for count in BATCHES:
-        # The last rank has the most, the first may have none.
+        # The last rank gets the most samples, the first may get none.
         ends = [start + count * rank // group.size**2 for rank in range(group.size)]
         ends = [*ends, start + count]
         own = slice(ends[group.rank], ends[group.rank + 1])
@@ -83,7 +83,7 @@ def fed(memory: WorkingMemory, z_ND: Tensor, image_NCHW: Tensor | None = None) -
 
 
 def joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """What all ranks found, as one process would tell it; what left in the order of its age."""
+    """Return the results of all ranks as one process would return them, evictions by age."""
     told: dict[str, Any] = {"valid": [part["valid"] for part in parts]}
     for name in ("ids", "counts"):
         told[name] = [None] * sum(len(part[name]) for part in parts)
@@ -97,7 +97,7 @@ def joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def judge(case: Case, z_ND: Tensor, found: dict[str, Any]) -> None:
-    """Every eviction was of the largest count, to rounding; AssertionError where one was not."""
+    """Check that every eviction had the largest count within rounding, else AssertionError."""
     twin, held = IncrementalDuel(case.score, z_ND[:SLOTS], case.compete), list(range(SLOTS))
     left, refused = dict(found["left"]), set(found["refused"])
     assert len(left) == len(found["left"])
@@ -114,7 +114,7 @@ def judge(case: Case, z_ND: Tensor, found: dict[str, Any]) -> None:
 
 
 def check_evictions(ranks: int, seed: int = 0) -> None:
-    """Every policy that ranks share, every score and both algorithms."""
+    """Check every policy that ranks share, every score and both algorithms."""
     cases = CASES if seed == 0 else [case._replace(stream=stream_of(seed)) for case in CASES]
     streams = [rows_of(case.stream, seed + number) for number, case in enumerate(cases)]
     queue_ND = rows_of("clustered", seed + 7)
@@ -126,7 +126,7 @@ def check_evictions(ranks: int, seed: int = 0) -> None:
         policies.append((Redundant(VonMisesFisher(0.1), 1.0), queue_ND))
         return [fed(alike(group, policy), z_ND) for policy, z_ND in policies]
 
-    with mock.patch.object(exact, "CANDIDATES", 8):  # of all, so that slots outside may overrule
+    with mock.patch.object(exact, "CANDIDATES", 8):  # of all ranks; other slots may decide
         by_rank, alone = together(ranks, memories), memories(SINGLE_PROCESS)
     for case, z_ND, parts, one in zip(
         [*cases, None, None],
@@ -147,7 +147,7 @@ def check_evictions(ranks: int, seed: int = 0) -> None:
 
 
 def check_many_evictions(ranks: int) -> None:
-    """The same of 210 streams, 30 for each policy, score and algorithm."""
+    """Check 210 streams in the same way, 30 for each policy, score and algorithm."""
     for number in range(30):
         check_evictions(ranks, 100 * number)
 
@@ -157,7 +157,7 @@ def alike(group: RankGroup, policy: Policy, **options: Any) -> WorkingMemory:
 
 
 def check_shares(ranks: int) -> None:
-    """Producers keep their shares as in one process, and a state dealt again knows them."""
+    """Producers keep their shares as in one process. A resharded state keeps them too."""
     z_ND = rows_of("clustered", 8)
 
     def made() -> list[Policy]:
@@ -190,8 +190,10 @@ def check_shares(ranks: int) -> None:
 
 
 def check_queue(ranks: int) -> None:
-    """A queue, which keeps no counts: tau+ is over all slots, and what is told of collisions is of
-    the shard that was counted."""
+    """Check a queue, which keeps no counts.
+
+    tau+ covers all slots. The reported collisions cover the shard that was counted.
+    """
     z_ND = rows_of("clustered", 5)
 
     def work(group: RankGroup) -> dict[str, Any]:
@@ -208,11 +210,14 @@ def check_queue(ranks: int) -> None:
 
 
 def check_images(ranks: int) -> None:
-    """Images, labels and hashes lie with their samples; near-copies are found on all ranks; draws
-    are of one's own shard; a state goes on bit-equal, and is redealt to other ranks."""
+    """Check images, near-duplicates, draws and states of a shared memory.
+
+    Images, labels and hashes stay with their samples. Near-duplicates are found on all ranks. Draws
+    come from the rank's own shard. A state resumes bit-equal, and can be divided among other ranks.
+    """
     rng = np.random.default_rng(3)
     image_NCHW = torch.from_numpy(rng.integers(0, 256, (sum(BATCHES), 1, SIDE, SIDE), np.uint8))
-    image_NCHW[70:90] = image_NCHW[10:30]  # copies of what other ranks hold
+    image_NCHW[70:90] = image_NCHW[10:30]  # near-duplicates of samples on other ranks
     z_ND = rows_of("clustered", 11)
 
     def build(group: RankGroup) -> WorkingMemory:
@@ -237,7 +242,7 @@ def check_images(ranks: int) -> None:
         again = build(group)
         again.load_state_dict(memory.state_dict())
         assert again.sample(5).slots.tolist() == memory.sample(5).slots.tolist()
-        for one in (memory, again):  # both go on alike
+        for one in (memory, again):  # both continue alike
             one.add(torch.arange(900, 907), z_ND[20:27], image_NCHW[20:27])
         for name, value in memory.state_dict().items():
             assert torch.equal(value, again.state_dict()[name]), name

@@ -1,4 +1,4 @@
-"""What several ranks refuse: a line with the values, the rule and the remedy, on every rank."""
+"""Checks of what several ranks reject: every rank reports the values, the rule and the remedy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from stream_ssl.methods.negatives import MemoryNegatives
 
 
 def check_refusals(ranks: int) -> None:
-    """Nobody waits for another afterwards: all refuse alike."""
+    """All ranks reject alike, so that no rank waits for another afterwards."""
     sound: dict[str, Any] = {"capacity": 8 * ranks, "dim": 3}
 
     def work(group: RankGroup) -> None:
@@ -77,7 +77,7 @@ def check_refusals(ranks: int) -> None:
 
 
 def check_folders(joint: Ranks, folder: Path) -> None:
-    """A path that is another folder on each host, and a journal that is."""
+    """Check a path that is a different folder on each host, and a journal that is."""
     rank, last = joint.group.rank, joint.group.size - 1
     check_shared(joint, folder / "shared")
     joint.tell("the first has removed its file")

@@ -1,6 +1,6 @@
-"""Runs checks on ranks, and tells a line of JSON for each: python run_checks.py [NAME ...].
+"""Run checks on ranks, and print a line of JSON for each: python run_checks.py [NAME ...].
 
-A process of its own, which computes nothing on several threads before it forks.
+This is a separate process, because it must not compute on several threads before it forks.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ CHECKS: dict[str, tuple[Callable[[int], None], Sequence[int]]] = {
     "refusals": (check_refusals, (2,)),
     "journal shares": (check_journal_shares, (2, 4)),
 }
-"""By name: what is checked, and on how many ranks."""
+"""The checks by name, with the numbers of ranks."""
 LONG: dict[str, tuple[Callable[[int], None], Sequence[int]]] = {
     "many evictions": (check_many_evictions, (2, 4)),
 }
-"""Those that are asked for by name alone, as by `make chaos`."""
+"""Long checks that only run if they are named, as in `make chaos`."""
 
 
 def main(names: Sequence[str]) -> None:

@@ -1,5 +1,8 @@
-"""Ranks decide, learn and keep what one process would. The checks run in one process, forked before
-it has computed anything, which forks the ranks: see run_checks.py."""
+"""Tests that ranks decide, learn and save the same as one process.
+
+The checks run in one process, forked before any computation, which forks the ranks: see
+run_checks.py.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ EVERY = [(name, ranks) for name, (_, counts) in CHECKS.items() for ranks in coun
 
 @pytest.fixture(scope="module")
 def faults(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], str]:
-    """By check and number of ranks: what went wrong, empty where all is well."""
+    """Return the failure of each check and number of ranks; empty if the check passed."""
     output = tmp_path_factory.mktemp("ranks") / "output"
     checks = Forked(run_checks.main, (), output=output)
     try:

@@ -1,4 +1,4 @@
-"""The ranks of a run as processes: what they read, park and refuse, and `run --ranks`."""
+"""Tests of the ranks of a run as processes: reading, parking, rejecting, and `run --ranks`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PACKET = 8
 
 
 def fill(folder: Path, packets: int) -> str:
-    """Append to the journal of a receiver's folder; its id."""
+    """Append packets to the journal of a receiver's folder, and return the journal's id."""
     journal = Journal(folder / "journal", budget=64 << 20)
     journal.identify()
     draw = np.random.default_rng(len(folder.name))
@@ -51,14 +51,14 @@ def fill(folder: Path, packets: int) -> str:
 
 
 class Group:
-    """Learners that meet as torchrun's would; each with a config file of its own."""
+    """Learner processes that meet like those of torchrun, each with its own configuration."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._folder, self._patch = folder, monkeypatch
         self.ranks: list[Forked] = []
 
     def start(self, *settings: dict[str, Any], port: int | None = None) -> None:
-        """A rank with each of these settings, all on this host."""
+        """Start one rank on this host for each of these settings."""
         self._folder.mkdir(exist_ok=True)
         if port is None:
             with socket.socket() as free:
@@ -82,7 +82,7 @@ class Group:
         return path.read_text() if path.exists() else ""
 
     def until_read(self, reads: dict[Path, int]) -> None:
-        """Wait until each receiver was told so."""
+        """Wait until the learner has told each receiver its read position."""
 
         def read(folder: Path) -> int:
             path = folder / "cursor.json"
@@ -94,29 +94,29 @@ class Group:
         )
 
     def ready(self) -> str:
-        """What the first says at /readyz; empty while it says yes."""
+        """Return the text of /readyz of the first rank; empty if it is ready."""
         answer = self.ask("readyz")
         return "" if answer.status_code == 200 else answer.text
 
     def ask(self, page: str) -> httpx.Response:
-        """Of the first's HTTP server."""
+        """Return a page of the first rank's HTTP server."""
         return httpx.get(f"{load(self._folder)['learner']['http']}/{page}")
 
     def stop(self) -> dict[str, Any]:
-        """SIGTERM to one of them ends all; what the checkpoint says then."""
+        """Send SIGTERM to one rank, which ends all. Return the facts of the checkpoint."""
         self.ranks[-1].send_signal(15)
         statuses = [rank.wait(90) for rank in self.ranks]
         assert statuses == [0] * len(self.ranks), self.log()
         return self.facts()
 
     def facts(self) -> dict[str, Any]:
-        """Of the newest checkpoint; empty before there is one."""
+        """Return the facts of the newest checkpoint; empty if there is none."""
         path = self._folder / "checkpoints/latest/state.json"
         facts: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
         return facts
 
     def refused(self) -> list[str]:
-        """The last line of each one's log, when all have ended with a failure."""
+        """Return the last line of each rank's log, after all ranks have failed."""
         statuses = [rank.wait(90) for rank in self.ranks]
         assert all(statuses), statuses
         return [self.log(rank).splitlines()[-1] for rank in range(len(self.ranks))]
@@ -136,7 +136,7 @@ def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_ranks_read_journals_of_their_own_and_park_those_of_hosts_that_are_gone(
     tmp_path: Path, group: Group
 ) -> None:
-    """Two hosts, then one, then both, then one that reads both in turn: each sample once."""
+    """Read from two hosts, one, both, then one rank that reads both in turn: each sample once."""
     folders = [tmp_path / "a", tmp_path / "b"]
     ids = [fill(folder, 4) for folder in folders]
     apart = [{"ranks": {"timeout": 30.0, "receivers": [str(folder)]}} for folder in folders]
@@ -144,7 +144,7 @@ def test_ranks_read_journals_of_their_own_and_park_those_of_hosts_that_are_gone(
     group.until_read({folders[0]: 5, folders[1]: 5})
     cursor = folders[1] / "cursor.json"
     cursor.unlink()
-    (cursor / "in the way").mkdir(parents=True)  # the second cannot write it
+    (cursor / "in the way").mkdir(parents=True)  # so the second rank cannot write its cursor
     until(lambda: "not ready: rank 1" in group.ready(), group.ready)
     shutil.rmtree(cursor)
     until(lambda: not group.ready(), group.ready)
@@ -156,7 +156,7 @@ def test_ranks_read_journals_of_their_own_and_park_those_of_hosts_that_are_gone(
     }
     assert places == dict.fromkeys(ids, 5)
 
-    fill(folders[0], 4)  # b's host is gone, and what it has taken since is parked
+    fill(folders[0], 4)  # host b is gone, and its later samples are parked
     fill(folders[1], 2)
     group.start(apart[0])
     group.until_read({folders[0]: 9, folders[1]: 5})
@@ -165,7 +165,7 @@ def test_ranks_read_journals_of_their_own_and_park_those_of_hosts_that_are_gone(
     assert facts["samples"] == 12 * PACKET
     assert facts["journals"][ids[1]] == [[{"record": 5, "sample": 0}]]
 
-    fill(folders[0], 2)  # back, and in another order
+    fill(folders[0], 2)  # host b is back, and the order has changed
     group.start(*reversed(apart))
     group.until_read({folders[0]: 11, folders[1]: 7})
     facts = group.stop()
@@ -203,14 +203,14 @@ def test_a_journal_in_place_of_one_that_is_lost_is_read_whole(tmp_path: Path, gr
 
 
 def test_ranks_know_alike_that_their_one_journal_is_another(tmp_path: Path, group: Group) -> None:
-    """Also the one that finds no record of its own in it yet."""
+    """This includes the rank that finds no record of its own in the new journal yet."""
     often = {"checkpoints": {"every_steps": 1, "every_seconds": None}}
     fill(tmp_path / "run", 8)
     group.start(often, often)
     until(lambda: group.facts().get("samples") == 8 * PACKET, group.log)
     lost = group.stop()["journal"]
     shutil.rmtree(tmp_path / "run" / "journal")
-    new = fill(tmp_path / "run", 1)  # the second's
+    new = fill(tmp_path / "run", 1)  # a record of the second rank
     group.start(often, often)
     until(lambda: group.facts()["samples"] == 9 * PACKET, group.log)
     facts = group.stop()
@@ -234,8 +234,8 @@ def test_a_batch_that_ranks_cannot_divide_is_refused(group: Group) -> None:
 
 
 def test_a_port_that_nobody_answers_is_told_with_the_remedy(group: Group) -> None:
-    """The first rank is missing; within `ranks.timeout` the others give up."""
-    with socket.socket() as taken:  # and nobody listens
+    """The first rank is missing. The others give up after `ranks.timeout`."""
+    with socket.socket() as taken:  # but no process listens
         taken.bind(("127.0.0.1", 0))
         soon = {"ranks": {"timeout": 2.0}}
         group.start(soon, soon, port=taken.getsockname()[1])
@@ -246,7 +246,7 @@ def test_a_port_that_nobody_answers_is_told_with_the_remedy(group: Group) -> Non
 
 @pytest.mark.timeout(300)
 def test_run_starts_ranks_with_receivers_of_their_own(tmp_path: Path) -> None:
-    """The real thing: a supervisor, two receivers, torchrun and two ranks; SIGTERM ends all."""
+    """Start a supervisor, two receivers, torchrun and two ranks. SIGTERM ends all of them."""
     with processes(tmp_path / "run", SETTINGS) as run:
         daemon = run.start("run", str(run.config), "--ranks", "2", "--receivers", "2")
         folders = [run.folder / f"receiver-{number}" for number in range(2)]
@@ -268,7 +268,7 @@ def test_run_starts_ranks_with_receivers_of_their_own(tmp_path: Path) -> None:
         assert figures["learner"]["memory_capacity_slots"] == 64
         for role in figures["up"]:
             assert httpx.get(f"{_endpoint(run.folder, role)}/readyz").status_code == 200, role
-        for number, learner in enumerate(("learner", "learner-1")):  # whose pages ask each other
+        for number, learner in enumerate(("learner", "learner-1")):  # pages ask each other
             page, other = (_endpoint(run.folder, r) for r in (learner, f"receiver-{number}"))
             assert httpx.get(f"{page}/api/receiver/state").json()["run"] == f"receiver-{number}"
             assert len(httpx.get(f"{other}/api/learner/ranks").json()["ranks"]) == 2
@@ -278,7 +278,7 @@ def test_run_starts_ranks_with_receivers_of_their_own(tmp_path: Path) -> None:
 
 
 def _figures(folder: Path) -> dict[str, Any] | None:
-    """What `status` measures, once all answer, the memory is full and said to be."""
+    """Return the figures of `status`, once all processes answer and report a full memory."""
     addresses = {role: entry["http"] for role, entry in status.endpoints_of(folder).items()}
     found = status.measure(addresses, 0.2)
     if not all(found["up"].values()) or found["group"] is None:
