@@ -472,7 +472,7 @@ class VectorDecoder:
         return value_D.view(np.uint8).reshape(self.shape_HWC)
 
     def block(self, rows: Sequence[Row], payload: bytes | memoryview) -> Pixels | None:
-        """Return all samples as a view of `payload`, or None if any needs conversion or is bad."""
+        """Return all samples as a view of `payload`; None if one is bad or needs a conversion."""
         for row in rows:
             if (
                 row["codec"] != "vector"

@@ -1,4 +1,4 @@
-"""The receiver process: it authenticates producers, commits what they send, and acknowledges it.
+"""The receiver process, which authenticates producers, commits their packets and acknowledges them.
 
-Imports neither torch nor faiss.
+This package imports neither torch nor faiss.
 """

@@ -1,8 +1,7 @@
-"""Group commit: the packets that wait for one fsync together, and the commit that makes them
-durable.
+"""Group commit: one fsync makes all packets durable that have waited together.
 
-A packet is durable when `Journal.append` returns. `GroupCommit` is the only caller, and
-`ProtocolState.commit` acknowledges exactly the packets that it returns.
+A packet is durable when `Journal.append` returns. `GroupCommit` is the only caller of `append`, and
+`ProtocolState.commit` acknowledges exactly the packets that `GroupCommit.commit` returns.
 """
 
 from __future__ import annotations
@@ -16,20 +15,20 @@ from stream_ssl.wire import Data, Nack
 
 log = logging.getLogger(__name__)
 
-_RETRY_SECONDS = 0.25  # between attempts to write to a journal that refused
+_RETRY_SECONDS = 0.25  # before the next attempt after a failed commit
 
 
 class CommitBatch:
-    """Packets in order of arrival, accepted but not yet durable.
+    """A batch of packets in order of arrival, accepted but not yet durable.
 
     Attributes:
-        entries: for the journal.
+        entries: the entries for the journal.
         last_sequences: producer -> last sequence in the batch.
-        epochs: producer -> the incarnation that sent it.
-        bytes: of headers and payloads.
-        extra: cost of decoding beyond these bytes.
-        samples: in all packets.
-        began: when the first packet came, time.monotonic.
+        epochs: producer -> epoch that sent its last packet.
+        bytes: the bytes of all headers and payloads.
+        extra: the decode cost beyond these bytes.
+        samples: the number of samples in all packets.
+        began: the time of time.monotonic when the first packet arrived.
     """
 
     def __init__(self) -> None:
@@ -48,30 +47,30 @@ class CommitBatch:
 
     @property
     def nacks(self) -> list[tuple[bytes, Nack]]:
-        """(route, NACK) of the refused packets, to send once their sequences are durable."""
+        """(route, NACK) of the rejected packets, to send when their sequences are durable."""
         return [nack for *_, nack in self._details if nack is not None]
 
     @property
     def cost(self) -> int:
-        """Bytes and extra cost together."""
+        """The sum of bytes and extra cost."""
         return self.bytes + self.extra
 
     def add(self, producer: str, epoch: int, data: Data, checksum: int, extra: int = 0) -> None:
-        """Add a packet; `extra` is the cost of decoding it beyond its bytes.
+        """Add a packet; `extra` is its decode cost beyond its bytes.
 
         Raises:
-            WireError: its header breaks the protocol.
+            WireError: the header of the packet is invalid.
         """
         packet = (data.header, data.payload, checksum)
         entry = Entry(producer, data.sequence, data.position, time.time(), *packet)
         self._add(entry, epoch, len(data), extra)
 
     def add_refused(self, producer: str, epoch: int, route: bytes, nack: Nack) -> None:
-        """Adds only the advance of the sequence past a packet that is refused for good."""
+        """Add a permanently rejected packet, which only advances the producer's sequence."""
         self._add(Entry(producer, nack.sequence), epoch, nack=(route, nack))
 
     def split(self, count: int) -> tuple[CommitBatch, CommitBatch]:
-        """The first `count` entries, and the others."""
+        """Return two batches: the first `count` entries, and the other entries."""
         parts = CommitBatch(), CommitBatch()
         for index, (entry, details) in enumerate(zip(self.entries, self._details, strict=True)):
             parts[index >= count]._add(entry, *details)
@@ -100,25 +99,26 @@ class CommitBatch:
 
 @dataclass(frozen=True, slots=True)
 class CommitResult:
-    """What became of a commit: the packets that are durable now, and why others are not."""
+    """The result of a commit: the packets that are now durable, and the error for the others."""
 
     durable: CommitBatch | None = None
     fsync_seconds: float = 0.0
-    error: JournalError | None = None  # the others stay in the batch, to be tried again
+    error: JournalError | None = None  # the other packets stay in the batch, for a retry
 
 
 class GroupCommit:
-    """The batch that waits for the journal, and when it is due.
+    """The batch that waits for the journal, and the rule when to commit it.
 
     Args:
-        journal: where it is written.
-        max_packets, max_bytes: size at which a batch is written at once.
-        seconds: how long a packet may wait for others.
+        journal: the journal to write.
+        max_packets: number of packets at which a batch is written at once.
+        max_bytes: number of bytes at which a batch is written at once.
+        seconds: most seconds that a packet waits for others.
 
     Attributes:
-        batch: what waits.
-        ready: False: the journal refused the last commit.
-        journal_full: whether it did so for want of room.
+        batch: the packets that wait.
+        ready: False if the last commit failed.
+        journal_full: whether the last commit failed because the journal was full.
     """
 
     def __init__(self, journal: Journal, max_packets: int, max_bytes: int, seconds: float) -> None:
@@ -131,25 +131,28 @@ class GroupCommit:
         self._retry_at = 0.0
 
     def is_full(self) -> bool:
-        """Whether the batch has the size at which it is written at once."""
+        """Return whether the batch has the size at which it is written at once."""
         return len(self.batch) >= self._max_packets or self.batch.bytes >= self._max_bytes
 
     def is_due(self, now: float, wait: bool = True) -> bool:
-        """Whether to commit now; without `wait`, whether there is anything to commit."""
+        """Return whether to commit now; if not `wait`, return whether the batch has packets."""
         seconds = self.seconds if wait else 0.0
         return self.is_full() or (len(self.batch) > 0 and now - self.batch.began >= seconds)
 
     def due_at(self) -> float:
-        """When the batch is due, time.monotonic; never while it is empty or the journal refuses."""
+        """Return the time of time.monotonic when the batch is due.
+
+        The result is infinite while the batch is empty or after a failed commit.
+        """
         return self.batch.began + self.seconds if self.batch and self.ready else float("inf")
 
     def commit(self, now: float) -> CommitResult:
-        """Writes the batch, or as much of it as fits, to the journal.
+        """Write the batch, or as much of it as fits, to the journal.
 
-        Writes nothing for a while after the journal has refused.
+        After a failed commit, calls do nothing for _RETRY_SECONDS.
 
         Raises:
-            ValueError: the batch is out of order; it stays as it is.
+            ValueError: the sequences in the batch are out of order; the batch is unchanged.
         """
         if not self.batch or now < self._retry_at:
             return CommitResult()
@@ -165,17 +168,20 @@ class GroupCommit:
         return result
 
     def discard(self) -> CommitBatch:
-        """Takes the batch out unwritten."""
+        """Remove and return the batch without writing it."""
         batch, self.batch = self.batch, CommitBatch()
         return batch
 
     def _append(self, batch: CommitBatch) -> CommitResult:
-        written = self.journal.append(batch.entries)  # returns when the batch is on disk: durable
+        written = self.journal.append(batch.entries)  # the batch is durable when this returns
         return CommitResult(batch, written.seconds)
 
     def _commit_what_fits(self, error: JournalFull) -> CommitResult:
-        """The learner may have read all that came before, and can then free no more room for the
-        whole batch: so write the part that fits."""
+        """Write the part of the batch that fits.
+
+        If the learner has already read everything before the batch, trimming cannot free more room
+        for the whole batch.
+        """
         count = self.journal.count_fitting(self.batch.entries)
         if 0 < count < len(self.batch):
             first, rest = self.batch.split(count)

@@ -1,4 +1,4 @@
-"""What the receiver answers to each producer: the protocol of docs/wire.md without a socket."""
+"""The receiver's side of the protocol in docs/wire.md, without a socket."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ log = logging.getLogger(__name__)
 
 MAX_FIRST = 1 << 62
 MAX_WAITING = 65_536
-"""Packets that may wait for a journal that takes none: each needs a KiB beside its bytes."""
-_AGENT_LENGTH = 80  # characters of a client's own name that a log line shows
-_GAP_SECONDS = 1.0  # before the same gap is reported again: packets in flight arrive behind it
+"""Most packets that may wait for the journal; each needs about 1 KiB beside its bytes."""
+_AGENT_LENGTH = 80  # most characters of a producer's `agent` in a log line
+_GAP_SECONDS = 1.0  # seconds before the same gap is reported again, for packets in flight
 _TAKES_LONG = "takes long to decode: send it again when there is credit"
-_PROBE_SECONDS = 10.0  # without a message, after which a session is probed with an ACK
+_PROBE_SECONDS = 10.0  # seconds without a message after which a session is probed with an ACK
 
 Send = Callable[[bytes, Message], bool | None]
-"""Sends to a connection. True: sent; False: it would block; None: the connection is gone."""
+"""Send a message to a connection. True: sent; False: would block; None: connection lost."""
 
 
 @dataclass(slots=True)
 class Counters:
-    """Increments since the last ReceiverRecord, which has the same names."""
+    """Increments since the last ReceiverRecord, under the same names."""
 
     packets: int = 0
     samples: int = 0
@@ -69,23 +69,26 @@ class Counters:
 
 
 class ProtocolState:
-    """Sessions and credit of one receiver. Nothing that a producer sends makes it raise.
+    """The state of the protocol in one receiver: sessions, credit, and packets to commit.
+
+    No message of a producer makes a method raise an exception.
 
     Args:
         group: the packets that wait for the journal.
-        policy: how credit is shared.
-        access: who may send; None: everybody who can connect.
-        sessions: the table to keep.
-        max_samples: of one packet.
-        max_names: producers that one key may speak for; in plain text: all together.
-        send: how to answer.
+        policy: the rule for sharing credit.
+        access: the keys that may send; None: every peer that can connect.
+        sessions: the table of the connected producers.
+        max_samples: most samples in one packet.
+        max_names: most producer names per key; in plain text, most names in total.
+        send: the function that sends a message to a connection.
 
     Attributes:
-        room: cost that journal and learner can take, as last measured.
-        unread: the extra cost of what the learner has not read.
-        scarce: that is little, and comes as fast as the learner makes it.
-        closing: no more credit, no new sessions.
-        captured, received: times of the latest sample and packet, seconds since the Unix epoch.
+        room: the cost that the journal and the learner can accept, as last measured.
+        unread: the extra cost of the records that the learner has not read.
+        scarce: whether the room is small, so that it grows only as fast as the learner reads.
+        closing: whether the receiver stops: it grants no credit and opens no sessions.
+        captured: capture time of the latest sample, seconds since the Unix epoch.
+        received: receipt time of the latest packet, seconds since the Unix epoch.
     """
 
     def __init__(
@@ -117,12 +120,12 @@ class ProtocolState:
         self._acks_due: dict[bytes, Session] = {}
         self._limited_log = RateLimitedLogger(log)
         self._hello_log = RateLimitedLogger(log, lines=20)
-        # Those that wait for a commit, by producer.
+        # HELLOs that wait for a commit, by producer.
         self._hellos: dict[str, tuple[bytes, str | None, Hello]] = {}
-        self._known: set[str] = set()  # producers of whom this receiver has accepted a packet
+        self._known: set[str] = set()  # producers that have sent a packet since the start
 
     def table(self) -> list[ProducerRecord]:
-        """What each producer did, with its connection and credit of now."""
+        """Return a record of each producer, with its present connection and credit."""
         records = self.producers.copy()
         for record in records:
             session = self.sessions.by_producer(record.name)
@@ -132,11 +135,11 @@ class ProtocolState:
 
     @property
     def wants_verdicts(self) -> bool:
-        """Whether any producer has asked how its samples fare."""
+        """Whether any connected producer has asked for verdicts."""
         return any(session.verdicts for session in self.sessions)
 
     def tell(self, producer: str, rows: Sequence[Verdict]) -> None:
-        """Tell a producer how samples fared, if it has asked; what cannot be sent now never is."""
+        """Send verdicts to a producer that asked for them; drop verdicts that would block."""
         session = self.sessions.by_producer(producer)
         if session is not None and session.verdicts:
             self._send(session.route, Verdicts(tuple(rows)))
@@ -151,7 +154,15 @@ class ProtocolState:
         now: float,
         peer: str = "an unknown address",
     ) -> None:
-        """Answer one message; `peer` is the sender's address for the log."""
+        """Handle one message and send the answers.
+
+        Args:
+            route: the routing id of the connection.
+            user: the public key of the connection; None in plain text.
+            frames: the frames of the message.
+            now: the time of time.monotonic.
+            peer: the address of the sender, for the log.
+        """
         try:
             self._handle(route, user, frames, now)
         except WireError as error:
@@ -164,7 +175,7 @@ class ProtocolState:
             self.note_internal()
 
     def note_internal(self) -> None:
-        """Count and log the exception being handled, which is an error of this program."""
+        """Count and log the exception being handled as an internal error."""
         self.counters.refused["internal"] += 1
         text = "a message could not be handled and was left out"
         self._limited_log.log(logging.ERROR, "internal", text, exc_info=True)
@@ -197,12 +208,12 @@ class ProtocolState:
             raise WireError("malformed", f"{type(message).__name__} is the receiver's to send")
 
     def _session(self, route: bytes, user: str | None) -> Session | None:
-        """The session of a connection, if this key has said HELLO there and may still do so."""
+        """Return the session of a connection, if its key sent HELLO there and is still allowed."""
         session = self.sessions.by_route(route)
         if session is None or session.user != user:
-            return None  # another key on a routing id that was someone else's
+            return None  # another key now uses a routing id of an earlier connection
         if self._access is not None and not self._access.permits(user, session.producer):
-            self.sessions.drop(session)  # revoked, or listed under another name by now
+            self.sessions.drop(session)  # the key was revoked or is now listed under another name
             return None
         return session
 
@@ -218,9 +229,9 @@ class ProtocolState:
             return
         waiting = self.group.batch.epochs.get(name)
         if waiting is not None and (wait or waiting != hello.epoch):
-            # WELCOME's `resume` must be up to date, but a HELLO is not worth an fsync of its own.
-            # While the disk takes nothing, only who sent what waits is answered: another would give
-            # its packets the same sequences, and take the ACK of these for its own.
+            # WELCOME must have the newest `resume`, so HELLO waits for the next commit. If the
+            # commit fails, only the epoch that sent the waiting packets gets an answer: another
+            # epoch would reuse their sequences and take their ACK for its own.
             self._hellos[name] = (route, user, hello)
             if not wait:
                 text = f"producer {name} waits until the disk has what its run before has sent"
@@ -231,11 +242,11 @@ class ProtocolState:
             raise WireError("superseded", f"a newer {name!r} is connected (epoch {other.epoch})")
         if not self.journal.state(name).sequence:
             self._check_names(user, name)
-        # A producer asks by epoch 0 whether its name is free, then says HELLO with its own.
+        # Epoch 0 asks whether the name is free; HELLO with the real epoch follows.
         again = other is not None and other.route == route and other.epoch in (0, hello.epoch)
         session = self._open_session(route, user, hello, now, again)
         if self.policy.share(len(self.sessions), self.room):
-            self.grant(now, quiet=session)  # else it waits for a turn
+            self.grant(now, quiet=session)  # otherwise the session waits for a turn
         durable = self.journal.state(name)
         welcome = Welcome(
             durable.sequence,
@@ -291,7 +302,11 @@ class ProtocolState:
         return session
 
     def _check_names(self, user: str | None, name: str) -> None:
-        """Refuses a new name if its key has enough: the journal keeps a state for each."""
+        """Reject a new name if its key has the most names, because the journal stores each name.
+
+        Raises:
+            WireError: with reason "names".
+        """
         batch = self.group.batch
         key = self._key_name(user)
         names = {
@@ -312,10 +327,13 @@ class ProtocolState:
         return self._access.allow.name_of(user or "") if self._access is not None else None
 
     def _yields(self, other: Session, hello: Hello, now: float) -> bool:
-        """Whether a HELLO must give way to the producer's other connection; else that one ends."""
+        """Return whether a HELLO loses against the producer's other connection.
+
+        Otherwise the other connection is superseded, if its epoch is older.
+        """
         if other.epoch > hello.epoch or not hello.epoch:
-            # A clock may have gone back, so the other one wins only if it is still connected. It
-            # also wins over a question (epoch 0) while it is about to claim the name itself.
+            # A clock may have gone back, so the other session wins only if it is still connected.
+            # It also wins against epoch 0, which only asks whether the name is free.
             self._ack(other, now)
             if self.sessions.by_producer(hello.producer) is other:
                 return True
@@ -338,7 +356,7 @@ class ProtocolState:
         elif data.sequence > session.expected:
             self._gap(session, f"packet {session.expected} is next, not {data.sequence}", now)
         elif self._exceeds_memory(data.size):
-            if self.commit(now):  # and has answered the HELLOs that waited: it may be superseded
+            if self.commit(now):  # this answers waiting HELLOs, which may supersede the session
                 self._data(route, self._session(route, session.user), data, checksum, now)
             else:
                 self._gap(session, "more than the credit granted: wait for an ACK", now)
@@ -350,22 +368,23 @@ class ProtocolState:
             self._accept(session, data, checksum, extra)
 
     def _has_time(self, session: Session, now: float) -> bool:
-        """Whether a packet that takes long to decode may come in now.
+        """Return whether a packet that takes long to decode may be accepted now.
 
-        Credit counts bytes, and a producer may have sent hours of decoding before its credit fell.
+        Credit counts bytes. A producer may have sent packets with hours of decoding before its
+        credit was reduced.
         """
         on_credit = session.credit > 0 or now - session.credit_changed < TURN_SECONDS
         return on_credit and self.unread.waiting + self.group.batch.extra < self.unread.most
 
     def _exceeds_memory(self, size: int) -> bool:
-        """Whether the batch cannot hold `size` more bytes within the budget of memory."""
+        """Return whether `size` more bytes would exceed the memory for the batch."""
         batch = self.group.batch
         return bool(batch) and (batch.bytes + size > self.policy.total or len(batch) >= MAX_WAITING)
 
     def _accept(self, session: Session, data: Data, checksum: int, extra: int) -> None:
-        """Adds a packet to the batch that waits for the journal, or refuses it for good."""
+        """Add a packet to the batch that waits for the journal, or reject it permanently."""
         counters = self.counters
-        samples = 1  # where the header cannot tell
+        samples = 1  # used if the header cannot be read
         try:
             samples = len(data)
             if data.size > self.policy.max_packet:
@@ -408,7 +427,10 @@ class ProtocolState:
         session.sent_back = False
 
     def _listed_name(self, session: Session) -> str:
-        """The name of its key on the allow-list; in plain text, or for "*", the producer's own."""
+        """Return the name under which a producer is counted.
+
+        This is the name of its key on the allow-list, or its own name in plain text or for "*".
+        """
         name = self._key_name(session.user)
         return session.producer if name is None or name == ANY_NAME else name
 
@@ -424,18 +446,18 @@ class ProtocolState:
             session.missing = 0
 
     def _gap(self, session: Session, detail: str, now: float) -> None:
-        """Sends the producer back to the expected sequence, once: more packets are in flight."""
+        """Send NACK "gap" for the expected sequence, once, because more packets are in flight."""
         if now - session.gap_sent >= _GAP_SECONDS:
             session.gap_sent = now
             self._send(session.route, Nack(session.expected, "gap", detail, permanent=False))
 
     def _damaged(self, route: bytes, session: Session | None, error: WireError, now: float) -> None:
-        """Asks for the expected packet again, since the damage may be in the sequence."""
+        """Ask for the expected packet, because the sequence itself may be damaged."""
         self.counters.refused["checksum"] += 1
         self._limited_log.warning("checksum", f"a packet came damaged: {error}")
         sequence = 0
         if session is not None:
-            session.gap_sent = now  # this NACK answers the packets behind it too
+            session.gap_sent = now  # this NACK also answers the packets that follow
             sequence = session.expected
         self._send(route, Nack(sequence, "checksum", str(error), permanent=False))
 
@@ -448,7 +470,7 @@ class ProtocolState:
     # -- commit, then acknowledge
 
     def commit(self, now: float) -> bool:
-        """Writes the batch and acknowledges what is durable; whether nothing waits any more."""
+        """Write the batch, acknowledge the durable packets, and return whether none waits."""
         try:
             result = self.group.commit(now)
         except ValueError:
@@ -467,7 +489,7 @@ class ProtocolState:
         return not self.group.batch
 
     def _resume_hellos(self, now: float) -> None:
-        """Answers the HELLOs that waited, as far as the commit allows."""
+        """Answer the HELLOs that waited, as far as the commit allows."""
         waiting, self._hellos = self._hellos, {}
         for route, user, hello in waiting.values():
             try:
@@ -480,10 +502,10 @@ class ProtocolState:
     def _acknowledge(self, durable: CommitBatch, now: float) -> None:
         self.room -= durable.cost
         self.unread.add(self.journal.last, durable.extra)
-        if durable.extra:  # few bytes of credit take much of the room: do not wait for the tick
+        if durable.extra:  # expensive packets use up the room quickly, so do not wait for the tick
             self.grant(now)
         self.counters.acked_samples += durable.samples
-        for route, nack in durable.nacks:  # before the ACK, which covers the refused packet too
+        for route, nack in durable.nacks:  # before the ACK, which covers the rejected packet too
             self._send(route, nack)
         for producer, sequence in durable.last_sequences.items():
             session = self.sessions.by_producer(producer)
@@ -506,7 +528,10 @@ class ProtocolState:
     # -- credit
 
     def grant(self, now: float, quiet: Session | None = None) -> None:
-        """Shares credit out, and sends an ACK where a share changed, except to `quiet`."""
+        """Divide the credit, and send an ACK to each session whose credit changed, except `quiet`.
+
+        Only a rise of more than a quarter changes the credit; every fall does.
+        """
         sessions = list(self.sessions)
         floor = self._note_idle(sessions, now)
         blocked = self.closing or not self.group.ready
@@ -517,23 +542,29 @@ class ProtocolState:
         ):
             before = session.credit
             if before <= credit and (credit - before) * 4 <= before:
-                continue  # a small rise is not worth a message; any fall is
+                continue  # a small rise is not worth a message
             if (credit == 0) != (before == 0):
                 used = session.last_received >= session.credit_changed
                 session.revoked = int(before * session.charge) if used else 0
                 session.credit_changed = now
-                if before and not used:  # those who send come first now
+                if before and not used:  # sessions that send get the next turns
                     session.served = max(session.served, waited_for)
             session.credit = credit
             if session is not quiet:
                 self._ack(session, now)
         for session in sessions:
             if session.sent_back and session.credit and self._has_time(session, now):
-                self._gap(session, _TAKES_LONG, now)  # what came meanwhile was passed over
+                self._gap(session, _TAKES_LONG, now)  # packets that came meanwhile were dropped
 
     def _note_idle(self, sessions: list[Session], now: float) -> int:
-        """Who has credit and sends little is owed nothing; who sends nothing may wait to send a
-        large packet. Returns what the least-served of the greedy has had."""
+        """Update the sessions that do not use their credit; return the least served cost.
+
+        A session with credit that sends little saves no claim for later turns. A session that sends
+        nothing may wait to send a large packet, so its largest packet becomes unknown.
+
+        Returns:
+            The cost accepted from the least-served greedy session; see `least_served`.
+        """
         idle = [
             session
             for session in sessions
@@ -542,7 +573,7 @@ class ProtocolState:
         ]
         for session in idle:
             session.greedy = False
-            if not session.sent_back:  # else what waits is known, and comes again
+            if not session.sent_back:  # packets that were sent back come again, with a known size
                 session.largest = 0
         floor = least_served(sessions)
         for session in sessions:
@@ -551,20 +582,20 @@ class ProtocolState:
         return floor
 
     def flush(self, now: float) -> None:
-        """Sends the ACKs that are due: to duplicates, and where one could not be sent before."""
+        """Send the ACKs that are due: for duplicates, and those that would have blocked before."""
         due, self._acks_due = self._acks_due, {}
         for route, session in due.items():
             if self.sessions.by_route(route) is session:
                 self._ack(session, now)
 
     def probe(self, now: float) -> None:
-        """Sends an ACK to silent sessions: libzmq reports a lost connection only on sending."""
+        """Send an ACK to silent sessions, because libzmq reports lost connections only on sends."""
         for session in self.sessions:
             if now - max(session.last_received, session.last_acked) >= _PROBE_SECONDS:
                 self._ack(session, now)
 
     def farewell(self, reason: str) -> None:
-        """Sends BYE to all."""
+        """Send BYE to all sessions."""
         for session in self.sessions:
             self._send(session.route, Bye(reason))
 
@@ -578,7 +609,7 @@ class ProtocolState:
 
 
 def _extra(data: Data) -> int:
-    """Return the cost of decoding a packet beyond its bytes; 0 where the header cannot tell."""
+    """Return the extra cost of decoding a packet, or 0 if its header cannot be read."""
     try:
         return extra_cost(data.fields["samples"], data.payload)
     except WireError:
@@ -586,7 +617,7 @@ def _extra(data: Data) -> int:
 
 
 def _count_samples(data: Data) -> int:
-    """The number of samples; 1 where the header cannot tell."""
+    """Return the number of samples in a packet, or 1 if its header cannot be read."""
     try:
         return len(data)
     except WireError:

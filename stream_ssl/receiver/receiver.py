@@ -1,4 +1,4 @@
-"""The receiver: takes packets from producers and writes them to the journal."""
+"""The receiver, which accepts packets from producers and writes them to the journal."""
 
 from __future__ import annotations
 
@@ -26,54 +26,55 @@ from stream_ssl.wire.address import check_bind
 
 log = logging.getLogger(__name__)
 
-MOST_SAMPLES = 1024  # of one packet: a producer closes one at 64 samples by default
-MOST_SESSIONS = 4096  # connected; beyond, the one silent for longest must say HELLO again
-GROUP_PACKETS = 64  # after so many a group is committed, and
-GROUP_SECONDS = 0.005  # after so long: an fsync of a common disk takes about that
-DRAIN_SECONDS = 2.0  # for packets under way when the receiver stops; service managers wait longer
+MOST_SAMPLES = 1024  # in one packet; by default a producer sends a packet with 64 samples
+MOST_SESSIONS = 4096  # connected producers; beyond, the longest silent one must send HELLO again
+GROUP_PACKETS = 64  # number of packets after which a group is committed
+GROUP_SECONDS = 0.005  # age at which a group is committed; an fsync of a common disk takes as long
+DRAIN_SECONDS = 2.0  # for packets in flight when the receiver stops; service managers wait longer
 HEARTBEAT_MS = 1000
 HEARTBEAT_TIMEOUT_MS = 3000
 _HANDSHAKE_MS = 5000
 _FRAME_SLACK = 64 << 10
-_LEAST_MEMORY = 64 << 20  # bytes that the receiver may hold beside what it does when it starts
+_LEAST_MEMORY = 64 << 20  # bytes that the receiver may allocate beyond its memory at the start
 _TICK_SECONDS = 0.05
-_MOST_RESERVE = 256 << 20  # bytes left free for a checkpoint, until the learner tells its size
-_RESERVE_SHARE = 16  # of the disk, one part is left free then, where that is less
-_MOST_LOST = 1 << 32  # records that a power cut may have taken behind the learner's position
-_TRIM_SECONDS = 0.02  # of a tick, in which old segments are deleted
+_MOST_RESERVE = 256 << 20  # bytes kept free for a checkpoint until its real size is known
+_RESERVE_SHARE = 16  # until then, at most a sixteenth of the disk is kept free
+_MOST_LOST = 1 << 32  # most records before the learner's position that a power cut can lose
+_TRIM_SECONDS = 0.02  # most seconds of a tick for deleting old segments
 _IDLE_SECONDS = 1.0
-_MOST_FRAMES = 5  # of a message, with the connection's routing id
-_BURST = 256  # messages read before anything else is done
-_QUIET_SECONDS = 0.1  # without a packet, after which a drain ends
+_MOST_FRAMES = 5  # of a valid message, including the connection's routing id
+_BURST = 256  # most messages read in one step of the loop
+_QUIET_SECONDS = 0.1  # seconds without a packet after which a drain ends
 
 
 @dataclass(frozen=True, slots=True)
 class ReceiverRecord:
-    """What the receiver reports, per group commit or idle second: increments since the previous
-    record, then gauges.
+    """A report of the receiver, one for each group commit or idle second.
 
-    Bytes count header and payload of DATA, as credit does.
+    The first block of fields are increments since the previous record, the second block are gauges.
+    Bytes are those of header and payload of DATA, as for credit. Times are seconds since the Unix
+    epoch.
     """
 
     packets: int = 0
     samples: int = 0
     bytes: int = 0
-    duplicates: int = 0  # samples that came again
-    rejected: Mapping[str, int] = field(default_factory=dict)  # samples, by reason of refusal
+    duplicates: int = 0  # samples that were received more than once
+    rejected: Mapping[str, int] = field(default_factory=dict)  # samples, by reason
     refused: Mapping[str, int] = field(default_factory=dict)  # connections and messages, by reason
-    refused_last: Mapping[str, str] = field(default_factory=dict)  # whose, by reason
+    refused_last: Mapping[str, str] = field(default_factory=dict)  # latest sender, by reason
     missing: int = 0  # packets that neither the producer nor this journal has any more
     acked_samples: int = 0
     fsync_seconds: float | None = None  # of the group commit; None: nothing was written
-    # By producer: by its key's name on the allow-list, in plain text by the one it gives itself.
+    # By producer: the name of its key on the allow-list; in plain text, its own name.
     producer_samples: Mapping[str, int] = field(default_factory=dict)
     producer_bytes: Mapping[str, int] = field(default_factory=dict)
     producer_received: Mapping[str, float] = field(default_factory=dict)  # its latest packet
     producer_captured: Mapping[str, float] = field(default_factory=dict)  # its latest sample
     producer_rejected: Mapping[str, int] = field(default_factory=dict)  # samples
-    producer_finished: Mapping[str, float] = field(default_factory=dict)  # 1: it said BYE
-    producer_clock: Mapping[str, float] = field(default_factory=dict)  # less this machine's
-    journal_failures: int = 0  # commits that found no room or a failing disk
+    producer_finished: Mapping[str, float] = field(default_factory=dict)  # 1: it sent BYE
+    producer_clock: Mapping[str, float] = field(default_factory=dict)  # its clock minus this one
+    journal_failures: int = 0  # commits that failed because of a full or failing disk
     allow_list_errors: int = 0  # changed lists that could not be used
     journal_damaged: int = 0  # segments found damaged, since the journal was opened
 
@@ -82,38 +83,40 @@ class ReceiverRecord:
     journal_first: int = 1  # oldest position on disk
     journal_last: int = 0  # newest position on disk; first - 1 when empty
     credit: int = 0  # bytes granted to all producers together
-    full: bool = False  # no packet fits: the journal's budget, or the disk, is used up
-    disk_full: bool = False  # it is the disk that is used up, and the budget is not
-    room: int = 0  # bytes that the journal can still take
-    allow_list_broken: bool = False  # its newest version cannot be read: the one before is used
-    lag_bytes: int = 0  # journalled and not yet read by the learner
-    captured: float | None = None  # when the latest sample was, seconds since the Unix epoch
-    received: float | None = None  # when the latest packet came, seconds since the Unix epoch
+    full: bool = False  # no packet fits, because the journal's budget or the disk is used up
+    disk_full: bool = False  # no packet fits, because of the disk and not of the budget
+    room: int = 0  # bytes that the journal can still accept
+    allow_list_broken: bool = False  # the newest list cannot be read; the previous one is in use
+    lag_bytes: int = 0  # in the journal and not yet read by the learner
+    captured: float | None = None  # capture time of the latest sample
+    received: float | None = None  # receipt time of the latest packet
     ready: bool = True  # False: the journal cannot be written
 
 
 class Receiver:
-    """Listens for producers; docs/wire.md is the protocol.
+    """The server that producers connect to, with the protocol of docs/wire.md.
 
-    The loop `run` needs one thread: while it waits for an fsync, libzmq's own threads go on
-    receiving.
+    One thread runs the loop `run`. While it waits for an fsync, libzmq's own threads continue to
+    receive.
 
     Args:
-        bind: ZeroMQ address to listen at; port 0 chooses a free one.
-        journal: where packets go; the receiver does not close it.
-        offsets: how far the learner has read.
-        access: who may send; None means plain text, which only loopback addresses allow.
-        max_packet: bytes of the largest packet.
-        credit: bytes that one producer may have unacknowledged.
-        total_credit: bytes for all producers together; bounds the receiver's memory.
-        max_lag_bytes: bytes the learner may lie behind before credit stops; None: only the
-            journal's budget limits. Images that take long to decode count for more bytes.
-        max_names: producers' names that one key may use, or, in plain text, all together; beyond,
-            a new name is refused. The state of each takes up to 13 KB of each segment.
-        verdicts: where the learner tells how samples fared; None: producers are not told.
+        journal: the journal to write; the receiver does not close it.
+        offsets: the positions that the learner publishes.
+        bind: the ZeroMQ address to listen on; port 0 selects a free port.
+        access: the keys and the allow-list. None: plain text, which is possible only on loopback.
+        max_packet: most bytes of a packet.
+        credit: most unacknowledged bytes of one producer, at least `max_packet`.
+        total_credit: most unacknowledged bytes of all producers together, at least `credit`. It
+            bounds the memory of the receiver.
+        max_lag_bytes: most bytes that the learner may be behind before producers get no more
+            credit. Images that take long to decode count for more bytes. None: only the budget of
+            the journal limits the lag.
+        max_names: most producer names per key, or in total for plain text, at least 1. Further new
+            names are rejected, because each name takes up to 13 KB of each journal segment.
+        verdicts: the inbox for the verdicts of the learner; None: producers get no verdicts.
 
     Raises:
-        ValueError: a limit makes no sense, or plain text beyond loopback.
+        ValueError: a limit is outside its range, or the address needs keys and `access` is None.
         OSError: the address cannot be bound.
     """
 
@@ -160,7 +163,7 @@ class Receiver:
             self._send,
         )
         journal.identify(offsets.load().journal)
-        # A power cut may have taken records that the learner had read, but not many.
+        # A power cut may have lost a limited number of records that the learner had read.
         self._positions = Positions()
         self._positions = self._consumed(journal.last + 1 + _MOST_LOST)
         journal.skip_to(self._positions.read)
@@ -192,15 +195,15 @@ class Receiver:
         self._socket = router
         for option, value in (
             (zmq.LINGER, 0),
-            # No MAXMSGSIZE: libzmq would hang up without telling anybody. A frame that comes whole
-            # is refused and counted like any packet, a larger one cut off as many small ones are.
-            # No bound on messages: a connection that breaks where libzmq has stopped reading ends
-            # the process. Bytes are bounded, by credit, and of one that ignores it by `Backlogs`.
+            # No MAXMSGSIZE, because libzmq would disconnect without any report. Frames that arrive
+            # completely are rejected and counted; `Backlogs` cuts off longer ones.
+            # No high-water mark, because libzmq aborts the process if a connection breaks while
+            # libzmq has stopped reading it. Credit and `Backlogs` bound the bytes.
             (zmq.RCVHWM, 0),
-            # Sending to a connection that is gone must say so: it is how a session ends.
+            # Sending to a lost connection must fail, because this is how a session ends.
             (zmq.ROUTER_MANDATORY, 1),
-            # A connection that claims a living one's routing id must not cut it off. Producers
-            # choose no ids of their own, so a reconnect never needs the old one's.
+            # A new connection must not take over the routing id of a live one. Producers do not
+            # choose routing ids, so a reconnect never needs its old id.
             (zmq.ROUTER_HANDOVER, 0),
             (zmq.HEARTBEAT_IVL, HEARTBEAT_MS),
             (zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS),
@@ -218,18 +221,21 @@ class Receiver:
 
     @property
     def endpoint(self) -> str:
-        """The address listened at, with its actual port."""
+        """The address that the receiver listens on, with the actual port."""
         return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def producers(self) -> list[ProducerRecord]:
-        """What each producer did, those silent for longest first. For the thread of `run`."""
+        """Return a record of each producer, the longest silent first.
+
+        Only the thread of `run` may call this.
+        """
         return self._protocol.table()
 
     def run(self, stop: threading.Event) -> Iterator[ReceiverRecord]:
-        """Receives until `stop` is set: a record for each group commit, or second without one.
+        """Receive until `stop` is set; yield a record for each group commit or idle second.
 
-        Then drains: gives no more credit, commits what still comes in, acknowledges, says BYE and
-        closes.
+        Then drain: grant no more credit, commit and acknowledge the packets in flight, send BYE and
+        close the sockets.
         """
         try:
             self._tick(time.monotonic())
@@ -241,7 +247,7 @@ class Receiver:
             self.close()
 
     def close(self) -> None:
-        """Closes the sockets; the journal stays open."""
+        """Close the sockets; the journal stays open."""
         if self._context.closed:
             return
         if self._access is not None:
@@ -257,7 +263,7 @@ class Receiver:
     # -- the loop
 
     def _step(self) -> bool:
-        """Polls once and does what is due; whether there is something to report."""
+        """Poll once and do the work that is due; return whether a record is due."""
         self._poll()
         now = time.monotonic()
         protocol = self._protocol
@@ -265,7 +271,7 @@ class Receiver:
         if self._group.is_due(now, wait=not protocol.closing):
             protocol.commit(now)
             if self._room < 4 * self._policy.total:
-                self._tick_at = 0.0  # near the end of the room, measure it after every commit
+                self._tick_at = 0.0  # little room is left, so measure it after every commit
         if now >= self._tick_at:
             self._tick(now)
         committed = protocol.counters.fsync_seconds is not None
@@ -280,9 +286,12 @@ class Receiver:
             self._receive()
 
     def _receive(self) -> None:
-        """Reads the messages that have come, one of each connection in turn, until the group is
-        full; once a commit may be due, only while each adds to the group: a flood of large useless
-        messages must not delay it."""
+        """Read the messages that have arrived, until the group is full.
+
+        libzmq returns the messages of the connections in turn. After the time of a group, reading
+        continues only while each message adds to the group, so that a flood of useless messages
+        cannot delay the commit.
+        """
         self._backlogs.follow()
         end = time.monotonic() + self._group.seconds
         for _ in range(_BURST):
@@ -297,7 +306,7 @@ class Receiver:
                 return
 
     def _handle(self, frames: list[zmq.Frame], now: float) -> None:
-        """Handle one message. An error costs this message alone: the loop goes on."""
+        """Handle one message. An exception drops only this message; the loop continues."""
         protocol = self._protocol
         try:
             route, *rest = frames
@@ -315,8 +324,10 @@ class Receiver:
             protocol.note_internal()
 
     def _next_frames(self) -> list[zmq.Frame]:
-        """The frames of the next message, no more of them than show that it is none: empty ones
-        cost 2 bytes to send, and some hundred as an object.
+        """Return the frames of the next message, at most one more than a valid message has.
+
+        An empty frame takes 2 bytes to send but about a hundred bytes as an object, so further
+        frames are discarded.
 
         Raises:
             zmq.Again: there is no message.
@@ -330,7 +341,7 @@ class Receiver:
         return frames
 
     def _tick(self, now: float) -> None:
-        """What is due at intervals: trim, measure the room, share credit."""
+        """Do the periodic work: trim the journal, measure the room, and grant credit."""
         protocol = self._protocol
         self._tick_at = now + _TICK_SECONDS
         positions = self._positions = self._consumed(self.journal.last + 1)
@@ -350,9 +361,9 @@ class Receiver:
         protocol.unread.read(positions.read)
         cost = self._lag + protocol.unread.waiting
         self._room = self._free_room(positions.checkpoint_bytes)
-        room = self._room // 2  # bytes take more on disk, small packets above all
+        room = self._room // 2  # packets take more bytes on disk, above all small packets
         self._full = full = self._group.journal_full or room < self._policy.max_packet
-        if self.offsets.journal_full != full:  # also where somebody else made or removed the file
+        if self.offsets.journal_full != full:  # compare with the file, which others may change
             self.offsets.set_journal_full(full)
         most = self.journal.budget // 2
         if self._max_lag is not None:
@@ -373,10 +384,10 @@ class Receiver:
             self.journal.take_checked()
 
     def _free_room(self, checkpoint_bytes: int) -> int:
-        """Return the bytes that the journal can take and leave room for a checkpoint on its disk.
+        """Return the bytes that the journal can accept, with room left for a checkpoint.
 
-        A checkpoint is what lets the journal be trimmed: where it finds no room, a disk that the
-        journal has filled stays full.
+        The journal is trimmed only after a checkpoint. If the checkpoint has no room, a disk that
+        the journal has filled stays full.
         """
         try:
             disk = shutil.disk_usage(self.journal.path)
@@ -396,9 +407,10 @@ class Receiver:
         return min(self.journal.room, left)
 
     def _consumed(self, end: int) -> Positions:
-        """Return how far the learner is; at the beginning where it tells of another journal.
+        """Return the positions of the learner, or the beginning if they are of another journal.
 
-        A position behind `end` cannot be the learner's. It would delete unread records.
+        A position after `end` is invalid and is ignored, because trimming by it would delete unread
+        records.
         """
         positions = self.offsets.load()
         if positions.journal not in (None, self.journal.id):
@@ -490,7 +502,7 @@ def _check_limits(budget: int, max_packet: int, max_lag: int | None) -> None:
 
 
 def _user_of(frame: zmq.Frame) -> str | None:
-    """The connection's User-Id, which ZAP set to its public key."""
+    """Return the connection's User-Id, which ZAP set to the public key of the peer."""
     try:
         user = frame.get("User-Id")
     except zmq.ZMQError:
