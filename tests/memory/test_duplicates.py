@@ -136,7 +136,7 @@ def test_what_merged_into_a_refused_newcomer_is_gone() -> None:
     memory = WorkingMemory(2, 4, Reluctant(), duplicates=Duplicates(0.9, "merge"))
     row = torch.eye(4, dtype=torch.float64)
     memory.add([0, 1], row[:2])
-    #                        2 joins slot 0, 3 is refused by the policy; then like 3, 2, 0 and 1
+    # 2 takes slot 0, the policy refuses 3, and the others are near-duplicates of 3, 2, 0 and 1.
     admission = memory.add([2, 3, 4, 5, 6, 7], row[[2, 3, 3, 2, 0, 1]])
     assert admission.slots.tolist() == [0, -1, -1, -1, -1, -1]
     assert admission.refused.tolist() == [3, 4, 5, 6, 7]
