@@ -1,1 +1,1 @@
-"""Networks: the encoder that is trained, and pretrained ones to begin with."""
+"""Networks: the encoder that is trained, and pretrained encoders to start from."""

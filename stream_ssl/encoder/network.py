@@ -1,5 +1,6 @@
-"""The networks: an encoder, ours (a ResNet) or any other, and the projector behind it. Weights to
-begin with, and stages that stay as they are.
+"""The networks of a run: an encoder, which is a ResNet or the user's own network, and a projector.
+
+The module also loads initial weights and freezes stages.
 
 Shapes: B samples, C channels, H height, W width, F features, D embedding.
 """
@@ -24,7 +25,7 @@ from stream_ssl.methods.norm import BatchNorm1d, BatchNorm2d, freeze
 log = logging.getLogger("stream_ssl.learner")
 
 PREFIX = "backbone."
-"""Of an encoder's weights in what `stream-ssl export` writes."""
+"""Prefix of the encoder's weights in files that `stream-ssl export` writes."""
 
 BLOCKS = {
     "basic": torchvision_resnet.BasicBlock,
@@ -33,19 +34,22 @@ BLOCKS = {
 
 
 CHANNELS_LAST_FROM = 16
-"""With fewer channels, oneDNN's kernels for channels last write past their buffers on some CPUs."""
+"""Smallest number of channels for the layout channels last.
+
+With fewer channels, oneDNN's kernels for this layout write past their buffers on some CPUs.
+"""
 
 
 def layout_for(width: int) -> torch.memory_format:
-    """Return the fastest safe layout of a network whose narrowest layer has so many channels."""
+    """Return the fastest safe layout of a network whose narrowest layer has `width` channels."""
     return torch.channels_last if width >= CHANNELS_LAST_FROM else torch.contiguous_format
 
 
 def in_layout(image_BCHW: Tensor, layout: torch.memory_format) -> Tensor:
     """Return the images in this layout.
 
-    Grey images are contiguous in both layouts, so `contiguous` would leave the strides of channels
-    last as they are, and each convolution would follow them.
+    Grey images are contiguous in both layouts. So `contiguous` would keep strides of the layout
+    channels last, and each convolution would then use this layout.
     """
     if layout == torch.channels_last:
         return image_BCHW.contiguous(memory_format=layout)
@@ -53,18 +57,19 @@ def in_layout(image_BCHW: Tensor, layout: torch.memory_format) -> Tensor:
 
 
 class ResNet(torchvision_resnet.ResNet):  # type: ignore[misc]  # torchvision is untyped
-    """Images [B, C, H, W] to features [B, F], F = `dim`.
+    """A ResNet from images [B, C, H, W] to features [B, F], F = `dim`.
 
     Args:
-        width: channels of the first stage, doubled at each of the next (64 in ResNet's paper).
-        depths: blocks of each of the four stages; (2, 2, 2, 2) is ResNet-18, 0 leaves one out.
-        channels: of the images, 1 or 3.
-        stem: "cifar" is SimCLR's for small images, one 3x3 convolution of stride 1 and no pooling;
-            "imagenet" is 7x7 of stride 2 and pooling.
+        width: channels of the first stage, doubled at each later stage (64 in ResNet's paper).
+        depths: number of blocks in each of the four stages; (2, 2, 2, 2) is ResNet-18. 0 leaves out
+            a stage, but not the first.
+        channels: channels of the images, 1 or 3.
+        stem: first layers. "cifar" is SimCLR's stem for small images: one 3x3 convolution of stride
+            1 without pooling. "imagenet" is a 7x7 convolution of stride 2 with pooling.
         block: "basic" (ResNet-18, -34) or "bottleneck" (ResNet-50 and deeper).
 
     Raises:
-        ValueError: an argument outside its range.
+        ValueError: an argument is outside its range.
     """
 
     def __init__(
@@ -77,8 +82,8 @@ class ResNet(torchvision_resnet.ResNet):  # type: ignore[misc]  # torchvision is
     ) -> None:
         depths = tuple(depths)
         _check_resnet(width, depths, channels, stem, block)
-        # The parent builds the stages while it initialises, and assigns its own `inplanes`
-        # before: _make_layer needs the width, and modules cannot be set that early.
+        # The parent's __init__ calls _make_layer, which needs the width. A module accepts no
+        # ordinary attribute before its __init__ has run.
         object.__setattr__(self, "width", width)
         super().__init__(BLOCKS[block], list(depths), num_classes=1, norm_layer=BatchNorm2d)
         small = stem == "cifar"
@@ -122,12 +127,13 @@ class ResNet(torchvision_resnet.ResNet):  # type: ignore[misc]  # torchvision is
 
 
 class Model(nn.Module):
-    """Any network of images [B, C, H, W] to features [B, F], F = `dim`.
+    """Any network from images [B, C, H, W] to features [B, F], F = `dim`.
 
     Args:
-        module: the network; its BatchNorm layers become those that take a batch of one value.
-        shape: (C, H, W) of the images that will come.
-        head: the layer that is taken off, "fc" of torchvision's ResNets; None takes none off.
+        module: the network. Its BatchNorm layers are changed to layers that accept a single value
+            per channel.
+        shape: (C, H, W) of the images.
+        head: name of the layer to remove, such as "fc" of torchvision's ResNets; None removes none.
 
     Raises:
         ValueError: there is no such layer, or the network does not turn such images into features.
@@ -153,7 +159,7 @@ class Model(nn.Module):
         try:
             with torch.no_grad():
                 feature_BF = module(torch.zeros(2, *shape))
-        except Exception as error:  # whatever a stranger's network raises
+        except Exception as error:  # a user's network may raise any exception
             raise ValueError(
                 f"encoder.model {name} takes no images of {shape} (channels, height, width): "
                 f"{error}; see decoder.size and decoder.channels"
@@ -175,21 +181,21 @@ class Model(nn.Module):
 
 
 class Projector(nn.Module):
-    """Features [B, F] to embeddings [B, D]; the method scales them to unit norm.
+    """A projection of features [B, F] to embeddings [B, D]; the method scales them to unit norm.
 
-    Contrastive methods do without BatchNorm here: it would tell an anchor about its batch. Those
-    without negatives need it.
+    Contrastive methods use no BatchNorm here, because its statistics reveal an anchor's batch.
+    Methods without negatives need it.
 
     Args:
         features: F.
-        dim: D.
-        hidden: 0 is the one linear layer of the DUEL paper; else the size of one hidden layer with
-            a ReLU, as in SimCLR and MoCo v2.
-        batchnorm: "none"; after the "hidden" layer, as in BYOL; or after "all", as in SimSiam,
-            where the last has no scale and shift.
+        dim: D, the embedding size.
+        hidden: size of one hidden layer with a ReLU, as in SimCLR and MoCo v2; 0 for one linear
+            layer, as in the DUEL paper.
+        batchnorm: "none"; or "hidden", after the hidden layer, as in BYOL; or "all", after every
+            layer, as in SimSiam, where the last BatchNorm has no scale and shift.
 
     Raises:
-        ValueError: an argument outside its range.
+        ValueError: an argument is outside its range.
     """
 
     def __init__(
@@ -226,25 +232,32 @@ class Projector(nn.Module):
 
 
 def called(spec: Mapping[str, Any], *arguments: Any, **more: Any) -> Any:
-    """What a class path names, called with its `init_args`."""
+    """Import the class that a class path names and call it.
+
+    Args:
+        spec: a mapping with `class_path` and, optionally, `init_args`.
+        arguments, more: arguments of the call in addition to `init_args`.
+    """
     module, _, name = spec["class_path"].rpartition(".")
     found = getattr(importlib.import_module(module), name)
     return found(*arguments, **more, **(spec.get("init_args") or {}))
 
 
 def load_weights(encoder: nn.Module, file: Path, head: str | None = None) -> None:
-    """Put a safetensors file's weights into an encoder: a library's, or an export's of ours.
+    """Load a safetensors file's weights into an encoder.
+
+    The file may come from a model library or from an export of this project.
 
     Args:
-        encoder: a `Model`'s names are those of its module.
-        file: may hold more, which is told; weights of `head` go without a word.
-        head: the layer that was taken off.
+        encoder: the encoder. For a `Model`, the names are those of its module.
+        file: the file. Weights that the encoder does not use are logged, except those of `head`.
+        head: name of the layer that was removed.
 
     Raises:
-        ValueError: it cannot be read, lacks a weight, or holds one of another shape.
+        ValueError: the file cannot be read, lacks a weight, or has a weight of another shape.
     """
     try:
-        open_binary(file, links=True).close()  # the library would wait for a pipe
+        open_binary(file, links=True).close()  # rejects a pipe, on which the library would block
         found = load_file(file)
     except (OSError, ValueError, SafetensorError) as error:
         raise ValueError(f"encoder.weights {file} cannot be read as safetensors: {error}") from None
@@ -254,7 +267,7 @@ def load_weights(encoder: nn.Module, file: Path, head: str | None = None) -> Non
         found = {n.removeprefix("module."): tensor for n, tensor in found.items()}
         encoder = encoder.module
     own = encoder.state_dict()
-    # Counters of BatchNorm, which nothing reads: many files lack them.
+    # Many files lack BatchNorm's counters, which nothing reads.
     wanted = {n: t for n, t in own.items() if n in found or not n.endswith("num_batches_tracked")}
     for name, tensor in wanted.items():
         there = tuple(found[name].shape) if name in found else "absent"
@@ -272,10 +285,10 @@ def load_weights(encoder: nn.Module, file: Path, head: str | None = None) -> Non
 
 
 def freeze_stages(encoder: nn.Module, names: Iterable[str]) -> None:
-    """Freeze submodules by name: no gradient, and BatchNorm and dropout as in evaluation.
+    """Freeze submodules by name: no gradient, and BatchNorm and dropout in evaluation mode.
 
     Raises:
-        ValueError: there is no such one, or nothing is left to train.
+        ValueError: there is no submodule with this name.
     """
     module = encoder.module if isinstance(encoder, Model) else encoder
     for name in names:
@@ -293,7 +306,7 @@ def _stage(module: nn.Module, name: str, option: str) -> nn.Module:
 
 
 MOST_WIDTH, MOST_BLOCKS = 4096, 1000
-"""Far above any network that was published: a file from elsewhere may claim more."""
+"""Limits far above any published network, because a file from elsewhere may claim any size."""
 
 
 def _check_resnet(

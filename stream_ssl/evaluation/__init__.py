@@ -1,8 +1,8 @@
-"""What features are worth: pure functions of features and labels, torch or numpy.
+"""Measures of the quality of features: pure functions of features and labels, torch or numpy.
 
     from stream_ssl.evaluation import knn_accuracy, linear_probe, retrieval
 
-Each names its source; `docs/evaluation.md` tells which to use when.
+Each function names its source. `docs/evaluation.md` explains when to use which.
 """
 
 from stream_ssl.evaluation.continual import (

@@ -1,4 +1,4 @@
-"""What every measure asks of its arguments.
+"""Checks of the arguments that all measures share.
 
 Shapes: N rows, F features.
 """
@@ -14,14 +14,15 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 Array = Tensor | NDArray[Any]
-"""What the measures take: a tensor on any device, or a numpy array."""
+"""The type of the measures' arguments: a tensor on any device, or a numpy array."""
 
 
 def as_rows(features: Array, what: str = "features") -> Tensor:
-    """Rows [N, F], float32 or float64; half precision is widened, for it has too few digits.
+    """Return rows [N, F] as float32 or float64. Half precision becomes float32.
 
     Raises:
-        ValueError: other than two dimensions, no rows, integers, or values that are not finite.
+        ValueError: the array has not two dimensions, is empty, has integers, or has values that are
+            not finite.
     """
     row_NF = torch.from_numpy(features) if isinstance(features, np.ndarray) else features
     if row_NF.ndim != 2 or 0 in row_NF.shape:
@@ -35,15 +36,16 @@ def as_rows(features: Array, what: str = "features") -> Tensor:
 
 
 def as_unit_rows(features: Array, what: str = "features") -> Tensor:
-    """`as_rows`, scaled to unit norm; rows of zeros stay zero."""
+    """Return `as_rows`, scaled to unit norm; rows of zeros stay zero."""
     return normalize(as_rows(features, what), dim=1)
 
 
 def as_labels(labels: Array, rows: Tensor, what: str = "labels") -> Tensor:
-    """Classes int64 [N] on the device of the rows.
+    """Return classes int64 [N] on the device of the rows.
 
     Raises:
-        ValueError: not one label a row, not whole numbers, or negative ones, which mean "none".
+        ValueError: there is not one label per row, or a label is not a whole number or is negative,
+            which means "no label".
     """
     label_N = torch.from_numpy(labels) if isinstance(labels, np.ndarray) else labels
     if label_N.shape != rows.shape[:1] or label_N.is_floating_point() or label_N.is_complex():
@@ -58,7 +60,7 @@ def as_labels(labels: Array, rows: Tensor, what: str = "labels") -> Tensor:
 
 
 def check_width(query_QF: Tensor, reference_NF: Tensor) -> None:
-    """Refuses queries and references that are not of one encoder."""
+    """Raise ValueError unless queries and references have the same number of features."""
     if query_QF.shape[1] != reference_NF.shape[1]:
         raise ValueError(
             f"queries {list(query_QF.shape)} and references {list(reference_NF.shape)} must be "

@@ -1,7 +1,7 @@
-"""What learning task after task leaves: average accuracy, forgetting, transfer, recovered share.
+"""Measures of learning task after task: average accuracy, forgetting, transfer, recovered share.
 
-Shapes: T tasks; accuracy_TT has the stage in rows, the task in columns: entry [i, j] is the
-accuracy on task j of the encoder as it was after the stream's task i, in [0, 1].
+Shapes: T tasks; accuracy_TT has a row for each stage and a column for each task. Entry [i, j] is
+the accuracy, in [0, 1], on task j of the encoder after the stream's task i.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ from numpy.typing import ArrayLike, NDArray
 
 @dataclass(frozen=True, slots=True)
 class ContinualResult:
-    """`forward_transfer` is None without the untrained encoder's accuracies; it, `forgetting` and
-    `backward_transfer` are None for one task."""
+    """The measures of one stream.
+
+    `forward_transfer` is None without the untrained encoder's accuracies. With only one task,
+    `forgetting`, `backward_transfer` and `forward_transfer` are None.
+    """
 
     average_accuracy: float
     forgetting: float | None
@@ -25,8 +28,9 @@ class ContinualResult:
 
 
 def average_accuracy(accuracy_TT: ArrayLike) -> float:
-    """Mean accuracy over the tasks after the last: Lopez-Paz and Ranzato, Gradient Episodic Memory
-    for Continual Learning, 2017, eq. 2 (ACC).
+    """Return the mean accuracy over the tasks after the last stage.
+
+    Lopez-Paz and Ranzato, Gradient Episodic Memory for Continual Learning, 2017, eq. 2 (ACC).
 
     >>> average_accuracy([[0.8, 0.1], [0.6, 0.9]])
     0.75
@@ -35,10 +39,10 @@ def average_accuracy(accuracy_TT: ArrayLike) -> float:
 
 
 def forgetting(accuracy_TT: ArrayLike) -> float:
-    """Mean, over all tasks but the last, of the best accuracy at an earlier stage less the last.
+    """Return the mean drop from the best earlier accuracy to the last, over all tasks but the last.
 
-    Chaudhry et al., Riemannian Walk for Incremental Learning, 2018, section 3.2 (F). In [-1, 1];
-    below 0 the later tasks helped the earlier ones.
+    Chaudhry et al., Riemannian Walk for Incremental Learning, 2018, section 3.2 (F). The result is
+    in [-1, 1]. A negative result means that later tasks improved the earlier ones.
 
     >>> round(forgetting([[0.8, 0.1], [0.6, 0.9]]), 12)
     0.2
@@ -48,15 +52,18 @@ def forgetting(accuracy_TT: ArrayLike) -> float:
 
 
 def backward_transfer(accuracy_TT: ArrayLike) -> float:
-    """Mean, over all tasks but the last, of the accuracy at the end less that right after the task:
-    Lopez-Paz and Ranzato, 2017, eq. 3 (BWT). In [-1, 1]."""
+    """Return the mean change of accuracy since the task's own stage, over all tasks but the last.
+
+    Lopez-Paz and Ranzato, 2017, eq. 3 (BWT). The result is in [-1, 1].
+    """
     matrix_TT = _several(accuracy_TT)
     return float((matrix_TT[-1] - matrix_TT.diagonal())[:-1].mean())
 
 
 def forward_transfer(accuracy_TT: ArrayLike, untrained_T: ArrayLike) -> float:
-    """Mean, over all tasks but the first, of the accuracy just before the task was met, less that
-    of the untrained encoder: Lopez-Paz and Ranzato, 2017, eq. 4 (FWT). In [-1, 1].
+    """Return the mean gain over the untrained encoder just before a task, over all but the first.
+
+    Lopez-Paz and Ranzato, 2017, eq. 4 (FWT). The result is in [-1, 1].
 
     >>> round(forward_transfer([[0.8, 0.3], [0.6, 0.9]], [0.1, 0.1]), 12)
     0.2
@@ -73,13 +80,14 @@ def forward_transfer(accuracy_TT: ArrayLike, untrained_T: ArrayLike) -> float:
 
 
 def recovered_share(accuracy: float, decorrelated: float) -> float:
-    """Accuracy on a correlated stream over that on the same samples decorrelated.
+    """Return the accuracy on a correlated stream divided by that on the decorrelated stream.
 
-    MinRed's measure (Purushwalkam et al., The Challenges of Continuous Self-Supervised Learning,
-    2022): 0.975 on its benchmark. Above 1 the correlated stream taught more.
+    The decorrelated stream has the same samples. This is MinRed's measure (Purushwalkam et al., The
+    Challenges of Continuous Self-Supervised Learning, 2022), which is 0.975 on its benchmark. Above
+    1 the correlated stream gave the better encoder.
 
     Raises:
-        ValueError: an accuracy outside [0, 1], or decorrelated of 0.
+        ValueError: an accuracy is outside [0, 1], or `decorrelated` is 0.
 
     >>> recovered_share(0.39, 0.4)
     0.975
@@ -92,14 +100,14 @@ def recovered_share(accuracy: float, decorrelated: float) -> float:
 
 
 def recovered_gain(accuracy: float, decorrelated: float, untrained: float) -> float:
-    """As `recovered_share`, of what learning added to the untrained encoder's accuracy.
+    """Return the gain over the untrained encoder, divided by that of the decorrelated stream.
 
-    Much of an accuracy is there before any learning, and a share of the whole hides what was lost:
-    0.70 of 0.72 is 97 %, and over an untrained 0.65 it is 71 %. 1 recovers all; below 0 the stream
-    did harm.
+    An untrained encoder already has much of the accuracy, so `recovered_share` hides losses. For
+    example, 0.70 of 0.72 is 97 %, but with an untrained accuracy of 0.65 the gain is only 71 %. 1
+    means that all is recovered. A negative result means that the stream made the encoder worse.
 
     Raises:
-        ValueError: an accuracy outside [0, 1], or nothing gained on the decorrelated stream.
+        ValueError: an accuracy is outside [0, 1], or the decorrelated stream gained nothing.
 
     >>> round(recovered_gain(0.70, 0.72, 0.65), 2)
     0.71
@@ -117,7 +125,7 @@ def recovered_gain(accuracy: float, decorrelated: float, untrained: float) -> fl
 
 
 def summarise(accuracy_TT: ArrayLike, untrained_T: ArrayLike | None = None) -> ContinualResult:
-    """All of the above that the accuracies allow."""
+    """Return all measures that the accuracies allow."""
     matrix_TT = _matrix(accuracy_TT)
     several = len(matrix_TT) > 1
     return ContinualResult(
@@ -129,7 +137,9 @@ def summarise(accuracy_TT: ArrayLike, untrained_T: ArrayLike | None = None) -> C
 
 
 def divide(classes: Sequence[int], tasks: int) -> list[list[int]]:
-    """Classes in order, divided into tasks of equal size; the first ones take the remainder.
+    """Return the classes in order, divided into tasks of equal size.
+
+    If the sizes cannot be equal, the first tasks have one class more.
 
     >>> divide(range(5), 2)
     [[0, 1, 2], [3, 4]]

@@ -1,4 +1,4 @@
-"""Images to features, once: what all measures are then taken from.
+"""Encodes the images of a labelled set once, for all measures.
 
 Shapes: B batch, C channels, H height, W width, N references, Q queries, F features.
 """
@@ -16,14 +16,17 @@ from stream_ssl.evaluation.labelled import LabelledBatch, balanced
 
 
 class Encoder(Protocol):
-    """What is evaluated: in evaluation mode, and without gradients."""
+    """An encoder to evaluate, in evaluation mode and without gradients."""
 
     def __call__(self, image_BCHW: Tensor) -> Tensor:
-        """Features [B, F] of uint8 images as they are."""
+        """Return the features [B, F] of uint8 images without augmentation."""
         ...
 
     def view(self, image_BCHW: Tensor) -> Tensor:
-        """Features [B, F] of an augmented view of each, drawn from torch's generator."""
+        """Return the features [B, F] of one augmented view of each image.
+
+        The views are drawn from torch's generator.
+        """
         ...
 
 
@@ -32,8 +35,11 @@ class Encoded:
     """One encoder's features of a labelled set, in float32 on the CPU.
 
     Attributes:
-        query_QF: as many queries of each class; classes [Q] in label_Q.
-        view_QF, other_QF: two augmented views of each query.
+        reference_NF: features of the references.
+        label_N: classes of the references.
+        query_QF: features of the queries, with equally many queries of each class.
+        label_Q: classes of the queries.
+        view_QF, other_QF: features of two augmented views of each query.
     """
 
     reference_NF: Tensor
@@ -50,22 +56,22 @@ def encode(
     seed: int = 0,
     tell: Callable[[int], None] | None = None,
 ) -> dict[str, Encoded]:
-    """Features of every reader's images by every encoder; the images are read once.
+    """Return the features of all images by every encoder. Each image is read once.
 
     Args:
         readers: batches of references and queries; see `labelled.Reader`.
-        encoders: by name.
-        seed: of the views, and of which queries are left out so that classes are equally many.
-        tell: hears how many images each batch had.
+        encoders: encoders by name.
+        seed: seed of the views, and of the selection of equally many queries of each class.
+        tell: progress callback: (images in the batch).
 
     Raises:
-        ValueError: no references or no queries, or features that are not finite.
+        ValueError: there are no references or no queries.
     """
     parts: dict[str, dict[str, list[Tensor]]] = {
         name: {"reference": [], "query": [], "view": [], "other": []} for name in encoders
     }
     labels: dict[str, list[Tensor]] = {"reference": [], "query": []}
-    # The views are drawn from torch's own generators, which are the caller's.
+    # The views use torch's global generators, whose state belongs to the caller.
     devices = list(range(torch.cuda.device_count()))
     with torch.random.fork_rng(devices), torch.inference_mode():
         torch.manual_seed(seed)

@@ -1,6 +1,6 @@
-"""How features lie on the sphere: classes, views, spread and rank.
+"""The geometry of features on the sphere: classes, views, spread and rank.
 
-Shapes: N rows, F features, C classes, P pairs. Sums are taken in float64.
+Shapes: N rows, F features, C classes, P pairs. Sums are computed in float64.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from torch import Tensor
 from stream_ssl.evaluation.checks import Array, as_labels, as_rows, as_unit_rows
 
 BLOCK = 1 << 22
-"""Largest block of a pairwise matrix, in elements."""
+"""Largest number of elements in a block of a pairwise matrix."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClassSimilarity:
-    """Mean cosine over pairs of distinct rows, in [-1, 1].
+    """Mean cosines over pairs of distinct rows, in [-1, 1].
 
     Attributes:
-        intra: pairs of one class.
-        inter: pairs of two classes.
-        per_class: pairs of this class; classes with one row have none.
+        intra: mean over pairs of the same class.
+        inter: mean over pairs of different classes.
+        per_class: mean over the pairs of each class; classes with only one row are missing.
     """
 
     intra: float
@@ -33,13 +33,14 @@ class ClassSimilarity:
 
 
 def class_similarity(feature_NF: Array, label_N: Array) -> ClassSimilarity:
-    """Mean intra- and inter-class cosine similarity (DUEL, section 4 and appendix).
+    """Return the mean intra- and inter-class cosine similarity (DUEL, section 4 and appendix).
 
-    Over all pairs exactly, from each class's sum S_c of unit rows: over ordered pairs of a class
-    the cosines sum to |S_c|^2 less the rows with themselves. O(N F), no N x N matrix.
+    The result is exact over all pairs. It uses the sum S_c of each class's unit rows: the cosines
+    of all ordered pairs of a class sum to |S_c|^2, minus the pairs of a row with itself. The cost
+    is O(N F), without an N x N matrix.
 
     Raises:
-        ValueError: shapes or labels that do not fit; one class only; no class with two rows.
+        ValueError: shapes or labels do not fit, there is only one class, or no class has two rows.
     """
     z_NF = as_unit_rows(feature_NF).double()
     label_N = as_labels(label_N, z_NF)
@@ -72,10 +73,11 @@ def class_similarity(feature_NF: Array, label_N: Array) -> ClassSimilarity:
 def pair_similarities(
     feature_NF: Array, label_N: Array, pairs: int = 100_000, seed: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Cosines of random pairs of distinct rows, for a histogram: (of one class, of two classes).
+    """Return cosines of random pairs of distinct rows: (same class, different classes).
 
-    Each is up to `pairs` long: pairs are drawn evenly from all, so most are of two classes; those
-    of one class are drawn by drawing a row and then another of its class.
+    Each result has at most `pairs` values. For pairs of the same class, a row is drawn and then
+    another row of its class. Other pairs are drawn evenly from all rows, and only those of
+    different classes are kept.
     """
     z_NF = as_unit_rows(feature_NF).cpu()
     label_N = as_labels(label_N, z_NF)
@@ -96,15 +98,19 @@ def pair_similarities(
 
 
 def alignment(x_NF: Array, y_NF: Array, alpha: float = 2.0) -> float:
-    """Mean |x - y|^alpha over positive pairs, both scaled to unit norm; 0 (best) to 2^alpha.
+    """Return the mean of |x - y|^alpha over positive pairs of unit norm; 0 (best) to 2^alpha.
 
     Wang and Isola, Understanding Contrastive Representation Learning through Alignment and
-    Uniformity on the Hypersphere, 2020, section 4.1 (L_align).
+    Uniformity on the Hypersphere, 2020, section 4.1 (L_align). The rows are first scaled to unit
+    norm.
 
     Args:
         x_NF: one view of each sample.
         y_NF: another view of the same samples, row by row.
-        alpha: above 0.
+        alpha: the exponent, above 0.
+
+    Raises:
+        ValueError: the shapes differ, or alpha is not above 0.
     """
     x_NF, y_NF = as_unit_rows(x_NF).double(), as_unit_rows(y_NF).double()
     if x_NF.shape != y_NF.shape:
@@ -118,13 +124,13 @@ def alignment(x_NF: Array, y_NF: Array, alpha: float = 2.0) -> float:
 
 
 def uniformity(feature_NF: Array, t: float = 2.0) -> float:
-    """log of the mean of exp(-t |x - y|^2) over pairs of distinct rows of unit norm; -4t to 0.
+    """Return log(mean(exp(-t |x - y|^2))) over pairs of distinct unit rows, in [-4t, 0].
 
-    Lower is more uniform; 0 is collapse. Wang and Isola, 2020, section 4.1 (L_uniform). All pairs
-    exactly, a block of rows at a time: O(N^2 F).
+    Lower is more uniform; 0 means collapse. Wang and Isola, 2020, section 4.1 (L_uniform). The
+    result is exact over all pairs and is computed one block of rows at a time, in O(N^2 F).
 
     Raises:
-        ValueError: fewer than two rows, or t not above 0.
+        ValueError: there are fewer than two rows, or t is not above 0.
     """
     z_NF = as_unit_rows(feature_NF)
     count = len(z_NF)
@@ -146,21 +152,22 @@ def uniformity(feature_NF: Array, t: float = 2.0) -> float:
 
 
 def effective_rank(feature_NF: Array, centred: bool = False) -> float:
-    """Exponential of the entropy of the singular values' shares; 1 to min(N, F), 0 for zeros.
+    """Return the exponential of the entropy of the singular values' shares.
 
-    Roy and Vetterli, The effective rank: a measure of effective dimensionality, 2007; RankMe
-    (Garrido et al., 2023) takes it of features as they are, without centring or scaling.
+    The result is in [1, min(N, F)], or 0 if all features are zero. Roy and Vetterli, The effective
+    rank: a measure of effective dimensionality, 2007. RankMe (Garrido et al., 2023) uses the
+    features without centring or scaling.
 
     Args:
         feature_NF: rows of any length.
-        centred: take the mean row away first.
+        centred: subtract the mean row first.
     """
     row_NF = as_rows(feature_NF).double()
     if centred:
         row_NF = row_NF - row_NF.mean(dim=0)
     gram = row_NF.T @ row_NF if row_NF.shape[1] <= len(row_NF) else row_NF @ row_NF.T
     spectrum = torch.linalg.eigvalsh(gram).clamp_min(0.0)
-    # Below this an eigenvalue is rounding, whose root would look like a direction.
+    # Smaller eigenvalues are rounding errors, whose square roots would count as directions.
     spectrum[spectrum < spectrum.max() * len(spectrum) * torch.finfo(torch.float64).eps] = 0.0
     singular = spectrum.sqrt()
     total = float(singular.sum())

@@ -1,4 +1,4 @@
-"""A labelled source to batches of images: what is a query, what a reference.
+"""Reads a labelled source in batches of images and divides them into queries and references.
 
 Shapes: B samples, H height, W width, C channels, N rows.
 """
@@ -23,24 +23,25 @@ Part = Literal["reference", "query"]
 
 
 class Labelled(Protocol):
-    """Where samples come from; all of `stream_ssl.producers.sources` are such."""
+    """A source of samples. All of `stream_ssl.producers.sources` fit this protocol."""
 
     name: str
 
     def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
-        """Each sample with its position, which is not used."""
+        """Yield each sample with its position, which is not used."""
         ...
 
 
 @dataclass(frozen=True)
 class Division:
-    """Which samples of a source are taken, and what for.
+    """The rule that selects samples of a source as queries or references.
 
     Args:
-        query_share: share of each class's samples that become queries; the rest are references.
-            1: all are queries; 0: all are references.
-        references_per_class: further ones are passed over. null: all.
-        queries_per_class: likewise.
+        query_share: share of each class's samples that become queries, in [0, 1]. The rest become
+            references.
+        references_per_class: largest number of references of each class; further ones are skipped.
+            null: no limit.
+        queries_per_class: largest number of queries of each class. null: no limit.
     """
 
     query_share: float
@@ -55,19 +56,26 @@ class Division:
                 raise ValueError(f"{most} samples of each class: take at least 1, or null for all")
 
     def part(self, number: int) -> Part:
-        """What a class's sample is for, by its number within the class."""
+        """Return the part of a class's sample, by its number within the class."""
         before, after = (int(n * self.query_share + 1e-9) for n in (number, number + 1))
         return "query" if after > before else "reference"
 
     def most(self, part: Part) -> float:
-        """How many of a class are taken."""
+        """Return the largest number of samples of a class in this part."""
         most = self.queries_per_class if part == "query" else self.references_per_class
         return math.inf if most is None else most
 
 
 @dataclass(frozen=True)
 class LabelledBatch:
-    """Images of one part: uint8 [B, H, W, C], classes int64 [B], -1 for none, and sample ids."""
+    """Images of one part.
+
+    Attributes:
+        part: "reference" or "query".
+        image_BHWC: uint8 images.
+        label_B: classes, int64; -1 without a label.
+        ids: sample ids.
+    """
 
     part: Part
     image_BHWC: NDArray[np.uint8]
@@ -76,24 +84,25 @@ class LabelledBatch:
 
 
 class Reader:
-    """Reads a source once, a batch at a time; never holds it whole.
+    """A reader that reads a source once in batches, and never holds all of it.
 
-    A class's samples are dealt out in the order of the source, so that any first part of them has
-    about `query_share` queries.
+    The samples of a class become queries and references in the order of the source. Any first part
+    of them has about a share `query_share` of queries.
 
     Args:
-        source: ends by itself.
-        decoder: that of the encoder's run, which sees images of this shape.
-        division: which samples are taken, and what for.
-        batch: images a batch.
-        labels: whether every sample must carry one; else those without are a class of their own.
+        source: the source, which must end by itself.
+        decoder: the decoder of the encoder's run, which gives images of the encoder's shape.
+        division: the rule that selects samples.
+        batch: number of images in a batch.
+        labels: whether every sample must have a label. If False, samples without a label form a
+            class of their own.
 
     Attributes:
-        length: samples that the source has; None where it does not say.
-        class_names: by class, where the source has them.
-        seen: samples read so far.
-        refused: samples that could not be decoded, by reason.
-        scaled: samples that were of another shape than the decoder's.
+        length: number of samples in the source; None if the source does not report it.
+        class_names: names by class; None if the source has none.
+        seen: number of samples read so far.
+        refused: number of samples that could not be decoded, by reason.
+        scaled: number of raw samples whose shape was not the decoder's.
     """
 
     def __init__(
@@ -116,11 +125,10 @@ class Reader:
         self._taken: Counter[tuple[Part, int]] = Counter()
 
     def __iter__(self) -> Iterator[LabelledBatch]:
-        """Batches of either part, as they fill.
+        """Yield batches of either part as they fill.
 
         Raises:
-            ValueError: a sample without a label, or an image that the decoder refuses because of
-                its shape.
+            ValueError: a sample has no label, or the decoder rejects an image because of its shape.
         """
         waiting: dict[Part, list[tuple[Pixels, int, str]]] = {"reference": [], "query": []}
         for sample, _ in self._source.samples():
@@ -136,14 +144,14 @@ class Reader:
                 yield _batch(part, waiting[part][: self._batch])
                 del waiting[part][: self._batch]
         for part, rest in waiting.items():
-            # In halves: a batch of one image has no statistics to be normalised by.
+            # Two halves avoid a last batch of one image, which has no statistics for BatchNorm.
             half = len(rest) if len(rest) <= self._batch else (len(rest) + 1) // 2
             for few in (rest[:half], rest[half:]):
                 if few:
                     yield _batch(part, few)
 
     def _label(self, sample: Sample) -> int:
-        """The sample's class; -1 for none."""
+        """Return the sample's class; -1 without a label."""
         if sample.label is not None and sample.label >= 0:
             return sample.label
         if self._labels:
@@ -154,7 +162,7 @@ class Reader:
         return -1
 
     def _part(self, label: int) -> Part | None:
-        """What a sample of this class is for; None: there are enough of it."""
+        """Return the part of a sample of this class; None if the part has enough of the class."""
         part = self._division.part(self._met[label])
         self._met[label] += 1
         enough = self._taken[part, label] >= self._division.most(part)
@@ -178,11 +186,13 @@ class Reader:
 
 
 def balanced(label_N: Tensor, seed: int = 0) -> Tensor:
-    """Rows, in order, of equally many samples of each class: as many as the rarest has.
+    """Return row numbers, in order, of equally many samples of each class.
+
+    Each class has as many rows as the rarest class.
 
     Args:
         label_N: int64 classes.
-        seed: of the draw.
+        seed: seed of the random selection.
 
     >>> len(balanced(torch.tensor([0, 0, 0, 1, 1])))
     4

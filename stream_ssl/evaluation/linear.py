@@ -20,21 +20,22 @@ from stream_ssl.evaluation.scores import ProbeResult, score
 
 @dataclass(frozen=True)
 class LinearSettings:
-    """How the layer is trained. Its weights begin at 0: the objective is convex.
+    """The training settings of a linear layer. Its weights start at 0, because the loss is convex.
 
     Args:
-        optimiser: "sgd", "adam", or "lbfgs" on all references at once.
-        epochs: passes over the references; iterations of L-BFGS.
-        learning_rate: at the start; L-BFGS searches its own.
-        momentum: of SGD.
-        weight_decay: as torch's optimisers take it; of L-BFGS, factor of the weights' square.
-        batch_size: references a step.
+        optimiser: "sgd", "adam", or "lbfgs", which uses all references at once.
+        epochs: number of passes over the references; for L-BFGS the number of iterations.
+        learning_rate: initial learning rate; L-BFGS uses a line search instead.
+        momentum: momentum of SGD, in [0, 1).
+        weight_decay: weight decay of torch's optimisers; for L-BFGS the factor of the weights'
+            squares.
+        batch_size: number of references in a step.
         decay: "cosine" to 0 over all steps, or "none".
-        standardise: scale each feature to mean 0 and variance 1, by the references.
-        seed: of the order of the references.
+        standardise: whether to scale each feature to mean 0 and variance 1, by the references.
+        seed: seed of the order of the references.
 
     Raises:
-        ValueError: an argument outside its range.
+        ValueError: an argument is outside its range.
     """
 
     optimiser: Literal["sgd", "adam", "lbfgs"] = "sgd"
@@ -63,34 +64,43 @@ class LinearSettings:
 
 
 DUEL = LinearSettings()
-"""The DUEL paper's (appendix, evaluation metrics): SGD, 100 epochs, rate 0.01, momentum 0.9, weight
-decay 1e-6. It states neither batch (256 here, as in its training) nor schedule (none here)."""
+"""Settings of the DUEL paper (appendix, evaluation metrics).
+
+SGD, 100 epochs, rate 0.01, momentum 0.9, weight decay 1e-6. The paper does not state the batch size
+(256 here, as in its training) or a schedule (none here).
+"""
 
 DEBIASED = LinearSettings("adam", learning_rate=1e-3, weight_decay=1e-6, batch_size=512)
-"""The debiased papers' (debiased contrastive, appendix B): Adam, rate 1e-3, weight decay 1e-6. They
-state neither epochs (100 here) nor the probe's batch (512 here, as in training)."""
+"""Settings of the debiased papers (debiased contrastive, appendix B).
+
+Adam, rate 1e-3, weight decay 1e-6. The papers do not state the epochs (100 here) or the probe's
+batch size (512 here, as in training).
+"""
 
 CONVEX = LinearSettings("lbfgs", weight_decay=1e-3, standardise=True)
-"""L-BFGS on standardised features comes close to the minimum, so that neither a learning rate nor
-a seed stands between two encoders."""
+"""Settings for a fair comparison of encoders.
+
+L-BFGS on standardised features comes close to the minimum, so the result does not depend on a
+learning rate or a seed.
+"""
 
 PROBES = {"duel": DUEL, "debiased": DEBIASED, "convex": CONVEX}
 
 Told = Callable[[int, int], None]
-"""Called with (epochs done, epochs in all)."""
+"""Progress callback: (epochs done, total epochs)."""
 
 
 class LinearProbe:
-    """A trained layer.
+    """A trained linear layer.
 
     Args:
         reference_NF: frozen features.
-        label_N: their classes, of at least two.
-        settings: how it is trained.
-        tell: hears of progress.
+        label_N: classes of the references, at least two different ones.
+        settings: training settings.
+        tell: progress callback.
 
     Raises:
-        ValueError: shapes or labels that do not fit; one class only.
+        ValueError: shapes or labels do not fit, or there is only one class.
     """
 
     def __init__(
@@ -113,7 +123,7 @@ class LinearProbe:
         if settings.standardise and len(row_NF) > 1:
             deviation_F, self._mean_F = torch.std_mean(row_NF, dim=0)
             self._scale_F = deviation_F.clamp_min(1e-6)
-        # Without torch's own initial weights, which would draw from the global generator.
+        # The meta device avoids torch's initial weights, which use the global generator.
         layer = nn.Linear(row_NF.shape[1], len(self.classes), device="meta", dtype=row_NF.dtype)
         self._layer = layer.to_empty(device=row_NF.device)
         nn.init.zeros_(self._layer.weight)
@@ -124,7 +134,7 @@ class LinearProbe:
 
     @torch.no_grad()
     def predict(self, query_QF: Array) -> Tensor:
-        """The class of each query, int64 [Q]."""
+        """Return the class of each query, int64 [Q]."""
         row_QF = as_rows(query_QF, "queries").to(self._mean_F)
         check_width(row_QF, self._layer.weight)
         logit_QC: Tensor = self._layer(self._scaled(row_QF))
@@ -143,20 +153,20 @@ def linear_probe(
     settings: LinearSettings = DUEL,
     tell: Told | None = None,
 ) -> ProbeResult:
-    """Accuracy of a linear layer trained on the references' frozen features.
+    """Return the accuracy of a linear layer that is trained on the references' frozen features.
 
-    Queries of a class that no reference has are never right.
+    Queries of a class without references always count as wrong.
 
     Args:
-        reference_NF: features that the layer is trained on.
-        label_N: their classes.
-        query_QF: features that it is tested on.
-        query_label_Q: their classes.
-        settings: `DUEL`, `DEBIASED`, `CONVEX` or one's own.
-        tell: hears of progress.
+        reference_NF: features to train the layer on.
+        label_N: classes of the references.
+        query_QF: features to test the layer on.
+        query_label_Q: classes of the queries.
+        settings: `DUEL`, `DEBIASED`, `CONVEX` or the caller's own.
+        tell: progress callback.
 
     Raises:
-        ValueError: shapes or labels that do not fit; one class only.
+        ValueError: shapes or labels do not fit, or there is only one class.
     """
     query_QF = as_rows(query_QF, "queries")
     truth_Q = as_labels(query_label_Q, query_QF, "the queries' labels")
@@ -164,7 +174,7 @@ def linear_probe(
 
 
 def _silent(_done: int, _total: int) -> None:
-    """Nobody listens."""
+    """Ignore the progress."""
 
 
 @torch.enable_grad()

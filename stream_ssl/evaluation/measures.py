@@ -25,23 +25,25 @@ from stream_ssl.evaluation.neighbours import Neighbours
 from stream_ssl.evaluation.scores import ProbeResult, confusion, score
 
 RETRIEVED = (1, 10)
-"""The DUEL paper's k."""
+"""The values of k in the DUEL paper."""
 
 Tell = Callable[[str, int, int], None]
-"""Hears (what is computed, parts done, parts in all)."""
+"""Progress callback: (stage, parts done, total parts)."""
 
 
 @dataclass(frozen=True)
 class Measures:
-    """What one encoder's features are worth, and how they lie.
+    """The quality and the geometry of one encoder's features.
 
     Attributes:
-        knn: weighted nearest neighbours, by k.
-        linear: linear probes, by the name of their settings.
-        retrieval: share of queries with one of their class among the k nearest references, by k.
-        similarity, alignment, uniformity, effective_rank: of the queries' features.
-        confusion_CC: queries by class (row) and what the neighbours (largest k) take them for.
-        classes: C of them, in order of the confusion's rows.
+        knn: results of weighted nearest neighbours, by k.
+        linear: results of linear probes, by the name of their settings.
+        retrieval: share of queries with a reference of their class among the k nearest, by k.
+        similarity, alignment, uniformity, effective_rank: geometry of the queries' features.
+        dim: F, the number of features.
+        confusion_CC: number of queries by true class (row) and predicted class (column), for the
+            largest k.
+        classes: the C classes, in order of the confusion's rows.
     """
 
     knn: Mapping[int, ProbeResult]
@@ -56,7 +58,7 @@ class Measures:
     classes: tuple[int, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return the measures as plain values."""
         return {
             "knn": {str(k): _json(result) for k, result in self.knn.items()},
             "linear": {name: _json(result) for name, result in self.linear.items()},
@@ -74,10 +76,11 @@ class Measures:
 
 
 def check(encoded: Encoded, ks: Sequence[int]) -> None:
-    """Refuses, before anything dear is computed, a set that cannot be measured.
+    """Check that a labelled set can be measured, before anything expensive is computed.
 
     Raises:
-        ValueError: one class only, queries of a class without references, or too few references.
+        ValueError: there is only one class, a class has queries but no references, there are fewer
+            references than neighbours, or a balanced test would have only one query of each class.
     """
     references, queries = (set(label.tolist()) for label in (encoded.label_N, encoded.label_Q))
     if len(queries) < 2:
@@ -110,14 +113,14 @@ def measure(
     device: str = "cpu",
     tell: Tell | None = None,
 ) -> Measures:
-    """Every measure of one encoder's features.
+    """Return all measures of one encoder's features.
 
     Args:
         encoded: the features.
-        ks: neighbours of the kNN probe.
+        ks: numbers of neighbours of the kNN probe.
         probes: names in `linear.PROBES`.
-        device: where it is computed.
-        tell: hears of progress.
+        device: the device for the computation.
+        tell: progress callback.
 
     Raises:
         ValueError: see `check`.
@@ -158,10 +161,10 @@ def measure(
 
 
 def task_accuracies(per_class: Mapping[int, float], tasks: Sequence[Sequence[int]]) -> list[float]:
-    """Accuracy on each task [T], of a test with equally many queries of each class.
+    """Return the accuracy on each task [T], in a test with equally many queries of each class.
 
     Raises:
-        ValueError: a task with a class that has no queries.
+        ValueError: a task has a class without queries.
     """
     missing = [label for task in tasks for label in task if label not in per_class]
     if missing:

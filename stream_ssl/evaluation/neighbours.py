@@ -1,6 +1,6 @@
-"""What the nearest neighbours tell: classification by their vote, and retrieval.
+"""Classification and retrieval by nearest neighbours.
 
-It never holds a Q x N matrix: `stream_ssl.memory.index.nearest` searches a block of queries at a
+No Q x N matrix is stored: `stream_ssl.memory.index.nearest` searches one block of queries at a
 time.
 
 Shapes: Q queries, N references, F features, k neighbours, C classes.
@@ -18,20 +18,20 @@ from stream_ssl.evaluation.scores import ProbeResult, score
 from stream_ssl.memory.index import nearest
 
 VOTES = 1 << 24
-"""Most votes (queries x classes) held at once."""
+"""Largest number of votes (queries x classes) in memory at once."""
 
 
 class Neighbours:
-    """The k nearest references of each query by cosine, for several questions at one search.
+    """The k nearest references of each query by cosine, for several measures with one search.
 
     Args:
         query_QF: features of any length; they are normalised.
         reference_NF: features of the labelled references.
-        label_N: their classes, 0 or more.
-        k: most neighbours that will be asked, 1 to N.
+        label_N: classes of the references, 0 or more.
+        k: largest number of neighbours that will be used, 1 to N.
 
     Raises:
-        ValueError: shapes or labels that do not fit; fewer than k references.
+        ValueError: shapes or labels do not fit, or there are fewer than k references.
     """
 
     def __init__(self, query_QF: Array, reference_NF: Array, label_N: Array, k: int) -> None:
@@ -40,12 +40,15 @@ class Neighbours:
         label_N = as_labels(label_N, reference_NF)
         _check_k(k, len(reference_NF))
         self._cosine_Qk, row_Qk = nearest(query_QF.to(reference_NF), reference_NF, k)
-        # Numbered without gaps, so that a large label takes no more room among the votes.
+        # Numbers without gaps keep the votes small even if labels are large.
         self._class_C, index_N = torch.unique(label_N, return_inverse=True)
         self._index_Qk = index_N[row_Qk]
 
     def vote(self, k: int, temperature: float = 0.07) -> Tensor:
-        """The class of each query by its k nearest, int64 [Q]; see `knn_classify`."""
+        """Return the class of each query, int64 [Q], by a vote of its k nearest references.
+
+        See `knn_classify`.
+        """
         _check_k(k, self._cosine_Qk.shape[1])
         if not temperature > 0:
             raise ValueError(f"temperature is {temperature}: must be above 0")
@@ -56,7 +59,7 @@ class Neighbours:
         return class_Q
 
     def retrieval(self, truth_Q: Tensor, ks: Sequence[int]) -> dict[int, float]:
-        """Top-k retrieval of queries of these classes; see `retrieval`."""
+        """Return top-k retrieval for queries of these classes; see `retrieval`."""
         for k in ks:
             _check_k(k, self._cosine_Qk.shape[1])
         return _hits(self._class_C[self._index_Qk], truth_Q, ks)
@@ -65,10 +68,17 @@ class Neighbours:
 def weighted_vote(
     cosine_Qk: Tensor, class_Qk: Tensor, classes: int, temperature: float = 0.07
 ) -> Tensor:
-    """The vote of `knn_classify`, int64 [Q], given the k neighbours of each query, the nearest
-    first, and their classes, numbered from 0. It looks at no value and waits for no device.
+    """Return the vote of `knn_classify`, int64 [Q].
+
+    The function reads no value on the host, so it does not wait for a device.
+
+    Args:
+        cosine_Qk: cosines of the k neighbours of each query, the nearest first.
+        class_Qk: classes of the neighbours, numbered from 0.
+        classes: number of classes.
+        temperature: above 0.
     """
-    # Relative to the nearest: exp(1 / 0.07) would still fit, exp(1 / 0.01) would not.
+    # Weights are relative to the nearest neighbour, because exp(1 / 0.01) would overflow.
     weight_Qk = ((cosine_Qk - cosine_Qk[:, :1]) / temperature).exp()
     step = max(1, VOTES // classes)
     parts = []
@@ -87,24 +97,24 @@ def knn_classify(
     k: int = 200,
     temperature: float = 0.07,
 ) -> Tensor:
-    """Weighted nearest neighbours (Wu et al., Unsupervised Feature Learning via Non-Parametric
-    Instance Discrimination, 2018, section 3.4).
+    """Return the class of each query by a weighted vote of its nearest neighbours.
 
-    A neighbour i votes for its class with weight exp(cos_i / temperature). Ties go to the lowest
-    class.
+    Wu et al., Unsupervised Feature Learning via Non-Parametric Instance Discrimination, 2018,
+    section 3.4. A neighbour i votes for its class with weight exp(cos_i / temperature). A tie goes
+    to the lowest class.
 
     Args:
         query_QF: features of any length; they are normalised.
         reference_NF: features of the labelled references.
-        label_N: their classes, 0 or more.
-        k: neighbours asked, 1 to N.
-        temperature: above 0; smaller lets the nearest decide.
+        label_N: classes of the references, 0 or more.
+        k: number of neighbours, 1 to N.
+        temperature: above 0; smaller values give the nearest neighbours more weight.
 
     Returns:
         The class of each query, int64 [Q].
 
     Raises:
-        ValueError: shapes, labels or arguments that do not fit; fewer than k references.
+        ValueError: shapes, labels or arguments do not fit, or there are fewer than k references.
     """
     return Neighbours(query_QF, reference_NF, label_N, k).vote(k, temperature)
 
@@ -117,7 +127,7 @@ def knn_accuracy(
     k: int = 200,
     temperature: float = 0.07,
 ) -> ProbeResult:
-    """Accuracy of `knn_classify` on labelled queries, over all and by class.
+    """Return the accuracy of `knn_classify` on labelled queries, over all queries and by class.
 
     >>> knn_accuracy(torch.eye(2), torch.tensor([0, 1]), torch.eye(2), torch.tensor([0, 0]), k=1)
     ProbeResult(accuracy=0.5, per_class={0: 1.0, 1: 0.0}, queries=2)
@@ -134,22 +144,23 @@ def retrieval(
     label_N: Array | None = None,
     ks: Sequence[int] = (1, 10),
 ) -> dict[int, float]:
-    """Top-k retrieval: share of queries with one of their class among the k nearest references.
+    """Return the share of queries with a reference of their class among the k nearest (top-k).
 
-    The DUEL paper's second metric (appendix, evaluation metrics; k of 1 and 10). By cosine.
+    This is the DUEL paper's second metric (appendix, evaluation metrics; k of 1 and 10). Similarity
+    is the cosine.
 
     Args:
         query_QF: features of the queries.
-        query_label_Q: their classes.
-        reference_NF: features searched; None: the other queries, each query without itself.
-        label_N: their classes; given with reference_NF.
-        ks: the k asked for, each at most the number of references.
+        query_label_Q: classes of the queries.
+        reference_NF: features of the references; None: the other queries.
+        label_N: classes of the references; given together with reference_NF.
+        ks: values of k, each at most the number of references.
 
     Returns:
-        By k, in [0, 1].
+        The share by k, in [0, 1].
 
     Raises:
-        ValueError: shapes or labels that do not fit, or fewer than k references.
+        ValueError: shapes or labels do not fit, or there are fewer than k references.
     """
     if (reference_NF is None) != (label_N is None):
         raise ValueError("reference_NF and label_N belong together: pass both, or neither")
@@ -167,15 +178,16 @@ def retrieval(
 
 
 def _hits(found_Qk: Tensor, truth_Q: Tensor, ks: Sequence[int]) -> dict[int, float]:
-    """Share of queries whose class is among the first k found, by k."""
+    """Return the share of queries whose class is among the first k found, by k."""
     same_Qk = found_Qk == truth_Q.to(found_Qk.device)[:, None]
     return {k: float(same_Qk[:, :k].any(dim=1).double().mean()) for k in ks}
 
 
 def _others(row_Qk: Tensor) -> Tensor:
-    """[Q, k + 1] neighbours to [Q, k], without the query itself wherever it stands.
+    """Return the neighbours [Q, k] without the query itself, from [Q, k + 1].
 
-    Among more than k exact copies it may not stand there at all; the last is then left out.
+    If a query has more than k exact duplicates, it may be missing among its neighbours. The last
+    neighbour is then left out.
     """
     self_Qk = row_Qk == torch.arange(len(row_Qk), device=row_Qk.device)[:, None]
     self_Qk[:, -1] |= ~self_Qk.any(dim=1)

@@ -1,4 +1,4 @@
-"""The report's plots, as PNG.
+"""The plots of the report, as PNG.
 
 Shapes: C classes, Q queries, F features, P pairs.
 """
@@ -21,8 +21,8 @@ from torch import Tensor
 from stream_ssl.evaluation.checks import as_unit_rows
 from stream_ssl.evaluation.geometry import class_similarity, pair_similarities
 
-MAPPED = 3000  # queries on the map
-WRITTEN = 24  # most classes whose names and shares are written out
+MAPPED = 3000  # largest number of queries on the map
+WRITTEN = 24  # largest number of classes whose names and shares are written
 INK, MUTED, GRID = "#1c2127", "#667079", "#e3e7eb"
 INTRA, INTER = "#1668c7", "#b9770e"
 
@@ -46,7 +46,7 @@ STYLE: Any = {
 
 
 def confusion_plot(path: Path, confusion_CC: Tensor, names: Sequence[str], title: str) -> None:
-    """Each class's queries (row), in per cent, by what they were taken for (column)."""
+    """Plot the share of each class's queries, in per cent, by predicted class (column)."""
     share_CC = 100 * confusion_CC.double() / confusion_CC.sum(dim=1, keepdim=True).clamp_min(1)
     few = len(names) <= WRITTEN
     side = min(9.0, 2.6 + 0.42 * len(names)) if few else 7.5
@@ -88,10 +88,10 @@ def _write_shares(axes: Axes, share_CC: Tensor, names: Sequence[str]) -> None:
 def map_plot(
     path: Path, feature_QF: Tensor, label_Q: Tensor, classes: Sequence[int], names: Sequence[str]
 ) -> None:
-    """The queries on the first two principal components of their unit-norm features."""
+    """Plot the queries on the first two principal components of their unit-norm features."""
     rows = torch.linspace(0, len(label_Q) - 1, min(MAPPED, len(label_Q))).long()
     place_Q2, shares = principal_plane(feature_QF[rows])
-    # In a drawn order: else the last class lies on top of all others.
+    # A random order, because otherwise the last class would cover the others.
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))
     with mpl.rc_context(STYLE):
         figure, axes = _figure(8.2, 6.2)
@@ -120,7 +120,7 @@ def map_plot(
 
 
 def _name_centre(axes: Axes, place_Q2: Tensor, name: str) -> None:
-    """The name of a class at the mean of its queries, legible on whatever lies below."""
+    """Write the name of a class at the mean of its queries, legible on any background."""
     if len(place_Q2) == 0:
         return
     x, y = place_Q2.mean(dim=0).tolist()
@@ -130,9 +130,10 @@ def _name_centre(axes: Axes, place_Q2: Tensor, name: str) -> None:
 
 
 def principal_plane(feature_QF: Tensor) -> tuple[Tensor, tuple[float, float]]:
-    """Places [Q, 2] on the two axes of most variance, and the share of the variance on each.
+    """Return coordinates [Q, 2] on the two axes of largest variance, and each axis's share of it.
 
-    Exactly, from the covariance; each axis points to where its largest loading is positive.
+    The axes are exact eigenvectors of the covariance. Their sign makes the largest loading
+    positive.
     """
     row_QF = as_unit_rows(feature_QF).double()
     row_QF = row_QF - row_QF.mean(dim=0)
@@ -147,7 +148,7 @@ def principal_plane(feature_QF: Tensor) -> tuple[Tensor, tuple[float, float]]:
 
 
 def similarity_plot(path: Path, feature_QF: Tensor, label_Q: Tensor) -> None:
-    """Cosines of pairs of queries, of one class and of two, with the means over all pairs."""
+    """Plot the cosines of pairs of queries, of one class and of two, with their means."""
     intra_P, inter_P = pair_similarities(feature_QF, label_Q)
     whole = class_similarity(feature_QF, label_Q)
     low = min(float(intra_P.min()), float(inter_P.min()))
@@ -180,7 +181,7 @@ def similarity_plot(path: Path, feature_QF: Tensor, label_Q: Tensor) -> None:
 
 
 def continual_plot(path: Path, accuracy_TT: Any, tasks: Sequence[str]) -> None:
-    """Accuracy on each task (column) after each stage of the stream (row), in per cent."""
+    """Plot the accuracy on each task (column) after each stage (row), in per cent."""
     share_TT = 100 * np.asarray(accuracy_TT)
     side = min(9.0, 2.6 + 0.55 * len(tasks))
     with mpl.rc_context(STYLE):
@@ -213,7 +214,7 @@ def continual_plot(path: Path, accuracy_TT: Any, tasks: Sequence[str]) -> None:
 
 
 def _colours(count: int) -> Any:
-    """RGBA [C, 4]."""
+    """Return RGBA colours [C, 4]."""
     if count <= 10:
         return mpl.colormaps["tab10"](np.arange(count))
     if count <= 20:

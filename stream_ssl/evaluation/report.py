@@ -1,4 +1,4 @@
-"""What an evaluation found, as JSON, as a table and as a page with plots.
+"""The results of an evaluation as JSON, as a table, and as a page with plots.
 
 Shapes: T tasks.
 """
@@ -23,14 +23,14 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Continual:
-    """Accuracy on each task after each stage of a stream.
+    """The accuracy on each task after each stage of a stream.
 
     Attributes:
         tasks: classes of each task.
-        accuracy_TT: row: stage; column: task.
-        untrained_T: accuracy of the encoder before its first update; None: not evaluated.
-        k: neighbours of the probe.
-        result: what follows from it.
+        accuracy_TT: accuracy by stage (row) and task (column).
+        untrained_T: accuracy of the encoder before its first update; None if it was not evaluated.
+        k: number of neighbours of the probe.
+        result: the measures of these accuracies.
     """
 
     tasks: Sequence[Sequence[int]]
@@ -42,8 +42,12 @@ class Continual:
 
 @dataclass(frozen=True)
 class Recovered:
-    """Shares of the decorrelated stream's accuracy, and of its gain over the untrained encoder;
-    the latter None where that is not known, or there was none."""
+    """The recovered shares of the decorrelated stream's results.
+
+    Attributes:
+        share: share of the decorrelated stream's accuracy.
+        gain: share of its gain over the untrained encoder; None if that is unknown or not positive.
+    """
 
     share: float
     gain: float | None
@@ -55,20 +59,20 @@ class Recovered:
         return cls(recovered_share(accuracy, decorrelated), gain)
 
     def told(self) -> str:
-        """Both, for a table."""
+        """Return both shares as text for a table."""
         whole = f"{100 * self.share:.1f} %"
         return whole if self.gain is None else f"{whole} ({100 * self.gain:.0f} % of the gain)"
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """All that one call found.
+    """The results of one evaluation.
 
     Attributes:
         facts: checkpoint, step, data, device and settings, as plain values.
-        measures: by encoder: "trained"; "untrained" and "decorrelated" where they were asked for.
-        continual: where stages were named.
-        notes: what a reader should know of the data.
+        measures: measures by encoder: "trained"; also "untrained" and "decorrelated" if requested.
+        continual: results by stage, if stages were given.
+        notes: remarks on the data for the reader.
     """
 
     facts: Mapping[str, Any]
@@ -78,7 +82,7 @@ class Evaluation:
 
     @property
     def recovered(self) -> dict[str, Recovered] | None:
-        """What is recovered of the decorrelated stream's accuracy, by probe."""
+        """The recovered shares by probe; None without the decorrelated stream."""
         if "decorrelated" not in self.measures:
             return None
         found = {name: dict(_accuracies(measures)) for name, measures in self.measures.items()}
@@ -90,7 +94,7 @@ class Evaluation:
         }
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return the results as plain values."""
         found = self.continual
         return {
             "format": FORMAT,
@@ -105,7 +109,7 @@ class Evaluation:
 
 
 def rows(evaluation: Evaluation) -> Iterator[tuple[str, list[str]]]:
-    """(what, its value for each encoder) of the table."""
+    """Yield (measure, its value for each encoder) for each row of the table."""
     all_measures = list(evaluation.measures.values())
     for name, _ in _accuracies(all_measures[0]):
         cells = []
@@ -123,7 +127,7 @@ def rows(evaluation: Evaluation) -> Iterator[tuple[str, list[str]]]:
 
 
 def continual_rows(found: Continual) -> Iterator[tuple[str, str]]:
-    """(what, its value) of what the stages tell."""
+    """Yield (measure, its value) for the stages of the stream."""
     result = found.result
     yield "average accuracy", f"{100 * result.average_accuracy:.2f} %"
     for name, value in (
@@ -136,7 +140,7 @@ def continual_rows(found: Continual) -> Iterator[tuple[str, str]]:
 
 
 def table(evaluation: Evaluation) -> Table:
-    """The table, for a terminal."""
+    """Return the table for a terminal."""
     from rich.table import Table
 
     shown = Table(title=_title(evaluation), title_justify="left", title_style="bold")
@@ -158,13 +162,13 @@ def table(evaluation: Evaluation) -> Table:
 
 
 def write(folder: Path, evaluation: Evaluation, encoded: Encoded, names: Sequence[str]) -> None:
-    """evaluation.json, report.md and the plots; what lies there from before is replaced.
+    """Write evaluation.json, report.md and the plots, and replace those of an earlier evaluation.
 
     Args:
-        folder: made where it is not there.
-        evaluation: what was found.
+        folder: the output folder, created if it does not exist.
+        evaluation: the results.
         encoded: the trained encoder's features, for the plots.
-        names: of the classes, in the order of the confusion's rows.
+        names: names of the classes, in the order of the confusion's rows.
     """
     from stream_ssl.evaluation import plots
 
@@ -190,7 +194,7 @@ def write(folder: Path, evaluation: Evaluation, encoded: Encoded, names: Sequenc
 
 
 def short(classes: Sequence[int]) -> str:
-    """Classes of a task in a few letters.
+    """Return the classes of a task as a short text.
 
     >>> short([0, 1, 2]), short([4, 1]), short([3])
     ('0-2', '4, 1', '3')

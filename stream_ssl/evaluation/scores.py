@@ -1,4 +1,4 @@
-"""Predictions against the truth.
+"""Scores that compare predictions with true classes.
 
 Shapes: Q queries, C classes.
 """
@@ -14,25 +14,30 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """Share of queries classified as labelled, each in [0, 1]."""
+    """The share of queries that are classified correctly, in [0, 1]."""
 
     accuracy: float
-    per_class: dict[int, float]  # classes that occur among the queries
+    per_class: dict[int, float]  # only classes that occur among the queries
     queries: int
 
     @property
     def balanced(self) -> float:
-        """Mean over the classes: what a test with equally many of each would give."""
+        """The mean accuracy over the classes, as if each class had equally many queries."""
         return sum(self.per_class.values()) / len(self.per_class)
 
     @property
     def error(self) -> float:
-        """Standard error of `accuracy`, from the number of queries: sqrt(p (1 - p) / Q)."""
+        """The standard error of `accuracy` for this number of queries: sqrt(p (1 - p) / Q)."""
         return math.sqrt(self.accuracy * (1 - self.accuracy) / self.queries)
 
 
 def score(predicted_Q: Tensor, label_Q: Tensor) -> ProbeResult:
-    """Accuracy over all queries and by class; both int64 [Q], Q of 1 up."""
+    """Return the accuracy over all queries and by class.
+
+    Args:
+        predicted_Q: predicted classes, int64, Q at least 1.
+        label_Q: true classes, int64.
+    """
     right_Q = predicted_Q == label_Q.to(predicted_Q.device)
     label_Q = label_Q.to(predicted_Q.device)
     per_class = {
@@ -43,10 +48,10 @@ def score(predicted_Q: Tensor, label_Q: Tensor) -> ProbeResult:
 
 
 def confusion(predicted_Q: Tensor, label_Q: Tensor, classes: int) -> Tensor:
-    """How many queries of each class (rows) were taken for each class (columns), int64 [C, C].
+    """Return the number of queries by true class (row) and predicted class (column), int64 [C, C].
 
     Raises:
-        ValueError: a class outside [0, classes).
+        ValueError: a class is outside [0, classes).
 
     >>> confusion(torch.tensor([0, 1, 1]), torch.tensor([0, 0, 1]), 2).tolist()
     [[1, 1], [0, 1]]

@@ -401,8 +401,7 @@ class Checkpointer:
         return changed
 
     def needed(self, beyond: int = 0) -> Offset | None:
-        """Return the smallest offset that any of the newest `keep` checkpoints replays from, or
-        None.
+        """Return the smallest offset that the newest `keep` checkpoints replay from, or None.
 
         The history needs nothing in the journal: a run that goes back to it starts with what the
         journal still holds. The checkpoint of step 0 needs nothing either, because it starts at the

@@ -75,8 +75,10 @@ class Divergence:
         self.updated = updated
 
     def reloaded(self, updated: int) -> None:
-        """Record that a checkpoint was reloaded after a fault, with weights that step `updated`
-        made.
+        """Record that a checkpoint was reloaded after a fault.
+
+        Args:
+            updated: the step that made the checkpoint's weights.
         """
         self.reloads += 1
         self.recovering = True

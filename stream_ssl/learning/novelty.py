@@ -128,9 +128,7 @@ class Novelty:
         return own_B, [int(of_rank.sum()) for of_rank in by_rank]
 
     def _tell(self, batch: Batch[Tensor], found: Found, own: slice) -> None:
-        """Store the distance of each sample of this rank, and the pictures that dropped ones
-        duplicate.
-        """
+        """Store the samples' distances, and the pictures that the dropped samples duplicate."""
         assert found.distance_B is not None
         assert batch.images_BCHW is not None
         origins_B = batch.origins_B or [None] * len(batch)

@@ -46,8 +46,9 @@ class Origins:
         return evicted
 
     def state(self) -> dict[str, Tensor]:
-        """Return one row for each origin: id, producer, source, the source's id, time; see
-        `packed`.
+        """Return one row for each origin, see `packed`.
+
+        A row has the id, the producer, the source, the source's id and the time.
         """
         return {"rows": packed((number, *origin) for number, origin in self._by_id.items())}
 

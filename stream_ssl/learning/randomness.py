@@ -71,8 +71,9 @@ class OwnRandomness:
         return {name: value.clone() for name, value in self._mine.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Load a saved state. A generator without a saved state keeps its own, for example on
-        another device.
+        """Load a saved state.
+
+        A generator without a saved state keeps its own, for example on another device.
         """
         self._mine = {name: state.get(name, value).clone() for name, value in self._mine.items()}
 

@@ -64,9 +64,7 @@ class Saved:
 
     @property
     def journal(self) -> str | None:
-        """The id of the journal to which `offset` refers; None in checkpoints of releases without
-        ids.
-        """
+        """The id of the journal to which `offset` refers; None if an old release wrote it."""
         return self.facts.get("journal")
 
     @property

@@ -140,8 +140,9 @@ class Step:
     def run(
         self, batch: Batch[Tensor], number: int, update_due: bool, size: int, all_have: bool = True
     ) -> StepResult:
-        """Make a step on a batch of the stream. Without a due update the batch only joins the
-        memory.
+        """Make a step on a batch of the stream.
+
+        Without a due update the batch only joins the memory.
 
         Args:
             batch: the batch on the device; empty on a rank that has none.
@@ -268,8 +269,10 @@ class Step:
         return [p.grad for p in self._parameters if p.grad is not None]
 
     def _step_optimiser(self, norm: Tensor, rate: float) -> Tensor:
-        """Make one optimiser step along a gradient of this norm. Return the weights' relative
-        change.
+        """Make one optimiser step along a gradient of this norm.
+
+        Returns:
+            The norm of the weights' change over their norm, 0-dimensional.
         """
         if self._settings.clip is not None:
             torch.nn.utils.clip_grads_with_norm_(self._parameters, self._settings.clip, norm)
@@ -356,8 +359,10 @@ class Step:
             self._replace(torch.empty(0, dtype=torch.int64), Keys(torch.empty(0), False))
 
     def _replace(self, slots_R: Tensor, keys: Keys) -> Tensor | None:
-        """Replace embeddings; return the mean cosine of old and new ones, or None if none was
-        replaced.
+        """Replace the embeddings of these slots, if the keys are usable.
+
+        Returns:
+            The mean cosine of old and new embeddings; None if none was replaced.
         """
         if keys.usable:
             with self.timer("memory"):

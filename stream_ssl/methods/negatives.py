@@ -229,8 +229,9 @@ def prior(z_BD: Tensor, memory: WorkingMemory) -> Tensor:
 
 
 def same_class(labels_B: Tensor | None, labels_N: Tensor | None) -> Tensor | None:
-    """Return a bool [B, N] that is True if both labels are known (>= 0) and equal; None without
-    labels.
+    """Return a bool [B, N] that is True if both labels are known (>= 0) and equal.
+
+    The result is None without labels.
     """
     if labels_B is None or labels_N is None:
         return None

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 
 class SimSiam(Method):
-    """Comparison of each view's prediction with the other views' embeddings, without their
-    gradient.
+    """Comparison of each view's prediction with the detached embeddings of the other views.
 
     Chen and He 2021, eq. 1 to 4. The method uses no negatives and no momentum encoder.
 
