@@ -1,4 +1,4 @@
-"""Wrappers that make any source's stream biased, repetitive, correlated in time or paced."""
+"""Wrappers that add class bias, duplicates, correlation in time or a pace to any source."""
 
 from stream_ssl.producers.shaping.continual import Continual
 from stream_ssl.producers.shaping.episodes import Stalls, Video

@@ -1,4 +1,4 @@
-"""Repetitions of a sample: exact, jittered, or encoded again."""
+"""Duplicates of a sample: exact, jittered, or encoded again."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ NearBy = Literal["jitter", "jpeg"]
 
 
 def repeat(sample: Sample, number: str, near: NearBy | None, rng: np.random.Generator) -> Sample:
-    """Return a repetition of a sample with a new id, and meta "duplicate_of" and "duplicate".
+    """Return a duplicate of a sample with a new id, and meta "duplicate_of" and "duplicate".
 
     Args:
         sample: the original.
-        number: distinguishes the repetitions of one original; part of the new id.
-        near: how a raw image differs from its original. None: an exact repetition. Other values
+        number: distinguishes the duplicates of one original; part of the new id.
+        near: how a raw image differs from its original. None: an exact duplicate. Other values
             encode an encoded image again and add noise to a vector.
         rng: draws the difference.
 

@@ -1,4 +1,4 @@
-"""A wrapper that adds class bias, repetitions, correlation in time, and a pace to a source."""
+"""A wrapper that adds class bias, duplicates, correlation in time, and a pace to a source."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Shaped(Shaping):
     other class keeps one sample in `bias` on average. If the C classes of the source are equally
     frequent, the dominant class gets the share bias / (bias + C - 1).
 
-    Each output is a repetition with probability `duplicates`. Its original is drawn uniformly from
-    the last `recent` originals of the window. A repetition has a new id, and meta "duplicate_of"
+    Each output is a duplicate with probability `duplicates`. Its original is drawn uniformly from
+    the last `recent` originals of the window. A duplicate has a new id, and meta "duplicate_of"
     and "duplicate" ("exact" or "near").
 
     All randomness is a function of the seed and the window's number. A position stores where its
@@ -38,12 +38,12 @@ class Shaped(Shaping):
         source: the source to shape.
         bias: how many times more frequent the dominant class becomes; 1 or more.
         dominant: the label of the dominant class.
-        duplicates: share of the outputs that repeat a recent sample; 0 to 0.95.
-        near: share of the repetitions that differ slightly from their original; 0 to 1.
+        duplicates: share of the outputs that are duplicates of a recent sample; 0 to 0.95.
+        near: share of the duplicates that differ slightly from their original; 0 to 1.
         near_by: how near-duplicates of raw images differ. "jitter" moves them by up to one pixel,
             changes the brightness and adds noise. "jpeg" encodes them as JPEG of quality 50 to 90,
             which needs Pillow. Encoded images are always encoded again as such a JPEG.
-        recent: how many of the last originals may be repeated; 1 or more.
+        recent: how many of the last originals may get a duplicate; 1 or more.
         order: "keep" keeps the order of the source. "iid" permutes the window. "sequential" sorts
             the window by class. "blurred" also mixes the class borders. All orders except "keep"
             wait for a whole window.
@@ -212,7 +212,7 @@ class Shaped(Shaping):
         if self._duplicates == 0:
             yield from window
             return
-        # Independent draws decide whether an output is a repetition, so the number of repetitions
+        # Independent draws decide whether an output is a duplicate, so the number of duplicates
         # between two originals is geometric.
         runs = (rng.geometric(1 - self._duplicates, self._window) - 1).tolist()
         originals: list[Sample] = []
