@@ -1,6 +1,6 @@
-"""DUEL's duplicate counts, kept up as rows change, and whom they evict.
+"""DUEL's duplicate counts, updated as rows change, and the evictions that follow from them.
 
-`simulate` is Algorithms 1 and 2 among a few candidates. The engines find candidates and prove, or
-in `approximate` estimate, that nobody else would have been evicted: `linear` from the sum of all
-rows, `exact` from a count of every slot, `approximate` from the cells of an index.
+`simulate` runs Algorithms 1 and 2 among a few candidates. The engines find the candidates, and
+prove (or estimate, in `approximate`) that no other slot would have been evicted. `linear` uses the
+sum of all rows, `exact` a count of every slot, and `approximate` the cells of an index.
 """

@@ -1,8 +1,8 @@
-"""Rows grouped into cells of like direction: a row's own cell is read row by row, all others are
-known by moments.
+"""Rows grouped into cells of similar direction, for approximate counts.
 
-As a multipole method does: what a far cell adds to a row's count hardly depends on where its rows
-lie within it, so its size, mean and spread stand for them.
+The rows of a slot's own cell are read one by one, and all other cells are represented by moments.
+As in a multipole method, the contribution of a distant cell hardly depends on where its rows lie
+within the cell. Its size, mean and spread therefore represent its rows.
 
 Shapes: A descriptor, C cells, K slots, N rows, R rows that joined or left, b rows of a block.
 """
@@ -21,61 +21,67 @@ from stream_ssl.memory.index import cells_of, kmeans
 from stream_ssl.memory.scores import Score, sum_rows
 
 TRAINED_PER_CELL = 32
-"""Rows a cell that the centres are fitted to: they need not be the best, only near."""
+"""The rows per cell to which the centres are fitted. The centres need not be optimal."""
 
 TRAINING_ROUNDS = 6
 
 CROWDED, CROWD = 8, 2048
-"""A cell that is fitted to so many times the mean size, and so many rows, is never read row by row:
-its moments must do, and do where it is crowded because its rows are alike. The centres are out of
-date once the largest cell has grown so many times beyond the largest when they were fitted."""
+"""A cell with more than CROWD rows and CROWDED times the mean size at the fit is never read row by
+row.
+
+Its moments are accurate enough, because a crowded cell has similar rows. The centres are outdated
+when the largest cell has grown to CROWDED times the largest cell at the fit.
+"""
 
 FIT_LOST, FIT_LEAST = 1.5, 1e-3
-"""The centres are out of date once rows lie so many times further from their cells' means, in
-1 - cosine; less than FIT_LEAST is near enough, as of rows that repeat exactly."""
+"""The centres are outdated when the rows' mean distance from their cells' means, 1 - cosine, has
+grown by the factor FIT_LOST.
+
+Distances below FIT_LEAST count as FIT_LEAST, for example if rows repeat exactly.
+"""
 
 LEAST_VARIANCE = 1e-7
-"""Of a cosine, which is never known more closely."""
+"""The least variance of a cosine, which is never known more precisely."""
 
 BLOCK_ELEMENTS = 1 << 17
-"""Numbers of one block, so that what it takes to make them fits a CPU's cache."""
+"""The number of values in a block, chosen so that a block's working data fit a CPU's cache."""
 
 NOWHERE = -1
-"""Cell of a slot that is in none."""
+"""The cell of a slot that is in no cell."""
 
 
 class Seen(NamedTuple):
-    """What each cell knows of rows: similarities with its rows by moments, [N, C] each.
+    """The similarities of rows with each cell by moments, [N, C] each.
 
-    A row z of a far cell has with row x about the similarity mean + steep (z . x - m . x), where m
-    is the cell's mean: the straight line that fits its normal cosine best. `line` is that line
-    where z . x = 0; both are 0 in a row's own cell, which is read.
+    A row z of a far cell has about the similarity mean + steep (z . x - m . x) with row x, where m
+    is the cell's mean. This straight line fits h best for normally distributed cosines. `line` is
+    its value at z . x = 0. Line and steep are 0 for a row's own cell, which is read row by row.
     """
 
-    total_N: Tensor  # with all rows in cells, float64 [N]
+    total_N: Tensor  # sum with all rows in cells, float64 [N]
     mean_NC: Tensor
     line_NC: Tensor
     steep_NC: Tensor
 
     def first(self, rows: int) -> Seen:
-        """Of the first rows alone."""
+        """Return the values of the first `rows` rows."""
         return Seen(*(value[:rows] for value in self))
 
 
 class Lines:
-    """By how much rows that came and left have moved the counts of each cell's slots, float64.
+    """The changes of the counts in each cell, by rows that came and left, float64.
 
     Attributes:
-        shift_C, slope_CA: by shift + slope . z where z is the slot's row, but for what moved it
+        shift_C, slope_CA: the change of a slot with row z is shift + slope . z, without the changes
             within its own cell.
-        mean_C: in the mean over its slots, all told.
+        mean_C: the mean change over the cell's slots, from all rows.
     """
 
     def __init__(self, shift_C: Tensor, slope_CA: Tensor, mean_C: Tensor) -> None:
         self.shift_C, self.slope_CA, self.mean_C = shift_C, slope_CA, mean_C
 
     def add(self, seen: Seen, row_NA: Tensor, sign: int) -> None:
-        """These rows came, or left where the sign is -1."""
+        """Add the changes by these rows, which came, or left if the sign is -1."""
         sign_N = torch.full_like(row_NA[:, 0], sign)
         self.shift_C += sign_N @ seen.line_NC
         self.slope_CA.add_(seen.steep_NC.T @ row_NA, alpha=sign)
@@ -83,10 +89,10 @@ class Lines:
 
 
 class Cells:
-    """Some of a memory's slots by cell; at first all that are occupied.
+    """Slots of a memory grouped by cell. At first these are all occupied slots.
 
     Args:
-        columns: of the memory; descriptors are read from them.
+        columns: the memory's columns, from which descriptors are read.
         score: h.
         centre_CA: unit centres.
     """
@@ -101,7 +107,7 @@ class Cells:
 
     @classmethod
     def fitted(cls, columns: Columns, score: Score, cells: int, seed: int) -> Cells:
-        """Cells of all occupied slots, at least one, by k-means."""
+        """Return cells of all occupied slots, at least one slot, fitted by k-means."""
         row_kA = columns.descriptor_kA
         centre_CA, cell_k = kmeans(row_kA, cells, seed, TRAINING_ROUNDS, TRAINED_PER_CELL)
         found = cls(columns, score, centre_CA)
@@ -111,42 +117,47 @@ class Cells:
         return found
 
     def of(self, row_NA: Tensor) -> Tensor:
-        """The cell of each row, int64 [N]."""
+        """Return the cell of each row, int64 [N]."""
         return cells_of(row_NA, self.centre_CA)
 
     def insert(self, slots: Tensor, cell_N: Tensor | None = None) -> None:
-        """These slots join the cells that their rows now point to."""
+        """Add these slots to the given cells, or to the cells of their rows if None."""
         row_NA = self.rows(slots)
         cell_N = self.of(row_NA) if cell_N is None else cell_N
         self.cell_K[slots] = cell_N
         self._add(row_NA, cell_N, 1)
 
     def remove(self, slots: Tensor, row_NA: Tensor | None = None) -> None:
-        """These slots leave their cells, which know them by these rows; those of now if None."""
+        """Remove these slots from their cells.
+
+        Args:
+            slots: the slots.
+            row_NA: the rows under which the cells contain the slots. None means their current rows.
+        """
         row_NA = self.rows(slots) if row_NA is None else row_NA
         cell_N, self.cell_K[slots] = self.cell_K[slots], NOWHERE
         self._add(row_NA, cell_N, -1)
 
     def _add(self, row_NA: Tensor, cell_N: Tensor, sign: int) -> None:
-        """Add rows to the sums of their cells, or take them off."""
+        """Add rows to the sums of their cells, or subtract them if the sign is -1."""
         self.sum_CA.index_add_(0, cell_N, row_NA.to(torch.float64), alpha=sign)
         along_N = (row_NA * self.centre_CA[cell_N]).sum(dim=1, dtype=torch.float64)
         self.square_C.index_add_(0, cell_N, along_N.square(), alpha=sign)
         self.changed()
 
     def changed(self) -> None:
-        """Slots have changed cells."""
+        """Update the derived values after slots changed cells."""
         cells = len(self.centre_CA)
         self.size_C = torch.bincount(self.cell_K + 1, minlength=cells + 1)[1:]
         self._slots: tuple[Tensor, ...] | None = None
         self._moments: tuple[Tensor, ...] | None = None
 
     def rows(self, slots: Tensor) -> Tensor:
-        """What these slots hold, copies [n, A]."""
-        return self._columns.descriptors.index_select(0, slots)  # indexing takes four times as long
+        """Return copies of the rows in these slots, [n, A]."""
+        return self._columns.descriptors.index_select(0, slots)  # indexing is four times slower
 
     def slots(self, cell: int) -> Tensor:
-        """In this cell, int64, in rising order."""
+        """Return the slots of this cell, int64, in ascending order."""
         if self._slots is None:
             order_K = torch.argsort(self.cell_K, stable=True)
             sizes = to_host(self.size_C).tolist()
@@ -154,10 +165,11 @@ class Cells:
         return self._slots[cell]
 
     def _cosines(self, row_NA: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and spread, sqrt(3) sigma, of the cosines of each row with those of a cell [N, C].
+        """Return the mean and the spread, sqrt(3) sigma, of each row's cosines with each cell [N,
+        C].
 
-        They are taken as normally distributed, with one spread along the cell's axis and another in
-        all directions across it.
+        The cosines are assumed to be normally distributed, with one spread along the cell's axis
+        and another in all directions across it.
         """
         if self._moments is None:
             size_C = self.size_C.clamp(min=1)
@@ -174,11 +186,11 @@ class Cells:
         return cosine_NC, wide_NC.clamp_(min=3 * LEAST_VARIANCE).sqrt_()
 
     def _similarities(self, row_NA: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of each row with the rows of each cell: the mean cosine, the mean h, and by how much h
-        grows with the cosine; [N, C] each.
+        """Return the mean cosine of each row with each cell, the mean h, and the slope of h; [N, C]
+        each.
 
-        By Gauss and Hermite's three points, exact for polynomials of degree five; the straight line
-        fits h best.
+        The mean h uses Gauss-Hermite quadrature with three points, which is exact for polynomials
+        of degree five. The slope is that of the straight line that fits h best.
         """
         cosine_NC, wide_NC = self._cosines(row_NA)
         high_NC = self._score.apply_(cosine_NC + wide_NC)
@@ -187,11 +199,11 @@ class Cells:
         return cosine_NC, mean_NC, high_NC.sub_(low_NC).div_(wide_NC.mul_(2))
 
     def no_lines(self) -> Lines:
-        """Nothing has moved."""
+        """Return lines without any change."""
         return Lines(*(torch.zeros_like(of) for of in (self.square_C, self.sum_CA, self.square_C)))
 
     def see(self, row_NA: Tensor, cell_N: Tensor) -> Seen:
-        """What the cells know of rows, which are of these cells."""
+        """Return the similarities of rows, which belong to these cells, with all cells."""
         cosine_NC, mean_NC, steep_NC = self._similarities(row_NA)
         total_N = (mean_NC @ self.size_C.to(row_NA.dtype)).to(torch.float64)
         read_N = self._read(cell_N)
@@ -200,7 +212,7 @@ class Cells:
         return Seen(total_N, mean_NC, line_NC, steep_NC)
 
     def far(self, row_NA: Tensor, cell_N: Tensor) -> Tensor:
-        """sum of h of rows of these cells with all rows in other cells, float64 [N]."""
+        """Return the sum of h of rows of these cells with all rows in other cells, float64 [N]."""
         far_N = torch.zeros(len(row_NA), dtype=torch.float64, device=row_NA.device)
         size_C = self.size_C.to(row_NA.dtype)
         for part in blocks(len(row_NA), len(size_C)):
@@ -209,7 +221,10 @@ class Cells:
         return far_N
 
     def near(self, row_NA: Tensor, cell_N: Tensor) -> Tensor:
-        """sum of h of rows of these cells with all rows there, float64 [N]."""
+        """Return the sum of h of rows of these cells with all rows of their own cell, float64.
+
+        The shape is [N]. Cells that are too crowded to read add nothing.
+        """
         near_N = torch.zeros(len(row_NA), dtype=torch.float64, device=row_NA.device)
         for cell, readers in by_cell(self._read(cell_N)).items():
             h_nb = self._score.apply_(row_NA[readers] @ self.rows(self.slots(cell)).T)
@@ -219,20 +234,22 @@ class Cells:
     def moved(
         self, lines: Lines, row_RA: Tensor, cell_R: Tensor, sign_R: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """By how much the counts of slots in cells have moved, in one pass over the slots.
+        """Return the changes of the counts of all slots in cells, in one pass over the slots.
 
-        By rows of other cells along their cell's line. In their own cells rows are read one by one;
-        who is of the same cell agree on that, so what leaves takes off what it added.
+        Rows of other cells change a count along the line of the slot's cell. Rows of the slot's own
+        cell are read one by one, so a row that leaves subtracts exactly its earlier contribution.
 
         Args:
-            row_RA: the rows that moved them, `cell_R` and `sign_R` (1: came, -1: left) of each.
+            lines: the changes by cell.
+            row_RA, cell_R, sign_R: the rows that came or left, their cells, and 1 for a row that
+                came or -1 for a row that left.
 
         Returns:
-            By rows of other cells and by those of their own [K], 0 for slots in no cell; and `near`
-            of each of the rows [R].
+            The changes by rows of other cells [K] and by rows of the own cell [K], 0 for slots in
+            no cell; and `near` of each of the rows [R].
         """
         cells, cell_R = len(self.centre_CA), self._read(cell_R)
-        # Sorted by cell, its line before its readers: one product serves them all.
+        # Sorted by cell, with its line before its rows, so that one product serves them all.
         cell_N = torch.cat([torch.arange(cells, device=cell_R.device), cell_R])
         cell_N, order_N = cell_N.sort(stable=True)
         row_NA = torch.cat([lines.slope_CA.to(row_RA.dtype), row_RA])[order_N]
@@ -256,22 +273,25 @@ class Cells:
         return moved_2K[0], moved_2K[1], near_R
 
     def _read(self, cell_N: Tensor) -> Tensor:
-        """These cells where they are read row by row, NOWHERE where not."""
+        """Return these cells, with NOWHERE for cells that are not read row by row."""
         return torch.where(self.crowded_C[cell_N], NOWHERE, cell_N)
 
     def fit(self) -> tuple[float, float]:
-        """Mean over all rows of their length along their cell's mean, and the largest cell."""
+        """Return the mean length of all rows along their cell's mean, and the size of the largest
+        cell.
+        """
         length = self.sum_CA.norm(dim=1).sum() / self.size_C.sum().clamp(min=1)
         return float(to_host(length)), float(to_host(self.size_C.max()))
 
     def outdated(self, fit: tuple[float, float]) -> bool:
-        """Whether rows have moved so far since this was the fit that cells should be found anew."""
+        """Return whether rows have moved too far since `fit`, so that cells must be fitted again.
+        """
         length, crowd = self.fit()
         lost = 1 - length > FIT_LOST * max(1 - fit[0], FIT_LEAST)
         return lost or crowd > CROWDED * fit[1]
 
     def check(self) -> tuple[bool, str]:
-        """Sum again: (True, "") or (False, which cell is wrong)."""
+        """Compute the sums again. Return (True, ""), or (False, the first wrong cell)."""
         for cell in range(len(self.centre_CA)):
             row_nA = self.rows(self.slots(cell))
             off = float((sum_rows(row_nA) - self.sum_CA[cell]).abs().max())
@@ -281,20 +301,20 @@ class Cells:
 
 
 def blocks(rows: int, columns: int) -> Iterator[slice]:
-    """Rows of so many columns that are held at a time."""
+    """Return slices of rows with this number of columns to hold at a time."""
     step = max(1, BLOCK_ELEMENTS // columns)
     return (slice(start, start + step) for start in range(0, rows, step))
 
 
 def without_(value_NC: Tensor, cell_N: Tensor) -> Tensor:
-    """The values, with 0 written for the cell of each row that has one."""
+    """Write 0 for the cell of each row that has a cell, and return the values."""
     kept_N1 = (cell_N == NOWHERE)[:, None]
     place_N1 = cell_N.clamp(min=0)[:, None]
     return value_NC.scatter_(1, place_N1, value_NC.gather(1, place_N1).where(kept_N1, 0.0))
 
 
 def by_cell(cell_N: Tensor) -> dict[int, Tensor]:
-    """Which rows are of each cell."""
+    """Return the rows of each cell."""
     sorted_N, order_N = cell_N.sort(stable=True)
     cell, size = to_host(torch.stack(torch.unique_consecutive(sorted_N, return_counts=True)))
     found = dict(zip(cell.tolist(), torch.split(order_N, size.tolist()), strict=True))

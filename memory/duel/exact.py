@@ -1,12 +1,16 @@
-"""A duplicate count for every slot, by any score, and who has the largest, exactly.
+"""Exact duplicate counts of every slot for any score, and the slots with the largest counts.
 
-Algorithm 2 with two matrix-vector products a newcomer, one for who comes and one for who leaves, is
-all there is to it (`plain_loop` in benchmarks/eviction.py). For many newcomers those become matrix
-products, by proposing and verifying: the slots with the largest counts are candidates, the rule is
-simulated among them, and with the rows of those who came and left every other count is followed
-through the proposal. The steps before the first at which another slot would have had more are the
-steps of Algorithm 2. That was faster at every size tried: 2.6 times at 32 to 128 slots, 1.8 at
-2,048, 13 at 65,536 (D = 128, VonMisesFisher(0.1), batches of 256).
+A plain version of Algorithm 2 needs two matrix-vector products per newcomer: one for the newcomer
+and one for the row that leaves (`plain_loop` in benchmarks/eviction.py). This module proposes and
+verifies instead, so that many newcomers become matrix products:
+
+1. The slots with the largest counts are candidates, and the rule is simulated among them.
+2. The rows that came and left update every other count through the proposal.
+3. The steps before the first step at which another slot has a larger count are accepted. They are
+   the steps of Algorithm 2.
+
+This was faster at every size tried: 2.6 times at 32 to 128 slots, 1.8 at 2,048, 13 at 65,536 (D =
+128, VonMisesFisher(0.1), batches of 256).
 
 Shapes: B newcomers, T of them in a proposal, A descriptor, K slots of a shard, k occupied slots, R
 slots, c candidates of all shards, W = c + T columns, b slots at a time.
@@ -26,49 +30,50 @@ from stream_ssl.memory.scores import BLOCK_ELEMENTS, Score
 from stream_ssl.memory.shares import Barred, Groups, Turns
 
 CANDIDATES = 256
-"""Slots of all shards among which the steps of a proposal are simulated."""
+"""The number of slots of all shards among which the steps of a proposal are simulated."""
 
 STEPS = 128
-"""Most newcomers of a proposal."""
+"""The largest number of newcomers in a proposal."""
 
 FEWEST_STEPS = 4
-"""By how much a proposal is longer than the part of the one before that held, at least."""
+"""The least number of steps by which a proposal exceeds the accepted part of the previous one."""
 
 NEWCOMERS = 256
-"""Most newcomers whose similarities to all slots are held."""
+"""The largest number of newcomers whose similarities to all slots are held."""
 
 LOOKAHEAD = 24
-"""Newcomers whose similarities choose the candidates."""
+"""The number of newcomers whose similarities determine the candidates."""
 
 RECOUNT_SHARE = 16
-"""One slot is counted again for so many newcomers, in turn, which bounds the counts' drift."""
+"""One slot is counted again for this many newcomers, in turn, which bounds the drift of counts."""
 
 
 class Drawn(NamedTuple):
-    """Which slots newcomers take while no count is large."""
+    """The slots that newcomers take while no count is large."""
 
-    at_least: float  # the least count that is large
-    slot_T: Tensor  # int64, slots of all, on the CPU: that of each newcomer if all so far drew
+    at_least: float  # least count that is large
+    slot_T: Tensor  # int64 on the CPU, over all ranks; valid if all earlier newcomers drew too
 
 
 class ExactCounts:
-    """N(j) of DUEL, eq. 5, over the slots of all shards. All ranks must call alike, and find
-    the same.
+    """The counts N(j) of DUEL, eq. 5, over the slots of all shards.
+
+    All ranks must make the same calls, and they get the same results.
 
     Args:
-        columns: of this shard; descriptors are read from them.
+        columns: the columns of this shard, from which descriptors are read.
         score: h.
-        compete: Algorithm 1's form: a newcomer is counted with the others and may be refused.
+        compete: use Algorithm 1: a newcomer is counted with the others and may be refused.
     """
 
     def __init__(self, columns: Columns, score: Score, compete: bool = False) -> None:
         self._columns, self._score, self._compete = columns, score, compete
         self._group = columns.group
         self.count_K = torch.zeros(columns.capacity, dtype=torch.float64, device=columns.device)
-        self._next = 0  # slot to be counted again next
-        self._owed = 0  # newcomers since the last were
+        self._next = 0  # next slot to count again
+        self._owed = 0  # newcomers since slots were last counted again
         self._steps = STEPS
-        self._waiting_BK: Tensor | None = None  # similarities of newcomers that wait to be placed
+        self._waiting_BK: Tensor | None = None  # similarities of pending newcomers
         self.recount()
 
     def choose(
@@ -77,12 +82,14 @@ class ExactCounts:
         shared: Turns | None = None,
         drawn: Drawn | None = None,
     ) -> Tensor:
-        """Slots of all for the first newcomers, at least one; -1 refuses.
+        """Return the slots of the first newcomers, at least one, numbered over all ranks; -1
+        refuses.
 
         Args:
             x_BA: the newcomers.
-            shared: what shares leave open to them; None for all slots.
-            drawn: which slots they take while no open slot has a large count.
+            shared: the slots that shares allow for each newcomer. None allows all slots.
+            drawn: the slots to take while no open slot has a large count. None always evicts by
+                count.
         """
         row_KA = self._columns.descriptors
         if self._waiting_BK is None:
@@ -106,7 +113,7 @@ class ExactCounts:
         count_c, row_cA, slot_c = self._group.all_gather(
             self.count_K[slot_m], row_KA[slot_m], self._group.of_all(slot_m)
         )
-        level = count_c.max()  # counts are followed less this, so that float32 tells them apart
+        level = count_c.max()  # subtracted from counts to save float32 precision
         row_WA = torch.cat([row_cA, x_TA])
         h_WW = self._score.apply_(row_WA @ row_WA.T).fill_diagonal_(0)
         gate = None if shared is None else shared[:turns].gate(slot_c)
@@ -129,7 +136,7 @@ class ExactCounts:
         other_K[slot_m] = -torch.inf
         left_TK = torch.empty_like(near_TK)
         most_T = self._follow(other_K, near_TK, row_WA[column_T], left_TK, barred)
-        # Equal rows differ by rounding, and either may leave.
+        # Counts of equal rows may differ by rounding, and either row may leave.
         unit = 4 * torch.finfo(h_WW.dtype).eps * (1 + self._score.slope)
         tie_T = unit * (count_T + level.to(h_WW) + 0.25)
         most_T = self._group.all_reduce_max(most_T)
@@ -146,7 +153,7 @@ class ExactCounts:
         return kept.plan
 
     def _at_random(self, drawn: Drawn | None, turns: int, groups: Groups | None) -> Tensor | None:
-        """Return the slots that newcomers draw, on the CPU; None where the first draws none."""
+        """Return the slots that newcomers draw, on the CPU, or None if the first draws none."""
         if drawn is None:
             return None
         first_K = self.count_K
@@ -158,9 +165,9 @@ class ExactCounts:
         return drawn.slot_T[:turns]
 
     def _candidates(self, near_TK: Tensor, groups: Groups | None) -> Tensor:
-        """Slots of this shard that may come to have the largest count, int64 [m]."""
+        """Return the slots of this shard that may reach the largest count, int64 [m]."""
         size = min(-(-CANDIDATES // self._group.size), self._columns.capacity)
-        # Half of what joins: evictions take about as much away where counts are largest.
+        # Half, because evictions reduce the largest counts by about the other half.
         reach_K = self.count_K + 0.5 * near_TK[:LOOKAHEAD].sum(dim=0)
         first_K = self.count_K + near_TK[0] if self._compete else self.count_K
         if groups is not None:
@@ -179,13 +186,14 @@ class ExactCounts:
         left_TK: Tensor,
         barred: Barred | None,
     ) -> Tensor:
-        """The largest count of the others that each step sees [T].
+        """Return the largest count of the other slots at each step, [T].
 
         Args:
-            other_K: their counts now, -inf for candidates; moved along.
-            near_TK: similarities of who comes.
-            left_TA: who leaves; their similarities are written to `left_TK`.
-            barred: the slots that do not count at each step; None for none.
+            other_K: the current counts, -inf for candidates. They are updated in place.
+            near_TK: the similarities of the newcomers.
+            left_TA: the rows that leave.
+            left_TK: receives the similarities of these rows.
+            barred: the slots that do not count at each step, or None.
         """
         turns, row_KA = len(near_TK), self._columns.descriptors
         most_T = torch.full_like(near_TK[:, 0], -torch.inf)
@@ -226,7 +234,7 @@ class ExactCounts:
         total_T: Tensor,
         h_WW: Tensor,
     ) -> None:
-        """Take up the counts after the steps that were kept."""
+        """Update the counts after the accepted steps."""
         first, held = len(h_WW) - len(column_T), kept.held
         self.count_K += near_TK[:held].sum(dim=0)
         self.count_K -= left_TK[:held].sum(dim=0)
@@ -242,7 +250,7 @@ class ExactCounts:
         self._owed += held
         self._steps = 2 * held if held == len(near_TK) else held + held // 4 + FEWEST_STEPS
         self._steps = min(self._steps, STEPS)
-        # Newcomers still waiting meet, in their slots, those that were placed.
+        # Update the similarities of the pending newcomers to the slots that were just overwritten.
         assert self._waiting_BK is not None
         waiting_BK = self._waiting_BK[held:]
         self._waiting_BK = waiting_BK if len(waiting_BK) else None
@@ -250,7 +258,7 @@ class ExactCounts:
         waiting_BK[:, slot_R] = self._score.apply_(x_WA @ x_BA[turn_R].T)
 
     def on_insert(self, descriptor_BA: Tensor) -> None:
-        """Newcomers fill the last of this shard's occupied slots."""
+        """Update the counts after newcomers filled the last of this shard's occupied slots."""
         row_kA = self._columns.descriptor_kA
         old = len(row_kA) - len(descriptor_BA)
         (row_NA,) = self._group.all_gather(descriptor_BA)
@@ -258,7 +266,7 @@ class ExactCounts:
         self._count(torch.arange(old, len(row_kA), device=row_kA.device))
 
     def on_update(self, slots: Tensor, before_RA: Tensor) -> None:
-        """These slots hold other rows than `before_RA` now."""
+        """Update the counts after these slots changed from the rows `before_RA`."""
         self._waiting_BK, row_kA = None, self._columns.descriptor_kA
         if self._group.size == 1 and 2 * len(slots) >= len(row_kA):
             self.recount()
@@ -279,10 +287,10 @@ class ExactCounts:
         self.count_K[: len(row_kA)] -= self._score.own(row_kA)
 
     def _recount_some(self) -> None:
-        """Count the next slots again, as many as have been paid for."""
+        """Count the next slots again, as many as the newcomers since the last call allow."""
         number = min(self._owed // RECOUNT_SHARE, self._columns.capacity)
         if number < min(RECOUNT_SHARE, self._columns.capacity):
-            return  # few at a time would cost as much as many
+            return  # few slots at a time cost as much as many
         self._owed = 0
         places = torch.arange(self._next, self._next + number, device=self._columns.device)
         self._count(places % self._columns.capacity)
@@ -297,33 +305,33 @@ class ExactCounts:
         self.count_K[slots] = total_N - self._score.own(row_RA)
 
     def counts(self) -> Tensor:
-        """N(j) of the occupied slots, float64 [k]."""
+        """Return N(j) of the occupied slots, float64 [k]."""
         return self.count_K[: self._columns.occupied].clone()
 
     def total(self, descriptor_BA: Tensor) -> Tensor:
-        """sum_k h(d_b . d_k), float64 [B]."""
+        """Return sum_k h(d_b . d_k), float64 [B]."""
         row_kA = self._columns.descriptor_kA
         return self._group.all_reduce_sum(self._score.total(descriptor_BA, row_kA))
 
     def state(self) -> dict[str, Tensor]:
-        """What `load` needs to go on bit-equal."""
+        """Return the state from which `load` continues bit-equal."""
         return {
             "counts": self.count_K[: self._columns.occupied].cpu().clone(),
             "next": torch.tensor([self._next, self._owed, self._steps]),
         }
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Take over what `state` gave."""
+        """Restore a result of `state`."""
         self.count_K.zero_()
         self.count_K[: len(state["counts"])] = state["counts"].to(self.count_K.device)
         self._next, self._owed, self._steps = state["next"].tolist()
 
     def check(self) -> tuple[bool, str]:
-        """Recount: (True, "") or (False, which slot is off by how much)."""
+        """Count again. Return (True, ""), or (False, the slot with the largest error)."""
         occupied, kept_K = self._columns.occupied, self.count_K.clone()
         self.recount()
         again_k, self.count_K = self.count_K[:occupied].clone(), kept_K
-        # Of a sharp score a cosine's rounding alone may be more.
+        # With a sharp score, the rounding of cosines alone may exceed `least`.
         least, rounding = 1e-4, 1e-6
         if self._columns.descriptors.dtype == torch.float64:
             least, rounding = 1e-9, 2e-15

@@ -1,15 +1,17 @@
-"""Most duplicated under linear h, where the sum of all rows stands for all counts.
+"""Exact duplicate counts under linear h, computed from the sum of all rows.
 
-N(j) = (K - 1 + z_j . s - z_j . z_j) / 2 with s the sum of the rows, so the largest count is a
-maximum-inner-product search with the query s, which moves a little with each newcomer. The rule is
-simulated among a few candidates, the best of a pool, and the pool holds the best of the column.
-A proposal is then verified: the pool is multiplied with s at every 32nd step, which bounds its rows
-in between; those that come close are multiplied with s at all steps. An upper bound covers all rows
-outside the pool, and where it no longer proves the next step, another pool is drawn; so the column
-is read less than once a batch.
+N(j) = (K - 1 + z_j . s - z_j . z_j) / 2, where s is the sum of the rows. The largest count is
+therefore a maximum-inner-product search with the query s, which moves a little with each newcomer.
 
-Where the sum is nearly zero, as among even directions, no bound holds for long. Then the whole
-column is the pool for a while, multiplied with all steps in bfloat16 where the processor has it.
+A pool holds the best rows of the column, and the rule is simulated among the best rows of the pool.
+The proposal is then verified. The pool is multiplied by s at every 32nd step, which bounds its rows
+in between. Rows that come close to the bound are multiplied by s at all steps. An upper bound
+covers all rows outside the pool. If it no longer proves the next step, another pool is drawn. The
+column is thus read less than once per batch.
+
+If the sum is nearly zero, as for evenly spread directions, no bound holds for long. The whole
+column is then the pool for a while. It is multiplied by the sums of all steps, in bfloat16 if the
+processor supports it.
 
 Shapes: B newcomers, T of them in a proposal, A descriptor, K slots, P rows of the pool, R rows
 compared at every step, c candidates, W = c + T columns, G segments of steps, R slots updated.
@@ -33,79 +35,87 @@ from stream_ssl.memory.scores import sum_rows
 from stream_ssl.memory.shares import Barred, Gate, Groups, Turns
 
 POOL_ROWS = 8192
-"""Of a pool. Its rows are read for each proposal, the column for each pool."""
+"""The number of rows in a pool. A pool is read for each proposal, and the column for each pool."""
 
 CANDIDATES = 64
-"""Among which steps are simulated, besides two for each newcomer. Whether another would have left
-is verified."""
+"""The number of rows among which steps are simulated, besides two for each newcomer.
+
+The result is verified.
+"""
 
 STEPS = 256
-"""Most newcomers of a proposal."""
+"""The largest number of newcomers in a proposal."""
 
 FEWEST_STEPS = 32
-"""Newcomers of a proposal at least, if there are as many."""
+"""The least number of newcomers in a proposal, if there are as many."""
 
 SEGMENT = 32
-"""Steps between two at which all rows of a pool are multiplied with the sum."""
+"""The number of steps between two products of the whole pool with the sum."""
 
 CLOSE_ROWS = 128
-"""Of a pool, multiplied with the sum of every step; more where these do not suffice."""
+"""The number of pool rows multiplied by the sum of every step. It grows if it is too small."""
 
 POOL_WORTH = 16
-"""Newcomers that a pool must serve, or the whole column is the pool for a while."""
+"""The number of newcomers that a pool must serve.
+
+Otherwise the whole column becomes the pool for a while.
+"""
 
 LONGEST_SCAN = 4096
-"""Most newcomers for which that is so before a pool is tried again."""
+"""The largest number of newcomers for which the column is the pool before a pool is tried again."""
 
 LARGEST_PART = 1 << 18
-"""Numbers of a part of many rows, so few that they stay in a processor's cache."""
+"""The number of values in a part of many rows, which fits a processor's cache."""
 
 COARSE_PART = 1 << 20
-"""The same in bfloat16, where one product is dearer than what waits for its threads."""
+"""The same in bfloat16.
+
+It is larger, because one product costs more than the wait for its threads.
+"""
 
 LARGEST = 1e300
-"""No gain comes near to it."""
+"""A value that no gain approaches."""
 
 COARSE = float(torch.finfo(torch.bfloat16).eps)
 
 LEAST_NORM = 1e-30
-"""A sum of rows shorter than this has no direction: products with it underflow in float32."""
+"""A shorter sum of rows has no direction, because products with it underflow in float32."""
 
 RECOUNT_AFTER = 1 << 20
-"""Newcomers and updated rows, besides four a slot, after which the sum is taken again."""
+"""The newcomers and updated rows, besides four per slot, after which the sum is computed again."""
 
 
 class LinearCounts:
-    """Duplicate counts by (1 + x) / 2, and who has the largest.
+    """Duplicate counts with h(x) = (1 + x) / 2, and the slots with the largest counts.
 
     Args:
-        columns: of the memory; descriptors are read from them.
-        compete: Algorithm 1's form: a newcomer is counted with the others and may be refused.
+        columns: the memory's columns, from which descriptors are read.
+        compete: use Algorithm 1: a newcomer is counted with the others and may be refused.
     """
 
     def __init__(self, columns: Columns, compete: bool = False) -> None:
         self._columns, self._compete = columns, compete
         self._steps, self._close = STEPS, CLOSE_ROWS
         self._coarse = fast_in_bfloat16(columns.device)
-        self._scans = 0  # newcomers for which the whole column is to be the pool
-        self._wait = 0  # how many that was when a pool failed last
+        self._scans = 0  # remaining newcomers with the column as pool
+        self._wait = 0  # value of _scans when a pool last failed
         self.recount()
 
     def recount(self) -> None:
-        """Sum again, and so forget the rounding of all additions and subtractions since."""
+        """Compute the sum again, which removes the rounding errors of earlier updates."""
         row_kA = self._columns.descriptor_kA
         self._sum_A, self._since = sum_rows(row_kA), 0
-        # The shortest and the longest row since, widened by rounding.
+        # Norms of the shortest and the longest row since then, widened by rounding.
         self._norms = torch.ones(2, dtype=torch.float64, device=row_kA.device)
         self._widen(row_kA)
         self._drop_pool()
 
     def _drop_pool(self) -> None:
         self._pool: Pool | None = None
-        self._served = 0  # newcomers, by this pool
+        self._served = 0  # newcomers served by this pool
 
     def _widen(self, row_RA: Tensor) -> None:
-        """Let the norms cover these rows of the column."""
+        """Extend the bounds of the norms to these rows of the column."""
         if len(row_RA):
             norm_R = squares(row_RA).sqrt().to(torch.float64)
             least, most = norm_R.min() * (1 - 1e-6), norm_R.max() * (1 + 1e-6)
@@ -114,12 +124,16 @@ class LinearCounts:
             self._norms = torch.stack(found)
 
     def choose(self, x_BA: Tensor, shared: Turns | None = None) -> Tensor:
-        """Slots of the first newcomers, at least one; -1 refuses. `shared` says what shares leave
-        open to the newcomers; None for all slots."""
+        """Return the slots of the first newcomers, at least one; -1 refuses.
+
+        Args:
+            x_BA: the newcomers.
+            shared: the slots that shares allow for each newcomer. None allows all slots.
+        """
         if self._since > 4 * self._columns.capacity + RECOUNT_AFTER:
             self.recount()
         if shared is not None and self._columns.capacity > POOL_ROWS:
-            # A pool holds the largest counts of all, and not those of each producer.
+            # A pool holds the largest counts overall, but not those of each producer.
             self._scans = max(self._scans, len(x_BA))
             if self._pool is not None and self._pool.slots is not None:
                 self._drop_pool()
@@ -133,7 +147,10 @@ class LinearCounts:
         return plan
 
     def _draw_pool(self) -> Pool:
-        """The rows of the largest z . s, with an upper bound of the others; or all rows."""
+        """Return a pool of the rows with the largest z .
+
+        s and a bound of the others, or all rows.
+        """
         row_KA = self._columns.descriptors
         if self._scans > 0 or len(row_KA) <= POOL_ROWS:
             return Pool(row_KA, coarse=self._coarse and len(row_KA) > POOL_ROWS)
@@ -146,7 +163,10 @@ class LinearCounts:
         return Pool(row_KA[slots], slots, bound)
 
     def _place(self, pool: Pool, x_TA: Tensor, shared: Turns | None = None) -> Tensor:
-        """The plan of the first newcomers; of none where the first step is not proven."""
+        """Place the first newcomers and return their slots.
+
+        None are placed if no step is proven.
+        """
         first_A = self._sum_A + x_TA[0] if self._compete else self._sum_A
         every = self._close >= len(pool.row_PA)
         gain_P = pool.gains(first_A) if every else pool.roughly(first_A)
@@ -160,14 +180,14 @@ class LinearCounts:
         x_TA = x_TA[: len(proposal.column_T)]
         if gate is not None and groups is not None:
             barred = gate.barred(len(x_TA), groups.owner_n)
-        # Equal rows differ by rounding, and either may leave.
+        # Gains of equal rows may differ by rounding, and either row may leave.
         moved_T = torch.linalg.vector_norm(proposal.query_TA - first_A, dim=1)
         tie_T = 4 * torch.finfo(pool.row_PA.dtype).eps * (1 + moved_T)
         tie_T += rounding(proposal.query_TA) * (1 + proposal.query_TA.norm(dim=1))
         proposal = proposal._replace(gain_T=proposal.gain_T + tie_T)
         more_T, unsure_T, close = self._others(pool, gain_P, few, proposal, barred)
         if every:
-            more_T[0] = False  # of all rows of the pool a candidate has most
+            more_T[0] = False  # a candidate has the largest gain of the pool
         outside_T = torch.zeros_like(more_T)
         if pool.bound is not None:
             outside_T = pool.bound(proposal.query_TA) - self._norms[0].square() > proposal.gain_T
@@ -177,20 +197,26 @@ class LinearCounts:
     def _candidates(
         self, pool: Pool, gain_P: Tensor, x_TA: Tensor, groups: Groups | None
     ) -> Tensor:
-        """Rows of the largest gains now, or when so many of those have left for the newcomers."""
+        """Return the rows with the largest gains, now or after the batch.
+
+        The gains after the batch assume that the rows with the largest gains leave for the
+        newcomers.
+        """
         open_P = gain_P if groups is None else gain_P.masked_fill(~groups.open_n, -torch.inf)
         leave_A = pool.row_PA[largest(open_P, len(x_TA))].sum(dim=0)
         move_A = x_TA.sum(dim=0).to(leave_A.dtype) - leave_A
         later_P = gain_P + products(move_A, pool.row_PA)
         best_P = torch.maximum(gain_P - gain_P.max(), later_P - later_P.max())
         first_P = gain_P if groups is None else gain_P.masked_fill(~groups.first_n, -torch.inf)
-        best_P.index_fill_(0, first_P.argmax()[None], torch.inf)  # however many are equal
+        best_P.index_fill_(0, first_P.argmax()[None], torch.inf)  # even if many rows tie
         turns = STEPS if self._scans else len(x_TA)  # a scan costs more than its candidates
         count = CANDIDATES + 2 * turns
         return largest(best_P, count) if groups is None else groups.largest(best_P, count)
 
     def _simulate(self, row_cA: Tensor, x_TA: Tensor, gate: Gate | None) -> Proposal:
-        """Steps among these rows and the newcomers, in the rows' own dtype; sums are in float64."""
+        """Simulate the steps among these rows and the newcomers, in the rows' dtype; sums are
+        float64.
+        """
         row_WA, first = torch.cat([row_cA, x_TA.to(row_cA.dtype)]), len(row_cA)
         wide_WA = row_WA.to(torch.float64)
         gain_W = wide_WA @ self._sum_A
@@ -207,11 +233,12 @@ class LinearCounts:
     def _others(
         self, pool: Pool, gain_P: Tensor, few: Tensor, proposal: Proposal, barred: Barred | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Compare the other rows of the pool with who leaves.
+        """Compare the other rows of the pool with the rows that leave.
 
         Returns:
-            At which steps one of those compared has more, and at which one of the rest may have,
-            bool [T]. And how many rows came close to that, int64 [1].
+            The steps at which a compared row has a larger count, bool [T]; the steps at which one
+            of the rest may have a larger count, bool [T]; and the number of rows that came close,
+            int64 [1].
         """
         row_PA, first_A, level = pool.row_PA, proposal.query_TA[0], proposal.gain_T[0]
         least_T, moved_TA = proposal.gain_T - level, proposal.query_TA - first_A
@@ -229,7 +256,7 @@ class LinearCounts:
             if coarse is not None:
                 segments = EveryStep(moved_TA, coarse)
             over_PG = segments.over(gain_P, least_T - slack, self._norms[1])
-            # Rows that may be taken at some steps count at these alone.
+            # Rows that may leave only at some steps count only at these steps.
             for rows, shut_T in () if barred is None else barred.sometimes():
                 part: Segments | EveryStep = Segments(moved_TA, row_PA[rows])
                 if coarse is not None:
@@ -264,13 +291,16 @@ class LinearCounts:
         doubt_3T: Tensor,
         close: Tensor,
     ) -> Tensor:
-        """Take the steps before the first in doubt, and learn from what ended them.
+        """Accept the steps before the first step in doubt, and adapt to the cause of the doubt.
 
         Args:
-            few: the candidates, of the pool.
-            doubt_3T: whether a row outside the pool may have more, a row of it may have, and one of
-                it has.
-            close: rows of the pool that came close to having more, int64 [1].
+            pool: the pool of the proposal.
+            proposal: the proposed steps.
+            x_TA: the newcomers of the proposal.
+            few: the candidates, as rows of the pool.
+            doubt_3T: bool, whether at each step a row outside the pool may have more, a row of the
+                pool may have more, and a row of the pool has more.
+            close: the number of pool rows that came close to having more, int64 [1].
         """
         turns, slot_c = len(x_TA), few if pool.slots is None else pool.slots[few]
         first_3 = torch.where(doubt_3T.any(dim=1), doubt_3T.long().argmax(dim=1), -1)
@@ -283,13 +313,13 @@ class LinearCounts:
         return kept.plan
 
     def _adapt(self, turns: int, held: int, close: int, outside: bool, unsure: bool) -> None:
-        """Learn from what ended a proposal how to make the next."""
+        """Adapt the next proposal to what ended this one."""
         whole = self._columns.capacity
         self._served += held
         self._scans = max(0, self._scans - held)
         self._close = max(CLOSE_ROWS, 2 * close, self._close // 2)
         if held == turns:
-            self._steps = min(STEPS, max(self._steps, 2 * held))  # the batch may have had no more
+            self._steps = min(STEPS, max(self._steps, 2 * held))  # the batch may have been short
         elif outside:
             self._wait = 0 if self._served >= POOL_WORTH else 2 * self._wait + STEPS
             self._scans = self._wait = min(LONGEST_SCAN, self._wait)
@@ -302,16 +332,16 @@ class LinearCounts:
             self._steps = held + held // 4 + FEWEST_STEPS if self._scans else STEPS
         if not self._scans and self._pool and len(self._pool.row_PA) > POOL_ROWS:
             self._drop_pool()
-            self._steps = FEWEST_STEPS  # a pool may fail again, and few steps tell
+            self._steps = FEWEST_STEPS  # few steps show whether a pool fails again
 
     def on_insert(self, descriptor_BA: Tensor) -> None:
-        """Newcomers fill the last of the occupied slots."""
+        """Update the sum after newcomers filled the last of the occupied slots."""
         self._sum_A = self._sum_A + sum_rows(descriptor_BA)
         self._widen(descriptor_BA)
         self._drop_pool()
 
     def on_update(self, slots: Tensor, before_RA: Tensor) -> None:
-        """These slots hold other rows than `before_RA` now."""
+        """Update the sum after these slots changed from the rows `before_RA`."""
         after_RA = self._columns.descriptors[slots]
         self._since += len(slots)
         self._sum_A = self._sum_A + sum_rows(after_RA) - sum_rows(before_RA)
@@ -319,19 +349,21 @@ class LinearCounts:
         self._drop_pool()
 
     def counts(self) -> Tensor:
-        """N(j) of the occupied slots, float64 [k]."""
+        """Return N(j) of the occupied slots, float64 [k]."""
         row_kA = self._columns.descriptor_kA
         parts = [(wide_bA * (self._sum_A - wide_bA)).sum(dim=1) for wide_bA in _wide(row_kA)]
         gain_k = torch.cat(parts)
         return gain_k.add_(len(row_kA) - 1).mul_(0.5)
 
     def total(self, descriptor_BA: Tensor) -> Tensor:
-        """sum_k h(d_b . d_k), float64 [B], without reading the column."""
+        """Return sum_k h(d_b . d_k), float64 [B], without reading the column."""
         return 0.5 * (self._columns.occupied + descriptor_BA.to(torch.float64) @ self._sum_A)
 
     def state(self) -> dict[str, Tensor]:
-        """What `load` needs to go on bit-equal: equal rows tie, and which of them leaves depends on
-        the pool."""
+        """Return the state from which `load` continues bit-equal.
+
+        It includes the pool, because equal rows tie, and the pool determines which of them leaves.
+        """
         pool = self._pool
         numbers = [self._steps, self._close, self._scans, self._wait, self._served]
         nothing = torch.zeros(0, dtype=torch.int64)
@@ -346,7 +378,7 @@ class LinearCounts:
         }
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Take over what `state` gave; of an earlier version, the sum alone."""
+        """Restore a result of `state`. A state of an earlier version may contain the sum only."""
         device, row_KA = self._columns.device, self._columns.descriptors
         self.recount()
         self._sum_A = state["sum"].to(device, torch.float64)
@@ -361,7 +393,7 @@ class LinearCounts:
             self._pool = Pool(row_KA[slots], slots, UpperBound(packed[:-2], packed[-2], packed[-1]))
 
     def check(self) -> tuple[bool, str]:
-        """Sum again: (True, "") or (False, by how much the sum is off)."""
+        """Compute the sum again. Return (True, ""), or (False, the error of the sum)."""
         off = float((self._sum_A - sum_rows(self._columns.descriptor_kA)).abs().max())
         if off > 1e-9 * max(1, self._columns.occupied):
             return False, f"the sum of the rows is off by {off:.3g}"
@@ -369,22 +401,23 @@ class LinearCounts:
 
 
 class Proposal(NamedTuple):
-    """Steps that are right if no other slot has more."""
+    """Proposed steps, which are right if no other slot has a larger count."""
 
-    column_T: Tensor  # who leaves, of candidates and newcomers
-    gain_T: Tensor  # z . s - z . z of who leaves, at that moment
+    column_T: Tensor  # column that leaves, a candidate or a newcomer
+    gain_T: Tensor  # z . s - z . z of the row that leaves, at that step
     query_TA: Tensor  # the sum that each step sees
     sum_NA: Tensor  # the sum before each step and after the last, N = T + 1
 
 
 class Segments:
-    """Steps between every 32nd, at which a row's product with the sum follows from those two.
+    """Upper bounds of the rows' products with the sum, by segments of 32 steps.
 
-    With the sum of a step written as a point between the sums at both ends and a rest, the product
-    is at most the larger of the two, and the rest's length times the row's.
+    The sum at a step is a point on the line between the sums at both ends of its segment, plus a
+    rest. The product of a row with it is at most the larger of the products at the two ends, plus
+    the length of the rest times the length of the row.
 
     Args:
-        moved_TA: the sum of each step less the first one.
+        moved_TA: the sum at each step minus the first sum.
         row_PA: the rows.
     """
 
@@ -402,12 +435,12 @@ class Segments:
         self._rest_T = torch.linalg.vector_norm(moved_TA - between_TA, dim=1)
 
     def over(self, gain_P: Tensor, least_T: Tensor, radius: Tensor) -> Tensor:
-        """By how much the gains of rows may exceed `least_T` at some step of each segment, [P, G].
+        """Return how far the gains of rows may exceed `least_T` within each segment, [P, G].
 
         Args:
-            gain_P: at the first step.
-            least_T: float64 [T], like the gains less any level.
-            radius: float64, of no dimension; no row is longer.
+            gain_P: the gains at the first step.
+            least_T: float64 [T], minus the same level as the gains.
+            radius: a float64 scalar, the largest length of a row.
         """
         row_PA = self._row_PA
         far = torch.linalg.vector_norm(self._end_HA, dim=1).max()
@@ -421,10 +454,10 @@ class Segments:
 
 
 class EveryStep:
-    """What `Segments` is, of one segment: all rows are multiplied with all sums, in bfloat16.
+    """The same bounds as `Segments`, in one segment: all rows times all sums, in bfloat16.
 
     Args:
-        moved_TA: the sum of each step less the first one.
+        moved_TA: the sum at each step minus the first sum.
         coarse_PX: the rows, see Pool.
     """
 
@@ -433,16 +466,16 @@ class EveryStep:
         self._moved_TA, self._coarse_PX = moved_TA, coarse_PX
 
     def over(self, gain_P: Tensor, least_T: Tensor, radius: Tensor) -> Tensor:
-        """By how much the gains of rows may exceed `least_T` at some step [P, 1]."""
-        # A row, a sum, a gain and `least_T` are each off by half an eps of their size; where a row
-        # just has `least_T`, its gain is no further from that than the product. So 1.5 eps of the
-        # size are lost at most; the rest pays for adding up, in float32.
+        """Return how far the gains of rows may exceed `least_T` at any step, [P, 1]."""
+        # A row, a sum, a gain and `least_T` each have an error of half an eps of their size. If a
+        # row just reaches `least_T`, its first gain differs from it by no more than the product.
+        # So the loss is at most 1.5 eps of the size; the rest covers the float32 additions.
         size_T = radius * torch.linalg.vector_norm(self._moved_TA, dim=1) + least_T.abs()
         short_T2 = torch.stack([torch.ones_like(size_T), 2 * COARSE * size_T - least_T], dim=1)
         query_XT = torch.cat([self._moved_TA, short_T2], dim=1).to(torch.bfloat16).T
         self._coarse_PX[:, -2] = gain_P
         step = max(1, COARSE_PART // len(query_XT))
-        # As whole numbers, which are found in a tenth of the time: those above 0 keep their order.
+        # Compare as integers, ten times as fast; positive values keep their order.
         parts = [
             (row_bX @ query_XT).view(torch.int16).amax(dim=1)
             for row_bX in torch.split(self._coarse_PX, step)
@@ -451,16 +484,16 @@ class EveryStep:
 
 
 class Pool:
-    """The best rows of the column, or all of it, kept in step with the memory.
+    """The best rows of the column, or the whole column, updated with the memory.
 
     Args:
         row_PA: the rows.
-        slots: where they stand in the column, int64 [P]; None where these are all, and not copies.
-        bound: of all rows that are not here; None where these are all.
+        slots: the slots of the rows, int64 [P]. None means that the pool is the column itself.
+        bound: a bound for all rows outside the pool. None if there are none.
         coarse: keep the rows in bfloat16 as well.
 
     Attributes:
-        coarse_PX: those, each with its gain and a 1 behind it, X = A + 2; or None.
+        coarse_PX: the bfloat16 rows, each followed by its gain and a 1, X = A + 2; or None.
     """
 
     def __init__(
@@ -475,18 +508,21 @@ class Pool:
         self._square_P = torch.cat([squares(wide_bA) for wide_bA in _wide(row_PA)])
 
     def roughly(self, sum_A: Tensor) -> Tensor:
-        """z . s - z . z of each row, [P], as its dtype rounds it."""
+        """Return z . s - z . z of each row, [P], in the rows' dtype."""
         dtype = self.row_PA.dtype
         return products(sum_A.to(dtype), self.row_PA) - self._square_P.to(dtype)
 
     def gains(self, sum_A: Tensor, index: Tensor | None = None) -> Tensor:
-        """The same of all or of these, float64."""
+        """Return z . s - z . z of all rows or of these rows, float64."""
         row_RA = self.row_PA if index is None else self.row_PA[index]
         square_R = self._square_P if index is None else self._square_P[index]
         return torch.cat([wide_bA @ sum_A for wide_bA in _wide(row_RA)]) - square_R
 
     def replace(self, place: Tensor, row_RA: Tensor) -> None:
-        """These places have other rows now; the memory's own are written by others."""
+        """Replace the rows at these places.
+
+        If the pool is the column, the memory writes the rows itself.
+        """
         row_RA = row_RA.to(self.row_PA.dtype)
         if self.slots is not None:
             self.row_PA[place] = row_RA
@@ -497,12 +533,13 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class UpperBound:
-    """Bounds z . s over all rows z of which only this is known: |z| <= radius, z . s_0 <= limit.
+    """An upper bound of z . s over all rows z with |z| <= radius and z . s_0 <= limit.
 
-    With p = z . s_0 / |s_0| and s = s_0 + d, where d has the component `along` on s_0 and the rest
-    `across`: z . s <= (|s_0| + along) p + across sqrt(radius^2 - p^2). That is concave in p and has
-    its peak at the direction of s, so the bound is its value at the largest p allowed, or at the
-    peak. |d| alone would bound nothing: evictions move s against itself, where such rows lose too.
+    Let p = z . s_0 / |s_0| and s = s_0 + d. Let `along` be the component of d on s_0, and `across`
+    the length of the rest. Then z . s <= (|s_0| + along) p + across sqrt(radius^2 - p^2). The right
+    side is concave in p, with its peak at the direction of s. The bound is its value at the largest
+    allowed p, or at the peak. A bound by |d| alone would be useless, because evictions move s
+    against itself, which reduces the products of these rows too.
     """
 
     sum_A: Tensor  # s_0, float64
@@ -510,14 +547,14 @@ class UpperBound:
     radius: Tensor
 
     def __call__(self, sum_NA: Tensor) -> Tensor:
-        """The bound at each of these sums, float64 [N]."""
+        """Return the bound at each of these sums, float64 [N]."""
         norm, radius = self.sum_A.norm(), self.radius
         directed = norm > LEAST_NORM
         unit_A = torch.where(directed, self.sum_A / norm, 0.0)
         cosine = torch.where(directed, self.limit / norm, radius).clamp(min=-radius)
         moved_NA = sum_NA - self.sum_A
         square_N, along_N = squares(moved_NA), moved_NA @ unit_A
-        # Where a move is all but along s_0 the difference of squares is nothing but rounding.
+        # If a move is nearly parallel to s_0, the difference of squares is only rounding.
         wide = 8 * rounding(sum_NA)
         across_N = ((square_N - along_N * along_N).clamp(min=0) + wide * square_N).sqrt()
         along_N = along_N + norm
@@ -529,32 +566,32 @@ class UpperBound:
         return most_N
 
     def packed(self) -> Tensor:
-        """All of it in one row [A + 2]."""
+        """Return all fields in one row, [A + 2]."""
         return torch.cat([self.sum_A, self.limit[None], self.radius[None]])
 
 
 def _wide(row_RA: Tensor) -> Iterator[Tensor]:
-    """The rows in float64, some at a time."""
+    """Yield the rows in float64, a block at a time."""
     for row_bA in torch.split(row_RA, max(1, LARGEST_PART // row_RA.shape[1])):
         yield row_bA.to(torch.float64)
 
 
 def squares(row_RA: Tensor) -> Tensor:
-    """z . z of each row."""
+    """Return z . z of each row."""
     norm_R: Tensor = torch.linalg.vector_norm(row_RA, dim=1)
     return norm_R.square()
 
 
 def largest(gain_S: Tensor, count: int) -> Tensor:
-    """Where the `count` largest stand, in order of place."""
+    """Return the positions of the `count` largest values, in ascending order."""
     place_c: Tensor = gain_S.topk(min(count, len(gain_S)), sorted=False).indices.sort().values
     return place_c
 
 
 def rounding(row_RA: Tensor) -> float:
-    """Largest error of a product of such rows, relative to the norms of its factors.
+    """Return the largest error of a product of two such rows, relative to their norms.
 
-    Higham, Accuracy and Stability of Numerical Algorithms, section 3.1: in any order of summation
-    at most A roundings of eps / 2 each; three more for what is rounded before and after.
+    Higham, Accuracy and Stability of Numerical Algorithms, section 3.1: at most A roundings of eps
+    / 2 each, in any order of summation. Three more cover the rounding before and after.
     """
     return (row_RA.shape[1] + 3) * 0.5 * float(torch.finfo(row_RA.dtype).eps)

@@ -1,6 +1,6 @@
-"""DUEL's sequential rule among a few candidates: Algorithm 2, and Algorithm 1 with `compete`.
+"""DUEL's sequential rule among a few candidates: Algorithm 2, or Algorithm 1 with `compete`.
 
-Shapes: c candidates, T newcomers, W = c + T columns: candidates, then newcomers in turn.
+Shapes: c candidates, T newcomers, W = c + T columns: the candidates, then the newcomers in turn.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ def simulate(
     gate: Gate | None = None,
     leaves_T: Any = None,
 ) -> tuple[Tensor, Tensor]:
-    """Let newcomers in one by one, each evicting the largest count of its moment.
+    """Admit newcomers one by one, each of which evicts the column with the largest current count.
 
-    Every step adds the row of who comes and subtracts the row of who leaves, so no row ever
-    changes. On a GPU nothing is read by the host; with a gate the host takes all steps.
+    Every step adds the similarities of the newcomer and subtracts those of the column that leaves,
+    so `h_WW` never changes. On a GPU the host reads nothing. With a gate, the host runs all steps.
 
     Args:
-        count_c: N(j) of the candidates (eq. 5), less any level that both counts share.
-        count_T: sum of h of each newcomer with all slots, less the same level.
-        h_WW: similarities of all columns, indexed by row: a tensor, or what makes rows when they
-            are asked for. Its diagonal is 0: no sample is a duplicate of itself.
-        compete: the newcomer joins first and may be the one that leaves, refused.
-        gate: what shares leave open at each step; None for all.
-        leaves_T: int64 on the CPU, the columns that leave whatever their counts are; None for those
-            of the largest.
+        count_c: N(j) of the candidates (DUEL, eq. 5), minus any level.
+        count_T: the sum of h of each newcomer with all slots, minus the same level.
+        h_WW: similarities of all columns, indexed by row: a tensor, or an object that computes rows
+            on request. Its diagonal is 0, because no sample is a duplicate of itself.
+        compete: the newcomer joins first and may itself be the one that leaves, which refuses it.
+        gate: the columns that shares allow at each step. None allows all.
+        leaves_T: int64 on the CPU, the columns that leave regardless of their counts. None evicts
+            the largest counts.
 
     Returns:
-        int64 [T], the column that leaves at each step: a candidate, c + t of an earlier newcomer,
-        or the newcomer's own. And the largest count of that moment [T]. With a gate both end before
-        the first step that may take none of the columns.
+        The column that leaves at each step, int64 [T]: a candidate, c + t for an earlier newcomer
+        t, or the newcomer itself. And the largest count at each step, [T]. With a gate, both end
+        before the first step that may evict none of the columns.
 
     >>> h_WW = torch.tensor([[0.0, 1.0, 0.5], [1.0, 0.0, 0.2], [0.5, 0.2, 0.0]])
     >>> column, count = simulate(torch.tensor([1.0, 1.5]), torch.tensor([0.7]), h_WW, False)
@@ -58,7 +58,7 @@ def simulate(
     column_T: Any = torch.empty(turns, dtype=torch.int64, device=count_W.device)
     left_T: Any = torch.empty_like(count_T, device=count_W.device)
     on_host = count_W.device.type == "cpu"
-    if on_host:  # numpy dispatches in a fifth of the time, on the same memory
+    if on_host:  # numpy dispatches five times as fast on the same memory
         count_W, column_T, left_T = count_W.numpy(), column_T.numpy(), left_T.numpy()
         h_WW = h_WW.numpy() if isinstance(h_WW, Tensor) else h_WW
     if leaves_T is not None:
@@ -94,11 +94,11 @@ def simulate(
 
 
 def occupants(slot_T: Tensor, slot_c: Tensor) -> Tensor:
-    """Return the column that stands in each of these slots when its newcomer comes, on the CPU.
+    """Return the column that occupies each of these slots when its newcomer arrives, on the CPU.
 
     Args:
         slot_T: the slots that newcomers take in turn.
-        slot_c: the slots of the candidates, all of these among them.
+        slot_c: the slots of the candidates, which include all slots of `slot_T`.
 
     >>> occupants(torch.tensor([7, 9, 7]), torch.tensor([9, 7])).tolist()
     [1, 0, 2]
@@ -113,22 +113,22 @@ def occupants(slot_T: Tensor, slot_c: Tensor) -> Tensor:
 
 
 class Kept(NamedTuple):
-    """The steps of a proposal that stand, on the CPU."""
+    """The accepted steps of a proposal, on the CPU."""
 
-    held: int  # how many
+    held: int  # number of accepted steps
     plan: Tensor  # int64 [held], the slot that each newcomer takes; -1: refused
-    stands_2R: Tensor  # int64, candidates whose slot changed hands, and whose turn had it last
-    also: list[int]
+    stands_2R: Tensor  # int64, candidates whose slot was taken, and the last newcomer to take it
+    also: list[int]  # the other values passed to kept_steps
 
 
 def kept_steps(column_T: Tensor, doubt_T: Tensor, slot_c: Tensor, *also: Tensor) -> Kept:
-    """The steps before the first in doubt. Here the host waits, once a proposal.
+    """Return the steps before the first step in doubt. The host waits for the device once here.
 
     Args:
-        column_T: who leaves at each step, as `simulate` says.
-        doubt_T: bool, whether another may have left.
+        column_T: the column that leaves at each step, from `simulate`.
+        doubt_T: bool, whether a different slot may have left.
         slot_c: the slots of the candidates.
-        also: int64, what else the host is to know.
+        also: other int64 values to copy to the host in the same transfer.
 
     >>> kept = kept_steps(torch.tensor([1, 2, 4]), torch.zeros(3).bool(), torch.tensor([7, 9]))
     >>> kept.plan.tolist(), kept.stands_2R.T.tolist()
@@ -138,7 +138,7 @@ def kept_steps(column_T: Tensor, doubt_T: Tensor, slot_c: Tensor, *also: Tensor)
     held_1 = torch.where(doubt_T.any(), doubt_T.long().argmax(), turns)[None]
     known = to_host(torch.cat([held_1, column_T, slot_c, *also])).tolist()
     held, slots, told = known[0], known[1 + turns :][:first], known[1 + turns + first :]
-    place: list[int] = []  # the candidate whose slot each newcomer takes
+    place: list[int] = []  # candidate whose slot each newcomer takes
     for own, leaves in enumerate(known[1 : 1 + held], first):
         refused = leaves == own
         place.append(REFUSED if refused else leaves if leaves < first else place[leaves - first])
