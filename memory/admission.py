@@ -138,7 +138,7 @@ class Entry:
         self._placed = 0  # newcomers written so far
         self._slot_B = np.full(len(rows), NOBODY)  # current slot of each newcomer, over all ranks
         self._joined_B = np.zeros(len(rows), dtype=bool)
-        self._gone = [np.zeros((3, 0), dtype=np.int64)]  # id, age and slot of those evicted
+        self._gone = [np.zeros((3, 0), dtype=np.int64)]  # id, age and slot of evicted samples
 
     def run(self) -> None:
         """Fill the empty slots, then give the other newcomers the slots that the policy chooses.
@@ -168,7 +168,7 @@ class Entry:
             self._write(plan)
 
     def _plan(self, rows: Rows) -> Tensor:
-        """Ask the policy for slots. Where shares apply, it may choose only some of them."""
+        """Ask the policy for slots, among the slots that shares allow."""
         if self._holdings is None:
             return self._policy.choose(rows)
         turns = Turns(self._holdings, self._owner_b[self._placed :])

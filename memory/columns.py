@@ -120,7 +120,7 @@ class Columns:
         self._elsewhere = 0  # occupied slots of the other shards
         self.embeddings = torch.zeros(capacity, dim, dtype=dtype, device=device)
         self.shared = descriptor_dim is None
-        self._apart = None  # descriptors, where they are not the embeddings
+        self._apart = None  # descriptors, unless they are the embeddings
         if descriptor_dim is not None:
             self._apart = torch.zeros(capacity, descriptor_dim, dtype=dtype, device=device)
         for name in INTEGER_COLUMNS:

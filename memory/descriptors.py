@@ -406,7 +406,7 @@ def load_weights(encoder: nn.Module, path: Path) -> None:
             "weights are read with safetensors, which is not installed: pip install safetensors"
         ) from error
     try:
-        if not path.is_file():  # the library would wait for a pipe
+        if not path.is_file():  # safetensors would block on a pipe
             raise ValueError("there is no such file, or it is no regular one")
         encoder.load_state_dict(load_file(path), strict=True)
     except Exception as error:

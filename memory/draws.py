@@ -62,7 +62,7 @@ class Draw:
 
     slots: Tensor  # int64 [n]
     ids: Tensor  # int64 [n]
-    images: Tensor | None  # uint8 [n, C, H, W], None where the memory keeps none
+    images: Tensor | None  # uint8 [n, C, H, W], None if the memory keeps no images
 
 
 def same(ids_B: Tensor, hashes_B: Tensor | None, ids_N: Tensor, hashes_N: Tensor) -> Tensor:

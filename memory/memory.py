@@ -357,7 +357,7 @@ class WorkingMemory(Slots):
     ) -> Tensor:
         """Compute new embeddings from the stored images, and return the drift as `refresh` does.
 
-        D-SimCLR encodes all slots anew before each step (DUEL, section 4). It is cheaper to encode
+        D-SimCLR encodes all slots again before each step (DUEL, section 4). It is cheaper to encode
         only the `stalest` slots.
 
         Args:
@@ -682,7 +682,7 @@ class WorkingMemory(Slots):
         self._columns.to(device)
         self.descriptor.to(device)
         self.eviction.bind(self._columns, self._seed + 1)
-        if set(policy) == set(self.eviction.state()):  # index="auto" may choose otherwise there
+        if set(policy) == set(self.eviction.state()):  # index="auto" depends on the device
             self.eviction.load(policy)
         self._strata.load(strata, device)
 

@@ -42,7 +42,7 @@ class RankGroup:
     waited = 0.0
 
     def __deepcopy__(self, memo: object) -> RankGroup:
-        return self  # a copy of a memory is held by the same ranks
+        return self  # the same ranks hold a copy of a memory
 
     def share(self, total: int) -> int:
         """Return how many of the first `total` slots of all lie in this shard."""
@@ -127,7 +127,7 @@ class ProcessGroup(RankGroup):
         return tuple(self._gather(rows, lengths) for rows in row_R)
 
     def _gather(self, row_R: Tensor, lengths: list[int]) -> Tensor:
-        # Ranks pad to the longest: not every backend gathers different lengths.
+        # Pad to the longest, because not every backend gathers different lengths.
         longest = max(lengths)
         if not longest:
             return row_R

@@ -127,7 +127,7 @@ class SlotIndex:
     def _fill(self, centre_CA: Tensor) -> None:
         dim = centre_CA.shape[1]
         self._centre_CA, self._square_C = centre_CA, centre_CA.square().sum(dim=1)
-        self._of_cells = load_faiss().IndexFlatL2(dim)  # faiss keeps no reference of its own
+        self._of_cells = load_faiss().IndexFlatL2(dim)  # faiss does not keep a reference
         self._of_cells.add(centre_CA.numpy())
         halves = load_faiss().ScalarQuantizer.QT_fp16  # a third faster than float32
         metric = load_faiss().METRIC_L2

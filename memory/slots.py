@@ -37,6 +37,7 @@ class Slots(nn.Module):
 
     @property
     def device(self) -> torch.device:
+        """The device of the columns."""
         return self._columns.device
 
     @property

@@ -424,7 +424,7 @@ class ApproximateCounts:
         return Error(mean, worst, float(off_N.mean()), wrong, len(drawn))
 
     def check(self) -> tuple[bool, str]:
-        """Return (True, ""), or (False, what is wrong or how far the counts are off)."""
+        """Return (True, ""), or (False, the error found in the cells or in the counts)."""
         if self._cells is None:
             return True, ""
         held, reason = self._cells.check()

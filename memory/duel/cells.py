@@ -255,7 +255,7 @@ class Cells:
         row_NA = torch.cat([lines.slope_CA.to(row_RA.dtype), row_RA])[order_N]
         sign_N = torch.cat([sign_R.new_ones(cells), sign_R])[order_N]
         near_N = torch.zeros_like(sign_N)
-        sizes = to_host(torch.bincount(cell_N + 1, minlength=cells + 1)).tolist()  # NOWHERE first
+        sizes = to_host(torch.bincount(cell_N + 1, minlength=cells + 1)).tolist()  # the first size is that of NOWHERE
         row_CNA, sign_CN, near_CN = (
             torch.split(of_N, sizes)[1:] for of_N in (row_NA, sign_N, near_N)
         )
@@ -284,8 +284,7 @@ class Cells:
         return float(to_host(length)), float(to_host(self.size_C.max()))
 
     def outdated(self, fit: tuple[float, float]) -> bool:
-        """Return whether rows have moved too far since `fit`, so that cells must be fitted again.
-        """
+        """Return whether rows have moved so far since `fit` that cells must be fitted again."""
         length, crowd = self.fit()
         lost = 1 - length > FIT_LOST * max(1 - fit[0], FIT_LEAST)
         return lost or crowd > CROWDED * fit[1]

@@ -242,7 +242,7 @@ class LinearCounts:
         """
         row_PA, first_A, level = pool.row_PA, proposal.query_TA[0], proposal.gain_T[0]
         least_T, moved_TA = proposal.gain_T - level, proposal.query_TA - first_A
-        gain_P = (gain_P - level).index_fill_(0, few, -torch.inf)  # float32 tells these apart
+        gain_P = (gain_P - level).index_fill_(0, few, -torch.inf)  # keeps float32 precision
         chosen_R: Tensor | None = None
         if barred is not None:
             gain_P = gain_P.masked_fill(barred.always(), -torch.inf)
@@ -405,7 +405,7 @@ class Proposal(NamedTuple):
 
     column_T: Tensor  # column that leaves, a candidate or a newcomer
     gain_T: Tensor  # z . s - z . z of the row that leaves, at that step
-    query_TA: Tensor  # the sum that each step sees
+    query_TA: Tensor  # the sum at each step
     sum_NA: Tensor  # the sum before each step and after the last, N = T + 1
 
 
@@ -543,7 +543,7 @@ class UpperBound:
     """
 
     sum_A: Tensor  # s_0, float64
-    limit: Tensor  # float64, of no dimension, as is the radius
+    limit: Tensor  # a float64 scalar, like the radius
     radius: Tensor
 
     def __call__(self, sum_NA: Tensor) -> Tensor:

@@ -76,7 +76,7 @@ def simulate(
                 column_T, left_T = column_T[:turn], left_T[:turn]
                 break
         if not on_host:
-            leaves = leaves[None]  # the host would wait for a bare number
+            leaves = leaves[None]  # indexing with a scalar would make the host wait
         left_T[turn : turn + 1] = count_W[leaves]
         if gate is not None and shut_W[leaves]:
             left_T[turn] = -np.inf

@@ -72,7 +72,7 @@ class Redundant(MostDuplicated):
         return self._choose(rows, turns)
 
     def _choose(self, rows: Rows, turns: Turns | None) -> Tensor:
-        # Each newcomer uses up one number, so that batches draw what single samples draw.
+        # Each newcomer uses one number, so a batch draws the same slots as single samples.
         missing = self._chance.drawn(max(0, len(rows) - len(self._drawn_B)))
         self._drawn_B = torch.cat([self._drawn_B, missing])
         number_T = self._drawn_B[:STEPS]
