@@ -339,7 +339,7 @@ class NearDuplicates:
     def _follow_the_slots(self) -> None:
         """Put the keys of all slots that changed since the last batch into the index."""
         ids_k, k = self._memory.ids, len(self._memory)
-        if self._index.device != self.device or k < len(self._index):  # the memory was moved or loaded
+        if self._index.device != self.device or k < len(self._index):  # moved, or loaded
             self._forget()
         changed = (ids_k != self._ids_K[:k]).nonzero()[:, 0]
         for slots in torch.split(changed, _PAIRS_AT_A_TIME):

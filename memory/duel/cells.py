@@ -255,7 +255,7 @@ class Cells:
         row_NA = torch.cat([lines.slope_CA.to(row_RA.dtype), row_RA])[order_N]
         sign_N = torch.cat([sign_R.new_ones(cells), sign_R])[order_N]
         near_N = torch.zeros_like(sign_N)
-        sizes = to_host(torch.bincount(cell_N + 1, minlength=cells + 1)).tolist()  # the first size is that of NOWHERE
+        sizes = to_host(torch.bincount(cell_N + 1, minlength=cells + 1)).tolist()  # NOWHERE first
         row_CNA, sign_CN, near_CN = (
             torch.split(of_N, sizes)[1:] for of_N in (row_NA, sign_N, near_N)
         )
