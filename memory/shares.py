@@ -142,7 +142,7 @@ class Holdings:
         self.group: RankGroup = columns.group
         self._weights = shares.by_key()
         (key_K,) = columns.group.all_gather(columns.producers)
-        by_rank_WK = to_host(key_K).view(columns.group.size, -1)  # slot j of all is on rank j mod W
+        by_rank_WK = to_host(key_K).view(columns.group.size, -1)  # slot j is on rank j mod W
         key_k = by_rank_WK.T.flatten()[: columns.occupied_of_all].numpy()
         keys, owner_k = np.unique(key_k, return_inverse=True)
         self.owner_K: Owners = np.zeros(self.capacity, dtype=np.int64)

@@ -28,7 +28,7 @@ class Ages:
 
     def __init__(self, columns: Columns) -> None:
         (born_K,) = columns.group.all_gather(columns.born)
-        of_rank_WK = to_host(born_K).view(columns.group.size, -1)  # slot j of all is on rank j mod W
+        of_rank_WK = to_host(born_K).view(columns.group.size, -1)  # slot j is on rank j mod W
         self.born_K = of_rank_WK.T.flatten().numpy().copy()
         self._order: list[tuple[int, int]] = []  # slots and births, oldest last
 
