@@ -1,8 +1,8 @@
-"""What docs/wire.md asks of a producer, tried by a receiver that behaves in many ways.
+"""Tests whether a producer keeps the rules of docs/wire.md, with a receiver that behaves badly.
 
-Each rule is a function of a `Trial`: a producer that has just been started, and the receiver's side
-of its connection. It returns where the rule was kept, and raises `Broken` with what was seen where
-not. The rules' names are those of the list under "Conformance" in docs/wire.md.
+Each rule is a function of a `Trial`, which is a producer that has just started and the receiver's
+side of its connection. The function returns if the producer keeps the rule, and raises `Broken` if
+not. The section "Conformance" in docs/wire.md lists the rules by name.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from stream_ssl.wire.messages import (
 )
 from stream_ssl.wire.sample import CODECS
 
-PATIENCE = 10.0  # seconds for what must happen at once
-REWIND_SECONDS = 3.0  # less than the silence after which HELLO has it go back as well
-UNDER_WAY = 0.5  # seconds in which what was sent before may still arrive
-HELLO_DUE = 3.0  # seconds for an answer to BYE; at 5 s of silence a producer greets by itself
+PATIENCE = 10.0  # most seconds to wait for a message that is due at once
+REWIND_SECONDS = 3.0  # less than the silence that also makes a producer send HELLO and go back
+UNDER_WAY = 0.5  # seconds in which messages in flight may still arrive
+HELLO_DUE = 3.0  # seconds for HELLO after BYE; after 5 s of silence, HELLO comes without BYE
 CREDIT = 4 << 20
 MAX_PACKET = 1 << 20
 
 Start = Callable[[str], Callable[[], None]]
-"""Starts the producer with the receiver's address; returns what ends it, without warning."""
+"""Start the producer with the receiver's address; return a function that kills the producer."""
 
 
 class Broken(Exception):
-    """A rule was not kept; the message says what was seen, and what was due."""
+    """An error for a broken rule; the message says what was received and what was expected."""
 
 
 class Untried(Exception):
-    """The producer gave no occasion to try a rule; the message says why."""
+    """An error for a rule that could not be tested with this producer; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Of one rule. `kept` is None where it could not be tried."""
+    """The result for one rule; `kept` is None if the rule could not be tested."""
 
     rule: str
     promise: str
@@ -60,10 +60,14 @@ class Result:
 
 
 class Trial:
-    """One producer, and a receiver's side that says what a rule tells it to.
+    """One producer under test, and a receiver's side that sends what the rule requires.
+
+    Args:
+        start: starts the producer.
 
     Attributes:
-        hello: the last HELLO.
+        address: the address that the producer connects to.
+        hello: the last HELLO that was received.
     """
 
     def __init__(self, start: Start) -> None:
@@ -87,25 +91,25 @@ class Trial:
             try:
                 self._socket.bind(self.address)
                 break
-            except zmq.ZMQError:  # the one before has not left the port yet
+            except zmq.ZMQError:  # the previous socket may not have released the port yet
                 if time.monotonic() >= deadline:
                     raise
                 time.sleep(0.01)
         self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def drop(self) -> None:
-        """The connection breaks, and comes back at the same port."""
+        """Close the connection, and listen again on the same port."""
         self._socket.close(0)
         self._open()
 
     def restart(self) -> None:
-        """The producer is killed and started again."""
+        """Kill the producer and start it again."""
         self._end()
         self.drop()
         self._end = self._start(self.address)
 
     def hear(self, seconds: float) -> Message | None:
-        """The next message, all of it checked; None: there is none in time."""
+        """Return the next message after checking all of it, or None after the timeout."""
         if not self._socket.poll(max(0, int(1000 * seconds))):
             return None
         self._who, *frames = self._socket.recv_multipart()
@@ -120,14 +124,18 @@ class Trial:
         return message
 
     def during(self, seconds: float) -> Iterator[Message]:
-        """What comes in so many seconds."""
+        """Yield the messages that arrive within the given time."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             if (message := self.hear(left)) is not None:
                 yield message
 
     def greet(self, **fields: Any) -> Hello:
-        """Waits for HELLO, before which no DATA may come, and says WELCOME."""
+        """Wait for HELLO, send WELCOME, and return the HELLO.
+
+        Raises:
+            Broken: HELLO did not arrive in time, or DATA arrived before it.
+        """
         end = time.monotonic() + PATIENCE
         while not isinstance(message := self.hear(end - time.monotonic()), Hello):
             if message is None:
@@ -138,12 +146,12 @@ class Trial:
         return message
 
     def welcome(self, **fields: Any) -> None:
-        """Says WELCOME, with the fields of the last one but for those given."""
+        """Send WELCOME with the fields of the previous one, except for the given fields."""
         self._welcome = replace(self._welcome, **fields)
         self.say(self._welcome)
 
     def data(self) -> Data:
-        """The next DATA; a HELLO repeated before it, as for takeover, is answered."""
+        """Return the next DATA; answer each HELLO before it, which a takeover repeats."""
         end = time.monotonic() + PATIENCE
         while (message := self.hear(end - time.monotonic())) is not None:
             if isinstance(message, Data):
@@ -155,7 +163,7 @@ class Trial:
         raise Broken(f"no DATA within {PATIENCE:g} s")
 
     def packets(self, count: int, first: int) -> list[Data]:
-        """So many packets, which must be numbered from `first` on without gaps."""
+        """Return the next `count` packets; they must be numbered from `first` without gaps."""
         found = []
         for sequence in range(first, first + count):
             packet = self.data()
@@ -165,20 +173,20 @@ class Trial:
         return found
 
     def say(self, message: Message) -> None:
-        """Answers the last one heard."""
+        """Send a message to the connection of the last received message."""
         self.frames(encode(message))
 
     def ack(self, through: int, credit: int = CREDIT) -> None:
-        """Acknowledges."""
+        """Send ACK."""
         self._welcome = replace(self._welcome, resume=max(self._welcome.resume, through))
         self.say(Ack(through, credit))
 
     def frames(self, frames: Frames) -> None:
-        """Sends any frames."""
+        """Send arbitrary frames."""
         self._socket.send_multipart([self._who, *frames])
 
     def nothing(self, kinds: type | tuple[type, ...], seconds: float, after: str) -> None:
-        """No message of these kinds comes, once what was under way has arrived."""
+        """Check that no message of these kinds arrives after the messages in flight."""
         for _ in self.during(UNDER_WAY):
             pass
         for message in self.during(seconds):
@@ -187,7 +195,7 @@ class Trial:
                 raise Broken(f"{type(message).__name__.upper()}{what} came after {after}")
 
     def quiet_after_bye(self, reason: str) -> None:
-        """Says BYE. HELLO answers it, ahead of silence doing so, and no DATA comes behind that."""
+        """Send BYE; check that HELLO follows within HELLO_DUE, and that no DATA follows."""
         self.say(Bye(reason))
         if not any(isinstance(message, Hello) for message in self.during(HELLO_DUE)):
             raise Broken(f"no HELLO within {HELLO_DUE:g} s of BYE")
@@ -205,20 +213,24 @@ class Trial:
 
 
 def same(first: Data, again: Data) -> None:
-    """Raises Broken where a packet has changed."""
+    """Check that a packet that was sent again is unchanged.
+
+    Raises:
+        Broken: the header or the payload differs.
+    """
     if (bytes(first.header), bytes(first.payload)) != (bytes(again.header), bytes(again.payload)):
         raise Broken(f"DATA {again.sequence} was sent again with other bytes")
 
 
 def framing(trial: Trial) -> None:
-    """Every message decodes, byte for byte as in the golden messages."""
+    """Every message can be decoded, byte for byte as in the golden messages."""
     trial.greet()
     for packet in trial.packets(5, 1):
         trial.ack(packet.sequence)
 
 
 def greeting(trial: Trial) -> None:
-    """HELLO comes first and again each second, and no DATA before WELCOME."""
+    """HELLO is sent first and again each second, and no DATA is sent before WELCOME."""
     hellos = 0
     end = time.monotonic() + PATIENCE
     while hellos < 3:
@@ -240,7 +252,7 @@ def numbering(trial: Trial) -> None:
 
 
 def restart(trial: Trial) -> None:
-    """A restart without state goes on at `resume` + 1, with the source at `position`."""
+    """A restart without state resumes at `resume` + 1, with the source at `position`."""
     trial.greet()
     packets = trial.packets(6, 1)
     trial.restart()
@@ -255,7 +267,7 @@ def restart(trial: Trial) -> None:
 
 
 def reconnect(trial: Trial) -> None:
-    """After a reconnect: HELLO, then what is not durable, in order and unchanged."""
+    """After a reconnect, HELLO and all packets that are not durable are sent again, unchanged."""
     trial.greet()
     packets = trial.packets(3, 1)
     trial.ack(1)
@@ -268,7 +280,7 @@ def reconnect(trial: Trial) -> None:
 
 
 def rewind(trial: Trial) -> None:
-    """`gap` rewinds to the sequence named, once for a burst of the same; packets are unchanged."""
+    """`gap` rewinds to its sequence, once for a burst of equal NACKs, with unchanged packets."""
     trial.greet()
     packets = trial.packets(3, 1)
     for _ in range(4):
@@ -290,7 +302,7 @@ def rewind(trial: Trial) -> None:
 
 
 def hello_required(trial: Trial) -> None:
-    """`hello-required` is answered by HELLO, and no DATA until WELCOME."""
+    """After `hello-required`, HELLO is sent, and no DATA until WELCOME."""
     trial.greet()
     packets = trial.packets(2, 1)
     trial.say(Nack(0, "hello-required", "who are you", False))
@@ -300,10 +312,10 @@ def hello_required(trial: Trial) -> None:
 
 
 def silence(trial: Trial) -> None:
-    """HELLO asks after 5 s of silence with packets unacknowledged."""
+    """After 5 s of silence with unacknowledged packets, HELLO is sent."""
     trial.greet()
     trial.packets(1, 1)
-    for message in trial.during(1.5):  # a HELLO of the greeting's, for takeover
+    for message in trial.during(1.5):  # a HELLO that belongs to the greeting, for a takeover
         if isinstance(message, Hello):
             trial.welcome()
     greeted_again(trial, 6.5, "silence")
@@ -312,7 +324,7 @@ def silence(trial: Trial) -> None:
 
 
 def greeted_again(trial: Trial, seconds: float, after: str) -> None:
-    """HELLO comes in time, and no DATA behind it."""
+    """Check that HELLO arrives in time and that no DATA follows it."""
     if not any(isinstance(message, Hello) for message in _until_hello(trial, seconds)):
         raise Broken(f"no HELLO within {seconds:g} s of {after}")
     for message in trial.during(0.5):
@@ -328,7 +340,7 @@ def _until_hello(trial: Trial, seconds: float) -> Iterator[Message]:
 
 
 def bye(trial: Trial) -> None:
-    """After the receiver's BYE: no DATA until the next WELCOME."""
+    """After the receiver's BYE, no DATA is sent until the next WELCOME."""
     trial.greet()
     trial.packets(2, 1)
     trial.quiet_after_bye("restarting")
@@ -337,7 +349,7 @@ def bye(trial: Trial) -> None:
 
 
 def credit(trial: Trial) -> None:
-    """Never more than `credit` bytes outstanding; at credit 0 it waits without giving up."""
+    """At most `credit` bytes are outstanding; at credit 0 the producer waits without giving up."""
     trial.greet()
     size = trial.packets(1, 1)[0].size
     trial.ack(1, credit=0)
@@ -362,7 +374,7 @@ def credit(trial: Trial) -> None:
 
 
 def refused(trial: Trial) -> None:
-    """A packet refused for good is dropped, its sequence consumed, and the next one goes on."""
+    """A permanently rejected packet is dropped, and the next sequence follows."""
     trial.greet()
     packets = trial.packets(3, 1)
     trial.ack(1)
@@ -379,7 +391,7 @@ def refused(trial: Trial) -> None:
 
 
 def stop(trial: Trial) -> None:
-    """`superseded`, `unauthorised` and another version end it."""
+    """The producer stops on `superseded`, `unauthorised` and `version`."""
     for reason in ("unauthorised", "superseded", "version"):
         trial.greet(resume=0)
         trial.packets(1, 1)
@@ -393,7 +405,7 @@ def stop(trial: Trial) -> None:
 
 
 def limits(trial: Trial) -> None:
-    """Packets keep to `max_packet` and `max_samples`."""
+    """Packets do not exceed `max_packet` and `max_samples`."""
     trial.greet()
     packet = trial.packets(1, 1)[0]
     largest = max(len(sample.data) for sample in packet.samples())
@@ -410,7 +422,7 @@ def limits(trial: Trial) -> None:
 
 
 def unknown_keys(trial: Trial) -> None:
-    """Keys of a map that it does not know are passed over."""
+    """Unknown map keys are ignored."""
 
     def extended(message: Message) -> Frames:
         prefix, packed = encode(message)
@@ -426,7 +438,7 @@ def unknown_keys(trial: Trial) -> None:
 
 
 def repeated_ack(trial: Trial) -> None:
-    """An ACK that comes twice changes nothing."""
+    """An ACK that arrives twice changes nothing."""
     trial.greet()
     trial.packets(2, 1)
     for _ in range(3):
@@ -437,7 +449,7 @@ def repeated_ack(trial: Trial) -> None:
 
 
 def lost_journal(trial: Trial) -> None:
-    """Where the journal lost what it had acknowledged: HELLO's `first` and DATA are the oldest."""
+    """If the journal lost acknowledged packets, HELLO's `first` and DATA are the oldest left."""
     trial.greet()
     packets = trial.packets(4, 1)
     trial.ack(3)
@@ -471,7 +483,7 @@ RULES: dict[str, Callable[[Trial], None]] = {
 
 
 def tried(rule: str, start: Start) -> Result:
-    """What one rule's trial of a producer showed."""
+    """Test a producer for one rule and return the result."""
     promise = (RULES[rule].__doc__ or "").strip()
     try:
         with Trial(start) as trial:

@@ -1,7 +1,7 @@
-"""Who may send: CURVE keys on an allow-list, checked at the handshake and at every message.
+"""Access control: CURVE keys on an allow-list, checked at the handshake and for every message.
 
-The handshake alone is not enough: it binds a connection to a key, but does not end the connection
-when the key is revoked, and the routing id of a connection says nothing about its key.
+The check at the handshake alone is not enough. It does not end a connection when its key is
+revoked, and the routing id of a connection does not prove its key.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ _RELOAD_SECONDS = 0.2
 
 
 class AllowList:
-    """A JSON file {"producer name": "public key", ...}, read again when it changes.
+    """An allow-list in a JSON file {"producer name": "public key", ...}; reloaded when it changes.
 
-    The key under the name "*" may speak for every producer.
+    The key under the name "*" may send for every producer.
 
     Args:
         path: the file.
 
     Attributes:
-        broken: the newest version cannot be read, so the list before it stays in force.
+        broken: whether the newest version of the file is invalid and the previous list is in use.
 
     Raises:
-        ValueError: it is missing or malformed.
+        ValueError: the file is missing or malformed.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -59,25 +59,25 @@ class AllowList:
 
     @classmethod
     def enter(cls, path: str | Path, name: str, public: str) -> None:
-        """Adds or replaces a producer's key in the file, which is made if it is missing.
+        """Add or replace the key of a producer in the file; create the file if it is missing.
 
         Raises:
             ValueError: the file is malformed, or the key belongs to another producer.
         """
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(path.parent):  # against another that reads the list now, and would replace it
+        with _locked(path.parent):  # two processes must not read and replace the list at once
             names = {name: key for key, name in cls(path)._names.items()} if path.exists() else {}
             names[name] = public
             _key_to_name(names, path)
             write(path, json.dumps(names, indent=1) + "\n")
 
     def name_of(self, key: str) -> str | None:
-        """The producer whose key this is; None if the key is not on the list now."""
+        """Return the name that the list gives to a key, or None if the key is not listed."""
         return self._names.get(key)
 
     def reload(self) -> None:
-        """Reads a changed file; if it is bad, logs that and keeps the last good list."""
+        """Reload the file if it has changed; if it is invalid, log this and keep the old list."""
         if time.monotonic() - self._checked < _RELOAD_SECONDS:
             return
         self._checked = time.monotonic()
@@ -90,7 +90,7 @@ class AllowList:
         except ValueError as error:
             self._errors += 1
             self.broken = True
-            if isinstance(error.__cause__, OSError):  # descriptors ran out, say: it is tried again
+            if isinstance(error.__cause__, OSError):  # such as no free descriptor: retry
                 self._loaded_stat = None
             text = f"{error}; the list before it stays in force"
             self._limited_log.log(logging.ERROR, "list", text)
@@ -99,7 +99,7 @@ class AllowList:
             log.info("allow-list %s: %d keys", self.path, len(self._names))
 
     def take_errors(self) -> int:
-        """Return how often a changed file was bad since the last call."""
+        """Return how often a changed file was invalid since the last call."""
         errors, self._errors = self._errors, 0
         return errors
 
@@ -125,10 +125,10 @@ class AllowList:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Keeps others that ask for the same lock waiting."""
+    """Hold an exclusive lock on a folder, if its file system supports locks."""
     handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        with contextlib.suppress(OSError):  # a network's file system may have no locks
+        with contextlib.suppress(OSError):  # a network file system may not support locks
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
@@ -136,7 +136,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _key_to_name(names: Any, path: Path) -> dict[str, str]:
-    """Checks the file's content, name -> key, and returns key -> name."""
+    """Check the content of the file, name -> key, and return key -> name."""
     if not isinstance(names, dict):
         raise ValueError(f'allow-list {path}: must be {{"producer name": "public key", ...}}')
     found: dict[str, str] = {}
@@ -157,18 +157,18 @@ def _key_to_name(names: Any, path: Path) -> dict[str, str]:
 
 
 class Access:
-    """CURVE for a receiver's socket, and whether a message's key may speak for a producer.
+    """Authentication of a receiver's connections by CURVE, and authorisation of its messages.
 
     Args:
-        keys: the receiver's own pair with its secret, or the path of NAME.secret.json.
-        allow: path of the allow-list.
+        keys: the key pair of the receiver, or the path of NAME.secret.json.
+        allow: the path of the allow-list.
 
     Raises:
         ValueError: the secret is missing, or a file is malformed.
 
     Attributes:
-        denied: handshakes refused so far.
-        failures: handshakes refused because checking them raised.
+        denied: handshakes that were denied so far.
+        failures: handshakes whose check raised an exception.
     """
 
     def __init__(self, keys: Keys | str | Path, allow: str | Path) -> None:
@@ -184,49 +184,49 @@ class Access:
         self._authenticator: _Authenticator | None = None
 
     def start(self, context: zmq.Context[Any]) -> zmq.Socket[Any]:
-        """Begins to answer a context's handshakes; call `handle` when the returned socket polls."""
+        """Start to answer handshakes; call `handle` when the returned socket is readable."""
         self._authenticator = _Authenticator(self, context)
         self._authenticator.start()
         return self._authenticator.zap_socket
 
     def secure(self, socket: zmq.Socket[Any]) -> None:
-        """Makes a socket a CURVE server; call it before bind."""
+        """Make a socket a CURVE server; call this before `bind`."""
         assert self.keys.secret is not None
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.CURVE_SECRETKEY, self.keys.secret.encode())
-        # Without a domain to enforce, a missing ZAP handler lets everybody in.
+        # Without an enforced domain, libzmq accepts every client if the ZAP handler is missing.
         socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN.encode())
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
 
     def handle(self) -> None:
-        """Answers the waiting handshakes. Never raises: what cannot be checked is denied."""
+        """Answer the waiting handshakes. Never raises: a handshake whose check fails is denied."""
         if self._authenticator is not None:
             self.allow.reload()
             self._authenticator.answer_all()
 
     def permits(self, key: str | None, producer: str) -> bool:
-        """Whether the key in a message's User-Id may speak for a producer now."""
+        """Return whether the key in a message's User-Id may now send for a producer."""
         name = self.allow.name_of(key) if key else None
         return name is not None and belongs(producer, name)
 
     def knows(self, key: str | None) -> bool:
-        """Whether the key in a message's User-Id is on the list now."""
+        """Return whether the key in a message's User-Id is now on the list."""
         return bool(key) and self.allow.name_of(key or "") is not None
 
     def stop(self) -> None:
-        """Closes the socket of start()."""
+        """Close the socket that `start` returned."""
         if self._authenticator is not None:
             self._authenticator.stop()
             self._authenticator = None
 
 
 def belongs(producer: str, name: str) -> bool:
-    """Whether a name of the allow-list covers a producer: the same, one above it, or "*"."""
+    """Return whether an allow-list name covers a producer: its name, a parent of it, or "*"."""
     return name in (producer, ANY_NAME) or producer.startswith(f"{name}/")
 
 
 def _peer_of(message: list[bytes]) -> str:
-    """Address and public key of a ZAP request, for the log."""
+    """Return the address and the public key in a ZAP request, for the log."""
     address = message[3].decode("ascii", "replace")[:64] if len(message) > 3 else "unknown"
     if len(message) <= 6 or len(message[6]) != 32:
         return f"{address} without a key"
@@ -234,8 +234,9 @@ def _peer_of(message: list[bytes]) -> str:
 
 
 class _Authenticator(Authenticator):
-    """pyzmq's ZAP protocol in the receiver's own loop: pyzmq's thread for it ends for good when a
-    check raises once.
+    """A ZAP handler in the receiver's own loop.
+
+    The handler thread of pyzmq is not used, because it ends when a check raises an exception.
     """
 
     def __init__(self, access: Access, context: zmq.Context[Any]) -> None:
@@ -247,7 +248,7 @@ class _Authenticator(Authenticator):
         self.configure_curve_callback(DOMAIN, self)
 
     def callback(self, domain: str, key: bytes) -> bool:  # noqa: ARG002 - pyzmq's signature
-        """Whether a public key (Z85) may connect; its User-Id will be that key."""
+        """Return whether a public key (Z85) may connect; the key becomes the User-Id."""
         return self._access.allow.name_of(key.decode("ascii")) is not None
 
     def answer_all(self) -> None:
@@ -267,7 +268,7 @@ class _Authenticator(Authenticator):
             self._access.failures += 1
             text = "a handshake could not be checked and was denied"
             self._limited_log.log(logging.ERROR, "internal", text, exc_info=True)
-        if not self._replied:  # a REP socket must answer, or it is stuck
+        if not self._replied:  # a REP socket must answer before it can receive again
             request = message[1] if len(message) > 1 else b""
             self._send_zap_reply(request, b"500", b"Internal error")
 
@@ -283,7 +284,11 @@ class _Authenticator(Authenticator):
 
 
 def _run_without_waiting(coroutine: Coroutine[Any, Any, None]) -> None:
-    """Runs a coroutine that never has to wait, without an event loop."""
+    """Run a coroutine that never waits, without an event loop.
+
+    Raises:
+        RuntimeError: the coroutine has waited.
+    """
     try:
         coroutine.send(None)
     except StopIteration:

@@ -1,9 +1,9 @@
-"""What came of a connection and was not read: bounded, connection by connection.
+"""A limit for the unread bytes that each client connection may queue.
 
-libzmq tells of it neither the bytes nor, before a message is whole, that there are any; of a failed
-handshake it tells a socket's monitor alone. Its own bound, RCVHWM, is not to be used: it stops
-reading, and where such a connection then ends, libzmq's next heartbeat on it, either way, ends the
-process (`Assertion failed: !_io_error`, up to 4.3.5 and in its sources of 2026).
+libzmq does not report how many bytes wait in its queues. It reports a failed handshake only to the
+monitor of a socket. Its own limit, RCVHWM, cannot be used, because it stops reading the connection.
+If such a connection then breaks, the next heartbeat on it aborts the process (`Assertion failed:
+!_io_error`, up to 4.3.5 and in its sources of 2026).
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from stream_ssl.rate_limited_logger import RateLimitedLogger
 log = logging.getLogger(__name__)
 
 WIRE_PER_CREDIT = 4
-"""Bytes of tiny packets under CURVE, for one of header and payload."""
+"""Bytes on the wire for each byte of credit, for tiny packets under CURVE."""
 
 _LIBC = ctypes.CDLL(None)
 _TCP_INFO = struct.Struct("128xQ")  # tcpi_bytes_received in Linux's struct tcp_info
-_HEARTBEAT_BYTES = 256  # a second, at most, that belong to no message
-_FRAME_OVERHEAD = 64  # bytes that ZMTP and CURVE put around a frame, at most
-_LEAST_CUT = 64 << 10  # bytes that wait of a connection, or it is not why memory is short
-_CHECK_SECONDS = 0.05  # between two looks, or more, so that they take
-_CHECK_SHARE = 0.05  # of a core's time, at most
-_SILENT_SECONDS = 10.0  # without a message, after which a connection counts as silent
+_HEARTBEAT_BYTES = 256  # most bytes per second that belong to no message
+_FRAME_OVERHEAD = 64  # most bytes that ZMTP and CURVE add to a frame
+_LEAST_CUT = 64 << 10  # a connection with fewer unread bytes does not cause a lack of memory
+_CHECK_SECONDS = 0.05  # least time between two checks
+_CHECK_SHARE = 0.05  # most of a core's time for checks; many connections are checked less often
+_SILENT_SECONDS = 10.0  # seconds without a message after which a connection counts as silent
 _HANDSHAKES: dict[int, str] = {
-    zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC: "server-key",  # encrypted to another receiver's key
+    zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC: "server-key",  # encrypted for another receiver's key
 }
 _HANDSHAKE_FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 _LOCAL = ""  # the peer of a connection over ipc://
@@ -50,34 +50,38 @@ _LOCAL = ""  # the peer of a connection over ipc://
 
 @dataclass(slots=True)
 class _Connection:
-    peer: Any  # address and port: the descriptor may be another's by now
-    checked: float  # when, time.monotonic; at first, when it was accepted
-    read: int = 0  # bytes of messages read from it; written by the receiver's thread alone
-    allowed: int = 0  # beside those, of what TCP received before the last check; or less than none
-    ended: bool = True  # whether a message came whole since the last check
-    silent_since: float | None = None  # when accepted, until a message comes or it is counted
-    cut: bool = False  # libzmq has not closed it yet
+    peer: Any  # address and port, to detect a descriptor that another connection reuses
+    checked: float  # time.monotonic of the last check, at first of the accept
+    read: int = 0  # bytes of messages that were read; only the receiver's thread writes it
+    allowed: int = 0  # received bytes beyond `read` that belong to no message; may be negative
+    ended: bool = True  # whether a complete message was read since the last check
+    silent_since: float | None = None  # time of the accept; None after a message or its count
+    cut: bool = False  # whether it was cut off, although libzmq has not closed it yet
 
 
 class Backlogs:
-    """Cuts off a connection of which more bytes came than its credit allows and were not read:
-    whole messages, or one that does not end. Of TCP, Linux counts the bytes; elsewhere nothing is
-    cut off. Once this process holds more memory than it should, those connections are cut off of
-    which most waits: half as much as of the worst, or more. Of ipc:// nobody counts the bytes:
-    there it is those of which no message came whole since the last check. A producer that was
-    innocent connects again.
+    """A watchdog that cuts off connections with too many unread bytes.
 
-    It watches in a thread of its own: the receiver's waits for its disk, and meanwhile libzmq goes
-    on receiving.
+    A connection is cut off if its unread bytes exceed `limit`, in complete messages or in one that
+    does not end. Linux counts the received bytes of a TCP connection; other systems cut off
+    nothing.
+
+    If the process holds too much memory, the connections with the most unread bytes are cut off:
+    the worst one, and all with at least half as much. The bytes of an ipc:// connection are not
+    counted. Such a connection is cut off if it completed no message since the last check. A
+    producer that is cut off by mistake reconnects.
+
+    The watchdog has its own thread, because libzmq continues to receive while the receiver's thread
+    waits for the disk.
 
     Args:
-        server: the socket to watch, before it is bound.
-        limit: bytes of one connection that may wait to be read.
-        memory: bytes that this process may come to hold beside what it holds now.
-        plain: whether the socket speaks plain text.
+        server: the socket to watch; it must not be bound yet.
+        limit: most unread bytes of one connection.
+        memory: most bytes that this process may allocate beyond its present memory.
+        plain: whether the socket accepts plain text.
 
     Attributes:
-        cut: connections cut off so far.
+        cut: the number of connections cut off so far.
     """
 
     def __init__(
@@ -88,9 +92,9 @@ class Backlogs:
         )
         self.cut = self._told = 0
         self._failures: Counter[str] = Counter()
-        mismatch = "plain-receiver" if plain else "no-key"  # of one that speaks the other
+        mismatch = "plain-receiver" if plain else "no-key"  # CURVE on one side only
         self._reasons = {**_HANDSHAKES, zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH: mismatch}
-        self._following = threading.Lock()  # of the monitor, and of what is noted from it
+        self._following = threading.Lock()  # guards the monitor and the results of its events
         self._closing, self._thread = threading.Event(), threading.Thread(target=self._watch)
         self._server, self._limit = server, limit
         self._memory = memory + _resident()
@@ -99,7 +103,7 @@ class Backlogs:
         self._limited_log = RateLimitedLogger(log)
 
     def start(self) -> None:
-        """Watch from now on, until closed."""
+        """Start the thread, which runs until `close`."""
         self._thread.daemon = True
         self._thread.start()
 
@@ -108,12 +112,12 @@ class Backlogs:
             try:
                 self.follow()
                 self.check(time.monotonic())
-            except Exception:  # without this thread nothing bounds what a connection sends
+            except Exception:  # the thread must continue, because only it limits unread bytes
                 text = "the connections could not be checked; the check is tried again"
                 self._limited_log.log(logging.ERROR, "check", text, exc_info=True)
 
     def follow(self) -> None:
-        """Note connections that were accepted or closed; before messages of them are read."""
+        """Update the list of connections; call this before reading messages of new connections."""
         with self._following:
             self._follow()
 
@@ -121,7 +125,7 @@ class Backlogs:
         while self._monitor.poll(0):
             event = parse_monitor_message(self._monitor.recv_multipart())
             descriptor = int(event["value"])
-            if event["event"] & _HANDSHAKE_FAILED:  # the value is no descriptor but what went wrong
+            if event["event"] & _HANDSHAKE_FAILED:  # the value is an error code and no descriptor
                 self._failures[self._reasons.get(descriptor, "handshake")] += 1
                 continue
             self._connections.pop(descriptor, None)
@@ -135,8 +139,9 @@ class Backlogs:
     def read(self, frames: Sequence[zmq.Frame]) -> bool:
         """Record that a message with these frames was read.
 
-        Returns False where libzmq does not name the message's connection: it names none for
-        ZMTP 1 and 2. The bytes of such a connection stay counted as unread.
+        Returns:
+            False if libzmq does not give the descriptor of the connection, as for ZMTP 1 and 2. The
+            bytes of such a connection still count as unread.
         """
         try:
             descriptor = int(frames[0].get(zmq.SRCFD))
@@ -149,10 +154,15 @@ class Backlogs:
         return True
 
     def take_refused(self, now: float) -> Mapping[str, int]:
-        """Connections that came to nothing since the call before, by reason: "oversize", which
-        were cut off; "no-key", "plain-receiver", "server-key", any other "handshake" that failed (a
-        plain peer's too, where it hung up first), and "silent": no message within ten seconds, as
-        from one whose routing id is another's, which libzmq neither reads nor closes.
+        """Return the number of failed connections since the last call, by reason.
+
+        - "oversize": the connection was cut off.
+        - "no-key": the client speaks plain text, and the receiver requires keys.
+        - "plain-receiver": the client uses keys, and the receiver speaks plain text.
+        - "server-key": the client uses the key of another receiver.
+        - "handshake": the handshake failed for another reason, or a plain-text peer closed first.
+        - "silent": no message came within ten seconds. libzmq neither reads nor closes a
+          connection whose routing id is in use.
         """
         with self._following:
             found, self._failures = self._failures, Counter()
@@ -168,7 +178,7 @@ class Backlogs:
         return +found
 
     def check(self, now: float) -> int:
-        """Check all connections, if it is time to; how many were cut off."""
+        """Check all connections if a check is due; return how many were cut off."""
         if now < self._next or not hasattr(socket, "TCP_INFO"):
             return 0
         before, held, waiting = self.cut, _resident(), dict[int, int]()
@@ -188,7 +198,7 @@ class Backlogs:
         return self.cut - before
 
     def close(self) -> None:
-        """Stop watching."""
+        """Stop the thread and close the monitor."""
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -196,7 +206,7 @@ class Backlogs:
         self._monitor.close(0)
 
     def _check(self, tcp: socket.socket, connection: _Connection, now: float) -> int:
-        """How many bytes wait, of a connection that is cut off where these are too many."""
+        """Return the unread bytes of a connection; cut it off if they exceed the limit."""
         facts = tcp.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
         received: int = _TCP_INFO.unpack(facts)[0]
         read, others = connection.read, _HEARTBEAT_BYTES * (now - connection.checked)
@@ -216,7 +226,7 @@ class Backlogs:
         self, connections: Mapping[int, _Connection], waiting: Mapping[int, int], held: int
     ) -> None:
         worst = max(waiting.values(), default=0)
-        if worst < _LEAST_CUT:  # the allocator keeps it: that is not held against those that come
+        if worst < _LEAST_CUT:  # the allocator keeps the memory, so later connections must not pay
             self._memory = held
         for descriptor, size in waiting.items():
             if 2 * size >= worst and size >= _LEAST_CUT:
@@ -246,7 +256,7 @@ class Backlogs:
 
 
 def _resident() -> int:
-    """Bytes of memory that this process holds, beside files; 0 where that is not told."""
+    """Return the resident bytes of this process without file pages; 0 if unknown."""
     try:
         _, resident, shared, *_ = Path("/proc/self/statm").read_text().split()
     except (OSError, ValueError):
@@ -255,14 +265,14 @@ def _resident() -> int:
 
 
 def _release() -> None:
-    """Give memory that was freed back to the system, where the C library can (glibc)."""
+    """Return freed memory to the system, if the C library supports it (glibc)."""
     with contextlib.suppress(AttributeError):
         _LIBC.malloc_trim(0)
 
 
 @contextlib.contextmanager
 def _borrowed(descriptor: int) -> Any:
-    """libzmq's own socket, which stays open."""
+    """Yield a socket for a descriptor of libzmq, without closing the descriptor."""
     tcp = socket.socket(fileno=descriptor)
     try:
         yield tcp

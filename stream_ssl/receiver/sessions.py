@@ -1,7 +1,7 @@
-"""Who is connected, how many bytes each may have in flight, and what each did since the start.
+"""The connected producers, the credit that each of them gets, and their statistics.
 
-`ProtocolState` keeps one `Session` for each connected producer, and shares credit between them by
-`CreditPolicy`. `ProducerTable` is for people and the page they look at.
+`ProtocolState` keeps one `Session` for each connected producer, and divides credit between them by
+`CreditPolicy`. `ProducerTable` has the statistics that the page shows.
 """
 
 from __future__ import annotations
@@ -13,34 +13,37 @@ from dataclasses import dataclass, field, replace
 
 @dataclass(slots=True)
 class Session:
-    """The state of one connected producer, from its HELLO on. Times are of time.monotonic.
+    """The state of one connected producer since its HELLO. Times are of time.monotonic.
 
     Attributes:
-        route: the ROUTER's id for the connection; it proves nothing about who sends.
-        user: the connection's User-Id, its public key; None in plain text.
+        route: the routing id of the connection; it does not authenticate the sender.
+        user: the connection's User-Id, which is its public key; None in plain text.
+        producer: the name of the producer.
+        epoch: the epoch of its HELLO.
         expected: the next sequence to accept.
-        through: the last sequence that is durable.
-        credit: bytes granted, as last sent.
-        credit_changed: when credit last began or ended.
-        largest: bytes of its largest packet; 0: not known, or it may wait to send a larger one.
-        charge: how many bytes each of its bytes counts for, at the dearest of its latest packets;
-            more than 1 where few bytes take long to decode.
-        served: cost accepted from it. The producer with the least has the next turn; an idle one is
-            raised to
-            the least-served busy one, so that it saves up no claim, and by a turn beyond that one
-            when a turn of its own went by unused.
-        greedy: whether it sends as much as it may, and others must wait for its turns: at least
-            half of a least grant in the time of a turn.
-        taken, taken_since: cost accepted from it in such a time, and when that began.
-        revoked: credit that was taken back and may still be in flight, as cost.
-        last_received: when a message last came.
-        last_acked: when an ACK was last sent.
-        missing: packets before `expected` that are lost; counted when the first one after them
-            comes.
-        sent_back: whether packets were left out because they take long to decode. They come again.
-        gap_sent: when NACK "gap" was last sent for `expected`; 0: not yet.
-        record: what is told of the producer.
-        verdicts: it has asked how its samples fare.
+        through: the last durable sequence.
+        credit: the granted bytes, as last sent.
+        credit_changed: when the credit last changed between 0 and more than 0.
+        largest: bytes of the largest packet; 0: unknown, or the producer may wait to send a larger
+            packet.
+        charge: the cost per byte of the most expensive recent packet; more than 1 if packets are
+            small but take long to decode. It decays with each cheaper packet.
+        served: the cost accepted from the producer. The producer with the least gets the next turn.
+            The value of an idle producer is raised to that of the least-served greedy producer, so
+            that it saves no claim. After an unused turn it is raised by one turn more.
+        greedy: whether the producer uses its turns, so that others must wait: it sends at least
+            half of the least grant within the time of a turn.
+        taken: the cost accepted in the present period of a turn's length.
+        taken_since: when this period began.
+        revoked: the cost of revoked credit that may still be in flight.
+        last_received: when the last message was received.
+        last_acked: when the last ACK was sent.
+        missing: lost packets before `expected`; they are counted when the next packet is accepted.
+        sent_back: whether packets were rejected because they take long to decode. The producer
+            sends them again.
+        gap_sent: when NACK "gap" was last sent for `expected`; 0: never.
+        record: the statistics of the producer.
+        verdicts: whether the producer has asked for verdicts.
     """
 
     route: bytes
@@ -67,11 +70,13 @@ class Session:
     gap_sent: float = 0.0
 
     def take(self, size: int, cost: int, least: int, now: float) -> None:
-        """Count an accepted packet of `size` bytes.
+        """Update the session for an accepted packet.
 
         Args:
-            cost: at least its bytes; see `decode_cost`.
+            size: the bytes of the packet.
+            cost: the cost of the packet, at least its bytes; see `decode_cost`.
             least: the least grant of the producer, as cost.
+            now: the time of time.monotonic.
         """
         if now - self.taken_since >= TURN_SECONDS:
             self.greedy = 2 * self.taken >= least
@@ -85,10 +90,10 @@ class Session:
 
 
 class Sessions:
-    """The connected producers, a bounded number: beyond it the one silent for longest is dropped.
+    """A bounded table of the connected producers; the longest silent one is dropped if it is full.
 
-    Nothing is lost with a session: a producer without one is asked to say HELLO, and what it sent
-    is in the journal.
+    Dropping a session loses no data. The receiver asks a producer without a session to send HELLO,
+    and its accepted packets are kept.
 
     Args:
         limit: most sessions at once.
@@ -96,7 +101,7 @@ class Sessions:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._by_route: OrderedDict[bytes, Session] = OrderedDict()  # silent for longest first
+        self._by_route: OrderedDict[bytes, Session] = OrderedDict()  # longest silent first
         self._by_producer: dict[str, Session] = {}
 
     def __len__(self) -> int:
@@ -106,20 +111,20 @@ class Sessions:
         return iter(list(self._by_route.values()))
 
     def by_route(self, route: bytes) -> Session | None:
-        """The session of a connection."""
+        """Return the session of a connection, or None."""
         return self._by_route.get(route)
 
     def by_producer(self, producer: str) -> Session | None:
-        """The session of a producer."""
+        """Return the session of a producer, or None."""
         return self._by_producer.get(producer)
 
     def touch(self, session: Session, now: float) -> None:
-        """Notes that a message came."""
+        """Record that a message was received."""
         session.last_received = now
         self._by_route.move_to_end(session.route)
 
     def open(self, session: Session) -> None:
-        """Adds a session in place of the same connection's and the same producer's."""
+        """Add a session, replacing those of the same connection and of the same producer."""
         for old in (self.by_route(session.route), self.by_producer(session.producer)):
             if old is not None:
                 self.drop(old)
@@ -129,7 +134,7 @@ class Sessions:
         self._by_producer[session.producer] = session
 
     def drop(self, session: Session) -> None:
-        """Removes a session; one that is not here any more is no error."""
+        """Remove a session, if it is still in the table."""
         if self._by_route.get(session.route) is session:
             del self._by_route[session.route]
         if self._by_producer.get(session.producer) is session:
@@ -138,32 +143,32 @@ class Sessions:
 
 # -- credit
 
-TURN_SECONDS = 0.25  # a turn of a producer that sends
-QUIET_SECONDS = 0.05  # a turn of a producer that does not
-DRAIN_SECONDS = 0.1  # without a message, after which an expired turn has nothing left in flight
-IDLE_SECONDS = 0.5  # with credit and without a message, after which a producer wants no more
-_CHARGE_KEPT = 0.9  # of a charge above 1, with each packet that costs less
-_CHARGE_LEAST = 1.01  # a charge below it counts as 1
+TURN_SECONDS = 0.25  # length of a turn of a producer that sends
+QUIET_SECONDS = 0.05  # length of a turn of a producer that does not send
+DRAIN_SECONDS = 0.1  # seconds without a message after which a revoked turn has drained
+IDLE_SECONDS = 0.5  # seconds without a message, despite credit, after which a producer is idle
+_CHARGE_KEPT = 0.9  # part of a charge's excess over 1 that remains after a cheaper packet
+_CHARGE_LEAST = 1.01  # a lower charge counts as 1
 _TURN_PACKETS = 4  # least grant of a turn, in packets of the producer's largest size
-TURN_BYTES = 256 << 10  # least grant of a turn, where a packet may have so many
+TURN_BYTES = 256 << 10  # least grant of a turn, unless max_packet is smaller
 
 
 class CreditPolicy:
-    """Shares a budget of bytes between producers.
+    """A policy that divides a budget of bytes between producers.
 
-    What is in flight must fit into the receiver's memory and into the journal, so the grants
-    together never exceed either. Where that is too little for all at once, producers take turns;
-    and where room comes only as fast as a slow learner makes it, those that always have more to
-    send are served the same cost, as by start-time fair queueing (Goyal et al. 1996). The cost of
-    a sample is its bytes, or more where few bytes take long to decode: see `decode_cost`.
+    All packets in flight must fit into the receiver's memory and into the journal, so the sum of
+    the grants never exceeds either. If there is too little for all producers at once, they take
+    turns. If room grows only as fast as a slow learner reads, the producers that always have more
+    to send are served the same cost, as in start-time fair queueing (Goyal et al. 1996). The cost
+    of a sample is its bytes, or more if it takes long to decode; see `decode_cost`.
 
     Args:
         each: most bytes for one producer.
-        total: most bytes for all together.
-        max_packet: bytes of the largest packet.
+        total: most bytes for all producers together.
+        max_packet: most bytes of a packet.
 
     Raises:
-        ValueError: not 0 < max_packet <= each <= total.
+        ValueError: `0 < max_packet <= each <= total` does not hold.
     """
 
     def __init__(self, each: int, total: int, max_packet: int) -> None:
@@ -177,15 +182,18 @@ class CreditPolicy:
         self.max_packet = max_packet
 
     def least(self, session: Session) -> int:
-        """Return the cost below which a grant is of no use: a few packets like the largest that
-        came, or one of any size where none did."""
+        """Return the least useful grant, as cost.
+
+        It allows a few packets of the largest size so far, or one packet of any size if the largest
+        size is unknown.
+        """
         if not session.largest:
             return self.max_packet
         largest = int(session.largest * session.charge)
         return min(self.max_packet, max(_TURN_PACKETS * largest, TURN_BYTES))
 
     def share(self, count: int, room: int) -> int:
-        """Bytes for each of `count` producers at once; 0: they must take turns, or wait."""
+        """Return the bytes for each of `count` producers at once; 0: they must take turns."""
         if count < 1:
             return 0
         share = self._share(count, room)
@@ -197,9 +205,10 @@ class CreditPolicy:
         """Return the bytes granted to each session: 0, or at least its largest packet.
 
         Args:
-            room: cost that journal and learner can take.
-            now: of time.monotonic, as are `credit_changed` and `last_received`.
-            scarce: room comes slower than producers could use it.
+            sessions: the connected producers.
+            room: the cost that the journal and the learner can accept.
+            now: the time of time.monotonic.
+            scarce: whether room grows more slowly than producers can use it.
         """
         if not sessions:
             return []
@@ -217,7 +226,7 @@ class CreditPolicy:
         return min(self.each, min(self.total, room) // count)
 
     def _ahead(self, sessions: Sequence[Session], least: Sequence[int]) -> set[int]:
-        """The greedy sessions that have had more than another greedy one, who now comes first."""
+        """Return the greedy sessions that are more than a grant ahead of the least-served one."""
         floor = least_served(sessions)
         return {
             i
@@ -227,15 +236,20 @@ class CreditPolicy:
 
 
 def _as_bytes(session: Session, grant: int) -> int:
-    """Return the bytes that cost as much as `grant`, and at least two of its largest packet."""
+    """Return a grant in bytes instead of cost; at least two of the session's largest packets.
+
+    The result never exceeds `grant`.
+    """
     if not grant or not session.largest or session.charge == 1.0:
         return grant
     return max(min(grant, 2 * session.largest), int(grant / session.charge))
 
 
 def least_served(sessions: Sequence[Session]) -> int:
-    """Cost of the greedy session that has had the fewest; of the one with the most, where none is
-    greedy."""
+    """Return the least cost served to a greedy session.
+
+    If no session is greedy, return the most cost served to any session, or 0 without sessions.
+    """
     greedy = [session.served for session in sessions if session.greedy]
     return min(greedy) if greedy else max((session.served for session in sessions), default=0)
 
@@ -243,11 +257,18 @@ def least_served(sessions: Sequence[Session]) -> int:
 def _turns(
     sessions: Sequence[Session], least: Sequence[int], free: int, now: float, ahead: set[int]
 ) -> list[int]:
-    """Active turns go on, and as many expired ones end as sessions wait for whom there is no room;
-    the least served come first.
+    """Return the grant of each session as cost, in turns; the least-served sessions come first.
 
-    What an expired turn leaves is given to nobody before it has drained, so that the new grants
-    and what is in flight from earlier ones stay within the budget together.
+    Active turns continue. Expired turns end only if other sessions wait without room for them. The
+    room of an ended turn is granted again only after the turn has drained, so that new grants and
+    packets in flight together stay within the budget.
+
+    Args:
+        sessions: the connected producers.
+        least: the least grant of each session.
+        free: the cost that can be granted.
+        now: the time of time.monotonic.
+        ahead: the indices of sessions that get nothing.
     """
     order = sorted(
         range(len(sessions)), key=lambda i: (sessions[i].served, sessions[i].credit_changed)
@@ -266,7 +287,7 @@ def _turns(
     for i in order:
         if sessions[i].credit:
             continue
-        if unserved or least[i] > free:  # nor does a smaller one overtake
+        if unserved or least[i] > free:  # a smaller grant must not overtake a waiting session
             unserved += least[i]
         else:
             grants[i], free = least[i], free - least[i]
@@ -292,25 +313,25 @@ def _drains(session: Session, now: float) -> bool:
 # -- what each producer did
 
 MOST_REASONS = 32
-"""Reasons of refusal told apart for one producer."""
+"""Most reasons of rejection that are counted separately for one producer."""
 
 
 @dataclass(slots=True)
 class ProducerRecord:
-    """One producer, over all its connections. Times are of time.monotonic.
+    """The statistics of one producer over all its connections. Times are of time.monotonic.
 
     Attributes:
-        name: as it calls itself.
-        key: the name on the allow-list that it proved to be; None in plain text.
-        agent: what it says that it runs.
-        since: when it first said HELLO.
-        connected: when its present connection did; None while there is none.
-        last_received: when a message last came.
-        hellos: how often it has connected.
-        packets, samples, bytes: taken for the first time.
-        duplicates: samples that came again.
-        rejected: samples, by reason of refusal.
-        credit: bytes that it may have unacknowledged now.
+        name: the name in its HELLO.
+        key: the name of its key on the allow-list; None in plain text.
+        agent: the program and version in its HELLO.
+        since: when its first HELLO was received.
+        connected: when its present connection was opened; None if it is not connected.
+        last_received: when the last message was received.
+        hellos: the number of its connections.
+        packets, samples, bytes: the accepted data, without duplicates.
+        duplicates: samples that were received more than once.
+        rejected: rejected samples, by reason.
+        credit: the bytes that may be unacknowledged now.
     """
 
     name: str
@@ -328,13 +349,13 @@ class ProducerRecord:
     credit: int = 0
 
     def reject(self, reason: str, samples: int) -> None:
-        """Count samples that were refused."""
+        """Count rejected samples; beyond MOST_REASONS reasons, count them as "other"."""
         known = reason in self.rejected or len(self.rejected) < MOST_REASONS
         self.rejected[reason if known else "other"] += samples
 
 
 class ProducerTable:
-    """A record for each producer that has said HELLO, of the `limit` last heard of.
+    """A bounded table of producer records; beyond the limit, the longest silent one is removed.
 
     Args:
         limit: most records.
@@ -342,7 +363,7 @@ class ProducerTable:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._records: OrderedDict[str, ProducerRecord] = OrderedDict()  # silent for longest first
+        self._records: OrderedDict[str, ProducerRecord] = OrderedDict()  # longest silent first
 
     def __len__(self) -> int:
         return len(self._records)
@@ -351,13 +372,21 @@ class ProducerTable:
         return iter(self._records.values())
 
     def get(self, name: str) -> ProducerRecord | None:
-        """The producer's record."""
+        """Return the record of a producer, or None."""
         return self._records.get(name)
 
     def opened(
         self, name: str, key: str | None, agent: str, now: float, again: bool = False
     ) -> ProducerRecord:
-        """A producer has said HELLO; `again`, on a connection on which it had done so."""
+        """Record a HELLO and return the producer's record.
+
+        Args:
+            name: the name of the producer.
+            key: the name of its key on the allow-list; None in plain text.
+            agent: the program and version in HELLO.
+            now: the time of time.monotonic.
+            again: whether the connection has sent HELLO before.
+        """
         record = self._records.get(name)
         if record is None:
             record = ProducerRecord(name, key, agent, now, now, now)
@@ -372,11 +401,11 @@ class ProducerTable:
         return record
 
     def heard(self, record: ProducerRecord, now: float) -> None:
-        """A message has come."""
+        """Record that a message of the producer was received."""
         record.last_received = now
         if record.name in self._records:
             self._records.move_to_end(record.name)
 
     def copy(self) -> list[ProducerRecord]:
-        """Records that nobody changes any more, silent for longest first."""
+        """Return copies of the records, the longest silent first."""
         return [replace(record, rejected=record.rejected.copy()) for record in self]

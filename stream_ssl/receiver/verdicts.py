@@ -1,7 +1,8 @@
-"""How samples fared, from the learner to the receiver: lossy by design, and never waited for.
+"""Transport of verdicts from the learner to the receiver; it is lossy and never blocks.
 
-Datagrams over a Unix socket in the run's folder. The receiver opens it when a producer has asked,
-and without it the learner sends nothing. What does not fit into the kernel's buffer is left out.
+Verdicts are datagrams on a Unix socket in the run's folder. The receiver opens the socket when a
+producer asks for verdicts; without the socket the learner sends nothing. Datagrams that do not fit
+into the kernel's buffer are dropped.
 """
 
 from __future__ import annotations
@@ -23,19 +24,20 @@ log = logging.getLogger(__name__)
 
 FILE = "verdicts.sock"
 READ = 64
-"""Datagrams read at a time."""
+"""Most datagrams per call of `VerdictInbox.read`."""
 MAX_BYTES = 60_000
 MAX_PATH = 107
-"""Bytes of a Unix socket's path; a run folder that is longer has no feed."""
+"""Most bytes of a Unix socket's path. If the path in the run's folder is longer, there are no
+verdicts."""
 RETRY_SECONDS = 60.0
-"""After which it is tried again to listen where that failed."""
+"""Seconds before the inbox tries again to listen after a failure."""
 
 
 class VerdictInbox:
-    """The receiver's end.
+    """The receiver's end of the socket for verdicts.
 
     Args:
-        folder: of the run.
+        folder: the folder of the run.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -45,7 +47,7 @@ class VerdictInbox:
         self._limited_log = RateLimitedLogger(log, seconds=3600.0)
 
     def listen(self, wanted: bool) -> None:
-        """Be open while somebody wants what comes."""
+        """Open the socket if verdicts are wanted and close it otherwise; log failures."""
         if wanted == (self._socket is not None) or time.monotonic() < self._retry_at:
             return
         if not wanted:
@@ -56,17 +58,17 @@ class VerdictInbox:
                 raise OSError(f"its path has more than {MAX_PATH} bytes")
             self._path.unlink(missing_ok=True)
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-            # `bind` takes the mode of the socket. A chmod of the path would follow a link.
+            # `bind` uses the mode of the socket, whereas chmod of the path would follow a link.
             os.fchmod(self._socket.fileno(), 0o600)
             self._socket.bind(str(self._path))
-        except OSError as error:  # the disk is full, say
+        except OSError as error:  # such as a full disk
             self.close()
             self._retry_at = time.monotonic() + RETRY_SECONDS
             text = f"no verdicts for producers: {self._path} cannot be listened at: {error}"
             self._limited_log.warning("listen", text)
 
     def read(self) -> Iterator[tuple[str, list[Verdict]]]:
-        """What has come: a producer's name, and how some of its samples fared."""
+        """Yield the received verdicts as (name of the producer, verdicts); never blocks."""
         for _ in range(READ if self._socket is not None else 0):
             try:
                 assert self._socket is not None, "asked before"
@@ -75,10 +77,10 @@ class VerdictInbox:
             except BlockingIOError:
                 return
             except (OSError, ValueError, TypeError, LookupError, msgpack.UnpackException):
-                continue  # no datagram of ours
+                continue  # the datagram is not from a learner
 
     def close(self) -> None:
-        """Nobody wants any more."""
+        """Close and remove the socket."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -87,13 +89,13 @@ class VerdictInbox:
 
 
 class VerdictSender:
-    """The learner's end.
+    """The learner's end of the socket for verdicts.
 
     Args:
-        folder: of the run.
+        folder: the folder of the run.
 
     Attributes:
-        left_out: verdicts for which the receiver had no room.
+        left_out: the number of verdicts that could not be sent.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -103,11 +105,11 @@ class VerdictSender:
 
     @property
     def wanted(self) -> bool:
-        """Whether a receiver listens."""
+        """Whether the receiver's socket exists."""
         return self._path.exists()
 
     def send(self, verdicts: Mapping[str, Sequence[Verdict]]) -> None:
-        """Tell, by producer, how samples fared; or leave it out."""
+        """Send verdicts, given by producer; drop and count those that cannot be sent at once."""
         for producer, rows in verdicts.items():
             for start in range(0, len(rows), MAX_VERDICTS):
                 part = [row.row() for row in rows[start : start + MAX_VERDICTS]]
@@ -117,5 +119,5 @@ class VerdictSender:
                     self.left_out += len(part)
 
     def close(self) -> None:
-        """Send no more."""
+        """Close the socket."""
         self._socket.close()
