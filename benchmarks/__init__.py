@@ -1,5 +1,5 @@
-"""Speed and memory, measured; each module has run() -> rows, and runs by itself too."""
+"""Benchmarks of speed and memory. Each module has `run() -> rows` and can also run alone."""
 
 from stream_ssl.app.threads import share_cores
 
-share_cores()  # as the learner does, before any module here imports torch
+share_cores()  # the learner does the same; must precede any import of torch

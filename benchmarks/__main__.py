@@ -1,4 +1,4 @@
-"""python -m benchmarks [NAME ...]: run the benchmarks, print their tables, write a dated report."""
+"""Run benchmarks, print their tables and write a dated report: python -m benchmarks [NAME ...]."""
 
 from __future__ import annotations
 
@@ -26,14 +26,17 @@ NAMES = (
     "sources",
     "client",
     "ingest",
-)  # the last leaves the disk busy
-BY_NAME = ("gpu",)  # only where asked for: what it needs is not everywhere
-WIDE = 180  # columns, where the tables go to a file
+)  # "ingest" is last because it leaves the disk busy
+BY_NAME = ("gpu",)  # run only if named, because they need special hardware
+WIDE = 180  # columns, if the output is not a terminal
 REPORTS = Path(__file__).parent / "reports"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns 0 when all ran, 1 when one failed; a missed target is told, and is no failure."""
+    """Run the benchmarks; return 0 if all ran and 1 if one failed.
+
+    A missed target is reported, but does not count as a failure.
+    """
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
         "names", nargs="*", choices=[*NAMES, *BY_NAME, []], help=f"default: all but {BY_NAME[0]}"
@@ -54,9 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(name: str, number: int, total: int, console: Console, report: Path) -> Result:
-    """Run one benchmark and print its table; an error is part of the result.
+    """Run one benchmark and print its table. An error becomes part of the result.
 
-    One that draws puts its picture beside the report.
+    If the module has a function `plot`, its picture is written next to the report.
     """
     start, picture = time.monotonic(), None
     with console.status(f"benchmark {number} of {total}: {name}"):

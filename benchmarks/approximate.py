@@ -1,4 +1,4 @@
-"""Eviction by approximate counts: how fast, and how far from the largest count.
+"""Speed of eviction by approximate counts, and its distance from the largest count.
 
 python -m benchmarks.approximate [--capacity 262144 ...] [--batches 80] [--judge cuda]
 """
@@ -21,26 +21,31 @@ from stream_ssl.memory.scores import BLOCK_ELEMENTS, Score, VonMisesFisher
 LEAST_RATE = {262_144: 3000, 1 << 20: 2000}
 MOST_REGRET = 0.02
 WATCHED = 4096
-"""Slots whose counts are kept exactly where a GPU does not keep them all, best and random each;
-fewer in a memory so large that they would take minutes."""
+"""Largest number of slots with the highest counts whose counts are kept exactly on a CPU.
+
+As many random slots are watched, too. Very large memories watch fewer slots, because the exact
+counts would take minutes. A GPU keeps the counts of all slots.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One memory size.
+    """The measurements of one memory size.
 
     Attributes:
-        build_seconds: to fit the cells and count every slot, once.
-        rate: samples a second over the whole run, by the wall clock.
-        cpu_rate: samples a second of processor time, which others on the machine do not slow.
-        median_rate: of single batches; those that draw a pool, the dear ones, are left out by it.
-        regret: mean over judged evictions of (largest - evicted's) / largest exact count.
-        worst_regret: the largest of them.
-        judged: evictions judged.
-        watched: slots among which the largest count was sought.
-        error: mean relative error of the counts at the end, and `bias` that with its sign.
-        met: rate and regret are as required, where a rate is and regret was judged; by processor
-            time.
+        build_seconds: seconds to fit the cells and count every slot once.
+        rate: samples per second over the whole run, in wall-clock time.
+        cpu_rate: samples per second of processor time, which other programs do not slow down.
+        median_rate: median of the batches' rates. The median ignores the few slow batches that draw
+            a pool.
+        regret: mean of (largest - evicted's) / largest exact count over judged evictions.
+        worst_regret: the largest regret.
+        judged: number of judged evictions.
+        watched: number of slots among which the largest count was searched.
+        error: mean relative error of the counts at the end.
+        bias: mean signed relative error of the counts at the end.
+        met: whether `cpu_rate` and `regret` meet the targets; None without a target or judged
+            evictions.
     """
 
     capacity: int
@@ -58,13 +63,13 @@ class Line:
 
 
 class Judge:
-    """Exact counts of the watched slots, carried along one eviction at a time.
+    """Exact counts of the watched slots, updated with each eviction.
 
     Args:
-        score: h.
-        z_KD: rows of the memory; copied.
-        watched: slots, distinct; all where None.
-        device: where to count.
+        score: the score h.
+        z_KD: rows of the memory, which are copied.
+        watched: distinct slots; None: all slots.
+        device: device of the counts.
     """
 
     def __init__(
@@ -85,7 +90,7 @@ class Judge:
         return h_NK.sum(dim=1, dtype=torch.float64) - own_N
 
     def evict(self, slot: int, x_D: Tensor) -> float:
-        """The regret of evicting this slot; then the newcomer takes it."""
+        """Return the regret of evicting this slot, and replace the slot by the newcomer."""
         place = int(self._place_K[slot])
         gone_D, x_D = self._z_KD[slot].clone(), x_D.to(self._z_KD.device)
         own = float(self.count_W[place] if place >= 0 else self._exact(gone_D[None])[0])
@@ -101,7 +106,7 @@ class Judge:
 
 
 class Run:
-    """A full memory under approximate counts, timed batch by batch."""
+    """A full memory with approximate counts, timed batch by batch."""
 
     def __init__(self, capacity: int, score: Score) -> None:
         self.stream = Stream("clustered")
@@ -116,7 +121,7 @@ class Run:
         self.cpu: list[float] = []
 
     def batch(self, judge: Judge | None) -> list[float]:
-        """One batch; the regret of each eviction where there is a judge."""
+        """Add one batch; return the regret of each eviction if there is a judge."""
         x_BD = torch.from_numpy(self.stream.draw(BATCH))
         wall, cpu, regret = 0.0, 0.0, []
         while len(x_BD):
@@ -135,7 +140,7 @@ class Run:
 
 
 def watch(run: Run, everything: bool) -> Tensor | None:
-    """The slots ranked highest and as many random ones, or None for all."""
+    """Return the slots with the highest counts and as many random slots, or None for all slots."""
     if everything or run.columns.capacity <= 4 * WATCHED:
         return None
     count = max(512, min(WATCHED, (1 << 30) // run.columns.capacity))
@@ -155,9 +160,12 @@ def measure(
     """Run `batches` batches and judge the last ones.
 
     Args:
-        judged: batches at the end whose every eviction is judged.
-        device: of the judge. On "cuda" it keeps the exact counts of all slots, elsewhere of those
-            that `watch` names. None, or no batch judged: no judge.
+        capacity: slots of the memory.
+        batches: number of batches.
+        judged: number of batches at the end whose evictions are judged.
+        device: device of the judge. On "cuda" the judge keeps the exact counts of all slots, on
+            other devices those that `watch` returns. None, or no judged batch: no judge.
+        score: the score h; None: VonMisesFisher(0.1).
     """
     score = VonMisesFisher(0.1) if score is None else score
     run = Run(capacity, score)

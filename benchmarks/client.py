@@ -1,8 +1,8 @@
-"""The Python client's send() beside the plainest client in C (client.c), at the same receiver.
+"""Compares send() of the Python client with a minimal client in C (client.c), on one receiver.
 
-Both send 32 x 32 x 3 raw samples in packets of 64 as fast as they can, in turn, to a receiver that
-fsyncs before each acknowledgement. The C client is compiled here, against libzmq's header and
-zlib; where no compiler or no header is, its rows say so.
+Both clients in turn send 32 x 32 x 3 raw samples in packets of 64, as fast as they can. The
+receiver calls fsync before each acknowledgement. The C client is compiled here, with the headers of
+libzmq and zlib. Without a compiler or a header, its row gives the reason.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from stream_ssl.producers import Producer
 SECONDS = 3.0
 ROUNDS = 5
 PACKET_SAMPLES = 64
-MIN_SHARE = 0.8  # of the C client's rate
+MIN_SHARE = 0.8  # share of the C client's rate
 SOURCE = Path(__file__).with_name("client.c")
 WHAT = "32x32x3 raw, packets of 64"
 
 
 def run(seconds: float = SECONDS, rounds: int = ROUNDS) -> list[dict[str, Any]]:
-    """A row for each client; medians over rounds in which they take turns."""
+    """Return a row per client, with medians over rounds in which the clients take turns."""
     with tempfile.TemporaryDirectory(prefix="stream-ssl-") as name:
         program, why = compiled(Path(name))
         pairs: dict[str, list[tuple[float, float]]] = {"C": [], "Python, send()": []}
@@ -57,7 +57,7 @@ def run(seconds: float = SECONDS, rounds: int = ROUNDS) -> list[dict[str, Any]]:
 
 
 def compiled(folder: Path) -> tuple[Path | None, str]:
-    """The C client; or None, and why there is none."""
+    """Compile the C client; return its path, or None and the reason."""
     compiler = shutil.which("cc")
     if compiler is None:
         return None, "no cc here"
@@ -72,7 +72,7 @@ def compiled(folder: Path) -> tuple[Path | None, str]:
 
 
 def of_c(program: Path, endpoint: str, name: str, seconds: float) -> tuple[float, float]:
-    """Acknowledged samples a second, and processor seconds a sample."""
+    """Return the acknowledged samples per second and the processor seconds per sample."""
     command = [str(program), endpoint, name, str(seconds)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     if done.returncode:
@@ -82,7 +82,7 @@ def of_c(program: Path, endpoint: str, name: str, seconds: float) -> tuple[float
 
 
 def of_python(endpoint: str, name: str, seconds: float) -> tuple[float, float]:
-    """The same, warm-up included in the second."""
+    """Return the same numbers for Python; the processor time includes the warm-up."""
     with Producer(endpoint, name, packet_samples=PACKET_SAMPLES) as producer:
         producer.connect()
         samples, cpu = small(), time.process_time()

@@ -1,6 +1,7 @@
-"""What the learner decodes: JPEG of cameras to squares of 224 x 224, beside plain Pillow.
+"""Speed and memory of the learner's decoder, from JPEGs to 224 x 224 squares, compared with Pillow.
 
-Ratios are of processor time on one core, both ways by turns; the peak is of a process of its own.
+Ratios compare processor time on one core; both decoders take turns. Each peak is measured in a
+process of its own.
 """
 
 from __future__ import annotations
@@ -25,12 +26,15 @@ SIZE = 224
 ROUNDS = 31
 CALLS = 4
 MIN_RATIO = 2.5
-MAX_PEAK_MB = 16.0  # beside the file; all pixels of 3840 x 2160 are 25 MB
+MAX_PEAK_MB = 16.0  # in addition to the file; all pixels of 3840 x 2160 take 25 MB
 
 
 def run(rounds: int = ROUNDS) -> list[dict[str, Any]]:
-    """Rows of speed for 640 x 480, of Pillow's and libjpeg's own quality and of a finer one; of
-    speed and peak for 4K in either form of JPEG."""
+    """Return rows for 640 x 480 and 4K images.
+
+    For 640 x 480, the qualities are 75 (the default of Pillow and libjpeg) and 90. For 4K, the rows
+    give speed and peak memory of baseline and progressive JPEG.
+    """
     return [
         row("640x480 JPEG, quality 75", photograph(640, 480), rounds, MIN_RATIO),
         row("640x480 JPEG, quality 90", photograph(640, 480, quality=90), rounds, None),
@@ -44,7 +48,15 @@ def run(rounds: int = ROUNDS) -> list[dict[str, Any]]:
 def row(
     what: str, data: bytes, rounds: int, least: float | None, most: float | None = None
 ) -> dict[str, Any]:
-    """`least`: ratio wanted; `most`: peak allowed, MB."""
+    """Return the row of one image.
+
+    Args:
+        what: the name of the row.
+        data: the JPEG.
+        rounds: number of rounds.
+        least: target of the ratio Pillow / ours; None: no target.
+        most: largest allowed peak in MB; None: no limit.
+    """
     decoder, sample = Decoder(SIZE), Sample("a", data, "jpeg")
     ours, plain = by_turns(lambda: decoder.decode(sample), lambda: plainly(data), rounds)
     ratio = statistics.median(p / o for p, o in zip(plain, ours, strict=True))
@@ -71,7 +83,7 @@ def row(
 def by_turns(
     ours: Callable[[], Any], plain: Callable[[], Any], rounds: int
 ) -> tuple[list[float], list[float]]:
-    """Processor seconds of a call in each round, of either."""
+    """Return the processor seconds of a call in each round, for both functions."""
     taken: tuple[list[float], list[float]] = [], []
     for _ in range(rounds):
         for call, seconds in zip((ours, plain), taken, strict=True):
@@ -83,7 +95,7 @@ def by_turns(
 
 
 def plainly(data: bytes) -> np.ndarray[Any, Any]:
-    """All pixels, then the middle square by the same filter."""
+    """Decode all pixels, and resize the central square with the same filter."""
     image = Image.open(io.BytesIO(data)).convert("RGB")
     width, height = image.size
     left, top, side = (width - height) / 2, 0.0, height
@@ -92,13 +104,13 @@ def plainly(data: bytes) -> np.ndarray[Any, Any]:
 
 
 def photograph(width: int, height: int, kind: str = "baseline", quality: int = 75) -> bytes:
-    """A JPEG with a photograph's spectrum, 1/f^1.4, and a sensor's noise."""
+    """Return a JPEG with a photograph's spectrum, 1/f^1.4, and sensor noise."""
     rng = np.random.default_rng(0)
     frequency_HW = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None])
     frequency_HW[0, 0] = 1.0
     noise_CHW = np.fft.rfft2(rng.normal(size=(3, height, width)))
     image_CHW = np.fft.irfft2(noise_CHW / frequency_HW**1.4, s=(height, width))
-    image_CHW = image_CHW.mean(0) + 0.3 * image_CHW  # colours mostly go along with brightness
+    image_CHW = image_CHW.mean(0) + 0.3 * image_CHW  # colours correlate with brightness
     image_CHW = 128 + 45 * image_CHW / image_CHW.std() + rng.normal(0, 1, image_CHW.shape)
     pixels_HWC = image_CHW.clip(0, 255).astype(np.uint8).transpose(1, 2, 0)
     out = io.BytesIO()
@@ -109,14 +121,14 @@ def photograph(width: int, height: int, kind: str = "baseline", quality: int = 7
 
 
 def peak_of(way: str, data: bytes) -> float:
-    """MB by which decoding this raises the peak of a fresh process."""
+    """Return by how many MB decoding this image raises the peak of a new process."""
     command, here = [sys.executable, "-m", "benchmarks.decode", way], Path(__file__).parent.parent
     done = subprocess.run(command, input=data, capture_output=True, check=True, cwd=here)
     return round(float(done.stdout) / 1e6, 1)
 
 
 def peak(way: str) -> int:
-    """The fresh process: bytes by which its peak grows over that of a small image."""
+    """Return by how many bytes decoding raises this process's peak above that of a small image."""
     decoder, data = Decoder(SIZE), sys.stdin.buffer.read()
     decode = {
         "ours": lambda data: decoder.decode(Sample("a", data, "jpeg")),

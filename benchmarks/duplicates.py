@@ -1,12 +1,12 @@
-"""How fast near-duplicates are found, and how well, beside other ways to find them.
+"""Speed and accuracy of the search for near-duplicates, compared with other methods.
 
-python -m benchmarks duplicates                      # how fast, on one core
-python -m benchmarks.duplicates --cifar FOLDER --fashion FOLDER --picture FILE.svg   # how well
+python -m benchmarks duplicates                      # speed, on one core
+python -m benchmarks.duplicates --cifar FOLDER --fashion FOLDER --picture FILE.svg   # accuracy
 
-The second command holds 32,768 pictures. It offers 2,000 other pictures, which should be let in,
-and changed copies of 500 of those held, which should be found. FOLDER holds CIFAR-10's binary
-version, or Fashion-MNIST as torchvision lays it out. PDQ takes part where `pdqhash` is installed,
-and EfficientNet-lite0 where its weights are (the extra `pretrained`).
+The second command stores 32,768 pictures. It then offers 2,000 other pictures, which should be
+admitted, and modified copies of 500 stored pictures, which should be found. FOLDER contains the
+binary version of CIFAR-10, or Fashion-MNIST in torchvision's layout. PDQ is included if `pdqhash`
+is installed, and EfficientNet-lite0 if its weights are (the extra `pretrained`).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from stream_ssl.memory.near_duplicates import (
 from stream_ssl.memory.slot_index import nearest_rows
 from stream_ssl.producers.sources import CifarBinary, IdxDataset, Source
 
-SIZES = {65_536: 20_000, 1 << 20: 1_500}  # slots, and samples a second that are wanted
+SIZES = {65_536: 20_000, 1 << 20: 1_500}  # slots: target in samples per second
 BATCH, BATCHES = 512, 12
 HELD, STRANGERS, COPIES = 32_768, 2_000, 500
 
@@ -58,7 +58,10 @@ Pictures = NDArray[np.uint8]  # [N, 32, 32, 3]
 
 
 def run() -> list[dict[str, Any]]:
-    """Samples a second that are compared with all slots: strangers, and one copy among four."""
+    """Measure how many samples per second are compared with all slots.
+
+    One sample in four is a copy of a stored picture.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     faiss.omp_set_num_threads(1)
@@ -70,6 +73,7 @@ def run() -> list[dict[str, Any]]:
 
 
 def measured(slots: int, target: int) -> dict[str, Any]:
+    """Return the row of a memory with this number of slots."""
     generator = torch.Generator().manual_seed(0)
     memory = WorkingMemory(slots, 2, Random(), (3, 32, 32))
     for start in range(0, slots, 4096):
@@ -83,7 +87,7 @@ def measured(slots: int, target: int) -> dict[str, Any]:
         ids_B = slots + turn * BATCH + torch.arange(BATCH)
         start_s = time.perf_counter()
         let_in_B = torch.from_numpy(door.find(batch, batch[:0], "refuse", ids_B).let_in_B)
-        spent += [time.perf_counter() - start_s] if turn else []  # the first reads all slots
+        spent += [time.perf_counter() - start_s] if turn else []  # the first turn reads all slots
         found += BATCH - int(let_in_B.sum())
         new_BCHW = batch[let_in_B]
         z_BD = normalize(torch.randn(len(new_BCHW), 2, generator=generator), dim=1)
@@ -99,7 +103,7 @@ def measured(slots: int, target: int) -> dict[str, Any]:
 
 
 def drawn(count: int, generator: torch.Generator) -> Tensor:
-    """Return pictures with large and small shapes, uint8 [B, 3, 32, 32]."""
+    """Return uint8 pictures [B, 3, 32, 32] with large and small shapes."""
     picture_BCHW = torch.zeros(count, 3, 32, 32)
     for side, strength in ((4, 60.0), (8, 40.0), (16, 20.0), (32, 10.0)):
         layer = torch.randn(count, 3, side, side, generator=generator) * strength
@@ -107,7 +111,7 @@ def drawn(count: int, generator: torch.Generator) -> Tensor:
     return (picture_BCHW + 128).clamp(0, 255).to(torch.uint8)
 
 
-# How well.
+# Accuracy
 
 
 def jpeg(picture: Pictures) -> Pictures:
@@ -171,7 +175,7 @@ COMMON = list(KINDS)[:7]
 """Changes that cameras and encoders make."""
 
 Scores = Callable[[Pictures, Pictures], NDArray[np.floating[Any]]]
-"""Of queries against all held: a score each; the lower, the more alike."""
+"""Maps (stored pictures, queries) to one score per query. A lower score means more alike."""
 
 
 def tensor(picture_BHWC: Pictures) -> Tensor:
@@ -189,7 +193,7 @@ def by_thumbnails(side: int) -> Scores:
 def by_features() -> Scores:
     """Compare features of EfficientNet-lite0, which was trained on ImageNet, by their cosine."""
     descriptor = Frozen(EfficientNetLite0(pretrained=True), mean=(0.498,), std=(0.502,))
-    known: list[tuple[Pictures, Tensor]] = []  # features of what is held take minutes
+    known: list[tuple[Pictures, Tensor]] = []  # cached, because they take minutes
 
     def rows(pictures: Pictures) -> Tensor:
         images_BCHW = tensor(pictures)
@@ -204,7 +208,7 @@ def by_features() -> Scores:
 
 
 def by_hash(bits: Callable[[Pictures], NDArray[np.uint8]]) -> Scores:
-    """The least Hamming distance of packed bits [N, bytes]."""
+    """Compare packed bits [N, bytes] by the smallest Hamming distance."""
 
     def scores(held: Pictures, queries: Pictures) -> NDArray[np.floating[Any]]:
         held_bits = bits(held)
@@ -216,7 +220,7 @@ def by_hash(bits: Callable[[Pictures], NDArray[np.uint8]]) -> Scores:
 
 
 def perceptual(pictures: Pictures) -> NDArray[np.uint8]:
-    """pHash: signs of the 8 x 8 lowest frequencies about their median."""
+    """Return the pHash: which of the 8 x 8 lowest frequencies exceed their median."""
     gray = pictures @ np.array([0.299, 0.587, 0.114])
     low = dctn(gray, axes=(1, 2))[:, :8, :8].reshape(len(gray), 64)
     return np.packbits(low > np.median(low, axis=1, keepdims=True), axis=1)
@@ -229,7 +233,7 @@ def pdq(pictures: Pictures) -> NDArray[np.uint8]:
 
 
 def closely(held: Pictures, queries: Pictures) -> NDArray[np.floating[Any]]:
-    """Compare pictures as this project does. The curve moves LIMIT alone."""
+    """Compare pictures as this project does. Only LIMIT varies along the curve."""
     held_KSS, query_BSS = (torch.cat([sketch(tensor(part)) for part in np.array_split(rows, 64)])
                            for rows in (held, queries))  # fmt: skip
     square_Bn, row_Bn = nearest_rows(key(query_BSS), key(held_KSS), NEIGHBOURS)
@@ -254,7 +258,7 @@ def methods() -> Iterator[tuple[str, Scores]]:
 
 
 def compared(source: Source) -> Iterator[dict[str, Any]]:
-    """Yield a row for each method: the copies found where it drops 1 % of the strangers."""
+    """Yield a row per method: the copies found at a threshold that drops 1 % of the strangers."""
     pictures = np.stack(list(loaded(source, HELD + STRANGERS)))
     held, strangers = pictures[:HELD], pictures[HELD:]
     own = held[:: HELD // COPIES][:COPIES]
@@ -283,7 +287,7 @@ def loaded(source: Source, count: int) -> Iterator[Pictures]:
 
 
 def draw(found: Mapping[str, Sequence[dict[str, Any]]], path: Path) -> None:
-    """Draw a curve for each method: copies found against strangers dropped."""
+    """Draw a curve per method: the share of copies found against the share of strangers dropped."""
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     FigureCanvasSVG(figure)
     for axes, (name, rows) in zip(figure.subplots(1, len(found)), found.items(), strict=True):

@@ -1,4 +1,4 @@
-"""How fast the memory evicts: every score, exact and approximate, and against what is printed.
+"""Speed of the memory's eviction for every score, exact and approximate, compared with the papers.
 
 python -m benchmarks.eviction [--quick]
 """
@@ -37,11 +37,12 @@ class Row:
     """One measured line.
 
     Attributes:
-        samples_per_second: median over batches of 256, or over what the work says.
-        slow_tenth: samples a second in the slowest tenth of the batches, their median.
-        times_faster: ours than the other of the line, measured in the same run.
-        regret_percent: of the largest exact count, what the evicted one's fell short of it by.
-        extra_mb: most memory taken over the slots while batches were placed.
+        samples_per_second: median over batches of 256, or over the unit that `work` names.
+        slow_tenth: median samples per second of the slowest tenth of the batches.
+        times_faster: speed of ours divided by the speed of the other, measured in the same run.
+        regret_percent: difference between the largest exact count and the evicted sample's count,
+            in percent of the largest.
+        extra_mb: largest memory use beyond the slots while batches were placed, in MB.
     """
 
     work: str
@@ -58,7 +59,7 @@ class Row:
 
 
 def filled(policy: Policy, capacity: int, kind: str) -> tuple[WorkingMemory, Stream]:
-    """A full memory, and the stream that goes on."""
+    """Return a full memory, and the stream that continues."""
     stream = Stream(kind)
     memory = WorkingMemory(capacity, DIM, policy)
     memory.add(np.arange(capacity), stream.draw(capacity))
@@ -72,7 +73,7 @@ def timed(work: Callable[[], object]) -> float:
 
 
 def seconds(memory: WorkingMemory, stream: Stream, batches: int, batch: int = BATCH) -> list[float]:
-    """What each batch took; the first two are left out."""
+    """Return the seconds of each batch after the first two."""
     found = []
     for _ in range(batches + 2):
         x_BD, ids = stream.draw(batch), np.arange(batch)
@@ -81,14 +82,16 @@ def seconds(memory: WorkingMemory, stream: Stream, batches: int, batch: int = BA
 
 
 def rate(memory: WorkingMemory, stream: Stream, batches: int, batch: int = BATCH) -> float:
-    """Samples a second, the median over batches."""
+    """Return the samples per second, by the median over batches."""
     return batch / statistics.median(seconds(memory, stream, batches, batch))
 
 
 def exact(score: Score, capacity: int, kind: str, least: int, batches: int) -> Row:
-    """The first batches find counts as the stream made them. Evictions flatten those, which makes
-    it harder for some K samples to tell who has most, and then much easier: hence two turnovers of
-    the memory, where that takes no longer than a minute.
+    """Measure the speed of exact counts.
+
+    The first batches find the counts that the stream produced. Evictions make the counts more
+    equal. For about K samples this makes the largest count harder to find, and later much easier.
+    Therefore the run replaces the whole memory twice, if this takes at most a minute.
     """
     memory, stream = filled(MostDuplicated(score), capacity, kind)
     took = sorted(seconds(memory, stream, batches))
@@ -120,7 +123,7 @@ def approximate(capacity: int, least: int, batches: int, judged: int) -> Row:
 
 
 def printed_step(score: Score, z_KD: torch.Tensor, x_D: torch.Tensor) -> int:
-    """One sample of Algorithm 2 as printed: N(J) by eq. 5 for each J in turn, O(K^2 D)."""
+    """Evict by Algorithm 2 as printed: compute N(J) by eq. 5 for each J in turn, O(K^2 D)."""
     most, slot = -1.0, 0
     for candidate, z_D in enumerate(z_KD):
         h_K = score(z_KD @ z_D)
@@ -132,14 +135,14 @@ def printed_step(score: Score, z_KD: torch.Tensor, x_D: torch.Tensor) -> int:
 
 
 def product_step(score: Score, z_KD: torch.Tensor) -> int:
-    """The same with all pairs in one matrix product: the naive way at its best, K x K memory."""
+    """Evict by one matrix product of all pairs, the fastest naive way, with K x K memory."""
     h_KK = score(z_KD @ z_KD.T)
     h_KK.fill_diagonal_(0)
     return int(h_KK.sum(dim=1).argmax())
 
 
 def plain_loop(score: Score, count_K: torch.Tensor, z_KD: torch.Tensor, x_BD: torch.Tensor) -> None:
-    """Algorithm 2 in the ten lines that anybody would write: two products a newcomer."""
+    """Evict by Algorithm 2 in its simplest fast form: two products per newcomer."""
     for x_D in x_BD:
         slot = int(count_K.argmax())
         count_K -= score.apply_(z_KD @ z_KD[slot])
@@ -151,7 +154,7 @@ def plain_loop(score: Score, count_K: torch.Tensor, z_KD: torch.Tensor, x_BD: to
 
 
 def against_plain(score: Score, capacity: int, kind: str, batches: int) -> Row:
-    """Both from the same full memory on the same rows, a batch of each in turn."""
+    """Compare with the plain loop on the same rows from the same memory, one batch each in turn."""
     memory, stream = filled(MostDuplicated(score), capacity, kind)
     z_KD, count_K = memory.embeddings.clone(), memory.counts()
     ours, plain = [], []
@@ -170,8 +173,11 @@ def against_plain(score: Score, capacity: int, kind: str, batches: int) -> Row:
 
 
 def against_printed(score: Score, capacity: int, times: int, batches: int = 40) -> Iterator[Row]:
-    """Both on the same rows, alternating: a batch of ours, then that batch's first two samples by
-    the printed algorithm, from the same memory. Two turnovers and two batches are left out.
+    """Compare with the printed algorithm on the same rows, in turn.
+
+    Each turn adds one batch with ours, and then the first two samples of that batch with the
+    printed algorithm, from the same memory. Two turnovers of the memory and two batches are left
+    out.
     """
     memory, stream = filled(MostDuplicated(score), capacity, "clustered")
     seconds(memory, stream, 2 * capacity // BATCH)
@@ -204,7 +210,10 @@ def against_printed(score: Score, capacity: int, times: int, batches: int = 40) 
 
 
 def against_minred(capacity: int, times: int, batches: int) -> Row:
-    """MinRed as published is timed at its matrix and four removals, of which it makes B."""
+    """Compare with MinRed as published.
+
+    The published form is timed for its matrix and four of its B removals.
+    """
     memory, stream = filled(MinimumRedundancy(), capacity, "clustered")
     ours = BATCH / rate(memory, stream, batches)
     x_BD = torch.from_numpy(stream.draw(BATCH))
@@ -224,7 +233,7 @@ def against_minred(capacity: int, times: int, batches: int) -> Row:
 
 
 def minred_left(capacity: int = 1024, batch: int = 64, batches: int = 8) -> Row:
-    """What redundancy both leave, fed the same rows."""
+    """Compare the redundancy that remains in both memories after the same rows."""
     memory, stream = filled(MinimumRedundancy(), capacity, "clustered")
     published_KD = memory.embeddings.clone()
     for _ in range(batches):
@@ -243,10 +252,10 @@ def minred_left(capacity: int = 1024, batch: int = 64, batches: int = 8) -> Row:
 
 
 def extra_memory(score: Score, capacity: int = MILLION) -> Row:
-    """How far the process grows over the slots while two batches are placed.
+    """Measure by how much the process grows beyond the slots while two batches are placed.
 
-    Counts are taken as they come, from none: to count a million slots once takes an hour, and
-    changes nothing of what is held.
+    The exact counts are random numbers, because counting a million slots takes an hour and does not
+    change the memory use.
     """
     stream = Stream("clustered")
     columns = Columns(capacity, DIM)
@@ -258,7 +267,7 @@ def extra_memory(score: Score, capacity: int = MILLION) -> Row:
         counts.recount()
     else:
         counts.count_K.uniform_(generator=torch.Generator().manual_seed(0))
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = psutil.Process().memory_info().rss / 2**20
     for _ in range(2):
         x_BD = torch.from_numpy(stream.draw(BATCH))
@@ -279,7 +288,7 @@ def extra_memory(score: Score, capacity: int = MILLION) -> Row:
 
 
 def peak() -> float:
-    """The most that this process has held since its peak was reset, in MB."""
+    """Return the peak memory of this process since the last reset, in MB."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) / 1024
@@ -287,8 +296,8 @@ def peak() -> float:
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """The lines one by one: the largest last, each after what it needs to have been freed."""
-    if not quick:  # first, while the process has never been larger
+    """Yield the lines one by one. The largest memories come last."""
+    if not quick:  # must come first, while the process is still small
         yield extra_memory(Linear())
         yield extra_memory(SHARP)
     yield from against_printed(Linear(), 2048, times=4000)
@@ -320,7 +329,7 @@ def rows(quick: bool) -> Iterator[Row]:
 
 
 def run(quick: bool = False) -> list[Row]:
-    """The table. `quick` leaves out what takes minutes."""
+    """Return the table. `quick` leaves out the lines that take minutes."""
     found = []
     for row in rows(quick):
         print(f"  {row.work}, {row.score} K {row.capacity:,} {row.stream}", flush=True)

@@ -1,6 +1,7 @@
-"""On a GPU: the learner's step by phase, the memory's admission, and the loss against the memory.
+"""Measures on a GPU: the learner's step by phase, admission to the memory, and the loss.
 
-`make gpu`, or `python -m benchmarks gpu`. Nothing has a target: no GPU was at hand to set one by.
+`make gpu`, or `python -m benchmarks gpu`. There are no targets, because no GPU was available when
+they were set.
 
 Shapes: B batch, D embedding, C channels, N negatives.
 """
@@ -42,7 +43,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of what is measured; a ResNet-18 on small images where not given otherwise."""
+    """Sizes of the measured workloads. The defaults are a ResNet-18 on small images."""
 
     slots: int = 65_536
     batch: int = 512
@@ -55,7 +56,7 @@ class Sizes:
 
 
 class Ram:
-    """Batches made beforehand, handed out in turn."""
+    """A stream that repeats batches made beforehand."""
 
     def __init__(self, sizes: Sizes, count: int = 8) -> None:
         draw = np.random.default_rng(0)
@@ -77,7 +78,7 @@ class Ram:
 
 
 def run(device: str = "cuda:0", sizes: Sizes | None = None) -> list[dict[str, Any]]:
-    """Rows of: a step by phase, an admission by policy, the loss by its pass."""
+    """Return rows for a step by phase, an admission by policy, and the loss by its pass."""
     if device != "cpu" and not torch.cuda.is_available():
         raise RuntimeError("torch sees no CUDA GPU here")
     where, sizes = torch.device(device), sizes or Sizes()
@@ -85,7 +86,7 @@ def run(device: str = "cuda:0", sizes: Sizes | None = None) -> list[dict[str, An
 
 
 def _steps(device: torch.device, sizes: Sizes) -> Iterator[dict[str, Any]]:
-    """Median milliseconds of a step, by phase."""
+    """Yield the median milliseconds of a step, by phase."""
     kinds: tuple[Literal["float32", "bfloat16"], ...] = ("float32", "bfloat16")
     for precision in kinds:
         seed_everything(0)
@@ -111,7 +112,7 @@ def _steps(device: torch.device, sizes: Sizes) -> Iterator[dict[str, Any]]:
 
 
 def _admissions(device: torch.device, sizes: Sizes) -> Iterator[dict[str, Any]]:
-    """Median milliseconds in which a full memory admits a batch."""
+    """Yield the median milliseconds in which a full memory admits a batch."""
     for name in POLICIES:
         memory = _filled(name, device, sizes)
         draw, first = torch.Generator().manual_seed(1), iter(range(1 << 40, 1 << 50, sizes.batch))
@@ -128,7 +129,7 @@ def _admissions(device: torch.device, sizes: Sizes) -> Iterator[dict[str, Any]]:
 
 
 def _losses(device: torch.device, sizes: Sizes) -> Iterator[dict[str, Any]]:
-    """Milliseconds and megabytes of a loss and its gradient, by how it passes over negatives."""
+    """Yield milliseconds and megabytes of a loss and its gradient, by the pass over negatives."""
     draw = torch.Generator().manual_seed(2)
     anchor_BD = _rows(sizes.batch, sizes.dim, draw).to(device)
     positive_BMD = _rows(sizes.batch, sizes.dim, draw).to(device).unsqueeze(1)
@@ -153,7 +154,7 @@ def _losses(device: torch.device, sizes: Sizes) -> Iterator[dict[str, Any]]:
 
 
 def _filled(name: str, device: torch.device, sizes: Sizes, images: bool = False) -> WorkingMemory:
-    """A full memory under this policy."""
+    """Return a full memory with this policy."""
     shape = (3, sizes.side, sizes.side) if images else None
     memory = WorkingMemory(sizes.slots, sizes.dim, POLICIES[name](), shape, device)
     draw = torch.Generator().manual_seed(0)
@@ -169,7 +170,7 @@ def _rows(count: int, dim: int, draw: torch.Generator) -> Tensor:
 
 
 def _median_ms(act: Callable[[], None], device: torch.device, sizes: Sizes) -> float:
-    """Of calls one after the other, each waited for."""
+    """Return the median milliseconds of a call, which includes the wait for the GPU."""
     seconds = []
     for _ in range(sizes.warm_up + sizes.steps):
         _wait(device)
@@ -181,7 +182,7 @@ def _median_ms(act: Callable[[], None], device: torch.device, sizes: Sizes) -> f
 
 
 def _peak_mb(act: Callable[[], None], device: torch.device) -> float | None:
-    """What a call takes of the GPU's memory besides what is held already; None on a CPU."""
+    """Return the additional GPU memory that a call needs at its peak; None on a CPU."""
     if device.type != "cuda":
         return None
     _wait(device)

@@ -1,4 +1,4 @@
-"""How the cost of an eviction grows with the memory and with the batch.
+"""Growth of the cost of an eviction with the size of the memory and of the batch.
 
 python -m benchmarks.growth [PICTURE.png]
 """
@@ -24,14 +24,14 @@ MAKERS = {
     "vMF 0.1, ivf": lambda: MostDuplicated(SHARP, index="ivf"),
 }
 LARGEST = {"linear, exact": 1 << 20, "vMF 0.1, exact": 1 << 15, "vMF 0.1, ivf": 1 << 18}
-"""Of each: exact counts under vMF take K^2 once, to begin with."""
+"""Largest capacity per policy. Exact counts under vMF compute K^2 scores once, at the start."""
 
 BATCHES = (16, 64, 256, 1024, 4096)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Microseconds a sample, by the median over batches, on clustered data."""
+    """The median microseconds per sample over batches of clustered data."""
 
     policy: str
     capacity: int
@@ -57,7 +57,7 @@ def measured(name: str, policy: Policy, capacity: int, sizes: Sequence[int]) -> 
 
 
 def run() -> list[Row]:
-    """Every point of the plot."""
+    """Return every point of the plot."""
     return list(rows())
 
 

@@ -1,8 +1,8 @@
-"""Durable ingest: a producer process, a receiver process, fsync before every acknowledgement.
+"""Durable ingest: a producer process and a receiver process with fsync before each acknowledgement.
 
-Each row is one kind of sample with or without CURVE. The rate is of acknowledged samples while the
-producer sends as fast as it can; latency is that of single packets on a quiet connection, from
-send() to the acknowledgement. The journal is trimmed as a learner's checkpoints would.
+Each row is one kind of sample, with or without CURVE. The rate counts acknowledged samples while
+the producer sends as fast as it can. The latency is the time from send() to the acknowledgement of
+single packets on an idle connection. The journal is trimmed as by a learner's checkpoints.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ SECONDS = 5.0
 WARM_UP_SECONDS = 1.0
 LATENCY_PACKETS = 200
 BUDGET = 1 << 30
-MIN_SAMPLES = 40_000  # a second, of 32 x 32 x 3
-MIN_MEGABYTES = 150.0  # a second, of 100 KB images
+MIN_SAMPLES = 40_000  # samples per second of 32 x 32 x 3
+MIN_MEGABYTES = 150.0  # per second, with 100 KB images
 MAX_RSS_MB = 300.0
 
 
 def run(seconds: float = SECONDS) -> list[dict[str, Any]]:
-    """A row for each of small raw samples and 100 KB images, without and with CURVE."""
+    """Return rows for small raw samples and 100 KB images, without and with CURVE."""
     rows = []
     for curve in (False, True):
         rows.append(measure("32x32x3 raw, packets of 64", small(), 64, curve, seconds))
@@ -47,14 +47,14 @@ def run(seconds: float = SECONDS) -> list[dict[str, Any]]:
 
 
 def small() -> list[Sample]:
-    """Raw 32 x 32 x 3 images."""
+    """Return raw 32 x 32 x 3 images."""
     draw = np.random.default_rng(0)
     images_NHWC = draw.integers(0, 256, (4096, 32, 32, 3), dtype=np.uint8)
     return [Sample.from_array(image, str(n), label=1) for n, image in enumerate(images_NHWC)]
 
 
 def large() -> list[Sample]:
-    """Encoded images of 100 KB; the receiver does not look into them."""
+    """Return samples of 100 KB with the codec "jpeg"; the receiver does not inspect their bytes."""
     draw = np.random.default_rng(0)
     return [Sample(str(n), draw.bytes(100_000), "jpeg") for n in range(64)]
 
@@ -62,7 +62,7 @@ def large() -> list[Sample]:
 def measure(
     what: str, samples: list[Sample], packet_samples: int, curve: bool, seconds: float
 ) -> dict[str, Any]:
-    """One row."""
+    """Return the row of one measurement."""
     with tempfile.TemporaryDirectory(prefix="stream-ssl-") as name:
         folder = Path(name)
         with receiver(folder, curve) as (endpoint, facts):
@@ -97,7 +97,7 @@ def measure(
 
 
 def throughput(producer: Producer, samples: list[Sample], seconds: float) -> tuple[float, float]:
-    """Acknowledged samples and bytes a second, after a warm-up."""
+    """Return the acknowledged samples and bytes per second, after a warm-up."""
     begun = mark = time.monotonic()
     base = producer.stats.acked
     number = 0
@@ -116,7 +116,7 @@ def throughput(producer: Producer, samples: list[Sample], seconds: float) -> tup
 
 
 def latencies(producer: Producer, samples: list[Sample], count: int) -> list[float]:
-    """Seconds from send() to the acknowledgement, of packets sent one at a time."""
+    """Return the seconds from send() to the acknowledgement of packets sent one at a time."""
     waits = []
     for n in range(LATENCY_PACKETS):
         start = n * count % (len(samples) - count + 1)
@@ -130,7 +130,7 @@ def latencies(producer: Producer, samples: list[Sample], count: int) -> list[flo
 
 @contextmanager
 def receiver(folder: Path, curve: bool) -> Iterator[tuple[str, dict[str, float]]]:
-    """A receiver process; its facts are there when the block has ended."""
+    """Run a receiver process; its facts are filled when the block ends."""
     if curve:
         Keys.generate("receiver").save(folder)
         pair = Keys.generate("bench")
@@ -157,7 +157,7 @@ def receiver(folder: Path, curve: bool) -> Iterator[tuple[str, dict[str, float]]
 
 
 def receive(folder: Path) -> None:
-    """The receiver's process: prints its endpoint, and at the end what it used."""
+    """Run the receiver in this process; print its endpoint, and at the end its resource usage."""
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     secret = folder / "receiver.secret.json"
@@ -178,7 +178,7 @@ def receive(folder: Path) -> None:
 
 
 def peak_rss() -> int:
-    """Bytes; the kernel's high-water mark, which counts mapped files too."""
+    """Return the peak resident memory (VmHWM) in bytes, which includes mapped files."""
     status = Path("/proc/self/status").read_text()
     line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
     return int(line.split()[1]) * 1024

@@ -1,7 +1,7 @@
-"""The learner's steps: seconds by phase, the stream against RAM, and memory held over time.
+"""The learner's steps: seconds by phase, speed of the stream against RAM, and memory growth.
 
-`python -m benchmarks.learner`. Small settings for a CPU: ResNet of width 16 with four blocks,
-28 x 28 grey images, batch 128, 2,048 slots.
+`python -m benchmarks.learner`. Small settings for a CPU: ResNet of width 16 with four blocks, 28 x
+28 grey images, batch 128, 2,048 slots.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ from stream_ssl.wire import Data, Sample
 
 BATCH, SIZE, SLOTS, DIM = 128, 28, 2048, 128
 PACKET = 64
-WARM_UP = 20  # steps until the memory is full and the allocator has what it needs
-ROUNDS, ROUND = 6, 10  # alternating rounds of so many steps
+WARM_UP = 20  # steps until the memory is full and allocations are stable
+ROUNDS, ROUND = 6, 10  # alternating rounds, and steps per round
 FLAT_STEPS = 300
 MIN_SHARE = 0.95
 MAX_GROWTH_MB = 4.0
 LARGE = 65_536
 MOST_SHARE = {SLOTS: 10.0, LARGE: 30.0}
-"""Of a step that the memory may take, in percent, by its slots."""
+"""Allowed share of the memory in a step, in percent, by number of slots."""
 
 
 class Ram:
-    """Batches made beforehand, handed out in turn."""
+    """A stream that repeats batches made beforehand."""
 
     def __init__(self, count: int = 16) -> None:
         draw = np.random.default_rng(0)
@@ -77,7 +77,7 @@ class Ram:
 
 
 def run() -> list[dict[str, Any]]:
-    """Rows of: step seconds by phase, stream against RAM, growth of resident memory."""
+    """Return rows of step seconds by phase, stream against RAM, and growth of resident memory."""
     ram = steps_of(learner(Ram()))
     warm(ram)
     rows = [phases(ram, "default"), *fed_by_the_stream()]
@@ -93,7 +93,7 @@ def run() -> list[dict[str, Any]]:
 
 
 def filled(slots: int, score: Score | None) -> Learner:
-    """A learner whose memory is full, on the daemon's descriptor."""
+    """Return a learner with the daemon's descriptor, whose memory is full."""
     subject = learner(Ram(), slots, MostDuplicated(score, index="auto"))
     draw = torch.Generator().manual_seed(0)
     for start in range(0, slots, 4096):
@@ -108,7 +108,7 @@ def learner(stream: Stream, slots: int = SLOTS, policy: Policy | None = None) ->
     seed_everything(0)
     encoder = ResNet(width=16, depths=(1, 1, 1, 1), channels=1)
     method = MoCo(encoder, Projector(encoder.dim, DIM), InfoNCE(0.2))
-    descriptor = Weighted([Embedding(), Thumbnail(side=8)])  # the daemon's
+    descriptor = Weighted([Embedding(), Thumbnail(side=8)])  # the daemon's descriptor
     memory = WorkingMemory(slots, DIM, policy, image_shape=(1, SIZE, SIZE), descriptor=descriptor)
     return Learner(method, memory, Views(SIZE, channels=1), stream)
 
@@ -125,7 +125,7 @@ def warm(records: Iterator[StepRecord]) -> None:
 
 
 def phases(records: Iterator[StepRecord], name: str, most: float | None = None) -> dict[str, Any]:
-    """Median milliseconds of a step, by phase, and the memory's share of it."""
+    """Return the median milliseconds of a step by phase, and the memory's share of the step."""
     seen = [next(records).seconds for _ in range(2 * ROUND)]
     found = {phase: statistics.median(1000 * s[phase] for s in seen) for phase in PHASES}
     total = statistics.median(1000 * sum(s.values()) for s in seen)
@@ -142,7 +142,7 @@ def phases(records: Iterator[StepRecord], name: str, most: float | None = None) 
 
 
 def fed_by_the_stream() -> Iterator[dict[str, Any]]:
-    """Steps a second fed from the journal against those fed from RAM, alternating."""
+    """Yield samples per second fed from the journal and from RAM, measured in turns."""
     with journalled(BATCH * (WARM_UP + ROUNDS * ROUND + 8)) as batches:
         sources = {"RAM": steps_of(learner(Ram())), "journal": steps_of(learner(batches))}
         rates: dict[str, list[float]] = {name: [] for name in sources}
@@ -157,7 +157,7 @@ def fed_by_the_stream() -> Iterator[dict[str, Any]]:
     medians = {name: statistics.median(values) for name, values in rates.items()}
     for name, rate in medians.items():
         yield {"what": f"samples/s fed from {name}", "value": rate}
-    # Neighbouring rounds share what else the machine does, so their ratio is the sound one.
+    # Compare neighbouring rounds, because the load of the machine affects them equally.
     share = statistics.median(
         journal / ram for ram, journal in zip(rates["RAM"], rates["journal"], strict=True)
     )
@@ -171,7 +171,7 @@ def fed_by_the_stream() -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def journalled(samples: int) -> Iterator[Batches]:
-    """Batches of a real journal that holds so many samples."""
+    """Write a real journal of `samples` samples, and return its batches."""
     draw = np.random.default_rng(1)
     with tempfile.TemporaryDirectory() as folder:
         journal = Journal(Path(folder) / "journal", budget=1 << 30)
@@ -193,11 +193,11 @@ def journalled(samples: int) -> Iterator[Batches]:
 
 
 def growth(records: Iterator[StepRecord]) -> dict[str, Any]:
-    """Resident memory gained over many steps.
+    """Return the growth of resident memory over many steps.
 
-    The allocator keeps what was freed and takes it up again, which moves the plain figure by tens
-    of MB either way within a hundred steps. So what it keeps is given back before each reading;
-    the plain figure stands beside.
+    The allocator keeps freed memory and reuses it, which changes the plain figure by tens of MB
+    within a hundred steps. Therefore freed memory is returned to the system before each reading.
+    The plain figure is reported, too.
     """
     plain_before, before = rss_mb(trim=False), rss_mb(trim=True)
     for _ in range(FLAT_STEPS):
@@ -213,7 +213,7 @@ def growth(records: Iterator[StepRecord]) -> dict[str, Any]:
 
 
 def rss_mb(trim: bool) -> float:
-    """Resident memory of this process, where asked without what malloc holds in reserve."""
+    """Return this process's resident memory in MB; `trim` first returns malloc's reserve."""
     if trim:
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,4 +1,4 @@
-"""How fast the losses are and how little memory they take, against plain and published forms.
+"""Speed and memory use of the losses, compared with plain and published implementations.
 
 python -m benchmarks.losses [--quick]
 """
@@ -40,15 +40,18 @@ HOW = "pip install 'stream-ssl[bench]'"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measured line, forward and backward of a batch of 256 in 128 dimensions.
+    """One measured line: forward and backward of a batch of 256 in 128 dimensions.
 
     Attributes:
-        ms: ours, median.
-        other_ms: the other's, alternating with ours.
-        time_ratio: ours / the other's, median over pairs.
-        cpu_ratio: the same of the time that the process computed, where others do so as well.
-        extra_mb: most memory that the process grew by.
-        difference: between the two losses.
+        ms: median milliseconds of ours.
+        other_ms: median milliseconds of the other, which takes turns with ours.
+        time_ratio: median over pairs of ours / the other's wall-clock time.
+        cpu_ratio: median over pairs of ours / the other's processor time, which other programs
+            affect less.
+        extra_mb: largest growth of the process with ours, in MB.
+        other_extra_mb: largest growth of the process with the other, in MB.
+        memory_ratio: extra_mb / other_extra_mb.
+        difference: absolute difference of the two losses.
     """
 
     work: str
@@ -67,7 +70,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Unit rows; a mask as a working memory makes it, few entries; ten classes."""
+    """Unit rows of ten classes, with a sparse mask as a working memory makes it."""
 
     z_BD: Tensor
     positive_BD: Tensor
@@ -91,7 +94,7 @@ def inputs(count: int, masked: bool, batch: int = BATCH) -> Inputs:
 
 
 def step(loss: Loss, given: Inputs) -> float:
-    """Forward and backward of ours."""
+    """Run forward and backward of our loss; return the loss."""
     given.z_BD.grad = None
     same_BN = given.same_BN if loss.needs_labels else None
     out = loss(
@@ -113,17 +116,17 @@ def plain_step(plain: plain_losses.Plain, given: Inputs) -> float:
 
 
 def grown(work: Callable[[], object]) -> float:
-    """By how many MB the process grows, at most, while it works."""
+    """Return by how many MB the process grows at most while it works."""
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # what was freed counts as new when it is taken again
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    ctypes.CDLL(None).malloc_trim(0)  # reused memory must count as growth
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = psutil.Process().memory_info().rss / 2**20
     work()
     return peak() - before
 
 
 def spent(work: Callable[[], object]) -> tuple[float, float]:
-    """Seconds by the clock, and of computing."""
+    """Return the wall-clock seconds and the processor seconds of the work."""
     start = time.process_time()
     return timed(work), time.process_time() - start
 
@@ -136,7 +139,7 @@ def compare(
     repeats: int = 9,
     targets: bool = False,
 ) -> Row:
-    """Both in turn, so that whatever else the machine does falls on both."""
+    """Measure both in turn, so that other load on the machine affects both equally."""
     memory = grown(ours), grown(other)
     difference = abs(ours() - other())
     pairs = [(spent(ours), spent(other)) for _ in range(repeats)]
@@ -199,7 +202,7 @@ def a_million(name: str) -> Row:
 
 
 def against_lightly(count: int) -> Row:
-    """Its loss owns the bank: clones it, and writes each batch into it."""
+    """Compare with lightly, whose loss owns the bank, clones it, and writes each batch into it."""
     work = "InfoNCE against lightly's NTXentLoss with memory bank"
     try:
         from lightly.loss import NTXentLoss
@@ -208,7 +211,7 @@ def against_lightly(count: int) -> Row:
     given, ours = inputs(count, masked=False), InfoNCE(T)
     other = NTXentLoss(temperature=T, memory_bank_size=(count, DIM))
 
-    other(given.z_BD.detach(), given.positive_BD)  # makes its bank
+    other(given.z_BD.detach(), given.positive_BD)  # creates its bank
     bank_KD = other.memory_bank.bank
     bank_KD.copy_(given.negative_ND)
 
@@ -216,7 +219,7 @@ def against_lightly(count: int) -> Row:
         given.z_BD.grad = None
         value = other(given.z_BD, given.positive_BD)
         value.backward()
-        bank_KD[:BATCH] = given.negative_ND[:BATCH]  # else full of the same batch in the end
+        bank_KD[:BATCH] = given.negative_ND[:BATCH]  # otherwise it fills with one batch
         other.memory_bank.bank_ptr.zero_()
         return float(value.detach())
 
@@ -224,15 +227,17 @@ def against_lightly(count: int) -> Row:
 
 
 def against_metric_learning(name: str, count: int) -> Row:
-    """Its memory is a queue of embeddings and labels; NTXentLoss there holds all pairs of pairs,
-    SupConLoss the logits."""
+    """Compare with pytorch-metric-learning, whose memory is a queue of embeddings and labels.
+
+    Its NTXentLoss holds all pairs of pairs, and its SupConLoss holds the logits.
+    """
     work = f"InfoNCE against pytorch-metric-learning's CrossBatchMemory of {name}"
     try:
         from pytorch_metric_learning import losses as theirs
     except ImportError:
         return Row(f"{work}: not installed, {HOW}", count)
     given, ours = inputs(count, masked=False), InfoNCE(T)
-    # Its queue takes the batch's keys in: one for each anchor, the rest are negatives.
+    # Its queue also takes one key per anchor from the batch; the rest are negatives.
     memory = theirs.CrossBatchMemory(getattr(theirs, name)(temperature=T), DIM, count + BATCH)
     label_B = torch.arange(BATCH)
     key = torch.cat([torch.zeros(BATCH), torch.ones(BATCH)]).bool()
@@ -246,7 +251,7 @@ def against_metric_learning(name: str, count: int) -> Row:
         value.backward()
         return float(value.detach())
 
-    # The other keys of the batch are negatives there, and so here.
+    # The other keys of the batch are negatives in its loss, so they are negatives in ours.
     every_ND = torch.cat([given.positive_BD, given.negative_ND])
     own_BN = torch.zeros(BATCH, count + BATCH, dtype=torch.bool)
     own_BN[:, :BATCH].fill_diagonal_(True)
@@ -256,24 +261,24 @@ def against_metric_learning(name: str, count: int) -> Row:
 
 def rows(quick: bool) -> Iterator[Row]:
     small = inputs(1024, masked=True)
-    for build, plain in PAIRS.values():  # what libraries allocate once
+    for build, plain in PAIRS.values():  # warm up: libraries allocate some memory once
         step(build(), small)
         plain_step(plain, small)
-    if not quick:  # while the process has never been larger
+    if not quick:  # must come first, while the process is still small
         for name in ("InfoNCE", "Debiased", "SelfLabeling"):
             yield a_million(name)
     yield against_plain("InfoNCE", masked=False)
     for name in PAIRS:
         yield against_plain(name, masked=True)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of theirs
+        warnings.simplefilter("ignore")  # warnings of the other libraries
         yield against_lightly(SLOTS)
         yield against_metric_learning("SupConLoss", SLOTS)
         yield against_metric_learning("NTXentLoss", 1024)
 
 
 def run(quick: bool = False) -> list[Row]:
-    """The table. `quick` leaves out the million negatives."""
+    """Return the table. `quick` leaves out the million negatives."""
     found = []
     for row in rows(quick):
         print(f"  {row.work}, N {row.negatives:,}", flush=True)

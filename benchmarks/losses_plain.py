@@ -1,4 +1,4 @@
-"""The losses as they are usually written: all logits at once, and autograd.
+"""The losses in their usual form: all logits at once, and autograd.
 
 Shapes: B anchors, N negatives, D dimensions; one positive per anchor.
 """

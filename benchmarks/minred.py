@@ -1,4 +1,4 @@
-"""MinRed as published, to compare the memory's with, and how much redundancy a memory holds.
+"""MinRed as published, and the redundancy of a memory, to compare with this project's MinRed.
 
 Shapes: B newcomers, D embedding, K slots, P = K + B.
 """
@@ -13,14 +13,15 @@ BLOCK_ELEMENTS = 1 << 22
 
 
 def published_step(z_KD: Tensor, x_BD: Tensor) -> Tensor:
-    """What MinRed leaves of a full buffer and a batch, as published: B greedy removals.
+    """Return the rows that MinRed as published keeps of a full buffer and a batch.
 
-    Purushwalkam et al. 2022, section 4.2: all cosine distances of the buffer and the batch in one
-    dense P x P matrix; then, until K are left, the sample with the smallest distance to its nearest
-    neighbour goes (the first of those that tie), and its row and column with it.
+    Purushwalkam et al. 2022, section 4.2: compute all cosine distances of the buffer and the batch
+    in one dense P x P matrix. Until K samples are left, remove the sample with the smallest
+    distance to its nearest neighbour, with its row and column. Of tied samples, the first is
+    removed.
 
     Returns:
-        The rows left [K, D], the buffer's first, each part in its order.
+        The remaining rows [K, D]: those of the buffer, then those of the batch, in their order.
     """
     left_PD = torch.cat([z_KD, x_BD])
     distance_PP = 1 - left_PD @ left_PD.T
@@ -34,7 +35,7 @@ def published_step(z_KD: Tensor, x_BD: Tensor) -> Tensor:
 
 
 def redundancy(z_KD: Tensor) -> float:
-    """Sum over slots of the cosine with the nearest other slot: what MinRed is to keep low.
+    """Return the sum over slots of the cosine with the nearest other slot, which MinRed minimises.
 
     >>> redundancy(torch.eye(3)[[0, 0, 1]])
     2.0

@@ -1,7 +1,7 @@
-"""What the page costs the learner's thread, in processor time of that thread, whoever looks.
+"""The cost of the web page in processor time of the learner's thread.
 
-`python -m benchmarks page`. A memory of 65,536 slots; one viewer asks for all that the page shows,
-again as soon as it is answered, which is oftener than a browser does.
+`python -m benchmarks page`. The memory has 65,536 slots. One viewer requests everything that the
+page shows, again and again without a pause, which is more often than a browser does.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from stream_ssl.observe.page.memory import MemoryView
 from stream_ssl.observe.page.step_jobs import Busy
 
 WARM_UP = 5  # steps
-SECONDS = 20.0  # of the thread's processor time
+SECONDS = 20.0  # seconds of the thread's processor time
 MOST_PERCENT = 2.0
 WHO = ("nobody looks", "one looks")
 
 
 def run() -> list[dict[str, Any]]:
-    """Rows of: percent of the learner's thread that goes to the page."""
+    """Return rows with the percentage of the learner's thread that the page uses."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # so that this thread's time is all of the step's
+    torch.set_num_threads(1)  # this thread's time must include the whole step
     try:
         subject = filled(LARGE, None)
         view, records = MemoryView(subject.memory, subject.origins), steps_of(subject)
@@ -53,8 +53,8 @@ def run() -> list[dict[str, Any]]:
 
 
 def measure(view: MemoryView, records: Any) -> tuple[float, int]:
-    """Percent of this thread's time within the view's part of a step, and the number of steps."""
-    for _ in range(WARM_UP):  # the first answers are no measure of those that follow
+    """Return the percentage of this thread's time that the view uses, and the number of steps."""
+    for _ in range(WARM_UP):  # the first answers are not typical
         view.consume(next(records))
     began, spent, steps = time.thread_time(), 0.0, 0
     while (total := time.thread_time() - began) < SECONDS:
@@ -67,7 +67,7 @@ def measure(view: MemoryView, records: Any) -> tuple[float, int]:
 
 
 def look(view: MemoryView, over: threading.Event) -> None:
-    """Ask for all that the page shows, until it is over."""
+    """Request everything that the page shows, until `over` is set."""
     while not over.is_set():
         try:
             view.summary()

@@ -1,7 +1,7 @@
-"""Ranks and checkpoints: steps of one and of two ranks, and training that waits for a checkpoint.
+"""Speed of one and of two ranks, and the time that training waits for a checkpoint.
 
-`python -m benchmarks.ranks`. Ranks are processes of this machine that talk by gloo, each on one
-thread, started by torchrun as a run's are; torchrun runs this file again as each of them.
+`python -m benchmarks.ranks`. The ranks are processes on this machine that communicate with gloo, on
+one thread each. torchrun starts them as in a real run, with this file as their program.
 """
 
 from __future__ import annotations
@@ -36,19 +36,22 @@ from stream_ssl.methods import MoCo
 
 WARM_UP, STEPS, ROUNDS = 20, 30, 2
 LARGE = 640_000
-"""Slots with images of 28 x 28 whose state takes 1 GB."""
+"""Number of slots with 28 x 28 images whose state takes 1 GB."""
 SAVES = 2
 MOST_SHARE = 0.1
-"""Of a synchronous save that training may wait for one that is written behind."""
+"""Allowed wait for a background save, as a share of a synchronous save."""
 
 
 def run() -> list[dict[str, Any]]:
-    """Rows of: samples/s and traffic of one and two ranks; seconds of a checkpoint."""
+    """Return rows of samples/s and traffic of one and two ranks, and of checkpoint seconds."""
     return [*rank_rows(), *checkpoint_rows()]
 
 
 def rank_rows() -> Iterator[dict[str, Any]]:
-    """A batch of as many samples on each rank: twice the ranks read twice the stream."""
+    """Yield the speed of each number of ranks, with the same batch per rank.
+
+    Therefore two ranks read twice as much of the stream.
+    """
     found = [{ranks: _torchrun(ranks) for ranks in (1, 2)} for _ in range(ROUNDS)]
     for ranks in (1, 2):
         row = found[0][ranks]
@@ -75,7 +78,7 @@ def _torchrun(ranks: int) -> dict[str, float]:
 
 
 def as_rank(told: Path) -> None:
-    """What torchrun starts: steps beside the others, of which the first writes what it took."""
+    """Run the steps of one rank, which torchrun starts; rank 0 writes the measurements."""
     torch.set_num_threads(1)
     group: RankGroup = SINGLE_PROCESS
     if int(os.environ["WORLD_SIZE"]) > 1:
@@ -103,7 +106,7 @@ def as_rank(told: Path) -> None:
 
 
 def checkpoint_rows() -> Iterator[dict[str, Any]]:
-    """Seconds that training waits for a checkpoint, saved at once and behind, in turn."""
+    """Yield the seconds that training waits for synchronous and for background checkpoints."""
     subject = learner(LARGE, SINGLE_PROCESS)
     draw = torch.Generator().manual_seed(0)
     for start in range(0, LARGE, 16_384):
@@ -119,7 +122,7 @@ def checkpoint_rows() -> Iterator[dict[str, Any]]:
         }
         for _ in range(SAVES + 1):
             for behind, checkpointer in by_kind.items():
-                subject.step += 1  # a checkpoint of a step that is there is not written again
+                subject.step += 1  # an existing checkpoint of a step is not written again
                 checkpointer.begin(subject, {})
                 record = checkpointer.finished(wait=True)
                 assert record is not None
@@ -142,7 +145,10 @@ def checkpoint_rows() -> Iterator[dict[str, Any]]:
 
 
 def learner(slots: int, group: RankGroup) -> Learner:
-    """The daemon's as far as ranks matter: descriptors that stay, counted exactly."""
+    """Return a learner like the daemon's in all that affects ranks.
+
+    Its descriptors do not change, and its counts are exact.
+    """
     seed_everything(0)
     encoder = ResNet(width=16, depths=(1, 1, 1, 1), channels=1)
     method = MoCo(encoder, Projector(encoder.dim, DIM), InfoNCE(0.2))

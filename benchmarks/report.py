@@ -1,7 +1,7 @@
-"""Rows of measurements as a table for the terminal, and as a dated report named by hardware.
+"""Tables of measurements for the terminal, and dated reports named by hardware.
 
-A row is a dict of values by column; the columns `target` (text such as ">= 30,000 samples/s") and
-`met` (True, False, or None where there is no target) say what was asked for.
+A row is a dict of values by column. The column `target` contains text such as ">= 30,000
+samples/s". The column `met` is True, False, or None if there is no target.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Result:
-    """What one benchmark gave, or why it gave nothing."""
+    """The rows of one benchmark, or the error that it raised."""
 
     name: str
     rows: Sequence[Row]
     seconds: float
     error: str = ""
-    picture: str = ""  # a file beside the report
+    picture: str = ""  # a file in the folder of the report
 
 
 def plain(row: Any) -> Row:
-    """A row as a dict, also where the benchmark has a class for it."""
+    """Return a row as a dict, even if the benchmark has a class for it."""
     return asdict(row) if is_dataclass(row) and not isinstance(row, type) else row
 
 
 def columns(rows: Sequence[Row]) -> list[str]:
-    """All columns, in the order in which they first occur; target and met at the end."""
+    """Return all columns in the order of their first occurrence, with target and met at the end."""
     names = dict.fromkeys(name for row in rows for name in row)
     last = [name for name in ("target", "met") if name in names]
     return [name for name in names if name not in last] + last
 
 
 def text(value: Any) -> str:
-    """A value as a reader wants it."""
+    """Format a value for a reader."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -60,7 +60,7 @@ def text(value: Any) -> str:
 
 
 def numeric(rows: Sequence[Row], name: str) -> bool:
-    """Whether a column holds numbers, to be set to the right."""
+    """Return whether a column contains only numbers, so that it is aligned to the right."""
     values = [row[name] for row in rows if row.get(name) is not None]
     return bool(values) and all(
         isinstance(value, int | float) and not isinstance(value, bool) for value in values
@@ -68,7 +68,7 @@ def numeric(rows: Sequence[Row], name: str) -> bool:
 
 
 def table(result: Result) -> Table:
-    """The rows for the terminal."""
+    """Return the rows as a table for the terminal."""
     found = Table(
         title=f"{result.name} ({result.seconds:.0f} s)", title_justify="left", box=box.SIMPLE_HEAD
     )
@@ -86,7 +86,7 @@ def table(result: Result) -> Table:
 
 
 def markdown(result: Result) -> str:
-    """The rows for the report."""
+    """Return the rows as Markdown for the report."""
     head = f"## {result.name}\n\n`python -m benchmarks.{result.name}`, {result.seconds:.0f} s\n\n"
     if result.error:
         return f"{head}Failed: {result.error}\n"
@@ -101,8 +101,10 @@ def markdown(result: Result) -> str:
 
 
 def path_of(folder: Path, day: date, gpu: bool = False) -> Path:
-    """DATE-HARDWARE.md, so that reports of one machine stand beside each other; those of its GPU
-    under the GPU's own name."""
+    """Return the path DATE-HARDWARE.md of a report, so that reports of one machine sort together.
+
+    Reports of a GPU use the name of the GPU.
+    """
     hardware = f"{machine.processor()} {machine.cores()} cores"
     if gpu:
         hardware = gpu_name() or "no gpu"
@@ -111,12 +113,12 @@ def path_of(folder: Path, day: date, gpu: bool = False) -> Path:
 
 
 def gpu_name() -> str:
-    """Of the first CUDA GPU; empty where there is none."""
+    """Return the name of the first CUDA GPU, or "" if there is none."""
     return torch.cuda.get_device_name(0) if torch.cuda.is_available() else ""
 
 
 def write(path: Path, results: Sequence[Result], command: str) -> None:
-    """Write the report; one of the same day and hardware is replaced."""
+    """Write the report, and replace a report of the same day and hardware."""
     gpu = {"GPU": gpu_name()} if gpu_name() else {}
     facts = machine.hardware() | gpu | machine.versions()
     asked = [row for result in results for row in result.rows if row.get("met") is not None]

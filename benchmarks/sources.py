@@ -1,7 +1,7 @@
-"""Sources whose work is more than reading a file: samples a second on the receiver's disk.
+"""Samples per second of the sources that do more than read a file.
 
-Each row is a source in this process, a producer, and a receiver process that fsyncs before it
-acknowledges; the crawled host is a process of its own. All share the machine's cores.
+Each row is a source and a producer in this process, and a receiver process that calls fsync before
+it acknowledges. The crawled host is a process of its own. All share the machine's cores.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MIN_IMAGES = 300
 
 
 def run(seconds: float = SECONDS) -> list[dict[str, Any]]:
-    """A row for each form in which frames are sent, and one for a crawl."""
+    """Return a row per encoding of video frames, and a row for a crawl."""
     rows = []
     with tempfile.TemporaryDirectory(prefix="stream-ssl-") as name:
         clip = write_clip(Path(name) / "clip.mp4")
@@ -49,7 +49,7 @@ def run(seconds: float = SECONDS) -> list[dict[str, Any]]:
 
 
 def measure(what: str, source: Source, target: int | None, seconds: float) -> dict[str, Any]:
-    """One row."""
+    """Return the row of one source."""
     with tempfile.TemporaryDirectory(prefix="stream-ssl-") as name:
         with receiver(Path(name), curve=False) as (endpoint, facts), Producer(endpoint, "b") as to:
             to.connect()
@@ -78,7 +78,7 @@ def measure(what: str, source: Source, target: int | None, seconds: float) -> di
 
 
 def write_clip(path: Path) -> Path:
-    """A film of a camera that moves over a textured scene, with a sensor's noise."""
+    """Write a film of a camera that moves over a textured scene, with sensor noise."""
     import av
 
     rng = np.random.default_rng(0)
@@ -98,7 +98,7 @@ def write_clip(path: Path) -> Path:
 
 @contextmanager
 def host() -> Iterator[int]:
-    """A process that answers every request with an image; its port."""
+    """Run a process that answers every request with an image, and return its port."""
     command = [sys.executable, "-m", "benchmarks.sources", "serve"]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent.parent
@@ -113,7 +113,7 @@ def host() -> Iterator[int]:
 
 
 async def serve() -> None:
-    """The host's process: prints its port."""
+    """Serve images in this process, and print the port."""
     body = b"\xff\xd8\xff" + np.random.default_rng(0).bytes(IMAGE_BYTES - 3)
     answer = f"HTTP/1.1 200 OK\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
 

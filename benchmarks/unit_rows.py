@@ -1,4 +1,4 @@
-"""Seeded streams of unit rows, as a memory is offered them."""
+"""Seeded streams of unit vectors, as input of a memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ DIM, BATCH = 128, 256
 
 
 class Stream:
-    """Seeded unit rows: 20 clusters whose sizes fall as 1/rank, or uniform on the sphere."""
+    """A stream of seeded unit vectors.
+
+    They form 20 clusters with sizes proportional to 1/rank, or are uniform on the sphere.
+    """
 
     def __init__(self, kind: str, seed: int = 0) -> None:
         self._rng = np.random.default_rng(seed)

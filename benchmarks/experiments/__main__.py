@@ -1,4 +1,4 @@
-"""python -m benchmarks.experiments NAME: train, compare, report."""
+"""The command python -m benchmarks.experiments NAME, which trains, compares and reports."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ NO_DATA = f"--data is missing: {SUCH_DATA};\n--list and --report need none"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run and report; return the exit status, 130 when interrupted."""
+    """Run and report; return the exit status, which is 130 when interrupted."""
     share_cores()
     logs.configure()
     from stream_ssl.app.evaluate import sets
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser_of(name: str) -> ArgumentParser:
-    """Return the parser of all options but the source's own."""
+    """Return the parser of all options except those of the source."""
     lines = [f"  {name:<14} {line}" for name, line in NAMES.items()]
     parser = ArgumentParser(
         prog="python -m benchmarks.experiments",
@@ -157,7 +157,7 @@ def experiment(settings: Namespace, source: str | None) -> int:
 
 
 def study(settings: Namespace, source: str | None) -> Work[Any]:
-    """Return the study under the settings of the command line."""
+    """Return the study with the settings of the command line."""
     from benchmarks.experiments.study.training import Settings
     from benchmarks.experiments.study.work import Study
 
@@ -168,7 +168,7 @@ def study(settings: Namespace, source: str | None) -> Work[Any]:
 
 
 def reproduction(settings: Namespace, source: str | None) -> Work[Any]:
-    """Return an experiment of the papers at the preset of the command line."""
+    """Return an experiment of the papers with the preset of the command line."""
     from benchmarks.experiments.papers import EXPERIMENTS
     from benchmarks.experiments.papers.presets import PRESETS as SIZES
     from benchmarks.experiments.papers.work import Reproduction
@@ -188,7 +188,7 @@ def reproduction(settings: Namespace, source: str | None) -> Work[Any]:
 
 
 def load(settings: Namespace, source: str | None) -> Data:
-    """Read the images, training and test, 32 x 32 in colour."""
+    """Read the training and test images, as 32 x 32 in colour."""
     from benchmarks.experiments.data import gather
     from stream_ssl.app.evaluate import sets
     from stream_ssl.evaluation.labelled import Division
@@ -202,10 +202,10 @@ def load(settings: Namespace, source: str | None) -> Data:
 
 
 def data_of(settings: Namespace, source: str) -> str:
-    """Return the name of the data set in results: its own name, not its place.
+    """Return the name of the data set in results, which does not contain its path.
 
     Raises:
-        Failure: the data set is not there.
+        Failure: the data set does not exist.
     """
     from stream_ssl.app.evaluate import sets
 
@@ -218,7 +218,7 @@ def data_of(settings: Namespace, source: str) -> str:
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
-    """Keeps names and examples as they are."""
+    """A help formatter that keeps names and examples unchanged."""
 
 
 if __name__ == "__main__":

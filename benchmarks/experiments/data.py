@@ -1,4 +1,4 @@
-"""Images in RAM: what runs are made on, and the stream drawn from them.
+"""Images in RAM for the runs, and biased streams of these images.
 
 Shapes: N images, B batch, H height, W width, C channels.
 """
@@ -27,7 +27,7 @@ class Images(NamedTuple):
 
 
 class Data(NamedTuple):
-    """What is streamed, what probes learn from, what they are tested on."""
+    """Training images for the stream and the probes, and test images."""
 
     train: Images
     test: Images
@@ -35,10 +35,11 @@ class Data(NamedTuple):
 
 
 def gather(parts: Iterable[LabelledBatch]) -> Data:
-    """All batches of a labelled set, references to train on and queries to test on.
+    """Gather all batches of a labelled set: references to train on and queries to test on.
 
     Raises:
-        ValueError: a class has no training images, or there is nothing to test on; or one class.
+        ValueError: there are no training or no test images, a class has no training images, or
+            there is only one class.
     """
     found: dict[str, list[LabelledBatch]] = {"reference": [], "query": []}
     for part in parts:
@@ -64,7 +65,7 @@ def gather(parts: Iterable[LabelledBatch]) -> Data:
 
 
 def first_of_each(images: Images, each: int) -> Images:
-    """The first `each` images of every class, or as many of all as the rarest has."""
+    """Return the first `each` images of every class, or fewer if the rarest class has fewer."""
     rows = [np.flatnonzero(images.label_N == label) for label in np.unique(images.label_N)]
     each = min(each, min(map(len, rows)))
     chosen = np.sort(np.concatenate([row[:each] for row in rows]))
@@ -76,14 +77,14 @@ def _balanced(images: Images) -> Images:
 
 
 def store(data: Data, folder: Path) -> None:
-    """As arrays that worker processes map instead of holding them each."""
+    """Write the data as arrays, which worker processes map instead of loading a copy each."""
     for name, images in (("train", data.train), ("test", data.test)):
         np.save(folder / f"{name}-images.npy", images.image_NHWC, allow_pickle=False)
         np.save(folder / f"{name}-labels.npy", images.label_N, allow_pickle=False)
 
 
 def stored(folder: Path) -> Data:
-    """What `store` wrote."""
+    """Return the data that `store` wrote, mapped from the files."""
     train, test = (
         Images(
             np.load(folder / f"{name}-images.npy", mmap_mode="r", allow_pickle=False),
@@ -95,20 +96,19 @@ def stored(folder: Path) -> Data:
 
 
 class Biased:
-    """Batches without end in which class 0 is `bias` times as frequent as each other: a block's
-    class is drawn by its share, its images in turn from a permutation of that class, permuted anew
-    when it is through (DUEL, section 5).
+    """An endless stream of batches in which class 0 is `bias` times as frequent as each other one.
 
-    Every draw of an image is a sample with an id of its own; its content hash tells that it came
-    before.
+    The class of each block is drawn by its share. Its images come in turn from a permutation of the
+    class, which is permuted again when it is used up (DUEL, section 5). Every draw is a sample with
+    its own id. Its content hash identifies the image.
 
     Args:
-        images: all classes among them.
-        classes: their number.
+        images: images of all classes.
+        classes: number of classes.
         bias: 1 or more; 1 is balanced.
-        batch: samples at a time.
-        seed: of all draws.
-        block: so many samples of one class follow each other; 1 is iid.
+        batch: samples per batch.
+        seed: seed of all draws.
+        block: number of consecutive samples of one class; 1 is iid.
 
     Raises:
         ValueError: a class has no image.
@@ -146,7 +146,7 @@ class Biased:
         return 0.0
 
     def rows(self) -> Iterator[int]:
-        """The images by number, without end: the stream, one at a time."""
+        """Yield the numbers of the images in the order of the stream, without end."""
         while True:
             yield self._row()
 

@@ -1,4 +1,4 @@
-"""Finished runs together: spreads over seeds, and differences between arms seed by seed."""
+"""Statistics of finished runs: spreads over seeds, and paired differences between arms."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.experiments.results import Cell, Result
 
 @dataclass(frozen=True)
 class Spread:
-    """Values of one number over seeds."""
+    """The values of one number over seeds."""
 
     values: tuple[float, ...]
 
@@ -23,14 +23,15 @@ class Spread:
 
     @property
     def error(self) -> float:
-        """The standard error of the mean, of two or more values."""
+        """The standard error of the mean; it needs two or more values."""
         return statistics.stdev(self.values) / math.sqrt(len(self.values))
 
     def text(
         self, scale: float = 100.0, decimals: int = 1, sign: bool = False, error: bool = False
     ) -> str:
-        """Return "45.6 ± 0.3" with the standard deviation, or with the standard error. One value
-        has neither, and no value gives "".
+        """Return "45.6 ± 0.3" with the standard deviation, or with the standard error.
+
+        One value has neither, and no value gives "".
 
         >>> Spread((0.45, 0.46)).text()
         '45.5 ± 0.7'
@@ -54,18 +55,18 @@ class Found:
 
     @classmethod
     def of(cls, runs: Iterable[tuple[Cell, int, Result]]) -> Found:
-        """Gather the runs of each cell, in the order in which the cells come."""
+        """Gather the runs of each cell, with the cells in the order of their first run."""
         cells: dict[Cell, dict[int, Result]] = {}
         for cell, seed, result in runs:
             cells.setdefault(cell, {})[seed] = result
         return cls(cells)
 
     def seeds(self, cell: Cell) -> int:
-        """Return how many runs of a cell are done."""
+        """Return how many runs of a cell are finished."""
         return len(self.results.get(cell, {}))
 
     def spread(self, cell: Cell, number: str) -> Spread:
-        """Return a number over the seeds that have it."""
+        """Return the values of a number over the seeds that have it."""
         return self.paired([cell], number, lambda value: value)
 
     def gain(self, cell: Cell, base: Cell, number: str) -> Spread:

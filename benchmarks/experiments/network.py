@@ -1,4 +1,4 @@
-"""A small encoder for one core, and the papers' larger ones.
+"""A small encoder for one core, and the larger encoders of the papers.
 
 Shapes: B samples, C channels, H height, W width, F features.
 """
@@ -10,14 +10,16 @@ from torch import Tensor, nn
 from benchmarks.experiments.papers.presets import Network
 from stream_ssl.encoder.network import ResNet, in_layout, layout_for
 
-# (channels, kernel, stride): 32 x 32 images are 16, 8, 4, 2 and 2 wide behind them. A kernel of 4
-# at a stride of 2 is the cheapest first layer that looks at every pixel twice.
+# (channels, kernel, stride) per layer, which reduce 32 x 32 images to widths 16, 8, 4, 2 and 2. A
+# kernel of 4 with a stride of 2 is the cheapest first layer that reads every pixel twice.
 LAYERS = ((24, 4, 2), (48, 3, 2), (128, 3, 2), (192, 3, 2), (192, 3, 1))
 
 
 class ConvNet(nn.Module):
-    """Five strided convolutions, 0.62 M parameters: images [B, 3, 32, 32] to features [B, F],
-    F = `dim` = 192."""
+    """Five strided convolutions with 0.62 M parameters.
+
+    They map images [B, 3, 32, 32] to features [B, F], where F = `dim` = 192.
+    """
 
     dim = LAYERS[-1][0]
 
@@ -42,7 +44,7 @@ class ConvNet(nn.Module):
 
 
 def encoder(name: Network) -> tuple[nn.Module, int]:
-    """A network with new weights, and its F."""
+    """Return a network with new weights, and its F."""
     if name == "conv":
         return ConvNet(), ConvNet.dim
     net = ResNet() if name == "resnet18" else ResNet(depths=(3, 4, 6, 3), block="bottleneck")

@@ -1,5 +1,7 @@
-"""Runs in processes of one thread each: all cores are used, and a result does not depend on the
-runs beside it."""
+"""Runs in processes of one thread each.
+
+They use all cores, and the result of a run does not depend on the runs that are active beside it.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,10 @@ from benchmarks.experiments.data import Data, stored
 from benchmarks.experiments.results import Run
 
 Once = Callable[[Any, Data], dict[str, Any]]
-"""Makes a run and returns its numbers. It travels to the workers by its import name."""
+"""Makes a run and returns its numbers. It is pickled by its import name."""
 
 DATA: Data | None = None
-"""The data of this worker."""
+"""The data of this worker process."""
 
 
 def finished(
@@ -31,21 +33,23 @@ def finished(
     on_cpu: bool = True,
     clock: Callable[[], float] = time.monotonic,
 ) -> Generator[tuple[Run, dict[str, Any]], None, None]:
-    """Yield runs and their numbers as they end. Runs begin in order, and none that would end after
-    `minutes`. The duration of a run is estimated from the finished ones, by their cost.
+    """Yield runs and their numbers as they end.
+
+    Runs begin in order, and no run begins that would end after `minutes`. The duration of a run is
+    estimated from the finished runs, in proportion to the cost.
 
     Args:
         once: makes a run, in a worker.
         runs: the runs to make.
         data: a folder that `data.store` wrote.
-        workers: processes; 1 or more.
-        minutes: None has no limit.
-        on_cpu: each worker computes on one thread.
-        clock: seconds.
+        workers: number of processes, 1 or more.
+        minutes: time limit; None: no limit.
+        on_cpu: whether each worker computes on one thread.
+        clock: returns seconds.
     """
     began = clock()
     waiting, on = list(runs), dict[Future[Any], tuple[Run, float]]()
-    rate: list[tuple[float, float]] = []  # seconds, cost
+    rate: list[tuple[float, float]] = []  # (seconds, cost) of finished runs
 
     def fits(run: Run) -> bool:
         if minutes is None:
@@ -54,7 +58,7 @@ def finished(
         return clock() - began + (seconds * run.cost if rate else 0.0) < 60 * minutes
 
     if on_cpu:
-        os.environ["OMP_NUM_THREADS"] = "1"  # read when a worker loads torch
+        os.environ["OMP_NUM_THREADS"] = "1"  # a worker reads it when it imports torch
     with ProcessPoolExecutor(workers, get_context("spawn"), _start, (str(data),)) as pool:
         try:
             while waiting or on:
@@ -75,14 +79,14 @@ def finished(
 
 def _start(data: str) -> None:
     global DATA
-    # The parent handles Ctrl-C.
+    # The parent process handles Ctrl-C.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     import logging
 
     import torch
 
     torch.set_num_threads(1)
-    logging.getLogger("faiss").setLevel(logging.WARNING)  # it logs each build that is missing
+    logging.getLogger("faiss").setLevel(logging.WARNING)  # it logs each missing build
     DATA = stored(Path(data))
 
 

@@ -1,4 +1,4 @@
-"""Finished runs, one line of JSON each: a second call does only the missing runs."""
+"""Finished runs in a file of JSON lines, so that a second call makes only the missing runs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any, Protocol
 from stream_ssl.bounded_files import read_text
 
 Cell = tuple[str, str]
-"""An arm and a condition: a row and a column of a table."""
+"""(arm, condition): the row and the column of a table."""
 
 
 class Run(Protocol):
-    """An arm under a condition with a seed. The seed draws weights, stream and views."""
+    """An arm under a condition with a seed, which draws the weights, the stream and the views."""
 
     @property
     def name(self) -> str:
@@ -27,21 +27,23 @@ class Run(Protocol):
         """The expected duration, relative to other runs."""
 
     def facts(self) -> Mapping[str, Any]:
-        """The settings that this run does not share with all others."""
+        """Return the settings that this run does not share with all others."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """Attributes:
-    numbers: the measurements of the run.
-    made: "day" and "machine" of the run; empty in old files.
+    """The numbers of a finished run.
+
+    Attributes:
+        numbers: the measurements of the run.
+        made: "day" and "machine" of the run; empty in old files.
     """
 
     numbers: Mapping[str, Any]
     made: Mapping[str, str]
 
     def number(self, name: str) -> float | None:
-        """Return a measurement; None where the run has none of this name."""
+        """Return a measurement, or None if the run has no measurement of this name."""
         value = self.numbers.get(name)
         return None if value is None else float(value)
 
@@ -49,8 +51,8 @@ class Result:
 class Results:
     """The runs of a file under one set of settings.
 
-    A line is written and synced when its run ends, so a kill costs only the unfinished runs. Lines
-    of other settings stay in the file and are ignored. A torn line is no result.
+    Each line is written and synced when its run ends, so a kill loses only unfinished runs. Lines
+    with other settings stay in the file and are ignored, as are truncated lines.
 
     Args:
         path: the file. The first added run creates it.
@@ -69,12 +71,12 @@ class Results:
         }
 
     def get(self, run: Run) -> Result | None:
-        """Return the result of a run; None if the run is not done."""
+        """Return the result of a run, or None if the run is not finished."""
         found = self._found.get(_key(run.name, self._settings(run)))
         return None if found is None else found[2]
 
     def by_name(self) -> dict[str, Result]:
-        """Return the runs that have the shared settings and no others, planned or not."""
+        """Return the runs that have exactly the shared settings, planned or not."""
         shared = _key("", self.settings)
         return {
             name: result
@@ -83,7 +85,7 @@ class Results:
         }
 
     def add(self, run: Run, numbers: Mapping[str, Any], made: Mapping[str, str]) -> None:
-        """Append a run; the line is durable when this returns."""
+        """Append a run. The line is durable when this method returns."""
         settings = self._settings(run)
         entry = {"run": run.name, "settings": settings, "numbers": numbers, "made": dict(made)}
         append(self.path, entry)
@@ -99,8 +101,10 @@ def _key(name: str, settings: Mapping[str, Any]) -> str:
 
 
 def entries(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a file of runs. Each has "run", "settings" and "numbers"; a torn line is
-    left out."""
+    """Return the lines of a file of runs, each with "run", "settings" and "numbers".
+
+    Truncated lines are left out.
+    """
     found = []
     for line in read_text(path, 256 << 20, links=True).splitlines() if path.exists() else ():
         try:
@@ -113,12 +117,12 @@ def entries(path: Path) -> list[dict[str, Any]]:
 
 
 def append(path: Path, entry: Mapping[str, Any]) -> None:
-    """Append a line; it is durable when this returns."""
+    """Append a line. It is durable when this function returns."""
     line = json.dumps(entry, allow_nan=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b") as file:
         if file.tell() and _last_byte(path) != b"\n":
-            file.write(b"\n")  # a kill tore the line before
+            file.write(b"\n")  # a kill truncated the previous line
         file.write(line.encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())

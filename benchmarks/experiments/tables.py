@@ -1,4 +1,4 @@
-"""Tables, for Markdown and for a terminal."""
+"""Tables in Markdown and for a terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from rich.table import Table
 
 
 class Rows(NamedTuple):
-    """Headings and rows of texts; the first `names` columns are names, the others numbers."""
+    """The headings and text rows of a table.
+
+    The first `names` columns contain names, the others numbers.
+    """
 
     title: str
     headings: Sequence[str]
@@ -30,7 +33,10 @@ def markdown(table: Rows) -> str:
 
 
 def console(table: Rows) -> Table:
-    """Return the table for a terminal. A line parts rows whose first of two names differ."""
+    """Return the table for a terminal.
+
+    In a table with two name columns, a line separates rows with different first names.
+    """
     made = Table(title=table.title, title_justify="left")
     for number, heading in enumerate(table.headings):
         made.add_column(heading, justify="left" if number < table.names else "right")

@@ -1,4 +1,4 @@
-"""Training and evaluation: the product's own learner on a stream in RAM.
+"""Training and evaluation with the product's own learner, on a stream in RAM.
 
 Shapes: N references, Q queries, F features.
 """
@@ -31,12 +31,12 @@ Measure = Callable[[StepRecord], Mapping[str, float]]
 
 
 class Watch:
-    """Measures a run while it learns, every few updates.
+    """Measurements of a run while it learns, every few updates.
 
     Args:
-        measure: the measurements of a step. A value that is not finite is left out.
-        steps: updates of the run.
-        every: updates between two looks. The last update is always looked at.
+        measure: returns the measurements of a step. Values that are not finite are left out.
+        steps: number of updates of the run.
+        every: updates between two measurements. The last update is always measured.
     """
 
     def __init__(self, measure: Measure, steps: int, every: int) -> None:
@@ -44,7 +44,7 @@ class Watch:
         self.traces: dict[str, list[tuple[int, float]]] = {}
 
     def look(self, record: StepRecord, update: int) -> None:
-        """Measure after an update, if it is one of those to look at."""
+        """Measure after an update, if this update is due."""
         if update % self._every and update != self._steps:
             return
         for name, value in self._measure(record).items():
@@ -52,7 +52,7 @@ class Watch:
                 self.traces.setdefault(name, []).append((update, value))
 
     def numbers(self) -> dict[str, float]:
-        """Return the means of the second half of the run."""
+        """Return the means over the second half of the run."""
         return {
             name: statistics.fmean(value for update, value in trace if 2 * update > self._steps)
             for name, trace in self.traces.items()
@@ -61,8 +61,10 @@ class Watch:
 
 
 def train(learner: Learner, watch: Watch, steps: int) -> list[float]:
-    """Make some updates, and return the seconds of each step but the first few. On a CPU these are
-    seconds of the process, which do not depend on other work of the machine."""
+    """Make `steps` updates, and return the seconds of each step except the first few.
+
+    On a CPU these are processor seconds, which do not depend on other work of the machine.
+    """
     on_cpu = learner.device.type == "cpu"
     clock: Callable[[], float] = time.process_time if on_cpu else time.monotonic
     stop, took = threading.Event(), []
@@ -108,7 +110,7 @@ def evaluate(
 def quick_accuracy(
     method: Method, views: Views, reference: Images, test: Images, device: str
 ) -> float:
-    """Return the kNN accuracy on few images."""
+    """Return the kNN accuracy on a few images."""
     feature_NF, feature_QF = (features(method, views, part, device) for part in (reference, test))
     label_N, label_Q = (torch.from_numpy(part.label_N).to(device) for part in (reference, test))
     return knn_accuracy(feature_QF, label_Q, feature_NF, label_N, NEIGHBOURS).accuracy

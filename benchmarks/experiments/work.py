@@ -1,4 +1,4 @@
-"""The work of an experiment: make the missing runs, then report all of them."""
+"""The work of an experiment: make the missing runs, then report all finished runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MACHINE = f"{machine.processor()}, {machine.cores()} cores"
 
 
 class Work(ABC, Generic[R]):
-    """An experiment with its results in a folder. It travels to worker processes.
+    """An experiment with its results in a folder. Worker processes receive a pickled copy.
 
     Attributes:
         name: the experiment's name on the command line.
@@ -43,7 +43,7 @@ class Work(ABC, Generic[R]):
 
     @abstractmethod
     def planned(self) -> list[R]:
-        """Return all runs, the most telling first."""
+        """Return all runs, the most informative first."""
 
     @abstractmethod
     def once(self) -> Callable[[R, Data], dict[str, Any]]:
@@ -54,10 +54,10 @@ class Work(ABC, Generic[R]):
         """Print tables and write the report of the finished runs."""
 
     def runs(self, only: Sequence[str]) -> list[R]:
-        """Return the planned runs whose name holds all of some texts.
+        """Return the planned runs whose name contains all texts of `only`.
 
         Raises:
-            ValueError: no run's name holds them.
+            ValueError: no run's name contains them.
         """
         runs = [run for run in self.planned() if all(part in run.name for part in only)]
         if not runs:
@@ -74,13 +74,13 @@ class Work(ABC, Generic[R]):
         minutes: float | None,
         console: Console,
     ) -> bool:
-        """Make the runs that are missing, in order; return True if the user interrupted it.
+        """Make the missing runs, in order; return True if the user interrupted.
 
         Args:
             runs: the runs to make.
-            load: reads the images. It is only called if a run is missing.
-            workers: processes.
-            minutes: no run begins that would end later; None has no limit.
+            load: reads the images. It is called only if a run is missing.
+            workers: number of processes.
+            minutes: no run begins that would end later; None: no limit.
             console: shows the progress.
         """
         missing = [run for run in runs if self.results.get(run) is None]
@@ -109,11 +109,11 @@ class Work(ABC, Generic[R]):
         minutes: float | None,
         progress: Progress,
     ) -> None:
-        # The bar counts the cost of runs, so that the time left is right for unequal ones.
+        # The bar counts the cost of the runs, so that the remaining time is right for unequal runs.
         whole = progress.add_task("", total=sum(run.cost for run in missing))
         made = {"day": datetime.now(UTC).date().isoformat(), "machine": MACHINE}
         ends = finished(self.once(), missing, place, workers, minutes, on_cpu=self.device == "cpu")
-        with closing(ends):  # which ends the workers
+        with closing(ends):  # closing it stops the workers
             for done, (run, numbers) in enumerate(ends, start=1):
                 self.results.add(run, numbers, made)
                 told = f"{self.name}: {done} of {len(missing)} runs"
@@ -138,7 +138,7 @@ def _progress(console: Console) -> Progress:
 
 @contextmanager
 def _terminating() -> Iterator[None]:
-    """SIGTERM interrupts as Ctrl-C does, so that no worker is left behind."""
+    """Let SIGTERM interrupt as Ctrl-C does, so that no worker process remains."""
 
     def interrupt(_number: int, _frame: object) -> None:
         raise KeyboardInterrupt

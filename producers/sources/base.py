@@ -58,9 +58,9 @@ def own_fault(error: Exception) -> bool:
 
 
 class Skipped:
-    """Counts of the samples that a source skipped, by reason.
+    """Counts of the samples and parts of files that a source left out, by reason.
 
-    The first `SHOWN` samples of each reason are also logged.
+    The first `SHOWN` of each reason are also logged.
     """
 
     def __init__(self, source: str) -> None:

@@ -1,4 +1,4 @@
-"""The papers' experiments. Each is one file and one line in the table."""
+"""The experiments of the papers. Each needs one file and one line in the table."""
 
 from benchmarks.experiments.papers.aggregation import AGGREGATION
 from benchmarks.experiments.papers.arms import Experiment

@@ -1,4 +1,4 @@
-"""More positives at the same batch, and how they are aggregated."""
+"""The experiment on several positives at the same batch, and on their aggregation."""
 
 from __future__ import annotations
 

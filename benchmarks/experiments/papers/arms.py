@@ -1,4 +1,4 @@
-"""What is compared: arms, runs, and the statements that they are to check."""
+"""The parts of an experiment: arms, runs, and the claims that they check."""
 
 from __future__ import annotations
 
@@ -14,28 +14,30 @@ Options = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Arm:
-    """One cell of the tables: all that sets a run apart from the others of its experiment.
+    """One cell of the tables: everything that distinguishes a run within its experiment.
 
     Args:
-        row: what is compared, as the tables name it.
-        column: the condition, as the tables name it.
-        method: of `stream_ssl.methods.METHODS`.
-        loss: of `stream_ssl.losses.LOSSES`.
-        method_options: arguments of the method, beside encoder, projector and loss.
+        row: the compared subject, as named in the tables.
+        column: the condition, as named in the tables.
+        method: a name of `stream_ssl.methods.METHODS`.
+        loss: a name of `stream_ssl.losses.LOSSES`.
+        method_options: arguments of the method, except encoder, projector and loss.
         loss_options: arguments of the loss.
         memory: "queue" (FIFO), or the score of DUEL's rule: "linear", "quadratic", "gaussian",
             "vmf0.1", "vmf0.3".
-        raw: the memory is the small one of raw images (D-SimCLR).
-        prior_by: the score by which the memory measures tau+; null: that of its policy.
-        batch: samples an update; null: the preset's.
-        capacity: slots of the memory; null: the preset's.
-        share: of the preset's samples that are learned from; 0 leaves the network untrained.
-        bias: how many times as frequent as any other class 0 is in the stream.
-        crop, blur: of the views.
-        cosine: the learning rate falls by a half cosine to 0; else it stays.
-        anchors: see `Learner`; from the "memory", fresh keys are written back and plain.
-        against: row of the same column that gains are counted from.
-        key: its claims need the spread over seeds: repeated first.
+        raw: whether the memory is the small memory of raw images (D-SimCLR).
+        prior_by: the score by which the memory measures tau+; None: the score of its policy.
+        batch: samples per update; None: the preset's.
+        capacity: slots of the memory; None: the preset's.
+        share: how many times the preset's samples the run learns from; 0: the network stays
+            untrained.
+        bias: how many times as frequent class 0 is in the stream as each other class.
+        crop: whether views are cropped.
+        blur: probability of a blur in views.
+        cosine: whether the learning rate falls to 0 by a half cosine; otherwise it is constant.
+        anchors: see `Learner`. With "memory", fresh keys are written back and are not augmented.
+        against: the row in the same column relative to which gains are computed.
+        key: whether claims need its spread over seeds. Key arms are repeated first.
     """
 
     row: str
@@ -63,18 +65,21 @@ class Arm:
         return self.row, self.column
 
     def facts(self) -> dict[str, Any]:
-        """What a result depends on, as JSON holds it: not what only the tables look at."""
+        """Return the values that a result depends on, as JSON stores them.
+
+        Values that only the tables use are left out.
+        """
         told = asdict(self)
         for name in ("against", "key"):
             del told[name]
-        if self.capacity is None:  # as results were written before there was a choice
+        if self.capacity is None:  # older results do not contain this field
             del told["capacity"]
         return told
 
 
 @dataclass(frozen=True)
 class Run:
-    """An arm with a seed, which draws weights, stream and views alike."""
+    """An arm with a seed, which draws the weights, the stream and the views."""
 
     arm: Arm
     seed: int
@@ -85,7 +90,7 @@ class Run:
 
     @property
     def cost(self) -> float:
-        """The samples and the evaluation, and the views of a sample."""
+        """The expected duration: samples times views per sample, plus the evaluation."""
         views = float(self.arm.method_options.get("views", 2))
         return 0.25 + self.arm.share * views / 2
 
@@ -95,13 +100,14 @@ class Run:
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement that the sum of weighted cells is above 0; the runs decide whether it is.
+    """A statement that the sum of weighted cells is above 0, which the runs check.
 
     Args:
         text: the statement.
-        source: who says so, "paper, table", or "ours".
-        terms: (weight, row, column); (1, A, x27), (-1, B, x27) says that A is above B at x27.
-        measure: of which number.
+        source: its origin, as "paper, table", or "ours".
+        terms: (weight, row, column). For example, (1, A, x27), (-1, B, x27) says that A is above B
+            at x27.
+        measure: the number that is compared.
     """
 
     text: str
@@ -111,26 +117,27 @@ class Claim:
 
 
 def above(better: Cell, worse: Cell, text: str, source: str, measure: str = "linear") -> Claim:
-    """The claim that one cell is above another."""
+    """Return the claim that one cell is above another."""
     return Claim(text, source, ((1.0, *better), (-1.0, *worse)), measure)
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """One of the papers' experiments.
+    """One experiment of the papers.
 
     Args:
-        name: as on the command line.
-        title: heading of its report.
-        says: what is compared, how, and where that departs from the paper; Markdown.
-        arms: in the order of what they tell.
-        columns: in the order in which tables and plots show them.
-        claims: what is checked.
-        measures: of the tables, the first ones with gains and the paper's figures.
+        name: the name on the command line.
+        title: the heading of the report.
+        says: the comparison, its method, and the differences from the paper, in Markdown.
+        arms: the arms, the most informative first.
+        columns: the columns in the order of tables and plots.
+        claims: the claims to check.
+        measures: the measures of the tables. The first ones are shown with gains and the paper's
+            figures.
         paper: the papers' figures by measure and cell, in the unit of the tables.
-        curves: measures drawn over the columns.
-        traces: what is drawn over the steps; "accuracy" is measured for it alone.
-        probe: linear probe of the gpu preset, of `stream_ssl.evaluation.linear.PROBES`.
+        curves: measures that are drawn over the columns.
+        traces: measures that are drawn over the steps. "accuracy" is measured only for a trace.
+        probe: the linear probe of the gpu preset, a name of `stream_ssl.evaluation.linear.PROBES`.
     """
 
     name: str
@@ -153,8 +160,10 @@ class Experiment:
                     yield arm
 
     def plan(self, seeds: int, repeat_all: bool) -> list[Run]:
-        """Every run once, the most telling first: all arms, then the key ones under further
-        seeds, then the others."""
+        """Return every run once, the most informative first.
+
+        All arms come first. The key arms follow with further seeds, then the other arms.
+        """
         runs = [Run(arm, 0) for arm in self.arms]
         for key in (True, False) if repeat_all else (True,):
             runs += [

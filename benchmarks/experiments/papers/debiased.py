@@ -1,4 +1,4 @@
-"""Negative- and positive-debiased losses, and what they bear."""
+"""The experiment on negative- and positive-debiased losses under several conditions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The decoupled loss at small and large batches, and with small and large queues."""
+"""The experiment on the decoupled loss with small and large batches and queues."""
 
 from __future__ import annotations
 

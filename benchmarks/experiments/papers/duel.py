@@ -1,4 +1,4 @@
-"""DUEL's Tables 1 to 3: methods under bias, and the score h."""
+"""The experiments of DUEL's Tables 1 to 3: methods under bias, and the score h."""
 
 from __future__ import annotations
 

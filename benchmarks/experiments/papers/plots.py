@@ -1,4 +1,4 @@
-"""Findings as pictures: measures beside the papers', and what changed over the steps."""
+"""Plots of an experiment: measures beside the papers' figures, and their change over the steps."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from benchmarks.experiments.papers.verdicts import MEASURES
 
 
 def draw(experiment: Experiment, found: Found, path: Path) -> None:
-    """Draw a panel for each of `curves`, and for each column of each of `traces`, as a PNG. The
-    same findings give the same bytes."""
+    """Draw a panel per curve, and per column of each trace, as a PNG.
+
+    The same findings give the same bytes.
+    """
     columns = [c for c in experiment.columns if any(column == c for _, column in found.results)]
     panels = len(experiment.curves) + len(experiment.traces) * len(columns)
     lines = -(-panels // 2)
@@ -32,7 +34,7 @@ def draw(experiment: Experiment, found: Found, path: Path) -> None:
 
 
 def _curve(axes: Axes, experiment: Experiment, found: Found, name: str, columns: list[str]) -> None:
-    """Draw a line a row, a dot a seed, and the paper's figures dashed."""
+    """Draw a line per row, a dot per seed, and the paper's figures as a dashed line."""
     measure, figures = MEASURES[name], experiment.paper.get(name, {})
     for row, colour in _colours(experiment).items():
         arms = [
@@ -61,7 +63,7 @@ def _curve(axes: Axes, experiment: Experiment, found: Found, name: str, columns:
 
 
 def _trace(axes: Axes, experiment: Experiment, found: Found, name: str, column: str) -> None:
-    """Draw a line a row, of its first seed."""
+    """Draw a line per row, from its first seed."""
     measure = MEASURES[name]
     for arm in experiment.found(found):
         trace = found.results[arm.cell][min(found.results[arm.cell])].numbers.get(f"trace.{name}")

@@ -1,4 +1,4 @@
-"""How large a reproduction is: what fits a machine."""
+"""The sizes of a reproduction for different machines."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ Network = Literal["conv", "resnet18", "resnet50"]
 
 @dataclass(frozen=True)
 class Preset:
-    """What all runs of a reproduction share; results of other settings are not mixed with them.
+    """The settings that all runs of a reproduction share. Each set of settings has its own results.
 
     Args:
-        network: "conv" is a plain convolutional net of 0.62 M parameters; the others are
-            torchvision's with SimCLR's small first convolution.
-        samples: that a run learns from, by experiment; "" is of the others.
-        batch: samples an update; by experiment likewise.
+        network: "conv" is a plain convolutional network of 0.62 M parameters. The others are
+            torchvision's, with SimCLR's small first convolution.
+        samples: number of samples that a run learns from, by experiment; "" is the default.
+        batch: samples per update, by experiment; "" is the default.
         capacity: slots of the memory.
-        raw_capacity: slots of D-SimCLR's memory, all encoded at each step.
-        dim: dimensions of an embedding; the projector is one linear layer, as in DUEL.
-        learning_rate: of Adam; by experiment likewise.
-        momentum: of the key encoder.
-        hue: jitter of the hue; on a CPU it costs as much as all other augmentation.
-        precision: of the network's arithmetic.
-        probe: "convex" (L-BFGS, fast on a CPU), or the "paper" of each experiment.
-        references: labelled images of each class that the probes may use.
-        seeds: how often key arms are repeated.
-        repeat_all: the other arms as well.
-        device: where runs are made.
-        networks: network by experiment, where it is another.
-        cropped: experiments whose views have crops here though they have none in the paper.
+        raw_capacity: slots of D-SimCLR's memory, which are all encoded at each step.
+        dim: dimensions of an embedding. The projector is one linear layer, as in DUEL.
+        learning_rate: learning rate of Adam, by experiment; "" is the default.
+        momentum: momentum of the key encoder.
+        hue: strength of the hue jitter, which on a CPU takes as long as all other augmentation.
+        precision: precision of the network's arithmetic.
+        probe: "convex" (L-BFGS, fast on a CPU), or "paper" for the probe of each experiment.
+        references: number of labelled images per class that the probes may use.
+        seeds: number of seeds of the key arms.
+        repeat_all: whether the other arms use all seeds, too.
+        device: device of the runs.
+        networks: networks of experiments that do not use `network`.
+        cropped: experiments whose views are cropped here, although the paper does not crop.
     """
 
     network: Network = "conv"
@@ -53,7 +53,7 @@ class Preset:
     cropped: tuple[str, ...] = ()
 
     def of(self, experiment: str) -> dict[str, Any]:
-        """The settings that an experiment's results depend on, as JSON holds them."""
+        """Return the settings that an experiment's results depend on, as JSON stores them."""
         told = asdict(self)
         for name in ("seeds", "repeat_all", "networks", "cropped"):
             del told[name]
@@ -69,14 +69,14 @@ class Preset:
 EPOCH = 50_000
 
 PRESETS: dict[str, Preset] = {
-    # Each experiment within 15 minutes on two cores: about 1,800 core-seconds.
+    # Each experiment takes at most 15 minutes on two cores: about 1,800 core-seconds.
     "cpu-small": Preset(
         samples={"": 25_600, "self-labeling": 76_800, "aggregation": 19_200},
         batch={"": 128, "aggregation": 64},
         # Without crops, 200 steps leave SimCLR and SimSiam below the untrained network.
         cropped=("duel",),
     ),
-    # A night on eight cores.
+    # Each experiment takes a night on eight cores.
     "cpu": Preset(
         samples={"": 5 * EPOCH, "self-labeling": 8 * EPOCH},
         batch={"": 256, "aggregation": 128},
@@ -85,8 +85,8 @@ PRESETS: dict[str, Preset] = {
         references=5000,
         repeat_all=True,
     ),
-    # The papers' networks and batches. DUEL trains for 40,000 steps of 256, the debiased papers
-    # for 50 epochs of 512; more than an hour a run even so.
+    # The papers' networks and batches. DUEL trains for 40,000 steps of 256, the debiased papers for
+    # 50 epochs of 512. Each run takes more than an hour.
     "gpu": Preset(
         network="resnet18",
         networks={"duel": "resnet50"},

@@ -1,4 +1,4 @@
-"""Ours: each anchor's own prior, measured by the memory, against one for all."""
+"""Our experiment: each anchor's own prior, measured by the memory, against one constant prior."""
 
 from __future__ import annotations
 

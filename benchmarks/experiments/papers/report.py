@@ -1,4 +1,4 @@
-"""Tables and plots of an experiment in a dated report, named by hardware."""
+"""The dated report of an experiment, with tables and plots, named by hardware."""
 
 from __future__ import annotations
 
@@ -29,19 +29,20 @@ def write(
     settings: Mapping[str, Any],
     folder: Path,
 ) -> Path:
-    """Write report and plots in the place of older ones of the same experiment and preset. They
-    are made from stored results alone: the same results give the same bytes.
+    """Write report and plots, and replace older ones of the same experiment and preset.
+
+    They depend only on stored results: the same results give the same bytes.
 
     Args:
         experiment: the experiment.
-        found: at least one run.
+        found: finished runs, at least one.
         planned: the number of planned runs.
         preset: the name of the preset.
-        settings: those of the preset, and the data.
-        folder: the folder; it is created if it is missing.
+        settings: the settings of the preset, and the data.
+        folder: the folder, which is created if it does not exist.
 
     Returns:
-        The report.
+        The path of the report.
     """
     made = [result.made for cell in found.results.values() for result in cell.values()]
     days = sorted({one["day"] for one in made})
@@ -74,8 +75,10 @@ def write(
 
 
 def tables_of(experiment: Experiment, found: Found, judged: Sequence[Verdict]) -> list[Rows]:
-    """Return a table of the claims, one of each accuracy, and one of all other measures. A cell
-    without a run is empty."""
+    """Return a table of the claims, one table per accuracy, and one table of the other measures.
+
+    A cell without a run is empty.
+    """
     told = [claims(judged)]
     own = [name for name in experiment.measures if MEASURES[name].share]
     told += [by_measure(experiment, found, name) for name in own]
@@ -86,7 +89,7 @@ def tables_of(experiment: Experiment, found: Found, judged: Sequence[Verdict]) -
 
 
 def claims(judged: Sequence[Verdict]) -> Rows:
-    """Return a line a claim: by how much its sum is above 0, in the paper and here."""
+    """Return a row per claim: by how much its sum is above 0, in the paper and here."""
     rows = []
     for claim, paper, ours, word in judged:
         measure = MEASURES[claim.measure]
@@ -101,7 +104,7 @@ def claims(judged: Sequence[Verdict]) -> Rows:
 
 
 def by_measure(experiment: Experiment, found: Found, name: str) -> Rows:
-    """Return a line an arm: ours, the gain over its baseline, the paper's figure and its gain."""
+    """Return a row per arm: our number, its gain over the baseline, and both in the paper."""
     measure, figures = MEASURES[name], experiment.paper.get(name, {})
     rows = []
     for arm in experiment.found(found):
@@ -128,7 +131,7 @@ def by_measure(experiment: Experiment, found: Found, name: str) -> Rows:
 
 
 def together(experiment: Experiment, found: Found, names: Sequence[str]) -> Rows:
-    """Return a line an arm, with a column a measure."""
+    """Return a row per arm, with a column per measure."""
     rows = [
         [
             *(arm.column, arm.row),
@@ -143,7 +146,7 @@ def together(experiment: Experiment, found: Found, names: Sequence[str]) -> Rows
 
 
 def slug(text: str) -> str:
-    """Small letters, digits and hyphens.
+    """Return the text in lower-case letters, digits and hyphens.
 
     >>> slug("AMD EPYC, 2 cores")
     'amd-epyc-2-cores'

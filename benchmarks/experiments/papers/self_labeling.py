@@ -1,4 +1,4 @@
-"""Self-labeling refinement and momentum mixup."""
+"""The experiment on self-labeling refinement and momentum mixup."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from stream_ssl.memory.eviction import MostDuplicated, Oldest, Policy
 from stream_ssl.memory.scores import Gaussian, Linear, Quadratic, Score, VonMisesFisher
 from stream_ssl.methods import METHODS, Method
 
-SOME = 100  # images of each class for the accuracy while a run learns
+SOME = 100  # images per class for the accuracy during a run
 MOMENTUM_METHODS = ("moco", "self-labeling", "byol")
 
 SCORES: dict[str, Score] = {
@@ -42,7 +42,7 @@ SCORES: dict[str, Score] = {
 def run_once(
     experiment: Experiment, preset: Preset, run: Run, data: Data
 ) -> dict[str, float | list[tuple[int, float]]]:
-    """Train and evaluate. Return the numbers of the run, and its traces as "trace.NAME"."""
+    """Train and evaluate; return the numbers of the run, and its traces as "trace.NAME"."""
     started = time.monotonic()
     settings = preset.of(experiment.name)
     views = views_of(run.arm, settings)
@@ -73,14 +73,16 @@ def run_once(
 
 
 def views_of(arm: Arm, settings: Mapping[str, Any]) -> Views:
-    """The augmentation: SimCLR's, for DUEL without crops unless the preset has them."""
+    """Return SimCLR's augmentation, without crops if neither the arm nor the preset has them."""
     crop = (0.2, 1.0) if arm.crop or settings.get("crop") else None
     return Views(32, crop=crop, hue=settings["hue"], blur=arm.blur)
 
 
 def build(run: Run, settings: Mapping[str, Any], data: Data, views: Views) -> Learner:
-    """The learner of a run; the same weights and stream for every arm of the same network, batch,
-    bias and seed."""
+    """Return the learner of a run.
+
+    Arms with the same network, batch, bias and seed start with the same weights and stream.
+    """
     arm, seed = run.arm, run.seed
     seed_everything(seed, threads=1 if settings["device"] == "cpu" else None)
     batch = arm.batch or settings["batch"]
@@ -113,8 +115,10 @@ def build(run: Run, settings: Mapping[str, Any], data: Data, views: Views) -> Le
 
 
 def method_of(arm: Arm, settings: Mapping[str, Any], steps: int) -> Method:
-    """With new weights, drawn from torch's generator. Soft labels rise over the first half of the
-    steps."""
+    """Return a method with new weights from torch's generator.
+
+    Soft labels rise over the first half of the steps.
+    """
     network, features = encoder(settings["network"])
     cls = METHODS[arm.method]
     projector = Projector(features, settings["dim"], batchnorm="none" if cls.contrasts else "all")
@@ -127,5 +131,5 @@ def method_of(arm: Arm, settings: Mapping[str, Any], steps: int) -> Method:
 
 
 def policy_of(name: str) -> Policy:
-    """A new policy: "queue", or DUEL's under the score of that name."""
+    """Return a new policy: "queue", or DUEL's policy with the score of that name."""
     return Oldest() if name == "queue" else MostDuplicated(SCORES[name])

@@ -1,4 +1,4 @@
-"""The papers' claims, judged by the finished runs."""
+"""Verdicts on the papers' claims, computed from the finished runs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from benchmarks.experiments.papers.arms import Claim, Experiment
 
 
 class Measure(NamedTuple):
-    """The heading of a number, the factor to the unit of the tables, and decimals.
+    """The heading of a number, the factor to the unit of the tables, and its decimals.
 
-    `share`: the number is a share of the test images, which make it uncertain.
+    `share` says whether the number is a share of the test images, and so has a sampling error.
     """
 
     heading: str
@@ -48,8 +48,10 @@ MEASURES: Mapping[str, Measure] = {
 
 
 class Verdict(NamedTuple):
-    """A judged claim. `paper` is the paper's own figure; `word` is "agrees", "disagrees", "not
-    settled" or "not run"."""
+    """A judged claim.
+
+    `paper` is the paper's own figure. `word` is "agrees", "disagrees", "not settled" or "not run".
+    """
 
     claim: Claim
     paper: float | None
@@ -60,8 +62,8 @@ class Verdict(NamedTuple):
 def verdicts(experiment: Experiment, found: Found) -> list[Verdict]:
     """Judge whether the sum of each claim is above 0.
 
-    A claim agrees where its sum is above 0 by more than two standard errors, and disagrees where
-    it is below 0 by as much. One seed settles nothing where the test images give no error.
+    A claim agrees if its sum is above 0 by more than two standard errors, and disagrees if its sum
+    is below 0 by as much. A claim with one seed is not settled if the test images give no error.
     """
     told = []
     for claim in experiment.claims:
@@ -77,7 +79,7 @@ def verdicts(experiment: Experiment, found: Found) -> list[Verdict]:
 
 
 def total(found: Found, claim: Claim) -> Spread:
-    """Return the weighted sum of a claim's cells for each seed that all of them have."""
+    """Return the weighted sum of a claim's cells, for each seed that all the cells have."""
     weights = [weight for weight, _, _ in claim.terms]
     return found.paired(
         [(row, column) for _, row, column in claim.terms],
@@ -89,8 +91,9 @@ def total(found: Found, claim: Claim) -> Spread:
 def error(found: Found, claim: Claim, ours: Spread) -> float:
     """Return the standard error of a claim's sum.
 
-    It is paired over seeds: each gives one sum, of runs with the same data and test images. One
-    seed has the error that the finite test gives accuracies; 0 where neither is known.
+    With several seeds, the error is paired: each seed gives one sum of runs with the same data and
+    test images. With one seed, it is the sampling error of accuracies on the finite test set. The
+    result is 0 if neither is known.
     """
     if len(ours.values) > 1:
         return ours.error

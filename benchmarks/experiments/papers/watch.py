@@ -1,4 +1,4 @@
-"""What is measured while a run learns.
+"""The measurements of a run while it learns.
 
 Shapes: B samples, K memory slots, D embedding, C classes.
 """
@@ -20,7 +20,7 @@ from stream_ssl.memory import WorkingMemory
 from stream_ssl.methods import Method, SelfLabelingMoCo
 from stream_ssl.methods.negatives import prior
 
-LOOKS = 20  # of a run
+LOOKS = 20  # measurements per run
 
 
 def measure(
@@ -30,13 +30,14 @@ def measure(
     accuracy: Callable[[], float] | None,
     record: StepRecord,
 ) -> dict[str, float]:
-    """Return the measurements of a step, where the run has them.
+    """Return the measurements of a step, as far as the run has them.
 
-    loss: the loss of the step.
-    entropy: the entropy of the memory's classes, as a share of the greatest.
-    clamp_rate: the share of anchors whose estimate fell to the loss's floor.
-    accuracy: the value of the callable given.
-    And the numbers of `priors` and `soft_labels`.
+    - loss: the loss of the step.
+    - entropy: the entropy of the memory's classes, divided by the maximum.
+    - clamp_rate: the share of anchors whose estimate fell to the loss's floor.
+    - accuracy: the value of the given callable.
+
+    The numbers of `priors` and `soft_labels` are added.
     """
     share_C = torch.bincount(memory.labels, minlength=classes).double()
     share_C /= share_C.sum()
@@ -56,13 +57,13 @@ def measure(
 
 
 def priors(record: StepRecord, memory: WorkingMemory, loss: PriorCorrected) -> dict[str, float]:
-    """Compare the tau+ that the loss used with the true one.
+    """Compare the tau+ that the loss used with the true tau+.
 
-    prior: the mean tau+ that the loss used.
-    prior_true: the mean share of the anchor's class in the memory.
-    prior_error: the mean distance of these two.
-    prior_measured: the mean tau+ that the memory measures.
-    prior_correlation: the correlation of the measured and the true tau+ over anchors.
+    - prior: the mean tau+ that the loss used.
+    - prior_true: the mean share of the anchor's class in the memory.
+    - prior_error: the mean distance of these two.
+    - prior_measured: the mean tau+ that the memory measures.
+    - prior_correlation: the correlation of the measured and the true tau+ over anchors.
     """
     same_BK = record.labels_B.cpu()[:, None] == memory.labels.cpu()
     true_B = same_BK.double().mean(dim=1)
@@ -87,15 +88,15 @@ def priors(record: StepRecord, memory: WorkingMemory, loss: PriorCorrected) -> d
 def soft_labels(
     record: StepRecord, memory: WorkingMemory, loss: SelfLabeling, mixup: float
 ) -> dict[str, float]:
-    """Compare the soft labels y with y*, the same share for each key of the anchor's class.
+    """Compare the soft labels y with y*, which is the same for each key of the anchor's class.
 
-    The keys are those of the memory, which already holds the batch's own.
+    The keys are those of the memory, which already contains the batch's own keys.
 
-    label_error: the mean |y - y*|.
-    even_error: the same for the one-hot label with as much mass spread evenly over all keys.
-    nearer_than_even: even_error - label_error.
-    mixed_error: label_error after mixup.
-    label_mass: the share of y on keys of the anchor's class.
+    - label_error: the mean |y - y*|.
+    - even_error: the same for the one-hot label with as much mass spread evenly over all keys.
+    - nearer_than_even: even_error - label_error.
+    - mixed_error: label_error after mixup.
+    - label_mass: the share of y on keys of the anchor's class.
     """
     own_BK = record.ids_B[:, None] == memory.ids
     held_B = own_BK.any(dim=1)
@@ -130,7 +131,10 @@ def soft_labels(
 def _labels(
     key_BD: Tensor, memory: WorkingMemory, loss: SelfLabeling, own_BK: Tensor, step: int
 ) -> Tensor:
-    """y of each anchor over the memory's keys [B, K] (self-labeling refinement, steps 1 to 3)."""
+    """Return y of each anchor over the memory's keys [B, K].
+
+    See self-labeling refinement, steps 1 to 3.
+    """
     alpha, beta = value_at(loss.alpha, step), value_at(loss.beta, step)
     logit_BK = key_BD @ memory.embeddings.double().T / (loss.temperature * loss.sharpening)
     p_BK = logit_BK.softmax(dim=1)

@@ -1,4 +1,4 @@
-"""An experiment of the papers at a size."""
+"""The work of one experiment of the papers at one preset."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Reproduction(Work[Run]):
     Args:
         experiment: the experiment.
         size: the name of the preset.
-        preset: its settings.
+        preset: the settings of the preset.
         folder: the folder of results and reports.
-        data: the name of the data set; None takes that of the stored results.
+        data: the name of the data set; None: the data set of the stored results.
 
     Raises:
-        ValueError: the results are of several data sets, and `data` is None.
+        ValueError: `data` is None, and the stored results use several data sets.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Reproduction(Work[Run]):
         return partial(run_once, self.experiment, self.preset)
 
     def found(self) -> Found:
-        """Return the finished ones of the planned runs."""
+        """Return the planned runs that are finished."""
         done = ((run, self.results.get(run)) for run in self.planned())
         return Found.of((run.arm.cell, run.seed, one) for run, one in done if one is not None)
 
@@ -73,7 +73,7 @@ class Reproduction(Work[Run]):
 
 
 def _data_of(path: Path, settings: Mapping[str, Any]) -> str | None:
-    """Return the data set of the results under these settings, None without any."""
+    """Return the data set of the results with these settings, or None if there are none."""
     told = [entry["settings"] for entry in entries(path)]
     names = {one["data"] for one in told if one.items() >= settings.items() and "data" in one}
     if len(names) > 1:

@@ -1,1 +1,1 @@
-"""What the policy of a memory is worth to the encoder that learns against it (docs/study.md)."""
+"""The study of how a memory's policy affects the encoder that learns with it (docs/study.md)."""

@@ -1,4 +1,4 @@
-"""What is compared, and in which order it is run."""
+"""The arms that the study compares, and the order of the runs."""
 
 from __future__ import annotations
 
@@ -47,8 +47,12 @@ POLICIES: Mapping[str, Callable[[], Policy]] = {
     "oracle": ClassBalanced,
     "image-oracle": ImageBalanced,
 }
-"""`oracle` balances by the labels, `image-oracle` by the image that a frame was made of, which no
-run would have: the most that balance, and that knowing all copies can give."""
+"""Policies by name.
+
+No real run could use the last two: `oracle` balances by the labels, and `image-oracle` by the
+original image of a frame. They show the most that balance and a perfect search for near-duplicates
+can give.
+"""
 
 DESCRIPTORS: Mapping[str, Callable[[], Descriptor]] = {
     "embedding": Embedding,
@@ -59,27 +63,29 @@ DESCRIPTORS: Mapping[str, Callable[[], Descriptor]] = {
     "weighted-99-1": lambda: Weighted([Embedding(), Thumbnail(side=8)], weights=[99, 1]),
     "frozen": lambda: Frozen(ConvNet()),
 }
-"""What duplicates are counted on. `frozen` are the features of an untrained network."""
+"""Descriptors by name, on which duplicates are counted. `frozen` uses an untrained network."""
 
 SEEDS = (0, 1, 2)
 
 
 @dataclass(frozen=True)
 class Arm:
-    """A policy, where the training batches come from, and how embeddings stay fresh.
+    """A policy, the source of the training batches, and how embeddings are kept fresh.
 
     Args:
         policy: a name of POLICIES.
-        anchors: "stream": trained on as it comes; "memory": trained on draws from the memory.
-        freshness: "stale": embeddings stay as they came; "written": the fresh keys of what is
-            drawn go back to their slots; "reencoded": besides, as many of the stalest slots as a
-            batch has are encoded anew at each step.
+        anchors: "stream": train on samples as they arrive; "memory": train on draws from the
+            memory.
+        freshness: "stale": embeddings are never updated; "written": the new keys of drawn samples
+            are written to their slots; "reencoded": in addition, each step encodes the stalest
+            slots again, as many as a batch has.
         draw: how training batches are drawn from the memory.
-        plain: newcomers and slots encoded anew are encoded as they are, not augmented.
+        plain: whether newcomers and slots that are encoded again are encoded without augmentation.
         descriptor: a name of DESCRIPTORS.
-        novelty: "auto", or a cosine of descriptors, from which a frame is turned away before it is
-            encoded.
-        follow: updates for each batch of what is not turned away; None: one for each of all frames.
+        novelty: "auto", or the cosine of descriptors from which a frame is dropped before it is
+            encoded; None: no frame is dropped.
+        follow: number of updates per batch of frames that are not dropped; None: one update per
+            batch of all frames.
     """
 
     policy: str
@@ -104,17 +110,17 @@ class Arm:
         return "/".join([*parts, *(name for name, is_on in options if is_on)])
 
     def eviction(self) -> Policy:
-        """A new policy."""
+        """Return a new policy."""
         return POLICIES[self.policy]()
 
     def describe(self) -> Descriptor:
-        """A new descriptor."""
+        """Return a new descriptor."""
         return DESCRIPTORS[self.descriptor]()
 
 
 @dataclass(frozen=True)
 class Run:
-    """An arm on a stream, by its name, with a seed, which draws weights, stream and views alike."""
+    """An arm on a stream with a seed, which draws the weights, the stream and the views."""
 
     stream: str
     arm: Arm
@@ -136,7 +142,7 @@ BASE = Arm("queue", "stream", "stale")
 
 
 def drawn(policy: str, descriptor: str = "embedding", **options: Any) -> Arm:
-    """Trained on draws from the memory, with fresh keys written back."""
+    """Return an arm that trains on draws from the memory and writes fresh keys back."""
     return Arm(policy, "memory", "written", plain=True, descriptor=descriptor, **options)
 
 
@@ -158,13 +164,13 @@ TITLES = {
     NOVEL: "as shipped: besides, copies turned away",
     UNIFORM: "copies turned away, drawn uniformly",
 }
-"""The arms of the tables, and what a reader calls them."""
+"""The arms of the tables, and their titles."""
 
 BEHIND_THE_DOOR = (
     *(("vmf0.1", "weighted-9-1"), ("vmf0.1", "weighted"), ("vmf0.1", "weighted-99-1")),
     *(("queue", "thumbnail"), ("vmf0.02", "weighted-99-1"), ("minred", "weighted-99-1")),
 )
-"""Policies and descriptors where near-copies are turned away by thumbnails, as in NOVEL."""
+"""Policies and descriptors with near-duplicates dropped by thumbnails, as in NOVEL."""
 
 RIVALS = (
     *(drawn(*which, draw="epochs", novelty=0.9) for which in BEHIND_THE_DOOR),
@@ -184,7 +190,7 @@ RIVALS = (
 
 
 def behind(policy: str, descriptor: str = "thumbnail") -> Arm:
-    """Behind the test that the shipped configurations use, and drawn as they draw."""
+    """Return an arm with the near-duplicate test and draw order of the shipped configurations."""
     return drawn(policy, descriptor, draw="epochs", novelty="auto")
 
 
@@ -195,17 +201,17 @@ SAME_DOOR = (
     behind("vmf0.1"),
     behind("redundant0.03"),
 )
-"""These arms differ only in what the memory evicts."""
+"""Arms that differ only in what the memory evicts."""
 
 HARDEST = ("shuffled", "x27-iid", "parked", "shift", "crawl")
-"""Streams that differ in what they ask of a memory."""
+"""Streams that make different demands on a memory."""
 
 USERS = ("parked", "crawl", "stalls-x27", "shuffled", "video", "shift", "stalls", "x27-iid")
-"""Streams as users make them, and the two that others compare on."""
+"""Streams as users produce them, and the two streams that other papers compare on."""
 
 
 def plan() -> list[Run]:
-    """Every run once, the most telling first: a study that is ended early still compares."""
+    """Return every run once, the most informative first, so that a partial study also compares."""
     return list(dict.fromkeys(_by_worth()))
 
 

@@ -1,4 +1,4 @@
-"""Policies that know what no memory can: the class of a sample, or the image it was made of."""
+"""Policies with knowledge that no memory has: the class or the original image of a sample."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from stream_ssl.memory.eviction import Policy
 
 
 class Balanced(Policy):
-    """For each newcomer in turn, evict the oldest sample of the group that has the most samples."""
+    """A policy that evicts, for each newcomer, the oldest sample of the largest group."""
 
     by_group = False
-    """Whether the lowest group goes first among those of the same size; else the oldest sample."""
+    """Whether the lowest group wins a tie between groups; otherwise the oldest sample wins."""
 
     @abstractmethod
     def groups(self, of: Columns | Rows) -> NDArray[np.int64]:
@@ -38,7 +38,7 @@ class Balanced(Policy):
 
 
 class ImageBalanced(Balanced):
-    """Balance the images that frames were made of, by their ids."""
+    """Balances the original images of frames, by their ids."""
 
     name = "image-balanced"
 
@@ -47,7 +47,7 @@ class ImageBalanced(Balanced):
 
 
 class ClassBalanced(Balanced):
-    """Balance the classes, by their labels. Samples without a label, -1, are a class of their own.
+    """Balances the classes, by their labels. Samples without a label (-1) form a class.
 
     >>> from stream_ssl.memory import WorkingMemory
     >>> memory = WorkingMemory(capacity=3, dim=2, eviction=ClassBalanced())

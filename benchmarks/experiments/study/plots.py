@@ -1,4 +1,4 @@
-"""The study in pictures: its streams, and for each what each memory reaches of what is possible."""
+"""Pictures of the study: its streams, and the accuracy of each memory on each stream."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from benchmarks.experiments.study.report import CEILING, NAMES, by_stream
 from benchmarks.experiments.study.streams import STREAMS, TITLES
 
 PICTURED = ("shuffled", "parked", "stalls", "video", "crawl", "shift")
-COLUMNS, LINES, EVERY = 40, 2, 8  # of a stream's pictures; a frame of so many is shown
+COLUMNS, LINES, EVERY = 40, 2, 8  # columns and lines of frames; every EVERY-th frame is shown
 BASE_COLOUR, COLOUR, REST = "#c1662f", "#2a78d6", "#9aa5b1"
 
 
 def streams(images: Images, path: Path, seed: int = 0) -> None:
-    """Draw two lines of frames of each stream, every eighth in its order.
+    """Draw two lines of frames of each stream, every eighth frame in order.
 
     Args:
-        images: the images that the streams are made of.
-        path: the path of the picture; its ending tells the format.
+        images: the images of which the streams are made.
+        path: the path of the picture. Its suffix selects the format.
         seed: the seed of the streams.
     """
     figure = Figure(figsize=(10, 0.75 * len(PICTURED)), layout="constrained")
@@ -43,8 +43,10 @@ def streams(images: Images, path: Path, seed: int = 0) -> None:
 
 
 def accuracies(found: Found, path: Path, ours: str) -> None:
-    """Draw a panel a stream: the kNN accuracy of the arms that have a title, with a dot a seed. The
-    dashed line is the queue on the shuffled stream. Without such runs nothing is written.
+    """Draw a panel per stream with the kNN accuracy of the arms that have a title, a dot per seed.
+
+    The dashed line is the queue on the shuffled stream. If there are no such runs, no file is
+    written.
 
     Args:
         found: the finished runs.

@@ -1,4 +1,4 @@
-"""Tables of the study: a row an arm and stream, over the finished seeds."""
+"""Tables of the study, with a row per arm and stream over the finished seeds."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ PROBES = ("knn", "linear")
 
 
 def found_in(results: Mapping[str, Result]) -> Found:
-    """Gather runs by (arm, stream) and seed from their names, planned or not. Streams come in
-    order, and the arms of a stream by their kNN accuracy, the best first."""
+    """Return the runs by (arm, stream) and seed, from their names, planned or not.
+
+    Streams are in their usual order. The arms of a stream are sorted by kNN accuracy, best first.
+    """
     runs = []
     for name, result in results.items():
         stream, arm, seed = name.split(" ")
@@ -48,7 +50,7 @@ HEADINGS = (
 
 
 def tables(found: Found) -> list[Rows]:
-    """Return a table a stream. A gain over the queue has its paired standard error."""
+    """Return a table per stream. A gain over the queue has its paired standard error."""
     return [
         Rows(
             STREAM_TITLES[stream], HEADINGS, [cells(found, (arm, stream)) for arm in arms], names=1
@@ -77,14 +79,14 @@ def cells(found: Found, cell: Cell) -> list[str]:
 
 
 def pair(found: Found, cell: Cell, base: Cell, probe: str, share: bool = False) -> Spread:
-    """Compare a cell with another one, seed by seed; a cell has nothing to itself."""
+    """Compare a cell with another cell, seed by seed; the result is empty for the cell itself."""
     if cell == base:
         return Spread(())
     return (found.share if share else found.gain)(cell, base, probe)
 
 
 def summary(found: Found) -> Rows:
-    """Return one table of all streams: kNN / linear accuracy of the arms that have a title."""
+    """Return one table of all streams, with kNN / linear accuracy of the arms that have a title."""
     shown = [name for name in NAMES if any(arm == name for arm, _ in found.results)]
     rows = []
     for stream, arms in by_stream(found).items():
@@ -99,7 +101,7 @@ def _both(found: Found, cell: Cell) -> str:
 
 
 def text(found: Found) -> str:
-    """Return the report: the summary and the table of each stream, in Markdown."""
+    """Return the report in Markdown: the summary, and the table of each stream."""
     whole: Sequence[Rows] = tables(found)
     head = f"{markdown(summary(found))}\nIn brackets: seeds, where there are several.\n"
     return "\n".join([head, *map(markdown, whole)])

@@ -1,4 +1,4 @@
-"""The streams of the study, all drawn from CIFAR-10 and made by `stream_ssl.producers.shaping`."""
+"""The streams of the study, made from CIFAR-10 with `stream_ssl.producers.shaping`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from stream_ssl.producers.sources.finite import Finite
 from stream_ssl.wire.sample import Position, Sample
 
 CLASSES = 10
-STRIDE = 1 << 20  # an id is the frame's number times this, and the number of its image
+STRIDE = 1 << 20  # an id is the frame's number times STRIDE, plus the number of its image
 
 
 class Shuffled(Finite):
-    """A source of images, in passes without end. An id is the image's number."""
+    """An endless source of images in shuffled passes. An id is the image's number."""
 
     def __init__(self, images: Images, seed: int) -> None:
         super().__init__("cifar", len(images), "in memory", seed=seed, epochs=None)
@@ -33,7 +33,7 @@ class Shuffled(Finite):
 
 
 class Drawn:
-    """The same, drawn as `Biased` does."""
+    """An endless source of images that are drawn as in `Biased`. An id is the image's number."""
 
     name = "cifar"
 
@@ -53,7 +53,7 @@ def _sample(images: Images, row: int) -> Sample:
 
 
 class Frames:
-    """Batches of a source's frames, which name the image that each was made of."""
+    """Batches of a source's frames, whose ids contain the number of the original image."""
 
     def __init__(self, source: Source, batch: int) -> None:
         self._samples, self._batch, self._count = source.samples(), batch, 0
@@ -68,7 +68,7 @@ class Frames:
                 [np.frombuffer(f.data, np.uint8).reshape(32, 32, 3) for f in frames]
             ).transpose(0, 3, 1, 2),
             ids_B=number_B * STRIDE + image_B,
-            # As the receiver does: near-copies have other contents.
+            # Hash the content as the receiver does: a near-duplicate has another hash.
             hashes_B=np.array([int(digest([f.data])[:15], 16) + 1 for f in frames]),
             labels_B=np.array([frame.label for frame in frames], np.int64),
             offset=Offset(self._count + 1, 0),
@@ -83,17 +83,20 @@ def _parked(images: Images, seed: int) -> Source:
 
 
 def _stalls(bias: int) -> Callable[[Images, int], Source]:
-    """Blocks of 1,024 of a class, in which each image comes a Pareto number of times."""
+    """Return a stream of blocks of 1,024 frames of a class.
+
+    Each image has a Pareto-distributed number of frames.
+    """
 
     def stream(images: Images, seed: int) -> Source:
-        source = Drawn(images, bias, 1024 // 8, seed)  # an image comes some 8 times
+        source = Drawn(images, bias, 1024 // 8, seed)  # an image appears about 8 times
         return Stalls(source, rate=1.0, alpha=1.1, longest=1024, seed=seed)
 
     return stream
 
 
 def _video(images: Images, seed: int) -> Source:
-    """Blocks of 256 frames of a class, 16 of each image."""
+    """Return blocks of 256 frames of a class, with 16 frames of each image."""
     return Video(Drawn(images, 1, 16, seed), frames=16, seed=seed)
 
 
@@ -123,7 +126,7 @@ STREAMS: Mapping[str, Callable[[Images, int], Source]] = {
         for block in (1, 64)
     },
 }
-"""By name: images and a seed to a source without end."""
+"""By name: a function from images and a seed to an endless source."""
 
 TITLES: Mapping[str, str] = {
     "shuffled": "shuffled, balanced, no copies: the ceiling",
@@ -140,9 +143,9 @@ TITLES: Mapping[str, str] = {
     "x1-iid": "balanced, each class drawn alike",
     "x1-blocks64": "balanced, blocks of 64 of a class",
 }
-"""What a reader calls them."""
+"""The titles of the streams."""
 
 
 def frames(name: str, images: Images, batch: int, seed: int) -> Frames:
-    """Batches of the stream of this name."""
+    """Return batches of the stream of this name."""
     return Frames(STREAMS[name](images, seed), batch)

@@ -1,4 +1,4 @@
-"""One run of the study: the product's own learner on a stream, and the near-copies it keeps."""
+"""One run of the study: the product's own learner on a stream, with measurements of its memory."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from stream_ssl.losses import InfoNCE
 from stream_ssl.memory import WorkingMemory
 from stream_ssl.methods import MoCo
 
-EVERY = 20  # updates between two looks at the memory
-THREADS = 1  # of torch
+EVERY = 20  # updates between two measurements of the memory
+THREADS = 1  # threads of torch
 
 
 def _option(default: Any, says: str) -> Any:
@@ -47,14 +47,14 @@ class Settings:
     references: int = _option(2000, "labelled images of each class that the probes may use")
 
     def facts(self) -> dict[str, Any]:
-        """Return the settings as results have them. Sums depend on the number of threads."""
+        """Return the settings as results store them, with the threads, which affect sums."""
         return {**asdict(self), "threads": THREADS}
 
 
 def run_once(settings: Settings, run: Run, data: Data) -> dict[str, Any]:
     """Train and evaluate; return the numbers of the run."""
     started = time.monotonic()
-    # SimCLR's views without a change of hue, which alone costs as much as all the rest.
+    # SimCLR's views without hue jitter, which alone takes as long as all other augmentation.
     views = Views(32, hue=0.0)
     learner = build(run, settings, data, views)
     memory = learner.memory
@@ -113,8 +113,8 @@ def measure(memory: WorkingMemory, anchors: str, record: StepRecord) -> dict[str
     """Return the measurements of a step."""
     share_C = torch.bincount(memory.labels, minlength=CLASSES).double()
     share_C /= share_C.sum()
-    # The probability that an anchor and a slot share their class. Anchors come from the stream,
-    # or evenly from the memory itself.
+    # The probability that an anchor and a slot have the same class. Anchors come from the stream,
+    # or uniformly from the memory itself.
     own = float(share_C.square().sum())
     collision = own if anchors == "memory" else record.collision_true
     found = {
@@ -130,5 +130,5 @@ def measure(memory: WorkingMemory, anchors: str, record: StepRecord) -> dict[str
 
 
 def distinct(memory: WorkingMemory) -> int:
-    """Return how many different images the slots show, in whatever form."""
+    """Return the number of different original images in the slots."""
     return len(torch.unique(memory.ids % STRIDE))

@@ -1,4 +1,4 @@
-"""The study: memories compared by what an encoder learns from streams as users have them."""
+"""The study: memories compared by what an encoder learns from realistic streams."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from benchmarks.experiments.work import Work
 
 
 class Study(Work[Run]):
-    """The study under some settings, in RESULTS/runs.jsonl.
+    """The study under some settings, with its runs in FOLDER/runs.jsonl.
 
     Args:
         settings: the settings that all runs share.
