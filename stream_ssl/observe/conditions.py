@@ -62,8 +62,8 @@ FLAT_UPDATES, WILD_UPDATES, FLAT_SECONDS = 10, 50, 30.0
 large changes. It must then hold for FLAT_SECONDS. Large changes need more updates, because the
 first 20 updates at a good rate of 0.003 change the weights by 0.012 each."""
 ONE_PICTURE_RANK, ONE_PICTURE_COPIES, ONE_PICTURE_SECONDS = 1.05, 0.99, 60.0
-"""One picture: the effective rank of the recent images is below the first number, and
-near-duplicates are at least the second number as a share of the slots, for this many seconds.
+"""One picture: the effective rank of the recent images is below ONE_PICTURE_RANK, and the share of
+near-duplicate slots is at least ONE_PICTURE_COPIES. Both must last for ONE_PICTURE_SECONDS.
 
 Measured ranks: one picture has 1.00, and 1.01 with noise of 5 levels. Two pictures have 2.0. The
 frames of a fixed camera in a street have 1.16."""

@@ -468,9 +468,9 @@ class Watch:
             before = self._clock_seen.get(who)
             if before is None or before[0] != ahead:
                 before = self._clock_seen[who] = (ahead, self._offset)
-            ahead -= self._offset - before[1]  # this machine's clock was set since
+            ahead -= self._offset - before[1]  # this machine's clock has been changed since
             if abs(live.get(who, math.inf)) <= at.CLOCK_SECONDS:
-                ahead = 0.0  # the producer's clock was set since
+                ahead = 0.0  # live samples show that the producer's clock is right now
             if not finished.get(who):
                 clocks[who] = ahead
         return clocks

@@ -1,9 +1,12 @@
 """The JSON API of the page: figures, memory, producers and checkpoints.
 
 Each question is a GET under `api/ROLE/`. A process forwards questions for the other role to the
-other process of the run. Errors have a reason and a status: 400 for wrong arguments, 404 for things
-that do not exist, 502 if the other process does not answer, 503 for things that are not available
-now.
+other process of the run. An error has a reason and one of these statuses:
+
+- 400: an argument is wrong.
+- 404: the thing does not exist.
+- 502: the other process does not answer.
+- 503: the data is not available now.
 """
 
 from __future__ import annotations
