@@ -79,8 +79,8 @@ def check(encoded: Encoded, ks: Sequence[int]) -> None:
     """Check that a labelled set can be measured, before anything expensive is computed.
 
     Raises:
-        ValueError: there is only one class, a class has queries but no references, there are fewer
-            references than neighbours, or a balanced test would have only one query of each class.
+        ValueError: there is only one class, or a class has queries but no references. Or there are
+            fewer references than neighbours, or each class has only one query in a balanced test.
     """
     references, queries = (set(label.tolist()) for label in (encoded.label_N, encoded.label_Q))
     if len(queries) < 2:

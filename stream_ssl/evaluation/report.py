@@ -54,6 +54,13 @@ class Recovered:
 
     @classmethod
     def of(cls, accuracy: float, decorrelated: float, untrained: float | None) -> Recovered:
+        """Return the recovered shares of these accuracies.
+
+        Args:
+            accuracy: accuracy of the trained encoder.
+            decorrelated: accuracy of the encoder trained on the decorrelated stream.
+            untrained: accuracy of the untrained encoder; None if unknown.
+        """
         gained = untrained is not None and decorrelated > untrained
         gain = recovered_gain(accuracy, decorrelated, untrained or 0.0) if gained else None
         return cls(recovered_share(accuracy, decorrelated), gain)

@@ -714,6 +714,7 @@ class Writing:
 
     @property
     def done(self) -> bool:
+        """Whether the thread has ended."""
         return not self._thread.is_alive()
 
     def result(self) -> CheckpointRecord:

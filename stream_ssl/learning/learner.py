@@ -87,7 +87,7 @@ def made_by(facts: Mapping[str, Any]) -> int:
 
 
 class Learner:
-    """Trains `method` on `batches` against `memory`; `run` yields a record per step.
+    """A trainer of `method` on `batches` against `memory`; `run` yields a record per step.
 
     Each step takes one batch of the stream. `step.py` describes its two forms:
      - With anchors "stream", the update uses the batch. Its keys then join the memory.
@@ -103,8 +103,8 @@ class Learner:
     wait is at the end of the step, for the record. There is one more wait each time that keys are
     made only for the memory.
 
-    On a CPU with fixed `threads` and a stream that can repeat from an offset, a run that was
-    captured, killed and restored ends bit-equal to an uninterrupted run.
+    A run that was captured, killed and restored ends bit-equal to an uninterrupted run. This needs
+    a CPU, fixed `threads` and a stream that can repeat from an offset.
 
     Several ranks can hold one memory (`WorkingMemory(group=...)`) and learn together. Each rank has
     its own stream. All ranks take every step at the same time and use the mean gradient, so they
@@ -223,7 +223,7 @@ class Learner:
         """
         self.method.train()
         last_record = time.monotonic()
-        ignored = 0  # skipped updates in a row, after which nobody reloaded
+        ignored = 0  # `skipped_in_a_row` after the last ReloadDue, to ask once for each value
         while True:
             record: StepRecord | Idle
             self._step.timer.restart()
@@ -477,7 +477,7 @@ def _read(result: StepResult) -> tuple[dict[str, float], float, float | None, fl
 
 
 class Upload:
-    """Copies batches of the stream to the device.
+    """An upload of the stream's batches to the device.
 
     Copies to a GPU go through pinned memory, so the host does not wait for them. Two sets of pinned
     buffers are allocated once and used in turn. A set is filled only after its last copy has ended,

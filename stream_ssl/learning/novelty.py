@@ -37,7 +37,7 @@ class Novelty:
     samples before it in its batch. So the learner trains as often as the stream brings something
     new. The samples that wait are part of the learner's state: they were read from the stream, and
     are trained on later. On several ranks a sample is compared with the slots and the waiting
-    samples of all ranks, and with the batches of all ranks in order of rank.
+    samples of all ranks. The batches of all ranks count as one batch in order of rank.
 
     Args:
         memory: the memory to compare with. For "auto" it must store images. For a cosine its

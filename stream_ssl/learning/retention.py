@@ -18,10 +18,10 @@ class Entry:
     """A checkpoint on the disk.
 
     Attributes:
-        path: its folder.
+        path: folder of the checkpoint.
         created: seconds since the Unix epoch.
-        updated: the step that made its weights.
-        bytes: its size.
+        updated: the step that made the weights.
+        bytes: size of the checkpoint.
     """
 
     path: Path

@@ -50,6 +50,7 @@ class Saved:
 
     @property
     def step(self) -> int:
+        """The number of steps that the learner had made."""
         return int(self.facts["step"])
 
     @property
@@ -83,7 +84,7 @@ class Saved:
             journal: id of the journal, if the run may have several; None if it has one.
         """
         if not (divisions := self.divisions(journal)):
-            return START  # of a receiver that is new
+            return START  # nobody has read this journal yet: its receiver is new
         ended = divisions[-1]
         return ended[rank] if ranks == len(ended) else min(ended)
 

@@ -9,7 +9,9 @@ from typing import Protocol
 class Schedule(Protocol):
     """A function from the step (0 is the first) to the factor of the learning rate."""
 
-    def __call__(self, step: int) -> float: ...
+    def __call__(self, step: int) -> float:
+        """Return the factor of the learning rate at a step."""
+        ...
 
 
 class Constant:

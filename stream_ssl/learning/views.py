@@ -31,8 +31,8 @@ class Views(nn.Module):
         contrast: half-width of the random change of contrast.
         saturation: half-width of the random change of saturation; colour images only.
         hue: half-width of the random change of hue; colour images only.
-        jitter: probability that brightness, contrast, saturation and hue of a sample change at all,
-            in [0, 1].
+        jitter: probability, in [0, 1], that brightness, contrast, saturation and hue of a sample
+            change at all.
         grey: probability of removing the colour, in [0, 1].
         blur: probability of a Gaussian blur, sigma 0.1 to 2 pixels, in [0, 1].
         mean: number that is subtracted at the end, one per channel or one for all.

@@ -146,7 +146,8 @@ def negative_debiased(
     log_false_B = tau_B.log() + log_mean_exp(terms.logit_BM).squeeze(1)
     log_g_B = log_difference(log_mean_B, log_false_B) - torch.log1p(-tau_B)
     least = -1 / temperature
-    clamped_B = (log_g_B <= least) & (tau_B > 0)  # with no prior it is InfoNCE, at its least too
+    # With tau+ = 0 the loss is InfoNCE, which has no floor.
+    clamped_B = (log_g_B <= least) & (tau_B > 0)
     log_g_B = (
         log_g_B.masked_fill(clamped_B, least)
         if floor == "clamp"

@@ -115,7 +115,7 @@ def _attend(
     mask_SBP = mask_BC.reshape(batch, parts, -1).transpose(0, 1)
     kept_SBP = _kept(anchor_BD, mask_SBP)
     total_B = ((kept_SBP @ key_SPD).sum(0) * anchor_BD).sum(1)
-    mean, logsumexp = _attention(query, key, kept_SBP.log_().unsqueeze(1))  # -inf, or 0
+    mean, logsumexp = _attention(query, key, kept_SBP.log_().unsqueeze(1))  # bias -inf or 0
     lse_SB = logsumexp[:, 0, :batch].to(anchor_BD.dtype)
     # The kernel's result for a row without negatives is undefined.
     none_SB = mask_SBP.all(-1)

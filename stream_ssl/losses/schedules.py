@@ -11,7 +11,9 @@ class OverSteps(ABC):
     """A number for every step of the learner; the first step is 0."""
 
     @abstractmethod
-    def at(self, step: int) -> float: ...
+    def at(self, step: int) -> float:
+        """Return the number at a step."""
+        ...
 
     @abstractmethod
     def bounds(self) -> tuple[float, float]:

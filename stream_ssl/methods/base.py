@@ -50,7 +50,9 @@ class MethodOutput:
 
 
 class Method(nn.Module, ABC):
-    """A way of learning. The learner uses every method through this interface alone.
+    """A self-supervised method, which turns views and a memory into a loss and keys.
+
+    The learner uses every method only through this interface.
 
     Args:
         encoder: network from images to features.
