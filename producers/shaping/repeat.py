@@ -56,7 +56,7 @@ def repeat(sample: Sample, number: str, near: NearBy | None, rng: np.random.Gene
 
 
 def repeat_raw(sample: Sample, near: NearBy, rng: np.random.Generator) -> dict[str, Any]:
-    """Return the `data` of a near-duplicate of a raw image. It always differs from the original."""
+    """Return the changed fields of a near-duplicate of a raw image, which is never equal to it."""
     assert sample.shape is not None
     image_HWC = np.frombuffer(sample.data, dtype=np.uint8).reshape(sample.shape)
     changed_HWC = jitter(image_HWC, rng) if near == "jitter" else through_jpeg(image_HWC, rng)
@@ -67,7 +67,7 @@ def repeat_raw(sample: Sample, near: NearBy, rng: np.random.Generator) -> dict[s
 
 
 def repeat_vector(sample: Sample, rng: np.random.Generator) -> dict[str, Any]:
-    """Return the `data` of a vector plus noise of a twentieth of its own standard deviation."""
+    """Return the changed fields of a vector with noise of 1/20 of its own standard deviation."""
     assert sample.dtype is not None
     dtype = DTYPES[sample.dtype]
     value_D = np.frombuffer(sample.data, dtype).astype(np.float64)
