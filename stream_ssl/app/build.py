@@ -1,4 +1,4 @@
-"""Build the learner's objects from the settings. The functions follow the way of a sample."""
+"""Build the learner's objects from the settings. The functions follow the path of a sample."""
 
 from __future__ import annotations
 

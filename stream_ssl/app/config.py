@@ -86,7 +86,7 @@ LEARNER_PARTS = {
 
 @dataclass
 class Http:
-    """Where each process serves its page, /metrics, /healthz and /readyz.
+    """Addresses at which the processes serve their page, /metrics, /healthz and /readyz.
 
     Args:
         receiver: HOST:PORT of the receiver. Port 0 chooses a free port (see endpoints.json).
@@ -110,12 +110,12 @@ class Http:
 
 @dataclass
 class RanksSettings:
-    """How the ranks that torchrun started meet. One process ignores these options.
+    """Settings of the ranks that torchrun started. A run in one process ignores them.
 
     Args:
         timeout: seconds that a rank waits for another one before it gives up, so that torchrun
             starts all ranks again. Choose more than a checkpoint takes.
-        receivers: the run folders of this host's receivers, where hosts or ranks have journals of
+        receivers: the run folders of this host's receivers, if hosts or ranks have journals of
             their own. Of n folders, the host's rank l reads folder l modulo n. Other hosts may name
             other folders. Empty: all ranks read the journal of the run.
         lost: ids of parked journals whose disks are lost. `parked_journals` does not count them.

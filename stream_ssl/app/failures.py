@@ -56,7 +56,7 @@ NOISE = re.compile(
     r"|- Expected a path but .* either not accessible or invalid"
     r"|Expected a <class 'NoneType'>|Given value type: .*|Given value: Namespace.*)"
 )
-"""What jsonargparse writes about optional types, around the actual error."""
+"""Text of jsonargparse about optional types, around the actual error."""
 
 
 class Failure(Exception):

@@ -57,6 +57,7 @@ from stream_ssl.receiver.verdicts import VerdictSender
 log = logging.getLogger("stream_ssl.learner")
 
 TELL_SECONDS = 0.5
+"""Seconds between two messages to the receiver."""
 FREE_SPACE_SECONDS = 3.0
 """Seconds between two attempts to make room in the journal. The receiver trims in the meantime."""
 PATIENCE = 120.0

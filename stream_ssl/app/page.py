@@ -1,4 +1,4 @@
-"""What the pages of both roles share: the run, the other process and the token."""
+"""Data that the pages of both roles share: the run, the other process and the token."""
 
 from __future__ import annotations
 

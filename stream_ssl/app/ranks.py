@@ -72,8 +72,8 @@ def meet(settings: Namespace, stack: ExitStack) -> Ranks:
     try:
         store, number, size = next(rendezvous("env://", timeout=timeout))
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-            # torchrun keeps its store over a restart, with the addresses of dead ranks. The
-            # restart count separates them. A host that joined later has counted fewer restarts.
+            # torchrun's store survives a restart, with addresses of dead ranks, so the restart
+            # count prefixes its keys. A rank's own store is new, and hosts may differ in the count.
             store = PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",

@@ -1,4 +1,4 @@
-"""Stop a process when it is asked to stop."""
+"""Stop a process on signals, and when its supervisor dies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PARSED = "STREAM_SSL_PARSED"
 """Environment variable: the file that the learner creates once it has parsed its settings."""
 
 KILLED = 128
-"""Exit status of a process whose child was killed by signal N: KILLED + N."""
+"""The exit status of a process that ends because of signal N is KILLED + N."""
 
 STARTED_BY = (PARENT, "TORCHELASTIC_RUN_ID")
 """Environment variables of a process whose starter stops it, and kills it if it takes too long."""

@@ -92,7 +92,7 @@ class Child:
     start_at: float = 0.0
     restarts: int = 0
     worked: bool = False
-    """Whether the process has once lived for `back_off.healthy` seconds."""
+    """True once the process has lived for `back_off.healthy` seconds."""
     may_start: Callable[[], bool] = lambda: True
     """Called before each start. If it returns False, the start is tried again later."""
     crashes: deque[tuple[float, signal.Signals | None]] = field(
@@ -119,7 +119,7 @@ class Child:
 
 
 class Supervisor:
-    """Keeps processes alive.
+    """A supervisor that keeps processes alive.
 
     Args:
         commands: command lines by name, in the order of their start. They stop in reverse order.
