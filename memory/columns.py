@@ -35,12 +35,12 @@ INTEGER_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Newcomers, checked and on the memory's device. Images are on the device that keeps the
-    images.
+    """Newcomers, checked and on the memory's device.
 
-    `descriptors` are the rows on which duplicates are counted. If descriptors are the embeddings,
-    both are the same tensor. `born` is the number of samples offered to the memory before this one.
-    `multiplicity` is the number of samples that a row represents; None means 1 for each.
+    Images are on the device that keeps the memory's images. `descriptors` are the rows on which
+    duplicates are counted. If descriptors are the embeddings, both are the same tensor. `born` is
+    the number of samples offered to the memory before this one. `multiplicity` is the number of
+    samples that a row represents; None means 1 for each.
     """
 
     ids: Tensor  # int64 [B]
@@ -144,9 +144,7 @@ class Columns:
         self._elsewhere = held - self.occupied
 
     def standing(self, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the ids and births of the samples in these slots of all shards; 0 for an empty
-        slot.
-        """
+        """Return the ids and births of the samples in these slots of all shards; 0 if empty."""
         if self.group.size == 1:
             return self.ids[slots], self.born[slots]
         mine = self.group.mine(slots)

@@ -30,9 +30,7 @@ HAVE_FAISS = importlib.util.find_spec("faiss") is not None
 """Whether faiss is installed, checked without importing it."""
 
 NEAREST_FEW, NEAREST_MANY = 8, 1024
-"""faiss is faster than a product for up to the first number of queries, and from the second number
-on.
-"""
+"""faiss is faster than a product for at most NEAREST_FEW and at least NEAREST_MANY queries."""
 
 PRODUCT_ROWS = 2048
 """The number of rows from which faiss multiplies them by one query faster than numpy."""

@@ -73,10 +73,9 @@ class RankGroup:
         return row_B
 
     def exchange(self, row_R: Tensor) -> Tensor:
-        """Return the rows that each rank has for this rank, [W, B, ...]. The result differs by
-        rank.
+        """Return the rows that each rank has for this rank, [W, B, ...].
 
-        `row_R` [W B, ...] has the rows for rank 0 first.
+        `row_R` [W B, ...] has the rows for rank 0 first. The result differs by rank.
         """
         return row_R.unsqueeze(0)
 

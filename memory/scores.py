@@ -148,8 +148,7 @@ class VonMisesFisher(Score):
 
 @dataclass(frozen=True)
 class Threshold(Score):
-    """h(x) = 1 at or above a cosine, 0 well below it, and a linear ramp between: it counts
-    neighbours.
+    """A score that counts neighbours: 1 from a cosine on, 0 well below it, and a ramp between.
 
     The ramp makes h continuous (DUEL, Definition 2), so that rounding a cosine does not add or
     remove a whole neighbour.

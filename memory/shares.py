@@ -130,8 +130,7 @@ class Shares:
 
 
 class Holdings:
-    """The producer of each slot, and the number of slots that each producer holds; the same on all
-    ranks.
+    """The producer of each slot, and the slots that each producer holds; the same on all ranks.
 
     Producers are numbered in the order in which they appear. `columns` are read only by the
     constructor.
@@ -208,9 +207,7 @@ class Turns:
         return Walk(self)
 
     def guaranteed(self, there_P: Flags) -> Owners:
-        """Return the slots guaranteed to each producer while the producers in `there_P` are
-        present.
-        """
+        """Return the slots guaranteed to each producer while producers `there_P` are present."""
         known = there_P.tobytes()
         if known not in self._guaranteed:
             holdings = self._holdings
@@ -333,8 +330,8 @@ class Groups:
     def largest(self, value_n: Tensor, count: int) -> Tensor:
         """Return the positions of the largest values, in ascending order of position.
 
-        The result has `count` of the slots open to all newcomers, and a quarter as many of the
-        slots that are open only to newcomers of their own producer.
+        The result has `count` of the slots open to all newcomers. It also has a quarter as many of
+        the slots that are open only to newcomers of their own producer.
         """
         found = [
             value_n.masked_fill(~group_n, -torch.inf).topk(min(number, len(value_n))).indices
@@ -361,9 +358,7 @@ class SlotWalk:
 
     @property
     def must_join(self) -> bool:
-        """Whether the next newcomer must not be refused, because its producer is below its
-        guarantee.
-        """
+        """Whether the next newcomer may not be refused: its producer is below its guarantee."""
         return bool(self._walk.barred(self._turn)[self._owner_B[self._turn]])
 
     def take(self, slot: int) -> None:

@@ -67,9 +67,7 @@ class Slots(nn.Module):
 
     @property
     def images(self) -> Tensor | None:
-        """The images, uint8 [k, C, H, W], on the device that keeps them. None if no images are
-        kept.
-        """
+        """The images, uint8 [k, C, H, W], on the device that keeps them; None if none are kept."""
         images = self._columns.images
         return None if images is None else images.data_KCHW[: len(self)]
 
@@ -95,9 +93,7 @@ class Slots(nn.Module):
 
     @property
     def multiplicity(self) -> Tensor:
-        """The number of samples that each slot represents, itself and those merged into it, int64
-        [k].
-        """
+        """The number of samples that each slot represents, including merged ones, int64 [k]."""
         return self._columns.multiplicity[: len(self)]
 
     @property

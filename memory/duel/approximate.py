@@ -13,8 +13,8 @@ Known errors:
 - Far rows are counted by the size, mean and spread of their cells. Changes in between are
   approximated by a straight line in each cell. For 2 in 1,000 slots the line is off by a quarter or
   more. Every slot's far rows are counted again within K changes.
-- The evicted slot may have 0.5 % (SLACK) less than the best slot outside the pool, except for the
-  first 32 newcomers (FEWEST), for which there is no limit.
+- The evicted slot may have 0.5 % (SLACK) less than the best slot outside the pool. For the first 32
+  newcomers (FEWEST) of a pool there is no limit.
 - `check` reports an error if more than a quarter of the counts are off by more than a quarter.
 
 No bound is proven. On average, the evicted slots fell short of the largest count by 0.2 to 1.1 % of
@@ -62,16 +62,16 @@ Beyond it, another pool is drawn.
 FEWEST = 32
 """The number of newcomers that every pool serves.
 
-Outside counts are too uncertain to require fewer.
+The counts outside a pool are too inaccurate to replace the pool earlier.
 """
 
 MOST_CELLS = 1 << 15
 
 FEW_CELLS, CELL_ROWS = 128, 512
-"""The number of cells is K / 512, but between 128 and sqrt(K), so that reading a slot's own cell
-takes no longer than looking at all others.
+"""The number of cells is K / 512, but at least 128 and at most sqrt(K).
 
-Below 4,096 slots there are 2 sqrt(K) cells.
+Reading a slot's own cell then takes no longer than looking at all others. Below 4,096 slots there
+are 2 sqrt(K) cells.
 """
 
 WRONG = 0.25

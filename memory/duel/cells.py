@@ -26,17 +26,17 @@ TRAINED_PER_CELL = 32
 TRAINING_ROUNDS = 6
 
 CROWDED, CROWD = 8, 2048
-"""A cell with more than CROWD rows and CROWDED times the mean size at the fit is never read row by
-row.
+"""The limits above which a crowded cell is never read row by row.
 
-Its moments are accurate enough, because a crowded cell has similar rows. The centres are outdated
-when the largest cell has grown to CROWDED times the largest cell at the fit.
+Such a cell has more than CROWD rows, and more than CROWDED times the mean size, when the cells are
+fitted. Its moments are accurate enough, because a crowded cell has similar rows. The centres are
+outdated when the largest cell has grown to CROWDED times the largest cell at the fit.
 """
 
 FIT_LOST, FIT_LEAST = 1.5, 1e-3
-"""The centres are outdated when the rows' mean distance from their cells' means, 1 - cosine, has
-grown by the factor FIT_LOST.
+"""The limits that decide when the centres are outdated.
 
+The rows' mean distance from their cells' means, 1 - cosine, may grow by the factor FIT_LOST.
 Distances below FIT_LEAST count as FIT_LEAST, for example if rows repeat exactly.
 """
 
@@ -165,8 +165,7 @@ class Cells:
         return self._slots[cell]
 
     def _cosines(self, row_NA: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the mean and the spread, sqrt(3) sigma, of each row's cosines with each cell [N,
-        C].
+        """Return the mean and spread, sqrt(3) sigma, of each row's cosines with each cell [N, C].
 
         The cosines are assumed to be normally distributed, with one spread along the cell's axis
         and another in all directions across it.
@@ -186,7 +185,7 @@ class Cells:
         return cosine_NC, wide_NC.clamp_(min=3 * LEAST_VARIANCE).sqrt_()
 
     def _similarities(self, row_NA: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the mean cosine of each row with each cell, the mean h, and the slope of h; [N, C]
+        """Return each row's mean cosine with each cell, the mean h, and the slope of h; [N, C]
         each.
 
         The mean h uses Gauss-Hermite quadrature with three points, which is exact for polynomials
@@ -277,9 +276,7 @@ class Cells:
         return torch.where(self.crowded_C[cell_N], NOWHERE, cell_N)
 
     def fit(self) -> tuple[float, float]:
-        """Return the mean length of all rows along their cell's mean, and the size of the largest
-        cell.
-        """
+        """Return the rows' mean length along their cells' means, and the largest cell's size."""
         length = self.sum_CA.norm(dim=1).sum() / self.size_C.sum().clamp(min=1)
         return float(to_host(length)), float(to_host(self.size_C.max()))
 

@@ -82,8 +82,7 @@ class ExactCounts:
         shared: Turns | None = None,
         drawn: Drawn | None = None,
     ) -> Tensor:
-        """Return the slots of the first newcomers, at least one, numbered over all ranks; -1
-        refuses.
+        """Return the slots of at least the first newcomer, numbered over all ranks; -1 refuses.
 
         Args:
             x_BA: the newcomers.

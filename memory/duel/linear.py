@@ -214,8 +214,9 @@ class LinearCounts:
         return largest(best_P, count) if groups is None else groups.largest(best_P, count)
 
     def _simulate(self, row_cA: Tensor, x_TA: Tensor, gate: Gate | None) -> Proposal:
-        """Simulate the steps among these rows and the newcomers, in the rows' dtype; sums are
-        float64.
+        """Simulate the steps among these rows and the newcomers, in the rows' dtype.
+
+        Sums are float64.
         """
         row_WA, first = torch.cat([row_cA, x_TA.to(row_cA.dtype)]), len(row_cA)
         wide_WA = row_WA.to(torch.float64)
@@ -298,8 +299,8 @@ class LinearCounts:
             proposal: the proposed steps.
             x_TA: the newcomers of the proposal.
             few: the candidates, as rows of the pool.
-            doubt_3T: bool, whether at each step a row outside the pool may have more, a row of the
-                pool may have more, and a row of the pool has more.
+            doubt_3T: bool, three causes of doubt at each step: a row outside the pool may have
+                more, a row of the pool may have more, or a row of the pool has more.
             close: the number of pool rows that came close to having more, int64 [1].
         """
         turns, slot_c = len(x_TA), few if pool.slots is None else pool.slots[few]
@@ -413,8 +414,8 @@ class Segments:
     """Upper bounds of the rows' products with the sum, by segments of 32 steps.
 
     The sum at a step is a point on the line between the sums at both ends of its segment, plus a
-    rest. The product of a row with it is at most the larger of the products at the two ends, plus
-    the length of the rest times the length of the row.
+    rest. A row's product with the point is at most the larger of its products with the two ends.
+    Its product with the rest is at most the product of their lengths.
 
     Args:
         moved_TA: the sum at each step minus the first sum.

@@ -48,9 +48,7 @@ class Policy(ABC):
     """
 
     across_ranks: bool = False
-    """Whether the policy chooses among the slots of all ranks (process_group.py), the same on each
-    rank.
-    """
+    """Whether the policy chooses among the slots of all ranks, the same on each rank."""
 
     score: Score = Linear()
     """The score h with which this policy counts duplicates."""
@@ -63,9 +61,7 @@ class Policy(ABC):
             cls.name = cls.__qualname__
 
     def settings(self) -> dict[str, Any]:
-        """Return the constructor arguments, except the score, that a loaded state must match, as
-        JSON.
-        """
+        """Return the settings, except the score, that a loaded state must match, as JSON."""
         return {}
 
     def bind(self, columns: Columns, seed: int) -> None:

@@ -191,8 +191,7 @@ class NeighbourLists:
         self.floor_K[slots] = cosine_nM[:, LIST] if cosine_nM.shape[1] > LIST else -np.inf
 
     def bounds(self) -> tuple[Values, Values, NDArray[np.bool_]]:
-        """Return bounds of the nearest and next-nearest cosines [K] each, and whether both are
-        exact.
+        """Return bounds of the nearest and next-nearest cosines [K], and whether both are exact.
 
         The bounds are upper bounds. The last result is bool [K].
         """

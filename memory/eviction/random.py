@@ -58,8 +58,8 @@ def walked(turns: Turns, drawn: Iterable[tuple[float, int]]) -> Tensor:
 
     Args:
         turns: the turns of the newcomers.
-        drawn: for each newcomer, a number in [0, 1) that selects one of the open slots, and the
-            slot to take if all slots are open, -1 to refuse the newcomer.
+        drawn: for each newcomer, a number in [0, 1) and a slot. The newcomer takes the slot if all
+            slots are open, and -1 refuses it. Otherwise the number selects one of the open slots.
     """
     walk, plan = SlotWalk(turns), []
     for number, slot in drawn:
