@@ -53,7 +53,7 @@ class CaptureClock:
 
 
 class Camera:
-    """A source of frames from a live stream: RTSP, HTTP, RTMP, UDP, or a V4L2 device (/dev/video0).
+    """Frames of a live stream: RTSP, HTTP, RTMP, UDP, or a V4L2 device such as /dev/video0.
 
     If the stream is lost or cannot be opened, the source retries after pauses that double from 0.5
     s to `retry_seconds`, and logs each change with its reason. The newest frames matter most: if

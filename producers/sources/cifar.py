@@ -30,10 +30,10 @@ FOLDERS = {10: "cifar-10-batches-bin", 100: "cifar-100-binary"}
 
 
 class CifarBinary(Finite):
-    """A source of CIFAR-10 or CIFAR-100, depending on the folder. The files are mapped, not loaded.
+    """Images of CIFAR-10 or CIFAR-100, whichever data set the folder contains.
 
-    Sample ids are "SPLIT/INDEX". CIFAR-100 samples carry both labels: the label that `labels` does
-    not select is sent as meta "coarse" or "fine".
+    The files are mapped, not loaded. Sample ids are "SPLIT/INDEX". CIFAR-100 samples carry both
+    labels: the label that `labels` does not select is sent as meta "coarse" or "fine".
 
     Args:
         root: the folder of the .bin files, or the folder that contains cifar-10-batches-bin or

@@ -38,7 +38,7 @@ END_SECONDS = 5.0  # timeout of cancelled requests
 
 
 class Crawl:
-    """A source of images from URL lists, which fetches many images at a time.
+    """Images downloaded from lists of URLs, many at a time.
 
     Lists are text (one URL per line), CSV, Parquet or JSON Lines. Images are sent as they arrive. A
     position records which rows of the lists are finished. A resumed crawl fetches each of the other

@@ -23,9 +23,10 @@ STEMS = {"train": "train", "test": "t10k"}
 
 
 class IdxDataset(Finite):
-    """A source of images and labels in IDX files. Plain files are mapped, gzipped files are loaded.
+    """Images and labels of IDX files, the format of MNIST.
 
-    Sample ids are "FILE/INDEX", where FILE is the name of the image file up to "-images".
+    Plain files are mapped, gzipped files are loaded. Sample ids are "FILE/INDEX", where FILE is the
+    name of the image file up to "-images".
 
     Args:
         root: folder in torchvision's layout (ROOT/FashionMNIST/raw/...), or the raw folder.

@@ -22,7 +22,7 @@ from stream_ssl.wire.sample import Sample
 
 
 class ImageFolder(Finite):
-    """A source of the JPEG, PNG and WebP files in a folder and its subfolders, sent unchanged.
+    """JPEG, PNG and WebP files in a folder and its subfolders, sent unchanged.
 
     Each direct subfolder is a class and may contain further folders. Classes are numbered in the
     sorted order of their names. Images directly in the root have no label.

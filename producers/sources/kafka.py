@@ -53,7 +53,7 @@ HOPELESS = (
 
 
 class Kafka:
-    """A consumer of a Kafka topic that commits offsets once the receiver has stored the samples.
+    """Images of a Kafka topic. Offsets are committed once the receiver has stored the samples.
 
     A message is a JPEG, PNG or WebP file. The headers `id`, `time` (seconds since the Unix epoch)
     and `label` describe the sample. Other headers and the key become meta. Without these headers,

@@ -50,7 +50,7 @@ class Clip:
 
 
 class LeRobot(VideoFiles):
-    """A source of the frames of a LeRobot data set on disk, ordered by episode, then camera.
+    """Frames of a LeRobot data set on disk, ordered by episode, then by camera.
 
     Sample ids are CAMERA/EPISODE~DIGEST#FRAME, with a digest of the film or table that contains the
     frame. The label is the index of the task.

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class McapFiles(RobotLogs):
-    """A source of images in MCAP files: ROS messages, and Foxglove messages in Protobuf.
+    """Images of MCAP files: ROS messages, and Foxglove messages in Protobuf.
 
     A file without an index, for example after a power failure, is read from its beginning up to the
     damage. Sample ids are FILE~DIGEST/TOPIC@LOGTIME, with the log time in nanoseconds.

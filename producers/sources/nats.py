@@ -37,7 +37,7 @@ MAX_SEQUENCE = 2**62
 
 
 class Nats:
-    """A consumer of a JetStream stream that acknowledges messages once the receiver stored them.
+    """Images of a JetStream stream, acknowledged once the receiver has stored them.
 
     A message is a JPEG, PNG or WebP file. The headers `id` (or `Nats-Msg-Id`), `time` (seconds
     since the Unix epoch) and `label` describe the sample. Other headers and the subject become
@@ -356,7 +356,7 @@ class Nats:
         if sequence <= self._safe:
             await message.ack()
             return
-        known = sequence in self._in_hand  # the sign of life came too late
+        known = sequence in self._in_hand  # redelivered: the renewal came too late
         self._in_hand[sequence] = message
         if known:
             return

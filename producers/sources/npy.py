@@ -20,7 +20,7 @@ MAX_HEADER = 2**16  # bytes, as many as version 1 of the format allows
 
 
 class NpyVectors(Finite):
-    """A source of vectors in a NumPy file, such as embeddings of another model or sensor readings.
+    """Vectors of a NumPy file, such as embeddings of another model or sensor readings.
 
     The file is mapped, not loaded. Sample ids are FILE~DIGEST/INDEX.
 

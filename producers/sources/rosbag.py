@@ -29,7 +29,7 @@ LOOK = 10_000  # steps between two checks
 
 
 class RosBags(RobotLogs):
-    """A source of images in ROS 1 bags (.bag) and ROS 2 bags (folders, or .db3 and .mcap files).
+    """Images of ROS 1 bags (.bag) and ROS 2 bags (folders, or .db3 and .mcap files).
 
     A ROS 1 bag without an index, for example after a power failure, is read from its beginning up
     to the damage. The files in a ROS 2 folder are read one after the other. A damaged file does not

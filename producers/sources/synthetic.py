@@ -27,10 +27,10 @@ CONCENTRATION = 2.0  # of the moving mix: the most frequent class has e^4 = 55 x
 
 
 class Synthetic:
-    """A source of generated samples. Each class is a smooth random field.
+    """Generated images with known classes, known duplicates and known drift.
 
-    Each sample shifts its class's field, brightens it and adds noise. No files are read: sample n
-    depends only on the arguments and n. Its id is "SEED-n".
+    Each class is a smooth random field. Each sample shifts its class's field, brightens it and adds
+    noise. No files are read: sample n depends only on the arguments and n. Its id is "SEED-n".
 
     A duplicate repeats an earlier sample of the same block of 256, under its own id. Its meta
     contains "duplicate_of" (the id of the earlier sample) and "duplicate" ("exact" or "near"). A

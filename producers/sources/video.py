@@ -46,7 +46,7 @@ GUESSED_RATE = 25  # frames per second, if the stream does not say
 
 
 class VideoFiles(Recordings):
-    """A source of frames from video files: MP4, Matroska, MPEG-TS, AVI and others known to FFmpeg.
+    """Frames of video files: MP4, Matroska, MPEG-TS, AVI and others that FFmpeg reads.
 
     Sample ids are FILE~DIGEST#TIME; see `file_name`. TIME counts units of the stream's time base
     and is also the position. The capture time is the file's creation time plus the time in the

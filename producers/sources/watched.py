@@ -57,7 +57,7 @@ def look_at(path: str, order: str, below: str) -> Found | None:
 
 
 class WatchedFolder:
-    """A source that sends image files as they appear in a folder or its subfolders, oldest first.
+    """Image files that appear in a folder or its subfolders, oldest first.
 
     A file is sent unchanged, `settle_seconds` after its last change, so that incomplete files are
     not sent. A newer file waits until all older files are sent. Files are ignored as unfinished if

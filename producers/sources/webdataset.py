@@ -41,10 +41,10 @@ class Group:
 
 
 class WebDataset:
-    """A source that reads tar shards in sequence, member by member, without unpacking them to disk.
+    """Samples of tar shards in the WebDataset convention, read in sequence.
 
-    Consecutive members form one sample if their names are equal up to the first "." of the last
-    part. A sample consists of:
+    Shards are read member by member and are not unpacked to disk. Consecutive members form one
+    sample if their names are equal up to the first "." of the last part. A sample consists of:
 
     - an image (.jpg, .jpeg, .png or .webp),
     - optionally a label (.cls, a decimal number),
