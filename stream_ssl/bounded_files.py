@@ -147,8 +147,8 @@ def parse_json(text: str) -> Any:
     """Return the value of a JSON text.
 
     Raises:
-        ValueError: the text is not JSON, it is nested more than DEPTH levels deep, it has a
-            duplicate key, a number is not finite, or an integer exceeds LARGEST.
+        ValueError: the text is not JSON, its nesting exceeds DEPTH, it has a duplicate key, a
+            number is not finite, or an integer exceeds LARGEST.
     """
     deepest = level = 0
     for sign in re.findall(r"[\[\]{}]", _STRING.sub("", text)):

@@ -30,7 +30,7 @@ from stream_ssl.wire.messages import (
 )
 from stream_ssl.wire.sample import CODECS
 
-PATIENCE = 10.0  # most seconds to wait for a message that is due at once
+PATIENCE = 10.0  # most seconds to wait for a message that is due immediately
 REWIND_SECONDS = 3.0  # less than the silence that also makes a producer send HELLO and go back
 UNDER_WAY = 0.5  # seconds in which messages in flight may still arrive
 HELLO_DUE = 3.0  # seconds for HELLO after BYE; after 5 s of silence, HELLO comes without BYE
@@ -60,7 +60,7 @@ class Result:
 
 
 class Trial:
-    """One producer under test, and a receiver's side that sends what the rule requires.
+    """A producer under test, and a receiver's side that sends what the rule requires.
 
     Args:
         start: starts the producer.

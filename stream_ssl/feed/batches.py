@@ -60,7 +60,7 @@ class JournalReplaced(RuntimeError):
 class JournalShare:
     """The share of a journal's records that one of several ranks reads.
 
-    Of W ranks, each reads every W-th record. Every sample is read exactly once.
+    With W ranks, each rank reads every W-th record. Every sample is read exactly once.
 
     Args:
         rank: the number of this rank, from 0.

@@ -74,7 +74,7 @@ class JournalRecord(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DecodeTask:
-    """Consecutive samples of one record, from sample `begin` on, which one thread decodes."""
+    """A task for one thread: decode consecutive samples of a record, from sample `begin` on."""
 
     record: JournalRecord
     source: str
@@ -245,7 +245,7 @@ class Decoder:
 
     Conversion of colours: grey is repeated over 3 channels, and 3 channels become grey by Rec. 601
     luma. Transparent pixels are drawn over white. 16-bit grey keeps its high byte. CMYK and
-    palettes become RGB. Of an animation, only the first frame is used. EXIF orientation is applied.
+    palettes become RGB. Only the first frame of an animation is used. EXIF orientation is applied.
     A JPEG is decoded at the smallest n/8 of its size whose short side has at least `size` pixels,
     and is then scaled down. Safe to call from several threads.
 
@@ -257,8 +257,8 @@ class Decoder:
             also rejected if its pixels times its scans exceed 16 times this number. Decoding takes
             up to 16 bytes of memory and 45 ns per pixel: with the default, up to 400 MB and 1.1 s
             in each worker. The default accepts the full frame of a 24-megapixel camera. An image
-            with more than 2^20 pixels is also rejected if it has more than 512 pixels per byte
-            ("expensive"), such as a nearly blank image or a decompression bomb.
+            with more than 2^20 pixels is also rejected ("expensive") if it has more than 512 pixels
+            per byte. Nearly blank images and decompression bombs are examples.
 
     Raises:
         ValueError: an argument is outside its range.

@@ -113,10 +113,9 @@ class Journal:
     """The single writer of a journal.
 
     Opening a damaged journal needs no operator. A damaged segment is moved aside, replaced by its
-    intact records and counted in `damaged`. The moved segment lies beside the journal's folder as
-    `<name>.damaged-<time>-<segment>`, or within the folder. Opening checks the newest segment; a
-    separate process checks the older segments in the background, and `take_checked` handles its
-    results.
+    intact records and counted in `damaged`. It is moved to `<name>.damaged-<time>-<segment>` beside
+    the journal's folder, or into the folder. Opening checks the newest segment. A separate process
+    checks the older segments in the background, and `take_checked` handles its results.
 
     Args:
         path: the folder of the journal; created if it is missing.

@@ -129,8 +129,8 @@ def is_gap(folder: Path, follows: int, *before: int) -> bool:
 
     Args:
         folder: the folder of the journal.
-        follows: the first position of the segment that should come before; 0: unknown.
-        *before: the first positions of the segments that may come before.
+        follows: the first position of the segment that should precede it; 0: unknown.
+        *before: the first positions of the segments that may precede it.
     """
     if follows in (0, *before):
         return False

@@ -157,7 +157,7 @@ def _key_to_name(names: Any, path: Path) -> dict[str, str]:
 
 
 class Access:
-    """Authentication of a receiver's connections by CURVE, and authorisation of its messages.
+    """The authentication of a receiver's connections by CURVE, and authorisation of its messages.
 
     Args:
         keys: the key pair of the receiver, or the path of NAME.secret.json.

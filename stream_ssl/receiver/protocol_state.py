@@ -45,7 +45,7 @@ Send = Callable[[bytes, Message], bool | None]
 
 @dataclass(slots=True)
 class Counters:
-    """Increments since the last ReceiverRecord, under the same names."""
+    """The increments since the last ReceiverRecord, under the same names."""
 
     packets: int = 0
     samples: int = 0
@@ -554,7 +554,7 @@ class ProtocolState:
                 self._ack(session, now)
         for session in sessions:
             if session.sent_back and session.credit and self._has_time(session, now):
-                self._gap(session, _TAKES_LONG, now)  # packets that came meanwhile were dropped
+                self._gap(session, _TAKES_LONG, now)  # packets received meanwhile were dropped
 
     def _note_idle(self, sessions: list[Session], now: float) -> int:
         """Update the sessions that do not use their credit; return the least served cost.
@@ -573,7 +573,7 @@ class ProtocolState:
         ]
         for session in idle:
             session.greedy = False
-            if not session.sent_back:  # packets that were sent back come again, with a known size
+            if not session.sent_back:  # a producer sends rejected packets again, of known size
                 session.largest = 0
         floor = least_served(sessions)
         for session in sessions:

@@ -158,9 +158,9 @@ class CreditPolicy:
 
     All packets in flight must fit into the receiver's memory and into the journal, so the sum of
     the grants never exceeds either. If there is too little for all producers at once, they take
-    turns. If room grows only as fast as a slow learner reads, the producers that always have more
-    to send are served the same cost, as in start-time fair queueing (Goyal et al. 1996). The cost
-    of a sample is its bytes, or more if it takes long to decode; see `decode_cost`.
+    turns. If room grows only as fast as a slow learner reads, all greedy producers are served the
+    same cost, as in start-time fair queueing (Goyal et al. 1996). The cost of a sample is its
+    bytes, or more if it takes long to decode; see `decode_cost`.
 
     Args:
         each: most bytes for one producer.
@@ -260,8 +260,8 @@ def _turns(
     """Return the grant of each session as cost, in turns; the least-served sessions come first.
 
     Active turns continue. Expired turns end only if other sessions wait without room for them. The
-    room of an ended turn is granted again only after the turn has drained, so that new grants and
-    packets in flight together stay within the budget.
+    room of an ended turn is granted again only after the turn has drained. New grants and packets
+    in flight together therefore stay within the budget.
 
     Args:
         sessions: the connected producers.

@@ -68,7 +68,7 @@ class Hello:
     kind: ClassVar[int] = 1
     producer: str  # 1..128 bytes of [A-Za-z0-9._/-]
     epoch: int  # grows with each incarnation of the producer: nanoseconds since the Unix epoch
-    first: int  # the oldest sequence that the producer can still send; 1 if there is none yet
+    first: int  # the oldest sequence that it can still send; 1 if it has numbered none yet
     codecs: tuple[str, ...] = CODECS
     agent: str = ""  # program and version, for the log
     verdicts: bool = False  # ask for VERDICTS messages; not encoded if False
@@ -139,7 +139,7 @@ MAX_VERDICTS = 32  # in one message
 
 @dataclass(frozen=True, slots=True)
 class Verdicts:
-    """Verdicts for a producer whose HELLO asked for them, each sent at most once."""
+    """A message with verdicts for a producer whose HELLO asked; each is sent at most once."""
 
     kind: ClassVar[int] = 7
     rows: tuple[Verdict, ...]
@@ -147,7 +147,7 @@ class Verdicts:
 
 @dataclass(frozen=True)
 class Data:
-    """One packet of samples, which its producer numbers from 1 without gaps.
+    """A packet of samples, which its producer numbers from 1 without gaps.
 
     The header is the map {"source", "position", "samples"}. A sample is the map {"id", "time",
     "codec", "size"}, with "shape" (raw, vector), "dtype" (vector), "label" and "meta" if it has

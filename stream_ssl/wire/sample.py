@@ -35,7 +35,7 @@ Scalar = str | int | float | bool
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One image or vector that a producer sends to the learner.
+    """An image or a vector that a producer sends to the learner.
 
     Args:
         id: the name of the sample within its source, 1 to 255 bytes of UTF-8. If an image is sent
