@@ -183,6 +183,8 @@ def tensor(picture_BHWC: Pictures) -> Tensor:
 
 
 def by_thumbnails(side: int) -> Scores:
+    """Compare thumbnails of `side` x `side` pixels, without their mean, by their cosine."""
+
     def rows(pictures: Pictures) -> Tensor:
         small = adaptive_avg_pool2d(tensor(pictures).float() / 255, side).flatten(1)
         return normalize(small - small.mean(dim=1, keepdim=True) + 1e-3, dim=1)
@@ -227,6 +229,7 @@ def perceptual(pictures: Pictures) -> NDArray[np.uint8]:
 
 
 def pdq(pictures: Pictures) -> NDArray[np.uint8]:
+    """Return the PDQ hash of pictures enlarged to 128 x 128."""
     module = importlib.import_module("pdqhash")
     larger = (np.asarray(Image.fromarray(one).resize((128, 128))) for one in pictures)
     return np.packbits(np.stack([module.compute(one)[0] for one in larger]), axis=1)
@@ -247,6 +250,7 @@ def closely(held: Pictures, queries: Pictures) -> NDArray[np.floating[Any]]:
 
 
 def methods() -> Iterator[tuple[str, Scores]]:
+    """Yield the name and the scores of each method whose library is installed."""
     yield "as shipped", closely
     yield "cosine of 8 x 8", by_thumbnails(8)
     yield "cosine of 16 x 16", by_thumbnails(16)
@@ -276,6 +280,7 @@ def compared(source: Source) -> Iterator[dict[str, Any]]:
 
 
 def loaded(source: Source, count: int) -> Iterator[Pictures]:
+    """Yield `count` pictures of a source, as 32 x 32 in colour."""
     for number, (sample, _) in enumerate(source.samples()):
         if number == count:
             return

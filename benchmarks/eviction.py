@@ -67,6 +67,7 @@ def filled(policy: Policy, capacity: int, kind: str) -> tuple[WorkingMemory, Str
 
 
 def timed(work: Callable[[], object]) -> float:
+    """Return the seconds of one call."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
@@ -109,6 +110,7 @@ def exact(score: Score, capacity: int, kind: str, least: int, batches: int) -> R
 
 
 def approximate(capacity: int, least: int, batches: int, judged: int) -> Row:
+    """Measure the speed and the regret of approximate counts."""
     line = measure(capacity, batches, judged)
     return Row(
         work="approximate (ivf)",

@@ -40,6 +40,7 @@ class Row:
 
 
 def rows() -> Iterator[Row]:
+    """Yield the points over the memory's size, then the points over the batch size."""
     for name, maker in MAKERS.items():
         capacity = 1 << 10
         while capacity <= LARGEST[name]:
@@ -50,6 +51,7 @@ def rows() -> Iterator[Row]:
 
 
 def measured(name: str, policy: Policy, capacity: int, sizes: Sequence[int]) -> Iterator[Row]:
+    """Yield the points of one policy and memory, one for each batch size."""
     memory, stream = filled(policy, capacity, "clustered")
     for batch in sizes:
         batches = max(6, min(30, 8192 // batch))

@@ -105,6 +105,7 @@ def filled(slots: int, score: Score | None) -> Learner:
 
 
 def learner(stream: Stream, slots: int = SLOTS, policy: Policy | None = None) -> Learner:
+    """Return a MoCo learner with the daemon's descriptor on a stream."""
     seed_everything(0)
     encoder = ResNet(width=16, depths=(1, 1, 1, 1), channels=1)
     method = MoCo(encoder, Projector(encoder.dim, DIM), InfoNCE(0.2))
@@ -114,12 +115,14 @@ def learner(stream: Stream, slots: int = SLOTS, policy: Policy | None = None) ->
 
 
 def steps_of(subject: Learner) -> Iterator[StepRecord]:
+    """Yield the step records of a learner."""
     for record in subject.run(threading.Event()):
         if isinstance(record, StepRecord):
             yield record
 
 
 def warm(records: Iterator[StepRecord]) -> None:
+    """Make the steps of the warm-up."""
     for _ in range(WARM_UP):
         next(records)
 

@@ -80,6 +80,7 @@ class Inputs:
 
 
 def inputs(count: int, masked: bool, batch: int = BATCH) -> Inputs:
+    """Return seeded inputs with `count` negatives, with a mask if `masked`."""
     generator = torch.Generator().manual_seed(0)
 
     def unit(rows: int) -> Tensor:
@@ -109,6 +110,7 @@ def step(loss: Loss, given: Inputs) -> float:
 
 
 def plain_step(plain: plain_losses.Plain, given: Inputs) -> float:
+    """Run forward and backward of the plain loss; return the loss."""
     given.z_BD.grad = None
     value = plain(given.z_BD, given.positive_BD, given.negative_ND, given.mask_BN, given.same_BN)
     value.backward()
@@ -178,6 +180,7 @@ PAIRS: dict[str, tuple[Callable[[], Loss], plain_losses.Plain]] = {
 
 
 def against_plain(name: str, masked: bool) -> Row:
+    """Compare a loss with its plain form at SLOTS negatives."""
     build, plain = PAIRS[name]
     loss, given = build(), inputs(SLOTS, masked)
     return compare(
@@ -190,6 +193,7 @@ def against_plain(name: str, masked: bool) -> Row:
 
 
 def a_million(name: str) -> Row:
+    """Measure the memory use of a loss with a million negatives."""
     loss, given = PAIRS[name][0](), inputs(MILLION, masked=False)
     extra = grown(lambda: step(loss, given))
     return Row(
@@ -260,6 +264,7 @@ def against_metric_learning(name: str, count: int) -> Row:
 
 
 def rows(quick: bool) -> Iterator[Row]:
+    """Yield the lines one by one."""
     small = inputs(1024, masked=True)
     for build, plain in PAIRS.values():  # warm up: libraries allocate some memory once
         step(build(), small)

@@ -19,6 +19,7 @@ Plain = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor], Tensor]
 
 
 def infonce(z_BD: Tensor, p_BD: Tensor, n_ND: Tensor, mask_BN: Tensor | None, _: Tensor) -> Tensor:
+    """Return the InfoNCE loss, as cross-entropy."""
     own_B1, logit_BN = _logits(z_BD, p_BD, n_ND, mask_BN)
     target_B = torch.zeros(len(z_BD), dtype=torch.int64)
     return F.cross_entropy(torch.cat([own_B1, logit_BN], 1), target_B)
@@ -27,11 +28,13 @@ def infonce(z_BD: Tensor, p_BD: Tensor, n_ND: Tensor, mask_BN: Tensor | None, _:
 def decoupled(
     z_BD: Tensor, p_BD: Tensor, n_ND: Tensor, mask_BN: Tensor | None, _: Tensor
 ) -> Tensor:
+    """Return the decoupled loss, whose denominator has no positive."""
     own_B1, logit_BN = _logits(z_BD, p_BD, n_ND, mask_BN)
     return (logit_BN.logsumexp(1) - own_B1.squeeze(1)).mean()
 
 
 def debiased(z_BD: Tensor, p_BD: Tensor, n_ND: Tensor, mask_BN: Tensor | None, _: Tensor) -> Tensor:
+    """Return the debiased loss for the prior TAU."""
     own_B1, logit_BN = _logits(z_BD, p_BD, n_ND, mask_BN)
     return _debiased(own_B1.squeeze(1).exp(), logit_BN.exp(), 0.0, _count(logit_BN, mask_BN))
 
@@ -39,6 +42,7 @@ def debiased(z_BD: Tensor, p_BD: Tensor, n_ND: Tensor, mask_BN: Tensor | None, _
 def hard_negative(
     z_BD: Tensor, p_BD: Tensor, n_ND: Tensor, mask_BN: Tensor | None, _: Tensor
 ) -> Tensor:
+    """Return the debiased loss with negatives weighted by their exponential to the power BETA."""
     own_B1, logit_BN = _logits(z_BD, p_BD, n_ND, mask_BN)
     return _debiased(own_B1.squeeze(1).exp(), logit_BN.exp(), BETA, _count(logit_BN, mask_BN))
 
@@ -46,6 +50,7 @@ def hard_negative(
 def self_labeling(
     z_BD: Tensor, p_BD: Tensor, n_ND: Tensor, mask_BN: Tensor | None, _: Tensor
 ) -> Tensor:
+    """Return the cross-entropy with refined soft labels."""
     own_B1, logit_BN = _logits(z_BD, p_BD, n_ND, mask_BN)
     with torch.no_grad():
         label_B1, label_BN = _logits(p_BD, p_BD, n_ND, mask_BN)
@@ -60,6 +65,7 @@ def self_labeling(
 def supervised(
     z_BD: Tensor, p_BD: Tensor, n_ND: Tensor, mask_BN: Tensor | None, same_BN: Tensor
 ) -> Tensor:
+    """Return the supervised contrastive loss, with negatives of the anchor's class as positives."""
     own_B1, logit_BN = _logits(z_BD, p_BD, n_ND, mask_BN)
     kept_BN = same_BN if mask_BN is None else same_BN & ~mask_BN
     share_BK = torch.cat([own_B1, logit_BN], 1).log_softmax(1)

@@ -17,8 +17,8 @@ def published_step(z_KD: Tensor, x_BD: Tensor) -> Tensor:
 
     Purushwalkam et al. 2022, section 4.2: compute all cosine distances of the buffer and the batch
     in one dense P x P matrix. Until K samples are left, remove the sample with the smallest
-    distance to its nearest neighbour, with its row and column. Of tied samples, the first is
-    removed.
+    distance to its nearest neighbour, with its row and column. If samples tie, remove the first of
+    them.
 
     Returns:
         The remaining rows [K, D]: those of the buffer, then those of the batch, in their order.

@@ -21,6 +21,7 @@ class Stream:
         self._centre_CD /= np.linalg.norm(self._centre_CD, axis=1, keepdims=True)
 
     def draw(self, count: int) -> NDArray[np.float32]:
+        """Return the next `count` unit vectors, float32 [count, DIM]."""
         z_ND = self._rng.standard_normal((count, DIM), dtype=np.float32)
         if self._kind == "clustered":
             share = 1 / np.arange(1, 21)

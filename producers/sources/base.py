@@ -46,7 +46,7 @@ def own_fault(error: Exception) -> bool:
     """Return True if a bug in this package caused the error, and False if the input data caused it.
 
     Damaged input makes libraries raise errors of any type, but such an error is raised in library
-    code. A TypeError or AttributeError that is raised in our code is our bug, for example a call
+    code. A TypeError or AttributeError that is raised in our code is our bug. An example is a call
     that the installed version of a library does not support.
     """
     if isinstance(error, ImportError | NameError | MemoryError):

@@ -55,11 +55,11 @@ class CaptureClock:
 class Camera:
     """Frames of a live stream: RTSP, HTTP, RTMP, UDP, or a V4L2 device such as /dev/video0.
 
-    If the stream is lost or cannot be opened, the source retries after pauses that double from 0.5
-    s to `retry_seconds`, and logs each change with its reason. The newest frames matter most: if
-    the sender cannot keep up, the source drops the oldest waiting frames and counts them in
-    `skipped`. A live stream cannot resume at a position. A restart continues with the current
-    frames.
+    If the stream is lost or cannot be opened, the source retries after pauses that double up to
+    `retry_seconds`. The first pause is 0.5 s. Each change is logged with its reason. The newest
+    frames matter most: if the sender cannot keep up, the source drops the oldest waiting frames and
+    counts them in `skipped`. A live stream cannot resume at a position. A restart continues with
+    the current frames.
 
     Sample ids are CONNECTED-N: the time of the connection in milliseconds, and the number of the
     frame since then. Capture times follow the stream's own clock.

@@ -208,7 +208,7 @@ def stamp(header: Any) -> float:
 def pixels(message: Any) -> NDArray[np.uint8]:
     """Return the uint8 pixels [H, W, C] of sensor_msgs/Image or foxglove.RawImage, C in {1, 3, 4}.
 
-    Of 16-bit values, only the upper 8 bits are kept.
+    Only the upper 8 bits of 16-bit values are kept.
 
     Raises:
         ValueError: the encoding is unknown, there are too few bytes, or too many pixels.

@@ -62,7 +62,7 @@ class Verdict(NamedTuple):
 def verdicts(experiment: Experiment, found: Found) -> list[Verdict]:
     """Judge whether the sum of each claim is above 0.
 
-    A claim agrees if its sum is above 0 by more than two standard errors, and disagrees if its sum
+    A claim agrees if its sum is above 0 by more than two standard errors. It disagrees if its sum
     is below 0 by as much. A claim with one seed is not settled if the test images give no error.
     """
     told = []
