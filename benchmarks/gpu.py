@@ -1,7 +1,7 @@
 """Measures on a GPU: the learner's step by phase, admission to the memory, and the loss.
 
-`make gpu`, or `python -m benchmarks gpu`. There are no targets, because no GPU was available when
-they were set.
+`make gpu`, or `python -m benchmarks gpu`. The rows have no targets, because no GPU was available to
+derive them.
 
 Shapes: B batch, D embedding, C channels, N negatives.
 """

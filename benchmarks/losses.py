@@ -223,7 +223,7 @@ def against_lightly(count: int) -> Row:
         given.z_BD.grad = None
         value = other(given.z_BD, given.positive_BD)
         value.backward()
-        bank_KD[:BATCH] = given.negative_ND[:BATCH]  # otherwise it fills with one batch
+        bank_KD[:BATCH] = given.negative_ND[:BATCH]  # else it fills with one batch
         other.memory_bank.bank_ptr.zero_()
         return float(value.detach())
 

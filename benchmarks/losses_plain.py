@@ -65,7 +65,7 @@ def self_labeling(
 def supervised(
     z_BD: Tensor, p_BD: Tensor, n_ND: Tensor, mask_BN: Tensor | None, same_BN: Tensor
 ) -> Tensor:
-    """Return the supervised contrastive loss, with negatives of the anchor's class as positives."""
+    """Return the supervised contrastive loss, with samples of the anchor's class as positives."""
     own_B1, logit_BN = _logits(z_BD, p_BD, n_ND, mask_BN)
     kept_BN = same_BN if mask_BN is None else same_BN & ~mask_BN
     share_BK = torch.cat([own_B1, logit_BN], 1).log_softmax(1)
