@@ -30,6 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 GPU = torch.device("cuda:0")
 ROOT = Path(__file__).parent.parent
+LINKED = "stream_ssl/memory/"  # a link to memory/
 OURS = tuple(f"{ROOT / package}/" for package in ("memory", "stream_ssl"))
 aten = torch.ops.aten
 
@@ -280,7 +281,7 @@ def _asked() -> tuple[str, bool]:
     while frame is not None:
         file, name = frame.f_code.co_filename, frame.f_code.co_name
         if file.startswith(OURS) and name != "to_host":
-            return f"{file.removeprefix(f'{ROOT}/')} {name}", declared
+            return f"{file.removeprefix(f'{ROOT}/').replace(LINKED, 'memory/')} {name}", declared
         declared |= file.startswith(OURS)
         frame = frame.f_back
     return "elsewhere", declared

@@ -141,4 +141,4 @@ def test_one_place_chooses_the_layout() -> None:
     folders = ("stream_ssl", "memory", "producers", "benchmarks")
     files = [path for folder in folders for path in (root / folder).rglob("*.py")]
     named = [path.name for path in files if "channels_last" in path.read_text()]
-    assert named == ["encoder.py"], "take encoder.layout_for, which knows the safe widths"
+    assert named == ["network.py"], "take network.layout_for, which knows the safe widths"

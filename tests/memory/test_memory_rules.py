@@ -220,12 +220,13 @@ def test_queue_and_reservoir_heads_are_checked() -> None:
 def test_torch_and_numpy_are_all_that_is_needed() -> None:
     program = """
 import sys
-ours = {"torch", "numpy", "memory"}
 blocked = {"faiss", "zmq", "msgpack", "torchvision", "kornia", "river", "lmdb", "safetensors",
-           "prometheus_client", "starlette", "uvicorn", "rich", "PIL", "scipy", "stream_ssl"}
+           "prometheus_client", "starlette", "uvicorn", "rich", "PIL", "scipy",
+           *(f"stream_ssl.{room}" for room in ("wire", "feed", "learning", "observe", "app"))}
 for name in blocked:
     sys.modules[name] = None
-import memory, memory.eviction, memory.scores, memory.index, torch
+import torch
+import stream_ssl.memory as memory, stream_ssl.memory.eviction, stream_ssl.memory.index
 z = torch.nn.functional.normalize(torch.randn(9, 4), dim=1)
 held = memory.WorkingMemory(4, 4)
 held.add(range(9), z)
