@@ -202,6 +202,7 @@ class Supervisor:
             if child.process is None:
                 continue
             child.process.terminate()
+            log.info("stopping %s; it may take up to %.0f s", child.name, self.stop_seconds)
             try:
                 status = child.process.wait(self.stop_seconds)
             except subprocess.TimeoutExpired:

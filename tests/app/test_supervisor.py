@@ -157,12 +157,18 @@ def test_a_configuration_that_worked_before_stops_nothing(tmp_path: Path) -> Non
     assert len(starts(good)) == 1
 
 
-def test_a_child_deaf_to_sigterm_is_killed_and_reported(tmp_path: Path) -> None:
+def test_a_child_deaf_to_sigterm_is_killed_and_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     log = tmp_path / "pids"
     running = Running(Supervisor({"deaf": python(DEAF, log)}, stop_seconds=0.3))
     until(lambda: len(starts(log)) == 1)
     assert running.join() == 1
     assert not alive(starts(log)[0])
+    said = [record.getMessage() for record in caplog.records]
+    waits = said.index("stopping deaf; it may take up to 0 s")
+    assert "deaf did not stop in 0 s: killed" in said[waits:]
 
 
 ORPHAN = (
