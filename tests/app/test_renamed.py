@@ -42,6 +42,14 @@ def test_each_move_leads_to_a_module() -> None:
         assert importlib.import_module(module).__name__ == module
 
 
+def test_a_users_decoder_finds_its_base_class_at_the_former_name() -> None:
+    from stream_ssl.feed import decode
+    from stream_ssl.ingest import decode as former
+
+    assert former.Decoder is decode.Decoder
+    assert former.VectorDecoder is decode.VectorDecoder
+
+
 def test_an_option_takes_the_path_of_before() -> None:
     assert class_path(Policy, "memory.eviction.Oldest") == "stream_ssl.memory.eviction.Oldest"
     parser = config.learner_parser()
