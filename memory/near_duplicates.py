@@ -128,7 +128,7 @@ def _local_mean(device: torch.device) -> Tensor:
 
 
 def key(sketch_BSS: Tensor) -> Tensor:
-    """Return the keys by which candidates are found, float32 [B, A = 64].
+    """Return the keys for the search of candidates, float32 [B, A = 64].
 
     A key is the sketch at 8 x 8 pixels, as sums and absolute differences of the pixels that a
     mirror exchanges. A picture and its mirror image therefore have the same key. Two keys are never

@@ -46,7 +46,7 @@ class Score(ABC):
     @property
     @abstractmethod
     def slope(self) -> float:
-        """The largest derivative of h, which is the factor by which h magnifies rounding errors."""
+        """The largest derivative of h. It bounds how much h magnifies rounding errors."""
 
     @abstractmethod
     def apply_(self, cosine: Tensor) -> Tensor:

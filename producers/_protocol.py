@@ -170,7 +170,7 @@ class ProtocolState:
             self.state, self.reason = "offline", reason
 
     def moved(self) -> None:
-        """Prepare to connect to a new receiver, where sequences begin anew.
+        """Prepare to connect to a new receiver. Its WELCOME sets the next sequence.
 
         The earlier receiver has sent WELCOME, and no packet was sent to it since.
         """

@@ -54,7 +54,7 @@ CANDIDATES = 256
 """The number of slots among which steps are simulated, besides as many as there are newcomers."""
 
 SLACK = 0.005
-"""The share of a count by which the evicted slot may be below a slot outside the pool.
+"""The largest deficit of the evicted slot against a slot outside the pool, as a share of a count.
 
 Beyond it, another pool is drawn.
 """

@@ -36,7 +36,7 @@ STEPS = 128
 """The largest number of newcomers in a proposal."""
 
 FEWEST_STEPS = 4
-"""The least number of steps by which a proposal exceeds the accepted part of the previous one."""
+"""A proposal is longer than the accepted part of the previous one by at least so many steps."""
 
 NEWCOMERS = 256
 """The largest number of newcomers whose similarities to all slots are held."""

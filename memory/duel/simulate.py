@@ -26,7 +26,7 @@ def simulate(
     gate: Gate | None = None,
     leaves_T: Any = None,
 ) -> tuple[Tensor, Tensor]:
-    """Admit newcomers one by one, each of which evicts the column with the largest current count.
+    """Admit newcomers one by one. Each evicts the column with the largest current count.
 
     Every step adds the similarities of the newcomer and subtracts those of the column that leaves,
     so `h_WW` never changes. On a GPU the host reads nothing. With a gate, the host runs all steps.

@@ -38,7 +38,7 @@ class Policy(ABC):
 
     A policy serves one memory. It reads the memory's columns, usually `descriptors`, and never
     writes them. The policy's own values (a sum of rows, a generator, the head of a queue) form its
-    state, which is saved with the memory.
+    state. The memory saves this state with its own.
     """
 
     name: ClassVar[str] = ""

@@ -31,7 +31,7 @@ SLOTS = 256
 def warm_start(settings: Namespace, learner: Learner) -> None:
     """Load the checkpoint at `settings["from"]` into a learner that has read no samples.
 
-    The optimiser, the schedule and the counters begin anew.
+    The optimiser, the schedule and the counters start from the beginning.
 
     Args:
         settings: the settings of the new run.

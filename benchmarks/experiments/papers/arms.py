@@ -26,7 +26,7 @@ class Arm:
         memory: "queue" (FIFO), or the score of DUEL's rule: "linear", "quadratic", "gaussian",
             "vmf0.1", "vmf0.3".
         raw: whether the memory is the small memory of raw images (D-SimCLR).
-        prior_by: the score by which the memory measures tau+; None: the score of its policy.
+        prior_by: the memory measures tau+ by this score; None: by the score of its policy.
         batch: samples per update; None: the preset's.
         capacity: slots of the memory; None: the preset's.
         share: how many times the preset's samples the run learns from; 0: the network stays

@@ -25,7 +25,7 @@ def streams(images: Images, path: Path, seed: int = 0) -> None:
     """Draw two lines of frames of each stream, every eighth frame in order.
 
     Args:
-        images: the images of which the streams are made.
+        images: the streams are made of these images.
         path: the path of the picture. Its suffix selects the format.
         seed: the seed of the streams.
     """
