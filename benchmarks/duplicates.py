@@ -86,12 +86,12 @@ def measured(slots: int, target: int) -> dict[str, Any]:
         batch[::4] = memory.images_of(copied)
         ids_B = slots + turn * BATCH + torch.arange(BATCH)
         start_s = time.perf_counter()
-        let_in_B = torch.from_numpy(door.find(batch, batch[:0], "refuse", ids_B).let_in_B)
+        admitted_B = torch.from_numpy(door.find(batch, batch[:0], "refuse", ids_B).admitted_B)
         spent += [time.perf_counter() - start_s] if turn else []  # the first turn reads all slots
-        found += BATCH - int(let_in_B.sum())
-        new_BCHW = batch[let_in_B]
+        found += BATCH - int(admitted_B.sum())
+        new_BCHW = batch[admitted_B]
         z_BD = normalize(torch.randn(len(new_BCHW), 2, generator=generator), dim=1)
-        memory.add(ids_B[let_in_B], z_BD, new_BCHW)
+        memory.add(ids_B[admitted_B], z_BD, new_BCHW)
     a_second = BATCH / float(np.median(spent))
     return {
         "slots": slots,
@@ -271,7 +271,7 @@ def compared(source: Source) -> Iterator[dict[str, Any]]:
         at = float(np.quantile(stranger_B, 0.01, method="lower"))
         row: dict[str, Any] = {"method": name, "strangers": stranger_B, "copies": {}}
         if name == "as shipped":
-            row["turned away"] = float((stranger_B < LIMIT).mean())
+            row["dropped"] = float((stranger_B < LIMIT).mean())
         for kind, change in KINDS.items():
             copy_B = scores(held, np.stack([change(one) for one in own]))
             row["copies"][kind] = copy_B
@@ -305,7 +305,7 @@ def draw(found: Mapping[str, Sequence[dict[str, Any]]], path: Path) -> None:
         axes.set_xscale("log")
         axes.set_xlim(1e-4, 1)
         axes.set_title(name, fontsize=10)
-        axes.set_xlabel("strangers turned away")
+        axes.set_xlabel("strangers dropped")
         axes.set_ylabel("copies found")
         axes.grid(alpha=0.3)
     axes.legend(fontsize=8, loc="lower right")
@@ -326,7 +326,7 @@ def main() -> None:
     for name, rows in found.items():
         print(f"{name}, {HELD:,} held, {STRANGERS:,} strangers, {COPIES} copies of each kind")
         for row in rows:
-            away = row.get("turned away", 0.01)
+            away = row.get("dropped", 0.01)
             print(f"  {row['method']:20} strangers {away:.2%}", end="")
             print("".join(f"; {kind} {row[kind]:.1%}" for kind in KINDS))
     draw(found, chosen.picture)

@@ -124,15 +124,15 @@ class Entry:
         found: Found | None,
         holdings: Holdings | None = None,
     ) -> None:
-        self._let_in, self._columns, self._policy = rows, columns, policy
+        self._admitted, self._columns, self._policy = rows, columns, policy
         self._holdings = holdings
         self._ids_B, self._born_B = to_host(torch.stack([rows.ids, rows.born])).numpy()
         self._found = Found(0, np.zeros(len(rows), dtype=bool))
         if found is not None:
-            self._found, self._let_in = found, found.enter(rows, columns)
-        self._turn_b = np.flatnonzero(self._found.let_in_B)
+            self._found, self._admitted = found, found.enter(rows, columns)
+        self._turn_b = np.flatnonzero(self._found.admitted_B)
         if holdings is not None:
-            key_b = self._let_in.producers
+            key_b = self._admitted.producers
             none_b = np.zeros(len(self._turn_b), dtype=np.int64)
             self._owner_b = holdings.owners(none_b if key_b is None else to_host(key_b).numpy())
         self._placed = 0  # newcomers written so far
@@ -146,7 +146,7 @@ class Entry:
         Raises:
             ValueError: the policy chose invalid slots.
         """
-        columns, policy, rows = self._columns, self._policy, self._let_in
+        columns, policy, rows = self._columns, self._policy, self._admitted
         held = columns.occupied_of_all
         free = min(len(rows), columns.capacity_of_all - held)
         if free:
@@ -159,7 +159,7 @@ class Entry:
             if columns.group.size > 1:
                 came = came[columns.group.mine(plan).nonzero()[:, 0]]
             policy.on_insert(came)
-        while len(rows := self._let_in[self._placed :]):
+        while len(rows := self._admitted[self._placed :]):
             plan = self._plan(rows)
             check_plan(plan, policy, len(rows), columns.capacity_of_all)
             if self._holdings is not None:
@@ -206,7 +206,7 @@ class Entry:
 
         mine = last & group.mine(slot)
         written = to_device(torch.from_numpy(group.own(slot[mine])), columns.device)
-        columns.write(written, self._let_in[torch.from_numpy(first + joins[mine])])
+        columns.write(written, self._admitted[torch.from_numpy(first + joins[mine])])
         self._slot_B[np.isin(self._slot_B, slot)] = NOBODY
         self._slot_B[turn[last]] = slot[last]
         self._joined_B[turn] = True

@@ -80,7 +80,7 @@ class Duplicates:
         if self.action == "merge":
             found.twin_B = np.where(found.duplicate_B, to_host(slot_B).numpy(), NOBODY)
         if self.action != "count":
-            found.let_in_B = ~found.duplicate_B
+            found.admitted_B = ~found.duplicate_B
         step = max(1, BLOCK_ELEMENTS // max(1, count))
         for start in range(0, count, step):
             near_Tb = x_BA[start : start + step] @ x_BA[: start + step].T
@@ -102,11 +102,11 @@ class Duplicates:
             return
         for row in np.flatnonzero(close_Tb.any(axis=1)).tolist():
             turn = start + row
-            close = close_Tb[row, :turn] & found.let_in_B[:turn]
+            close = close_Tb[row, :turn] & found.admitted_B[:turn]
             if not close.any():
                 continue
             found.duplicate_B[turn] = True
-            found.let_in_B[turn] = False
+            found.admitted_B[turn] = False
             cosine = np.where(close, near_Tb[row, :turn], -np.inf)
             if self.action == "merge" and cosine.max() > cosine_B[turn] + unit:
                 found.twin_B[turn] = found.held + int((cosine >= cosine.max() - unit).argmax())
@@ -120,7 +120,7 @@ class Found:
         duplicate_B: bool [B], True for near-duplicates of a held slot.
 
     Attributes:
-        let_in_B: bool [B], True for newcomers that the test admitted.
+        admitted_B: bool [B], True for newcomers that the test admitted.
         twin_B: int64 [B], the merge target: a slot below k, or k + the position of a newcomer; -1
             for no merge.
         distance_B: the distance to the nearest candidate if pictures were compared in detail,
@@ -130,7 +130,7 @@ class Found:
 
     def __init__(self, held: int, duplicate_B: NDArray[np.bool_]) -> None:
         self.held, self.duplicate_B = held, duplicate_B
-        self.let_in_B: NDArray[np.bool_] = np.ones(len(duplicate_B), dtype=bool)
+        self.admitted_B: NDArray[np.bool_] = np.ones(len(duplicate_B), dtype=bool)
         self.twin_B: NDArray[np.int64] = np.full(len(duplicate_B), NOBODY)
         self.distance_B: NDArray[np.float32] | None = None
         self.nearest_B: NDArray[np.int64] = np.full(len(duplicate_B), NOBODY)
@@ -143,7 +143,7 @@ class Found:
             more = to_device(more, columns.device)
             columns.multiplicity[: self.held] += more[: self.held]
             rows = replace(rows, multiplicity=1 + more[self.held :])
-        return rows if self.let_in_B.all() else rows[torch.from_numpy(self.let_in_B)]
+        return rows if self.admitted_B.all() else rows[torch.from_numpy(self.admitted_B)]
 
     def merged(self, slot_B: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the slot of each merged newcomer's target; -1 if the target has left.

@@ -251,9 +251,9 @@ class NearDuplicates:
         self._memory = memory
         self._forget()
 
-    def let_in(self, image_BCHW: Tensor, beside_WCHW: Tensor) -> NDArray[np.bool_]:
+    def admitted(self, image_BCHW: Tensor, beside_WCHW: Tensor) -> NDArray[np.bool_]:
         """Return which samples are not near-duplicates, bool [B of all ranks]; see `find`."""
-        return self.find(image_BCHW, beside_WCHW, "refuse").let_in_B
+        return self.find(image_BCHW, beside_WCHW, "refuse").admitted_B
 
     @in_full_precision
     def find(
@@ -291,9 +291,9 @@ class NearDuplicates:
         earlier_Bn, near_Bn, new_B = _in_turn(sketch_BSS, key_BA, held_Bn, action)
         found = Found(len(self._memory), ~new_B)
         if action != "count":
-            found.let_in_B = new_B
+            found.admitted_B = new_B
         for every_B in ids:
-            self._remember(every_B, key_BA, found.let_in_B)
+            self._remember(every_B, key_BA, found.admitted_B)
         behind = len(self._memory) + len(beside_WCHW)
         far_B, best_B = torch.cat([held_Bn, near_Bn], dim=1).min(dim=1)
         row_B = torch.cat([row_Bn, behind + earlier_Bn], dim=1).gather(1, best_B[:, None])[:, 0]
@@ -346,9 +346,9 @@ class NearDuplicates:
             self._index.put(slots, self._keys_of(slots, ids_k[slots]))
         self._ids_K[:k] = ids_k
 
-    def _remember(self, ids_B: Tensor, key_BA: Tensor, let_in_B: NDArray[np.bool_]) -> None:
+    def _remember(self, ids_B: Tensor, key_BA: Tensor, admitted_B: NDArray[np.bool_]) -> None:
         """Keep the keys of admitted newcomers, newest first."""
-        in_b = torch.from_numpy(let_in_B.nonzero()[0]).to(self.device)
+        in_b = torch.from_numpy(admitted_B.nonzero()[0]).to(self.device)
         self._ids_R = torch.cat([ids_B[in_b], self._ids_R])[:REMEMBERED]
         self._key_RA = torch.cat([key_BA[in_b], self._key_RA])[:REMEMBERED]
 
@@ -449,8 +449,8 @@ def _in_turn(
     known_bB = torch.full_like(square_bB, torch.nan)  # distances
     sketch_bSS, held_bn = sketch_BSS[row_b], held_Bn[row_b]
     while True:
-        let_in_B = torch.ones_like(new_B) if action == "count" else new_B
-        of_those_bB = square_bB.masked_fill(~let_in_B, torch.inf)
+        admitted_B = torch.ones_like(new_B) if action == "count" else new_B
+        of_those_bB = square_bB.masked_fill(~admitted_B, torch.inf)
         best = torch.topk(of_those_bB, near_Bm.shape[1], dim=1, largest=False)
         near_bm = known_bB.gather(1, best.indices).masked_fill(best.values.isinf(), torch.inf)
         unknown = near_bm.isnan()

@@ -37,7 +37,7 @@ from stream_ssl.learning.saved import Saved
 from stream_ssl.memory import WorkingMemory
 from stream_ssl.memory.process_group import RankLost
 from stream_ssl.observe.balance import Balance, class_counts
-from stream_ssl.observe.collisions import ClassCollisions, near_copies
+from stream_ssl.observe.collisions import ClassCollisions, near_duplicates
 from stream_ssl.observe.drift import Drift
 from stream_ssl.observe.health import STARTING, Health
 from stream_ssl.observe.held_out import HeldOutProbe
@@ -573,7 +573,7 @@ class Observers:
             self._metrics.observe_memory(name, memory.stats(), counts)
         self._metrics.observe_producers(self._memory.holdings())
         self._metrics.observe_collisions(
-            self._collisions.measure(self._memory), near_copies(self._memory)
+            self._collisions.measure(self._memory), near_duplicates(self._memory)
         )
         self._metrics.observe_balance(self._balance)
         self._metrics.observe_ranks_of(self._recent_rank)

@@ -160,7 +160,7 @@ class StepLog:
     def consume(self, record: StepRecord) -> None:
         """Consume one step."""
         self._steps += record.skipped is None
-        self._samples += 0 if record.replay else record.batch + record.near_copies
+        self._samples += 0 if record.replay else record.batch + record.near_duplicates
         seconds = self._clock() - self._at
         if seconds < self._every or record.skipped is not None:
             return

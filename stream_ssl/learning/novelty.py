@@ -51,7 +51,7 @@ class Novelty:
         ValueError: the threshold is outside its range, or does not fit the memory.
 
     Attributes:
-        turned_away: origin of each near-duplicate of the last batch, None if unknown.
+        dropped_origins: origin of each near-duplicate of the last batch, None if unknown.
         dropped: the same samples, each with the picture that it duplicates; empty for a cosine.
         distances: origin of each sample of the last batch, and its distance to the nearest picture;
             empty for a cosine.
@@ -74,7 +74,7 @@ class Novelty:
         self.fresh: Sequence[int] = ()
 
     def _forget(self) -> None:
-        self.turned_away: Sequence[Origin | None] = ()
+        self.dropped_origins: Sequence[Origin | None] = ()
         self.dropped: Sequence[Dropped] = ()
         self.distances: Sequence[tuple[Origin | None, float]] = ()
 
@@ -91,15 +91,15 @@ class Novelty:
         """
         turn = turn or Turn(batches=(len(batch),), waiting=(len(self),))
         self._forget()
-        size, waiting, let_in = len(batch), self._waiting, turn.batches
+        size, waiting, admitted = len(batch), self._waiting, turn.batches
         if self._test is not None:
-            new_B, let_in = self._new(batch, turn.batches)
+            new_B, admitted = self._new(batch, turn.batches)
             new, origins = set(new_B.tolist()), batch.origins_B or [None] * size
-            self.turned_away = [origins[b] for b in range(size) if b not in new]
+            self.dropped_origins = [origins[b] for b in range(size) if b not in new]
             batch = batch[new_B]
         self.fresh = [
             came if came and kept + new >= came else 0
-            for came, kept, new in zip(turn.batches, turn.waiting, let_in, strict=True)
+            for came, kept, new in zip(turn.batches, turn.waiting, admitted, strict=True)
         ]
         if waiting is None and self._test is None:
             return batch if size else None
@@ -123,8 +123,8 @@ class Novelty:
         own = slice(first, first + len(batch))
         if found.distance_B is not None:
             self._tell(batch, found, own)
-        own_B = torch.from_numpy(found.let_in_B[own].nonzero()[0])
-        by_rank = np.split(found.let_in_B, np.cumsum(batches)[:-1])
+        own_B = torch.from_numpy(found.admitted_B[own].nonzero()[0])
+        by_rank = np.split(found.admitted_B, np.cumsum(batches)[:-1])
         return own_B, [int(of_rank.sum()) for of_rank in by_rank]
 
     def _tell(self, batch: Batch[Tensor], found: Found, own: slice) -> None:
@@ -134,7 +134,7 @@ class Novelty:
         origins_B = batch.origins_B or [None] * len(batch)
         distances = found.distance_B[own].tolist()
         self.distances = list(zip(origins_B, distances, strict=True))
-        numbers = np.flatnonzero(~found.let_in_B[own]).tolist()
+        numbers = np.flatnonzero(~found.admitted_B[own]).tolist()
         nearest = found.nearest_B[own]
         held = _Held(self._memory, self._waiting, batch, own.start)
         labels = held.labels(np.concatenate([nearest[numbers], held.rows_of_batch(numbers)]))

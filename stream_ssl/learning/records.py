@@ -71,8 +71,8 @@ class StepRecord:
         lag_seconds: seconds for which the oldest batch has waited.
         offset: position in the stream after this batch.
         rejected: number of samples rejected since the record before, by reason.
-        near_copies: number of samples of the stream's batch that were dropped as near-duplicates.
-        turned_away: origin of each dropped sample.
+        near_duplicates: number of samples of the batch that were dropped as near-duplicates.
+        dropped_origins: origin of each dropped sample.
         dropped: the dropped samples, if pictures are compared closely.
         novelty: origin of each sample of the stream's batch, and its distance to the nearest
             picture in the memory, infinite if no picture is near. Empty unless pictures are
@@ -105,8 +105,8 @@ class StepRecord:
     lag_seconds: float
     offset: Offset
     rejected: Mapping[str, int] = field(default_factory=dict)
-    near_copies: int = 0
-    turned_away: Sequence[Origin | None] = ()
+    near_duplicates: int = 0
+    dropped_origins: Sequence[Origin | None] = ()
     dropped: Sequence[Dropped] = ()
     novelty: Sequence[tuple[Origin | None, float]] = ()
     waiting: int = 0

@@ -124,7 +124,7 @@ class ClassCollisions:
         return self._calibration.mean(cosine_BK[other_BK])
 
 
-def near_copies(memory: WorkingMemory) -> float | None:
+def near_duplicates(memory: WorkingMemory) -> float | None:
     """Return the share of the slots that are near-duplicates of another slot.
 
     At most LOOKED_AT evenly spaced slots are compared, each with the NEIGHBOURS slots that are

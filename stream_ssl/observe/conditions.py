@@ -311,7 +311,7 @@ TABLE: tuple[Condition, ...] = (
         "a loss of the debiased family (docs/losses.md).",
     ),
     Condition(
-        "near-copies", "learner", "warning",
+        "near-duplicates", "learner", "warning",
         "more than half of the memory's slots are near-duplicates of others",
         "Choose memory.eviction most-duplicated, or lower the rate of the camera that rests.",
     ),

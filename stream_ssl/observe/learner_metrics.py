@@ -16,7 +16,7 @@ LEARNER: tuple[Spec, ...] = (
     Spec(
         "learner", "counter", "trained_samples_total", "samples",
         "Fresh samples of steps that updated the weights, since this process started.",
-        "The rate, with those of near_copies_total and skipped_samples_total, against that of "
+        "The rate, with those of near_duplicates_total and skipped_samples_total, against that of "
         "received_samples_total.",
     ),
     Spec(
@@ -25,10 +25,10 @@ LEARNER: tuple[Spec, ...] = (
         "Any reason but pace: these samples taught the encoder nothing.", ("reason",),
     ),
     Spec(
-        "learner", "counter", "near_copies_total", "samples",
+        "learner", "counter", "near_duplicates_total", "samples",
         "Samples of the journal dropped as near-duplicates, before they were encoded.",
         "Its share of the stream: encodings and updates that novelty saves.",
-        field="StepRecord.near_copies",
+        field="StepRecord.near_duplicates",
     ),
     Spec(
         "learner", "counter", "producer_admitted_samples_total", "samples",
@@ -294,7 +294,7 @@ LEARNER: tuple[Spec, ...] = (
     ),
     Spec(
         "learner", "counter", "memory_near_duplicates_total", "samples",
-        "Samples found near-duplicates of a held one at admission, whether let in or not.",
+        "Samples found near-duplicates of a held one at admission, whether admitted or not.",
         "The rate against that of trained samples: the share of the stream that says nothing new. "
         "0 where the memory's `duplicates` is not set.", ("memory",),
     ),
@@ -362,11 +362,11 @@ LEARNER: tuple[Spec, ...] = (
     Spec(
         "learner", "gauge", "memory_effective_rank", "directions",
         "Effective rank of a memory's embeddings: exponential of the entropy of their spectrum.",
-        "Falls as near-copies fill the memory; it does not follow the balance of classes, see "
+        "Falls as near-duplicates fill the memory; it does not follow the balance of classes, see "
         "docs/numbers.md.", ("memory",), field="MemoryStats.effective_rank",
     ),
     Spec(
-        "learner", "gauge", "memory_near_copies_ratio", "ratio",
+        "learner", "gauge", "memory_near_duplicates_ratio", "ratio",
         "Share of the working memory's slots that are near-duplicates of another slot.",
         "Above a few per cent: the stream repeats itself faster than the memory sorts it out. "
         "Absent where the memory keeps no images, or counts on embeddings.",

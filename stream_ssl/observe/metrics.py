@@ -535,12 +535,12 @@ class LearnerMetrics:
         for signal, found in detections.items():
             self._families.add("drift_detections_total", found, signal=signal)
 
-    def observe_collisions(self, calibrated: float | None, near_copies: float | None) -> None:
+    def observe_collisions(self, calibrated: float | None, near_duplicates: float | None) -> None:
         """Report the results of `collisions.py`. None leaves a metric unchanged."""
         if calibrated is not None:
             self._families.set("collision_probability", calibrated, kind="calibrated")
-        if near_copies is not None:
-            self._families.set("memory_near_copies_ratio", near_copies)
+        if near_duplicates is not None:
+            self._families.set("memory_near_duplicates_ratio", near_duplicates)
 
     def observe_gpu(self, memory: Mapping[str, int]) -> None:
         """Report the GPU's memory in bytes, by kind."""
@@ -648,7 +648,7 @@ class LearnerMetrics:
             add("steps_total")
         else:
             add("skipped_updates_total", 1, reason=record.skipped)
-        self._by_producer("dropped_samples_total", record.turned_away, reason="near_duplicate")
+        self._by_producer("dropped_samples_total", record.dropped_origins, reason="near_duplicate")
         for origin, distance in record.novelty:
             producer = origin.producer if origin is not None else OTHER
             self._families.observe("novelty_distance", min(distance, FARTHEST), producer=producer)

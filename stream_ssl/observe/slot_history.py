@@ -104,7 +104,7 @@ class SlotHistory:
     def consume(self, record: StepRecord) -> None:
         """Take one record, after its step."""
         self.latest = []
-        for origin in record.turned_away:  # dropped before the memory was asked
+        for origin in record.dropped_origins:  # dropped before the memory was asked
             self._count_fate(origin, refused=True, near=True)
         if record.admission is not None:
             ids = to_host(record.ids_B).tolist()
@@ -258,7 +258,7 @@ class VerdictFeed:
         if not self._sender.wanted:
             return
         verdicts: dict[str, list[Verdict]] = defaultdict(list)
-        for origin in record.turned_away:
+        for origin in record.dropped_origins:
             if origin is not None:
                 told = Verdict(origin.source, origin.id, "refused", near=True)
                 verdicts[origin.producer].append(told)

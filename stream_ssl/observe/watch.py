@@ -535,7 +535,11 @@ class Watch:
             yield "updates-skipped", "", says
         done = sum(
             value
-            for name in ("trained_samples_total", "near_copies_total", "quarantined_samples_total")
+            for name in (
+                "trained_samples_total",
+                "near_duplicates_total",
+                "quarantined_samples_total",
+            )
             if not math.isnan(value := figures.get(name))
         )
         done += figures.by("skipped_samples_total", "reason").get("pace", 0.0)
@@ -571,7 +575,7 @@ class Watch:
                 f"while the images have {images:.1f}, and {why}"
             )
             yield "not-learning", "", says
-        copies = figures.get("memory_near_copies_ratio")
+        copies = figures.get("memory_near_duplicates_ratio")
         alike = images < at.ONE_PICTURE_RANK and copies >= at.ONE_PICTURE_COPIES
         if self._held("one-picture", alike) > at.ONE_PICTURE_SECONDS:
             says = f"the stream shows one picture over and over: {copies:.0%} of the memory's slots"
@@ -611,10 +615,10 @@ class Watch:
         if self._held("collisions", likely > at.COLLISION_PROBABILITY) > at.QUALITY_SECONDS:
             says = f"a sample and a slot of the memory share a class with probability {likely:.2f}"
             yield "collisions", "", says
-        alike = figures.get("memory_near_copies_ratio")
-        if self._held("near-copies", alike > at.NEAR_DUPLICATE_SHARE) > at.QUALITY_SECONDS:
+        alike = figures.get("memory_near_duplicates_ratio")
+        if self._held("near-duplicates", alike > at.NEAR_DUPLICATE_SHARE) > at.QUALITY_SECONDS:
             says = f"{alike:.0%} of the memory's slots are near-duplicates of others"
-            yield "near-copies", "", says
+            yield "near-duplicates", "", says
         changes = figures.by("drift_detections_total", "signal").get("image", 0.0)
         if self._rise("drift", at.EVENT_SECONDS, {"image": changes})["image"] > 0:
             yield "drift", "", "the stream shows something else than it did an hour ago"

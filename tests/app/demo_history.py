@@ -35,7 +35,7 @@ def _values(now: float, slots: int) -> dict[str, float]:
         "stream_ssl_journal_bytes": 400 * 800 * now,
         "stream_ssl_lag_seconds": 0.4 + 0.2 * math.sin(now / 3),
         "stream_ssl_steps_total": now * 6,
-        "stream_ssl_near_copies_total": 100 * now,
+        "stream_ssl_near_duplicates_total": 100 * now,
         "stream_ssl_trained_samples_total": trained,
         "stream_ssl_loss": 3.2 + 3.5 * math.exp(-now / 20) + 0.1 * math.sin(now * 5),
         "stream_ssl_learning_rate": 0.03,

@@ -126,11 +126,11 @@ def test_summary_has_every_figure_by_name(found, tmp_path):
     assert kept["received_samples"] == 48_000
     assert kept["received_samples_per_second"] == pytest.approx(400)
     assert kept["received_megabytes_per_second"] == pytest.approx(0.3136)
-    assert (kept["updates"], kept["turned_away_samples"]) == (720, 12_000)
+    assert (kept["updates"], kept["dropped_samples"]) == (720, 12_000)
     assert kept["read_samples"] == 45_600
     assert kept["memory_slots"] == 1024
-    assert kept["memory_near_copies"] == pytest.approx(63 / 640)
-    assert kept["queue_near_copies"] == pytest.approx(636 / 640)
+    assert kept["memory_near_duplicates"] == pytest.approx(63 / 640)
+    assert kept["queue_near_duplicates"] == pytest.approx(636 / 640)
     assert (kept["memory_pictures"], kept["queue_pictures"]) == (577, 4)
     assert kept["queue_true_collision_probability"] == pytest.approx(0.572, abs=2e-3)
     assert kept["memory_true_collision_probability"] < 0.2

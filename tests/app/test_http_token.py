@@ -1,4 +1,4 @@
-"""A token from the configuration to the answers: what a run's processes let in, and `status`."""
+"""A token from the configuration to the answers: what a run's processes accept, and `status`."""
 
 from __future__ import annotations
 

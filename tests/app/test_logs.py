@@ -96,7 +96,7 @@ def test_a_step_line_has_loss_and_rates(caplog: pytest.LogCaptureFixture) -> Non
             now[0] += 20.0
             steps.consume(
                 Step(step=number, loss=5.25, learning_rate=0.03, replay=number == 2, batch=30,
-                     skipped=None, near_copies=0, lag_seconds=0.0)  # type: ignore[arg-type]
+                     skipped=None, near_duplicates=0, lag_seconds=0.0)  # type: ignore[arg-type]
             )  # fmt: skip
     (line,) = caplog.records
     assert line.getMessage() == (

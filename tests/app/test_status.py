@@ -63,7 +63,7 @@ def test_samples_that_were_turned_away_are_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     metrics = LearnerMetrics(CollectorRegistry())
-    metrics._families.add("near_copies_total", 3229)
+    metrics._families.add("near_duplicates_total", 3229)
     with Server(metrics.registry, Health(), "learner") as server:
         (tmp_path / FILE).write_text(json.dumps({"learner": {"http": server.address}}))
         assert status.main([str(tmp_path), "--seconds", "0.01"]) == 1  # there is no receiver

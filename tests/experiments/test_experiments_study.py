@@ -277,7 +277,7 @@ def test_rows_pair_each_run_with_the_queue_of_its_seed(tmp_path: Path) -> None:
     assert report.cells(found, best)[-4:] == ["+4.0 ± 1.0", "+4.0 ± 1.0", "106.0", "106.0"]
     assert report.cells(found, base)[-4:] == ["", "", "100.0", "100.0"]
     assert report.cells(found, ceiling)[-4:] == ["", "", "", ""]
-    assert "| as shipped: besides, copies turned away | 3 |" in report.text(found)
+    assert "| as shipped: near-duplicates dropped | 3 |" in report.text(found)
     assert Results(tmp_path / "runs.jsonl", {"steps": 1}).by_name() == {}
 
 

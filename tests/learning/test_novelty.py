@@ -69,12 +69,12 @@ MIXED = Weighted([Embedding(), Thumbnail(4)], weights=[9, 1])
 def test_what_is_let_through_is_what_a_loop_lets_through(descriptor: Any) -> None:
     memory = WorkingMemory(500, DIM, Oldest(), SHAPE, descriptor=descriptor)
     novelty, stream, seen = Novelty(memory, THRESHOLD), Parked(), []
-    let_through, turned_away = [], 0
+    let_through, dropped_origins = [], 0
     for _ in range(40):
         batch = tensors(stream.next(0.0))
         seen.append(batch)
         new = novelty(batch)
-        turned_away += len(novelty.turned_away)
+        dropped_origins += len(novelty.dropped_origins)
         if new is not None:
             assert len(new) == BATCH
             let_through += new.ids_B.tolist()
@@ -83,7 +83,7 @@ def test_what_is_let_through_is_what_a_loop_lets_through(descriptor: Any) -> Non
     expected = one_by_one(seen)
     assert let_through + novelty.state()["ids_B"].tolist() == expected
     assert BATCH < len(expected) < 0.4 * 40 * BATCH
-    assert turned_away == 40 * BATCH - len(expected)
+    assert dropped_origins == 40 * BATCH - len(expected)
 
 
 def test_pictures_that_are_compared_closely_wait_and_go_on_alike() -> None:
@@ -145,7 +145,7 @@ def test_each_dropped_sample_names_the_picture_that_it_is_a_copy_of() -> None:
     for one, number in zip(novelty.dropped, (4, 5, 2), strict=True):
         assert torch.equal(one.picture_CHW, picture_NCHW[number])
         assert torch.equal(one.twin_CHW, picture_NCHW[number])
-    assert novelty.turned_away == [origins[0], origins[2], origins[3]]
+    assert novelty.dropped_origins == [origins[0], origins[2], origins[3]]
     assert len(novelty(batch([6, 7, 8, 9], [-1] * 4))) == 4
     assert novelty.dropped == []
 
@@ -189,8 +189,8 @@ def test_copies_cost_no_encoding_and_updates_follow_the_pace() -> None:
         encoded.clear()
         found = steps(learner, 90)
         new = sum(r.batch for r in found if not r.replay)
-        away = sum(r.near_copies for r in found)
-        told = [origin.id for r in found for origin in r.turned_away if origin is not None]
+        away = sum(r.near_duplicates for r in found)
+        told = [origin.id for r in found for origin in r.dropped_origins if origin is not None]
         trained = [str(number) for r in found if not r.replay for number in r.ids_B.tolist()]
         assert len(told) == away
         assert len({*told, *trained}) == away + new  # each is reported once

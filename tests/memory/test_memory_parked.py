@@ -63,7 +63,7 @@ def inverted(scene_B: Tensor, draw: torch.Generator) -> Tensor:
     return torch.where(scene_B[:, None] < 0, collapsed(scene_B, draw), hiding(scene_B, draw))
 
 
-def near_copies(frames: Frames, descriptor: Descriptor, encode: Encoder) -> tuple[float, int]:
+def near_duplicates(frames: Frames, descriptor: Descriptor, encode: Encoder) -> tuple[float, int]:
     """Return the share of slots with an already held scene, and the number of distinct images."""
     memory = WorkingMemory(
         SLOTS,
@@ -88,21 +88,21 @@ def test_the_stream_is_what_it_is_called(frames: Frames) -> None:
 
 
 @pytest.mark.parametrize("encode", [hiding, collapsed, inverted])
-def test_thumbnails_let_no_encoder_fill_the_memory_with_near_copies(
+def test_thumbnails_let_no_encoder_fill_the_memory_with_near_duplicates(
     frames: Frames, encode: Encoder
 ) -> None:
-    share, distinct = near_copies(frames, Thumbnail(side=8), encode)
+    share, distinct = near_duplicates(frames, Thumbnail(side=8), encode)
     assert share < 0.02
     assert distinct > 0.98 * SLOTS
 
 
 @pytest.mark.parametrize("encode", [hiding, inverted])
 def test_embeddings_do(frames: Frames, encode: Encoder) -> None:
-    share, _ = near_copies(frames, Embedding(), encode)
+    share, _ = near_duplicates(frames, Embedding(), encode)
     assert share > 0.8
 
 
 @pytest.mark.parametrize("encode", [hiding, collapsed])
 def test_thumbnails_beside_embeddings_do_most_of_it(frames: Frames, encode: Encoder) -> None:
-    share, _ = near_copies(frames, Weighted([Embedding(), Thumbnail(side=8)]), encode)
+    share, _ = near_duplicates(frames, Weighted([Embedding(), Thumbnail(side=8)]), encode)
     assert share < 0.05

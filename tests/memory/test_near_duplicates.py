@@ -222,15 +222,15 @@ def test_a_memory_lets_in_what_a_loop_lets_in(tiles: NDArray[np.uint8]) -> None:
         beside = batch[:0] if number % 2 else batches[number - 1][:3]
         held = list(sketch(memory.images)) if len(memory) else []
         beside_sketches = list(sketch(beside))
-        expected, let_in = [], []
+        expected, admitted = [], []
         for one_SS in sketch(batch):
-            new = not near_by_loop(one_SS, held + beside_sketches, let_in)
+            new = not near_by_loop(one_SS, held + beside_sketches, admitted)
             expected.append(new)
-            let_in += [one_SS] if new else []
-        found = door.let_in(batch, beside)
+            admitted += [one_SS] if new else []
+        found = door.admitted(batch, beside)
         assert found.tolist() == expected
         # A new filter that has not seen the earlier slots decides the same, as after a restart.
-        assert NearDuplicates(memory).let_in(batch, beside).tolist() == expected
+        assert NearDuplicates(memory).admitted(batch, beside).tolist() == expected
         counted += len(expected) - sum(expected)
         ids = torch.arange(48) + 48 * number
         z_BD = normalize(torch.randn(48, 2), dim=1)
@@ -253,8 +253,8 @@ def test_a_newcomers_key_is_handed_on_to_its_slot(
         return made_by(slots)
 
     monkeypatch.setattr(door, "_sketch_of", noted)
-    let_in = torch.from_numpy(door.find(batch, batch[:0], "count", torch.arange(24)).let_in_B)
-    assert let_in.all()
+    admitted = torch.from_numpy(door.find(batch, batch[:0], "count", torch.arange(24)).admitted_B)
+    assert admitted.all()
     unseen = torch.tensor([90, 91])  # the filter has not seen these
     for ids_B, expected in ((torch.arange(24), []), (unseen, [90, 91])):
         pictures = batch.flip(0)[: len(ids_B)] if ids_B is unseen else batch
@@ -268,8 +268,8 @@ def test_a_newcomers_key_is_handed_on_to_its_slot(
 def test_a_row_of_copies_within_a_batch_leaves_one(tiles: NDArray[np.uint8]) -> None:
     memory = WorkingMemory(30, 2, Random(), (3, TILE, TILE))
     row = tensor(np.stack([noised(tiles[number // 20]) for number in range(60)]))
-    assert NearDuplicates(memory).let_in(row, row[:0]).nonzero()[0].tolist() == [0, 20, 40]
-    assert NearDuplicates(memory).let_in(row[:0], row[:0]).tolist() == []
+    assert NearDuplicates(memory).admitted(row, row[:0]).nonzero()[0].tolist() == [0, 20, 40]
+    assert NearDuplicates(memory).admitted(row[:0], row[:0]).tolist() == []
 
 
 def test_a_copy_is_much_nearer_to_its_picture_than_to_any_other() -> None:

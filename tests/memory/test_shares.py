@@ -156,14 +156,16 @@ def test_each_producer_keeps_its_guarantee(name: str) -> None:
     make, _, _ = MAKERS[name]
     stream, memory = mixed(7, 300), build(make(), 32, 0.5)
     reached: set[str | None] = set()
-    let_in: Counter[str | None] = Counter()
+    admitted: Counter[str | None] = Counter()
     for start in range(0, 300, 7):
         part = stream[start : start + 7]
         full = len(memory) == 32
         _, never = offer(memory, part)
         if full:
-            let_in += Counter(one.producer for one in part if one.born not in never)
-        reached |= {who for who, own in memory.holdings().items() if let_in[who] >= own.guaranteed}
+            admitted += Counter(one.producer for one in part if one.born not in never)
+        reached |= {
+            who for who, own in memory.holdings().items() if admitted[who] >= own.guaranteed
+        }
         for who, own in memory.holdings().items():
             assert who not in reached or own.slots >= own.guaranteed, (start, who, own)
     assert {"robot", "yard", "films", "late"} <= reached

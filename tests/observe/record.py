@@ -118,7 +118,7 @@ def pause(run: Any, recorder: Recorder) -> None:
 
 def covered(run: Any, recorder: Recorder) -> None:
     """A camera that shows many things, four in five of one class, and is then covered: from then on
-    its frames are near-copies of one, and the memory is a queue."""
+    its frames are near-duplicates of one, and the memory is a queue."""
     import numpy as np
     from harness import stop, until
 

@@ -14,7 +14,7 @@ from stream_ssl.memory.eviction import Oldest
 from stream_ssl.observe.collisions import (
     Calibration,
     ClassCollisions,
-    near_copies,
+    near_duplicates,
 )
 
 
@@ -101,7 +101,7 @@ def held(images: torch.Tensor, **settings: object) -> WorkingMemory:
 
 
 @table("copied", [0, 64, 200])
-def test_near_copies_are_the_slots_that_show_the_same(copied: int) -> None:
+def test_near_duplicates_are_the_slots_that_show_the_same(copied: int) -> None:
     """Of 256 slots so many show one of four scenes, jittered."""
     generator = draws(1)
     different = torch.nn.functional.interpolate(
@@ -110,16 +110,16 @@ def test_near_copies_are_the_slots_that_show_the_same(copied: int) -> None:
     images = (different.clamp(0, 1) * 200 + 20).to(torch.uint8)
     scenes = images[256:].repeat(50, 1, 1, 1)[:copied]
     images = torch.cat([images[: 256 - copied], jittered(scenes, generator)])
-    found = near_copies(held(images, descriptor=Thumbnail(side=8)))
+    found = near_duplicates(held(images, descriptor=Thumbnail(side=8)))
     assert found == pytest.approx(copied / 256, abs=0.06)
 
 
-def test_noise_has_no_near_copies() -> None:
+def test_noise_has_no_near_duplicates() -> None:
     images = torch.randint(0, 256, (256, 3, 16, 16), dtype=torch.uint8, generator=draws())
-    assert near_copies(held(images, descriptor=Thumbnail(side=8))) == 0
+    assert near_duplicates(held(images, descriptor=Thumbnail(side=8))) == 0
 
 
-def test_near_copies_are_told_by_nothing_that_training_moves() -> None:
+def test_near_duplicates_are_told_by_nothing_that_training_moves() -> None:
     images = torch.zeros(8, 3, 16, 16, dtype=torch.uint8)
-    assert near_copies(held(images, descriptor=Embedding())) is None
-    assert near_copies(WorkingMemory(8, 4)) is None
+    assert near_duplicates(held(images, descriptor=Embedding())) is None
+    assert near_duplicates(WorkingMemory(8, 4)) is None

@@ -208,7 +208,7 @@ def everything_dropped(world: World, _: Path) -> None:
     nothing = {"batch": 0, "keys_BD": torch.empty(0, 3), "origins_B": []}
     world.pass_(
         110,
-        stepped(world, **nothing, near_copies=32, turned_away=away, skipped="novelty"),
+        stepped(world, **nothing, near_duplicates=32, dropped_origins=away, skipped="novelty"),
     )
 
 
@@ -236,7 +236,7 @@ def collisions(world: World, _: Path) -> None:
     world.pass_(1820, stepped(world))
 
 
-def near_copies(world: World, _: Path) -> None:
+def near_duplicates(world: World, _: Path) -> None:
     world.learner.observe_collisions(None, 0.8)
     world.pass_(1820, stepped(world))
 
@@ -343,7 +343,7 @@ LEARNER: dict[str, tuple[Fault, str, str]] = {
     "checkpoint-failing": (checkpoint_failing, "", "no space left"),
     "checkpoint-damaged": (checkpoint_damaged, "", "1 checkpoint was found damaged and set aside"),
     "collisions": (collisions, "", "with probability 0.70"),
-    "near-copies": (near_copies, "", "80% of the memory's slots"),
+    "near-duplicates": (near_duplicates, "", "80% of the memory's slots"),
     "drift": (drift, "", "the stream shows something else"),
     "parked-journal": (parked_journal, "", "no rank reads 1 of the run's journals"),
     "slow-rank": (slow_rank, "", "rank 2 works longer"),
@@ -582,7 +582,7 @@ def test_a_producer_that_shows_something_new_is_not_dropped() -> None:
     world = World("learner")
     going_well(world, "learner")
     away = [Origin("yard", "lens", str(number), 0.0) for number in range(40)]
-    world.pass_(600, stepped(world, near_copies=40, turned_away=away))  # 4 of 44 are new
+    world.pass_(600, stepped(world, near_duplicates=40, dropped_origins=away))  # 4 of 44 are new
     assert world.lit == {}
 
 

@@ -176,8 +176,8 @@ def test_what_was_dropped_is_told_by_producer_class_and_distance() -> None:
     robot, yard = (Origin(name, "lens", "1", 0.0) for name in ("robot", "yard"))
     dropped = [Dropped(yard, 0.1, 3, 3), Dropped(yard, 0.1, 3, 4), Dropped(yard, 0.1, 3, -1)]
     novelty = [(robot, math.inf), (yard, 0.1), (yard, 0.1), (yard, 0.1)]
-    turned_away = [one.origin for one in dropped]
-    metrics.consume(step(turned_away=turned_away, dropped=dropped, novelty=novelty))
+    dropped_origins = [one.origin for one in dropped]
+    metrics.consume(step(dropped_origins=dropped_origins, dropped=dropped, novelty=novelty))
     counted = {
         name: value(metrics, "dropped_samples_total", producer=name, reason="near_duplicate")
         for name in ("robot", "yard")
@@ -456,11 +456,11 @@ def test_collisions_that_cannot_be_told_are_absent() -> None:
     metrics = learner()
     metrics.observe_collisions(None, None)
     assert value(metrics, "collision_probability", kind="calibrated") is None
-    assert value(metrics, "memory_near_copies_ratio") is None
+    assert value(metrics, "memory_near_duplicates_ratio") is None
     metrics.observe_collisions(0.25, 0.5)
     metrics.observe_collisions(None, None)  # the last one stands
     assert value(metrics, "collision_probability", kind="calibrated") == 0.25
-    assert value(metrics, "memory_near_copies_ratio") == 0.5
+    assert value(metrics, "memory_near_duplicates_ratio") == 0.5
 
 
 def test_a_loop_that_hangs_ages() -> None:

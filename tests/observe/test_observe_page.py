@@ -73,7 +73,7 @@ def test_memory_is_told_as_it_is(feed: Feed) -> None:
         assert sum(summary["histograms"]["ages"]["counts"]) == 32
         z = feed.memory.embeddings.numpy()
         near = ((z @ z.T - 2 * np.eye(32)).max(axis=1) >= 0.99 - 1e-6).mean()
-        assert summary["near_copies"] == pytest.approx(near, abs=1e-4)
+        assert summary["near_duplicates"] == pytest.approx(near, abs=1e-4)
         listed = ask(server, "learner/memory/slots", sort="duplicates", limit=512)["slots"]
         counts = feed.memory.counts().tolist()
         assert [row["duplicates"] for row in listed] == pytest.approx(

@@ -159,11 +159,11 @@ def test_the_recorded_pause_is_one() -> None:
 @needs_promtool
 def test_a_covered_camera_is_told(tmp_path: Path) -> None:
     """A real run whose camera is covered while its memory is a queue: the stream has changed, the
-    memory fills with near-copies, and four in five samples are of one class."""
+    memory fills with near-duplicates, and four in five samples are of one class."""
     recording = told("covered")
     series = {name: plain(values) for name, values in recording["series"].items()}
     before = {name: values[: recording["marks"]["covered"]] for name, values in series.items()}
-    alerts = {"StreamSslDrift", "StreamSslNearCopies", "StreamSslCollisions"}
+    alerts = {"StreamSslDrift", "StreamSslNearDuplicates", "StreamSslCollisions"}
     assert firing(lasting(series), tmp_path) == alerts
     assert firing(lasting(before), tmp_path) == {"StreamSslCollisions"}
 

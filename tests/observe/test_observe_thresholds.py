@@ -71,7 +71,7 @@ def dropped(away: int, kept: int, seconds: float = 110) -> Fault:
     """Near-duplicates and other samples at each look."""
     lost = [Origin("yard", "lens", str(number), 0.0) for number in range(away)]
     return lambda world: world.pass_(
-        seconds, stepped(world, count=kept, near_copies=away, turned_away=lost)
+        seconds, stepped(world, count=kept, near_duplicates=away, dropped_origins=lost)
     )
 
 
@@ -304,7 +304,7 @@ SIDES: dict[str, tuple[str, Fault, Fault, str]] = {
     "30 s of not learning": ("not-learning", flat(seconds=40), flat(seconds=50), ""),
     "a fixed camera": ("not-learning", flat(rank=1.47, images=1.17), flat(rank=1.47), ""),
     "the rank of one picture": ("one-picture", alike(images=1.16), alike(images=1.01), ""),
-    "99 % near-copies": ("one-picture", alike(copies=0.98), alike(copies=0.99), ""),
+    "99 % near-duplicates": ("one-picture", alike(copies=0.98), alike(copies=0.99), ""),
     "60 s of one picture": ("one-picture", alike(seconds=50), alike(seconds=80), ""),
     "an hour without a checkpoint": ("checkpoint-old", unsaved(3400), unsaved(3700), ""),
     "90 s without training": ("learner-stuck", waiting(70), waiting(110), ""),

@@ -35,7 +35,7 @@ def test_an_image_is_met_in_proportion_to_its_rank(exponent):
     assert error[0] < count * chance[0]
 
 
-def test_what_is_met_is_a_near_copy_under_an_id_of_its_own():
+def test_what_is_met_is_a_near_duplicate_under_an_id_of_its_own():
     source = small(count=20)
     plain = draw(source, 20)
     stream = draw(Popularity(source, 20, shift=0, noise=3), 300)

@@ -346,7 +346,7 @@ def check_steps(ranks: int) -> None:
                 "skipped": [record.skipped for record in records],
                 "samples": learner.samples,
                 "added": learner.memory.added,
-                "near": sum(record.near_copies for record in records),
+                "near": sum(record.near_duplicates for record in records),
                 "waiting": records[-1].waiting,
                 "valid": learner.memory.check_valid(),
                 "meetings": (group.collectives - before) / len(records),

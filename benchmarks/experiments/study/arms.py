@@ -161,8 +161,8 @@ TITLES = {
     drawn("vmf0.1", "weighted"): "DUEL on embeddings and thumbnails",
     DEFAULT: "DUEL on thumbnails",
     EPOCHS: "DUEL on thumbnails, drawn by epochs",
-    NOVEL: "as shipped: besides, copies turned away",
-    UNIFORM: "copies turned away, drawn uniformly",
+    NOVEL: "as shipped: near-duplicates dropped",
+    UNIFORM: "near-duplicates dropped, drawn uniformly",
 }
 """The arms of the tables, and their titles."""
 

@@ -44,7 +44,7 @@ def by_stream(found: Found) -> dict[str, list[str]]:
 
 
 HEADINGS = (
-    *("memory", "seeds", "near-copies, %", "entropy, %", "kNN, %", "linear, %"),
+    *("memory", "seeds", "near-duplicates, %", "entropy, %", "kNN, %", "linear, %"),
     *("kNN - queue", "linear - queue", "kNN of ceiling, %", "linear of ceiling, %"),
 )
 

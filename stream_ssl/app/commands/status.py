@@ -306,7 +306,7 @@ def learner_figures(history: History) -> dict[str, float | None]:
         "step": history.last("stream_ssl_step"),
         "steps_per_second": history.rate("stream_ssl_steps_total"),
         "samples_per_second": history.rate("stream_ssl_trained_samples_total"),
-        "turned_away_samples": history.last("stream_ssl_near_copies_total"),
+        "dropped_samples": history.last("stream_ssl_near_duplicates_total"),
         "loss": measured("stream_ssl_loss"),
         "skipped_updates_in_a_row": history.last("stream_ssl_skipped_updates_in_a_row"),
         "divergence_reloads": history.last("stream_ssl_divergence_reloads_total"),
@@ -318,7 +318,7 @@ def learner_figures(history: History) -> dict[str, float | None]:
         "memory_effective_rank": history.last("stream_ssl_memory_effective_rank", memory="working"),
         "stream_effective_rank": measured("stream_ssl_stream_effective_rank"),
         "collision_similarity": history.last("stream_ssl_collision_similarity"),
-        "memory_near_copies_ratio": history.last("stream_ssl_memory_near_copies_ratio"),
+        "memory_near_duplicates_ratio": history.last("stream_ssl_memory_near_duplicates_ratio"),
         "checkpoint_step": history.last("stream_ssl_checkpoint_step") if saved else None,
         "checkpoint_age_seconds": history.last("stream_ssl_checkpoint_age_seconds"),
         "checkpoint_failures": history.last("stream_ssl_checkpoint_failures_total"),
@@ -370,7 +370,7 @@ def table(run: Path, addresses: Mapping[str, str], figures: Mapping[str, Any]) -
             f"step {learning['step']:,.0f}, {learning['samples_per_second']:,.0f} samples/s, "
             f"{learning['steps_per_second']:.1f} steps/s, {_loss(learning)}",
         )
-        if away := learning["turned_away_samples"]:
+        if away := learning["dropped_samples"]:
             shown.add_row(
                 "dropped",
                 f"{away:,.0f} of the stream's samples were near-duplicates of what is held, and "
@@ -385,7 +385,7 @@ def table(run: Path, addresses: Mapping[str, str], figures: Mapping[str, Any]) -
         shown.add_row(
             "memory",
             f"{learning['memory_slots']:,.0f} of {learning['memory_capacity_slots']:,.0f} slots, "
-            f"{learning['memory_near_copies_ratio']:.0%} near-copies, effective rank "
+            f"{learning['memory_near_duplicates_ratio']:.0%} near-duplicates, effective rank "
             f"{learning['memory_effective_rank']:.1f}"
             + ("" if rank is None else f" (stream {rank:.1f})"),
         )

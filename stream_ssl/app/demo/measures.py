@@ -86,7 +86,7 @@ def expected_collisions(history: History, holder: Holder) -> list[tuple[float, f
     return [point for point in points if point[1] > 0]  # 0 until the memory holds two slots
 
 
-def near_copies(originals: Sequence[str]) -> float:
+def near_duplicates(originals: Sequence[str]) -> float:
     """Return the share of samples whose picture another of these samples already shows."""
     return 1 - len(set(originals)) / len(originals) if originals else 0.0
 

@@ -102,9 +102,9 @@ def headlines(f: Figures) -> list[tuple[str, str, str]]:
     """Return (figure, what it is, its comparison) for the top of the page."""
     return [
         (
-            f"{f['memory_near_copies']:.0%}",
-            "of the DUEL memory are near-copies of another slot",
-            f"{f['queue_near_copies']:.0%} of a queue of the same size",
+            f"{f['memory_near_duplicates']:.0%}",
+            "of the DUEL memory are near-duplicates of another slot",
+            f"{f['queue_near_duplicates']:.0%} of a queue of the same size",
         ),
         (
             f"{f['memory_pictures']:,.0f}",
@@ -123,7 +123,7 @@ def headlines(f: Figures) -> list[tuple[str, str, str]]:
             f"{f['received_samples']:,.0f}",
             "samples received, all on disk before they were acknowledged",
             (
-                f"of {f['read_samples']:,.0f} read, {f['turned_away_samples']:,.0f} were dropped "
+                f"of {f['read_samples']:,.0f} read, {f['dropped_samples']:,.0f} were dropped "
                 "as near-duplicates"
             ),
         ),

@@ -19,7 +19,7 @@ from stream_ssl.app.demo.measures import (
     entropy_classes,
     expected_collisions,
     losses,
-    near_copies,
+    near_duplicates,
     newest_counts,
     shares,
     true_collisions,
@@ -43,8 +43,8 @@ def figures(history: History, evaluation: Evaluation, sent: Replay) -> Figures:
     """Return all figures. Shares, probabilities and accuracies are in [0, 1]."""
     held = [sent.originals[key] for key in evaluation.key_K.tolist()]
     return {
-        "memory_near_copies": near_copies(held),
-        "queue_near_copies": near_copies(sent.newest_originals),
+        "memory_near_duplicates": near_duplicates(held),
+        "queue_near_duplicates": near_duplicates(sent.newest_originals),
         "memory_pictures": float(len(set(held))),
         "queue_pictures": float(len(set(sent.newest_originals))),
         **_flow(history),
@@ -100,7 +100,7 @@ def _learning(history: History, evaluation: Evaluation) -> Figures:
         "read_samples": float(evaluation.samples),
         "queue_updates": float(evaluation.queue_updates),
         "queue_read_samples": float(evaluation.queue_samples),
-        "turned_away_samples": history.total("stream_ssl_near_copies_total"),
+        "dropped_samples": history.total("stream_ssl_near_duplicates_total"),
         "steps_per_second": mean_rate(history.series("stream_ssl_steps_total")),
         "skipped_updates": sum(
             history.total("stream_ssl_skipped_updates_total", reason=reason)
@@ -199,7 +199,7 @@ def _rows(f: Figures) -> Sequence[tuple[str, str, str]]:
             "the DUEL memory's learner",
             f"{f['updates']:,.0f} updates",
             (
-                f"of {f['read_samples']:,.0f} samples read, {f['turned_away_samples']:,.0f} were "
+                f"of {f['read_samples']:,.0f} samples read, {f['dropped_samples']:,.0f} were "
                 f"dropped as near-duplicates; lag {f['lag_median_seconds']:.1f} s (median)"
             ),
         ),
@@ -210,9 +210,9 @@ def _rows(f: Figures) -> Sequence[tuple[str, str, str]]:
         ),
         ("loss at the end", f"{f['loss_last_nats']:.3f} nats", ""),
         (
-            "near-copies of another slot",
-            f"{f['memory_near_copies']:.1%} of the DUEL memory",
-            f"{f['queue_near_copies']:.1%} of a queue of the same size",
+            "near-duplicates of another slot",
+            f"{f['memory_near_duplicates']:.1%} of the DUEL memory",
+            f"{f['queue_near_duplicates']:.1%} of a queue of the same size",
         ),
         (
             "different pictures held",

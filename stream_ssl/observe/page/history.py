@@ -80,7 +80,7 @@ SERIES: Mapping[Role, Mapping[str, Series]] = {
         "age_max": _memory("memory_age_samples", percentile="100"),
         "collisions": Series("collision_probability", {"kind": "calibrated"}),
         "collisions_true": Series("collision_probability", {"kind": "true"}),
-        "near_copies": Series("memory_near_copies_ratio"),
+        "near_duplicates": Series("memory_near_duplicates_ratio"),
         "checkpoint_age": Series("checkpoint_age_seconds"),
         "checkpoint_step": Series("checkpoint_step"),
     },

@@ -81,7 +81,7 @@ class Snapshot:
     duplicates_k: NDArray[np.float64] | None
     slots_S: NDArray[np.int64]
     z_SD: Tensor
-    near_copies: float  # share of the compared slots that have a near-duplicate
+    near_duplicates: float  # share of the compared slots that have a near-duplicate
     seconds: float  # time that the learner spent on the copy
 
     def __len__(self) -> int:
@@ -161,7 +161,7 @@ class MemoryView:
             "learner_share": round(self.jobs.used, 5),
             "umap": self._umap.installed(),
             "near": self._threshold,
-            "near_copies": _number(snapshot.near_copies),
+            "near_duplicates": _number(snapshot.near_duplicates),
             "turnover": _number(float((ages_k <= self._memory.capacity).mean()))
             if len(snapshot)
             else None,
@@ -374,7 +374,7 @@ class MemoryView:
             duplicates_k=None if count_k is None else to_host(count_k).clone().numpy(),
             slots_S=slots_S,
             z_SD=z_SD,
-            near_copies=self._near_copies(),
+            near_duplicates=self._near_duplicates(),
             seconds=time.perf_counter() - began,
         )
 
@@ -398,7 +398,7 @@ class MemoryView:
             return NEAR
         return duplicates.threshold
 
-    def _near_copies(self) -> float:
+    def _near_duplicates(self) -> float:
         """Return the share of the recently compared slots that have a near-duplicate.
 
         Each call compares a few random slots with all others.

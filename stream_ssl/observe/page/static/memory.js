@@ -92,7 +92,7 @@ export class MemorySection {
   }
 
   showSummary(s) {
-    const near = s.near_copies == null ? "" : `, ${(100 * s.near_copies).toFixed(1)} % have a near-copy (cosine ≥ ${s.near})`;
+    const near = s.near_duplicates == null ? "" : `, ${(100 * s.near_duplicates).toFixed(1)} % have a near-duplicate (cosine ≥ ${s.near})`;
     const turn = s.turnover == null ? "" : `, ${(100 * s.turnover).toFixed(0)} % are of the last ${number(s.capacity)} samples`;
     const cost = s.learner_share >= 1e-4 ? `; the page takes ${(100 * s.learner_share).toFixed(1)} % of the learner's time` : "";
     $("#memory-note").textContent = `${number(s.occupied)} of ${number(s.capacity)} slots${near}${turn}; ${s.policy} on ${s.descriptor}${cost}`;

@@ -42,7 +42,7 @@ function inMemory(name, fates) {
   const fate = fates?.producers[name];
   if (!fate) return "–";
   const share = (part, whole) => `${((100 * part) / Math.max(1, whole)).toFixed(0)} %`;
-  const near = fate.near_duplicates ? `, ${share(fate.near_duplicates, fate.offered)} near-copies` : "";
+  const near = fate.near_duplicates ? `, ${share(fate.near_duplicates, fate.offered)} near-duplicates` : "";
   const stream = fate.offered ? `, ${share(fate.offered, fates.offered)} of the stream` : "";
   return `${number(fate.held)} slots: ${share(fate.held, fates.occupied)} of it${stream}${near}`;
 }
