@@ -26,7 +26,9 @@ from stream_ssl.encoder.network import Projector, ResNet
 from stream_ssl.feed.batches import Batches
 from stream_ssl.feed.decode import Decoder
 from stream_ssl.feed.quarantine import Quarantine
-from stream_ssl.journal.journal import Entry, Journal, JournalReader
+from stream_ssl.journal.journal import Journal
+from stream_ssl.journal.reader import JournalReader
+from stream_ssl.journal.segment import JournalEntry
 from stream_ssl.learning.learner import Learner, Stream
 from stream_ssl.learning.randomness import seed_everything
 from stream_ssl.learning.records import PHASES, StepRecord
@@ -185,7 +187,7 @@ def journalled(samples: int) -> Iterator[Batches]:
                 for n, image in enumerate(image_PHWC)
             ]
             data = Data.pack(sequence, packet)
-            entry = Entry("bench", sequence, None, time.time(), data.header, data.payload)
+            entry = JournalEntry("bench", sequence, None, time.time(), data.header, data.payload)
             journal.append([entry])
         journal.close()
         reader = JournalReader(Path(folder) / "journal")

@@ -17,7 +17,10 @@ from stream_ssl import bounded_files
 from stream_ssl.app import config, endpoints
 from stream_ssl.durable import MANIFEST, damage, seal
 from stream_ssl.journal.consumer_offsets import ConsumerOffsets, Positions
-from stream_ssl.journal.journal import LOCK_FILE, Journal, JournalError, journal_id
+from stream_ssl.journal.errors import JournalError
+from stream_ssl.journal.journal import Journal
+from stream_ssl.journal.segment import journal_id
+from stream_ssl.journal.writer_lock import LOCK_FILE
 from stream_ssl.observe.http_access import Token
 from stream_ssl.producers._spool import Spool
 from stream_ssl.receiver.access import AllowList

@@ -30,7 +30,7 @@ from stream_ssl.encoder.network import (
 from stream_ssl.feed.batches import Batches, JournalShare
 from stream_ssl.feed.decode import Decoder, VectorDecoder
 from stream_ssl.feed.quarantine import Quarantine
-from stream_ssl.journal.journal import JournalReader
+from stream_ssl.journal.reader import JournalReader
 from stream_ssl.learning import randomness
 from stream_ssl.learning.checkpoint import Checkpointer
 from stream_ssl.learning.learner import Learner, Stream, check_batch, check_labels

@@ -28,7 +28,7 @@ from stream_ssl.background import Background
 from stream_ssl.batch import START, Offset
 from stream_ssl.feed.batches import Batches, JournalReplaced, JournalShare
 from stream_ssl.journal.consumer_offsets import ConsumerOffsets
-from stream_ssl.journal.journal import JournalReader
+from stream_ssl.journal.reader import JournalReader
 from stream_ssl.journal.segment import journal_id
 from stream_ssl.learning.checkpoint import Checkpointer, CheckpointError, CheckpointRecord
 from stream_ssl.learning.learner import IncompatibleConfig, Learner

@@ -43,7 +43,7 @@ _BLOCK = 1 << 20  # bytes per read
 
 
 @dataclass(slots=True)
-class Recovered:
+class RecoveredJournal:
     """The content of a journal's folder after recovery."""
 
     segments: list[tuple[int, int]] = field(default_factory=list)  # (first position, bytes)
@@ -55,7 +55,7 @@ class Recovered:
     unchecked: list[tuple[int, Path]] = field(default_factory=list)  # older segments, not opened
 
 
-def recover(folder: Path, check: bool) -> Recovered:
+def recover(folder: Path, check: bool) -> RecoveredJournal:
     """Find the segments, and replace damaged segments by new ones with their intact records.
 
     Segments are opened from the newest back to the first intact segment with records, which has
@@ -81,7 +81,7 @@ def recover(folder: Path, check: bool) -> Recovered:
             damaged |= {c.path: c.fault for c in Check([path]) if c.fault is not None}
         if path not in damaged and _holds_records(path):
             break
-    found = Recovered([(first, file_bytes(path)) for first, path in segments[:begin]])
+    found = RecoveredJournal([(first, file_bytes(path)) for first, path in segments[:begin]])
     found.unchecked = segments[:begin] if check else []
     for index, (first, path) in enumerate(segments[begin:], begin):
         bound = segments[index + 1][0] if index + 1 < len(segments) else None
@@ -107,7 +107,7 @@ def _holds_records(path: Path) -> bool:
         segment.close()
 
 
-def _add_segment(found: Recovered, first: int, path: Path) -> None:
+def _add_segment(found: RecoveredJournal, first: int, path: Path) -> None:
     """Add an intact segment, which is newer than all segments added before."""
     segment = Segment(path)
     try:
@@ -144,7 +144,7 @@ def is_gap(folder: Path, follows: int, *before: int) -> bool:
 
 
 def _rebuild_segment(
-    found: Recovered, first: int, path: Path, bound: int | None, error: Exception
+    found: RecoveredJournal, first: int, path: Path, bound: int | None, error: Exception
 ) -> None:
     found.damaged += 1
     follows = found.segments[-1][0] if found.segments else 0

@@ -54,7 +54,7 @@ class Damaged(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class JournalEntry:
     """A packet to append to the journal.
 
     Args:
@@ -130,7 +130,7 @@ def position_of(key: bytes | memoryview) -> int:
     return int(_KEY.unpack(key)[0])
 
 
-def pack_record(position: int, total: int, entry: Entry) -> bytes:
+def pack_record(position: int, total: int, entry: JournalEntry) -> bytes:
     """Return the packed record of an entry; `total` is as in Head.
 
     The record keeps the checksum of DATA, so that the checksum covers the whole way from the
@@ -186,7 +186,7 @@ def unpack_record(value: memoryview) -> Record:
     )
 
 
-def entry_bytes(entry: Entry) -> int:
+def entry_bytes(entry: JournalEntry) -> int:
     """Return the most bytes that an entry takes on disk."""
     if entry.header is None:
         return 0
@@ -428,6 +428,20 @@ class Segment:
             if not cursor.last():
                 raise Damaged(f"{self.path} holds no record")
             return unpack_head(cursor.value()).total
+
+    def total_before(self, position: int) -> int:
+        """Return the bytes of header and payload journalled before the record at a position.
+
+        If the record is gone, the next record in the segment counts instead.
+
+        Raises:
+            Damaged: there is no such record, or its head is damaged.
+        """
+        with self.env.begin(db=self.records, buffers=True) as txn, txn.cursor() as cursor:
+            if not cursor.set_range(key_of(position)):
+                raise Damaged(f"{self.path} has no record from position {position} on")
+            head = unpack_head(cursor.value())
+            return head.total - (head.end - head.header_at)
 
     def used(self) -> int:
         """Return the bytes of all pages that were ever used."""

@@ -10,7 +10,9 @@ import logging
 import time
 from dataclasses import dataclass
 
-from stream_ssl.journal.journal import Entry, Journal, JournalError, JournalFull
+from stream_ssl.journal.errors import JournalError, JournalFull
+from stream_ssl.journal.journal import Journal
+from stream_ssl.journal.segment import JournalEntry
 from stream_ssl.wire import Data, Nack
 
 log = logging.getLogger(__name__)
@@ -32,7 +34,7 @@ class CommitBatch:
     """
 
     def __init__(self) -> None:
-        self.entries: list[Entry] = []
+        self.entries: list[JournalEntry] = []
         self.last_sequences: dict[str, int] = {}
         self.epochs: dict[str, int] = {}
         self.bytes = 0
@@ -62,12 +64,12 @@ class CommitBatch:
             WireError: the header of the packet is invalid.
         """
         packet = (data.header, data.payload, checksum)
-        entry = Entry(producer, data.sequence, data.position, time.time(), *packet)
+        entry = JournalEntry(producer, data.sequence, data.position, time.time(), *packet)
         self._add(entry, epoch, len(data), extra)
 
     def add_refused(self, producer: str, epoch: int, route: bytes, nack: Nack) -> None:
         """Add a permanently rejected packet, which only advances the producer's sequence."""
-        self._add(Entry(producer, nack.sequence), epoch, nack=(route, nack))
+        self._add(JournalEntry(producer, nack.sequence), epoch, nack=(route, nack))
 
     def split(self, count: int) -> tuple[CommitBatch, CommitBatch]:
         """Return two batches: the first `count` entries, and the other entries."""
@@ -80,7 +82,7 @@ class CommitBatch:
 
     def _add(
         self,
-        entry: Entry,
+        entry: JournalEntry,
         epoch: int,
         samples: int = 0,
         extra: int = 0,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from stream_ssl.decode_cost import UnreadCost, extra_cost
-from stream_ssl.journal.journal import JournalError
+from stream_ssl.journal.errors import JournalError
 from stream_ssl.rate_limited_logger import RateLimitedLogger, printable
 from stream_ssl.receiver.access import Access, belongs
 from stream_ssl.receiver.group_commit import CommitBatch, GroupCommit

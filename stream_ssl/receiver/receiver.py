@@ -13,7 +13,8 @@ from typing import Any
 import zmq
 
 from stream_ssl.journal.consumer_offsets import ConsumerOffsets, Positions
-from stream_ssl.journal.journal import Journal, JournalError
+from stream_ssl.journal.errors import JournalError
+from stream_ssl.journal.journal import Journal
 from stream_ssl.rate_limited_logger import RateLimitedLogger
 from stream_ssl.receiver.access import Access
 from stream_ssl.receiver.backlogs import WIRE_PER_CREDIT, Backlogs

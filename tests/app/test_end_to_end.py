@@ -13,7 +13,7 @@ import torch
 from harness import BATCH, TINY, Processes, kill, processes, stop, until
 
 from stream_ssl.app.encoder import fresh_encoder, load_encoder
-from stream_ssl.journal.journal import JournalReader
+from stream_ssl.journal.reader import JournalReader
 from stream_ssl.wire import Data
 
 pytestmark = pytest.mark.timeout(600)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from learning_world import build, steps
 
-from stream_ssl.journal.journal import Entry, Journal, JournalReader
-from stream_ssl.journal.segment import list_segments
+from stream_ssl.journal.journal import Journal
+from stream_ssl.journal.reader import JournalReader
+from stream_ssl.journal.segment import JournalEntry, list_segments
 from stream_ssl.learning.checkpoint import Checkpointer
 
 PAGE = 4096
@@ -27,7 +28,7 @@ def journal(scratch: Path, count: int, seed: int = 0) -> dict[str, int]:
     found = {"damages": count, "harmless": 0, "lost": 0, "uncounted": 0, "wrong": 0, "failed": 0}
     written = Journal(whole, budget=8 << 20, segment_bytes=256 << 10)
     for sequence in range(1, RECORDS + 1):
-        written.append([Entry("robot", sequence, None, 1.0, b"head", body(sequence))])
+        written.append([JournalEntry("robot", sequence, None, 1.0, b"head", body(sequence))])
     written.close()
     for number in range(count):
         folder = scratch / f"harmed-{number}"  # what is set aside lies beside it
@@ -37,7 +38,7 @@ def journal(scratch: Path, count: int, seed: int = 0) -> dict[str, int]:
             opened = Journal(folder, budget=8 << 20, segment_bytes=256 << 10)
             opened.take_checked(wait=True)
             damaged = opened.damaged
-            opened.append([Entry("robot", opened.state("robot").sequence + 1, payload=b"")])
+            opened.append([JournalEntry("robot", opened.state("robot").sequence + 1, payload=b"")])
             opened.close()
         except Exception:
             found["failed"] += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stream_ssl.journal.journal import JournalReader
+from stream_ssl.journal.reader import JournalReader
 from stream_ssl.wire import Data
 
 

@@ -16,7 +16,7 @@ import psutil
 from harness import TINY, Processes, processes, stop, until
 
 from stream_ssl.journal.consumer_offsets import ConsumerOffsets
-from stream_ssl.journal.journal import JournalReader
+from stream_ssl.journal.reader import JournalReader
 
 PRODUCERS = 20
 PER_PROCESS = 5

@@ -33,7 +33,7 @@ from stream_ssl.feed import batches as module
 from stream_ssl.feed.batches import Batches, JournalReplaced, JournalShare
 from stream_ssl.feed.decode import REASONS, Decoder, decode_chunk
 from stream_ssl.feed.quarantine import Quarantine
-from stream_ssl.journal.journal import JournalReader
+from stream_ssl.journal.reader import JournalReader
 
 BAD = ({"codec": "png"}, b"no image")
 
@@ -110,11 +110,12 @@ def test_every_bad_kind_is_counted_and_none_let_in(quarantine: Quarantine) -> No
 
 WRITER = """
 import sys, msgpack
-from stream_ssl.journal.journal import Entry, Journal
+from stream_ssl.journal.journal import Journal
+from stream_ssl.journal.segment import JournalEntry
 path, trim = sys.argv[1], int(sys.argv[2])
 journal = Journal(path, budget=8 << 20, segment_bytes=256 << 10)
 for fields in msgpack.unpackb(sys.stdin.buffer.read()):
-    journal.append([Entry(*fields)])
+    journal.append([JournalEntry(*fields)])
 journal.trim(trim)
 print(journal.first)
 journal.close()

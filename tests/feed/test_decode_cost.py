@@ -21,7 +21,7 @@ from stream_ssl.decode_cost import (
     scans_of,
 )
 from stream_ssl.feed.decode import BadSample, Decoder
-from stream_ssl.journal.journal import JournalReader
+from stream_ssl.journal.reader import JournalReader
 from stream_ssl.producers import DeadlineError, Producer
 from stream_ssl.wire import Ack, Data, Nack, Sample
 

@@ -6,7 +6,8 @@ Run as `python journal_writer.py FOLDER SEED`; each line is "producer sequence p
 import random
 import sys
 
-from stream_ssl.journal.journal import Entry, Journal
+from stream_ssl.journal.journal import Journal
+from stream_ssl.journal.segment import JournalEntry
 
 
 def main(folder, seed):
@@ -20,7 +21,7 @@ def main(folder, seed):
             name = draw.choice("abc")
             sequences[name] = sequence = sequences[name] + 1
             payload = bytes([sequence % 256]) * draw.choice([10, 3000, 20_000])
-            entries.append(Entry(name, sequence, sequence, 1.0, b"head", payload))
+            entries.append(JournalEntry(name, sequence, sequence, 1.0, b"head", payload))
         commit = journal.append(entries)
         lines = [f"{e.producer} {e.sequence} {commit.first + i}" for i, e in enumerate(entries)]
         say("\n".join(lines))

@@ -20,18 +20,20 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from stream_ssl.journal.journal import (
-    FORGET_SECONDS,
-    Entry,
-    Journal,
-    JournalError,
-    JournalFull,
-    JournalReader,
+from stream_ssl.journal.errors import JournalError, JournalFull
+from stream_ssl.journal.journal import Journal
+from stream_ssl.journal.producer_states import FORGET_SECONDS
+from stream_ssl.journal.reader import JournalReader
+from stream_ssl.journal.segment import (
+    JournalEntry,
     NewerFormat,
     ProducerState,
     Record,
+    Segment,
+    list_segments,
+    pack_record,
+    unpack_record,
 )
-from stream_ssl.journal.segment import list_segments, pack_record, unpack_record
 
 MIB = 1 << 20
 SEGMENT = 256 << 10
@@ -49,7 +51,7 @@ def memory_path():
 
 def entry(sequence, size=1000, producer="robot/1"):
     payload = bytes([sequence % 256]) * size
-    return Entry(producer, sequence, ["file", sequence], 1.5, b"header", payload)
+    return JournalEntry(producer, sequence, ["file", sequence], 1.5, b"header", payload)
 
 
 def fill(journal, sequence=1, size=9000):
@@ -116,7 +118,7 @@ def test_read_returns_at_least_one_record_and_about_max_bytes(tmp_path):
 
 def test_an_advance_moves_the_sequence_but_makes_no_record(tmp_path):
     journal = Journal(tmp_path)
-    journal.append([entry(1), Entry("robot/1", 2), Entry("new", 1)])
+    journal.append([entry(1), JournalEntry("robot/1", 2), JournalEntry("new", 1)])
     journal.close()
     journal = Journal(tmp_path)
     assert journal.last == 1
@@ -145,7 +147,7 @@ def test_a_full_journal_says_so_and_takes_more_after_a_trim(memory_path):
     with pytest.raises(JournalFull, match=r"journal\.budget"):
         journal.append([entry(sequence, 9000)])
     assert (journal.producers(), journal.last) == (states, last)
-    journal.append([Entry("robot/1", sequence)])  # an advance needs no room
+    journal.append([JournalEntry("robot/1", sequence)])  # an advance needs no room
 
     freed = journal.trim(last + 1)
     assert freed > MIB // 2
@@ -259,7 +261,7 @@ def test_a_process_of_the_same_id_in_another_container_is_no_damage(tmp_path):
     with closing(Journal(tmp_path)) as journal:
         journal.append([entry(1)])
     ((_, segment),) = list_segments(tmp_path)
-    code = f"from stream_ssl.journal.journal import *; JournalReader({str(tmp_path)!r}).read(1)"
+    code = f"from stream_ssl.journal.reader import *; JournalReader({str(tmp_path)!r}).read(1)"
     with (segment / "lock.mdb").open("r+b") as held:
         fcntl.lockf(held, fcntl.LOCK_EX, 0, 1)
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
@@ -275,7 +277,7 @@ def test_a_lag_that_cannot_be_read_counts_as_all_there_is(tmp_path, monkeypatch,
 
     with closing(Journal(tmp_path)) as journal:
         journal.append([entry(1)])
-        monkeypatch.setattr(journal, "_bytes_before", no_descriptors)
+        monkeypatch.setattr(Segment, "total_before", no_descriptors)
         assert journal.bytes_after(1) == journal._total
         assert "Too many open files" in caplog.text
 
@@ -304,7 +306,7 @@ def test_the_bytes_on_disk_are_those_of_earlier_versions():
         "53534a31d3ea484f0000000000000007000000000000000a00000000000000033ff80000000000005a40760000070000"
         "000400000004726f626f742f3168656164626f6479"
     )
-    value = pack_record(7, 10, Entry("robot/1", 3, ["file", 3], 1.5, b"head", b"body"))
+    value = pack_record(7, 10, JournalEntry("robot/1", 3, ["file", 3], 1.5, b"head", b"body"))
     assert value.hex() == golden
     assert unpack_record(memoryview(value)) == Record(7, "robot/1", 3, 1.5, b"head", b"body")
     state = "0392a466696c6503cb3ff8000000000000"
@@ -328,7 +330,7 @@ def test_a_journal_of_format_1_is_read_and_continued(tmp_path, monkeypatch):
         txn.put(b"robot/1", msgpack.packb((2, ["file", 2])), db=producers)
     env.close()
 
-    monkeypatch.setattr("stream_ssl.journal.journal.FORGET_SECONDS", 86_400)
+    monkeypatch.setattr("stream_ssl.journal.producer_states.FORGET_SECONDS", 86_400)
     with closing(Journal(tmp_path)) as journal:
         assert journal.damaged == 0
         assert journal.state("robot/1") == ProducerState(2, ["file", 2])
@@ -339,7 +341,7 @@ def test_a_journal_of_format_1_is_read_and_continued(tmp_path, monkeypatch):
 
 READER = """
 import sys
-from stream_ssl.journal.journal import JournalReader
+from stream_ssl.journal.reader import JournalReader
 reader, position = JournalReader(sys.argv[1]), 1
 for line in sys.stdin:
     found = reader.read(position)
@@ -446,10 +448,10 @@ class AgainstDict(RuleBasedStateMachine):
         for name, gap, size in packets:
             sequences[name] = sequence = sequences.get(name, 0) + 1 + gap
             if size is None:
-                entries.append(Entry(name, sequence))
+                entries.append(JournalEntry(name, sequence))
             else:
                 payload = bytes([sequence % 256]) * size
-                entries.append(Entry(name, sequence, sequence, 2.0, b"h" * gap, payload))
+                entries.append(JournalEntry(name, sequence, sequence, 2.0, b"h" * gap, payload))
         try:
             commit = self.journal.append(entries)
         except JournalFull:
@@ -531,7 +533,7 @@ def test_trimming_all_after_a_restart_forgets_no_producer(tmp_path):
 
 def far(producer, sequence):
     """A small packet of a source with a large position."""
-    return Entry(producer, sequence, "x" * 4000, 1.5, b"header", b"payload")
+    return JournalEntry(producer, sequence, "x" * 4000, 1.5, b"header", b"payload")
 
 
 def test_what_is_known_of_producers_counts_into_the_budget(memory_path):
@@ -553,7 +555,7 @@ def test_of_a_journal_that_was_trimmed_empty_nothing_is_left_to_read(memory_path
     with closing(Journal(memory_path)) as journal:
         journal.append([entry(1)])
     with closing(Journal(memory_path)) as journal:
-        journal.append([Entry("robot/1", 2)])  # begins a segment, which stays empty
+        journal.append([JournalEntry("robot/1", 2)])  # begins a segment, which stays empty
         journal.trim(2)
         assert journal.first > journal.last
         assert journal.bytes_after(1) == 0
@@ -568,7 +570,7 @@ def test_groups_of_any_sizes_fill_the_budget_and_no_more(memory_path):
             for _ in range(draw.randint(1, 8)):
                 sequence += 1
                 size = draw.choice([0, 10, 1900, 2100, 9000, 40_000])
-                group.append(Entry("robot/1", sequence, None, 1.5, b"", bytes(size)))
+                group.append(JournalEntry("robot/1", sequence, None, 1.5, b"", bytes(size)))
             try:
                 journal.append(group)
             except JournalFull:
@@ -582,7 +584,7 @@ def test_what_is_known_of_producers_leaves_room_to_begin_a_segment(memory_path):
         for first in range(0, 550, 50):
             journal.append([far(f"robot/{n}", 1) for n in range(first, first + 50)])
         for sequence in range(2, 300):
-            large = Entry("robot/0", sequence, None, 1.5, b"header", bytes(60_000))
+            large = JournalEntry("robot/0", sequence, None, 1.5, b"header", bytes(60_000))
             try:
                 journal.append([large])
             except JournalFull:  # as the receiver does, once the learner has read all
@@ -610,10 +612,10 @@ def test_a_clock_that_is_set_makes_no_producer_idle(tmp_path, monkeypatch):
         clock[0] = 1.7e9
         while len(list_segments(tmp_path)) < 3:
             sequence = journal.state("robot").sequence + 1
-            journal.append([Entry("robot", sequence, None, 1.5, b"header", bytes(9000))])
+            journal.append([JournalEntry("robot", sequence, None, 1.5, b"header", bytes(9000))])
         assert journal.state("camera").sequence == 1
     with closing(Journal(tmp_path, budget=MIB)) as journal:
-        journal.append([Entry("robot", sequence + 1, None, 1.5, b"header", bytes(9000))])
+        journal.append([JournalEntry("robot", sequence + 1, None, 1.5, b"header", bytes(9000))])
         assert set(journal.producers()) == {"camera", "robot"}
 
 
@@ -636,7 +638,7 @@ def test_format_2_is_read_and_says_nothing_of_idle_time(tmp_path, monkeypatch):
     with closing(Journal(tmp_path)) as journal:
         journal.append([entry(7, producer="camera")])
     monkeypatch.undo()
-    monkeypatch.setattr("stream_ssl.journal.journal.FORGET_SECONDS", 86_400)
+    monkeypatch.setattr("stream_ssl.journal.producer_states.FORGET_SECONDS", 86_400)
     for sequence in (1, 2):
         with closing(Journal(tmp_path)) as journal:
             journal.append([entry(sequence, producer="robot")])

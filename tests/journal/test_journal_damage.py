@@ -15,8 +15,10 @@ import pytest
 from table import table
 
 from stream_ssl.journal import recovery
-from stream_ssl.journal.journal import Entry, Journal, JournalError, JournalFull, JournalReader
-from stream_ssl.journal.segment import create_segment, list_segments
+from stream_ssl.journal.errors import JournalError, JournalFull
+from stream_ssl.journal.journal import Journal
+from stream_ssl.journal.reader import JournalReader
+from stream_ssl.journal.segment import JournalEntry, create_segment, list_segments
 
 WRITER = Path(__file__).with_name("journal_writer.py")
 SIZE = 9000
@@ -38,7 +40,7 @@ def checked(folder):
 
 
 def packet(sequence):
-    return Entry("robot", sequence, None, float(sequence), b"head", body(sequence))
+    return JournalEntry("robot", sequence, None, float(sequence), b"head", body(sequence))
 
 
 def body(sequence):
@@ -193,7 +195,7 @@ def test_salvaged_are_only_the_positions_of_the_segment(tmp_path):
 
 def test_an_exchange_of_segments_that_was_cut_short_is_finished(tmp_path):
     journal = Journal(tmp_path)
-    journal.append([Entry("robot", 7)])  # an advance: its segment holds no record
+    journal.append([JournalEntry("robot", 7)])  # an advance: its segment holds no record
     states = journal.producers()
     journal.close()
     (_, path), *_ = list_segments(tmp_path)
@@ -233,7 +235,7 @@ def test_a_disk_that_fails_loses_nothing_and_is_tried_again(tmp_path, monkeypatc
 def test_a_segment_that_is_gone_as_a_whole_is_counted(tmp_path, caplog):
     journal = Journal(tmp_path, budget=8 << 20, segment_bytes=256 << 10)
     for sequence in range(1, 200):
-        journal.append([Entry("robot", sequence, None, 1.5, b"header", bytes(9000))])
+        journal.append([JournalEntry("robot", sequence, None, 1.5, b"header", bytes(9000))])
     states, last = journal.producers(), journal.last
     journal.close()
     segments = list_segments(tmp_path)
@@ -244,7 +246,7 @@ def test_a_segment_that_is_gone_as_a_whole_is_counted(tmp_path, caplog):
     assert journal.damaged == 1
     assert f"the segment that began at record {segments[2][0]} is gone" in caplog.text
     assert (journal.producers(), journal.last) == (states, last)
-    journal.append([Entry("robot", 200, None, 1.5, b"header", bytes(9000))])
+    journal.append([JournalEntry("robot", 200, None, 1.5, b"header", bytes(9000))])
     journal.trim(segments[3][0])  # the loss is behind what anybody needs
     journal.close()
     journal = checked(tmp_path)
@@ -434,7 +436,7 @@ def test_a_damaged_segment_stays_within_a_folder_that_is_a_disk_of_its_own(tmp_p
 TRUNCATED = """
 import os, sys
 from pathlib import Path
-from stream_ssl.journal.journal import JournalReader
+from stream_ssl.journal.reader import JournalReader
 from stream_ssl.journal.segment import list_segments
 reader = JournalReader(sys.argv[1])
 assert [record.position for record in reader.read(1, 1)] == [1]

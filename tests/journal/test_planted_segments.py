@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from stream_ssl.journal.journal import Entry, Journal
+from stream_ssl.journal.journal import Journal
+from stream_ssl.journal.segment import JournalEntry
 
-ONE, TWO = (Entry("robot", n, ["file", n], 1.5, b"header", b"payload") for n in (1, 2))
+ONE, TWO = (JournalEntry("robot", n, ["file", n], 1.5, b"header", b"payload") for n in (1, 2))
 
 
 @pytest.mark.parametrize("kind", ["link to a folder", "link to nothing", "file", "FIFO"])

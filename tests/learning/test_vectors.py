@@ -21,7 +21,9 @@ from stream_ssl import load_encoder
 from stream_ssl.app import build, cli, config
 from stream_ssl.batch import START
 from stream_ssl.feed.decode import BadSample, Decoder, VectorDecoder
-from stream_ssl.journal.journal import Entry, Journal, JournalReader
+from stream_ssl.journal.journal import Journal
+from stream_ssl.journal.reader import JournalReader
+from stream_ssl.journal.segment import JournalEntry
 from stream_ssl.learning.saved import memory_of
 from stream_ssl.learning.vectors import Vectors, VectorViews
 from stream_ssl.memory.descriptors import Vector
@@ -181,7 +183,7 @@ def test_a_stream_of_vectors_becomes_an_encoder(tmp_path: Path) -> None:
             for n, (value_D, label) in enumerate(zip(stream[0][rows], stream[1][rows], strict=True))
         ]
         data = Data.pack(number + 1, samples)
-        entry = Entry("robot", number + 1, header=data.header, payload=data.payload)
+        entry = JournalEntry("robot", number + 1, header=data.header, payload=data.payload)
         journal.append([entry])
     journal.close()
     settings = settings_in(

@@ -8,7 +8,7 @@ import time
 import numpy as np
 from PIL import Image
 
-from stream_ssl.journal.journal import JournalReader
+from stream_ssl.journal.reader import JournalReader
 from stream_ssl.wire import Data
 
 

@@ -25,7 +25,9 @@ from stream_ssl.batch import START, Batch, Offset
 from stream_ssl.feed.batches import Batches, JournalShare
 from stream_ssl.feed.decode import Decoder
 from stream_ssl.feed.quarantine import Quarantine
-from stream_ssl.journal.journal import Entry, Journal, JournalReader
+from stream_ssl.journal.journal import Journal
+from stream_ssl.journal.reader import JournalReader
+from stream_ssl.journal.segment import JournalEntry
 from stream_ssl.learning.checkpoint import Checkpointer
 from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.optimiser import OptimiserSettings
@@ -283,7 +285,7 @@ def _fill(folder: Path, records: int) -> None:
             sequence,
             [Sample.from_array(image, f"{sequence}-{n}") for n, image in enumerate(images)],
         )
-        journal.append([Entry("robot", sequence, None, 0.0, data.header, data.payload)])
+        journal.append([JournalEntry("robot", sequence, None, 0.0, data.header, data.payload)])
     journal.close()
 
 

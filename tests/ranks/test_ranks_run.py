@@ -18,7 +18,8 @@ from harness import TINY, Processes, processes, stop, until
 from stream_ssl.app import cli
 from stream_ssl.app.commands import status
 from stream_ssl.app.endpoints import load
-from stream_ssl.journal.journal import Entry, Journal
+from stream_ssl.journal.journal import Journal
+from stream_ssl.journal.segment import JournalEntry
 from stream_ssl.producers import Producer
 from stream_ssl.wire import Data, Sample
 
@@ -43,7 +44,9 @@ def fill(folder: Path, packets: int) -> str:
             for n in range(PACKET)
         ]
         data = Data.pack(sequence, samples)
-        journal.append([Entry("robot", sequence, None, time.time(), data.header, data.payload)])
+        journal.append(
+            [JournalEntry("robot", sequence, None, time.time(), data.header, data.payload)]
+        )
     found = journal.id
     journal.close()
     assert found is not None

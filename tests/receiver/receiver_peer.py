@@ -11,7 +11,8 @@ from pathlib import Path
 import zmq
 
 from stream_ssl.journal.consumer_offsets import ConsumerOffsets
-from stream_ssl.journal.journal import Journal, JournalReader
+from stream_ssl.journal.journal import Journal
+from stream_ssl.journal.reader import JournalReader
 from stream_ssl.receiver.receiver import Receiver
 from stream_ssl.wire import Ack, Data, Hello, Nack, Sample, Welcome, decode, encode
 

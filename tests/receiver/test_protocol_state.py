@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from receiver_peer import MIB, packet
 
-from stream_ssl.journal.journal import Journal, JournalError, JournalReader
+from stream_ssl.journal.errors import JournalError
+from stream_ssl.journal.journal import Journal
+from stream_ssl.journal.reader import JournalReader
 from stream_ssl.receiver import protocol_state
 from stream_ssl.receiver.group_commit import GroupCommit
 from stream_ssl.receiver.protocol_state import ProtocolState

@@ -9,7 +9,8 @@ import zmq
 from receiver_peer import KIB, MIB, Peer, Running, packet, until
 
 from stream_ssl.journal.consumer_offsets import ConsumerOffsets
-from stream_ssl.journal.journal import JournalFull, ProducerState
+from stream_ssl.journal.errors import JournalFull
+from stream_ssl.journal.segment import ProducerState
 from stream_ssl.wire import Ack, Bye, Data, Hello, Nack, Sample, Welcome, encode
 
 

@@ -8,7 +8,8 @@ from collections import Counter
 import numpy as np
 from receiver_peer import receiver, until
 
-from stream_ssl.journal.journal import Journal, JournalReader
+from stream_ssl.journal.journal import Journal
+from stream_ssl.journal.reader import JournalReader
 from stream_ssl.producers import Producer
 from stream_ssl.wire import Data
 
