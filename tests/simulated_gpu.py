@@ -1,9 +1,9 @@
-"""A simulated GPU for machines without one: real values, its own device, and a record of all waits.
+"""A simulated GPU for machines without one: real values, its own device, all kernels and waits.
 
 A tensor "on the GPU" is a wrapper that reports the device cuda:0 and computes on the CPU. The
 tested code runs unchanged, including its branches on `device.type` and `is_cuda`, and gets the same
-values as on the CPU. Mixing devices fails as on a real GPU. If the host waits for the device, the
-simulation records the line of code that waited.
+values as on the CPU. Mixing devices fails as on a real GPU. The simulation records each operator
+that a GPU would launch, and each wait of the host, with the line of code that caused it.
 
 torch's FakeTensorMode cannot be used, because its tensors have no values and the plan of a memory
 depends on values. Its backward pass also fails in a CUDA build on a machine without a GPU.
@@ -17,8 +17,8 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -42,6 +42,11 @@ READS = {
 # Operators that take indices on either device. Indices on the host are copied, which waits.
 INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
 COPIES = {"_to_copy", "copy_", "_foreach_copy_"}
+# Operators that only allocate or rename memory. Views launch nothing either.
+LAUNCHLESS = {
+    *("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "lift_fresh"),
+    *("resize_", "set_", "is_pinned", "_pin_memory", "_unsafe_view"),
+}
 
 
 class OnGpu(Tensor):
@@ -95,6 +100,19 @@ class Wait:
     declared: bool
 
 
+@dataclass(frozen=True)
+class Spent:
+    """The cost of a block of code on a GPU, by calling line.
+
+    Attributes:
+        kernels: the launched operators. Copies count, but views and allocations do not.
+        waits: the waits of the host for the device.
+    """
+
+    kernels: Counter[str] = field(default_factory=Counter)
+    waits: Counter[str] = field(default_factory=Counter)
+
+
 class SimulatedGpu(TorchDispatchMode):
     """A context manager that provides a device "cuda:0".
 
@@ -107,6 +125,7 @@ class SimulatedGpu(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.waits: list[Wait] = []
+        self._spending: list[Spent] = []  # the blocks of `spending` that are running
         self._pinned: list[Tensor] = []
         self._in_flight: list[tuple[Tensor, Tensor]] = []  # pinned sources and contents
         self._patched = ExitStack()
@@ -120,6 +139,17 @@ class SimulatedGpu(TorchDispatchMode):
             and wait.kind == kind
             and declared in (None, wait.declared)
         )
+
+    @contextmanager
+    def spending(self) -> Iterator[Spent]:
+        """Yield the kernels and the waits of the block, which are complete when the block ends."""
+        spent, before = Spent(), len(self.waits)
+        self._spending.append(spent)
+        try:
+            yield spent
+        finally:
+            self._spending.remove(spent)
+            spent.waits.update(wait.line for wait in self.waits[before:])
 
     def __enter__(self) -> SimulatedGpu:
         stand_ins = {
@@ -161,6 +191,9 @@ class SimulatedGpu(TorchDispatchMode):
             made = args[0].clone() if name == "_pin_memory" else func(*args, **kwargs)
             self._pinned.append(made)
             return made
+        if self._spending and (to_gpu or there) and name not in LAUNCHLESS and not func.is_view:
+            for spent in self._spending:
+                spent.kernels[_asked()[0]] += 1
         if name in COPIES:
             self._note_copy(name, args, kwargs, to_gpu)
         elif there:

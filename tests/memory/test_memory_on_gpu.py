@@ -10,7 +10,7 @@ from itertools import cycle
 
 import pytest
 import torch
-from simulated_gpu import SimulatedGpu
+from simulated_gpu import GPU, SimulatedGpu
 from torch.nn.functional import normalize
 
 from stream_ssl.memory import Duplicates, WorkingMemory
@@ -145,3 +145,12 @@ def test_shares_are_kept_as_on_the_cpu(name: str) -> None:
     with SimulatedGpu():
         there = shared("cuda:0", POLICIES[name]())
     assert there == shared("cpu", POLICIES[name]())
+
+
+def test_the_spending_of_a_block_is_counted() -> None:
+    with SimulatedGpu() as gpu:
+        value_B = torch.ones(3, device=GPU)
+        with gpu.spending() as spent:
+            assert float((value_B.view(3, 1) + 1).sum()) == 6
+    assert spent.kernels.total() == 3  # the addition, the sum and the copy to the host
+    assert spent.waits.total() == 1
