@@ -28,6 +28,8 @@ With 65,536 keys of CIFAR-10 in 1,024 cells, 3,464 queries missed 1 in 1,100 of 
 within reach.
 """
 
+_CODES_PER_UNIT = 28  # values from -4.5 to 4.5 become codes of 8 bits; faiss scans the codes
+_SPARE = 4  # rows found by their codes, besides the wanted ones; exact distances choose among them
 _FITTED = 32  # rows per cell in the fit
 _ROUNDS = 4  # rounds of k-means
 
@@ -42,6 +44,9 @@ class SlotIndex:
         capacity: K.
         dim: A.
         device: the device of the rows.
+
+    Cells hold codes of 8 bits, which a query compares in 60 % of the time of 16-bit floats. The
+    exact distances of the rows found by their codes give the answer.
     """
 
     def __init__(self, capacity: int, dim: int, device: torch.device) -> None:
@@ -72,9 +77,7 @@ class SlotIndex:
         if self._cells is not None:
             replaced = slot_N[slot_N < before].numpy()
             self._cells.remove_ids(load_faiss().IDSelectorArray(replaced))
-            _, cell_N1 = self._nearest_cells(row_NA, 1)
-            arrays = [it.contiguous().numpy() for it in (row_NA, slot_N, cell_N1)]
-            self._cells.add_core(len(slot_N), *map(load_faiss().swig_ptr, arrays))
+            self._insert(slot_N, row_NA)
             self._changes_left -= len(replaced)
             if self._changes_left > 0 and _cells_for(self._held) <= 2 * self._cells.nlist:
                 return
@@ -90,11 +93,13 @@ class SlotIndex:
         """
         if self._cells is not None:
             near_Bp, cell_Bp = self._nearest_cells(query_BA, PROBES)
-            square_Bn, slot_Bn = self._cells.search_preassigned(
-                query_BA.numpy(), n, cell_Bp.numpy(), near_Bp.numpy()
-            )
-            square_Bn[slot_Bn < 0] = np.inf
-            return torch.from_numpy(square_Bn), torch.from_numpy(slot_Bn.clip(min=0))
+            code_BA, cells = _codes(query_BA).numpy(), cell_Bp.numpy()
+            found = self._cells.search_preassigned(code_BA, n + _SPARE, cells, near_Bp.numpy())
+            slot_Bm = torch.from_numpy(found[1])
+            gap_BmA = self._row_KA[slot_Bm.clamp(min=0)] - query_BA[:, None]
+            square_Bm = gap_BmA.square_().sum(dim=2).masked_fill_(slot_Bm < 0, torch.inf)
+            square_Bn, place_Bn = torch.topk(square_Bm, n, dim=1, largest=False)
+            return square_Bn, slot_Bm.gather(1, place_Bn).clamp_(min=0)
         return nearest_rows(query_BA, self._row_KA[: self._held], n)
 
     def _make_cells(self) -> None:
@@ -119,26 +124,33 @@ class SlotIndex:
         torch finds them in half of the time that faiss takes. A distance is the squared distance
         minus the row's own square.
         """
-        n = min(n, len(self._centre_CA))
         far_BC = torch.addmm(self._square_C, row_BA, self._centre_CA.T, alpha=-2)
-        near = torch.topk(far_BC, n, dim=1, largest=False, sorted=False)
-        return near.values, near.indices
+        if n == 1:
+            return tuple(far_BC.min(dim=1, keepdim=True))
+        best = torch.topk(far_BC, min(n, far_BC.shape[1]), dim=1, largest=False, sorted=False)
+        return best.values, best.indices
+
+    def _insert(self, slot_N: Tensor, row_NA: Tensor) -> None:
+        """Add slots to the cells of their rows."""
+        _, cell_N1 = self._nearest_cells(row_NA, 1)
+        arrays = [it.contiguous().numpy() for it in (_codes(row_NA), slot_N, cell_N1)]
+        self._cells.add_core(len(slot_N), *map(load_faiss().swig_ptr, arrays))
 
     def _fill(self, centre_CA: Tensor) -> None:
         dim = centre_CA.shape[1]
         self._centre_CA, self._square_C = centre_CA, centre_CA.square().sum(dim=1)
         self._of_cells = load_faiss().IndexFlatL2(dim)  # faiss does not keep a reference
         self._of_cells.add(centre_CA.numpy())
-        halves = load_faiss().ScalarQuantizer.QT_fp16  # a third faster than float32
-        metric = load_faiss().METRIC_L2
+        codes, metric = load_faiss().ScalarQuantizer.QT_8bit_direct, load_faiss().METRIC_L2
         cells = load_faiss().IndexIVFScalarQuantizer(
-            self._of_cells, dim, len(centre_CA), halves, metric, False
+            self._of_cells, dim, len(centre_CA), codes, metric, False
         )
         cells.is_trained = True
         cells.set_direct_map_type(load_faiss().DirectMap.Hashtable)  # needed for removals
         cells.nprobe = PROBES
-        cells.add_with_ids(self._row_KA[: self._held].numpy(), np.arange(self._held))
         self._cells = cells
+        for slot_N in torch.split(torch.arange(self._held), CELL_ROWS):
+            self._insert(slot_N, self._row_KA[slot_N])
 
     def state(self) -> dict[str, Tensor]:
         """Return the cells' centres, which are needed besides the rows for the same results."""
@@ -154,6 +166,11 @@ class SlotIndex:
         if self._by_cells and state:
             self._fill(state["centres"].to("cpu", torch.float32))
             self._changes_left = int(state["changes_left"])
+
+
+def _codes(row_NA: Tensor) -> Tensor:
+    """Return rows as the whole numbers that 8 bits hold, float32 [N, A]."""
+    return (row_NA * _CODES_PER_UNIT + 128.5).clamp_(0, 255).floor_()
 
 
 def _cells_for(rows: int) -> int:
