@@ -45,7 +45,7 @@ LEARNER: tuple[Spec, ...] = (
         "Distance of each sample to the nearest picture that was held, by producer; 2 where none "
         "came near. Only under `novelty: auto`.",
         "Below 0.12 all are near-duplicates; a median near 2: the camera shows new things.",
-        ("producer",), buckets=(0.05, 0.1, 0.2, 0.3, 0.45, 0.7, 1.0),
+        ("producer",), buckets=(0.03, 0.06, 0.12, 0.2, 0.4, 0.7, 1.0),
     ),
     Spec(
         "learner", "counter", "dropped_class_samples_total", "samples",
