@@ -95,14 +95,13 @@ def _pytest(tree: Path, arguments: list[str]) -> int:
 
 def imports() -> None:
     """Import the third-party modules of the tests, once for all mutations."""
-    import kornia.augmentation
     import sklearn
     import torch
     import torch._dynamo
     import torchvision  # noqa: F401
     import zmq  # noqa: F401
 
-    del kornia, sklearn
+    del sklearn
     torch.set_num_threads(1)
 
 

@@ -30,7 +30,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 MADE = (
-    *("torchvision.models.resnet", "torch._dynamo", "kornia.augmentation", "river.drift"),
+    *("torchvision.models.resnet", "torch._dynamo", "river.drift"),
     *("matplotlib.figure", "matplotlib.backends.backend_svg", "rich.console", "jsonargparse"),
     *("jinja2", "nats"),
 )

@@ -345,8 +345,7 @@ def _add_learner(parser: ArgumentParser) -> None:
     _section(parser, ResNet, "encoder", skip={"channels"})
     _add_model(parser)
     _section(parser, Projector, "projector", skip={"features"})
-    colours = {"brightness", "contrast", "saturation", "hue"}
-    _section(parser, Views, "views", skip={"size", "channels"} | colours)
+    _section(parser, Views, "views", skip={"size", "channels", "colour"})
     parser.add_subclass_arguments(
         Loss, "loss", default={"class_path": "infonce"}, help=choices(Loss)
     )

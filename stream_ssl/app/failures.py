@@ -23,7 +23,7 @@ DONE, FAILED, USAGE = 0, 1, 2
 EXTRAS = {
     **dict.fromkeys(("lmdb", "prometheus_client", "starlette", "uvicorn"), "receiver"),
     **dict.fromkeys(("rich", "jinja2", "markdown_it"), "receiver"),
-    **dict.fromkeys(("torch", "torchvision", "kornia", "safetensors"), "learner,cpu"),
+    **dict.fromkeys(("torch", "torchvision", "safetensors"), "learner,cpu"),
     **dict.fromkeys(("river", "scipy", "matplotlib", "simplejpeg"), "learner,cpu"),
     **dict.fromkeys(("onnx", "onnxscript", "onnxruntime"), "export"),
     "faiss": "cpu",

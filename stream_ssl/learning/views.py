@@ -1,36 +1,117 @@
-"""Augmented views of a batch, drawn for each sample on the device of the batch.
+"""Augmented views of a batch, drawn for each sample and computed on the device of the batch.
 
-Shapes: B samples, C channels, H height, W width.
+Shapes: B samples, C channels, H height, W width, S side of a view, K taps of the blur, T tries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Self
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, astuple, dataclass
+from itertools import accumulate
 
-import kornia.augmentation as K
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+
+from stream_ssl.memory.compute import to_device
 
 Range = tuple[float, float]
+
+LUMA = (0.299, 0.587, 0.114)
+"""Weights of red, green and blue in the grey value of a pixel (ITU-R BT.601)."""
+
+LOG_RATIO = math.log(4 / 3)  # largest logarithm of a crop's width / height
+TRIES = 10  # drawn pairs of area and ratio, of which the first that fits is used
+SIGMA = (0.1, 2.0)  # of the blur, pixels
+
+
+@dataclass(frozen=True)
+class Colour:
+    """Strengths of the random changes of colour.
+
+    Args:
+        brightness: half-width of the range of its factor around 1, in [0, 1].
+        contrast: half-width of the range of its factor around 1, in [0, 1].
+        saturation: half-width of the range of its factor around 1, in [0, 1].
+        hue: largest rotation in either direction, as a share of a full turn, in [0, 0.5].
+
+    Raises:
+        ValueError: a strength is outside its range.
+    """
+
+    brightness: float = 0.4
+    contrast: float = 0.4
+    saturation: float = 0.4
+    hue: float = 0.1
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            most = 0.5 if name == "hue" else 1.0
+            if not 0 <= value <= most:
+                raise ValueError(f"{name} is {value}: this strength lies in [0, {most:g}]")
+
+
+SIMCLR = Colour()
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The random numbers of one view of each sample, on the CPU.
+
+    Attributes:
+        left_B, top_B: corner of the crop, as a share of the image's side.
+        width_B, height_B: sides of the crop, as a share of the image's side.
+        flipped_B: whether the crop is mirrored.
+        brightness_B, contrast_B, saturation_B: factors; 1 changes nothing, saturation 0 is grey.
+        hue_B: rotation of the colours, radians.
+        sigma_B: standard deviation of the blur, pixels; 0 does not blur.
+    """
+
+    left_B: Tensor
+    top_B: Tensor
+    width_B: Tensor
+    height_B: Tensor
+    flipped_B: Tensor
+    brightness_B: Tensor
+    contrast_B: Tensor
+    saturation_B: Tensor
+    hue_B: Tensor
+    sigma_B: Tensor
 
 
 class Views(nn.Module):
     """A module from uint8 [B, C, H, W] to one augmented, normalised float32 view of each sample.
+
+    The steps of a view, in this order:
+
+    1. Crop. The area is uniform in the range `crop`. The logarithm of width / height is uniform
+       between those of 3/4 and 4/3. The first of ten drawn pairs that fits is used, or else the
+       whole image. The position is uniform. Bilinear interpolation resizes the crop to `size`.
+    2. Flip. A sample is mirrored with probability `flip`.
+    3. Colour, with probability `jitter`. Brightness multiplies a sample by b. Contrast scales its
+       distance from its mean grey by c. Saturation scales each pixel's distance from its grey by s.
+       Hue rotates each pixel around the grey axis. b, c and s are uniform around 1, and the angle
+       is uniform around 0, within the strengths of `colour`.
+    4. Greyscale, with probability `grey`: s is 0.
+    5. Clamping to [0, 1].
+    6. Blur, with probability `blur`: a Gaussian over a tenth of the side, sigma 0.1 to 2 pixels.
+
+    torchvision's ColorJitter differs in three points. It draws the order of the four changes. It
+    clamps after each change, so that it loses what a later change would bring back. It rotates hue
+    in HSV, which keeps the largest and the smallest channel of a pixel; the rotation keeps the
+    mean of the channels.
 
     The views are float32 under autocast too. All random numbers come from torch's global CPU
     generator, so a seed gives the same views on every device. The defaults are close to SimCLR's
     for small images. `crop=None` is the DUEL paper's choice, which does not crop.
 
     Args:
-        size: side of the images, pixels.
+        size: side of the views, pixels.
         channels: 1 or 3.
         crop: smallest and largest share of the area kept before resizing back; null does not crop.
         flip: probability of a horizontal flip, in [0, 1].
-        brightness: half-width of the random change of brightness.
-        contrast: half-width of the random change of contrast.
-        saturation: half-width of the random change of saturation; colour images only.
-        hue: half-width of the random change of hue; colour images only.
+        colour: strengths of the changes of colour. Grey images have no saturation and hue.
         jitter: probability, in [0, 1], that brightness, contrast, saturation and hue of a sample
             change at all.
         grey: probability of removing the colour, in [0, 1].
@@ -46,6 +127,8 @@ class Views(nn.Module):
 
     mean: Tensor
     std: Tensor
+    luma_C: Tensor
+    place_SS2: Tensor
 
     def __init__(
         self,
@@ -53,10 +136,7 @@ class Views(nn.Module):
         channels: int = 3,
         crop: Range | None = (0.2, 1.0),
         flip: float = 0.5,
-        brightness: float = 0.4,
-        contrast: float = 0.4,
-        saturation: float = 0.4,
-        hue: float = 0.1,
+        colour: Colour = SIMCLR,
         jitter: float = 0.8,
         grey: float = 0.2,
         blur: float = 0.0,
@@ -66,69 +146,176 @@ class Views(nn.Module):
     ) -> None:
         super().__init__()
         _check(channels, crop, {"flip": flip, "jitter": jitter, "grey": grey, "blur": blur})
-        steps: list[nn.Module] = []
-        if crop is not None:
-            steps.append(K.RandomResizedCrop((size, size), scale=crop, cropping_mode="resample"))
-        if flip:
-            steps.append(K.RandomHorizontalFlip(p=flip))
-        if channels == 3:
-            if jitter and any((brightness, contrast, saturation, hue)):
-                steps.append(K.ColorJitter(brightness, contrast, saturation, hue, p=jitter))
-            if grey:
-                steps.append(K.RandomGrayscale(p=grey))
-        elif jitter:
-            if brightness:
-                steps.append(K.RandomBrightness((1 - brightness, 1 + brightness), p=jitter))
-            if contrast:
-                steps.append(K.RandomContrast((1 - contrast, 1 + contrast), p=jitter))
-        if blur:
-            steps.append(K.RandomGaussianBlur((_odd(size), _odd(size)), (0.1, 2.0), p=blur))
         if transform is not None:
-            steps = [transform]
             _check_transform(transform, (channels, size, size))
-        self.steps = nn.ModuleList(steps)
-        self.register_buffer("mean", _per_channel(mean, channels, "mean"), persistent=False)
-        self.register_buffer("std", _per_channel(std, channels, "std"), persistent=False)
+        self.transform = transform
+        self.crop, self.flip, self.jitter, self.grey, self.blur = crop, flip, jitter, grey, blur
+        self._strength_41 = torch.tensor(astuple(colour)).unsqueeze(1)
+        self._part_4P = _colour_parts(channels)
+        buffers = {
+            "mean": _per_channel(mean, channels, "mean"),
+            "std": _per_channel(std, channels, "std"),
+            "luma_C": torch.tensor(LUMA if channels == 3 else (1.0,)),
+            "place_SS2": _places(size),
+        }
+        for name, value in buffers.items():
+            self.register_buffer(name, value, persistent=False)
 
     @torch.no_grad()
     def forward(self, image_BCHW: Tensor) -> Tensor:
         # Under autocast the crop's corners would be bfloat16, which is wrong by whole pixels.
         with torch.autocast(image_BCHW.device.type, enabled=False):
-            view_BCHW = _to_float(image_BCHW)
-            for step in self.steps:
-                view_BCHW = step(view_BCHW)
+            if self.transform is not None:
+                view_BCHW = self.transform(_to_float(image_BCHW))
+            else:
+                view_BCHW = self.augment(image_BCHW, self.draw(len(image_BCHW)))
             return self._normalise(view_BCHW)
-
-    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        # Numbers drawn on the CPU are uploaded without a wait. Numbers drawn on a GPU would be read
-        # back about six times per view.
-        step: Any
-        for step in self.steps:
-            if hasattr(step, "set_rng_device_and_dtype"):  # only kornia's modules have it
-                step.set_rng_device_and_dtype(torch.device("cpu"), torch.float32)
-        return self
 
     @torch.no_grad()
     def plain(self, image_BCHW: Tensor) -> Tensor:
         """Return the images normalised but not augmented, as evaluation needs them."""
         return self._normalise(_to_float(image_BCHW))
 
+    def draw(self, count: int) -> Drawn:
+        """Draw the random numbers of one view of each of `count` samples."""
+        area_TB, ratio_TB = torch.rand(2, TRIES, count)
+        width_B, height_B = _sides(area_TB, ratio_TB, self.crop or (1.0, 1.0))
+        x_B, y_B, flip_B, jitter_B, grey_B, blur_B, sigma_B = torch.rand(7, count)
+        change_4B = self._strength_41 * (2 * torch.rand(4, count) - 1) * (jitter_B < self.jitter)
+        b_B, c_B, s_B, h_B = change_4B
+        return Drawn(
+            left_B=x_B * (1 - width_B),
+            top_B=y_B * (1 - height_B),
+            width_B=width_B,
+            height_B=height_B,
+            flipped_B=flip_B < self.flip,
+            brightness_B=1 + b_B,
+            contrast_B=1 + c_B,
+            saturation_B=(1 + s_B) * (grey_B >= self.grey),
+            hue_B=2 * math.pi * h_B,
+            sigma_B=(SIGMA[0] + (SIGMA[1] - SIGMA[0]) * sigma_B) * (blur_B < self.blur),
+        )
+
+    def augment(self, image_BCHW: Tensor, drawn: Drawn) -> Tensor:
+        """Return the views of these random numbers, in [0, 1], before mean and std."""
+        numbers = _affine(drawn), self._colours(drawn), _taps(drawn, len(self.place_SS2))
+        # All numbers are uploaded at once.
+        packed_BP = to_device(torch.cat(numbers, 1), self.mean.device)
+        ends = list(accumulate(part.shape[1] for part in numbers))
+        affine_B4, colour_BP, tap_BK = packed_BP.tensor_split(ends[:-1], 1)
+        view_BCHW = _floats(image_BCHW)
+        if self.crop is not None or self.flip:
+            view_BCHW = self._resampled(view_BCHW, affine_B4)
+        view_BCHW = self._coloured(view_BCHW, colour_BP)
+        return _blurred(view_BCHW, tap_BK) if self.blur else view_BCHW
+
+    def _colours(self, drawn: Drawn) -> Tensor:
+        """Return [B, 1 + C C]: the share of the mean grey that is added, and the colour matrix.
+
+        Both take levels, 0 to 255, to [0, 1].
+        """
+        s_B = drawn.saturation_B
+        weight_4B = torch.stack([1 - s_B, s_B, s_B * drawn.hue_B.cos(), s_B * drawn.hue_B.sin()])
+        level_B, factor_B = drawn.brightness_B / 255, drawn.contrast_B
+        matrix_BP = (weight_4B * level_B * factor_B).T @ self._part_4P
+        return torch.cat([(level_B * (1 - factor_B)).unsqueeze(1), matrix_BP], 1)
+
+    def _resampled(self, image_BCHW: Tensor, affine_B4: Tensor) -> Tensor:
+        scale_B112, shift_B112 = affine_B4.view(-1, 2, 1, 1, 2).unbind(1)
+        place_BSS2 = torch.addcmul(shift_B112, scale_B112, self.place_SS2)
+        return functional.grid_sample(
+            image_BCHW, place_BSS2, padding_mode="border", align_corners=False
+        )
+
+    def _coloured(self, image_BCHW: Tensor, colour_BP: Tensor) -> Tensor:
+        channels = len(self.luma_C)
+        matrix_BCC = colour_BP[:, 1:].view(-1, channels, channels)
+        shift_B = colour_BP[:, 0] * (image_BCHW.mean((2, 3)) @ self.luma_C)
+        view_BCP = torch.baddbmm(shift_B.view(-1, 1, 1), matrix_BCC, image_BCHW.flatten(2))
+        return view_BCP.clamp_(0, 1).view_as(image_BCHW)
+
     def _normalise(self, view_BCHW: Tensor) -> Tensor:
-        return (view_BCHW - self.mean) / self.std
+        return (view_BCHW - self.mean).div_(self.std)
 
 
-def _to_float(image_BCHW: Tensor) -> Tensor:
+def _sides(area_TB: Tensor, ratio_TB: Tensor, crop: Range) -> tuple[Tensor, Tensor]:
+    """Return width and height of the crops [B], as shares of the image's side."""
+    area_TB = crop[0] + (crop[1] - crop[0]) * area_TB
+    ratio_TB = ((2 * ratio_TB - 1) * LOG_RATIO).exp()
+    side_2TB = torch.stack([area_TB * ratio_TB, area_TB / ratio_TB]).sqrt()
+    fits_TB = (side_2TB <= 1).all(0)
+    first_1B = fits_TB.to(torch.uint8).argmax(0, keepdim=True)
+    side_2B = side_2TB.gather(1, first_1B.expand(2, 1, -1)).squeeze(1)
+    width_B, height_B = side_2B.where(fits_TB.any(0), 1.0)
+    return width_B, height_B
+
+
+def _affine(drawn: Drawn) -> Tensor:
+    """Return scales and shifts [B, 4], x before y, from a place in the view to one in the image."""
+    mirror_B = 1 - 2 * drawn.flipped_B.float()
+    return torch.stack(
+        [
+            drawn.width_B * mirror_B,
+            drawn.height_B,
+            2 * drawn.left_B + drawn.width_B - 1,
+            2 * drawn.top_B + drawn.height_B - 1,
+        ],
+        1,
+    )
+
+
+def _colour_parts(channels: int) -> Tensor:
+    """Return four matrices [4, C C] of which each change of colour is a weighted sum.
+
+    They are the grey of a pixel, the mean of its channels, the distance from this mean, and this
+    distance after a quarter turn around the grey axis.
+    """
+    eye_CC, mean_CC = torch.eye(channels), torch.full((channels, channels), 1 / channels)
+    grey_CC, turn_CC = mean_CC, torch.zeros(channels, channels)
+    if channels == 3:
+        grey_CC = torch.tensor(LUMA).expand(3, 3)
+        turn_CC = torch.tensor([[0.0, -1.0, 1.0], [1.0, 0.0, -1.0], [-1.0, 1.0, 0.0]]) / 3**0.5
+    return torch.stack([grey_CC, mean_CC, eye_CC - mean_CC, turn_CC]).flatten(1)
+
+
+def _taps(drawn: Drawn, size: int) -> Tensor:
+    """Return the blur's weights [B, K] over SimCLR's odd number of pixels, a tenth of the side."""
+    half = max(1, size // 10 // 2)
+    offset_K = torch.arange(-half, half + 1)
+    # Without blur all weight is in the middle.
+    weight_BK = (-(offset_K**2) / (2 * drawn.sigma_B.clamp(min=1e-3) ** 2).unsqueeze(1)).exp()
+    return weight_BK / weight_BK.sum(1, keepdim=True)
+
+
+def _blurred(view_BCHW: Tensor, tap_BK: Tensor) -> Tensor:
+    """Return the views blurred along both axes, with a kernel for each sample."""
+    batch, channels, height, width = view_BCHW.shape
+    taps, groups = tap_BK.shape[1], batch * channels
+    weight_GK = tap_BK.repeat_interleave(channels, 0)
+    view_1GHW = view_BCHW.reshape(1, groups, height, width)
+    view_1GHW = functional.pad(view_1GHW, [taps // 2] * 4, mode="reflect")
+    for shape in ((groups, 1, 1, taps), (groups, 1, taps, 1)):
+        view_1GHW = functional.conv2d(view_1GHW, weight_GK.view(shape), groups=groups)
+    return view_1GHW.view_as(view_BCHW)
+
+
+def _places(size: int) -> Tensor:
+    """Return the centres of a view's pixels [S, S, 2], x before y, in [-1, 1]."""
+    place_S = (torch.arange(size) + 0.5) * (2 / size) - 1
+    return torch.stack(torch.meshgrid(place_S, place_S, indexing="xy"), 2)
+
+
+def _floats(image_BCHW: Tensor) -> Tensor:
+    """Return the levels, 0 to 255, as floats."""
     if image_BCHW.dtype != torch.uint8:
         raise ValueError(
             f"images are {image_BCHW.dtype}: views start from uint8 [B, C, H, W], 0 to 255"
         )
-    return image_BCHW.float() / 255.0
+    return image_BCHW.float()
 
 
-def _odd(size: int) -> int:
-    """Return the size of SimCLR's blur kernel: a tenth of the side, odd, at least 3."""
-    return max(3, size // 10 // 2 * 2 + 1)
+def _to_float(image_BCHW: Tensor) -> Tensor:
+    return _floats(image_BCHW) / 255.0
 
 
 def _per_channel(values: Sequence[float], channels: int, name: str) -> Tensor:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
+from naive_views import view_of
 from table import table
 from torch import Tensor
 
-from stream_ssl.learning.views import Views
+from stream_ssl.learning.views import Colour, Drawn, Views
 
 
 def images(channels: int, batch: int = 6, size: int = 12) -> Tensor:
@@ -78,6 +84,10 @@ def test_wrong_settings_are_refused() -> None:
         Views(12, 1, crop=(0.0, 1.0))
     with pytest.raises(ValueError, match=r"flip is 1\.5"):
         Views(12, 1, flip=1.5)
+    with pytest.raises(ValueError, match=r"hue is 0\.6: this strength lies in \[0, 0\.5\]"):
+        Colour(hue=0.6)
+    with pytest.raises(ValueError, match="contrast is -1"):
+        Colour(contrast=-1)
     with pytest.raises(ValueError, match="mean has 2 numbers"):
         Views(12, 3, mean=(0.1, 0.2))
     with pytest.raises(ValueError, match="std is"):
@@ -86,15 +96,123 @@ def test_wrong_settings_are_refused() -> None:
         Views(12, 1)(images(1).float())
 
 
-STILL = {"crop": None, "flip": 0.0, "brightness": 0.0, "contrast": 0.0, "hue": 0.0, "grey": 0.0}
+STILL = {"crop": None, "flip": 0.0, "grey": 0.0, "mean": (0.0,), "std": (1.0,)}
+NONE = {"brightness": 0.0, "contrast": 0.0, "saturation": 0.0, "hue": 0.0}
 
 
-def seen(image_CHW: Tensor, samples: int = 400, **changed: float) -> Tensor:
+def still(channels: int, **changed: Any) -> Views:
+    """Return views in [0, 1], with every augmentation off except the given ones."""
+    colour = Colour(**{name: changed.pop(name, value) for name, value in NONE.items()})
+    return Views(12, channels, colour=colour, **{**STILL, **changed})
+
+
+def seen(image_CHW: Tensor, samples: int = 400, **changed: Any) -> Tensor:
     """Return views of one image, in [0, 1], with every augmentation off except the given ones."""
     torch.manual_seed(0)
-    settings = {**STILL, "saturation": 0.0, "mean": (0.0,), "std": (1.0,), **changed}
-    views = Views(12, image_CHW.shape[0], **settings)
-    return views(image_CHW.expand(samples, -1, -1, -1))
+    return still(image_CHW.shape[0], **changed)(image_CHW.expand(samples, -1, -1, -1))
+
+
+@pytest.mark.parametrize("size", [12, 40])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_views_are_those_of_the_naive_twin(channels: int, size: int) -> None:
+    views = Views(size, channels, colour=Colour(0.4, 0.4, 0.4, 0.5), jitter=1.0, blur=0.5)
+    image_BCHW = images(channels, batch=12, size=16)
+    torch.manual_seed(0)
+    drawn = views.draw(12)
+    for column_B in vars(drawn).values():
+        assert len(column_B.unique()) > 1
+    for number, view_CSS in enumerate(views.augment(image_BCHW, drawn)):
+        twin_CSS = view_of(image_BCHW[number].numpy(), drawn, number, size)
+        assert np.abs(view_CSS.numpy() - twin_CSS).max() < 1e-4
+
+
+@table("changed", [{}, {"crop": (1.0, 1.0)}, {"crop": (0.3, 0.8)}, {"flip": 0.5}, {"blur": 1.0}])
+def test_constant_images_stay_constant(changed: dict[str, Any]) -> None:
+    level_B111 = torch.tensor([0, 1, 100, 254, 255], dtype=torch.uint8).view(-1, 1, 1, 1)
+    image_BCHW = level_B111.expand(-1, 3, 12, 12)
+    view_BCHW = still(3, contrast=0.4, saturation=0.4, hue=0.5, **changed)(image_BCHW)
+    torch.testing.assert_close(view_BCHW, image_BCHW / 255, atol=1e-6, rtol=0)
+
+
+def test_a_crop_of_the_whole_image_is_the_image() -> None:
+    view_BCHW = still(3, crop=(1.0, 1.0))(images(3))
+    torch.testing.assert_close(view_BCHW, images(3) / 255, atol=1e-5, rtol=0)
+
+
+MANY = 20_000
+
+
+def drawn(**changed: Any) -> Drawn:
+    torch.manual_seed(0)
+    return Views(32, **changed).draw(MANY)
+
+
+def quantiles(value_N: Tensor) -> list[float]:
+    """Return the 5 %, 50 % and 95 % quantiles, which a uniform distribution spreads evenly."""
+    return value_N.quantile(torch.tensor([0.05, 0.5, 0.95])).tolist()
+
+
+def near(*wanted: float, within: float = 0.01) -> Any:
+    return pytest.approx(list(wanted), abs=within)
+
+
+def test_crops_have_the_area_and_ratio_of_their_law() -> None:
+    # Every ratio fits an area below 3/4, so that nothing is drawn again.
+    small = drawn(crop=(0.2, 0.7))
+    assert quantiles(small.width_B * small.height_B) == near(0.225, 0.45, 0.675)
+    log_ratio_B = (small.width_B / small.height_B).log() / math.log(4 / 3)
+    assert quantiles(log_ratio_B) == near(-0.9, 0, 0.9, within=0.03)
+    large = drawn(crop=(0.2, 1.0))
+    area_B = large.width_B * large.height_B
+    assert torch.stack([large.width_B, large.height_B]).amax() <= 1
+    # An area of a fits a share -log(a) / log(4/3) of the ratios, at most all.
+    area_K = torch.linspace(0.2, 1, 1001)
+    fits_K = (-area_K.log() / math.log(4 / 3)).clamp(max=1)
+    expected = float(fits_K[area_K > 0.75].sum() / fits_K.sum())
+    assert (area_B > 0.75).float().mean() == pytest.approx(expected, abs=0.01)
+    whole = drawn(crop=(1.0, 1.0))
+    assert torch.equal(whole.width_B * whole.height_B, torch.ones(MANY))
+
+
+def test_positions_and_flips_are_uniform_and_independent_of_the_crop() -> None:
+    found = drawn(flip=0.3)
+    assert found.flipped_B.float().mean() == pytest.approx(0.3, abs=0.01)
+    for start_B, side_B in ((found.left_B, found.width_B), (found.top_B, found.height_B)):
+        inside_B = side_B < 1
+        place_N = start_B[inside_B] / (1 - side_B[inside_B])
+        assert quantiles(place_N) == near(0.05, 0.5, 0.95)
+        together = torch.stack([place_N, side_B[inside_B], found.flipped_B[inside_B].float()])
+        assert (together.corrcoef() - torch.eye(3)).abs().max() < 0.03
+
+
+def test_changes_of_colour_are_uniform_within_their_strengths() -> None:
+    found = drawn(colour=Colour(0.1, 0.2, 0.3, 0.4), jitter=1.0, grey=0.0)
+    names = ("brightness_B", "contrast_B", "saturation_B", "hue_B")
+    for name, strength in zip(names, (0.1, 0.2, 0.3, 0.8 * math.pi), strict=True):
+        middle = 0 if name == "hue_B" else 1
+        share_B = (getattr(found, name) - middle) / strength
+        assert quantiles(share_B) == near(-0.9, 0, 0.9, within=0.03)
+        assert share_B.abs().max() <= 1 + 1e-5
+    together = torch.stack([getattr(found, name) for name in names])
+    assert (together.corrcoef() - torch.eye(4)).abs().max() < 0.03
+
+
+def test_jitter_grey_and_blur_have_their_probabilities() -> None:
+    found = drawn(jitter=0.7, grey=0.2, blur=0.4)
+    still_B = (found.brightness_B == 1) & (found.contrast_B == 1) & (found.hue_B == 0)
+    assert still_B.float().mean() == pytest.approx(0.3, abs=0.015)
+    assert (found.saturation_B == 0).float().mean() == pytest.approx(0.2, abs=0.015)
+    blurred_B = found.sigma_B > 0
+    assert blurred_B.float().mean() == pytest.approx(0.4, abs=0.015)
+    assert quantiles(found.sigma_B[blurred_B]) == near(0.195, 1.05, 1.905, within=0.03)
+
+
+def test_a_third_of_a_turn_exchanges_the_channels() -> None:
+    image_BCHW = images(3)
+    views = still(3)
+    whole = views.draw(6)
+    turned_BCHW = views.augment(image_BCHW, replace(whole, hue_B=torch.full((6,), 2 * math.pi / 3)))
+    torch.testing.assert_close(turned_BCHW, (image_BCHW / 255).roll(1, 1), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("channels", [1, 3])

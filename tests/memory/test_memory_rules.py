@@ -220,7 +220,7 @@ def test_queue_and_reservoir_heads_are_checked() -> None:
 def test_torch_and_numpy_are_all_that_is_needed() -> None:
     program = """
 import sys
-blocked = {"faiss", "zmq", "msgpack", "torchvision", "kornia", "river", "lmdb", "safetensors",
+blocked = {"faiss", "zmq", "msgpack", "torchvision", "river", "lmdb", "safetensors",
            "prometheus_client", "starlette", "uvicorn", "rich", "PIL", "scipy",
            *(f"stream_ssl.{room}" for room in ("wire", "feed", "learning", "observe", "app"))}
 for name in blocked:

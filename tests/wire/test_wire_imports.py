@@ -9,7 +9,7 @@ CODE = """
 import importlib.abc, sys
 
 FORBIDDEN = {
-    "torch", "torchvision", "faiss", "kornia", "PIL", "lmdb", "prometheus_client", "jsonargparse",
+    "torch", "torchvision", "faiss", "PIL", "lmdb", "prometheus_client", "jsonargparse",
     "river", "starlette", "uvicorn", "rich", "safetensors", "matplotlib", "yaml",
 }
 

@@ -23,7 +23,7 @@ class Preset:
         dim: dimensions of an embedding. The projector is one linear layer, as in DUEL.
         learning_rate: learning rate of Adam, by experiment; "" is the default.
         momentum: momentum of the key encoder.
-        hue: strength of the hue jitter, which on a CPU takes as long as all other augmentation.
+        hue: strength of the changes of hue.
         precision: precision of the network's arithmetic.
         probe: "convex" (L-BFGS, fast on a CPU), or "paper" for the probe of each experiment.
         references: number of labelled images per class that the probes may use.

@@ -20,7 +20,7 @@ from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.optimiser import OptimiserSettings
 from stream_ssl.learning.randomness import seed_everything
 from stream_ssl.learning.schedule import Constant, Cosine
-from stream_ssl.learning.views import Views
+from stream_ssl.learning.views import Colour, Views
 from stream_ssl.losses import LOSSES
 from stream_ssl.memory import WorkingMemory
 from stream_ssl.memory.eviction import MostDuplicated, Oldest, Policy
@@ -75,7 +75,7 @@ def run_once(
 def views_of(arm: Arm, settings: Mapping[str, Any]) -> Views:
     """Return SimCLR's augmentation, without crops if neither the arm nor the preset has them."""
     crop = (0.2, 1.0) if arm.crop or settings.get("crop") else None
-    return Views(32, crop=crop, hue=settings["hue"], blur=arm.blur)
+    return Views(32, crop=crop, colour=Colour(hue=settings["hue"]), blur=arm.blur)
 
 
 def build(run: Run, settings: Mapping[str, Any], data: Data, views: Views) -> Learner:

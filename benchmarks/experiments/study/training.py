@@ -20,7 +20,7 @@ from stream_ssl.learning.optimiser import OptimiserSettings
 from stream_ssl.learning.pace import Pace
 from stream_ssl.learning.randomness import seed_everything
 from stream_ssl.learning.records import StepRecord
-from stream_ssl.learning.views import Views
+from stream_ssl.learning.views import Colour, Views
 from stream_ssl.losses import InfoNCE
 from stream_ssl.memory import WorkingMemory
 from stream_ssl.methods import MoCo
@@ -54,8 +54,7 @@ class Settings:
 def run_once(settings: Settings, run: Run, data: Data) -> dict[str, Any]:
     """Train and evaluate; return the numbers of the run."""
     started = time.monotonic()
-    # SimCLR's views without hue jitter, which alone takes as long as all other augmentation.
-    views = Views(32, hue=0.0)
+    views = Views(32, colour=Colour(hue=0.0))  # the stored results have no changes of hue
     learner = build(run, settings, data, views)
     memory = learner.memory
     watch = Watch(partial(measure, memory, run.arm.anchors), settings.steps, EVERY)

@@ -7,7 +7,7 @@ import platform
 from importlib import metadata
 from pathlib import Path
 
-PACKAGES = ("torch", "numpy", "pyzmq", "faiss-cpu", "faiss-gpu", "kornia", "lmdb", "pillow")
+PACKAGES = ("torch", "numpy", "pyzmq", "faiss-cpu", "faiss-gpu", "lmdb", "pillow")
 
 
 def hardware() -> dict[str, str]:
