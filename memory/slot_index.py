@@ -126,7 +126,8 @@ class SlotIndex:
         """
         far_BC = torch.addmm(self._square_C, row_BA, self._centre_CA.T, alpha=-2)
         if n == 1:
-            return tuple(far_BC.min(dim=1, keepdim=True))
+            nearest = torch.min(far_BC, dim=1, keepdim=True)
+            return nearest.values, nearest.indices
         best = torch.topk(far_BC, min(n, far_BC.shape[1]), dim=1, largest=False, sorted=False)
         return best.values, best.indices
 
