@@ -30,7 +30,8 @@ from stream_ssl.observe.peers import ASK_EVERY, Peers
 from stream_ssl.observe.server import Server
 from stream_ssl.observe.watch import EVERY, Watch
 from stream_ssl.receiver.access import Access
-from stream_ssl.receiver.receiver import Receiver, ReceiverRecord
+from stream_ssl.receiver.receiver import Receiver
+from stream_ssl.receiver.records import ReceiverRecord
 from stream_ssl.receiver.verdicts import VerdictInbox
 from stream_ssl.wire.address import check_bind, require_loopback
 from stream_ssl.wire.run_folder import KEYS, make_keys

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from stream_ssl.observe.balance import Balance
     from stream_ssl.observe.held_out import HeldOutRecord
     from stream_ssl.observe.recent_rank import RecentRank
-    from stream_ssl.receiver.receiver import ReceiverRecord
+    from stream_ssl.receiver.records import ReceiverRecord
 
 # Prometheus does not use the `_created` series, which would double the number of series.
 disable_created_metrics()  # type: ignore[no-untyped-call]

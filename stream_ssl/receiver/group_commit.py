@@ -1,7 +1,7 @@
 """Group commit: one fsync makes all packets durable that have waited together.
 
 A packet is durable when `Journal.append` returns. `GroupCommit` is the only caller of `append`, and
-`ProtocolState.commit` acknowledges exactly the packets that `GroupCommit.commit` returns.
+`ReceiverProtocol.commit` acknowledges exactly the packets that `GroupCommit.commit` returns.
 """
 
 from __future__ import annotations

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import logging
-import shutil
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator
 from typing import Any
 
 import zmq
 
-from stream_ssl.journal.consumer_offsets import ConsumerOffsets, Positions
-from stream_ssl.journal.errors import JournalError
+from stream_ssl.journal.consumer_offsets import ConsumerOffsets
 from stream_ssl.journal.journal import Journal
 from stream_ssl.rate_limited_logger import RateLimitedLogger
 from stream_ssl.receiver.access import Access
 from stream_ssl.receiver.backlogs import WIRE_PER_CREDIT, Backlogs
+from stream_ssl.receiver.credit import CreditPolicy
 from stream_ssl.receiver.group_commit import GroupCommit
-from stream_ssl.receiver.protocol_state import Counters, ProtocolState
-from stream_ssl.receiver.sessions import CreditPolicy, ProducerRecord, Sessions
+from stream_ssl.receiver.journal_room import JournalRoom
+from stream_ssl.receiver.protocol import ReceiverProtocol
+from stream_ssl.receiver.records import ReceiverRecord
+from stream_ssl.receiver.sessions import ProducerRecord, Sessions
 from stream_ssl.receiver.verdicts import VerdictInbox
 from stream_ssl.wire import Message, encode, require_loopback
 from stream_ssl.wire.address import check_bind
@@ -38,60 +38,10 @@ _HANDSHAKE_MS = 5000
 _FRAME_SLACK = 64 << 10
 _LEAST_MEMORY = 64 << 20  # bytes that the receiver may allocate beyond its memory at the start
 _TICK_SECONDS = 0.05
-_MOST_RESERVE = 256 << 20  # bytes kept free for a checkpoint until its real size is known
-_RESERVE_SHARE = 16  # until then, at most a sixteenth of the disk is kept free
-_MOST_LOST = 1 << 32  # most records before the learner's position that a power cut can lose
-_TRIM_SECONDS = 0.02  # most seconds of a tick for deleting old segments
 _IDLE_SECONDS = 1.0
 _MOST_FRAMES = 5  # of a valid message, including the connection's routing id
 _BURST = 256  # most messages read in one step of the loop
 _QUIET_SECONDS = 0.1  # seconds without a packet after which a drain ends
-
-
-@dataclass(frozen=True, slots=True)
-class ReceiverRecord:
-    """A report of the receiver, one for each group commit or idle second.
-
-    The first block of fields are increments since the previous record, the second block are gauges.
-    Bytes are those of header and payload of DATA, as for credit. Times are seconds since the Unix
-    epoch.
-    """
-
-    packets: int = 0
-    samples: int = 0
-    bytes: int = 0
-    duplicates: int = 0  # samples that were received more than once
-    rejected: Mapping[str, int] = field(default_factory=dict)  # samples, by reason
-    refused: Mapping[str, int] = field(default_factory=dict)  # connections and messages, by reason
-    refused_last: Mapping[str, str] = field(default_factory=dict)  # latest sender, by reason
-    missing: int = 0  # packets that neither the producer nor this journal has any more
-    acked_samples: int = 0
-    fsync_seconds: float | None = None  # of the group commit; None: nothing was written
-    # By producer: the name of its key on the allow-list; in plain text, its own name.
-    producer_samples: Mapping[str, int] = field(default_factory=dict)
-    producer_bytes: Mapping[str, int] = field(default_factory=dict)
-    producer_received: Mapping[str, float] = field(default_factory=dict)  # its latest packet
-    producer_captured: Mapping[str, float] = field(default_factory=dict)  # its latest sample
-    producer_rejected: Mapping[str, int] = field(default_factory=dict)  # samples
-    producer_finished: Mapping[str, float] = field(default_factory=dict)  # 1: it sent BYE
-    producer_clock: Mapping[str, float] = field(default_factory=dict)  # its clock minus this one
-    journal_failures: int = 0  # commits that failed because of a full or failing disk
-    allow_list_errors: int = 0  # changed lists that could not be used
-    journal_damaged: int = 0  # segments found damaged, since the journal was opened
-
-    producers: int = 0  # connected
-    journal_bytes: int = 0  # on disk
-    journal_first: int = 1  # oldest position on disk
-    journal_last: int = 0  # newest position on disk; first - 1 when empty
-    credit: int = 0  # bytes granted to all producers together
-    full: bool = False  # no packet fits, because the journal's budget or the disk is used up
-    disk_full: bool = False  # no packet fits, because of the disk and not of the budget
-    room: int = 0  # bytes that the journal can still accept
-    allow_list_broken: bool = False  # the newest list cannot be read; the previous one is in use
-    lag_bytes: int = 0  # in the journal and not yet read by the learner
-    captured: float | None = None  # capture time of the latest sample
-    received: float | None = None  # receipt time of the latest packet
-    ready: bool = True  # False: the journal cannot be written
 
 
 class Receiver:
@@ -137,24 +87,19 @@ class Receiver:
         _check_address(bind, access)
         if max_names < 1:
             raise ValueError(f"max_names {max_names}: must be at least 1")
-        _check_limits(journal.budget, max_packet, max_lag_bytes)
         self.journal = journal
         self.offsets = offsets
         self._policy = CreditPolicy(credit, total_credit, max_packet)
-        self._max_lag = max_lag_bytes
         self._access = access
         self._verdicts = verdicts
         self._denied = 0
         self._limited_log = RateLimitedLogger(log)
-        self._slow_log = RateLimitedLogger(log, seconds=60.0)
-        self._lag = 0
-        self._full = False
-        self._room = journal.room
         self._record_at = self._tick_at = self._probe_at = 0.0
         self._group = GroupCommit(
             journal, GROUP_PACKETS, min(total_credit, 16 << 20), GROUP_SECONDS
         )
-        self._protocol = ProtocolState(
+        self._room = JournalRoom(journal, offsets, max_packet, max_lag_bytes)
+        self._protocol = ReceiverProtocol(
             self._group,
             self._policy,
             access,
@@ -163,11 +108,6 @@ class Receiver:
             max_names,
             self._send,
         )
-        journal.identify(offsets.load().journal)
-        # A power cut may have lost a limited number of records that the learner had read.
-        self._positions = Positions()
-        self._positions = self._consumed(journal.last + 1 + _MOST_LOST)
-        journal.skip_to(self._positions.read)
         self._context: zmq.Context[Any] = zmq.Context()
         self._poller = zmq.Poller()
         self._zap: zmq.Socket[Any] | None = None
@@ -268,10 +208,10 @@ class Receiver:
         self._poll()
         now = time.monotonic()
         protocol = self._protocol
-        protocol.flush(now)
-        if self._group.is_due(now, wait=not protocol.closing):
+        protocol.answers.flush(now)
+        if self._group.is_due(now, wait=not protocol.credit.closing):
             protocol.commit(now)
-            if self._room < 4 * self._policy.total:
+            if self._room.bytes < 4 * self._policy.total:
                 self._tick_at = 0.0  # little room is left, so measure it after every commit
         if now >= self._tick_at:
             self._tick(now)
@@ -345,7 +285,6 @@ class Receiver:
         """Do the periodic work: trim the journal, measure the room, and grant credit."""
         protocol = self._protocol
         self._tick_at = now + _TICK_SECONDS
-        positions = self._positions = self._consumed(self.journal.last + 1)
         refused = protocol.counters.refused
         if self._access is not None:
             allow = self._access.allow
@@ -354,84 +293,24 @@ class Receiver:
             denied, self._denied = self._access.denied - self._denied, self._access.denied
             refused["denied"] += denied
         refused.update(self._backlogs.take_refused(now))
-        try:
-            self.journal.trim(positions.checkpointed, _TRIM_SECONDS)
-        except JournalError as error:
-            self._limited_log.warning("trim", f"cannot trim: {error}")
-        self._lag = self.journal.bytes_after(positions.read)
-        protocol.unread.read(positions.read)
-        cost = self._lag + protocol.unread.waiting
-        self._room = self._free_room(positions.checkpoint_bytes)
-        room = self._room // 2  # packets take more bytes on disk, above all small packets
-        self._full = full = self._group.journal_full or room < self._policy.max_packet
-        if self.offsets.journal_full != full:  # compare with the file, which others may change
-            self.offsets.set_journal_full(full)
-        most = self.journal.budget // 2
-        if self._max_lag is not None:
-            room, most = min(room, self._max_lag - cost), min(most, self._max_lag)
-        room = min(room, (self.journal.budget - cost) // 2)
-        protocol.unread.most = most
-        protocol.room = room
-        protocol.scarce = room < min(self._policy.total, most // 4)
-        protocol.grant(now)
+        self._room.measure(protocol.credit, self._group.journal_full)
+        protocol.credit.grant(now)
         if self._verdicts is not None:
-            self._verdicts.listen(protocol.wants_verdicts)
+            self._verdicts.listen(protocol.answers.wants_verdicts)
             for producer, rows in self._verdicts.read():
-                protocol.tell(producer, rows)
+                protocol.answers.tell(producer, rows)
         if now >= self._probe_at:
             self._probe_at = now + _IDLE_SECONDS
-            protocol.probe(now)
+            protocol.answers.probe(now)
             self.journal.clear_readers()
             self.journal.take_checked()
 
-    def _free_room(self, checkpoint_bytes: int) -> int:
-        """Return the bytes that the journal can accept, with room left for a checkpoint.
-
-        The journal is trimmed only after a checkpoint. If the checkpoint has no room, a disk that
-        the journal has filled stays full.
-        """
-        try:
-            disk = shutil.disk_usage(self.journal.path)
-        except OSError as error:
-            self._limited_log.warning("disk", f"the room on the disk is not known: {error}")
-            return self.journal.room
-        reserve = max(checkpoint_bytes, min(_MOST_RESERVE, disk.total // _RESERVE_SHARE))
-        left = max(0, disk.free - reserve)
-        if left // 2 < self._policy.max_packet:
-            needed = reserve + 2 * self._policy.max_packet
-            text = (
-                f"the disk of {self.journal.path} has {disk.free / 1e6:.0f} MB free, and producers "
-                f"get no credit below {needed / 1e6:.0f} MB ({reserve / 1e6:.0f} MB are for a "
-                "checkpoint, the rest is for one packet); make room on it"
-            )
-            self._slow_log.warning("disk", text)
-        return min(self.journal.room, left)
-
-    def _consumed(self, end: int) -> Positions:
-        """Return the positions of the learner, or the beginning if they are of another journal.
-
-        A position after `end` is invalid and is ignored, because trimming by it would delete unread
-        records.
-        """
-        positions = self.offsets.load()
-        if positions.journal not in (None, self.journal.id):
-            return Positions()
-        if positions.read > end:
-            self._limited_log.warning(
-                "cursor",
-                f"{self.offsets.path} says that record {positions.read} is read next, and the "
-                f"journal ends before {end}: keeping {self._positions.read}. Restart the learner, "
-                "which writes the file again",
-            )
-            return self._positions
-        return positions
-
     def _drain(self) -> Iterator[ReceiverRecord]:
         protocol = self._protocol
-        protocol.closing = True
+        protocol.credit.closing = True
         now = time.monotonic()
         end, quiet = now + DRAIN_SECONDS, now + _QUIET_SECONDS
-        protocol.grant(now)
+        protocol.credit.grant(now)
         while now < min(end, quiet) or (self._group.batch and now < end):
             before = protocol.counters.packets
             if self._step():
@@ -440,7 +319,7 @@ class Receiver:
             now = time.monotonic()
             if protocol.counters.packets != before:
                 quiet = now + _QUIET_SECONDS
-        protocol.farewell("the receiver stops")
+        protocol.answers.farewell("the receiver stops")
         self._socket.setsockopt(zmq.LINGER, 1000)
         yield self._record()
 
@@ -457,24 +336,24 @@ class Receiver:
 
     def _record(self) -> ReceiverRecord:
         protocol, journal = self._protocol, self.journal
-        counters, protocol.counters = protocol.counters, Counters()
-        counters.refused = +counters.refused  # without zeros
+        counters = protocol.counters.take()
+        counters["refused"] = +counters["refused"]  # without zeros
         self._record_at = time.monotonic()
         return ReceiverRecord(
-            **{item.name: getattr(counters, item.name) for item in fields(counters)},
+            **counters,
             journal_damaged=journal.damaged,
             producers=len(protocol.sessions),
             journal_bytes=journal.bytes,
             journal_first=journal.first,
             journal_last=journal.last,
             credit=sum(session.credit for session in protocol.sessions),
-            full=self._full,
-            disk_full=self._full and self.journal.room // 2 >= self._policy.max_packet,
-            room=self._room,
+            full=self._room.full,
+            disk_full=self._room.disk_full,
+            room=self._room.bytes,
             allow_list_broken=self._access is not None and self._access.allow.broken,
-            lag_bytes=self._lag,
-            captured=protocol.captured,
-            received=protocol.received,
+            lag_bytes=self._room.lag,
+            captured=protocol.intake.captured,
+            received=protocol.intake.received,
             ready=self._group.ready,
         )
 
@@ -486,19 +365,6 @@ def _check_address(bind: str, access: Access | None) -> None:
             bind,
             "for other addresses make keys with `stream-ssl keys receiver` and "
             "`stream-ssl keys NAME --allow FILE`, and give the receiver both as `access`",
-        )
-
-
-def _check_limits(budget: int, max_packet: int, max_lag: int | None) -> None:
-    if max_lag is not None and max_lag < max_packet:
-        raise ValueError(
-            f"max_lag_bytes {max_lag}: must be at least max_packet, {max_packet}, or no producer "
-            "ever gets credit"
-        )
-    if budget < 4 * max_packet:
-        raise ValueError(
-            f"journal budget {budget} bytes: must be at least 4 times max_packet ({max_packet}), "
-            "or no producer ever gets credit"
         )
 
 

@@ -1,14 +1,18 @@
-"""The connected producers, the credit that each of them gets, and their statistics.
+"""The connected producers, and their statistics.
 
-`ProtocolState` keeps one `Session` for each connected producer, and divides credit between them by
-`CreditPolicy`. `ProducerTable` has the statistics that the page shows.
+`ReceiverProtocol` keeps one `Session` for each connected producer. `ProducerTable` has the
+statistics that the page shows.
 """
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+
+TURN_SECONDS = 0.25  # length of a turn of a producer that sends
+_CHARGE_KEPT = 0.9  # part of a charge's excess over 1 that remains after a cheaper packet
+_CHARGE_LEAST = 1.01  # a lower charge counts as 1
 
 
 @dataclass(slots=True)
@@ -19,6 +23,8 @@ class Session:
         route: the routing id of the connection; it does not authenticate the sender.
         user: the connection's User-Id, which is its public key; None in plain text.
         producer: the name of the producer.
+        counted_as: the name under which metrics count the producer: the name of its key on the
+            allow-list, or its own name in plain text or for "*".
         epoch: the epoch of its HELLO.
         expected: the next sequence to accept.
         through: the last durable sequence.
@@ -49,6 +55,7 @@ class Session:
     route: bytes
     user: str | None
     producer: str
+    counted_as: str
     epoch: int
     expected: int
     through: int
@@ -141,175 +148,6 @@ class Sessions:
             del self._by_producer[session.producer]
 
 
-# -- credit
-
-TURN_SECONDS = 0.25  # length of a turn of a producer that sends
-QUIET_SECONDS = 0.05  # length of a turn of a producer that does not send
-DRAIN_SECONDS = 0.1  # seconds without a message after which a revoked turn has drained
-IDLE_SECONDS = 0.5  # seconds without a message, despite credit, after which a producer is idle
-_CHARGE_KEPT = 0.9  # part of a charge's excess over 1 that remains after a cheaper packet
-_CHARGE_LEAST = 1.01  # a lower charge counts as 1
-_TURN_PACKETS = 4  # least grant of a turn, in packets of the producer's largest size
-TURN_BYTES = 256 << 10  # least grant of a turn, unless max_packet is smaller
-
-
-class CreditPolicy:
-    """A policy that divides a budget of bytes between producers.
-
-    All packets in flight must fit into the receiver's memory and into the journal, so the sum of
-    the grants never exceeds either. If there is too little for all producers at once, they take
-    turns. If room grows only as fast as a slow learner reads, all greedy producers are served the
-    same cost, as in start-time fair queueing (Goyal et al. 1996). The cost of a sample is its
-    bytes, or more if it takes long to decode; see `decode_cost`.
-
-    Args:
-        each: most bytes for one producer.
-        total: most bytes for all producers together.
-        max_packet: most bytes of a packet.
-
-    Raises:
-        ValueError: `0 < max_packet <= each <= total` does not hold.
-    """
-
-    def __init__(self, each: int, total: int, max_packet: int) -> None:
-        if not 0 < max_packet <= each <= total:
-            raise ValueError(
-                f"credit: must hold 0 < max_packet ({max_packet}) <= credit of one producer "
-                f"({each}) <= credit of all ({total})"
-            )
-        self.each = each
-        self.total = total
-        self.max_packet = max_packet
-
-    def least(self, session: Session) -> int:
-        """Return the least useful grant, as cost.
-
-        It allows a few packets of the largest size so far, or one packet of any size if the largest
-        size is unknown.
-        """
-        if not session.largest:
-            return self.max_packet
-        largest = int(session.largest * session.charge)
-        return min(self.max_packet, max(_TURN_PACKETS * largest, TURN_BYTES))
-
-    def share(self, count: int, room: int) -> int:
-        """Return the bytes for each of `count` producers at once; 0: they must take turns."""
-        if count < 1:
-            return 0
-        share = self._share(count, room)
-        return share if share >= self.max_packet else 0
-
-    def plan(
-        self, sessions: Sequence[Session], room: int, now: float, scarce: bool = False
-    ) -> list[int]:
-        """Return the bytes granted to each session: 0, or at least its largest packet.
-
-        Args:
-            sessions: the connected producers.
-            room: the cost that the journal and the learner can accept.
-            now: the time of time.monotonic.
-            scarce: whether room grows more slowly than producers can use it.
-        """
-        if not sessions:
-            return []
-        least = [self.least(session) for session in sessions]
-        share = self._share(len(sessions), room)
-        if share >= max(least) and not scarce:
-            return [_as_bytes(session, share) for session in sessions]
-        in_flight = sum(one.revoked for one in sessions if _drains(one, now))
-        free = min(self.total, room) - in_flight
-        ahead = self._ahead(sessions, least) if scarce else set[int]()
-        grants = _turns(sessions, least, free, now, ahead)
-        return [_as_bytes(*pair) for pair in zip(sessions, grants, strict=True)]
-
-    def _share(self, count: int, room: int) -> int:
-        return min(self.each, min(self.total, room) // count)
-
-    def _ahead(self, sessions: Sequence[Session], least: Sequence[int]) -> set[int]:
-        """Return the greedy sessions that are more than a grant ahead of the least-served one."""
-        floor = least_served(sessions)
-        return {
-            i
-            for i, session in enumerate(sessions)
-            if session.greedy and session.served > floor + least[i]
-        }
-
-
-def _as_bytes(session: Session, grant: int) -> int:
-    """Return a grant in bytes instead of cost; at least two of the session's largest packets.
-
-    The result never exceeds `grant`.
-    """
-    if not grant or not session.largest or session.charge == 1.0:
-        return grant
-    return max(min(grant, 2 * session.largest), int(grant / session.charge))
-
-
-def least_served(sessions: Sequence[Session]) -> int:
-    """Return the least cost served to a greedy session.
-
-    If no session is greedy, return the most cost served to any session, or 0 without sessions.
-    """
-    greedy = [session.served for session in sessions if session.greedy]
-    return min(greedy) if greedy else max((session.served for session in sessions), default=0)
-
-
-def _turns(
-    sessions: Sequence[Session], least: Sequence[int], free: int, now: float, ahead: set[int]
-) -> list[int]:
-    """Return the grant of each session as cost, in turns; the least-served sessions come first.
-
-    Active turns continue. Expired turns end only if other sessions wait without room for them. The
-    room of an ended turn is granted again only after the turn has drained. New grants and packets
-    in flight together therefore stay within the budget.
-
-    Args:
-        sessions: the connected producers.
-        least: the least grant of each session.
-        free: the cost that can be granted.
-        now: the time of time.monotonic.
-        ahead: the indices of sessions that get nothing.
-    """
-    order = sorted(
-        range(len(sessions)), key=lambda i: (sessions[i].served, sessions[i].credit_changed)
-    )
-    order = [i for i in order if i not in ahead]
-    grants = [0] * len(sessions)
-    for i in order:
-        if sessions[i].credit and not _expired(sessions[i], now) and least[i] <= free:
-            grants[i], free = least[i], free - least[i]
-    expired = []
-    for i in order:
-        if sessions[i].credit and _expired(sessions[i], now) and least[i] <= free:
-            expired.append(i)
-            free -= least[i]
-    unserved = 0
-    for i in order:
-        if sessions[i].credit:
-            continue
-        if unserved or least[i] > free:  # a smaller grant must not overtake a waiting session
-            unserved += least[i]
-        else:
-            grants[i], free = least[i], free - least[i]
-    for i in reversed(expired):
-        if unserved > 0:
-            unserved -= least[i]
-        else:
-            grants[i] = least[i]
-    return grants
-
-
-def _expired(session: Session, now: float) -> bool:
-    age = now - session.credit_changed
-    quiet = session.last_received < session.credit_changed and age >= QUIET_SECONDS
-    return quiet or age >= TURN_SECONDS
-
-
-def _drains(session: Session, now: float) -> bool:
-    last_activity = max(session.last_received, session.credit_changed)
-    return not session.credit and now - last_activity < DRAIN_SECONDS
-
-
 # -- what each producer did
 
 MOST_REASONS = 32
@@ -359,9 +197,13 @@ class ProducerTable:
 
     Args:
         limit: most records.
+
+    Attributes:
+        senders: the names of all producers that have sent a packet since the start.
     """
 
     def __init__(self, limit: int) -> None:
+        self.senders: set[str] = set()
         self._limit = limit
         self._records: OrderedDict[str, ProducerRecord] = OrderedDict()  # longest silent first
 

@@ -20,7 +20,7 @@ from stream_ssl.app.endpoints import FILE, holder
 from stream_ssl.observe.health import Health
 from stream_ssl.observe.metrics import LearnerMetrics, ReceiverMetrics
 from stream_ssl.observe.server import Server
-from stream_ssl.receiver.receiver import ReceiverRecord
+from stream_ssl.receiver.records import ReceiverRecord
 
 
 def test_a_process_that_is_up_and_not_ready_says_why(

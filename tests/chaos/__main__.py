@@ -188,7 +188,7 @@ def foreign(scratch: Path, minutes: float) -> Rows:
 def tests(scratch: Path, minutes: float) -> Rows:
     """Gates whose whole form is in the test suite."""
     gates = {
-        6: ("journal/test_journal.py", "receiver/test_protocol_state.py"),
+        6: ("journal/test_journal.py", "receiver/test_protocol.py"),
         10: ("receiver/test_access.py", "receiver/test_hostile.py", "receiver/test_receiver.py"),
         11: ("app/test_stopping.py",),
         14: ("feed/test_batches.py", "app/test_end_to_end.py"),

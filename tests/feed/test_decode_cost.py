@@ -264,7 +264,7 @@ def test_producers_get_equal_shares_of_decoding(tmp_path) -> None:
             for thread in threads:
                 thread.join()
             reader.journal.close()
-        assert running.receiver._protocol.unread.waiting < 1 << 20
+        assert running.receiver._protocol.credit.unread.waiting < 1 << 20
     total = sum(reader.cost.values())
     assert total >= 8 << 20, reader.cost
     assert 0.35 < reader.cost["bombs"] / total < 0.65, reader.cost
@@ -286,7 +286,7 @@ def test_a_journal_of_bombs_holds_no_more_decoding_than_one_of_photos(tmp_path) 
         reason, sequence, permanent = peer.nacked()
         assert (reason, permanent) == ("gap", False)
         assert 512 // 64 <= sequence - 1 <= 512 // 64 + 1
-        until(lambda: running.receiver._protocol.room < 0)
+        until(lambda: running.receiver._protocol.credit.room < 0)
 
         def go_on():  # each time that the learner has read, as many more come in
             running.offsets.publish(running.journal.last + 1, 1)

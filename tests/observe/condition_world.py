@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from stream_ssl.observe.health import Health
 from stream_ssl.observe.metrics import LearnerMetrics, ReceiverMetrics
 from stream_ssl.observe.watch import Watch
-from stream_ssl.receiver.receiver import ReceiverRecord
+from stream_ssl.receiver.records import ReceiverRecord
 
 
 class World:

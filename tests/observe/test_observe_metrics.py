@@ -25,7 +25,7 @@ from stream_ssl.memory.process_group import RankGroup
 from stream_ssl.memory.shares import Holding
 from stream_ssl.observe import catalogue
 from stream_ssl.observe.metrics import LIMIT, LearnerMetrics, ReceiverMetrics, settings
-from stream_ssl.receiver.receiver import ReceiverRecord
+from stream_ssl.receiver.records import ReceiverRecord
 
 
 def saved(step: int, created: float) -> CheckpointRecord:

@@ -24,7 +24,7 @@ from stream_ssl.observe.catalogue import CATALOGUE
 from stream_ssl.observe.catalogue_page import page
 from stream_ssl.observe.metric_spec import PREFIX, Spec
 from stream_ssl.observe.metrics import LearnerMetrics, ReceiverMetrics
-from stream_ssl.receiver.receiver import ReceiverRecord
+from stream_ssl.receiver.records import ReceiverRecord
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "metrics.md"

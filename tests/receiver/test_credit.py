@@ -14,8 +14,9 @@ from receiver_peer import KIB, MIB, Peer, Running, packet, until
 
 from stream_ssl.app.receive import _why
 from stream_ssl.journal.consumer_offsets import ConsumerOffsets
-from stream_ssl.receiver import receiver
-from stream_ssl.receiver.sessions import DRAIN_SECONDS, QUIET_SECONDS, TURN_SECONDS, CreditPolicy
+from stream_ssl.receiver import journal_room
+from stream_ssl.receiver.credit import DRAIN_SECONDS, QUIET_SECONDS, CreditPolicy
+from stream_ssl.receiver.sessions import TURN_SECONDS
 from stream_ssl.wire import Ack
 
 SMALL = {"max_packet": 64 * KIB, "credit": 256 * KIB, "total_credit": 256 * KIB}
@@ -208,7 +209,7 @@ def test_credit_stops_while_a_checkpoint_fits_on_the_disk(tmp_path, monkeypatch,
 
     ConsumerOffsets(tmp_path).publish(1, 1, None, reserve)
     monkeypatch.setattr(shutil, "disk_usage", usage)
-    monkeypatch.setattr(receiver, "_MOST_RESERVE", 1)
+    monkeypatch.setattr(journal_room, "_MOST_RESERVE", 1)
     with Running(tmp_path, budget=64 * MIB, **SMALL) as running, Peer(running.endpoint) as peer:
         peer.hello()
         sequence = 0

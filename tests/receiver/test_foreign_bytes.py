@@ -7,7 +7,7 @@ import pytest
 import zmq
 from receiver_peer import Peer, Running, packet, until
 
-from stream_ssl.receiver.protocol_state import ProtocolState
+from stream_ssl.receiver.protocol import ReceiverProtocol
 
 ZMTP_1 = b"\x01\x00\x03\x00ab"
 ZMTP_2 = b"\xff" + bytes(8) + b"\x7f\x01\x05" + b"\x00\x00" + b"\x00\x02ab"
@@ -41,7 +41,7 @@ def test_an_error_of_ours_costs_one_message(tmp_path, monkeypatch, caplog):
     with Running(tmp_path) as running, Peer(running.endpoint) as good:
         good.hello("good")
         with monkeypatch.context() as patch:
-            patch.setattr(ProtocolState, "handle", lambda *_: 1 // 0)
+            patch.setattr(ReceiverProtocol, "handle", lambda *_: 1 // 0)
             good.say(packet(1))
             until(lambda: running.counted("refused")["internal"] == 1)
         good.say(packet(1))

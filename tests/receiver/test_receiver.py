@@ -353,7 +353,7 @@ def test_nothing_that_raises_inside_ends_the_loop(running, monkeypatch):
     with Peer(running.endpoint) as peer:
         peer.hello()
         with monkeypatch.context() as patched:
-            patched.setattr("stream_ssl.receiver.protocol_state.decode", lambda _: 1 / 0)
+            patched.setattr("stream_ssl.receiver.protocol.decode", lambda _: 1 / 0)
             peer.say(packet(1))
             until(lambda: running.counted("refused")["internal"] == 1)
         peer.say(packet(1))

@@ -14,10 +14,11 @@ from receiver_peer import MIB, packet
 from stream_ssl.journal.errors import JournalError
 from stream_ssl.journal.journal import Journal
 from stream_ssl.journal.reader import JournalReader
-from stream_ssl.receiver import protocol_state
+from stream_ssl.receiver import credit, intake
+from stream_ssl.receiver.credit import CreditPolicy
 from stream_ssl.receiver.group_commit import GroupCommit
-from stream_ssl.receiver.protocol_state import ProtocolState
-from stream_ssl.receiver.sessions import CreditPolicy, Sessions
+from stream_ssl.receiver.protocol import ReceiverProtocol
+from stream_ssl.receiver.sessions import Sessions
 from stream_ssl.wire import Ack, Bye, Data, Hello, Nack, Sample, Welcome, encode
 
 ROUTE, OTHER = b"connection", b"another connection"
@@ -40,8 +41,8 @@ class WatchedJournal(Journal):
         return commit
 
 
-class Protocol(ProtocolState):
-    """A protocol state with one connected producer, whose events are in order in `events`."""
+class Protocol(ReceiverProtocol):
+    """A receiver's protocol with one connected producer, whose events are in order in `events`."""
 
     def __init__(self, path):
         self.events = []
@@ -141,8 +142,8 @@ def test_a_duplicate_is_acknowledged_at_the_next_flush(protocol):
     protocol.events.clear()
     protocol.say(packet(1))
     assert protocol.events == []
-    protocol.flush(100.0)
-    protocol.flush(100.0)
+    protocol.answers.flush(100.0)
+    protocol.answers.flush(100.0)
     assert protocol.events == ["ACK 1"]
     assert protocol.counters.duplicates == 2
 
@@ -157,31 +158,31 @@ def test_a_packet_that_takes_long_to_decode_waits_for_the_learner(protocol):
     """It is asked for again once the learner has read, and what is cheap comes in meanwhile."""
     header = b"RIFF0000WEBPVP8L0000\x2f" + (1023 << 14 | 1023).to_bytes(4, "little") + bytes(9)
     bomb = [Data.pack(n, [Sample("a", header, "webp", time=1.0)]) for n in range(6)]
-    protocol.room, protocol.unread.most = MIB, 65_536
-    protocol.grant(100.0)
+    protocol.credit.room, protocol.credit.unread.most = MIB, 65_536
+    protocol.credit.grant(100.0)
     protocol.say(bomb[1])
     protocol.say(packet(2))
     protocol.say(bomb[3], 100.1)
     protocol.commit(100.1)
     extra = 65_536 - len(header)
-    assert protocol.unread.waiting == 2 * extra
-    assert protocol.room < MIB - 2 * extra
+    assert protocol.credit.unread.waiting == 2 * extra
+    assert protocol.credit.room < MIB - 2 * extra
     protocol.events.clear()
     for now in (100.2, 100.3):
         protocol.say(bomb[4], now)
     assert protocol.events == ["NACK 4 gap"]
     protocol.say(bomb[4], 100.4)
-    protocol.grant(101.3)
+    protocol.credit.grant(101.3)
     assert [event for event in protocol.events if "NACK" in event] == ["NACK 4 gap"]
 
-    protocol.unread.read(protocol.journal.last + 1)
-    assert protocol.unread.waiting == 0
-    protocol.room = MIB
-    protocol.grant(101.4)
+    protocol.credit.unread.read(protocol.journal.last + 1)
+    assert protocol.credit.unread.waiting == 0
+    protocol.credit.room = MIB
+    protocol.credit.grant(101.4)
     assert [event for event in protocol.events if "NACK" in event] == ["NACK 4 gap"] * 2
     protocol.say(bomb[4], 101.5)
     protocol.commit(101.5)
-    protocol.grant(103.0)
+    protocol.credit.grant(103.0)
     assert protocol.journal.state("robot").sequence == 4
     assert [event for event in protocol.events if "NACK" in event] == ["NACK 4 gap"] * 2
 
@@ -190,10 +191,10 @@ def test_a_packet_that_takes_long_to_decode_comes_in_on_credit_alone(protocol):
     """One that ignores its credit leaves the room to others."""
     header = b"RIFF0000WEBPVP8L0000\x2f" + (1023 << 14 | 1023).to_bytes(4, "little") + bytes(9)
     bomb = [Data.pack(n, [Sample("a", header, "webp", time=1.0)]) for n in range(3)]
-    protocol.room, protocol.unread.most = MIB, MIB
-    protocol.grant(100.0)
-    protocol.room = 0
-    protocol.grant(101.0)
+    protocol.credit.room, protocol.credit.unread.most = MIB, MIB
+    protocol.credit.grant(100.0)
+    protocol.credit.room = 0
+    protocol.credit.grant(101.0)
     protocol.events.clear()
     protocol.say(bomb[1], 101.2)  # may have been on its way
     protocol.say(bomb[2], 101.3)
@@ -281,7 +282,8 @@ def test_a_restarted_producer_is_answered_once_what_it_sent_before_is_durable(pr
 def test_who_is_superseded_while_its_packet_waits_for_room_gets_nothing_in(protocol):
     """The commit that makes room answers the HELLO of a newer incarnation, whose packet it is."""
     sequence = 1
-    while not protocol._exceeds_memory((large := packet(sequence, samples=1, side=240)).size):
+    session = protocol.sessions.by_producer("robot")
+    while not protocol.intake.exceeds_memory(session, large := packet(sequence, 1, side=240)):
         protocol.say(large)
         sequence += 1
     protocol.say(Hello("robot", epoch=3, first=1), route=OTHER)
@@ -298,7 +300,7 @@ def test_who_is_superseded_while_its_packet_waits_for_room_gets_nothing_in(proto
 
 
 def test_what_waits_for_the_journal_is_bounded_also_where_it_has_no_bytes(protocol, monkeypatch):
-    monkeypatch.setattr(protocol_state, "MAX_WAITING", 100)
+    monkeypatch.setattr(intake, "MAX_WAITING", 100)
     protocol.journal.error = JournalError("disk on fire")
     for sequence in range(1, 200):
         protocol.say(Data(sequence, b"?", b""))
@@ -314,10 +316,10 @@ def test_idle_producers_are_noted_in_one_pass(protocol, monkeypatch):
     asked = []
     for n in range(3):
         protocol.say(Hello(f"robot/{n}", epoch=1, first=1), route=b"%d" % n)
-    protocol.room = MIB
-    protocol.grant(100.0)
-    monkeypatch.setattr(protocol_state, "least_served", lambda holders: asked.append(holders) or 0)
-    protocol.grant(200.0)
+    protocol.credit.room = MIB
+    protocol.credit.grant(100.0)
+    monkeypatch.setattr(credit, "least_served", lambda holders: asked.append(holders) or 0)
+    protocol.credit.grant(200.0)
     assert len(asked) == 1
 
 
@@ -327,20 +329,23 @@ def test_one_that_sends_a_little_all_the_time_holds_nobody_back(protocol):
     sent = dict.fromkeys(sides, 0)
     for name in sides:
         protocol.say(Hello(name, epoch=1, first=1), route=name.encode())
-    protocol.scarce, protocol.room, now = True, 0, 100.0
+    protocol.credit.scarce, protocol.credit.room, now = True, 0, 100.0
     for step in range(400):  # 20 seconds
         now += 0.05
-        protocol.room = min(protocol.room + 50_000, 300_000)
-        protocol.grant(now)
+        protocol.credit.room = min(protocol.credit.room + 50_000, 300_000)
+        protocol.credit.grant(now)
         for name, side in sides.items():
             session = protocol.sessions.by_producer(name)
-            budget = min(session.credit, protocol.room)
+            budget = min(session.credit, protocol.credit.room)
             if name == "small":  # two packets a step, and what waited
                 budget = min(budget, (2 * (step + 1) - sent[name]) * side * side)
             while session.credit and budget >= side * side:
                 sent[name] += 1
                 protocol.say(packet(sent[name], 1, side), now, name.encode())
-                budget, protocol.room = budget - side * side, protocol.room - side * side
+                budget, protocol.credit.room = (
+                    budget - side * side,
+                    protocol.credit.room - side * side,
+                )
         protocol.commit(now)
         if step == 0:
             first = dict(sent)
@@ -380,7 +385,7 @@ class Delivery(RuleBasedStateMachine):
         self.journal = WatchedJournal(self.folder.name, [])
         group = GroupCommit(self.journal, max_packets=4, max_bytes=MIB, seconds=10.0)
         policy = CreditPolicy(each=MIB, total=MIB, max_packet=MIB // 16)
-        self.protocol = ProtocolState(group, policy, None, Sessions(3), 16, 4, self.note)
+        self.protocol = ReceiverProtocol(group, policy, None, Sessions(3), 16, 4, self.note)
         self.now = 100.0
 
     def note(self, route, message):
@@ -446,7 +451,7 @@ class Delivery(RuleBasedStateMachine):
     def commit(self, error):
         self.now += 1.0
         self.journal.error = error
-        self.protocol.flush(self.now)
+        self.protocol.answers.flush(self.now)
         self.protocol.commit(self.now)
 
     @rule(producer=PRODUCERS, connection=st.integers(0, 1))

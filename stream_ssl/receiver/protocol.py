@@ -1,0 +1,212 @@
+"""The receiver's side of the protocol in docs/wire.md, without a socket."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from stream_ssl.journal.errors import JournalError
+from stream_ssl.rate_limited_logger import RateLimitedLogger
+from stream_ssl.receiver.access import Access
+from stream_ssl.receiver.admission import Admission
+from stream_ssl.receiver.answers import Answers, Send
+from stream_ssl.receiver.credit import Credit, CreditPolicy
+from stream_ssl.receiver.group_commit import CommitBatch, GroupCommit
+from stream_ssl.receiver.intake import Intake
+from stream_ssl.receiver.records import Counters
+from stream_ssl.receiver.sessions import ProducerRecord, ProducerTable, Session, Sessions
+from stream_ssl.wire import Bye, Data, Hello, Nack, WireError, decode
+from stream_ssl.wire.messages import DATA_HEAD
+
+log = logging.getLogger(__name__)
+
+
+class ReceiverProtocol:
+    """Handles the messages of producers, commits their packets, and then acknowledges them.
+
+    No message of a producer makes a method raise an exception.
+
+    Args:
+        group: the packets that wait for the journal.
+        policy: the rule for sharing credit.
+        access: the keys that may send; None: every peer that can connect.
+        sessions: the table of the connected producers.
+        max_samples: most samples in one packet.
+        max_names: most producer names per key; in plain text, most names in total.
+        send: the function that sends a message to a connection.
+    """
+
+    def __init__(
+        self,
+        group: GroupCommit,
+        policy: CreditPolicy,
+        access: Access | None,
+        sessions: Sessions,
+        max_samples: int,
+        max_names: int,
+        send: Send,
+    ) -> None:
+        self.group = group
+        self.journal = group.journal
+        self.sessions = sessions
+        self.counters = Counters()
+        self.producers = ProducerTable(sessions.limit)
+        self.answers = Answers(sessions, self.counters, send)
+        self.credit = Credit(group, policy, sessions, self.answers)
+        self.intake = Intake(
+            group, self.producers, self.credit, self.answers, self.counters, max_samples
+        )
+        self._admission = Admission(
+            access,
+            group,
+            sessions,
+            self.producers,
+            self.credit,
+            self.answers,
+            self.counters,
+            max_samples,
+            max_names,
+        )
+        self._access = access
+        self._limited_log = RateLimitedLogger(log)
+
+    def table(self) -> list[ProducerRecord]:
+        """Return a record of each producer, with its present connection and credit."""
+        records = self.producers.copy()
+        for record in records:
+            session = self.sessions.by_producer(record.name)
+            record.credit = 0 if session is None else session.credit
+            record.connected = None if session is None else record.connected
+        return records
+
+    def note_internal(self) -> None:
+        """Count and log the exception being handled as an internal error."""
+        self.counters.refused["internal"] += 1
+        text = "a message could not be handled and was left out"
+        self._limited_log.log(logging.ERROR, "internal", text, exc_info=True)
+
+    # -- messages from producers
+
+    def handle(
+        self,
+        route: bytes,
+        user: str | None,
+        frames: Sequence[memoryview],
+        now: float,
+        peer: str = "an unknown address",
+    ) -> None:
+        """Handle one message and send the answers.
+
+        Args:
+            route: the routing id of the connection.
+            user: the public key of the connection; None in plain text.
+            frames: the frames of the message.
+            now: the time of time.monotonic.
+            peer: the address of the sender, for the log.
+        """
+        try:
+            self._handle(route, user, frames, now)
+        except WireError as error:
+            whom = peer + (f" with the public key {user}" if user else "")
+            session = self.sessions.by_route(route)
+            named = f"{session.producer} at {whom}" if session is not None else whom
+            self.counters.refused_last[error.reason] = named
+            nack = Nack(0, error.reason, str(error), permanent=True)
+            self.answers.refuse(route, nack, f" from {whom}")
+        except Exception:
+            self.note_internal()
+
+    def _handle(
+        self, route: bytes, user: str | None, frames: Sequence[memoryview], now: float
+    ) -> None:
+        session = self._session(route, user)
+        if self._access is not None and not self._access.knows(user):
+            raise WireError("unauthorised", "this key is not, or no longer, on the allow-list")
+        if session is not None:
+            self.sessions.touch(session, now)
+            self.producers.heard(session.record, now)
+        try:
+            message = decode(frames)
+        except WireError as error:
+            if error.reason != "checksum":
+                raise
+            self.intake.damaged(route, session, error, now)
+            return
+        if isinstance(message, Data):
+            if session is not None and self.intake.exceeds_memory(session, message):
+                self.commit(now)  # this answers waiting HELLOs, which may supersede the session
+                session = self._session(route, user)
+            self.intake.data(route, session, message, DATA_HEAD.unpack(frames[1])[1], now)
+        elif isinstance(message, Hello):
+            self._admission.hello(route, user, message, now)
+        elif isinstance(message, Bye):
+            if session is not None:
+                self.sessions.drop(session)
+                self.counters.producer_finished[session.counted_as] = 1.0
+        else:
+            raise WireError("malformed", f"{type(message).__name__} is the receiver's to send")
+
+    def _session(self, route: bytes, user: str | None) -> Session | None:
+        """Return the session of a connection, if its key sent HELLO there and is still allowed."""
+        session = self.sessions.by_route(route)
+        if session is None or session.user != user:
+            return None  # another key now uses a routing id of an earlier connection
+        if self._access is not None and not self._access.permits(user, session.producer):
+            self.sessions.drop(session)  # the key was revoked or is now listed under another name
+            return None
+        return session
+
+    # -- commit, then acknowledge
+
+    def commit(self, now: float) -> bool:
+        """Write the batch, acknowledge the durable packets, and return whether none waits."""
+        try:
+            result = self.group.commit(now)
+        except ValueError:
+            log.exception("a batch was out of order; its producers are asked to say HELLO")
+            self._drop_sessions(self.group.discard())
+            self._resume_hellos(now)
+            return True
+        if result.durable is None and result.error is None:
+            return not self.group.batch  # nothing to write, or too early to try again
+        if result.durable is not None:
+            self.counters.fsync_seconds = result.fsync_seconds
+            self._acknowledge(result.durable, now)
+        if result.error is not None:
+            self._stop_credit(result.error, now)
+        self._resume_hellos(now)
+        return not self.group.batch
+
+    def _resume_hellos(self, now: float) -> None:
+        """Answer the HELLOs that waited, as far as the commit allows."""
+        for route, user, hello in self._admission.take_waiting():
+            try:
+                self._admission.hello(route, user, hello, now, wait=False)
+            except WireError as error:
+                nack = Nack(0, error.reason, str(error), permanent=True)
+                self.answers.refuse(route, nack)
+            except Exception:
+                self.note_internal()
+
+    def _acknowledge(self, durable: CommitBatch, now: float) -> None:
+        self.credit.use(durable, self.journal.last, now)
+        self.counters.acked_samples += durable.samples
+        for route, nack in durable.nacks:  # before the ACK, which covers the rejected packet too
+            self.answers.send(route, nack)
+        for producer, sequence in durable.last_sequences.items():
+            session = self.sessions.by_producer(producer)
+            if session is not None:
+                session.through = max(session.through, sequence)
+                self.answers.ack(session, now)
+
+    def _stop_credit(self, error: JournalError, now: float) -> None:
+        self.counters.journal_failures += 1
+        self._limited_log.warning("journal", f"{error}; no credit until it can be written")
+        self.credit.room = 0
+        self.credit.grant(now)
+
+    def _drop_sessions(self, batch: CommitBatch) -> None:
+        for producer in batch.last_sequences:
+            session = self.sessions.by_producer(producer)
+            if session is not None:
+                self.sessions.drop(session)
