@@ -158,7 +158,7 @@ def test_billion_laughs_are_refused_at_once(
     lines = ["a0: &a0 [" + ", ".join(["ha"] * 10) + "]"]
     lines += [f"a{n}: &a{n} [" + ", ".join([f"*a{n - 1}"] * 10) + "]" for n in range(1, 10)]
     for text, says in (
-        ("\n".join(lines), "aliases written out"),
+        ("\n".join(lines), "aliases expanded"),
         ("run: &a [*a]", "in itself"),
         ("run: " + "[" * 90 + "]" * 90, "too deep"),
     ):

@@ -182,8 +182,8 @@ def batches(
     if total % ranks:
         lower = max(1, total // ranks) * ranks
         raise ValueError(
-            f"batches.batch_size {total} cannot be divided by {ranks} ranks: choose {lower} "
-            f"or {lower + ranks}, or other ranks"
+            f"batches.batch_size {total} cannot be divided by {ranks} ranks: choose "
+            f"{lower} or {lower + ranks}, or another number of ranks"
         )
     options["batch_size"] = total // ranks
     quarantine = f"quarantine-{rank}" if rank else "quarantine"
@@ -311,9 +311,10 @@ def _check_room(capacity: int, dim: int, apart: int, needed: int, room: int, whe
     if needed > room:
         descriptor = f", {apart:,} numbers of memory.descriptor" if apart else ""
         raise ValueError(
-            f"memory.capacity {capacity} takes {needed / 1e9:,.1f} GB, shadows included, and "
-            f"{where} {room / 1e9:,.1f} GB; a slot has {dim:,} numbers of embedding{descriptor} "
-            "and its image: lower what is too large"
+            f"memory.capacity {capacity} takes {needed / 1e9:,.1f} GB, shadows included, "
+            f"and {where} {room / 1e9:,.1f} GB; a slot has {dim:,} numbers of "
+            f"embedding{descriptor} and its image: lower memory.capacity, or the largest "
+            "of these parts"
         )
 
 
@@ -373,9 +374,10 @@ def without_effect(config: Mapping[str, Any]) -> list[str]:
     transform = (config["views"].get("transform") or {}).get("class_path")
     rules: list[tuple[Callable[..., Any], str, tuple[str, ...], bool, str]] = [
         (Vectors, "vectors", ("dtype", "widths", "noise"), vectors is None,
-         "vectors.dim is null, and the stream is of images"),
+         "vectors.dim is null, and the stream consists of images"),
         *((owner, path, tuple(inspect.signature(owner).parameters), vectors is not None,
-           f"vectors.dim is {vectors}, and it is of images") for path, owner in image_options),
+           f"vectors.dim is {vectors}, and the option applies to images")
+          for path, owner in image_options),
         (ResNet, "encoder", ("width", "depths", "stem", "block"), model is not None,
          f"encoder.model is {model}"),
         (Views, "views", ("crop", "flip", "jitter", "grey", "blur"), transform is not None,
@@ -386,7 +388,7 @@ def without_effect(config: Mapping[str, Any]) -> list[str]:
          learner["anchors"] == "stream" and not replays,
          "nothing is drawn from the memory (learner.anchors is 'stream', without replays)"),
         (Pace, "pace", ("counts",), learner["novelty"] is None,
-         "learner.novelty is null, and every sample is taken for new"),
+         "learner.novelty is null, and no sample is dropped as a near-duplicate"),
         (PositiveDebiased, "loss.init_args", ("alpha", "floor"),
          loss["class_path"].endswith(".PositiveDebiased") and not mixed,
          "loss.aggregation is not \"mixed\""),

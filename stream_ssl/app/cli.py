@@ -15,18 +15,22 @@ from stream_ssl.app import logs
 from stream_ssl.app.first_process import leave_first_process
 
 COMMANDS = {
-    "demo": "the whole system at work on embedded real images, then a report",
-    "run": "the daemon: start receiver and learner from a config file, and watch both",
-    "receiver": "only the receiver: take samples from producers, journal them",
-    "learner": "only the learner: train from the journal",
+    "demo": "run the whole system on embedded real images, and write a report",
+    "run": "start receiver and learner from a config file, and supervise both",
+    "receiver": (
+        "start only the receiver: it receives samples from producers and writes them to the journal"
+    ),
+    "learner": "start only the learner: it trains from the journal",
     "produce": "send a data set, a folder, videos, a camera or a synthetic stream to a receiver",
-    "evaluate": "what a checkpoint's encoder is worth on a labelled set: accuracy, geometry, plots",
-    "embed": "features of a data set, by a run's encoder, into a file for NumPy",
-    "export": "a run's encoder (safetensors, ONNX) and its memory (WebDataset), for use elsewhere",
+    "evaluate": "evaluate a checkpoint's encoder on a labelled set: accuracy, geometry, plots",
+    "embed": "write the features of a data set, made by a run's encoder, to a file for NumPy",
+    "export": (
+        "write a run's encoder (safetensors, ONNX) and its memory (WebDataset) for use elsewhere"
+    ),
     "keys": "make a CURVE key pair for a producer or a receiver",
-    "conform": "try a producer in any language against the rules of docs/wire.md",
+    "conform": "test a producer in any language against the rules of docs/wire.md",
     "check": "validate a config file without opening a socket",
-    "status": "what a running daemon is doing: rates, lag, memory, last checkpoint",
+    "status": "show the state of a running daemon: rates, lag, memory, last checkpoint",
 }
 STDERR = 2
 DAEMONS = ("run", "receiver", "learner", "produce")
@@ -45,8 +49,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="stream-ssl",
         description="Learn an image encoder from an endless, uncurated stream.",
-        epilog="stream-ssl COMMAND --help tells a command's options. STREAM_SSL_LOG=DEBUG (INFO, "
-        "WARNING, ...) sets how much is logged, STREAM_SSL_LOG_FORMAT=json logs an object a line.",
+        epilog=(
+            "stream-ssl COMMAND --help lists a command's options. STREAM_SSL_LOG=DEBUG "
+            "(INFO, WARNING, ...) sets how much is logged. STREAM_SSL_LOG_FORMAT=json "
+            "logs one JSON object per line."
+        ),
     )
     parser.add_argument("--version", action="version", version=f"stream-ssl {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

@@ -127,7 +127,7 @@ class RanksSettings:
 
     def __post_init__(self) -> None:
         if not self.timeout > 0:
-            raise ValueError(f"ranks.timeout is {self.timeout}: seconds above 0")
+            raise ValueError(f"ranks.timeout is {self.timeout}: must be more than 0 seconds")
 
 
 @dataclass
@@ -274,9 +274,10 @@ def receiver_parser(command: str = "receiver") -> ArgumentParser:
     _carry(parser, LEARNER_SECTIONS, "learner")
     if command == "run":
         parser._option_string_actions["--ranks"].help = (
-            "how many processes of this host learn together, by torchrun (docs/scale.md), and the "
-            "section of this name; --receivers N lets N of them have a receiver and journal each, "
-            "or several share one, in the run's folders receiver-0, receiver-1, ..."
+            "number of processes of this host that learn together, by torchrun "
+            "(docs/scale.md), and the section of this name; --receivers N starts N "
+            "receivers, each with a journal, in the run's folders receiver-0, receiver-1, "
+            "...; several ranks can share one"
         )
     return parser
 
@@ -299,8 +300,11 @@ def _add_receiver(parser: ArgumentParser) -> None:
         "--access",
         type=AccessFiles | Literal["plain"] | None,
         default=None,
-        help="CURVE keys and allow-list; null: the run makes them in RUN/keys, and local producers "
-        "take theirs by --run; plain: no encryption and no keys, on loopback only",
+        help=(
+            "CURVE keys and allow-list; null: the run makes them in RUN/keys, and local "
+            "producers find theirs with --run; plain: no encryption and no keys, only on "
+            "loopback"
+        ),
     )
 
 
@@ -333,7 +337,7 @@ def _add_learner(parser: ArgumentParser) -> None:
         instantiate=False,
         required=False,
         default=None,
-        help="class path of a Decoder of your own, made with the options above and its init_args",
+        help="class path of your own Decoder, made with the options above and its init_args",
     )
     _section(parser, Quarantine, "quarantine", skip={"folder", "clock", "max_files", "rate"})
     _section(
@@ -370,10 +374,15 @@ def _add_learner(parser: ArgumentParser) -> None:
         "--shadows",
         type=dict[str, Policy],
         default={},
-        help="memories beside the working one, fed the same embeddings under another policy",
+        help=(
+            "memories beside the working memory, which receive the same embeddings under "
+            "another policy"
+        ),
     )
     _section(parser, OptimiserSettings, "optimiser")
-    parser.add_argument("--schedule", type=Schedule, default=None, help="of the learning rate")
+    parser.add_argument(
+        "--schedule", type=Schedule, default=None, help="schedule of the learning rate"
+    )
     _section(parser, Pace, "pace")
     _section(parser, Learner, "learner", skip=LEARNER_PARTS | {"write_back"})
     parser.set_defaults({"learner.novelty": NOVELTY})
@@ -384,11 +393,13 @@ def _add_learner(parser: ArgumentParser) -> None:
         "--observe.held_out",
         type=HeldOut | None,
         default=None,
-        help="labelled set that a kNN probe is made on every so many steps: its source, every, k, "
-        "references_per_class, queries_per_class",
+        help=(
+            "labelled set for a kNN probe at regular steps: source, every, k, "
+            "references_per_class, queries_per_class"
+        ),
     )
     parser.add_argument(
-        "--classes", type=int, default=0, help="number of classes, where labels are known"
+        "--classes", type=int, default=0, help="number of classes, if labels are known"
     )
 
 
@@ -409,21 +420,25 @@ def _add_model(parser: ArgumentParser) -> None:
         "--encoder.head",
         type=str | None,
         default=None,
-        help="layer of encoder.model that is taken off, so that it gives features: fc of "
-        "torchvision's ResNets",
+        help=(
+            "layer of encoder.model that is removed, so that the model gives features: fc "
+            "of torchvision's ResNets"
+        ),
     )
     add(
         "--encoder.weights",
         type=Path | None,
         default=None,
-        help="safetensors file that a new run's encoder begins with",
+        help="safetensors file with the first weights of a new run's encoder",
     )
     add(
         "--encoder.frozen",
         type=list[str],
         default=[],
-        help="stages that are not trained, such as [conv1, bn1, layer1]; their BatchNorm uses its "
-        "averages",
+        help=(
+            "stages that are not trained, such as [conv1, bn1, layer1]; their BatchNorm "
+            "uses its stored averages"
+        ),
     )
 
 
@@ -466,23 +481,23 @@ def _faults(file: Path, known: Set[str]) -> Iterator[str]:
         root = yaml.compose(text, yaml.SafeLoader)
     except UnicodeDecodeError as error:
         byte = error.object[error.start]
-        yield f": byte {error.start} (0x{byte:02x}) is no UTF-8 text; save the file as UTF-8"
+        yield f": byte {error.start} (0x{byte:02x}) is not UTF-8 text; save the file as UTF-8"
         return
     except ValueError as error:  # too large, or no regular file
         yield f" cannot be read: {error}"
         return
     except RecursionError:
-        yield f" is nested too deep; at most {DEPTH} levels are read"
+        yield f" is nested too deeply; must have at most {DEPTH} levels"
         return
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        yield f"{line}: no YAML: {error.problem}"
+        yield f"{line}: not valid YAML: {error.problem}"
         return
     except (OSError, yaml.YAMLError):  # the parser reports these errors well
         return
     if not isinstance(root, yaml.MappingNode):
         held = "is empty" if root is None else "begins with something else"
-        yield f" {held}: it has to hold options by name, such as\nrun: runs/mine"
+        yield f" {held}: must contain options by name, such as\nrun: runs/mine"
         return
     if (fault := _too_much(root)) is not None:
         yield fault
@@ -539,9 +554,12 @@ def _too_much(root: yaml.Node) -> str | None:
     try:
         values = size(root, 1)
     except RecursionError:
-        return f" is nested too deep, or in itself; at most {DEPTH} levels are read"
+        return f" is nested too deeply, or contains itself; must have at most {DEPTH} levels"
     if values > MOST_VALUES:
-        return f" holds {values:,} values with its aliases written out; at most {MOST_VALUES:,}"
+        return (
+            f" contains {values:,} values with its aliases expanded; must have at most "
+            f"{MOST_VALUES:,}"
+        )
     return None
 
 
@@ -587,9 +605,12 @@ def _parser(command: str) -> ArgumentParser:
     parser = _Parser(
         prog=f"stream-ssl {command}",
         usage=f"stream-ssl {command} CONFIG [--SECTION.OPTION VALUE ...]",
-        description="The config file has a section for each part. Each option may also stand on "
-        "the command line, or in the environment: STREAM_SSL_MEMORY__CAPACITY=4096. Some options "
-        "name a class by a short name or its path; --loss.help infonce shows that class's options.",
+        description=(
+            "The config file has a section for each part. Each option may also be given "
+            "on the command line, or in the environment: "
+            "STREAM_SSL_MEMORY__CAPACITY=4096. Some options name a class by a short name "
+            "or its path; --loss.help infonce shows that class's options."
+        ),
         default_env=True,
         env_prefix="STREAM_SSL",
         formatter_class=HelpFormatter,
@@ -601,8 +622,11 @@ def _parser(command: str) -> ArgumentParser:
         type=Path | None,
         default=None,
         metavar="CHECKPOINT",
-        help="begin a new run with the weights of this checkpoint, or of this run's newest, and "
-        "with its memory where that fits; without effect once the run has checkpoints of its own",
+        help=(
+            "begin a new run with the weights of this checkpoint, or of this run's newest "
+            "checkpoint, and with its memory if that fits; no effect once the run has "
+            "checkpoints of its own"
+        ),
     )
     parser.add_class_arguments(Http, "http")
     return parser

@@ -119,8 +119,8 @@ class Encoder(nn.Module):
         if not is_tensor or image_BCHW.ndim != 4 or image_BCHW.shape[1] != self.channels:
             found = f"{type(image_BCHW).__name__} {tuple(getattr(image_BCHW, 'shape', ()))}"
             raise ValueError(
-                f"images are a {found}: must be a uint8 tensor [B, {self.channels}, H, W], such "
-                "as torch.stack([encoder.preprocess(image) for image in images])"
+                f"images are a {found}: must be a uint8 tensor [B, {self.channels}, H, "
+                "W], such as torch.stack([encoder.preprocess(image) for image in images])"
             )
         # A grey image is contiguous in two memory layouts, in which convolutions round differently.
         image_BCHW = image_BCHW.to(self.views.mean.device).clone(
@@ -184,9 +184,9 @@ def load_encoder(
         stored = facts(checkpoint)
         if made_by(stored) == 0:
             log.warning(
-                "checkpoint %s of step %d is from before the first update: the run has not trained "
-                "this encoder. Take a later checkpoint once the run has made updates (stream-ssl "
-                "status RUN shows its step)",
+                "checkpoint %s of step %d was written before the first update: the run "
+                "has not trained this encoder. Take a later checkpoint once the run has "
+                "made updates (stream-ssl status RUN shows its step)",
                 *(checkpoint, stored["step"]),
             )
         return run_encoder(
@@ -211,8 +211,8 @@ def fresh_encoder(
     """
     if asks_for_download((stored.get("encoder") or {}).get("model")):
         log.warning(
-            "the run began with weights that encoder.model downloaded, and nothing is downloaded "
-            "now: the encoder before its first update has random weights instead"
+            "the run began with weights that encoder.model downloaded, and this command "
+            "downloads nothing: the untrained encoder has random weights instead"
         )
     return run_encoder(stored_settings(stored, trust_code=trust_code), of).to(device)
 
@@ -285,8 +285,8 @@ def _exported(folder: Path, of: Of | None, trust_code: bool) -> Encoder:
     found = _described(folder)
     if found["format"] > EXPORT_FORMAT:
         raise ValueError(
-            f"{folder} has format {found['format']}, this program reads up to {EXPORT_FORMAT}: "
-            "upgrade stream-ssl"
+            f"{folder} has format {found['format']}, and this program reads formats up to "
+            f"{EXPORT_FORMAT}: upgrade stream-ssl"
         )
     if of not in (None, found["of"]):
         raise ValueError(
@@ -354,10 +354,11 @@ def find(path: Path) -> Path:
     own = (path / STATE).is_file()
     found = [path.resolve()] if own else _checkpoints(path)
     if not found:
-        told = "is no folder" if not path.is_dir() else f"holds neither {STATE} nor {LATEST}"
+        told = "is not a folder" if not path.is_dir() else f"contains neither {STATE} nor {LATEST}"
         raise FileNotFoundError(
-            f"no checkpoint at {path}: it {told}. Name a run's folder (the one with checkpoints/ "
-            "in it) once its first checkpoint is written, or a checkpoint's own (step-...)"
+            f"no checkpoint at {path}: it {told}. Give the folder of a run that has "
+            "written its first checkpoint (the folder that contains checkpoints/), or the "
+            "folder of a checkpoint (step-...)"
         )
     for folder in found:
         if (reason := checkpoint_damage(folder)) is None:
@@ -366,12 +367,12 @@ def find(path: Path) -> Path:
             return find(path)
         log.warning("checkpoint %s is damaged (%s)", folder, reason)
     else:
-        raise ValueError(f"checkpoint {found[0]} is damaged ({reason}); name the one before")
+        raise ValueError(f"checkpoint {found[0]} is damaged ({reason}); give an earlier checkpoint")
     version = facts(folder)["version"]
     if version > FORMAT:
         raise ValueError(
-            f"checkpoint {folder} has format {version}, this program reads up to {FORMAT}: upgrade "
-            "stream-ssl"
+            f"checkpoint {folder} has format {version}, and this program reads formats up "
+            f"to {FORMAT}: upgrade stream-ssl"
         )
     return folder
 

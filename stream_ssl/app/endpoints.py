@@ -55,8 +55,9 @@ def hold_role(run: Path, role: str) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RoleTaken(
-                f"{run}: a {role} already runs here (pid {lock.read(32).strip() or 'unknown'}). "
-                f"Stop it, or give this one another run folder with --run."
+                f"{run}: a {role} already runs here (pid "
+                f"{lock.read(32).strip() or 'unknown'}). Stop it, or give the new process "
+                "another run folder with --run."
             ) from None
         with contextlib.suppress(OSError):  # the lock holds even on a full disk
             pid = str(os.getpid()).encode()
@@ -121,11 +122,11 @@ class Announcement:
                 return
             publish(self._run, self._role, **self._addresses)
         except (OSError, ValueError) as error:  # a full disk, or a link instead of the lock
-            text = f"{path} cannot be written, and may name an older address: {error}"
+            text = f"{path} cannot be written, and may contain an older address: {error}"
             self._limited_log.warning("endpoints", text)
         else:
             if self._done:
-                text = f"{path} was lost, replaced or damaged, and is written again"
+                text = f"{path} was lost, replaced or damaged, and has been written again"
                 self._limited_log.warning("again", text)
             self._done = True
 
@@ -159,7 +160,9 @@ def load(run: Path) -> dict[str, dict[str, Any]]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        log.warning("%s cannot be used (%s): its processes write it again", run / FILE, error)
+        log.warning(
+            "%s cannot be used (%s): the running processes write it again", run / FILE, error
+        )
         return {}
 
 
@@ -185,4 +188,4 @@ def _read(run: Path) -> dict[str, dict[str, Any]]:
     try:
         return {role: entry for role, entry in endpoints.items() if isinstance(entry["http"], str)}
     except (LookupError, TypeError, AttributeError):
-        raise ValueError(f"{run / FILE}: is damaged: an entry names no address") from None
+        raise ValueError(f"{run / FILE} is damaged: an entry has no address") from None

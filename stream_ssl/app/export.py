@@ -77,8 +77,8 @@ def check_target(option: str, folder: Path, marker: str) -> None:
         ours = {MANIFEST, *listed(folder)}
     if others := sorted(found - ours):
         raise ValueError(
-            f"{option} {folder} holds {others[0]}, which no such export has written, and the whole "
-            f"folder would be replaced; {remedy}"
+            f"{option} {folder} contains {others[0]}, which no export has written, and "
+            f"the whole folder would be replaced; {remedy}"
         )
 
 
@@ -136,9 +136,9 @@ def export_encoder(
             difference = write_onnx(encoder, scratch / ONNX)
             if not difference <= ONNX_TOLERANCE:  # this also rejects NaN
                 raise Failure(
-                    f"the ONNX model differs from torch by {difference:.1e} of the largest value, "
-                    f"and {ONNX_TOLERANCE:.0e} is allowed; nothing was written: leave it out with "
-                    "--no-onnx, or try another version of onnxruntime"
+                    f"the ONNX model differs from torch by {difference:.1e} of the "
+                    f"largest value, and {ONNX_TOLERANCE:.0e} is allowed; nothing was "
+                    "written: use --no-onnx, or try another version of onnxruntime"
                 )
     return difference
 
@@ -177,7 +177,7 @@ def check_onnx() -> None:
     for module in ("onnx", "onnxscript", "onnxruntime"):
         if find_spec(module) is None:
             hint = missing_extra(ModuleNotFoundError(name=module))
-            raise ValueError(f"{hint}; or leave the ONNX model out with --no-onnx")
+            raise ValueError(f"{hint}; or use --no-onnx")
 
 
 def write_onnx(encoder: Encoder, path: Path) -> float:
@@ -329,7 +329,9 @@ def images_of(columns: Mapping[str, Tensor], slots_B: NDArray[np.int64]) -> NDAr
         ValueError: an earlier version kept them in a file outside the checkpoint.
     """
     if "images" not in columns:
-        raise ValueError("the memory's images are in a file (memory.image_file), which is gone")
+        raise ValueError(
+            "the memory's images are in a file (memory.image_file), which does not exist any more"
+        )
     images: NDArray[np.uint8] = columns["images"][slots_B].numpy()
     return images
 

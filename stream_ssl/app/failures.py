@@ -44,8 +44,8 @@ SLIM = ("receiver", "status", "produce", "keys")
 """Commands that need no torch. All others need the learner's extra, whichever module they miss."""
 
 TRUST_CODE = (
-    "import whatever class the files of the encoder name, which runs its code; "
-    "without it, only networks of stream_ssl, torch.nn, torchvision and timm are loaded"
+    "import any class that the encoder's files name, which runs its code; without this "
+    "option, only networks of stream_ssl, torch.nn, torchvision and timm are loaded"
 )
 """Help text of `--trust-code`."""
 
@@ -78,7 +78,7 @@ def configuring() -> Iterator[None]:
         if not (isinstance(error, MemoryError) or NO_MEMORY.search(str(error))):
             raise
         raise Misconfigured(
-            f"this machine's memory does not hold the run ({first_line(error)}): lower "
+            f"the run does not fit in this machine's memory ({first_line(error)}): lower "
             "memory.capacity"
         ) from error
 
@@ -120,7 +120,7 @@ def check_writable(folder: Path, what: str, remedy: str) -> None:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):  # a full disk is not a wrong folder
             return
         raise ValueError(
-            f"{what} {folder} cannot be written, because {above} takes no file "
+            f"{what} {folder} cannot be written, because {above} accepts no file "
             f"({error.strerror}); {remedy}"
         ) from error
 
@@ -140,7 +140,7 @@ def listening(listen: Callable[[], T]) -> T:
                 raise
             if pause is None:
                 raise Misconfigured(
-                    f"{error.strerror}. Stop the process that listens there (ss -ltnp names it)"
+                    f"{error.strerror}. Stop the process that listens there (find it with ss -ltnp)"
                 ) from error
             time.sleep(pause)
     raise AssertionError("unreachable")
@@ -172,7 +172,7 @@ def reported(work: Callable[[], None]) -> int:
     except ModuleNotFoundError:  # the console script names the missing extra
         raise
     except Exception:
-        log.exception("stopped by an error that nobody foresaw")
+        log.exception("stopped by an unexpected error")
         return FAILED
     return DONE
 
@@ -198,4 +198,4 @@ def missing_extra(
         extra = "learner,cpu"
     if source in EXTRAS.values():  # the extra of this name has all that the source needs
         extra = source
-    return f"{module} is not installed, and this needs it: pip install 'stream-ssl[{extra}]'"
+    return f"{module} is not installed, and is required here: pip install 'stream-ssl[{extra}]'"

@@ -159,8 +159,9 @@ class Process:
             self._checkpointer.read_apart(part.journal, saved)
         elif self._checkpointer.follow(part.journal):
             log.error(
-                "the checkpoint goes on in journal %s, and %s has journal %s: all ranks read it "
-                "from its beginning. To go on where the checkpoint was, stop, and put its own back",
+                "the checkpoint continues in journal %s, and %s has journal %s: all ranks "
+                "read it from its beginning. To continue where the checkpoint was, stop "
+                "the run and put the checkpoint's journal back",
                 saved.journal if saved is not None else None,
                 part.folder,
                 part.journal,
@@ -188,23 +189,23 @@ class Process:
     def _resume(self, settings: Namespace, saved: Saved, start: Offset) -> None:
         group = self._ranks.group
         if settings["from"] is not None:
-            log.info("--from %s has no effect: this run has begun", settings["from"])
+            log.info("--from %s has no effect: this run has begun already", settings["from"])
         if saved.ranks != group.size:
             log.warning(
-                "the checkpoint is of %d ranks, and %d go on: memory and journal are divided "
-                "anew, and views and draws have other seeds",
+                "the checkpoint has %d ranks, and the run continues with %d: memory and "
+                "journal are divided anew, and views and draws get other seeds",
                 saved.ranks,
                 group.size,
             )
         saved.restore(self.learner, group.rank, group.size, start)
         self.metrics.resumed(saved.step, float(saved.facts["created"]))
-        log.info("going on at step %d from %s", saved.step, saved.path)
+        log.info("continuing at step %d from %s", saved.step, saved.path)
 
     def _begin_from(self, settings: Namespace) -> None:
         if not self._ranks.alone:
             raise Misconfigured(
-                "--from begins a run in one process: start it with one, and go on with "
-                f"{self._ranks.group.size} ranks from its first checkpoint"
+                "--from begins a run in one process: start it with one process, and "
+                f"continue with {self._ranks.group.size} ranks from its first checkpoint"
             )
         warm_start(settings, self.learner)
 
@@ -296,12 +297,12 @@ class Process:
         except JournalReplaced as error:
             raise Failure(str(error)) from error
         except RankLost as error:
-            raise Failure(f"{error}; all ranks go on from the last checkpoint") from error
+            raise Failure(f"{error}; all ranks continue from the last checkpoint") from error
         self.health.set("started", False, "stopping")
         self._observers.survey()
         self._conclude_save(wait=True)
         if not self.learner.divergence.savable:
-            log.warning("no last checkpoint is written, because updates were being skipped")
+            log.warning("no final checkpoint is written, because the last updates were skipped")
         elif self.learner.step:
             self._save(lambda: self._checkpointer.save(self.learner, self._config))
 
@@ -320,13 +321,14 @@ class Process:
         self.metrics.parked(len(parked))
         if parked and not self._ranks.group.rank:
             log.warning(
-                "parked: %s. No rank reads the journals of these ids, which checkpoints go on to "
-                "remember; start the group with their hosts and it goes on in them",
+                "parked: %s. No rank reads the journals of these ids, and checkpoints "
+                "keep their positions. Start the group with their hosts to continue "
+                "reading them",
                 ", ".join(parked),
             )
         if saved is not None and self._part.journal not in known and not self._part.number:
             log.warning(
-                "journal %s in %s is new to this run: it is read from its beginning",
+                "journal %s in %s is new to this run: reading it from its beginning",
                 self._part.journal,
                 self._part.folder,
             )
@@ -360,7 +362,9 @@ class Process:
         except OSError as error:
             self.health.set("cursor", False, str(error))
             self._limited_log.warning(
-                "cursor", f"the receiver cannot be told how far this is, training goes on: {error}"
+                "cursor",
+                "the learner's position cannot be sent to the receiver, training "
+                f"continues: {error}",
             )
         else:
             self.health.set("cursor", True)
@@ -382,13 +386,11 @@ class Process:
             saved = self._checkpointer.before(divergence.reloaded_from + 1)
         if saved is None:
             divergence.halt()
-            log.error("no checkpoint precedes the fault: %s", divergence)
+            log.error("no checkpoint is older than the fault: %s", divergence)
         else:
             self._failed_step = self.learner.step
             self.learner.reload(saved.capture(group.rank, group.size, self.learner.offset))
-            log.warning(
-                "reloaded %s; training goes on with the samples that follow", saved.path.name
-            )
+            log.warning("reloaded %s; training continues with the next samples", saved.path.name)
             if divergence.halted:
                 log.error("%s", divergence)
         self._tell_of_divergence()
@@ -400,7 +402,7 @@ class Process:
         if not divergence.healthy and self._healthy:
             log.warning("%s", divergence)
         if divergence.healthy and not self._healthy:
-            log.info("training has recovered: the reloaded checkpoint takes updates again")
+            log.info("training has recovered: updates succeed again after the reload")
             self._checkpointer.discard_between(divergence.reloaded_from, self._failed_step)
             if not self._ranks.group.rank:
                 self._save_soon()
@@ -440,21 +442,22 @@ class Process:
         if self._checkpointer.busy:
             return  # how much that checkpoint frees is not known yet
         if self._checkpointer.dirty:
-            log.info("the journal is full: a checkpoint lets it be trimmed")
+            log.info("the journal is full: writing a checkpoint, so that it can be trimmed")
             self._save_soon()
             return
         needed = self._checkpointer.needed(beyond=self._checkpointed)
         if needed is None:
             self._limited_log.warning(
                 "small",
-                "the journal is full, and what is new in it makes no whole batch: make room on its "
-                "disk where that is full, else raise journal.budget, or lower batches.batch_size",
+                "the journal is full, and its new samples do not fill a batch: free space "
+                "if its disk is full, otherwise raise journal.budget or lower "
+                "batches.batch_size",
             )
             return
         log.warning(
-            "the journal is full of what older checkpoints would replay: what is before record %d "
-            "is let go, so that the oldest can only be evaluated. Raise journal.budget, or lower "
-            "checkpoints.keep",
+            "the journal is full of records that only older checkpoints need: records "
+            "before %d may now be trimmed, so the oldest checkpoint can only be "
+            "evaluated. Raise journal.budget, or lower checkpoints.keep",
             needed.record,
         )
         self._checkpointed = needed.record
@@ -483,7 +486,7 @@ class Process:
         except OSError as error:
             self.metrics.checkpoint_failed()
             self.health.set("checkpoint", False, str(error))
-            log.error("checkpoint not written, training goes on: %s", error)
+            log.error("checkpoint not written, training continues: %s", error)
             return
         if record is None:
             return
@@ -493,7 +496,7 @@ class Process:
         self._checkpointed = max(self._checkpointed, record.needed.record)
         self._tell_receiver()
         log.info(
-            "checkpoint at step %d: %.1f MB in %.2f s, for %.2f s of which training waited",
+            "checkpoint at step %d: %.1f MB in %.2f s; training waited for %.2f s",
             record.step,
             record.bytes / 1e6,
             record.seconds,

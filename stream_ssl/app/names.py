@@ -28,8 +28,9 @@ TABLES: dict[Any, tuple[str, dict[str, type]]] = {
 """The kind of class and its table, by the type of an option."""
 
 D_MOCO = (
-    "method d-moco: D-MoCo is moco with the memory of the DUEL paper, and a method's name sets no "
-    "memory; leave the name out and add --config deploy/configs/presets/d-moco.yaml"
+    "method d-moco: D-MoCo is the method moco with the memory of the DUEL paper, and a "
+    "method's name does not set the memory; leave the name out and add --config "
+    "deploy/configs/presets/d-moco.yaml"
 )
 """The error for a name that older versions read as MoCo with the default memory."""
 

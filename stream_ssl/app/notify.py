@@ -66,4 +66,4 @@ class Notifier:
                 sender.settimeout(1.0)
                 sender.sendto(message.encode(errors="replace"), self._address)
         except OSError as error:
-            log.warning("systemd cannot be told %r: %s", message.partition("\n")[0], error)
+            log.warning("cannot send %r to systemd: %s", message.partition("\n")[0], error)

@@ -63,7 +63,8 @@ def meet(settings: Namespace, stack: ExitStack) -> Ranks:
         if device.index >= torch.cuda.device_count():
             raise Misconfigured(
                 f"rank {rank()} is process {device.index} of this host, which has "
-                f"{torch.cuda.device_count()} GPUs: start as many with --nproc-per-node"
+                f"{torch.cuda.device_count()} GPUs: start at most as many ranks with "
+                "--nproc-per-node"
             )
         torch.cuda.set_device(device)
         settings.learner.device = str(device)
@@ -84,13 +85,14 @@ def meet(settings: Namespace, stack: ExitStack) -> Ranks:
         )
     except (RuntimeError, ValueError) as error:
         raise Failure(
-            f"rank {rank()} cannot meet the others at {where} ({first_line(error)}): is "
-            "torchrun's --rdzv-endpoint reachable from here, and GLOO_SOCKET_IFNAME (or "
-            "NCCL_SOCKET_IFNAME) an interface that the other hosts reach?"
+            f"rank {rank()} cannot connect to the other ranks at {where} "
+            f"({first_line(error)}): check that torchrun's --rdzv-endpoint is reachable "
+            "from here, and that GLOO_SOCKET_IFNAME (or NCCL_SOCKET_IFNAME) names an "
+            "interface that the other hosts reach"
         ) from error
     stack.callback(dist.destroy_process_group)
     ranks = Ranks(ProcessGroup(), device)
-    log.info("rank %d of %d, met at %s", ranks.group.rank, ranks.group.size, where)
+    log.info("rank %d of %d, connected at %s", ranks.group.rank, ranks.group.size, where)
     return ranks
 
 
@@ -140,8 +142,9 @@ def part_of(settings: Namespace, ranks: Ranks, saved: Saved | None) -> Part:
     local, here = (int(os.environ.get(f"LOCAL_{name}", 0)) for name in ("RANK", "WORLD_SIZE"))
     if len(folders) > max(1, here):
         raise Misconfigured(
-            f"ranks.receivers names {len(folders)} folders, and {max(1, here)} ranks of this host "
-            "would read them: start as many ranks, or leave out a receiver (producers first)"
+            f"ranks.receivers names {len(folders)} folders, and {max(1, here)} ranks of "
+            "this host would read them: start one rank or more for each folder, or remove "
+            "a receiver (its producers first)"
         )
     folder = folders[local % len(folders)] if folders else settings.run
     journal = journal_id(folder / "journal")
@@ -150,7 +153,7 @@ def part_of(settings: Namespace, ranks: Ranks, saved: Saved | None) -> Part:
         raise Failure(
             f"rank {told.index(None)} finds no journal in its receiver's folder "
             + (f"{folder}: " if journal is None else "on its host: ")
-            + "start that receiver first, and name its run folder in ranks.receivers"
+            + "start that receiver first, and add its run folder to ranks.receivers"
         )
     readers = [other for other, read in enumerate(told) if read == journal]
     return Part(folder, rank, readers, journal, apart=True)
@@ -162,13 +165,14 @@ def _one_journal(ranks: Ranks, run: Path, begun: bool) -> str | None:
         return None
     told = {rank: one for rank, one in enumerate(ranks.tell(journal_id(run / "journal"))) if one}
     if begun and len(told) < ranks.group.size:
-        raise Failure(f"there is no journal in {run} to go on in: start its receiver first")
+        raise Failure(f"{run} has no journal: start its receiver first")
     for rank, one in told.items():
         if one != (first := min(told.items()))[1]:
             raise Misconfigured(
-                f"{run}/journal is {first[1]} on rank {first[0]} and {one} on rank {rank}: where "
-                "each host has a receiver and journal of its own, name its run folder in "
-                "ranks.receivers; else put the run's folder where all ranks see the same"
+                f"{run}/journal is {first[1]} on rank {first[0]} and {one} on rank "
+                f"{rank}: if each host has its own receiver and journal, list their run "
+                "folders in ranks.receivers; otherwise put the run's folder on a file "
+                "system that all ranks share"
             )
     return told.get(ranks.group.rank)
 

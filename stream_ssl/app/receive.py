@@ -128,7 +128,7 @@ def receive(settings: Namespace, resolved: Mapping[str, Any], stop: threading.Ev
             served = not record.full and (record.credit > 0 or not record.producers)
             health.set("credit", served, "" if served else f"no producer may send: {_why(record)}")
         health.forget("receiver")
-    log.info("drained: all that was taken is journalled and acknowledged")
+    log.info("drained: all received samples are in the journal and acknowledged")
 
 
 def listen_again(listen: Callable[[str], T], bind: str, run: Path) -> T:
@@ -149,8 +149,8 @@ def listen_again(listen: Callable[[str], T], bind: str, run: Path) -> T:
             return listen(f"{host}:{had}")
         except (OSError, ValueError) as error:
             log.warning(
-                "port %s, which the receiver had before, cannot be taken (%s); it takes a free "
-                "one, and producers that know the old port must be restarted",
+                "the receiver cannot listen on its former port %s (%s); it uses a free "
+                "port, and producers with the former port must be restarted",
                 had,
                 error,
             )
@@ -160,9 +160,12 @@ def listen_again(listen: Callable[[str], T], bind: str, run: Path) -> T:
 def _why(record: ReceiverRecord) -> str:
     """Return why producers get no credit, and the remedy."""
     if record.disk_full:
-        return "the disk of the journal is full, the journal is not; make room on the disk"
+        return (
+            "the disk of the journal is full, and the journal's budget is not; free space "
+            "on the disk"
+        )
     if record.full:
-        return "the journal's budget is used up; check that the learner runs and saves checkpoints"
+        return "the journal has used its budget; check that the learner runs and saves checkpoints"
     return "the learner is too far behind"
 
 
@@ -174,7 +177,7 @@ def access_of(settings: Namespace, run: Path) -> Access | None:
     """
     files = settings.access
     if files == PLAIN:
-        remedy = "leave `access` out, and the run makes keys"
+        remedy = "leave `access` out: the run then makes keys"
         require_loopback(settings.receiver.bind, remedy)
         return None
     if files:
@@ -183,8 +186,8 @@ def access_of(settings: Namespace, run: Path) -> Access | None:
     keys, allow = make_keys(run)
     if before:
         log.warning(
-            "this run had no keys and has made them in %s: local producers connect with --run %s, "
-            "or run=%r in Python; set `access: plain` to go on in plain text",
+            "this run had no keys and has made them in %s: local producers connect with "
+            "--run %s, or run=%r in Python; set `access: plain` to use plain text",
             keys.parent,
             run,
             str(run),

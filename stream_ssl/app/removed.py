@@ -16,10 +16,10 @@ class Gone(NamedTuple):
 
 REMOVED: dict[str, Gone] = {
     "receiver.max_samples": Gone(1024, "a packet holds at most 1024 samples"),
-    "receiver.group_packets": Gone(64, "64 packets are committed together"),
+    "receiver.group_packets": Gone(64, "at most 64 packets are committed together"),
     "receiver.group_seconds": Gone(0.005, "a packet waits at most 5 ms for its commit"),
     "receiver.max_producers": Gone(4096, "4096 producers may be connected at once"),
-    "receiver.drain_seconds": Gone(2.0, "the receiver takes at most 2 s to stop"),
+    "receiver.drain_seconds": Gone(2.0, "the receiver stops within 2 s"),
     "journal.segment_bytes": Gone(None, "journal.budget determines the size of a segment"),
     "journal.forget_days": Gone(30.0, "a producer is forgotten after 30 days without a packet"),
     "journal.check": Gone(True, "the journal is always checked for damage"),
@@ -37,13 +37,13 @@ REMOVED: dict[str, Gone] = {
     "memory.measured_by": Gone(None, "collisions are measured by the score of memory.eviction"),
     "optimiser.momentum": Gone(0.9, "the momentum of sgd is 0.9"),
     "optimiser.betas": Gone([0.9, 0.999], "the betas of adam and adamw are 0.9 and 0.999"),
-    "pace.band": Gone(0, "raise pace.updates_per_sample for more updates"),
+    "pace.band": Gone(0, "raise pace.updates_per_sample to make more updates"),
     "learner.stream_share": Gone(0.5, "there are no mixed batches; see learner.anchors"),
     "learner.write_back": Gone(True, "fresh keys always replace the older ones"),
-    "learner.keys": Gone("before", "the memory keeps the keys of before the update"),
-    "observe.prequential.k": Gone(20, "20 neighbours vote"),
+    "learner.keys": Gone("before", "the memory keeps the keys from before the update"),
+    "observe.prequential.k": Gone(20, "the probe uses 20 neighbours"),
     "observe.prequential.rate": Gone(4.0, "the learning rate of the linear probe is 4.0"),
-    "http.producers": Gone(True, "metrics have a label for each of the first 256 producers"),
+    "http.producers": Gone(True, "the first 256 producers have a label in the metrics"),
 }
 """Removed options by name. `value` is the value that a run without the option always had."""
 
@@ -58,13 +58,13 @@ POLICIES = (
 def why_refused(option: str, value: object) -> str | None:
     """Return the error about a removed option or a removed value; None if neither applies."""
     if option in REMOVED:
-        return f"{option} is gone: {REMOVED[option].now}. Delete it"
+        return f"{option} was removed: {REMOVED[option].now}. Delete the option"
     if (option, value) == ("learner.anchors", "mixed"):
-        return 'learner.anchors: mixed is gone: choose "stream" or "memory"'
+        return 'learner.anchors: the value mixed was removed: choose "stream" or "memory"'
     if option.startswith(("memory.eviction", "shadows")) and value in POLICIES:
         return (
-            f"the eviction policy {value} is gone: choose another, or keep it as a class of your "
-            "own (CONTRIBUTING.md, A policy that learns)"
+            f"the eviction policy {value} was removed: choose another policy, or write "
+            "your own class (CONTRIBUTING.md, A policy that learns)"
         )
     return None
 
@@ -101,9 +101,9 @@ def check_run(config: Mapping[str, Any]) -> None:
     anchors = (config.get("learner") or {}).get("anchors")
     reason = why_refused("learner.anchors", anchors) or why_refused("memory.eviction", policy)
     if memory.get("image_file"):
-        reason = "its images are in a file (memory.image_file), which is gone"
+        reason = "its images are in a file (memory.image_file), which is no longer supported"
     if reason is not None:
         raise ValueError(
-            f"this run cannot go on: {reason}. Begin a new run with its weights: --run FOLDER "
-            "--from THIS_RUN"
+            f"this run cannot continue: {reason}. Begin a new run with its weights: --run "
+            "FOLDER --from THIS_RUN"
         )

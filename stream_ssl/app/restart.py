@@ -101,7 +101,7 @@ def merge(asked: Mapping[str, Any], run: Mapping[str, Any]) -> Restart:
             else:
                 config[section] = ours
             lines = _differences(path, ours, theirs)
-            kept += [f"{where}: {_show(a)} (asked for: {_show(b)})" for where, a, b in lines]
+            kept += [f"{where}: {_show(a)} (requested: {_show(b)})" for where, a, b in lines]
     for path in MAY_CHANGE:
         ours, theirs = _get(run, path), _get(asked, path)
         # A learner knows only those options of the receiver that the file sets.
@@ -128,20 +128,20 @@ def resume(parser: ArgumentParser, settings: Namespace, run: Mapping[str, Any]) 
     run, lost = without(run)
     if lost:
         log.warning(
-            "%s: the run was configured with options that are gone: %s",
+            "%s: the run was configured with options that were removed: %s",
             settings.run,
             "; ".join(lost),
         )
     found = merge(resolved(parser, settings), run)
     if found.kept:
         log.warning(
-            "%s: the run keeps its own settings, fixed since it began: %s. To use others, begin a "
-            "new run with --run FOLDER",
+            "%s: the run keeps these settings from its beginning: %s. To use other "
+            "settings, begin a new run with --run FOLDER",
             settings.run,
             "; ".join(found.kept),
         )
     for line in found.changed:
-        log.info("changed since the last checkpoint, and used from now on: %s", line)
+        log.info("settings that changed since the last checkpoint, and apply from now on: %s", line)
     merged: Namespace = parser.parse_object(found.config)
     return merged
 

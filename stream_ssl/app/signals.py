@@ -69,8 +69,8 @@ def watch_parent(parent: int, stop: threading.Event) -> None:
     while not stop.wait(1.0):
         if os.getppid() != parent:
             log.warning(
-                "the supervisor (process %d) is gone, so this process stops; `stream-ssl run` "
-                "continues the run",
+                "the supervisor (process %d) has ended, so this process stops; "
+                "`stream-ssl run` continues the run",
                 parent,
             )
             stop.set()

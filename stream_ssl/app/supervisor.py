@@ -26,14 +26,15 @@ CRASHES, CRASH_SECONDS = 3, 300.0
 NATIVE = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
 """Signals of faults in native code. A child writes the stacks of its threads before it ends."""
 NATIVE_REMEDY = (
-    "native code is at fault, and a restart does not repair it. The stacks above name the call. "
-    "For the learner try encoder.width 16 or more, learner.threads 1, learner.device cpu, or "
-    "ONEDNN_MAX_CPU_ISA=AVX2 in the environment; else install other versions of the libraries "
-    "that the stacks name"
+    "native code failed, and a restart does not repair it. The stacks above name the "
+    "call. For the learner, try encoder.width 16 or more, learner.threads 1, "
+    "learner.device cpu, or ONEDNN_MAX_CPU_ISA=AVX2 in the environment. Otherwise install "
+    "other versions of the libraries in the stacks"
 )
 KILLED_REMEDY = (
-    "the system kills processes so when memory runs out (dmesg tells). Lower memory.capacity, "
-    "batches.batch_size or receiver.total_credit, or raise the limit of memory"
+    "the system kills processes like this when memory runs out (see dmesg). Lower "
+    "memory.capacity, batches.batch_size or receiver.total_credit, or raise the limit of "
+    "memory"
 )
 
 
@@ -53,8 +54,8 @@ def ending(status: int, pid: int) -> str:
     how = f"was killed by {number.name} (signal {number.value})"
     if number in NATIVE:
         how += (
-            '; the stacks of its threads are above, after "Fatal Python error"; where the system '
-            f"keeps core dumps, coredumpctl info {pid} has the native one"
+            '; the stacks of its threads are above, after "Fatal Python error"; if the '
+            f"system keeps core dumps, coredumpctl info {pid} shows the native stack"
         )
     return how
 
@@ -166,11 +167,12 @@ class Supervisor:
         pid, child.process = child.process.pid, None
         if status == USAGE and not child.worked:
             log.error(
-                "%s: wrong configuration (its message is above); nothing restarts", child.name
+                "%s: wrong configuration (its message is above); no process is restarted",
+                child.name,
             )
             return status
         # The settings worked before: somebody edited them, or a file is away. The others go on.
-        why = ", for its configuration does not work any more" if status == USAGE else ""
+        why = ", because its configuration does not work any more" if status == USAGE else ""
         lived = now - child.started
         child.worked |= lived >= child.back_off.healthy
         self._start_later(child, now, lived, f"{ending(status, pid)}{why}")
@@ -202,11 +204,13 @@ class Supervisor:
             if child.process is None:
                 continue
             child.process.terminate()
-            log.info("stopping %s; it may take up to %.0f s", child.name, self.stop_seconds)
+            log.info("stopping %s; this may take up to %.0f s", child.name, self.stop_seconds)
             try:
                 status = child.process.wait(self.stop_seconds)
             except subprocess.TimeoutExpired:
-                log.error("%s did not stop in %.0f s: killed", child.name, self.stop_seconds)
+                log.error(
+                    "%s did not stop within %.0f s, and was killed", child.name, self.stop_seconds
+                )
                 child.process.kill()
                 child.process.wait()
                 status = 1

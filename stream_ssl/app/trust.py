@@ -53,9 +53,9 @@ def only_known_classes(whose: str, sections: Any) -> Iterator[None]:
 
 def _untrusted(whose: str, refused: list[str]) -> ValueError:
     return ValueError(
-        f"{whose} names {refused[0]}, and to load it would run code that the file's author chose. "
-        "Only networks of stream_ssl, torch.nn, torchvision and timm are loaded unasked. "
-        "If you trust the author, pass trust_code=True (--trust-code)"
+        f"{whose} names {refused[0]}, and loading it would run code of the file's author. "
+        "Only networks of stream_ssl, torch.nn, torchvision and timm are loaded by "
+        "default. If you trust the author, pass trust_code=True (--trust-code)"
     )
 
 

@@ -45,19 +45,23 @@ def warm_start(settings: Namespace, learner: Learner) -> None:
         checkpoint = find(place)
     except OSError as error:
         raise ValueError(f"--from {place}: {error}") from error
-    log.info("a new run, from %s", checkpoint)
+    log.info("beginning a new run from %s", checkpoint)
     left_out = take_weights(learner.method, checkpoint)
     for name in left_out:
-        log.warning("--from %s: %s begins anew: other shapes, or another method", place, name)
-    taken, reason = 0, "its embeddings are of other weights"
+        log.warning(
+            "--from %s: %s starts with new weights, because its shapes or the method differ",
+            place,
+            name,
+        )
+    taken, reason = 0, "its embeddings were made by other weights"
     if not any(name.startswith(("projector", "key_projector")) for name in left_out):
         taken, reason = take_memory(learner, checkpoint)
     if reason:
-        log.warning("--from %s: the memory begins empty: %s", place, reason)
+        log.warning("--from %s: the memory starts empty: %s", place, reason)
     else:
         held, capacity = len(learner.memory), learner.memory.capacity
         log.info(
-            "%d samples of its memory were offered, %d of %d slots hold", taken, held, capacity
+            "offered %d samples of its memory; %d of %d slots are filled", taken, held, capacity
         )
 
 
@@ -74,9 +78,9 @@ def take_weights(method: Method, checkpoint: Path) -> list[str]:
     if misfit:
         there = tuple(saved[misfit[0]].shape) if misfit[0] in saved else "absent"
         raise ValueError(
-            f"the encoder in {checkpoint} does not fit: {misfit[0]} is {there} there and "
-            f"{tuple(own[misfit[0]].shape)} here; give the old run's `encoder` section and "
-            "decoder.channels"
+            f"the encoder in {checkpoint} does not fit: {misfit[0]} has shape {there} "
+            f"there and {tuple(own[misfit[0]].shape)} here; use the `encoder` section and "
+            "decoder.channels of the old run"
         )
     method.load_state_dict(fitting, strict=False)
     if isinstance(method, Momentum) and any(name.startswith("key_") for name in missing):
@@ -104,7 +108,7 @@ def take_memory(learner: Learner, checkpoint: Path) -> tuple[int, str]:
     if shape != memory.image_shape:
         return 0, f"images of shape {shape}, here {memory.image_shape} (decoder)"
     if "images" not in columns:
-        return 0, "images in a file (memory.image_file), which is gone"
+        return 0, "images in a file (memory.image_file), which is no longer supported"
     offered = 0
     try:
         slots_k = np.argsort(columns["born"].numpy())  # all values of `born` differ

@@ -41,36 +41,40 @@ CLASSES = 64
 
 BOTH: tuple[Spec, ...] = (
     Spec(
-        "both", "info", "build_info", "", "Versions of what runs, and its role.",
-        "Joins the other series to a version.", ("version", "role", "python"),
+        "both", "info", "build_info", "",
+        "Versions of the running program, and the role of the process.",
+        "Join other series with it to see their version.", ("version", "role", "python"),
     ),
     Spec(
-        "both", "info", "config_info", "", "The settings that this process runs with.",
-        "A change here explains a change elsewhere.",
+        "both", "info", "config_info", "", "Settings of this process.",
+        "Compare a change of a setting with changes of other metrics.",
     ),
     Spec(
         "both", "counter", "restarts_total", "restarts",
-        "How often `stream-ssl run` started this process again since it was started itself.",
-        "Any growth: it died; its log says of what.",
+        "How often `stream-ssl run` has restarted this process.",
+        "Any growth: the process died. The supervisor's log has the reason.",
     ),
     Spec(
         "both", "gauge", "loop_age_seconds", "seconds",
-        "Seconds since the process's loop last went round; /healthz asks for the same.",
-        "Above a few seconds: it hangs, though its port answers.",
+        "Seconds since the latest round of the process's main loop. /healthz checks the same.",
+        "Above a few seconds: the process hangs, though its port answers.",
     ),
     Spec(
         "both", "gauge", "disk_free_bytes", "bytes",
-        "Space that is left to us on the file system of a folder that this process writes.",
-        "Less than a checkpoint and the journal's room: it will be full.", ("folder",),
+        "Free space on the file system of a folder that this process writes.",
+        "Less than the size of a checkpoint plus the rest of the journal's budget: the disk will "
+        "be full.", ("folder",),
     ),
     Spec(
         "both", "gauge", "condition", "",
-        "Whether a condition that asks for attention is present, by the producer that it concerns.",
-        "1: see the runbook of that name. The alerts are made of this.", ("name", "producer"),
+        "1 while a condition needs attention, otherwise 0. The label producer names the producer "
+        "that it concerns.", "1: read the runbook of that name. The alerts use this metric.",
+        ("name", "producer"),
     ),
     Spec(
-        "both", "gauge", "starting", "", "1 until the process has reached its loop, else 0.",
-        "1 for minutes: it loads a large checkpoint, or hangs.",
+        "both", "gauge", "starting", "",
+        "1 until the process has reached its main loop, otherwise 0.",
+        "1 for minutes: the process loads a large checkpoint, or hangs.",
     ),
 )  # fmt: skip
 

@@ -10,14 +10,14 @@ from stream_ssl.observe.metric_spec import Spec
 
 PAGE_HEAD = """# Metrics
 
-Made from the code by `make docs`; edit `stream_ssl/observe/catalogue.py` instead.
+`make docs` makes this page from the code. To change it, edit `stream_ssl/observe/catalogue.py`.
 
-Receiver and learner each serve `/metrics` from a port of their own, on loopback unless they are
-told otherwise: [deploy/prometheus](../deploy/prometheus) has a scrape configuration and alerts,
-[deploy/grafana](../deploy/grafana) a dashboard. Counters count from the start of the process: use
-`rate`. Counters whose labels are known in advance are there from the start, at 0; a gauge is there
-once something has set it, the loss from the first update on. A label has at most 65 values; what
-goes beyond is counted under `other`. Classes are told apart up to `63`.
+Receiver and learner each serve `/metrics` on a port of their own, on loopback by default.
+[deploy/prometheus](../deploy/prometheus) has a scrape configuration and alerts, and
+[deploy/grafana](../deploy/grafana) a dashboard. Counters count from the start of the process, so
+use `rate`. A counter whose labels are known in advance starts at 0. A gauge is absent until it has
+a value, such as the loss before the first update. A label has at most 65 values, and further
+values count as `other`. The label `class` distinguishes the classes up to `63`.
 """
 
 PAGE_SECTIONS = {"receiver": "Receiver", "learner": "Learner", "both": "Both"}
@@ -31,7 +31,7 @@ def page() -> str:
         for spec in CATALOGUE:
             if spec.role == role:
                 lines += _entry(spec)
-    lines += ["## From the client library", "", "Both roles export these too.", ""]
+    lines += ["## From the client library", "", "Both roles also export these metrics.", ""]
     lines += [f"- `{name}` ({kind}): {text}" for name, kind, text in _library()]
     return "\n".join(lines) + "\n"
 

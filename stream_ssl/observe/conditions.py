@@ -159,13 +159,14 @@ TABLE: tuple[Condition, ...] = (
     Condition(
         "loop-stopped", "both", "critical",
         "the main loop of a process has stopped, though its port answers",
-        "Read the process's log, then restart it. It goes on where it was.",
+        "Read the process's log, then restart it. The process continues where it was.",
     ),
     Condition(
         "process-hung", "both", "critical",
         "another process of the run exists and does not answer",
-        "`kill -USR1 PID` writes the stacks of its threads to its log. `kill -CONT PID` wakes a "
-        "stopped process. Else `kill -9 PID`: stream-ssl run starts it again, nothing is lost.",
+        "`kill -USR1 PID` writes the stacks of its threads to its log. `kill -CONT PID` "
+        "wakes a stopped process. Otherwise use `kill -9 PID`: stream-ssl run starts the "
+        "process again, and nothing is lost.",
     ),
     Condition(
         "disk-low", "both", "warning",
@@ -174,7 +175,7 @@ TABLE: tuple[Condition, ...] = (
     ),
     Condition(
         "journal-damaged", "both", "critical",
-        "the journal was found damaged when it was read",
+        "a part of the journal is damaged",
         "The damaged records are left out. Check the disk.",
     ),
     Condition(
@@ -190,13 +191,14 @@ TABLE: tuple[Condition, ...] = (
     Condition(
         "producer-silent", "receiver", "warning",
         "{producer} has sent nothing for longer than 20 times its usual gap",
-        "Look at the log of this producer and at its camera or source. A producer that says BYE is "
-        "not waited for.",
+        "Look at the log of this producer and at its camera or source. The receiver does "
+        "not wait for a producer that said BYE.",
     ),
     Condition(
         "no-credit", "receiver", "warning",
         "no producer may send, because the journal or its disk is full, or the learner is behind",
-        "On a full disk make room. Else check that the learner runs and saves checkpoints.",
+        "If the disk is full, make room. Otherwise check that the learner runs and saves "
+        "checkpoints.",
     ),
     Condition(
         "journal-failing", "receiver", "critical",
@@ -205,7 +207,7 @@ TABLE: tuple[Condition, ...] = (
     ),
     Condition(
         "missing-packets", "receiver", "critical",
-        "packets that were once acknowledged are not in the journal",
+        "the journal lacks packets that were acknowledged",
         "The journal was lost or replaced. Put it back, or accept the loss.",
     ),
     Condition(
@@ -215,14 +217,16 @@ TABLE: tuple[Condition, ...] = (
     ),
     Condition(
         "refusals", "receiver", "warning",
-        "connections or messages are refused, because of a key or because they do not fit",
-        "Put the producer's key on the allow-list, or stop the producer whose key was revoked. "
-        "Restart producers where `access` of the run changed. Upgrade those of another version.",
+        "connections or messages are refused, because of a key or because they are invalid",
+        "Put the producer's key on the allow-list, or stop the producer whose key was "
+        "revoked. Restart producers where `access` of the run changed. Upgrade producers "
+        "of another version.",
     ),
     Condition(
         "allow-list", "receiver", "warning",
-        "the allow-list cannot be read; the list before it stays in force",
-        "Mend the file or put it back. Until then no change of it is in force, revoked keys too.",
+        "the allow-list cannot be read, and the previous list stays in force",
+        "Repair or restore the file. Until then, changes of the list have no effect, so "
+        "revoked keys are still admitted.",
     ),
     Condition(
         "rejected-samples", "receiver", "warning",
@@ -241,12 +245,12 @@ TABLE: tuple[Condition, ...] = (
     ),
     Condition(
         "learner-stuck", "learner", "critical",
-        "samples wait, and none is trained on",
-        "Read the learner's log, then restart the learner. It goes on from its checkpoint.",
+        "samples wait, and the learner trains on none of them",
+        "Read the learner's log, then restart the learner. It continues from its checkpoint.",
     ),
     Condition(
         "divergence", "learner", "critical",
-        "the updates have no finite loss or gradient, so nothing is learned",
+        "the updates have no finite loss or gradient, so the encoder learns nothing",
         "Lower optimiser.learning_rate or set optimiser.clip, and restart the learner.",
     ),
     Condition(
@@ -257,20 +261,21 @@ TABLE: tuple[Condition, ...] = (
     ),
     Condition(
         "updates-skipped", "learner", "warning",
-        "more than 10 updates in an hour were skipped: loss, gradient or keys were not usable",
+        "more than 10 updates within an hour were skipped, because loss, gradient or keys "
+        "were not usable",
         "Lower optimiser.learning_rate, or set optimiser.clip.",
     ),
     Condition(
         "collapse", "learner", "critical",
-        "the embeddings have collapsed: the encoder hardly tells samples apart any more",
-        "Stop the run, go back to a checkpoint from before, and lower optimiser.learning_rate.",
+        "the embeddings have collapsed: the encoder hardly distinguishes samples any more",
+        "Stop the run, go back to an earlier checkpoint, and lower optimiser.learning_rate.",
     ),
     Condition(
         "not-learning", "learner", "critical",
         "the encoder does not learn: its embeddings hardly differ, and its gradient is nearly 0 or "
         "its updates are too large",
-        "Lower optimiser.learning_rate (0.001 suits Adam). Then begin a new run, or go back to a "
-        "checkpoint from before: these weights seldom recover.",
+        "Lower optimiser.learning_rate (0.001 suits Adam). Then begin a new run, or go "
+        "back to an earlier checkpoint, because these weights seldom recover.",
     ),
     Condition(
         "one-picture", "learner", "critical",
@@ -281,8 +286,8 @@ TABLE: tuple[Condition, ...] = (
     Condition(
         "everything-dropped", "learner", "warning",
         "at least 99 % of {producer}'s samples are dropped as near-duplicates",
-        "Point the camera at something that changes, or send fewer frames. Keep learner.novelty "
-        "on: without it the memory fills with copies of one picture.",
+        "Point the camera at something that changes, or send fewer frames. Keep "
+        "learner.novelty on: without it, one picture fills the memory.",
     ),
     Condition(
         "bad-samples", "learner", "warning",
@@ -291,18 +296,19 @@ TABLE: tuple[Condition, ...] = (
     ),
     Condition(
         "checkpoint-old", "learner", "critical",
-        "what was learned more than an hour ago is in no checkpoint",
-        "Read the reason in the learner's log, and remove it. Until then no journal is trimmed.",
+        "updates from more than an hour ago are in no checkpoint",
+        "Read the reason in the learner's log, and remove it. Until then, the journal is "
+        "not trimmed.",
     ),
     Condition(
         "checkpoint-failing", "learner", "critical",
         "a checkpoint could not be written",
-        "Make room on the disk, or repair it. The checkpoint before is untouched.",
+        "Make room on the disk, or repair it. The previous checkpoint is intact.",
     ),
     Condition(
         "checkpoint-damaged", "learner", "warning",
-        "a checkpoint was found damaged and was set aside",
-        "Check the disk. Remove checkpoints/damaged-* to end this.",
+        "a checkpoint is damaged and was renamed to damaged-*",
+        "Check the disk. Remove checkpoints/damaged-* to end this condition.",
     ),
     Condition(
         "collisions", "learner", "warning",
@@ -313,22 +319,25 @@ TABLE: tuple[Condition, ...] = (
     Condition(
         "near-duplicates", "learner", "warning",
         "more than half of the memory's slots are near-duplicates of others",
-        "Choose memory.eviction most-duplicated, or lower the rate of the camera that rests.",
+        "Choose memory.eviction most-duplicated, or lower the rate of the camera that "
+        "shows nothing new.",
     ),
     Condition(
         "drift", "learner", "warning",
-        "the stream shows something else than it did",
-        "Check whether a source came, went, was covered or was turned. If you did it, do nothing.",
+        "the stream shows different things than before",
+        "Check whether a source was added, removed, covered or turned. If you intended "
+        "the change, do nothing.",
     ),
     Condition(
         "slow-rank", "learner", "warning",
-        "one rank works longer at each step than the others, which wait for it",
-        "Look at the machine of that rank. The group goes at the pace of its slowest rank.",
+        "one rank needs longer for each step than the others, which wait for it",
+        "Look at the machine of that rank. The slowest rank sets the speed of the group.",
     ),
     Condition(
         "parked-journal", "learner", "warning",
         "no rank reads some of the run's journals",
-        "Start the group with the hosts that have them, or list the lost ones in ranks.lost.",
+        "Start the group with the hosts that have these journals, or list lost journals "
+        "in ranks.lost.",
     ),
 )  # fmt: skip
 
@@ -357,10 +366,10 @@ def plural(count: float, noun: str) -> str:
 
 # -- the alert rules
 
-HEAD = """# Made from stream_ssl/observe/conditions.py by `make docs`; edit that instead.
+HEAD = """# `make docs` makes this file. To change it, edit stream_ssl/observe/conditions.py.
 #
 # Each process decides which conditions are present, by the thresholds of that file, and exports
-# them as stream_ssl_condition. Only what a dead process cannot say is decided here. A runbook's
+# them as stream_ssl_condition. This file decides only whether a process has died. A runbook's
 # link opens on the page of the process itself. To have it open elsewhere, put the address of your
 # copy of the repository in prometheus.yml, with its last slash:
 #   global: {external_labels: {runbooks: "https://git.example/robots/stream-ssl/blob/main/"}}
@@ -371,7 +380,8 @@ groups:
 
 DOWN_SUMMARY = "{{ $labels.role }} at {{ $labels.instance }} does not answer"
 DOWN = (
-    "Producers keep what is not acknowledged; the journal keeps what is. Look at the process's log."
+    "Read the process's log. No sample is lost: the journal keeps acknowledged samples, "
+    "and producers keep the others."
 )
 
 

@@ -125,7 +125,7 @@ class Health:
             if name == "started":
                 continue  # the process is starting or stopping, which is not a fault
             detail = part.get("detail") or (
-                f"the {name}'s loop last went round {part.get('seconds_since_tick')} s ago"
+                f"the {name}'s main loop has made no round for {part.get('seconds_since_tick')} s"
             )
             told.append(
                 {

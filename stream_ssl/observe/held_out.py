@@ -93,8 +93,8 @@ class HeldOutProbe:
         for part, found in parts.items():
             if not found:
                 raise ValueError(
-                    f"held_out: source {settings.source.name!r} gave no {part}; give more samples "
-                    "of each class"
+                    f"held_out: source {settings.source.name!r} has no {part}; use more "
+                    "samples of each class"
                 )
         (self._reference_NCHW, self._label_N), (image_QCHW, label_Q) = map(_joined, parts.values())
         rows = balanced(label_Q)
@@ -133,12 +133,12 @@ class HeldOutProbe:
         classes = set(self._label_Q.tolist())
         if len(classes) < 2:
             raise ValueError(
-                f"held_out: source {name!r} has class {min(classes)} alone; give at least two"
+                f"held_out: source {name!r} has only class {min(classes)}; use at least two classes"
             )
         if self.settings.k > len(self._label_N):
             raise ValueError(
-                f"held_out: {len(self._label_N)} references of source {name!r} are fewer than k = "
-                f"{self.settings.k}; give more, or a smaller k"
+                f"held_out: {len(self._label_N)} references of source {name!r} are fewer "
+                f"than k = {self.settings.k}; use more references, or a smaller k"
             )
 
 

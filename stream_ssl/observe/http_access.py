@@ -64,8 +64,8 @@ class Token:
     def __init__(self, secret: str, clock: Callable[[], float] = time.time) -> None:
         if len(secret) < LEAST_TOKEN or not all("!" <= sign <= "~" for sign in secret):
             raise ValueError(
-                f"an HTTP token has {len(secret)} characters: must have at least {LEAST_TOKEN}, "
-                "printable ASCII without blanks; make one with: "
+                f"an HTTP token has {len(secret)} characters: must have at least "
+                f"{LEAST_TOKEN}, all printable ASCII without spaces; make one with: "
                 "python3 -c 'import secrets; print(secrets.token_urlsafe(32))'"
             )
         self.secret, self._clock = secret, clock
@@ -85,7 +85,9 @@ class Token:
             mode = path.stat().st_mode
             secret = read_bytes(path, MOST_BYTES, links=True).decode("ascii").strip()
         except UnicodeDecodeError:
-            raise ValueError(f"http.token_file {path}: it is no ASCII text; {remedy}") from None
+            raise ValueError(
+                f"http.token_file {path}: the file is not ASCII text; {remedy}"
+            ) from None
         except ValueError as error:
             raise ValueError(f"http.token_file {error}; {remedy}") from None
         except OSError as error:
@@ -93,8 +95,8 @@ class Token:
             raise ValueError(f"http.token_file {path}: {why}; {remedy}") from None
         if mode & 0o007:
             raise ValueError(
-                f"http.token_file {path}: everybody may read it (mode {mode & 0o777:04o}); "
-                f"run: chmod 600 {path}"
+                f"http.token_file {path}: other users may read the file (mode "
+                f"{mode & 511:04o}); run: chmod 600 {path}"
             )
         try:
             return cls(secret)
@@ -169,9 +171,11 @@ class Guard:
                 return None
             return JSONResponse(
                 {
-                    "error": "this server answers to loopback names alone, and the request's Host "
-                    "is another: set http.token_file to be reached by it, or have your proxy send "
-                    "Host: localhost"
+                    "error": (
+                        "without a token, this server only accepts requests with a "
+                        "loopback name as Host: set http.token_file to use another name, "
+                        "or let your proxy send Host: localhost"
+                    )
                 },
                 403,
             )
@@ -182,8 +186,10 @@ class Guard:
             return RedirectResponse("login", 303)
         return JSONResponse(
             {
-                "error": "a token is needed: send it as `Authorization: Bearer TOKEN`, or log in "
-                "with a browser at /login"
+                "error": (
+                    "a token is required: send it as `Authorization: Bearer TOKEN`, or "
+                    "log in with a browser at /login"
+                )
             },
             401,
             {"www-authenticate": 'Bearer realm="stream-ssl"'},
@@ -200,7 +206,7 @@ async def read_form(request: Request) -> dict[str, str]:
     async for part in request.stream():
         body += part
         if len(body) > MOST_BODY:
-            raise ValueError(f"a form of more than {MOST_BODY} bytes")
+            raise ValueError(f"the form has more than {MOST_BODY} bytes")
     fields = parse_qs(body.decode("utf-8"), max_num_fields=8, errors="strict")
     return {name: values[-1] for name, values in fields.items()}
 

@@ -161,19 +161,19 @@ class Families:
     def add(self, name: str, value: float = 1.0, /, **labels: str) -> None:
         """Add to a counter."""
         child = self._child(name, labels)
-        assert isinstance(child, Counter), f"{name} is no counter"
+        assert isinstance(child, Counter), f"{name} is not a counter"
         child.inc(value)
 
     def set(self, name: str, value: float, /, **labels: str) -> None:
         """Set a gauge."""
         child = self._child(name, labels)
-        assert isinstance(child, Gauge), f"{name} is no gauge"
+        assert isinstance(child, Gauge), f"{name} is not a gauge"
         child.set(value)
 
     def observe(self, name: str, value: float, /, **labels: str) -> None:
         """Add a value to a histogram."""
         child = self._child(name, labels)
-        assert isinstance(child, Histogram), f"{name} is no histogram"
+        assert isinstance(child, Histogram), f"{name} is not a histogram"
         child.observe(value)
 
     def light(self, lit: Mapping[tuple[str, str], bool]) -> None:
@@ -218,7 +218,7 @@ class Families:
     def compute(self, name: str, value: Callable[[], float], /, **labels: str) -> None:
         """Compute a gauge whenever it is read. It has no value while the result is NaN."""
         child = self._child(name, labels)
-        assert isinstance(child, Gauge), f"{name} is no gauge"
+        assert isinstance(child, Gauge), f"{name} is not a gauge"
         child.set_function(value)
 
     def watch(self, folders: Mapping[str, Path]) -> None:

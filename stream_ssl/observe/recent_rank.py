@@ -83,8 +83,8 @@ class RecentRank:
             peak, most = self.peaks.get(name, rank), len(self._moments[name])
             if peak > 1.01 * most:  # rounding may put a rank above the dimension
                 log.warning(
-                    "%s: the maximum %.6g of %s is above %d, its dimension; the run starts a new "
-                    "maximum", self._file, peak, name, most,
+                    "%s: the maximum %.6g of %s is above its dimension %d; the run starts "
+                    "a new maximum", self._file, peak, name, most,
                 )  # fmt: skip
                 peak = rank
             collapsed = rank - 1 < RANK_SHARE * (peak - 1)
@@ -118,7 +118,7 @@ class RecentRank:
             if type(peak) in (int, float) and peak >= 1:
                 found[name] = float(peak)
             else:
-                text = "%s: the maximum %.40r of %s is no number of at least 1; it is ignored"
+                text = "%s: the maximum %.40r of %s is not a number of at least 1; it is ignored"
                 log.warning(text, self._file, peak, name)
         return found
 

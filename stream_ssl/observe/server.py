@@ -190,7 +190,7 @@ class BoundedProtocol(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """Answer bytes that are not an HTTP request, and log the address that sent them."""
         peer = self.client[0] if self.client else "an unknown address"
-        _requests_log.warning("invalid", f"{peer} sent no valid HTTP request to the page's port")
+        _requests_log.warning("invalid", f"{peer} sent an invalid HTTP request to the page's port")
         super().send_400_response(msg)
 
     def on_response_complete(self) -> None:
@@ -275,10 +275,10 @@ def application(
         try:
             given = (await read_form(request)).get("token", "")
         except ValueError as error:
-            return render("login.html.j2", 400, wrong=f"That was no log-in: {error}.")
+            return render("login.html.j2", 400, wrong=f"The log-in form is invalid: {error}.")
         if not token.matches(given.strip()):
             await asyncio.sleep(LOG_IN_SECONDS)
-            return render("login.html.j2", 403, wrong="That is not the token.")
+            return render("login.html.j2", 403, wrong="This token is wrong.")
         return log_in(RedirectResponse("./", 303), token, request.url.scheme == "https")
 
     async def logout(_: Request) -> Response:
@@ -309,9 +309,10 @@ def check_public(host: str, public: bool) -> None:
     """
     if not public and not is_loopback_host(host):
         raise ValueError(
-            f"metrics address {host!r} is not loopback, and there is no token: whoever reaches the "
-            f"port reads them, and sees the page. Use 127.0.0.1 behind a tunnel, set "
-            f"http.token_file, or http.public to true if the network is trusted."
+            f"metrics address {host!r} is not loopback, and there is no token: everybody "
+            "who can connect can read the metrics and the page. Use 127.0.0.1 behind a "
+            "tunnel, set http.token_file, or set http.public to true if the network is "
+            "trusted."
         )
 
 

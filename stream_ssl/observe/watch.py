@@ -30,23 +30,32 @@ GAPS_KEPT, LEAST_GAPS = 64, 3
 KEYS = frozenset({"denied", "unauthorised", "no-key", "plain-receiver", "server-key"})
 """Reasons of refusal that concern a key."""
 MISMATCHES = {
-    "no-key": "no-key: the producer speaks plain text and this receiver asks for keys; restart the "
-    "producer with --run or with a key",
-    "plain-receiver": "plain-receiver: the producer uses keys and this receiver speaks plain text; "
-    "restart the producer",
+    "no-key": (
+        "no-key: the producer uses plain text, and this receiver uses keys; restart the "
+        "producer with --run or with a key"
+    ),
+    "plain-receiver": (
+        "plain-receiver: the producer uses keys, and this receiver uses plain text; "
+        "restart the producer"
+    ),
 }
 """The remedy by reason of refusal, if one side uses keys and the other does not."""
 MISFITS = {
     "checksum": "packets are damaged on the way; check the network and the memory of the machine",
     "codec": "a producer sends a codec that this receiver does not know; upgrade the receiver",
-    "handshake": "peers hang up or are no producers, such as a check of a load balancer; "
-    "let it ask for /healthz, or look for a program with a wrong address",
-    "internal": "the receiver failed at a message; read its log",
-    "malformed": "a message is not of this protocol; look at the program at that address",
-    "names": "one key uses more names than receiver.max_names; use names again, or raise it",
+    "handshake": (
+        "peers disconnect at once or are not producers, such as the check of a load "
+        "balancer; let it use /healthz, or look for a program with a wrong address"
+    ),
+    "internal": "the receiver failed on a message; read its log",
+    "malformed": "a message does not follow the protocol; look at the program at that address",
+    "names": (
+        "one key uses more names than receiver.max_names; use fewer names, or raise "
+        "receiver.max_names"
+    ),
     "oversize": "messages are larger than the receiver allows; read the producer's log",
-    "version": "the producer speaks another version of the protocol; upgrade the older side",
-    "zmtp": "a browser, or another program that is no producer, uses this port; stop it",
+    "version": "the producer uses another version of the protocol; upgrade the older side",
+    "zmtp": "a browser or another program connects to this port; stop this program",
 }
 """Cause and remedy by reason of refusal, for reasons that do not concern a key."""
 SKIPS_OF_CHOICE = frozenset({"pace", "novelty"})
@@ -243,7 +252,7 @@ class Watch:
         try:
             self.look()
         except Exception as error:
-            text = f"the conditions cannot be decided: {type(error).__name__}: {error}"
+            text = f"the conditions cannot be checked: {type(error).__name__}: {error}"
             self._health.set("conditions", False, text)
             self._log.log(logging.ERROR, "conditions", text, exc_info=True)
         else:
@@ -263,7 +272,7 @@ class Watch:
                 self._log.warning("/".join(key), text)
         for key in [one for one in self._lit if now - self._seen[one] >= at.HOLD_SECONDS]:
             says = self._lit.pop(key).says
-            self._log.log(logging.INFO, "/".join((*key, "end")), f"{key[0]} is over: {says}")
+            self._log.log(logging.INFO, "/".join((*key, "end")), f"{key[0]} ends: {says}")
         self._light(dict.fromkeys(self._lit, True))
         severe = sorted(
             self._lit.values(),
@@ -286,7 +295,7 @@ class Watch:
                 continue
             if "seconds_since_tick" in part:
                 ago = seconds(float(str(part["seconds_since_tick"])))
-                yield condition, "", f"the {name}'s loop last went round {ago} ago"
+                yield condition, "", f"the {name}'s main loop has made no round for {ago}"
             elif condition == "disk-low":
                 yield condition, "", f"the run folder cannot be written: {part['detail']}"
             else:
@@ -307,7 +316,7 @@ class Watch:
             yield (
                 "journal-damaged",
                 "",
-                f"damage was found in {plural(count, 'part')} of the journal",
+                f"{plural(count, 'part')} of the journal was damaged",
             )
 
     def _disk(self, figures: Figures) -> Iterator[Finding]:
@@ -351,8 +360,11 @@ class Watch:
             yield "slow-disk", "", f"{share:.1%} of the commits take longer than 0.25 s"
         yield from self._refusals(figures)
         if figures.get("allow_list_broken") > 0:
-            says = "it cannot be read or is deleted, so a key revoked since is still admitted"
-            yield "allow-list", "", f"the allow-list before the newest stays in force: {says}"
+            says = (
+                "the new file cannot be read or is deleted, so keys that were revoked "
+                "since then are still admitted"
+            )
+            yield "allow-list", "", f"the previous allow-list stays in force: {says}"
         yield from self._shares(
             "rejected-samples",
             figures.by("producer_rejected_samples_total", "producer"),
@@ -445,7 +457,7 @@ class Watch:
         if len(clocks) > 1 and alike and abs(usual) > at.CLOCK_SECONDS:
             way = "behind" if usual > 0 else "ahead of"
             says = f"this machine's clock is {seconds(abs(usual))} {way} the clocks of all"
-            yield "clock", "", f"{says} {len(clocks)} producers that tell theirs"
+            yield "clock", "", f"{says} {len(clocks)} producers that report their clocks"
             return
         for who in sorted({*clocks, *live}):
             ahead = clocks.get(who, 0.0)
@@ -453,7 +465,11 @@ class Watch:
                 ahead = max(0.0, live.get(who, 0.0))
             if abs(ahead) > at.CLOCK_SECONDS:
                 way = "ahead of" if ahead > 0 else "behind"
-                yield "clock", who, f"{who}'s clock is {seconds(abs(ahead))} {way} this machine's"
+                yield (
+                    "clock",
+                    who,
+                    f"{who}'s clock is {seconds(abs(ahead))} {way} this machine's clock",
+                )
 
     def _producer_clocks(self, figures: Figures, live: Mapping[str, float]) -> dict[str, float]:
         """Return by how many seconds each producer's clock is ahead of this machine's clock now.
@@ -548,7 +564,7 @@ class Watch:
             self._progress = (done, self._clock())
         stuck = self._clock() - self._progress[1]
         if stuck > at.STUCK_SECONDS:
-            says = f"samples wait, and none was trained on for {seconds(stuck)}"
+            says = f"samples wait, and the learner has trained on none for {seconds(stuck)}"
             yield "learner-stuck", "", says
 
     def _collapse(self, figures: Figures) -> Iterator[Finding]:
@@ -571,8 +587,8 @@ class Watch:
             why = f"the gradient's norm is {gradient:.2g}"
             why = why if still else f"an update changes the weights by {change:.1%} of their norm"
             says = (
-                f"the encoder does not learn: the effective rank of the embeddings is {rank:.1f} "
-                f"while the images have {images:.1f}, and {why}"
+                "the encoder does not learn: the effective rank of the embeddings is "
+                f"{rank:.1f} while that of the images is {images:.1f}, and {why}"
             )
             yield "not-learning", "", says
         copies = figures.get("memory_near_duplicates_ratio")
@@ -601,12 +617,12 @@ class Watch:
     def _checkpoints(self, figures: Figures) -> Iterator[Finding]:
         behind = figures.get("checkpoint_lag_seconds")
         if behind > self._checkpoint_limit:
-            says = f"what was learned {seconds(behind)} ago is in no checkpoint yet"
+            says = f"updates from {seconds(behind)} ago are in no checkpoint yet"
             yield "checkpoint-old", "", says
         damaged = figures.get("checkpoints_damaged")
         if damaged > 0:
             were = "checkpoint was" if damaged == 1 else "checkpoints were"
-            says = f"{damaged:.0f} {were} found damaged and set aside"
+            says = f"{damaged:.0f} {were} damaged and renamed to damaged-*"
             yield "checkpoint-damaged", "", says
 
     def _quality(self, figures: Figures) -> Iterator[Finding]:
@@ -621,7 +637,7 @@ class Watch:
             yield "near-duplicates", "", says
         changes = figures.by("drift_detections_total", "signal").get("image", 0.0)
         if self._rise("drift", at.EVENT_SECONDS, {"image": changes})["image"] > 0:
-            yield "drift", "", "the stream shows something else than it did an hour ago"
+            yield "drift", "", "the stream shows different things than an hour ago"
         parked = figures.get("parked_journals")
         if self._held("parked", parked > 0) > 0:
             yield "parked-journal", "", f"no rank reads {parked:.0f} of the run's journals"
@@ -632,7 +648,7 @@ class Watch:
             usual = sorted(busy.values())[(len(busy) - 1) // 4]
             slow = [rank for rank, spent in busy.items() if spent > at.SLOW_RANK * usual]
             if slow:
-                says = f"rank {', '.join(slow)} works longer at each step than the others"
+                says = f"rank {', '.join(slow)} needs longer for each step than the others"
                 yield "slow-rank", "", says
 
     # -- helpers

@@ -102,7 +102,7 @@ def test_keys_are_made_once_and_entered_in_the_allow_list(
     assert Keys.load(secret).public == public
     assert AllowList(allow).name_of(public) == "robot-1"
     assert keys.main(arguments) == 1
-    assert "remove it first" in capsys.readouterr().err
+    assert "remove it to make new keys" in capsys.readouterr().err
     assert Keys.load(secret).public == public
 
 
@@ -121,7 +121,7 @@ def test_status_of_a_folder_where_nothing_ran(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert status.main([str(tmp_path)]) == 1
-    assert "nothing has run here" in " ".join(capsys.readouterr().out.split())
+    assert "no run has started here" in " ".join(capsys.readouterr().out.split())
 
 
 def test_produce_says_why_it_cannot_connect(

@@ -159,7 +159,7 @@ def test_a_short_run_warns_in_its_report(found, tmp_path, updates, warned):
     path = tmp_path / "report.html"
     history, replay = made_up_history(), made_up_replay()
     report.write(path, history, made_up_evaluation(), figures, replay, made_up_facts())
-    assert ("199 updates are too few to judge the encoder by" in path.read_text()) == warned
+    assert ("199 updates are too few to judge the encoder:" in path.read_text()) == warned
 
 
 def test_a_run_without_steps_still_gives_figures():

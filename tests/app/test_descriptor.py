@@ -150,7 +150,7 @@ def test_a_run_from_before_there_was_a_choice_goes_on_with_embeddings(
     assert isinstance(again.memory.descriptor, Embedding)
     again.restore(learner.capture())
     assert torch.equal(again.memory.descriptors, learner.memory.embeddings)
-    assert "fixed since it began: memory.descriptor" in caplog.text
+    assert "from its beginning: memory.descriptor" in caplog.text
     # Its next checkpoint says so: from then on the choice is the run's own.
     assert resolved(settings)["memory"]["descriptor"]["class_path"].endswith("Embedding")
 

@@ -98,7 +98,7 @@ def test_a_working_process_writes_the_file_again(
         receiver.write()
         learner.write()
     assert load(tmp_path) == whole
-    assert caplog.text.count("is written again") == 2  # once by each process
+    assert caplog.text.count("has been written again") == 2  # once by each process
 
 
 def test_a_receiver_starts_beside_a_damaged_file(tmp_path: Path) -> None:

@@ -153,7 +153,7 @@ def test_an_encoder_from_before_the_first_update_is_told(
         (checkpoint / "manifest.json").unlink()
         seal(checkpoint)
         assert export.main([str(checkpoint), *place]) == 0
-        assert caplog.text.count("of step 10 is from before the first update") == warnings
+        assert caplog.text.count("of step 10 was written before the first update") == warnings
         assert caplog.text.count("Take a later checkpoint") == warnings
 
 
@@ -314,7 +314,7 @@ def test_without_faiss_there_is_no_index(
     monkeypatch.setattr(index, "HAVE_FAISS", False)
     assert export.main([str(run), "--memory", str(tmp_path / "memory")]) == 0
     assert not (tmp_path / "memory" / "index.faiss").exists()
-    assert "no index.faiss, for faiss is not installed" in capsys.readouterr().out
+    assert "no index.faiss was written, because faiss is not installed" in capsys.readouterr().out
 
 
 def test_an_empty_memory(tmp_path: Path) -> None:
@@ -387,9 +387,9 @@ def test_an_exported_memory_can_be_embedded_with_and_without_labels(
     [
         ([], 2, "nothing to export: give --encoder DIR, --memory DIR, or both"),
         (["--encoder", "HERE/x", "--memory", "HERE/y/../x"], 2, "are both .*: give two"),
-        (["--encoder", "HERE/other"], 2, "holds mine.txt, which no such export has written"),
-        (["--memory", "ENCODER"], 2, "holds encoder.json, which no such export has written"),
-        (["--encoder", "RUN/checkpoints/latest"], 2, "holds .*, which no such export has written"),
+        (["--encoder", "HERE/other"], 2, "contains mine.txt, which no export has written"),
+        (["--memory", "ENCODER"], 2, "contains encoder.json, which no export has written"),
+        (["--encoder", "RUN/checkpoints/latest"], 2, "contains .*, which no export has written"),
         (["--encoder", "HERE/other/mine.txt"], 2, "mine.txt is a file; choose an empty or a new"),
     ],
     ids=["nothing", "both-one", "others", "another-export", "checkpoint", "a-file"],
@@ -421,7 +421,7 @@ def test_without_the_extra_onnx_is_refused_before_anything_is_written(
     arguments = [str(run), "--encoder", str(tmp_path / "encoder")]
     assert export.main(arguments) == 2
     assert "onnxruntime is not installed" in caplog.text
-    assert "pip install 'stream-ssl[export]'; or leave the ONNX model out" in caplog.text
+    assert "pip install 'stream-ssl[export]'; or use --no-onnx" in caplog.text
     assert not list(tmp_path.iterdir())
     assert export.main([*arguments, "--no-onnx"]) == 0
 
@@ -443,7 +443,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     place = ["--encoder", str(tmp_path / "e"), "--memory", str(tmp_path / "m")]
     assert export.main([str(tmp_path / "run"), *place]) == 2
     assert "is damaged (" in caplog.text
-    assert "name the one before" in caplog.text
+    assert "give an earlier checkpoint" in caplog.text
     assert not (tmp_path / "e").exists()
 
 

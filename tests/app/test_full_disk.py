@@ -120,8 +120,8 @@ def test_the_learner_starts_and_trains_while_the_disk_is_full(tmp_path: Path, di
 
         until(lambda: samples() >= SAMPLES, lambda: run.log("full"))
         until(lambda: answer("readyz").status_code == 503, lambda: answer("readyz").text)
-        assert "checkpoint not written, training goes on" in run.log("full")
-        assert "may name an older address" in run.log("full")
+        assert "checkpoint not written, training continues" in run.log("full")
+        assert "may contain an older address" in run.log("full")
         assert receiver.poll() is None
         ballast.unlink()
         on.until_published("learner", learner)
@@ -136,7 +136,7 @@ def test_the_learner_goes_on_where_marks_cannot_be_written(tmp_path: Path) -> No
         run.role("receiver")
         learner = run.role("learner")
         (tmp_path / "cursor.json.part").mkdir()  # in the way
-        until(lambda: "training goes on" in run.log("learner"), lambda: run.log("learner"))
+        until(lambda: "training continues" in run.log("learner"), lambda: run.log("learner"))
         assert run.produce(SAMPLES).wait(90) == 0, run.log("robot")
         until(lambda: run.metric("trained_samples_total") == SAMPLES, lambda: run.log("learner"))
         assert ConsumerOffsets(tmp_path).load().read == 1

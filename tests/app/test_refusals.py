@@ -51,7 +51,7 @@ def refused(main: Any, *arguments: str) -> int:
 @table(
     ("text", "message"),
     [
-        (b"run: caf\xe9\n", "config.yaml: byte 8 (0xe9) is no UTF-8 text; save the file as UTF-8"),
+        (b"run: caf\xe9\n", "config.yaml: byte 8 (0xe9) is not UTF-8 text; save the file as UTF-8"),
         ("memory:\n  capacity: 5\n  seed: 1\n  capacity: 6\n", "line 4: 'capacity' is in line 2"),
         ("memory: {}\nshadows: [{a: 1, a: 2}]\n", "line 2: 'a' is in line 2 already; remove one"),
         ("memory: {}\nmemory: {}\n", "line 2: 'memory' is in line 1 already; remove one"),
@@ -61,9 +61,9 @@ def refused(main: Any, *arguments: str) -> int:
         ),
         ("zzz: 1\n", "line 1: there is no section 'zzz'; there are: access, batches, checkpoints"),
         ("receiver:\n  bind: 127.0.0.1:5557\n", "transport is missing; write tcp://127.0.0.1:5557"),
-        ("memory: [\n", "config.yaml, line 2: no YAML: "),
-        ("", "config.yaml is empty: it has to hold options by name, such as\nrun: runs/mine"),
-        ("- run\n", "config.yaml begins with something else: it has to hold options by name"),
+        ("memory: [\n", "config.yaml, line 2: not valid YAML: "),
+        ("", "config.yaml is empty: must contain options by name, such as\nrun: runs/mine"),
+        ("- run\n", "config.yaml begins with something else: must contain options by name"),
     ],
 )
 def test_a_fault_of_the_file_is_named(
@@ -156,7 +156,9 @@ def test_a_run_without_a_configuration_starts_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert refused(run_command.main) == USAGE
-    assert "there is no CONFIG: give one, such as deploy/configs/" in capsys.readouterr().err
+    assert (
+        "CONFIG is missing: give a config file, such as deploy/configs/" in capsys.readouterr().err
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -322,7 +324,7 @@ def test_status_refuses_what_it_cannot_measure(
 ) -> None:
     (tmp_path / "file").write_text("")
     assert status.main([str(tmp_path / "file")]) == USAGE
-    assert "is a file: name the run's folder" in capsys.readouterr().err
+    assert "is a file: give the run's folder" in capsys.readouterr().err
     for seconds in ("0", "-1"):
         assert status.main([str(tmp_path), "--seconds", seconds]) == USAGE
         assert f"--seconds {seconds}: must be finite and above 0" in capsys.readouterr().err
@@ -346,7 +348,7 @@ def test_what_is_printed_is_no_markup(tmp_path: Path, capsys: pytest.CaptureFixt
     from benchmarks.report import Result, table
 
     assert status.main([str(tmp_path / "x[bold]y")]) == FAILED
-    assert "x[bold]y: nothing has run here" in capsys.readouterr().out.replace("\n", "")
+    assert "x[bold]y: no run has started here" in capsys.readouterr().out.replace("\n", "")
     how = "pip install 'stream-ssl[bench]'"
     console = Console(width=200)
     console.print(table(Result("losses", [{"work": f"not installed, {how}"}], 1.0)))
@@ -373,7 +375,7 @@ def test_the_help_says_where_the_learner_s_options_are_listed(
     told = said.count("a section of the learner; stream-ssl learner --help lists its options")
     ranks = command is run_command.main  # which takes a number of them, too
     assert told == len(config.LEARNER_SECTIONS) - ranks
-    assert ("how many processes of this host learn together" in said) == ranks
+    assert ("number of processes of this host that learn together" in said) == ranks
 
 
 def test_the_help_of_wrappers_fits_their_defaults(capsys: pytest.CaptureFixture[str]) -> None:
@@ -411,7 +413,7 @@ def test_a_source_name_that_samples_cannot_carry_is_refused(
 def test_evaluation_by_no_tasks_is_refused(tasks: str) -> None:
     parser = evaluate_parser()
     settings = parser.parse_args(["runs/x", "--data", "synthetic", "--tasks", tasks])
-    with pytest.raises(ValueError, match=r"--tasks .*: at least 1, or leave it out"):
+    with pytest.raises(ValueError, match=r"--tasks .*: must be at least 1; or leave it out"):
         check_settings(settings)
 
 

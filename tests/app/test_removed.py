@@ -66,7 +66,7 @@ def test_a_file_that_names_a_removed_option_is_told_what_holds(
             config.read(parser, [file])
         assert end.value.code == 2
         said = capsys.readouterr().err
-        assert f"{option} is gone: {REMOVED[option].now}. Delete it" in said
+        assert f"{option} was removed: {REMOVED[option].now}. Delete the option" in said
         line = 1 + Path(file).read_text()[: Path(file).read_text().index(last(option))].count("\n")
         assert f"line {line}: " in said
 
@@ -81,24 +81,30 @@ def test_the_command_line_and_the_environment_are_told_too(
     file = config_file(tmp_path)
     with pytest.raises(SystemExit):
         config.read(parsers()[1], [file, "--optimiser.momentum", "0.5"])
-    assert "optimiser.momentum is gone: the momentum of sgd is 0.9" in capsys.readouterr().err
+    assert "optimiser.momentum was removed: the momentum of sgd is 0.9" in capsys.readouterr().err
     monkeypatch.setenv("STREAM_SSL_QUARANTINE__RATE", "5")
     with pytest.raises(SystemExit):
         config.read(parsers()[0], [file])
-    assert "STREAM_SSL_QUARANTINE__RATE is set: quarantine.rate is gone" in capsys.readouterr().err
+    assert (
+        "STREAM_SSL_QUARANTINE__RATE is set: quarantine.rate was removed" in capsys.readouterr().err
+    )
 
 
 @table(
     ("option", "value", "told"),
     [
-        ("learner.anchors", "mixed", 'learner.anchors: mixed is gone: choose "stream" or "memory"'),
-        ("memory.eviction", "hybrid", "the eviction policy hybrid is gone"),
+        (
+            "learner.anchors",
+            "mixed",
+            'learner.anchors: the value mixed was removed: choose "stream" or "memory"',
+        ),
+        ("memory.eviction", "hybrid", "the eviction policy hybrid was removed"),
         (
             "memory.eviction",
             {"class_path": "stream_ssl.memory.eviction.KappaBandit"},
-            "KappaBandit is gone",
+            "KappaBandit was removed",
         ),
-        ("shadows", {"learnt": "kappa-bandit"}, "the eviction policy kappa-bandit is gone"),
+        ("shadows", {"learnt": "kappa-bandit"}, "the eviction policy kappa-bandit was removed"),
     ],
 )
 def test_a_removed_value_is_told(
@@ -130,12 +136,13 @@ def test_a_run_of_before_opens_without_the_removed_options(
     file = run_of_before(tmp_path, ("optimiser.betas", [0.5, 0.9]), ("receiver.group_packets", 8))
     with caplog.at_level(logging.INFO):
         assert check.main([file]) == 0
-    gone = [record.getMessage() for record in caplog.records if "are gone" in record.getMessage()]
+    messages = [record.getMessage() for record in caplog.records]
+    gone = [message for message in messages if "were removed" in message]
     (line,) = gone
     assert (
         "optimiser.betas: [0.5, 0.9] (now: the betas of adam and adamw are 0.9 and 0.999)" in line
     )
-    assert "receiver.group_packets: 8 (now: 64 packets are committed together)" in line
+    assert "receiver.group_packets: 8 (now: at most 64 packets are committed together)" in line
     assert line.count(" (now: ") == 2
     stored = encoder.facts(tmp_path / "run" / "checkpoints" / "latest")["config"]
     assert without(stored) == (stored, [])
@@ -145,12 +152,12 @@ def test_a_run_of_before_opens_without_the_removed_options(
 @table(
     ("option", "value", "told"),
     [
-        ("learner.anchors", "mixed", "learner.anchors: mixed is gone"),
+        ("learner.anchors", "mixed", "learner.anchors: the value mixed was removed"),
         ("memory.image_file", "images.bin", "its images are in a file"),
         (
             "memory.eviction",
             {"class_path": "stream_ssl.memory.eviction.Hybrid", "init_args": {"age_cap": 9}},
-            "the eviction policy stream_ssl.memory.eviction.Hybrid is gone",
+            "the eviction policy stream_ssl.memory.eviction.Hybrid was removed",
         ),
     ],
 )

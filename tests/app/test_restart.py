@@ -83,7 +83,7 @@ def test_every_fixed_option_is_kept_and_every_other_is_taken_over(tmp_path: Path
         assert restart._get(found.config, path) == "another", path
     assert [line.partition(": ")[0] for line in found.kept] == list(FIXED)
     assert [line.partition(": ")[0] for line in found.changed] == list(MAY_CHANGE)
-    assert "memory.capacity: 64 (asked for: 'another')" in found.kept
+    assert "memory.capacity: 64 (requested: 'another')" in found.kept
     assert "checkpoints.keep: 3 -> 'another'" in found.changed
 
 
@@ -106,8 +106,8 @@ def test_an_option_within_a_fixed_one_is_told_by_its_path(tmp_path: Path) -> Non
     run, asked = plain(file), plain(file, "--loss.temperature", "0.3", "--memory.capacity", "9")
     found = restart.merge(asked, run)
     assert found.kept == [
-        "loss.init_args.temperature: 0.2 (asked for: 0.3)",
-        "memory.capacity: 64 (asked for: 9)",
+        "loss.init_args.temperature: 0.2 (requested: 0.3)",
+        "memory.capacity: 64 (requested: 9)",
     ]
     assert found.config["loss"] == run["loss"]
 
@@ -166,8 +166,8 @@ def test_a_restarted_run_takes_what_may_change_and_keeps_the_rest(
         )
         for told in (foretold, run.log("learner")):
             for line in (
-                "fixed since it began: optimiser.name: 'adam' (asked for: 'sgd'); memory.capacity",
-                "memory.capacity: 64 (asked for: 32). To use others",
+                "from its beginning: optimiser.name: 'adam' (requested: 'sgd'); memory.capacity",
+                "memory.capacity: 64 (requested: 32). To use other settings",
                 "from now on: optimiser.learning_rate: 0.001 -> 0.004",
                 "from now on: schedule: None -> ",
                 "from now on: memory.duplicates: None -> ",

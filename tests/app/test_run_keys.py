@@ -124,7 +124,7 @@ def test_any_port_is_the_one_of_before_while_it_is_free(
     assert not caplog.text
     taken.append("tcp://127.0.0.1:7000")
     assert again("tcp://127.0.0.1:0") == "tcp://127.0.0.1:0"
-    assert "port 7000, which the receiver had before, cannot be taken" in caplog.text
+    assert "the receiver cannot listen on its former port 7000" in caplog.text
     publish(tmp_path, "receiver", data="ipc:///tmp/a", http="http://x")
     assert again("tcp://127.0.0.1:0") == "tcp://127.0.0.1:0"
 
@@ -270,14 +270,14 @@ def test_plain_text_is_asked_for_by_name(tmp_path: Path, caplog: pytest.LogCaptu
         return config.read(config.receiver_parser(), ["--run", str(tmp_path), *arguments])
 
     assert access_of(settings("--access", "plain"), tmp_path) is None
-    with pytest.raises(ValueError, match="leave `access` out, and the run makes keys"):
+    with pytest.raises(ValueError, match="leave `access` out: the run then makes keys"):
         access_of(settings("--access", "plain", "--receiver.bind", "tcp://0.0.0.0:0"), tmp_path)
     assert not (tmp_path / "keys").exists()
     dry_run(settings("--receiver.bind", "tcp://0.0.0.0:0"))
     assert not (tmp_path / "keys").exists()
     (tmp_path / "journal").mkdir()  # a run of before
     assert access_of(settings(), tmp_path) is not None
-    assert "set `access: plain` to go on in plain text" in caplog.text
+    assert "set `access: plain` to use plain text" in caplog.text
     caplog.clear()
     assert access_of(settings(), tmp_path) is not None
     assert not caplog.text

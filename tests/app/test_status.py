@@ -56,7 +56,7 @@ def test_a_run_that_was_stopped_is_told_how_it_goes_on(
     assert status.main([str(tmp_path), "--seconds", "0.01"]) == 1
     said = capsys.readouterr().out
     assert "does not answer" in said
-    assert "it goes on with: stream-ssl run CONFIG" in said
+    assert "continue it with: stream-ssl run CONFIG" in said
 
 
 def test_samples_that_were_turned_away_are_told(
@@ -68,8 +68,8 @@ def test_samples_that_were_turned_away_are_told(
         (tmp_path / FILE).write_text(json.dumps({"learner": {"http": server.address}}))
         assert status.main([str(tmp_path), "--seconds", "0.01"]) == 1  # there is no receiver
     said = capsys.readouterr().out
-    assert "3,229 of the stream's samples were near-duplicates" in said
-    assert "goes on with" not in said
+    assert "3,229 near-duplicates were dropped" in said
+    assert "continue it with" not in said
 
 
 @contextmanager
@@ -108,7 +108,7 @@ def test_a_run_that_starts_is_not_told_to_start(
     assert "starting" not in said
     assert "receiver does not answer at http://127.0.0.1:1" in said
     assert "learner not started" in said
-    assert "health not known: receiver and learner do not answer" in said
+    assert "health unknown: receiver and learner do not answer" in said
 
 
 def test_a_process_that_told_its_address_and_is_silent_is_not_starting(
@@ -119,7 +119,7 @@ def test_a_process_that_told_its_address_and_is_silent_is_not_starting(
         (tmp_path / FILE).write_text(json.dumps({"receiver": entry}))
         said = shown(tmp_path, capsys)
     assert "receiver does not answer at" in said
-    assert "health not known: receiver does not answer" in said
+    assert "health unknown: receiver does not answer" in said
     assert f"process-hung: the receiver (pid {pid}) exists and does not answer" in said
     assert "`kill -USR1 PID` writes the stacks" in said
 
@@ -133,7 +133,7 @@ def test_a_file_of_addresses_that_cannot_be_read_is_told(
         said = shown(tmp_path, capsys)
     assert "starting" not in said
     assert "is a pipe" in said
-    assert "health not known: a running process writes endpoints.json again" in said
+    assert "health unknown: a running process writes endpoints.json again" in said
     said = shown(tmp_path, capsys)
     assert "nothing has run here" not in said
     assert "is a pipe" in said
@@ -141,7 +141,7 @@ def test_a_file_of_addresses_that_cannot_be_read_is_told(
     assert "is a pipe" in capsys.readouterr().out
     (tmp_path / FILE).unlink()
     (tmp_path / "journal").mkdir()
-    assert "no process of the run works now" in shown(tmp_path, capsys)
+    assert "no process of the run is running" in shown(tmp_path, capsys)
 
 
 def test_a_receiver_that_starts_alone_is_starting(
@@ -175,7 +175,7 @@ def test_a_journal_that_was_not_measured_is_not_shown(
         (tmp_path / FILE).write_text(json.dumps({"receiver": {"http": server.address}}))
         assert "budget has room" not in shown(tmp_path, capsys)
         metrics.consume(ReceiverRecord(journal_bytes=2_000_000, room=0))
-        assert "2.0 MB; its budget has room for 0 MB" in shown(tmp_path, capsys)
+        assert "2.0 MB; the budget has room for 0 MB" in shown(tmp_path, capsys)
 
 
 def test_totals_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -72,7 +72,7 @@ def test_produce_stops_while_the_journal_is_full(tmp_path: Path) -> None:
         producer.send_signal(signal.SIGTERM)
         assert producer.wait(60) == 0, run.log("robot")
         assert time.monotonic() - began < SOON
-        assert "They are sent again when this producer starts" in run.log("robot")
+        assert "The producer sends these samples again when it starts" in run.log("robot")
 
 
 def test_produce_spools_what_is_unsent_when_it_stops(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_a_run_of_an_earlier_release_goes_on(tmp_path: Path, backup: str, traine
         until(lambda: done in run.log("learner"), lambda: run.log("learner"))
         assert stop(learner) == stop(receiver) == 0
         said = run.log("learner")
-        assert "going on at step 20" in said
+        assert "continuing at step 20" in said
         assert "skipped damaged" not in said
         assert "the journal is a new one" not in said
         state = json.loads((folder / "checkpoints" / "latest" / "state.json").read_text())

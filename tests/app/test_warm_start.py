@@ -80,7 +80,7 @@ def test_what_does_not_fit_begins_anew_and_is_named(
     learner = begun(tmp_path, old, projector={"dim": 8})
     assert len(learner.memory) == 0
     assert "projector begins anew" in caplog.text
-    assert "the memory begins empty: its embeddings are of other weights" in caplog.text
+    assert "the memory starts empty: its embeddings were made by other weights" in caplog.text
 
 
 def test_another_method_begins_with_the_same_encoder(tmp_path: Path, old: Path) -> None:
@@ -113,7 +113,7 @@ def test_a_run_begins_from_another_and_restarts_from_its_own(
     with processes(tmp_path / "new", TINY | {"memory": {"capacity": 80}}) as run:
         caplog.set_level(logging.INFO)
         assert check.main([str(run.config), "--from", str(old)]) == 0
-        assert "64 samples of its memory were offered, 64 of 80 slots hold" in caplog.text
+        assert "offered 64 samples of its memory; 64 of 80 slots are filled" in caplog.text
         train(run, 5 * BATCH, "--from", str(old))
         assert f"a new run, from {find(old)}" in run.log("learner")
         assert "64 of 80 slots hold" in run.log("learner")

@@ -147,11 +147,11 @@ def test_a_person_logs_in_behind_a_proxy_and_finds_a_picture(chromium: Any, tmp_
             page = visit.page
             page.fill("#token", "not the token")
             page.press("#token", "Enter")
-            page.wait_for_selector(".wrong >> text=That is not the token.")
+            page.wait_for_selector(".wrong >> text=This token is wrong.")
             visit.picture("login")
             page.fill("#token", SECRET)
             page.press("#token", "Enter")
-            page.wait_for_selector("#verdict.ok >> text=all well")
+            page.wait_for_selector("#verdict.ok >> text=healthy")
             assert page.url == url
             page.wait_for_selector(".chart canvas")
             page.locator("#mosaic").scroll_into_view_if_needed()
@@ -222,7 +222,7 @@ def test_red_lights_say_why_and_what_to_do(chromium: Any) -> None:
         page = visit.page
         page.wait_for_selector("#verdict.ok")
         receiver.close()
-        page.wait_for_selector("#verdict.bad >> text=1 needs attention")
+        page.wait_for_selector("#verdict.bad >> text=1 condition needs attention")
         page.wait_for_selector("#checks .bad >> text=the receiver does not answer at http://127")
         learner.health.set("checkpoint", False, "disk full <b>now</b>")
         page.wait_for_selector("#checks .bad >> text=disk full <b>now</b>")

@@ -169,9 +169,13 @@ def test_folders_that_are_no_classes_are_refused(
         (["--k", "0"], 2, "--k 0: at least 1"),
         (["--source.classes", "1"], 2, "all queries are of class 0.*at least two"),
         (["--probes", "best"], 2, "--probes best: choose of duel, debiased, convex"),
-        (["--tasks", "2"], 2, "--stages and --tasks belong together"),
+        (["--tasks", "2"], 2, "--stages and --tasks must be given together"),
         (["--tasks", "3", "--stages", "x", "y"], 2, "one checkpoint for each task"),
-        (["--tasks", "[[1,2],[2]]", "--stages", "RUN", "RUN"], 2, "no class two tasks"),
+        (
+            ["--tasks", "[[1,2],[2]]", "--stages", "RUN", "RUN"],
+            2,
+            "each class may be in only one task",
+        ),
         (["--tasks", "[[1],[12]]", "--stages", "RUN", "RUN"], 2, "there are no queries"),
         (["--tasks", "11", "--stages", *["RUN"] * 11], 2, "give 1 to 10 tasks"),
         (["--query_share", "2"], 2, "query_share 2.0"),
@@ -209,13 +213,13 @@ def test_checkpoints_that_are_missing_or_damaged(
     run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert evaluate.main([str(tmp_path / "nowhere"), *DATA, *QUICK]) == 1
-    assert_told(caplog, "no checkpoint at .*nowhere: it is no folder.*once its first checkpoint")
+    assert_told(caplog, "no checkpoint at .*nowhere: it is not a folder.*its first checkpoint")
     copy = tmp_path / "copy"
     shutil.copytree(next((run / "checkpoints").glob("step-*")), copy)
     with (copy / "model.safetensors").open("ab") as file:
         file.write(b"more")
     assert evaluate.main([str(copy), *DATA, *QUICK]) == 2
-    assert_told(caplog, "is damaged .*name the one before")
+    assert_told(caplog, "is damaged .*give an earlier checkpoint")
 
 
 def test_a_checkpoint_that_the_learner_removes_gives_way_to_its_next(
@@ -254,7 +258,7 @@ def test_converted_images_are_noted(run: Path, tmp_path: Path) -> None:
     other = ["--source.count", "400", "--source.size", "9", "--k", "5", "--probes", "convex"]
     out = tmp_path / "out"
     assert evaluate.main([str(run), *DATA, *other, "--out", str(out)]) == 0
-    assert "400 of 400 raw images were of another size" in found(out)["notes"][0]
+    assert "400 of 400 raw images had another size" in found(out)["notes"][0]
 
 
 def test_the_runs_own_held_out_set_may_be_gone(tmp_path: Path) -> None:
@@ -272,9 +276,9 @@ def test_the_runs_own_held_out_set_may_be_gone(tmp_path: Path) -> None:
     [
         ([], "data"),
         (["run"], "data"),
-        (["run", "--data", "lmdb:x"], "begins with none of camera, cifar, crawl"),
-        (["run", "--data", "watch:x"], "begins with none of camera, cifar, crawl"),
-        (["run", "--data", "synthetic:x"], "say synthetic and --source.count"),
+        (["run", "--data", "lmdb:x"], "must begin with one of camera, cifar, crawl"),
+        (["run", "--data", "watch:x"], "must begin with one of camera, cifar, crawl"),
+        (["run", "--data", "synthetic:x"], "use --data synthetic --source.count"),
         (["run", "--data", "cifar"], "root"),
     ],
     ids=["nothing", "no-data", "unknown", "endless", "a-place", "no-place"],

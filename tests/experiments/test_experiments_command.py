@@ -117,7 +117,7 @@ def test_a_report_without_runs_says_so(tmp_path: Path, capsys: pytest.CaptureFix
         (["duel"], "--data is missing"),
         (["dual", "--list"], "'dual' is no experiment: choose of duel"),
         (["duel", "--list", "--preset", "tpu"], "'tpu' (choose from 'cpu-small', 'cpu', 'gpu')"),
-        (["duel", "--data", "cifar10"], "begins with none of"),
+        (["duel", "--data", "cifar10"], "must begin with one of"),
     ],
     ids=["no data", "name", "preset", "source"],
 )

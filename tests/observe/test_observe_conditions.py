@@ -294,21 +294,21 @@ RECEIVER: dict[str, tuple[Fault, str, str]] = {
     "producer-silent": (producer_silent, "yard", "min; its usual gap is 10 s"),
     "no-credit": (no_credit, "", "journal full"),
     "journal-failing": (journal_failing, "", "no space left"),
-    "journal-damaged": (journal_damaged, "", "damage was found in 1 part of the journal"),
+    "journal-damaged": (journal_damaged, "", "1 part of the journal was damaged"),
     "missing-packets": (missing_packets, "", "the journal lacks 3 acknowledged packets"),
     "slow-disk": (slow_disk, "", "of the commits take longer than 0.25 s"),
     "refusals": (refusals, "", "connections were refused within 2 min: 3 unauthorised"),
     "refusals in plain text": (
         keys_at_a_plain_receiver,
         "",
-        "the producer uses keys and this receiver speaks plain text; restart the producer",
+        "the producer uses keys, and this receiver uses plain text; restart the producer",
     ),
     "refusals of a version": (
         another_version,
         "",
         "another version of the protocol; upgrade the older side (last: robot-3 at 10.0.0.7)",
     ),
-    "allow-list": (allow_list, "", "a key revoked since is still admitted"),
+    "allow-list": (allow_list, "", "keys that were revoked since then are still admitted"),
     "rejected-samples": (rejected_samples, "yard", "of yard's samples were refused"),
     "clock": (clock_jumped, "", "this machine's clock jumped ahead by 40 days"),
     "clock of the receiver": (
@@ -321,7 +321,7 @@ RECEIVER: dict[str, tuple[Fault, str, str]] = {
 LEARNER: dict[str, tuple[Fault, str, str]] = {
     "lag": (lag, "", "the learner is 37 min behind the stream"),
     "lag that grows": (lag_grows, "", "this has grown for 10 min"),
-    "learner-stuck": (learner_stuck, "", "none was trained on for"),
+    "learner-stuck": (learner_stuck, "", "the learner has trained on none for"),
     "divergence": (divergence, "", "updates in a row had no finite loss"),
     "updates-skipped": (updates_skipped, "", "updates within an hour were skipped"),
     "collapse": (collapse, "", "the effective rank of the embeddings is 1.1"),
@@ -339,17 +339,21 @@ LEARNER: dict[str, tuple[Fault, str, str]] = {
         "of yard's samples were dropped as near-duplicates; no update for",
     ),
     "bad-samples": (bad_samples, "yard", "of yard's samples within"),
-    "checkpoint-old": (checkpoint_old, "", "is in no checkpoint yet"),
+    "checkpoint-old": (checkpoint_old, "", "min ago are in no checkpoint yet"),
     "checkpoint-failing": (checkpoint_failing, "", "no space left"),
-    "checkpoint-damaged": (checkpoint_damaged, "", "1 checkpoint was found damaged and set aside"),
+    "checkpoint-damaged": (
+        checkpoint_damaged,
+        "",
+        "1 checkpoint was damaged and renamed to damaged-*",
+    ),
     "collisions": (collisions, "", "with probability 0.70"),
     "near-duplicates": (near_duplicates, "", "80% of the memory's slots"),
-    "drift": (drift, "", "the stream shows something else"),
+    "drift": (drift, "", "the stream shows different things"),
     "parked-journal": (parked_journal, "", "no rank reads 1 of the run's journals"),
-    "slow-rank": (slow_rank, "", "rank 2 works longer"),
+    "slow-rank": (slow_rank, "", "rank 2 needs longer"),
     "starting": (starting, "", "the learner has been starting for"),
     "restarting": (restarting, "", "has died and was started again"),
-    "loop-stopped": (loop_stopped, "", "the learner's loop last went round"),
+    "loop-stopped": (loop_stopped, "", "the learner's main loop has made no round for"),
     "disk-low": (disk_low, "", "MB are left on the disk of"),
 }
 ELSEWHERE = {"learner-halted"}
@@ -441,7 +445,7 @@ def test_a_condition_ends_after_a_minute_without_it(caplog: pytest.LogCaptureFix
     assert world.lit == {}
     assert world.gauge("producer-silent", "yard") == 0
     (over,) = messages(caplog, logging.INFO)
-    assert over.startswith("producer-silent is over: yard has sent nothing")
+    assert over.startswith("producer-silent ends: yard has sent nothing")
 
 
 def test_a_condition_that_flaps_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -522,7 +526,7 @@ def test_samples_that_wait_for_their_batch_count_as_good() -> None:
 def test_a_time_of_capture_beyond_all_clocks_is_told_in_few_words() -> None:
     world = World("receiver")
     world.pass_(10, sent(world, producer_captured={"yard": 1e300}))
-    says = "yard's clock is more than 100 years ahead of this machine's"
+    says = "yard's clock is more than 100 years ahead of this machine's clock"
     assert world.lit["clock", "yard"] == says
 
 

@@ -85,8 +85,8 @@ def test_findings_are_exported() -> None:
     [
         ({"every": 0}, "every 0: must be at least 1"),
         ({"k": 121}, "120 references of source 'synthetic' are fewer than k = 121"),
-        ({"classes": 1}, "class 0 alone"),
-        ({"count": 2}, "gave no query"),
+        ({"classes": 1}, "has only class 0"),
+        ({"count": 2}, "has no query"),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )

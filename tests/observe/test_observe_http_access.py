@@ -125,9 +125,9 @@ def test_every_answer_is_strict_with_browsers(guarded: Server) -> None:
     [
         (None, 0o600, r"No such file.*make one with"),
         ("short", 0o600, "5 characters: must have at least 16"),
-        ("with a blank in it, long", 0o600, "without blanks"),
-        ("ünicode-0123456789", 0o600, "no ASCII"),
-        (SECRET, 0o644, r"everybody may read it \(mode 0644\); run: chmod 600"),
+        ("with a blank in it, long", 0o600, "without spaces"),
+        ("ünicode-0123456789", 0o600, "not ASCII"),
+        (SECRET, 0o644, r"other users may read the file \(mode 0644\); run: chmod 600"),
     ],
 )
 def test_token_files_that_cannot_be_used(

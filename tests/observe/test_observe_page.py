@@ -204,20 +204,20 @@ def test_evictions_come_last_first(feed: Feed) -> None:
 @table(
     ("question", "status", "why"),
     [
-        ("learner/nothing", 404, "no such question 'nothing'; there are: state"),
-        ("pilot/state", 404, "no process 'pilot'"),
-        ("learner/state?x=1", 400, "no argument 'x' here"),
+        ("learner/nothing", 404, "unknown question 'nothing': must be one of state"),
+        ("pilot/state", 404, "no process has the role 'pilot'"),
+        ("learner/state?x=1", 400, "this question has no argument 'x'"),
         ("learner/history?track=past", 400, "track is 'past': must be one of recent, whole"),
         ("learner/history?since=nan", 400, "since is 'nan': must be a finite number"),
         ("learner/memory/slots?limit=513", 400, "limit is '513': must be a whole number, 1 to 512"),
         ("learner/memory/slots?offset=-1", 400, "offset is '-1'"),
         ("learner/memory/slots?sort=%3Cb%3E", 400, "sort is '<b>': must be one of duplicates"),
-        ("learner/memory/slot", 400, "slot is missing: a whole number"),
+        ("learner/memory/slot", 400, "slot is missing: must be a whole number"),
         ("learner/memory/slot?slot=0x5", 400, "slot is '0x5'"),
         ("learner/memory/slot?slot=32", 404, "slot 32: the memory has slots 0 to 31"),
         ("learner/memory/pictures?slots=1,,2", 400, "slots is ''"),
         ("learner/memory/pictures?slots=" + ",".join("1" * 257), 400, "slots has 257 numbers"),
-        ("learner/producers", 404, "only the receiver knows the producers"),
+        ("learner/producers", 404, "only the receiver has the table of producers"),
         ("receiver/producers", 502, "no receiver has started in this run folder"),
     ],
 )
@@ -234,13 +234,13 @@ def test_a_learner_that_starts_says_so_and_one_that_is_busy(feed: Feed) -> None:
     with serving(None) as (server, _):
         assert refused(server, "learner/memory") == (
             503,
-            "the memory: this process is not built yet: it is starting",
+            "no memory here: this process is still starting, and has no memory yet",
         )
         server.sources.memory = MemoryView(feed.memory, feed.origins)
         server.sources.memory.jobs._jobs.maxsize = -1
         server.sources.memory.jobs.ask = _busy  # type: ignore[method-assign]
         status, error = refused(server, "learner/memory")
-        assert (status, error) == (503, "no time; ask again")
+        assert (status, error) == (503, "no time; try again")
 
 
 def _busy(*_: object, **__: object) -> Any:

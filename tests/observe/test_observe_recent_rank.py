@@ -82,7 +82,7 @@ def test_a_maximum_above_the_dimension_is_ignored(
     feed(recent)
     assert lit(recent) == set()
     assert recent.peaks["keys"] == recent.measure()["keys"]
-    assert "is above 16, its dimension" in caplog.text
+    assert "is above its dimension 16" in caplog.text
 
 
 def test_a_wrong_maximum_decays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -331,4 +331,4 @@ def test_who_sent_no_request_is_logged(
             client.sendall(b"\x16\x03\x01 no HTTP\r\n\r\n")
             assert client.recv(99).startswith(b"HTTP/1.1 400")
     lines = [record.getMessage() for record in caplog.records]
-    assert lines == ["127.0.0.1 sent no valid HTTP request to the page's port"] * 3
+    assert lines == ["127.0.0.1 sent an invalid HTTP request to the page's port"] * 3

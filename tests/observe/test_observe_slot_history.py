@@ -106,13 +106,13 @@ def test_jobs_keep_to_their_share_of_the_time() -> None:
 
 def test_a_job_that_cannot_be_run_says_so() -> None:
     jobs = StepJobs()
-    with pytest.raises(Busy, match=r"no pause within 0\.01 s"):
+    with pytest.raises(Busy, match=r"did not answer within 0\.01 s"):
         jobs.ask(lambda: 1, timeout=0.01)
     ran: list[int] = []
     for _ in range(MOST_WAITING - 1):
         with pytest.raises(Busy):
             jobs.ask(lambda: ran.append(1), timeout=0.0)
-    with pytest.raises(Busy, match="requests wait for the learner already"):
+    with pytest.raises(Busy, match="requests already wait for the learner"):
         jobs.ask(lambda: 1)
     jobs.serve()
     assert ran == []  # those that nobody waits for any more are not run
@@ -128,9 +128,9 @@ def test_a_job_that_cannot_be_run_says_so() -> None:
         while jobs._jobs.empty():
             assert not waits.done()
         jobs.close()
-        with pytest.raises(Busy, match="the learner stops"):
+        with pytest.raises(Busy, match="the learner is stopping"):
             waits.result(10)
-        with pytest.raises(Busy, match="the learner stops"):
+        with pytest.raises(Busy, match="the learner is stopping"):
             jobs.ask(fail)
     with pytest.raises(LookupError, match="no such slot"):  # with whoever asked, not the learner
         asked.result()

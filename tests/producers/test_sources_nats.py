@@ -257,7 +257,7 @@ def test_a_produce_that_is_killed_loses_nothing_and_sends_nothing_twice(tmp_path
         second = start_producing(receiver, *arguments)
         _, more = second.communicate(timeout=60)
         assert second.returncode == 0, more
-        assert "0 behind at the broker" in more
+        assert "0 waiting at the broker" in more
         assert "hidden" not in said + more
         assert [bytes(sample.data) for sample in on_disk(receiver)] == images
         settled(running)

@@ -93,7 +93,7 @@ def check_folders(joint: Ranks, folder: Path) -> None:
     several = Saved(folder, one.facts | {"journals": {}})
     told = joint.tell(part_of(settings, joint, None).journal)
     assert told == ["a"] + [None] * last, "the others have none yet"
-    with pytest.raises(Failure, match="to go on in: start its receiver first"):
+    with pytest.raises(Failure, match="has no journal: start its receiver first"):
         part_of(settings, joint, one)
     with pytest.raises(Failure, match="start that receiver first"):
         part_of(settings, joint, several)

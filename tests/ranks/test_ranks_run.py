@@ -190,7 +190,7 @@ def test_a_journal_in_place_of_one_that_is_lost_is_read_whole(tmp_path: Path, gr
     new = fill(folders[1], 6)
     first, second = group.refused()
     assert f"journal {lost} was replaced by {new} while it was read" in second
-    assert "all ranks go on from the last checkpoint" in first
+    assert "all ranks continue from the last checkpoint" in first
 
     fill(folders[0], 2)
     group.start(*[one | often for one in apart])
@@ -243,7 +243,7 @@ def test_a_port_that_nobody_answers_is_told_with_the_remedy(group: Group) -> Non
         soon = {"ranks": {"timeout": 2.0}}
         group.start(soon, soon, port=taken.getsockname()[1])
         for line in group.refused():
-            assert "cannot meet the others at 127.0.0.1:" in line
+            assert "cannot connect to the other ranks at 127.0.0.1:" in line
             assert "GLOO_SOCKET_IFNAME" in line
 
 

@@ -79,4 +79,4 @@ def test_the_command_tells_of_each_rule_and_fails_where_one_is_broken(capfd, mon
 def test_a_producer_that_cannot_be_started_is_named(capfd):
     with pytest.raises(SystemExit, match="2"):
         main(["conform", "--rules", "framing", "--", "./no-such-producer", "ADDRESS"])
-    assert "./no-such-producer is no program that can be started" in capfd.readouterr().err
+    assert "./no-such-producer is not a program that can be started" in capfd.readouterr().err

@@ -28,18 +28,21 @@ def main(arguments: Sequence[str]) -> int:
     count.add_argument("--ranks", type=int, default=1)
     given, arguments = count.parse_known_args(arguments)
     if given.ranks < 1:
-        count.error(f"--ranks is {given.ranks}: at least 1 process has to learn")
+        count.error(f"--ranks is {given.ranks}: must be at least 1")
     # Check first what takes no time: a missing file, an unknown section, the receiver's settings.
     receiver_settings = config.read(config.receiver_parser("check"), arguments)
 
     def work() -> None:
         with configuring():
             check_receiver(receiver_settings)
-        log.info("the receiver's settings are sound; building the learner")
+        log.info("the receiver's configuration is OK; building the learner")
         learner = config.learner_parser("check")
         learner_settings = config.read(learner, arguments)
         if (run := restart.stored(learner_settings.run)) is not None:
-            log.info("%s has a checkpoint: a restart is checked", learner_settings.run)
+            log.info(
+                "%s has a checkpoint: checking whether the run can restart from it",
+                learner_settings.run,
+            )
             with configuring():
                 learner_settings = restart.resume(learner, learner_settings, run)
         with configuring():
@@ -67,14 +70,17 @@ def check_receiver(settings: Namespace) -> None:
         check_public(host, settings.http.public or token is not None)
     address = settings.http.learner
     if settings.http.receiver == address and not address.endswith(":0"):
-        raise ValueError(f"http.receiver and http.learner are both {address}: give two")
+        raise ValueError(
+            f"http.receiver and http.learner are both {address}: give two different addresses"
+        )
     receive.dry_run(settings)
     held = sum(file.stat().st_size for file in (settings.run / "journal").rglob("*"))
     room, budget = shutil.disk_usage(existing(settings.run)).free + held, settings.journal.budget
     if budget > room:
         log.warning(
-            f"journal.budget is {budget / 1e6:,.0f} MB, and the disk of {settings.run} has room "
-            f"for {room / 1e6:,.0f} MB: make room, or lower it; on a full disk producers wait"
+            f"journal.budget is {budget / 1e6:,.0f} MB, and the disk of {settings.run} "
+            f"has room for {room / 1e6:,.0f} MB: free space on the disk, or lower "
+            "journal.budget. Producers wait while the disk is full"
         )
 
 
@@ -91,7 +97,9 @@ def check_learner(parser: ArgumentParser, settings: Namespace, ranks: int = 1) -
 
     device = settings.learner.device
     if device.startswith("cuda") and not torch.cuda.is_available():
-        log.warning("learner.device is %r and this machine has no GPU: checked on the CPU", device)
+        log.warning(
+            "learner.device is %r, and this machine has no GPU: checking on the CPU", device
+        )
         settings = settings.clone()
         settings.learner.device = "cpu"
     for line in build.without_effect(config.resolved(parser, settings)):
@@ -133,12 +141,10 @@ def summary(parser: ArgumentParser, settings: Namespace, ranks: int = 1) -> str:
         rows += counted.dim(network.dim, build.image_shape(built))
     megabytes = memory.capacity * (image + 4 * rows) / 1e6
     return (
-        f"the configuration is sound\n"
-        f"  run folder   {settings.run}\n"
-        f"  {samples}, batches of {settings.batches.batch_size}\n"
-        f"  network      {encoder:.2f} M parameters, embeddings of {network.dim}\n"
-        f"  memory       {memory.capacity} slots, {megabytes:.1f} MB\n"
-        f"  duplicates   counted on {counted!r}"
+        f"configuration OK\n  run folder   {settings.run}\n  {samples}, batches of "
+        f"{settings.batches.batch_size}\n  network      {encoder:.2f} M parameters, "
+        f"embeddings of {network.dim}\n  memory       {memory.capacity} slots, "
+        f"{megabytes:.1f} MB\n  duplicates   counted on {counted!r}"
         + (rank_lines(settings, ranks, megabytes) if ranks > 1 else "")
     )
 
@@ -152,12 +158,14 @@ def rank_lines(settings: Namespace, ranks: int, megabytes: float) -> str:
         megabytes: size of all slots of all ranks together.
     """
     folders = [str(folder) for folder in settings.ranks.receivers]
-    reads = f"the records r, r + {ranks}, ... of {settings.run}/journal"
+    reads = f"every {ranks}th record of {settings.run}/journal, from record r"
     if folders:
-        reads = f"of its host's receivers that of number r mod {len(folders)}: {', '.join(folders)}"
+        reads = (
+            f"the journal of receiver number r mod {len(folders)} of its host: {', '.join(folders)}"
+        )
     backend = "NCCL" if settings.learner.device.startswith("cuda") else "gloo"
     return (
-        f"\n  ranks        {ranks}, which talk by {backend}; rank r reads {reads}"
-        f"\n  each rank    {settings.batches.batch_size // ranks} samples of a batch, "
-        f"{settings.memory.capacity // ranks} slots, {megabytes / ranks:.1f} MB"
+        f"\n  ranks        {ranks}, which communicate by {backend}; rank r reads "
+        f"{reads}\n  each rank    {settings.batches.batch_size // ranks} samples of each "
+        f"batch, {settings.memory.capacity // ranks} slots, {megabytes / ranks:.1f} MB"
     )

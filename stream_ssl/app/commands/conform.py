@@ -12,13 +12,14 @@ from stream_ssl.rate_limited_logger import printable
 
 ADDRESS = "ADDRESS"
 KEPT = {True: "kept", False: "BROKEN", None: "not tried"}
-DESCRIPTION = f"""Try a producer against the rules of docs/wire.md.
-
-For each rule the producer is started, with the address of a receiver in place of {ADDRESS}. That
-receiver is slow, breaks the connection, refuses, grants no credit, restarts, or repeats itself.
-The producer must send samples without end, some packets a second, in plain text.
-Exit status 0: all rules that could be tried were kept; 1: some were not.
-"""
+DESCRIPTION = (
+    "Test a producer against the rules of docs/wire.md.\n\nFor each rule, the command "
+    f"starts the producer with the address of a receiver in place of {ADDRESS}.\nThat "
+    "receiver is slow, breaks the connection, refuses, grants no credit, restarts, or "
+    "repeats\nitself. The producer must send samples without end, some packets per "
+    "second, in plain text.\nExit status 0: the producer kept all rules that could be "
+    "tested. Exit status 1: it broke a rule.\n"
+)
 EXAMPLE = f"""example:
   stream-ssl conform -- ./my-producer --to {ADDRESS} --name tried
   stream-ssl conform -- stream-ssl produce synthetic --to {ADDRESS} --name tried --shape.rate 200
@@ -39,17 +40,21 @@ def main(arguments: Sequence[str]) -> int:
         choices=list(RULES),
         default=list(RULES),
         metavar="RULE",
-        help=f"only these of: {', '.join(RULES)}",
+        help=f"test only these rules: {', '.join(RULES)}",
     )
     parser.add_argument("--output", action="store_true", help="show what the producer writes")
-    parser.add_argument("command", nargs="+", help=f"the producer, with {ADDRESS} in it")
+    parser.add_argument(
+        "command", nargs="+", help=f"command that starts the producer; it contains {ADDRESS}"
+    )
     settings = parser.parse_args(list(arguments))
     if not any(ADDRESS in word for word in settings.command):
-        parser.error(f"the command must have the word {ADDRESS}, for the receiver's address")
+        parser.error(
+            f"the command must contain the word {ADDRESS}, which stands for the receiver's address"
+        )
     if shutil.which(settings.command[0]) is None:
         parser.error(
-            f"{settings.command[0]} is no program that can be started: name the producer's, and "
-            "its arguments, after --"
+            f"{settings.command[0]} is not a program that can be started: give the "
+            "producer's command after --"
         )
     results = []
     for rule in settings.rules:
@@ -58,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
         results.append(result)
     broken = sum(result.kept is False for result in results)
     untried = sum(result.kept is None for result in results)
-    print(f"\n{len(results) - broken - untried} rules kept, {broken} broken, {untried} not tried")
+    print(f"\n{len(results) - broken - untried} rules kept, {broken} broken, {untried} not tested")
     return 1 if broken else 0
 
 

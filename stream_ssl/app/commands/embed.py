@@ -14,14 +14,14 @@ from stream_ssl.app.config import Parser
 from stream_ssl.app.failures import TRUST_CODE, check_writable, configuring, reported
 from stream_ssl.app.threads import share_cores
 
-DESCRIPTION = """Writes the features of a data set's images, by a run's encoder, into an .npz file
-with the arrays features (float32 [N, F]), ids (text [N]) and labels (int64 [N], -1 for none)."""
+DESCRIPTION = """Writes the features of a data set's images, made by a run's encoder, to an .npz
+file with the arrays features (float32 [N, F]), ids (text [N]) and labels (int64 [N], -1: none)."""
 
 EXAMPLES = """examples:
   stream-ssl embed runs/laptop --data images:photos --out features.npz
   stream-ssl embed exported --data cifar:data/cifar10 --source.split test --out test.npz
 
---help beside --data NAME tells that source's own options, too."""
+--help together with --data NAME also lists that source's options."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -46,23 +46,30 @@ def embed_parser() -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("run", type=Path, help="a run's folder, a checkpoint's, or one that export wrote")
+    add("run", type=Path, help="folder of a run, a checkpoint or an export")
     add(
         "--data",
         required=True,
         help="NAME:PLACE with a NAME that `stream-ssl produce` knows: cifar:FOLDER, idx:FOLDER, "
         "images:FOLDER, webdataset:SHARDS, synthetic",
     )
-    add("--out", type=Path, default=Path("features.npz"), help="the file; is replaced")
+    add(
+        "--out",
+        type=Path,
+        default=Path("features.npz"),
+        help="file to write; an existing file is replaced",
+    )
     add(
         "--of",
         type=Literal["features", "embeddings"] | None,
         default=None,
-        help="features of the backbone, or the embeddings behind the projector; null: features, or "
-        "what the encoder was exported as",
+        help=(
+            "features of the backbone, or embeddings of the projector; null: features, or "
+            "the kind that was exported"
+        ),
     )
     add("--device", type=str, default="cpu", help='"cpu", "cuda" or "cuda:1"')
-    add("--batch", type=int, default=256, help="images encoded at once")
+    add("--batch", type=int, default=256, help="images in one pass of the encoder")
     add("--trust-code", action="store_true", help=TRUST_CODE)
     return parser
 
@@ -108,7 +115,7 @@ def embed(settings: Namespace, name: str) -> None:
                 ids += batch.ids
                 progress.update(bar, completed=reader.seen)
         if not ids:
-            raise ValueError(f"--data {settings.data} gave no image that can be decoded")
+            raise ValueError(f"--data {settings.data} contains no image that can be decoded")
     content = io.BytesIO()
     feature_NF, label_N = np.concatenate(features), np.concatenate(labels)
     np.savez(content, features=feature_NF, ids=np.array(ids), labels=label_N)

@@ -11,10 +11,10 @@ from stream_ssl.app.config import Parser
 from stream_ssl.app.failures import TRUST_CODE, reported
 from stream_ssl.app.threads import share_cores
 
-DESCRIPTION = """What a checkpoint's encoder is worth on a labelled set it was not trained on:
-weighted nearest neighbours, linear probes, retrieval, and how its features lie. The test is
-balanced: as many queries of each class. Writes evaluation.json, report.md and plots, and prints a
-table. docs/evaluation.md explains every measure."""
+DESCRIPTION = """Evaluates a checkpoint's encoder on a labelled set that it was not trained on:
+weighted nearest neighbours, linear probes, retrieval, and the geometry of its features. The test
+is balanced: each class has the same number of queries. Writes evaluation.json, report.md and
+plots, and prints a table. docs/evaluation.md explains every measure."""
 
 EXAMPLES = """examples:
   stream-ssl evaluate runs/laptop --data cifar:data/cifar10
@@ -22,7 +22,7 @@ EXAMPLES = """examples:
   stream-ssl evaluate runs/bursts --data idx:data --decorrelated runs/shuffled
   stream-ssl evaluate runs/tasks --data cifar:data/cifar10 --tasks 2 --stages STEP-A STEP-B
 
---help beside --data NAME tells that source's own options, too."""
+--help together with --data NAME also lists that source's options."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -54,73 +54,91 @@ def evaluate_parser() -> Parser:
         formatter_class=_Help,
     )
     add = parser.add_argument
-    add("checkpoint", type=Path, help="a run's folder (its newest checkpoint), or a checkpoint's")
+    add("checkpoint", type=Path, help="folder of a run (its newest checkpoint) or of a checkpoint")
     add(
         "--data",
         required=True,
-        help="labelled set, NAME:PLACE with a NAME that `stream-ssl produce` knows: cifar:FOLDER, "
-        "idx:FOLDER, images:FOLDER, webdataset:SHARDS, synthetic. cifar and idx: training images "
-        "are references, test images queries; others are divided",
+        help=(
+            "labelled set, NAME:PLACE with a NAME that `stream-ssl produce` knows: "
+            "cifar:FOLDER, idx:FOLDER, images:FOLDER, webdataset:SHARDS, synthetic. cifar "
+            "and idx: training images are references, and test images are queries; other "
+            "sets are divided"
+        ),
     )
     add(
         "--references",
         type=str | None,
         default=None,
-        help="NAME:PLACE of another set that gives the references; --data then gives queries alone",
+        help="NAME:PLACE of another set for the references; --data then gives only queries",
     )
-    add("--query_share", type=float, default=0.2, help="of a set that is divided, 0 to 1")
+    add(
+        "--query_share",
+        type=float,
+        default=0.2,
+        help="share of the queries if the set is divided, 0 to 1",
+    )
     add(
         "--references_per_class",
         type=int | None,
         default=None,
-        help="take no more references of a class",
+        help="maximum number of references per class",
     )
     add(
-        "--queries_per_class", type=int | None, default=None, help="take no more queries of a class"
+        "--queries_per_class",
+        type=int | None,
+        default=None,
+        help="maximum number of queries per class",
     )
-    add("--out", type=Path, default=Path("evaluation"), help="folder of the report")
+    add("--out", type=Path, default=Path("evaluation"), help="folder for the report")
     add(
         "--of",
         type=Literal["features", "embeddings"],
         default="features",
-        help="features of the backbone, or the embeddings behind the projector that the memory "
-        "holds",
+        help="features of the backbone, or embeddings of the projector, which the memory holds",
     )
-    add("--k", type=int, nargs="+", default=[20, 200], help="neighbours of the kNN probe")
+    add(
+        "--k", type=int, nargs="+", default=[20, 200], help="numbers of neighbours of the kNN probe"
+    )
     add(
         "--probes",
         type=str,
         nargs="*",
         default=["duel", "debiased"],
-        help="linear probes by the settings of the duel paper (SGD), the debiased papers (Adam), "
-        "or convex (L-BFGS on standardised features: no learning rate)",
+        help=(
+            "linear probes with the settings of the duel paper (SGD), the debiased papers "
+            "(Adam), or convex (L-BFGS on standardised features: no learning rate)"
+        ),
     )
-    add("--untrained", type=bool, default=True, help="beside it the same network untrained")
+    add("--untrained", type=bool, default=True, help="also evaluate the same network untrained")
     add(
         "--decorrelated",
         type=Path | None,
         default=None,
-        help="run or checkpoint trained on the same samples in random order: prints which share "
-        "of its accuracy is recovered",
+        help=(
+            "run or checkpoint trained on the same samples in random order; prints the "
+            "share of its accuracy that this run reaches"
+        ),
     )
     add(
         "--tasks",
         type=int | list[list[int]] | None,
         default=None,
-        help="tasks that the classes came in: how many, in order of the labels; or the classes of "
-        "each, as [[4,1],[0,3]]",
+        help=(
+            "tasks of the stream: their number, with the classes in the order of the "
+            "labels; or the classes of each task, as [[4,1],[0,3]]"
+        ),
     )
     add(
         "--stages",
         type=Path,
         nargs="*",
         default=[],
-        help="checkpoints after each task: prints average accuracy, forgetting and transfer",
+        help="one checkpoint after each task; prints average accuracy, forgetting and transfer",
     )
     add("--device", type=str, default="cpu", help='"cpu", "cuda" or "cuda:1"')
-    add("--batch", type=int, default=256, help="images encoded at once")
+    add("--batch", type=int, default=256, help="images in one pass of the encoder")
     add("--trust-code", action="store_true", help=TRUST_CODE)
-    add("--seed", type=int, default=0, help="of all draws: order, balance, augmented views")
+    add("--seed", type=int, default=0, help="seed of all draws: order, balance, augmented views")
     return parser
 
 

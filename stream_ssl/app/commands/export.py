@@ -12,9 +12,9 @@ from jsonargparse import ActionYesNo, ArgumentParser, Namespace
 from stream_ssl.app.failures import TRUST_CODE, configuring, reported
 from stream_ssl.app.threads import share_cores
 
-DESCRIPTION = """Writes what a run has learned: its encoder, as safetensors and ONNX, and the
-samples that its memory holds, as WebDataset shards with embeddings. Reads a checkpoint alone: the
-daemon may be running. docs/encoder.md tells how to use them."""
+DESCRIPTION = """Writes the results of a run: its encoder, as safetensors and ONNX, and the samples
+of its memory, as WebDataset shards with embeddings. It only reads a checkpoint, so the daemon may
+be running. docs/encoder.md explains how to use the files."""
 
 EXAMPLES = """examples:
   stream-ssl export runs/laptop --encoder encoder --memory samples
@@ -38,21 +38,33 @@ def export_parser() -> ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("run", type=Path, help="a run's folder (its newest whole checkpoint), or a checkpoint's")
-    add("--encoder", type=Path | None, default=None, help="folder for the encoder; is replaced")
-    add("--memory", type=Path | None, default=None, help="folder for the memory; is replaced")
+    add("run", type=Path, help="folder of a run (its newest whole checkpoint) or of a checkpoint")
+    add(
+        "--encoder",
+        type=Path | None,
+        default=None,
+        help="folder for the encoder; an existing export is replaced",
+    )
+    add(
+        "--memory",
+        type=Path | None,
+        default=None,
+        help="folder for the memory; an existing export is replaced",
+    )
     add(
         "--of",
         type=Literal["features", "embeddings"],
         default="features",
-        help="what the encoder gives: features of the backbone, or the embeddings behind the "
-        "projector that the memory holds",
+        help=(
+            "output of the encoder: features of the backbone, or embeddings of the "
+            "projector, which the memory holds"
+        ),
     )
     add(
         "--onnx",
         action=ActionYesNo(no_prefix="no-"),
         default=True,
-        help="write the encoder as ONNX too, and compare it with torch",
+        help="also write the encoder as ONNX, and compare it with torch",
     )
     add("--trust-code", action="store_true", help=TRUST_CODE)
     return parser
@@ -103,7 +115,10 @@ def write(settings: Namespace, checkpoint: Path) -> None:
             )
         print(f"memory: {settings.memory}, {found.samples:,} samples in {found.shards} shards")
         if not found.indexed:
-            print("no index.faiss, for faiss is not installed: pip install 'stream-ssl[cpu]'")
+            print(
+                "no index.faiss was written, because faiss is not installed: pip install "
+                "'stream-ssl[cpu]'"
+            )
 
 
 def check_settings(settings: Namespace) -> None:
@@ -117,5 +132,6 @@ def check_settings(settings: Namespace) -> None:
         raise ValueError("nothing to export: give --encoder DIR, --memory DIR, or both")
     if len({path.resolve() for path in targets}) < len(targets):
         raise ValueError(
-            f"--encoder and --memory are both {targets[0]}, and each replaces its folder: give two"
+            f"--encoder and --memory are both {targets[0]}, and each replaces its folder: "
+            "give two different folders"
         )

@@ -37,7 +37,8 @@ def keys(name: str, folder: Path = Path("keys"), allow: Path | None = None) -> i
         return USAGE
     if (folder / f"{name}.secret.json").exists():
         print(
-            f"{folder / name}.secret.json exists; remove it first to make new keys", file=sys.stderr
+            f"{folder / name}.secret.json exists already: remove it to make new keys",
+            file=sys.stderr,
         )
         return FAILED
     try:
@@ -49,7 +50,7 @@ def keys(name: str, folder: Path = Path("keys"), allow: Path | None = None) -> i
         return FAILED
     print(f"public: {public}\nsecret: {secret}")
     if allow is not None:
-        print(f"entered in {allow}")
+        print(f"added to {allow}")
     return DONE
 
 

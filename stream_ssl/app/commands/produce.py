@@ -60,9 +60,11 @@ def main(arguments: Sequence[str]) -> int:
     names = argparse.ArgumentParser(
         prog="stream-ssl produce",
         usage="stream-ssl produce SOURCE (--run FOLDER | --to ADDRESS) --name NAME [OPTIONS]",
-        description="Send a source to a receiver. A producer of the same name that was stopped "
-        "goes on where the receiver's journal ends.",
-        epilog="stream-ssl produce SOURCE --help tells a source's options.",
+        description=(
+            "Send a source to a receiver. A producer that was stopped continues under the "
+            "same name where the receiver's journal ends."
+        ),
+        epilog="stream-ssl produce SOURCE --help lists a source's options.",
         formatter_class=argparse.RawTextHelpFormatter,
     )
     lines = [f"{name:<11} {first_line(cls)}" for name, cls in SOURCES.items()]
@@ -84,43 +86,55 @@ def source_parser(name: str) -> Parser:
         usage=f"stream-ssl produce {name} (--run FOLDER | --to ADDRESS) --name NAME [OPTIONS]",
         description=first_line(SOURCES[name]),
     )
-    parser.add_argument("--config", action="config", help="file with these options (YAML)")
+    parser.add_argument("--config", action="config", help="YAML file with these options")
     parser.add_argument(
         "--run",
         type=Path | None,
         default=None,
-        help="the folder of a run on this machine, which has the receiver's address and the keys",
+        help="folder of a run on this machine; it contains the receiver's address and the keys",
     )
     parser.add_argument(
         "--to",
         default="",
-        help="instead of --run: the receiver, as tcp://HOST:PORT; of several with commas between, "
-        "the one that the name decides",
+        help=(
+            "address of the receiver, as tcp://HOST:PORT, instead of --run; in a list "
+            "with commas, the producer's name selects one"
+        ),
     )
     parser.add_argument(
         "--before",
         default="",
-        help="what --to was before the list was changed: where the name had another receiver then, "
-        "that one is asked first what it has (docs/producers.md)",
+        help=(
+            "value of --to before the list was changed; if it selects another receiver, "
+            "the producer first asks that receiver which samples it has "
+            "(docs/producers.md)"
+        ),
     )
-    parser.add_argument("--abandon", action="store_true", help="do not ask it: it is gone for good")
     parser.add_argument(
-        "--name", required=True, help="of this producer; the same after a restart, unlike others'"
+        "--abandon",
+        action="store_true",
+        help="do not ask the former receiver, because it no longer exists",
+    )
+    parser.add_argument(
+        "--name", required=True, help="name of this producer; unique, and the same after a restart"
     )
     parser.add_argument(
         "--key",
         type=Path | None,
         default=None,
-        help="this producer's NAME.secret.json; with --run: instead of the run's own",
+        help="this producer's NAME.secret.json; with --run, it replaces the run's own key",
     )
     parser.add_argument(
         "--server_key", type=Path | None, default=None, help="the receiver's NAME.public.json"
     )
     parser.add_argument(
-        "--connect_seconds", type=float, default=30.0, help="give up when nobody answers that long"
+        "--connect_seconds",
+        type=float,
+        default=30.0,
+        help="seconds after which the command gives up if no receiver answers",
     )
     parser.add_argument(
-        "--takeover", action="store_true", help="displace a running producer of the same name"
+        "--takeover", action="store_true", help="disconnect a running producer of the same name"
     )
     parser.add_class_arguments(SOURCES[name], "source", instantiate=False)
     parser.add_class_arguments(Continual, "continual", skip={"source"}, instantiate=False)
@@ -159,7 +173,9 @@ def produce(settings: Namespace, cls: Callable[..., Source], given: Namespace) -
             keys=settings.key,
             server_key=settings.server_key,
             takeover=settings.takeover,
-            on_rejected=lambda rejection: log.warning("refused for good: %s", rejection),
+            on_rejected=lambda rejection: log.warning(
+                "the receiver refused permanently: %s", rejection
+            ),
             **settings.producer,
         )
     try:
@@ -184,7 +200,7 @@ def stream(source: Source, settings: Namespace, given: Namespace | None = None) 
     """
     if settings.continual.kind != "keep" or settings.continual.imbalance > 1:
         source = tasks = Continual(source, **settings.continual)
-        log.info("%s, tasks of the classes %s", tasks.kind, tasks.tasks)
+        log.info("%s: the tasks have the classes %s", tasks.kind, tasks.tasks)
     else:
         switches = "--continual.kind or --continual.imbalance"
         _refuse(settings, given, "continual", Continual, switches)
@@ -220,13 +236,14 @@ def _check_broker(settings: Namespace, source: Shaped, broker: Acknowledged) -> 
     """
     if source.source is not broker or not source.plain:
         raise ValueError(
-            f"source {broker.name!r}: a broker's messages travel one by one, so that of the "
-            "shaping options only --shape.rate and --shape.limit apply"
+            f"source {broker.name!r}: a broker's messages are sent one by one, so only "
+            "the shaping options --shape.rate and --shape.limit apply"
         )
     if settings.producer.on_full != "block":
         raise ValueError(
             f"--producer.on_full {settings.producer.on_full}: the broker of source "
-            f"{broker.name!r} keeps what is not acknowledged; leave it at block"
+            f"{broker.name!r} keeps messages that are not acknowledged; use "
+            "--producer.on_full block"
         )
 
 
@@ -265,11 +282,14 @@ def send_all(
         report.now_and_then()
     if too_large.by_reason:
         log.warning("%s", too_large)
-    log.info("waiting until the receiver has all of it on disk")
+    log.info("waiting until the receiver has all samples on disk")
     flush(producer, report, stop)
     report.write()
     if position is not None and not producer.stats.sent.samples and not stop.is_set():
-        log.info("nothing new: the receiver had all of the source already, from a run before")
+        log.info(
+            "nothing to send: the receiver already has all samples of this source from an "
+            "earlier start"
+        )
 
 
 def connect(producer: Producer, patience: float, stop: threading.Event) -> Welcome | None:
@@ -298,8 +318,8 @@ def part(broker: Acknowledged, stop: threading.Event) -> None:
     closing.join(PART_SECONDS)
     if closing.is_alive():
         log.warning(
-            "source %s: the broker does not answer: what it was not told of comes again, under the "
-            "same ids",
+            "source %s: the broker does not answer: messages without an acknowledgement "
+            "are delivered again, under the same ids",
             broker.name,
         )
 
@@ -349,7 +369,9 @@ def flush(producer: Producer, report: Report, stop: threading.Event) -> None:
             before, acked = acked, producer.stats.acked.samples
             deadline = deadline or time.monotonic() + STOP_SECONDS
             if acked == before or time.monotonic() >= deadline:
-                log.warning("stopped: %s. They are sent again when this producer starts", error)
+                log.warning(
+                    "stopped: %s. The producer sends these samples again when it starts", error
+                )
                 with contextlib.suppress(DeadlineError):
                     producer.close(0.0)
                 return
@@ -377,13 +399,13 @@ class Report:
         self._last, self._acked = now, stats.acked.samples
         lag = None if self._broker is None else self._broker.lag()
         log.info(
-            "%d samples on the receiver's disk (%.1f MB), %.0f samples/s, %d waiting%s%s",
+            "samples: %d on the receiver's disk (%.1f MB), %.0f/s, %d waiting%s%s",
             stats.acked.samples,
             stats.acked.bytes / 1e6,
             rate,
             max(stats.buffered.samples, stats.spooled.samples),
             f", {stats.dropped.samples} dropped" if stats.dropped.samples else "",
-            "" if lag is None else f", {lag} behind at the broker",
+            "" if lag is None else f", {lag} waiting at the broker",
         )
 
 

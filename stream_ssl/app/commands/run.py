@@ -46,14 +46,15 @@ def main(arguments: Sequence[str]) -> int:
     told = {one.partition("=")[0] for one in rest} & LEARNER_NEEDS.keys()
     if not (settings.config or told or os.environ.keys() & LEARNER_NEEDS.values()):
         count.error(
-            "there is no CONFIG: give one, such as deploy/configs/laptop.yaml, or at least "
-            f"{' and '.join(LEARNER_NEEDS)}"
+            "CONFIG is missing: give a config file, such as deploy/configs/laptop.yaml, "
+            f"or at least {' and '.join(LEARNER_NEEDS)}"
         )
     if given.ranks < 1:
-        count.error(f"--ranks is {given.ranks}: at least 1 process has to learn")
+        count.error(f"--ranks is {given.ranks}: must be at least 1")
     if not 1 <= given.receivers <= given.ranks:
         count.error(
-            f"--receivers is {given.receivers}: 1 to {given.ranks}, a rank or more for each"
+            f"--receivers is {given.receivers}: must be 1 to {given.ranks}, because each "
+            "receiver needs a rank"
         )
     commands = receivers(settings, given.receivers, rest)
     shared_keys = given.receivers > 1 and settings.access is None

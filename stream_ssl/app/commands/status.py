@@ -53,11 +53,17 @@ def status(
             does. Exit status 1 if it does not answer, or if they do not.
     """
     if not (seconds > 0 and math.isfinite(seconds)):
-        told = f"--seconds {seconds:g}: must be finite and above 0; rates are over that time"
+        told = (
+            f"--seconds {seconds:g}: must be finite and above 0, because rates are "
+            "measured over this time"
+        )
         print(told, file=sys.stderr)
         return USAGE
     if run.exists() and not run.is_dir():
-        print(f"{run} is a file: name the run's folder, `run:` of the config file", file=sys.stderr)
+        print(
+            f"{run} is a file: give the run's folder, which is the option `run` of the config file",
+            file=sys.stderr,
+        )
         return USAGE
     endpoints = endpoints_of(run)
     addresses = {role: entry["http"] for role, entry in endpoints.items()}
@@ -71,12 +77,12 @@ def status(
         return FAILED
     console = Console()
     if not addresses and all(_starting(run, role, {}) is None for role in ROLES):
-        told = f"{run}: nothing has run here. Start it with: stream-ssl run CONFIG --run {run}"
+        told = f"{run}: no run has started here. Start it with: stream-ssl run CONFIG --run {run}"
         if (run / "journal").exists():
-            told = f"{run}: no process of the run works now. Continue with: stream-ssl run CONFIG"
+            told = f"{run}: no process of the run is running. Continue with: stream-ssl run CONFIG"
         if broken is not None:
             told = (
-                f"{broken}. No process of the run works now; its next start writes the file again"
+                f"{broken}. No process of the run is running. Its next start writes the file again"
             )
         console.print(told, markup=False, highlight=False, soft_wrap=True)
         return FAILED
@@ -337,7 +343,7 @@ def table(run: Path, addresses: Mapping[str, str], figures: Mapping[str, Any]) -
         elif (pid := figures["starting"].get(role)) is not None:
             state = f"[yellow]starting[/] (pid {pid})"
         elif (why := figures["unknown"].get(role)) is not None:
-            state = f"[red]its address is not known[/]: {escape(why)}"
+            state = f"[red]its address is unknown[/]: {escape(why)}"
         else:
             state = f"[red]does not answer[/] at {address}" if address else "[red]not started[/]"
         failing = figures["not_ready"].get(role, [])
@@ -351,7 +357,7 @@ def table(run: Path, addresses: Mapping[str, str], figures: Mapping[str, Any]) -
         shown.add_row(role, f"{state}{reasons}")
     shown.add_row("health", _verdict(figures))
     if not any((*figures["up"].values(), *figures["starting"], *figures["unknown"])):
-        shown.add_row("", "if the run was stopped, it goes on with: stream-ssl run CONFIG")
+        shown.add_row("", "if the run was stopped, continue it with: stream-ssl run CONFIG")
     if (r := figures["receiver"]) is not None:
         shown.add_row(
             "receiving",
@@ -363,7 +369,7 @@ def table(run: Path, addresses: Mapping[str, str], figures: Mapping[str, Any]) -
         room = r["journal_room_bytes"] / 1e6
         held = r["journal_bytes"] / 1e6
         if held or room:  # both are 0 until the receiver has measured them
-            shown.add_row("journal", f"{held:,.1f} MB; its budget has room for {room:,.0f} MB")
+            shown.add_row("journal", f"{held:,.1f} MB; the budget has room for {room:,.0f} MB")
     if (learning := figures["learner"]) is not None:
         shown.add_row(
             "learning",
@@ -373,8 +379,8 @@ def table(run: Path, addresses: Mapping[str, str], figures: Mapping[str, Any]) -
         if away := learning["dropped_samples"]:
             shown.add_row(
                 "dropped",
-                f"{away:,.0f} of the stream's samples were near-duplicates of what is held, and "
-                "were dropped before they were encoded (learner.novelty)",
+                f"{away:,.0f} near-duplicates were dropped before they were encoded "
+                "(learner.novelty)",
             )
         shown.add_row(
             "lag",
@@ -394,10 +400,9 @@ def table(run: Path, addresses: Mapping[str, str], figures: Mapping[str, Any]) -
         parked = group["parked_journals"]
         shown.add_row(
             "group",
-            f"{plural(group['ranks'], 'rank')}; rank {group['slowest_rank']:.0f} is the slowest, "
-            "busy "
-            f"{group['slowest_busy_ratio']:.0%} of the time, the fastest "
-            f"{group['fastest_busy_ratio']:.0%}; each sends about "
+            f"{plural(group['ranks'], 'rank')}; rank {group['slowest_rank']:.0f} is the "
+            f"slowest: it is busy for {group['slowest_busy_ratio']:.0%} of the time, and "
+            f"the fastest for {group['fastest_busy_ratio']:.0%}; each rank sends about "
             f"{group['sent_bytes_per_second'] / 1e6:.1f} MB/s"
             + (f"; [red]{plural(parked, 'journal')} parked[/]" if parked else ""),
         )
@@ -412,16 +417,16 @@ def _verdict(figures: Mapping[str, Any]) -> str:
     silent = [role for role in down if role not in starting]
     if silent:
         if figures["unknown"]:
-            return "[red]not known[/]: a running process writes endpoints.json again; ask again"
+            return "[red]unknown[/]: a running process writes endpoints.json again; try again"
         verb = "does" if len(silent) == 1 else "do"
-        return f"[red]not known[/]: {' and '.join(silent)} {verb} not answer"
+        return f"[red]unknown[/]: {' and '.join(silent)} {verb} not answer"
     if conditions:
         return f"[red]{conditions} need{'s' if conditions == 1 else ''} attention[/], see above"
     if starting:
         return f"[yellow]starting[/]: {' and '.join(down)}"
     if any(figures["not_ready"].values()):
         return "[yellow]not ready yet[/]"
-    return "[green]all well[/]"
+    return "[green]healthy[/]"
 
 
 def _loss(figures: Mapping[str, float | None]) -> str:

@@ -95,8 +95,8 @@ def collision_curves(
     with mpl.rc_context(STYLE):
         figure, (left, right) = _figure(9.0, 3.0, columns=2)
         for axes, curves, title in (
-            (left, true, "True: a sample and a slot share a class"),
-            (right, expected, "Without labels: two slots, by their thumbnails"),
+            (left, true, "True: the sample and the slot share a class"),
+            (right, expected, "Without labels: two slots with similar thumbnails"),
         ):
             for holder, points in curves.items():
                 # The wider line of the queue stays visible below the memory's line.
@@ -116,7 +116,7 @@ def loss_curve(points: Points, smooth: Points, alt: str) -> Markup:
     with mpl.rc_context(STYLE):
         figure, (axes,) = _figure(9.0, 2.7)
         _line(axes, points, PLAIN, "at each poll", width=1.0)
-        _line(axes, smooth, DUEL, "mean of 5 s")
+        _line(axes, smooth, DUEL, "mean over 5 s")
         axes.set_ylabel("loss, nats")
         _time(axes, points)
         axes.legend(loc="upper right", ncols=2)

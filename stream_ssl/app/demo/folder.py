@@ -33,11 +33,11 @@ def claim(out: Path) -> None:
         NotOurs: the folder holds other files.
         ValueError: the folder cannot be written.
     """
-    check_writable(out, "folder", "give another one with --out")
+    check_writable(out, "folder", "give another folder with --out")
     if out.is_dir() and any(out.iterdir()) and not (out / MARK).exists():
         raise NotOurs(
-            f"{out} holds files that no demo has written, and the demo would replace what it "
-            "finds; give an empty or a new folder with --out (with make: DEMO_OUT=...)"
+            f"{out} contains files that no demo has written, and the demo would replace "
+            "them; give an empty or a new folder with --out (with make: DEMO_OUT=...)"
         )
     out.mkdir(parents=True, exist_ok=True)
     (out / MARK).touch()

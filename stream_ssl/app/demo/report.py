@@ -108,12 +108,12 @@ def headlines(f: Figures) -> list[tuple[str, str, str]]:
         ),
         (
             f"{f['memory_pictures']:,.0f}",
-            f"different pictures in the {f['memory_slots']:,.0f} slots of the DUEL memory",
+            f"different pictures are in the {f['memory_slots']:,.0f} slots of the DUEL memory",
             f"{f['queue_pictures']:,.0f} in the queue",
         ),
         (
             f"{f['knn_memory_accuracy']:.1%}",
-            "of held-out images classified rightly by their neighbours, trained from that memory",
+            "of held-out images are classified correctly with the encoder of that memory",
             (
                 f"{f['knn_queue_accuracy']:.1%} trained with a queue, "
                 f"{f['knn_untrained_accuracy']:.1%} untrained"
@@ -121,10 +121,10 @@ def headlines(f: Figures) -> list[tuple[str, str, str]]:
         ),
         (
             f"{f['received_samples']:,.0f}",
-            "samples received, all on disk before they were acknowledged",
+            "samples were received, and were on disk before they were acknowledged",
             (
-                f"of {f['read_samples']:,.0f} read, {f['dropped_samples']:,.0f} were dropped "
-                "as near-duplicates"
+                f"the learner read {f['read_samples']:,.0f}, and dropped "
+                f"{f['dropped_samples']:,.0f} as near-duplicates"
             ),
         ),
     ]
@@ -133,9 +133,9 @@ def headlines(f: Figures) -> list[tuple[str, str, str]]:
 def outcome(f: Figures) -> str:
     """Return the result in a sentence: the accuracy of both encoders, with its uncertainty."""
     return (
-        "In the same time, on the same stream, the encoder trained from the DUEL memory "
-        f"{_compare(f['knn_memory_accuracy'], f['knn_queue_accuracy'])} the one trained with a "
-        "queue."
+        "The encoder trained from the DUEL memory "
+        f"{_compare(f['knn_memory_accuracy'], f['knn_queue_accuracy'])} the one trained "
+        "with a queue, in the same time and on the same stream."
     )
 
 

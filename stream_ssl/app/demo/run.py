@@ -171,14 +171,14 @@ class Demo:
         """Scrape and show metrics until the time is over and the first step is made."""
         self._scraper = Scraper(self._addresses)
         detail = (
-            f"metrics: {', '.join(f'{url}/metrics' for url in self._seen.values())}; "
-            "beside it a second learner, with a queue"
+            f"metrics: {', '.join(f'{url}/metrics' for url in self._seen.values())}; a "
+            "second learner with a queue runs at the same time"
         )
         self._display.update("streaming", detail)
         start, trained = time.monotonic(), False
         while (elapsed := time.monotonic() - start) < self._progress.total or not trained:
             if not trained and elapsed > FIRST_STEP_SECONDS:
-                raise children[0].failed(f"trained nothing in {FIRST_STEP_SECONDS:.0f} s")
+                raise children[0].failed(f"trained on nothing within {FIRST_STEP_SECONDS:.0f} s")
             self._pause(children)
             self._history.append(self._scrape())
             self._progress.elapsed = min(elapsed, self._progress.total)
@@ -195,11 +195,11 @@ class Demo:
         for daemon, out in zip(daemons, (self._out, self._queue), strict=True):
             daemon.stop(STOP_SECONDS)
             if not (out / LATEST).exists():
-                raise daemon.failed("wrote no checkpoint")
+                raise daemon.failed("has written no checkpoint")
 
     def _finish(self) -> tuple[Mapping[str, float], Table]:
         """Evaluate and write all files. Return the figures, and a table of the main ones."""
-        self._display.update("evaluating", "asking the held-out images' neighbours")
+        self._display.update("evaluating", "evaluating the encoders on held-out images")
         # This imports torch, so it waits until the learner has released the cores.
         from stream_ssl.app.demo import evaluation, report, summary
 

@@ -60,8 +60,8 @@ def too_few_updates(found: Mapping[str, float]) -> str:
     if found["updates"] >= ENOUGH_UPDATES:
         return ""
     return (
-        f"{found['updates']:.0f} updates are too few to judge the encoder by: a network that has "
-        "just begun to learn is often worse than a random one. Give it more seconds."
+        f"{found['updates']:.0f} updates are too few to judge the encoder: a network that "
+        "has just begun to learn is often worse than a random one. Use more --seconds."
     )
 
 

@@ -86,23 +86,23 @@ def check_settings(settings: Namespace) -> None:
         ValueError: the options cannot work.
     """
     if min(settings.k) < 1:
-        raise ValueError(f"--k {min(settings.k)}: at least 1 neighbour is asked")
+        raise ValueError(f"--k {min(settings.k)}: must be at least 1")
     for probe in settings.probes:
         if probe not in PROBES:
-            raise ValueError(f"--probes {probe}: choose of {', '.join(PROBES)}")
+            raise ValueError(f"--probes {probe}: choose from {', '.join(PROBES)}")
     if settings.batch < 2:
         raise ValueError(f"--batch {settings.batch}: must be at least 2")
     if settings.tasks in (0, []) or (isinstance(settings.tasks, int) and settings.tasks < 0):
-        raise ValueError(f"--tasks {settings.tasks}: at least 1, or leave it out")
+        raise ValueError(f"--tasks {settings.tasks}: must be at least 1; or leave it out")
     tasks = len(settings.tasks) if isinstance(settings.tasks, list) else settings.tasks
     if bool(settings.stages) != bool(tasks):
         raise ValueError(
-            "--stages and --tasks belong together: the checkpoints after each task, and how many "
-            "tasks the classes are divided into"
+            "--stages and --tasks must be given together: the checkpoints after each "
+            "task, and the number of tasks"
         )
     if settings.stages and tasks != len(settings.stages):
         raise ValueError(
-            f"{tasks} --tasks and {len(settings.stages)} --stages: name one checkpoint "
+            f"{tasks} --tasks and {len(settings.stages)} --stages: give one checkpoint "
             "for each task, in the order of the stream"
         )
     build.check_device(settings.device)
@@ -169,7 +169,7 @@ def _encode(
 
     most = settings.references_per_class, settings.queries_per_class
     log.info(
-        "reading %s images; by %s are encoded %s references and %s queries of each class",
+        "reading %s images; %s encodes %s references and %s queries per class",
         *("all" if total is None else total, ", ".join(asked)),
         *("all" if one is None else one for one in most),
     )
@@ -203,7 +203,9 @@ def _tasks(settings: Namespace, encoded: Encoded) -> list[list[int]] | None:
     tasks: list[list[int]] = settings.tasks
     named = [label for task in tasks for label in task]
     if not all(tasks) or len(set(named)) < len(named):
-        raise ValueError(f"--tasks {tasks}: each task needs a class, and no class two tasks")
+        raise ValueError(
+            f"--tasks {tasks}: each task needs a class, and each class may be in only one task"
+        )
     task_accuracies(dict.fromkeys(torch.unique(encoded.label_Q).tolist(), 0.0), tasks)
     return tasks
 
@@ -228,14 +230,14 @@ def _notes(readers: Sequence[Reader], encoded: Encoded) -> list[str]:
         notes.append(f"{refused:,} of {seen:,} samples could not be decoded ({reasons}).")
     if scaled := sum(reader.scaled for reader in readers):
         notes.append(
-            f"{scaled:,} of {seen:,} raw images were of another size or colour than the encoder "
-            "was trained on, and were converted as the run's decoder does it."
+            f"{scaled:,} of {seen:,} raw images had another size or colour format than "
+            "the encoder was trained on, and were converted by the run's decoder."
         )
     classes = len(torch.unique(encoded.label_Q))
     if len(encoded.label_Q) < 100 * classes:
         notes.append(
-            f"{len(encoded.label_Q):,} queries of {classes} classes are few: mind the standard "
-            "errors."
+            f"{len(encoded.label_Q):,} queries of {classes} classes are few: the standard "
+            "errors are large."
         )
     return notes
 

@@ -35,10 +35,12 @@ def parse(spec: str) -> tuple[str, str | None]:
     name, colon, where = spec.partition(":")
     if name not in LABELLED:
         raise ValueError(
-            f"{spec!r} begins with none of {', '.join(LABELLED)}: say it as cifar:FOLDER"
+            f"{spec!r} must begin with one of {', '.join(LABELLED)}, such as cifar:FOLDER"
         )
     if name == "synthetic" and colon:
-        raise ValueError(f"{spec!r}: it lies nowhere, say synthetic and --source.count 2000")
+        raise ValueError(
+            f"{spec!r}: the synthetic source has no place: use --data synthetic --source.count 2000"
+        )
     return name, where if colon else None
 
 
@@ -85,7 +87,7 @@ def check_ends(name: str, options: Mapping[str, Any]) -> None:
         ValueError: the source is the synthetic one, without a count.
     """
     if name == "synthetic" and options.get("count") is None:
-        raise ValueError("the synthetic source never ends: say how many with --source.count 2000")
+        raise ValueError("the synthetic source never ends: limit it with --source.count 2000")
 
 
 def make(name: str, options: Mapping[str, Any], seed: int | None, **more: Any) -> Any:
@@ -138,8 +140,9 @@ def readers(
         if len(folders) > 1 and {folder.lower() for folder in folders} <= SPLITS:
             place = options[place_of(name)]
             raise ValueError(
-                f"{place} holds {', '.join(folders)}, and each folder in it is taken for a class: "
-                f"say --data {name}:{place}/{folders[0]} --references {name}:{place}/{folders[-1]}"
+                f"{place} contains {', '.join(folders)}, and each folder in it would "
+                f"count as a class: use --data {name}:{place}/{folders[0]} --references "
+                f"{name}:{place}/{folders[-1]}"
             )
         return [whole]
     if references is None:
@@ -159,8 +162,8 @@ def readers(
     if first is not None and second is not None and first != second:
         apart = sorted({*first} ^ {*second})
         raise ValueError(
-            f"references have classes that queries have not, or the other way round, such as "
-            f"{apart[0]}: classes are numbered by their folders' sorted names, so both sets need "
-            "the same folders"
+            f"references and queries have different classes, such as {apart[0]}: classes "
+            "are numbered by the sorted names of their folders, so both sets need the "
+            "same folders"
         )
     return found

@@ -124,10 +124,12 @@ class Api:
         role, question = request.path_params["role"], request.path_params["question"]
         try:
             if role not in ROLES:
-                raise Refused(404, f"there is no process {role[:40]!r}: receiver or learner")
+                raise Refused(
+                    404, f"no process has the role {role[:40]!r}: must be receiver or learner"
+                )
             if question not in self._questions:
                 known = ", ".join(self._questions)
-                raise Refused(404, f"no such question {question[:40]!r}; there are: {known}")
+                raise Refused(404, f"unknown question {question[:40]!r}: must be one of {known}")
             if role != self._role:
                 if ASKED_BY_PEER in request.headers:  # no endless forwarding
                     raise Refused(502, f"this is the {self._role}: endpoints.json is out of date")
@@ -138,7 +140,7 @@ class Api:
         except LookupError as error:
             return _json({"error": str(error.args[0] if error.args else error)}, 404)
         except Busy as error:
-            return _json({"error": f"{error}; ask again"}, 503)
+            return _json({"error": f"{error}; try again"}, 503)
 
     # -- The questions
 
@@ -178,22 +180,26 @@ class Api:
         offset, limit = query.integer("offset", 0, 0, 1 << 20), query.integer("limit", 100, 1, 1000)
         query.end()
         if self._sources.producers is None:
-            raise Refused(404, "only the receiver knows the producers")
+            raise Refused(404, "only the receiver has the table of producers")
         return self._sources.producers.listing(sort, find, offset, limit)
 
     def _ranks(self, query: Query) -> object:
         query.end()
         if self._role != "learner":
-            raise Refused(404, "only the learner knows the ranks")
+            raise Refused(404, "only the learner has the table of ranks")
         group = self._sources.group
         return {"ranks": [], "parked": []} if group is None else group.summary()
 
     @property
     def _view(self) -> MemoryView:
         if self._sources.memory is None:
-            why = "has none" if self._role != "learner" else "is not built yet: it is starting"
+            why = (
+                "has none"
+                if self._role != "learner"
+                else "is still starting, and has no memory yet"
+            )
             raise Refused(
-                503 if self._role == "learner" else 404, f"the memory: this process {why}"
+                503 if self._role == "learner" else 404, f"no memory here: this process {why}"
             )
         return self._sources.memory
 
@@ -286,7 +292,7 @@ class Query:
         if value is None and default is not None:
             return default
         if value is None:
-            raise Refused(400, f"{name} is missing: a whole number, {least} to {most}")
+            raise Refused(400, f"{name} is missing: must be a whole number, {least} to {most}")
         return _integer(name, value, least, most)
 
     def integers(self, name: str, most: int) -> list[int]:
@@ -311,13 +317,13 @@ class Query:
         """Take a text of at most `most` characters; the default is empty."""
         value = self._given.pop(name, "")
         if len(value) > most:
-            raise Refused(400, f"{name} has {len(value)} characters: at most {most}")
+            raise Refused(400, f"{name} has {len(value)} characters: must have at most {most}")
         return value
 
     def end(self) -> None:
         """Raise a 400 if arguments are left that no method has taken."""
         for name in self._given:
-            raise Refused(400, f"there is no argument {name[:40]!r} here")
+            raise Refused(400, f"this question has no argument {name[:40]!r}")
 
 
 def _integer(name: str, text: str, least: int, most: int) -> int:
@@ -339,7 +345,7 @@ def checkpoints(folder: Path) -> list[dict[str, Any]]:
         latest = (folder / "latest").resolve().name
         found = sorted((path for path in folder.glob("step-*") if path.is_dir()), reverse=True)
     except OSError as error:
-        raise Refused(503, f"the checkpoints cannot be listed: {error}") from None
+        raise Refused(503, f"cannot list the checkpoints: {error}") from None
     with _CHECKPOINTS_LOCK:
         for path in set(_CHECKPOINTS) - set(found):
             if path.parent == folder:

@@ -221,7 +221,7 @@ class MemoryView:
         if self._memory.image_shape is None:
             raise LookupError("this memory keeps no images")
         found = _pictures(*self.jobs.ask(lambda: self._images(slots)))
-        assert found is not None, "at least one slot was asked for"
+        assert found is not None, "slots is empty: must have at least one number"
         return found
 
     def map(self, by: str = "pca") -> dict[str, Any]:
@@ -236,7 +236,7 @@ class MemoryView:
             Busy: the learner has no time.
         """
         if by == "umap" and not self._umap.installed():
-            raise LookupError("UMAP is not installed here: pip install 'stream-ssl[umap]'")
+            raise LookupError("UMAP is not installed: pip install 'stream-ssl[umap]'")
         snapshot = self.snapshot()
         with self._lock:
             if self._map is None or self._map[0] is not snapshot:
@@ -248,7 +248,7 @@ class MemoryView:
         made = self._umap.newest(snapshot, snapshot.z_SD.numpy(), begin_S2)
         if made is None:
             failed = f"UMAP failed: {self._umap.failure}"
-            return {**axes, "note": failed if self._umap.failure else "UMAP is being made"}
+            return {**axes, "note": failed if self._umap.failure else "UMAP is being computed"}
         return _placed(*made, by="umap")
 
     def close(self) -> None:

@@ -22,7 +22,9 @@ def render(name: str) -> str:
         LookupError: there is no such runbook.
     """
     if name not in NAMES:
-        raise LookupError(f"no such runbook {name[:40]!r}; there are: {', '.join(sorted(NAMES))}")
+        raise LookupError(
+            f"unknown runbook {name[:40]!r}: must be one of {', '.join(sorted(NAMES))}"
+        )
     folder = next(folder for folder in FOLDERS if (folder / f"{name}.md").is_file())
     text = (folder / f"{name}.md").read_text(encoding="utf-8")
     # A link to another runbook must open the page of that runbook.

@@ -47,7 +47,9 @@ class StepJobs:
 
     def __init__(self, share: float = 0.01, clock: Callable[[], float] = time.perf_counter) -> None:
         if not 0 < share <= 1:
-            raise ValueError(f"share of the learner's time is {share}: above 0 and at most 1")
+            raise ValueError(
+                f"share of the learner's time is {share}: must be above 0 and at most 1"
+            )
         self.share, self.spent = share, 0.0
         self._clock, self._began = clock, clock()
         self._credit, self._since = MOST_CREDIT, clock()
@@ -75,14 +77,16 @@ class StepJobs:
         try:
             self._jobs.put_nowait((job, future, metered))
         except queue.Full:
-            raise Busy(f"{MOST_WAITING} requests wait for the learner already") from None
+            raise Busy(
+                f"{MOST_WAITING} requests already wait for the learner; try again later"
+            ) from None
         if self._closed:
             self.close()
         try:
             return future.result(timeout)
         except TimeoutError:
             if future.cancel():
-                raise Busy(f"the learner came to no pause within {timeout:g} s") from None
+                raise Busy(f"the learner did not answer within {timeout:g} s") from None
             return future.result()  # the job has just begun or ended
 
     def close(self) -> None:
@@ -92,7 +96,7 @@ class StepJobs:
             while True:
                 future = self._jobs.get_nowait()[1]
                 if future.set_running_or_notify_cancel():
-                    future.set_exception(Busy("the learner stops"))
+                    future.set_exception(Busy("the learner is stopping"))
 
     @property
     def used(self) -> float:

@@ -90,7 +90,9 @@ class UmapPlane(Generic[T]):
                 self.failure, self._made = "", (key, np.load(io.BytesIO(out)))
             else:
                 lines = said.decode(errors="replace").strip().splitlines()
-                self.failure = lines[-1] if lines else f"it ended with {process.returncode}"
+                self.failure = (
+                    lines[-1] if lines else f"the process ended with status {process.returncode}"
+                )
 
 
 def _start() -> subprocess.Popen[bytes]:

@@ -9,17 +9,17 @@ const r = (name, label) => ({ role: "receiver", name, label });
 const l = (name, label) => ({ role: "learner", name, label });
 const CHARTS = [
   { title: "Stream, samples/s", lines: [r("received", "received"), l("trained", "trained"), l("replayed", "replayed"), r("repeated", "sent again")], format: NUMBER, zero: true },
-  { title: "Lag", lines: [l("lag", "oldest sample that waits")], format: SECONDS, zero: true },
+  { title: "Lag", lines: [l("lag", "oldest waiting sample")], format: SECONDS, zero: true },
   { title: "Loss, nats", lines: [l("loss", "loss")], format: NUMBER },
   { title: "Learning rate", lines: [l("learning_rate", "rate")], format: NUMBER, zero: true },
   { title: "Gradient norm", lines: [l("gradient", "norm")], format: NUMBER, zero: true },
   { title: "Probes, accuracy", lines: [l("held_out", "held out, kNN"), l("knn", "stream, kNN"), l("linear", "stream, linear"), l("majority", "majority")], format: PERCENT, some: true },
   { title: "Memory, samples/s", lines: [l("inserted", "admitted"), l("refused", "refused")], format: NUMBER, zero: true },
   { title: "Effective rank", lines: [l("memory_rank", "memory"), l("stream_rank", "stream")], format: NUMBER },
-  { title: "Duplicates of a slot", lines: [l("duplicates_p50", "median"), l("duplicates_p90", "90 %"), l("duplicates_max", "most")], format: NUMBER, zero: true },
+  { title: "Duplicates of a slot", lines: [l("duplicates_p50", "median"), l("duplicates_p90", "90 %"), l("duplicates_max", "maximum")], format: NUMBER, zero: true },
   { title: "Collisions", lines: [l("collisions", "calibrated"), l("collisions_true", "true, by labels"), l("near_duplicates", "near-duplicates")], format: PERCENT, zero: true },
   { title: "Age of slots, samples", lines: [l("age_p50", "median"), l("age_p90", "90 %"), l("age_max", "oldest")], format: NUMBER, zero: true },
-  { title: "Turnover of the memory", lines: [l("turnover", "slots of the last samples")], format: PERCENT, zero: true },
+  { title: "Turnover of the memory", lines: [l("turnover", "slots with recent samples")], format: PERCENT, zero: true },
   { title: "Journal", lines: [r("journal", "on disk"), r("lag_bytes", "not yet read")], format: BYTES, zero: true },
   { title: "Producers", lines: [r("producers", "connected")], format: NUMBER, zero: true },
 ];

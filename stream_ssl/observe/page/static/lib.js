@@ -4,9 +4,9 @@
 export async function ask(role, question, args = {}) {
   const query = new URLSearchParams(args).toString();
   const answer = await fetch(`api/${role}/${question}${query ? `?${query}` : ""}`, { headers: { accept: "application/json" } })
-    .catch(() => { throw new Error("no answer: the process of this page has ended, or is starting again"); });
+    .catch(() => { throw new Error("no answer: the process that serves this page has stopped or is restarting"); });
   if (answer.status === 401) location.href = "login";
-  const body = await answer.json().catch(() => ({ error: `the answer was no JSON (status ${answer.status})` }));
+  const body = await answer.json().catch(() => ({ error: `the answer is not JSON (status ${answer.status})` }));
   if (!answer.ok) throw new Error(body.error ?? `status ${answer.status}`);
   return body;
 }

@@ -35,7 +35,7 @@ export class MapSection {
   tells() {
     if (this.data.by === "umap") return `by UMAP, ${duration(Math.max(0, Date.now() / 1000 - this.data.at)).join(" ")} ago`;
     const [first, second] = this.data.share.map((share) => `${(100 * share).toFixed(0)} %`);
-    return `${this.data.note ? `${this.data.note}: meanwhile ` : ""}the axes tell ${first} and ${second} of the variance`;
+    return `${this.data.note ? `${this.data.note}; until then ` : ""}the axes have ${first} and ${second} of the variance`;
   }
 
   place(at) {

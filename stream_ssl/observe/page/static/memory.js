@@ -60,10 +60,10 @@ export class MemorySection {
     this.offset = 0;
     this.rows = [];
     this.histograms = {
-      duplicates: new Histogram("Duplicates", "slots by expected number"),
-      ages: new Histogram("Age", "slots by samples offered since"),
-      drawn: new Histogram("Drawn", "slots by times trained on"),
-      staleness: new Histogram("Staleness", "slots by samples since encoded"),
+      duplicates: new Histogram("Duplicates", "slots by expected duplicates"),
+      ages: new Histogram("Age", "slots by samples offered since they were written"),
+      drawn: new Histogram("Drawn", "slots by number of draws"),
+      staleness: new Histogram("Staleness", "slots by samples since they were encoded"),
     };
     $("#histograms").append(...Object.values(this.histograms).map((one) => one.figure));
     this.mosaic = $("#mosaic");
@@ -93,8 +93,8 @@ export class MemorySection {
 
   showSummary(s) {
     const near = s.near_duplicates == null ? "" : `, ${(100 * s.near_duplicates).toFixed(1)} % have a near-duplicate (cosine ≥ ${s.near})`;
-    const turn = s.turnover == null ? "" : `, ${(100 * s.turnover).toFixed(0)} % are of the last ${number(s.capacity)} samples`;
-    const cost = s.learner_share >= 1e-4 ? `; the page takes ${(100 * s.learner_share).toFixed(1)} % of the learner's time` : "";
+    const turn = s.turnover == null ? "" : `, ${(100 * s.turnover).toFixed(0)} % hold one of the last ${number(s.capacity)} samples`;
+    const cost = s.learner_share >= 1e-4 ? `; this page uses ${(100 * s.learner_share).toFixed(1)} % of the learner's time` : "";
     $("#memory-note").textContent = `${number(s.occupied)} of ${number(s.capacity)} slots${near}${turn}; ${s.policy} on ${s.descriptor}${cost}`;
     const balance = $("#balance");
     const total = s.balance.slots.reduce((sum, [, count]) => sum + count, 0) || 1;
@@ -138,7 +138,7 @@ export class MemorySection {
       tile.addEventListener("focus", () => { for (const other of this.mosaic.children) other.tabIndex = other === tile ? 0 : -1; });
       this.mosaic.append(tile);
     }
-    const text = `slot ${row.slot}${row.duplicates == null ? "" : `, ${number(row.duplicates)} duplicates`}, ${who(row.origin) ?? "not known"}`;
+    const text = `slot ${row.slot}${row.duplicates == null ? "" : `, ${number(row.duplicates)} duplicates`}, ${who(row.origin) ?? "unknown"}`;
     tile.title = text;
     tile.setAttribute("aria-label", text);
     tile.style.setProperty("--mark", shade(this.peak ? (row.duplicates ?? 0) / this.peak : 0));
@@ -173,21 +173,21 @@ export class MemorySection {
   showFacts(got) {
     const origin = got.origin;
     const facts = [
-      ["producer", origin?.producer ?? "not known"],
+      ["producer", origin?.producer ?? "unknown"],
       origin && ["source", origin.source], origin && ["id", origin.id],
       origin && ["captured", new Date(origin.time * 1000).toLocaleString()],
       got.label != null && ["class", got.label],
       got.duplicates != null && ["duplicates", `${number(got.duplicates)} expected`],
       ["drawn", got.drawn === 1 ? "once" : `${number(got.drawn)} times`],
       ["age", `${number(got.age)} samples`], ["encoded", `${number(got.stale)} samples ago`],
-      got.multiplicity > 1 && ["stands for", `${number(got.multiplicity)} samples`],
-      ["number", got.id],
+      got.multiplicity > 1 && ["represents", `${number(got.multiplicity)} samples`],
+      ["number of the sample", got.id],
     ].filter(Boolean);
     $("#slot-facts").replaceChildren(...facts.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, element("bdi", {}, value))]));
   }
 
   showNear(near) {
-    const titles = { descriptor: "Nearest by what duplicates are counted on", embedding: "Nearest by embedding" };
+    const titles = { descriptor: "Nearest by descriptor", embedding: "Nearest by embedding" };
     $("#slot-near").replaceChildren(...Object.entries(near).flatMap(([space, rows]) => [
       element("div", { class: "bar" }, element("h3", {}, titles[space])),
       element("div", { class: "near" }, ...rows.map((row) => {
@@ -217,7 +217,7 @@ export class MemorySection {
       body.replaceChildren(...(dropped.length ? dropped.map((one) => element("tr", {},
         this.gone(one.pictures[0]), this.gone(one.pictures[1]),
         element("td", {}, `${duration(Math.max(0, now - one.at)).join(" ")} ago`),
-        element("td", { class: "name" }, element("bdi", {}, who(one.origin) ?? "not known")),
+        element("td", { class: "name" }, element("bdi", {}, who(one.origin) ?? "unknown")),
         element("td", { class: "n" }, one.distance.toFixed(2)),
         element("td", {}, one.label == null || one.twin_label == null ? "–" : one.label === one.twin_label ? `both ${one.label}` : `${one.label} and ${one.twin_label}`)))
         : [empty("none yet")]));
@@ -233,11 +233,11 @@ export class MemorySection {
       const now = Date.now() / 1000;
       body.replaceChildren(...(evictions.length ? evictions.map((one) => element("tr", {}, this.gone(one.id),
         element("td", {}, `${duration(Math.max(0, now - one.at)).join(" ")} ago`),
-        element("td", { class: "name" }, element("bdi", {}, who(one.origin) ?? "not known")),
+        element("td", { class: "name" }, element("bdi", {}, who(one.origin) ?? "unknown")),
         element("td", { class: "n" }, number(one.age)),
         element("td", { class: "name" }, element("bdi", {}, who(one.by) ?? "–")),
         element("td", { class: "n" }, one.slot == null ? "–" : element("button", { onclick: () => this.open(one.slot) }, one.slot))))
-        : [element("tr", {}, element("td", { colspan: 6, class: "empty" }, "nobody yet"))]));
+        : [element("tr", {}, element("td", { colspan: 6, class: "empty" }, "none yet"))]));
     } catch (error) { body.replaceChildren(element("tr", {}, element("td", { colspan: 6, class: "empty" }, error.message))); }
   }
 }

@@ -40,7 +40,7 @@ async function showStates() {
     try { states[role] = await ask(role, "state"); } catch (error) { states[role] = { error: error.message }; }
   }));
   const problems = ROLES.flatMap((role) => states[role].error
-    ? [{ name: role, says: states[role].error, remedy: "Whether this process is well is not known.", severity: "critical", runbook: document.body.dataset.down }]
+    ? [{ name: role, says: states[role].error, remedy: "The state of this process is unknown.", severity: "critical", runbook: document.body.dataset.down }]
     : states[role].problems);
   const lit = new Set(problems.map((problem) => problem.name));
   const well = new Map(ROLES.flatMap((role) => (states[role].watched ?? []).map((one) => [one.name, one.summary])));
@@ -52,11 +52,11 @@ async function showStates() {
       element("span", {}, element("b", {}, name), ` — ${says}. `, remedy ? `${remedy} ` : ""),
       ...(runbook ? [element("a", { href: runbook }, "what to do")] : []))),
     ...starting.map((role) => element("li", { class: "wait" }, `the ${role} is starting`)),
-    element("li", {}, element("details", open ? { open: "" } : {}, element("summary", {}, `${fine.length} conditions are fine`),
-      ...fine.map(([name, summary]) => element("span", { title: `not so: ${summary}` }, `${name} `)))));
+    element("li", {}, element("details", open ? { open: "" } : {}, element("summary", {}, `${fine.length} ${fine.length === 1 ? "condition is" : "conditions are"} absent`),
+      ...fine.map(([name, summary]) => element("span", { title: `not present: ${summary}` }, `${name} `)))));
   const bad = problems.length;
   const verdict = document.querySelector("#verdict");
-  const text = bad ? `${bad} need${bad === 1 ? "s" : ""} attention` : starting.length ? "starting" : "all well";
+  const text = bad ? `${bad} ${bad === 1 ? "condition needs" : "conditions need"} attention` : starting.length ? "starting" : "healthy";
   if (verdict.textContent !== text) verdict.textContent = text;
   verdict.className = `pill ${bad ? "bad" : starting.length ? "wait" : "ok"}`;
   document.querySelector("#tiles").replaceChildren(...TILES.flatMap(([name, role, figure, format, shown]) => {

@@ -3,7 +3,7 @@ import { ask, bytes, duration, element, number, rate } from "./lib.js";
 
 const PAGE = 50;
 const COLUMNS = [
-  ["name", "name"], ["silent", "last heard"], ["newest", "known for"], ["rate", "rate"], ["samples", "samples"],
+  ["name", "name"], ["silent", "last message"], ["newest", "first connected"], ["rate", "rate"], ["samples", "samples"],
   ["repeated", "sent again"], ["rejected", "rejected"], [null, "in the memory"], [null, "credit"],
 ];
 const LATE = 60; // seconds of silence after which a connected producer is marked
@@ -30,7 +30,7 @@ export class ProducersSection {
       if (!(this.round++ % 3)) this.fates = await ask("learner", "memory/producers").catch(() => null);
       note.textContent = `${number(got.total)} known, ${number(got.connected)} connected${got.found < got.total ? `, ${number(got.found)} found` : ""}`;
       const rows = got.producers.map((one) => row(one, this.fates)).concat(this.find.value || got.found > this.limit ? [] : silent(got.producers, this.fates));
-      this.body.replaceChildren(...(rows.length ? rows : [element("tr", {}, element("td", { colspan: COLUMNS.length, class: "empty" }, got.total ? "none is called so" : "none has said HELLO since the receiver started"))]));
+      this.body.replaceChildren(...(rows.length ? rows : [element("tr", {}, element("td", { colspan: COLUMNS.length, class: "empty" }, got.total ? "no producer has this name" : "no producer has connected since the receiver started"))]));
       this.more.hidden = got.found <= this.limit || this.limit >= 1000;
       COLUMNS.forEach(([sort], at) => { if (sort === this.sort) this.heads[at].setAttribute("aria-sort", "descending"); else this.heads[at].removeAttribute("aria-sort"); });
     } catch (error) { note.textContent = error.message; }
@@ -44,7 +44,7 @@ function inMemory(name, fates) {
   const share = (part, whole) => `${((100 * part) / Math.max(1, whole)).toFixed(0)} %`;
   const near = fate.near_duplicates ? `, ${share(fate.near_duplicates, fate.offered)} near-duplicates` : "";
   const stream = fate.offered ? `, ${share(fate.offered, fates.offered)} of the stream` : "";
-  return `${number(fate.held)} slots: ${share(fate.held, fates.occupied)} of it${stream}${near}`;
+  return `${number(fate.held)} slots: ${share(fate.held, fates.occupied)} of the memory${stream}${near}`;
 }
 
 /** Return rows for producers that hold slots but have sent nothing since the receiver started. */
@@ -53,7 +53,7 @@ function silent(producers, fates) {
   return Object.keys(fates?.producers ?? {}).filter((name) => !known.has(name) && fates.producers[name].held).map((name) =>
     element("tr", { class: "gone" },
       element("td", { class: "name" }, element("bdi", {}, name)),
-      element("td", {}, "before the receiver started"),
+      element("td", {}, "before the receiver's start"),
       ...COLUMNS.slice(2, -2).map(([sort]) => element("td", { class: sort === "newest" || sort === "rejected" ? null : "n" }, "–")),
       element("td", {}, inMemory(name, fates)), element("td", { class: "n" }, "–")));
 }
@@ -64,8 +64,8 @@ function row(one, fates) {
   const key = one.key && one.key !== one.name ? ` key ${one.key}` : "";
   return element("tr", { class: one.connected ? null : "gone" },
     element("td", { class: "name", title: one.agent }, element("bdi", {}, one.name), element("span", { class: "muted" }, key)),
-    element("td", { class: late ? "late" : null }, one.connected ? `${duration(one.silent).join(" ")} ago` : `left, ${duration(one.silent).join(" ")} ago`),
-    element("td", {}, duration(one.since).join(" ") + (one.hellos > 1 ? `, ${number(one.hellos)} times connected` : "")),
+    element("td", { class: late ? "late" : null }, one.connected ? `${duration(one.silent).join(" ")} ago` : `disconnected, ${duration(one.silent).join(" ")} ago`),
+    element("td", {}, `${duration(one.since).join(" ")} ago` + (one.hellos > 1 ? `, ${number(one.hellos)} connections` : "")),
     element("td", { class: "n" }, one.rate == null ? "–" : rate(one.rate).join(" ")),
     element("td", { class: "n", title: bytes(one.bytes).join(" ") }, number(one.samples)),
     element("td", { class: "n" }, number(one.repeated)),
