@@ -25,7 +25,7 @@ SOAK_MINUTES ?= 60
 # anew, which takes longer than the import.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test latest mutations browser check chaos bench reproduce study gpu servers servers-packages prometheus containers manifests lint format docs setup clean
+.PHONY: demo test latest mutations browser check chaos bench reproduce study gpu servers servers-packages site prometheus containers manifests lint format docs setup clean
 
 setup: $(READY)
 
@@ -132,6 +132,15 @@ docs: $(READY)  ## regenerate the pages that are made from code
 	$(VENV)/bin/python deploy/grafana/dashboard.py > deploy/grafana/stream-ssl.json
 	{ printf '# From deploy/prometheus/alerts.yml, by `make docs`.\napiVersion: monitoring.coreos.com/v1\nkind: PrometheusRule\nmetadata: {name: stream-ssl}\nspec:\n'; grep -v '^#' deploy/prometheus/alerts.yml | sed 's/^\(.\)/  \1/'; } > deploy/kubernetes/components/monitoring/prometheus-rule.yaml
 
+site: $(READY)  ## the documentation site, into site/; broken links fail
+ifneq ($(UV),)
+	$(UV) pip install --quiet --python $(VENV)/bin/python -c constraints.txt -e '.[docs]'
+else
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+endif
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet
+	@echo "Read it: $(VENV)/bin/python -m http.server -b 127.0.0.1 -d site 8000, at http://127.0.0.1:8000"
+
 clean:
-	rm -rf $(VENV) $(LATEST) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(LATEST) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

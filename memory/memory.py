@@ -412,8 +412,9 @@ class WorkingMemory(Slots):
                 rows, and uniformly within a cell. The cells are fitted again after as many rows
                 have changed as there were at the last fit.
             anchors: unit rows [B, D], for "hardest".
-            ids_B, hashes_B: ids and content hashes of the anchors, for "hardest". Slots with the
-                same id or content hash are excluded before the choice.
+            ids_B: ids of the anchors, for "hardest". Slots with the same id or content hash are
+                excluded before the choice.
+            hashes_B: content hashes of the anchors, for "hardest".
             each: for "hardest", choose n slots for each anchor instead of n for all together. Every
                 field of the result then has a leading dimension B. An anchor with fewer than n
                 allowed slots also gets excluded slots, which `mask` marks.
@@ -634,8 +635,9 @@ class WorkingMemory(Slots):
 
         Args:
             state_dict: a result of `state_dict`.
-            strict, assign: ignored. They exist for compatibility with `torch.nn.Module`: a state is
-                always loaded as a whole and copied.
+            strict: ignored. It exists for compatibility with `torch.nn.Module`: a state is always
+                loaded as a whole and copied.
+            assign: ignored, as `strict` is.
 
         Returns:
             No missing and no unexpected keys, in the form of `torch.nn.Module`.

@@ -30,6 +30,7 @@ COMMANDS = {
     "keys": "make a CURVE key pair for a producer or a receiver",
     "conform": "test a producer in any language against the rules of docs/wire.md",
     "check": "validate a config file without opening a socket",
+    "schema": "print a JSON Schema of the config file, for editors",
     "status": "show the state of a running daemon: rates, lag, memory, last checkpoint",
 }
 STDERR = 2

@@ -290,6 +290,14 @@ def learner_parser(command: str = "learner") -> ArgumentParser:
     return parser
 
 
+def run_parser(command: str = "run") -> ArgumentParser:
+    """Return the parser of the sections of both roles."""
+    parser = _parser(command)
+    _add_receiver(parser)
+    _add_learner(parser)
+    return parser
+
+
 def _add_receiver(parser: ArgumentParser) -> None:
     from stream_ssl.journal.journal import Journal
     from stream_ssl.receiver.receiver import Receiver
@@ -452,9 +460,7 @@ def read(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
     if arguments and not arguments[0].startswith("-"):
         arguments.insert(0, "--config")
     if any(argument.partition("=")[0] == "--print_config" for argument in arguments):
-        parser = _parser(parser.prog.split()[-1])
-        _add_receiver(parser)
-        _add_learner(parser)
+        parser = run_parser(parser.prog.split()[-1])
     check_files(parser, arguments)
     for option in REMOVED:
         if (variable := f"STREAM_SSL_{option.replace('.', '__').upper()}") in os.environ:

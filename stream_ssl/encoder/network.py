@@ -236,7 +236,8 @@ def called(spec: Mapping[str, Any], *arguments: Any, **more: Any) -> Any:
 
     Args:
         spec: a mapping with `class_path` and, optionally, `init_args`.
-        arguments, more: arguments of the call in addition to `init_args`.
+        arguments: positional arguments of the call.
+        more: named arguments of the call, in addition to `init_args`.
     """
     module, _, name = spec["class_path"].rpartition(".")
     found = getattr(importlib.import_module(module), name)

@@ -34,7 +34,8 @@ class BYOL(Momentum):
     projector with `batchnorm: hidden`.
 
     Args:
-        encoder, projector: see `Method`; the target is a copy of both.
+        encoder: see `Method`; the target has a copy.
+        projector: see `Method`; the target has a copy.
         loss: NegativeCosine.
         predictor_hidden: width of the predictor's hidden layer.
         common: `momentum` and `key_statistics` of the target, see `Momentum`; and `views`: each

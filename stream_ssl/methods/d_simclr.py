@@ -42,7 +42,9 @@ class DSimCLR(SimCLR):
     because the positive has the same statistics as all negatives of the batch.
 
     Args:
-        encoder, projector, loss: see `Method`.
+        encoder: see `Method`.
+        projector: see `Method`.
+        loss: see `Method`.
         negatives: number n of memory slots that an anchor is compared with; null: all.
         negatives_by: how the n slots are chosen: "uniform", "hardest" or "stratified", see
             `MemoryNegatives`.

@@ -37,7 +37,9 @@ class MoCo(Momentum):
     MostDuplicated for D-MoCo.
 
     Args:
-        encoder, projector, loss: see `Method`.
+        encoder: see `Method`.
+        projector: see `Method`.
+        loss: see `Method`.
         negatives: number n of memory slots that an anchor is compared with; null: all.
         negatives_by: how the n slots are chosen: "uniform", "hardest" or "stratified", see
             `MemoryNegatives`.

@@ -34,7 +34,8 @@ class SelfLabelingMoCo(MoCo):
     BatchNorm: as in MoCo.
 
     Args:
-        encoder, projector: see `Method`.
+        encoder: see `Method`.
+        projector: see `Method`.
         loss: SelfLabeling.
         mixup: parameter of the distribution Beta(mixup, mixup) of theta, drawn with torch's global
             generator; 0 for no mixup.

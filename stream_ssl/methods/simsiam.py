@@ -33,7 +33,8 @@ class SimSiam(Method):
     method needs batch statistics to avoid collapse. Use a projector with `batchnorm: all`.
 
     Args:
-        encoder, projector: see `Method`.
+        encoder: see `Method`.
+        projector: see `Method`.
         loss: NegativeCosine.
         predictor_hidden: width of the predictor's hidden layer; null: a quarter of the dimension,
             as in the paper.
