@@ -151,7 +151,8 @@ def _classes(cls: type) -> dict[type, list[str]]:
     """Return our classes that an option of type `cls` accepts, each with its names."""
     names = sys.modules.get("stream_ssl.app.names")  # the learner's parser imports it, and torch
     _, table = names.TABLES.get(cls, ("", {})) if names else ("", {})
-    found = [*table.values(), *_subclasses(cls)]
+    ours = cls.__module__.startswith("stream_ssl.")  # not torch.nn.Module, which any part is
+    found = [*table.values(), *(_subclasses(cls) if ours else ())]
     return {
         one: [name for name, other in table.items() if other is one] + _paths(one)
         for one in dict.fromkeys(found)
@@ -169,7 +170,7 @@ def _subclasses(cls: type) -> list[type]:
         return [one for one in ours if one is not cls and "__call__" in vars(one)]
     below = [one for child in cls.__subclasses__() for one in _subclasses(child)]
     usable = not inspect.isabstract(cls) and not cls.__name__.startswith("_")
-    ours = cls.__module__.startswith("stream_ssl.")
+    ours = cls.__module__.startswith("stream_ssl.")  # not a class of the user's, loaded by a test
     return [cls, *below] if usable and ours else below
 
 

@@ -105,7 +105,6 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a list for a number": ({"optimiser": {"learning_rate": [1]}}, "$.optimiser.learning_rate"),
     "a choice that does not exist": ({"optimiser": {"name": "lion"}}, "$.optimiser.name"),
     "a number among choices": ({"decoder": {"channels": 2}}, "$.decoder.channels"),
-    "null where it is not taken": ({"learner": {"device": None}}, "$.learner.device"),
     "three numbers for two": ({"views": {"crop": [0.1, 0.2, 0.3]}}, "$.views.crop"),
     "an unknown short name": ({"loss": "infonec"}, "$.loss"),
     "an unknown class of ours": ({"loss": {"class_path": "stream_ssl.losses.Wrong"}}, "$.loss"),
@@ -134,6 +133,10 @@ def test_what_does_not_fit_is_refused(
     settings, place = WRONG[case]
     assert faults(schema, settings) == [place]
     assert not accepted(parser, settings, tmp_path)
+
+
+def test_null_is_a_fault_where_no_option_takes_it(schema: dict[str, Any]) -> None:
+    assert faults(schema, {"learner": {"device": None}}) == ["$.learner.device"]
 
 
 def test_every_option_has_a_description(schema: dict[str, Any]) -> None:
