@@ -56,6 +56,7 @@ def config_schema(parser: ArgumentParser, title: str) -> Schema:
 def _sections(parser: ArgumentParser, definitions: dict[str, Schema]) -> Schema:
     """Return an object with a property for each option, and an object for each section."""
     root: Schema = {"type": "object", "additionalProperties": False, "properties": {}}
+    groups = parser.groups or {}
     for action in parser._actions:
         if action.dest.rpartition(".")[2] in NOT_OPTIONS or not hasattr(action, "_typehint"):
             continue
@@ -63,12 +64,13 @@ def _sections(parser: ArgumentParser, definitions: dict[str, Schema]) -> Schema:
         place, path = root, ""
         for section in sections:
             path = f"{path}.{section}".lstrip(".")
-            group = parser.groups.get(path)
+            group = groups.get(path)
             empty = {"type": "object", "additionalProperties": False, "properties": {}}
             if group is not None and group.title:
                 empty = {"description": group.title, **empty}
             place = place["properties"].setdefault(section, empty)
-        skip = {one for one in action.sub_add_kwargs.get("skip", ()) if isinstance(one, str)}
+        skipped = getattr(action, "sub_add_kwargs", {}).get("skip", ())
+        skip = {one for one in skipped if isinstance(one, str)}
         schema = _of_type(action._typehint, definitions, skip)
         if action.default is None and not action.required and not _takes_null(schema):
             schema = {"anyOf": [schema, {"type": "null"}]}
@@ -165,10 +167,11 @@ def _subclasses(cls: type) -> list[type]:
     The implementations of a protocol are those of its module.
     """
     if getattr(cls, "_is_protocol", False):
-        others = vars(inspect.getmodule(cls)).values()
-        ours = [one for one in others if inspect.isclass(one) and one.__module__ == cls.__module__]
-        return [one for one in ours if one is not cls and "__call__" in vars(one)]
-    below = [one for child in cls.__subclasses__() for one in _subclasses(child)]
+        others = [one for one in vars(inspect.getmodule(cls)).values() if inspect.isclass(one)]
+        beside = [one for one in others if one.__module__ == cls.__module__]
+        return [one for one in beside if one is not cls and "__call__" in vars(one)]
+    children: list[type] = cls.__subclasses__()
+    below = [one for child in children for one in _subclasses(child)]
     usable = not inspect.isabstract(cls) and not cls.__name__.startswith("_")
     ours = cls.__module__.startswith("stream_ssl.")  # not a class of the user's, loaded by a test
     return [cls, *below] if usable and ours else below
@@ -186,7 +189,7 @@ def _paths(cls: type) -> list[str]:
 
 def _any_of(schemas: Sequence[Schema]) -> Schema:
     """Return the schema that accepts what any of the given ones accepts."""
-    flat = []
+    flat: list[Schema] = []
     for schema in schemas:
         flat += schema["anyOf"] if [*schema] == ["anyOf"] else [schema]
     return flat[0] if len(flat) == 1 else {"anyOf": flat}
