@@ -15,7 +15,7 @@ from harness import TINY, processes, stop, until
 
 from chaos.samples import held
 from stream_ssl.producers import Producer
-from stream_ssl.receiver.receiver import HEARTBEAT_TIMEOUT_MS
+from stream_ssl.receiver.listener import HEARTBEAT_TIMEOUT_MS
 
 IMAGE = np.random.default_rng(0).integers(0, 256, (16, 16, 3), np.uint8)
 RECOVERY_SECONDS = 3 * HEARTBEAT_TIMEOUT_MS / 1000

@@ -290,7 +290,7 @@ def test_a_receiver_with_keys_may_listen_beyond_loopback(tmp_path, listed):
 
 def test_the_socket_fails_closed(running):
     """Without a ZAP handler libzmq would let every key in; enforcing the domain forbids it."""
-    socket = running.receiver._socket
+    socket = running.receiver._listener.socket
     assert socket.getsockopt(zmq.CURVE_SERVER) == 1
     assert socket.getsockopt(zmq.ZAP_ENFORCE_DOMAIN) == 1
     assert socket.getsockopt(zmq.ZAP_DOMAIN).rstrip(b"\0") == b"stream-ssl"

@@ -51,7 +51,7 @@ def test_an_error_of_ours_costs_one_message(tmp_path, monkeypatch, caplog):
 
 def test_the_watch_of_connections_outlives_an_error(tmp_path, monkeypatch):
     with Running(tmp_path) as running:
-        backlogs, called = running.receiver._backlogs, threading.Event()
+        backlogs, called = running.receiver._listener.backlogs, threading.Event()
 
         def broken(now):
             called.set()
