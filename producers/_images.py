@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import os
 import sys
 from collections.abc import Mapping
@@ -17,6 +18,50 @@ from stream_ssl.wire import Sample
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+
+FIELDS = ("label", "codec", "shape", "time", "source", "meta")
+_NOTHING = dict.fromkeys(FIELDS)  # a call that sets no field
+
+
+class SampleMaker:
+    """Makes samples from the arguments of send(). Samples without an id get one.
+
+    Args:
+        source: the source of samples that name no source.
+        epoch: distinguishes the ids of this run from those of other runs.
+    """
+
+    def __init__(self, source: str, epoch: int) -> None:
+        self._source, self._epoch = source, epoch
+        self._numbers = itertools.count(1)
+
+    def make(self, image: Any, id: str | None, fields: dict[str, Any]) -> Sample:  # noqa: A002
+        """Return a sample of an image, or a copy of a Sample.
+
+        Args:
+            image: any image that `Producer.send` accepts.
+            id: the id of the sample. None: a new id.
+            fields: the other fields. None: not given.
+
+        Raises:
+            TypeError: a field is unknown, or see `as_sample`.
+            ValueError: a Sample comes with an id or a field, or see `as_sample`.
+            OSError: a file cannot be read.
+        """
+        if unknown := fields.keys() - _NOTHING.keys():
+            raise TypeError(
+                f"{', '.join(sorted(unknown))}: no such argument; a sample has {', '.join(FIELDS)}"
+            )
+        if isinstance(image, Sample):
+            if id is not None or any(value is not None for value in fields.values()):
+                raise ValueError("a Sample carries its own id, label and fields; pass it alone")
+            return owned(image)
+        if id is None:
+            id = f"{self._epoch:x}-{next(self._numbers)}"  # noqa: A001
+        if fields.get("source") is None:
+            fields["source"] = self._source
+        return as_sample(image, id, **fields)
 
 
 def as_sample(image: Any, id: str, codec: str | None = None, **fields: Any) -> Sample:  # noqa: A002

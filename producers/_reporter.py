@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
 
-from stream_ssl.producers._protocol import ProtocolState
-from stream_ssl.producers.stats import Rejection, State, StateChange, Stats
+from stream_ssl.producers._packer import OnDelivery
+from stream_ssl.producers._protocol import ProducerProtocol
+from stream_ssl.producers.stats import Delivery, Rejection, State, StateChange, Stats
 from stream_ssl.wire.messages import Verdict
 
 LOG_SECONDS = 1.0  # minimum time between two log lines about the connection
 SLOW_SECONDS = 5.0  # a handshake with WELCOME that takes longer is logged
+LOOK_SECONDS = 0.25  # between two reports of the counters, while nothing else happens
 REPEAT_SECONDS = 30.0  # between equal lines, while disconnected or while the buffer is full
 
 logger = logging.getLogger("stream_ssl.producers")
@@ -63,12 +65,40 @@ class Reporter:
         self._full_since: float | None = None
         self._acked = self._dropped = 0
         self._acked_at = -REPEAT_SECONDS
+        self._seen: tuple[object, ...] = ()
+        self._look_at = 0.0
 
-    def report(self, protocol: ProtocolState, stats: Stats, full: bool, now: float) -> None:
+    def is_due(self, seen: tuple[object, ...], now: float) -> bool:
+        """Return whether to call `report` now.
+
+        Args:
+            seen: the facts whose change is reported at once.
+            now: monotonic time in seconds.
+        """
+        if seen == self._seen and now < self._look_at:
+            return False
+        self._seen, self._look_at = seen, now + LOOK_SECONDS
+        return True
+
+    def tell(
+        self,
+        rejections: Sequence[Rejection],
+        deliveries: Sequence[tuple[OnDelivery, Delivery]],
+        verdicts: Sequence[Verdict],
+    ) -> None:
+        """Pass the outcomes of samples to the user's callbacks."""
+        for rejection in rejections:
+            self.call(self.on_rejected, rejection)
+        for callback, delivery in deliveries:
+            self.call(callback, delivery)
+        for verdict in verdicts:
+            self.call(self.on_verdict, verdict)
+
+    def report(self, protocol: ProducerProtocol, stats: Stats, full: bool, now: float) -> None:
         """Log and pass to the callbacks what has changed.
 
         Args:
-            protocol: the producer's protocol state.
+            protocol: the producer's side of the protocol.
             stats: a copy of the counters.
             full: whether the user found the buffer full.
             now: monotonic time in seconds.
@@ -125,7 +155,7 @@ class Reporter:
             text = f"{state} for {now - self._since:.0f} s" if not changed else state
             logger.warning("%s: %s: %s; %s", self._label, text, reason, waiting)
 
-    def _log_full(self, full: bool, protocol: ProtocolState, stats: Stats, now: float) -> None:
+    def _log_full(self, full: bool, protocol: ProducerProtocol, stats: Stats, now: float) -> None:
         if full:
             acked, dropped = stats.acked.samples, stats.dropped.samples
             if self._full_since is None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import itertools
 import math
 import os
-import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -16,33 +14,31 @@ from concurrent.futures import Future, InvalidStateError
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stream_ssl.producers._connection import Curve, curve_in_run, curve_of
-from stream_ssl.producers._images import as_sample, owned
+from stream_ssl.producers._dialer import Dialer
+from stream_ssl.producers._images import FIELDS, SampleMaker
 from stream_ssl.producers._io_thread import IoThread
-from stream_ssl.producers._packer import NOT_GIVEN, OnDelivery, Packer, cost_of, pack
-from stream_ssl.producers._protocol import MIN_SLEEP_SECONDS, ProtocolState
+from stream_ssl.producers._outbox import Outbox
+from stream_ssl.producers._packer import NOT_GIVEN, OnDelivery, Packer
+from stream_ssl.producers._protocol import ProducerProtocol
 from stream_ssl.producers._reporter import Reporter
+from stream_ssl.producers._send_buffer import OnFull, SendBuffer
 from stream_ssl.producers._spool import Spool
 from stream_ssl.producers.errors import (
-    BufferFullError,
-    CannotConnectError,
-    ClosedError,
     DeadlineError,
     DeliveryError,
     ProducerError,
-    SampleTooLargeError,
 )
 from stream_ssl.producers.stats import Delivery, Rejection, StateChange, Stats
 from stream_ssl.wire import Hello, Keys, Sample, Welcome, check_name
 from stream_ssl.wire.address import check_address, receiver_of
 from stream_ssl.wire.messages import Verdict
-from stream_ssl.wire.sample import MAX_SOURCE_BYTES, Position, Scalar, check_position, short
+from stream_ssl.wire.sample import MAX_SOURCE_BYTES, Position, Scalar, short
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PillowImage
@@ -60,10 +56,6 @@ if TYPE_CHECKING:
     )
 
 AGENT = "stream-ssl producers 1"
-
-FIELDS = ("label", "codec", "shape", "time", "source", "meta")
-_NOTHING = (None,) * (1 + len(FIELDS))  # a call that sets neither an id nor a field
-OnFull = Literal["block", "drop_newest", "drop_oldest", "raise", "spool"]
 
 
 class Producer:
@@ -146,61 +138,41 @@ class Producer:
             raise ValueError(f"on_full {on_full!r}: must be one of {', '.join(get_args(OnFull))}")
         if (on_full == "spool") != (spool is not None):
             raise ValueError('on_full="spool" and spool=FOLDER belong together: pass both')
-        for what, value in (
-            ("packet_bytes", packet_bytes),
-            ("packet_samples", packet_samples),
-            ("buffer_bytes", buffer_bytes),
-            ("spool_bytes", spool_bytes),
-            ("stats_seconds", stats_seconds),
-        ):
-            if not value > 0:
-                raise ValueError(f"{what} {value}: must be above 0")
+        _check_above_0(packet_bytes=packet_bytes, packet_samples=packet_samples)
+        _check_above_0(buffer_bytes=buffer_bytes, spool_bytes=spool_bytes)
+        _check_above_0(stats_seconds=stats_seconds)
         if not (linger >= 0 and exit_timeout >= 0):
             raise ValueError(f"linger {linger}, exit_timeout {exit_timeout}: must be 0 or more")
         self.name = check_name(name)
-        if (address is None) == (run is None):
-            raise ValueError("give either the receiver's address, or the folder of its run as run=")
-        curve: Curve | None = None
-        if run is not None:
-            address, curve = curve_in_run(run, name, keys, server_key)
-        assert address is not None
-        home, last = _chosen(address, name, "address"), _chosen(before, name, "before")
-        if home is None:
-            raise ValueError("address: an empty list; give at least one receiver")
-        self.address = home
+        self.address, curve = _receiver(address, run, name, keys, server_key)
+        last = _chosen(before, name, "before")
         self.source = source or name[:MAX_SOURCE_BYTES]
-        if run is None:
-            curve = curve_of(home, keys, server_key)
-        self._buffer_bytes, self._on_full = buffer_bytes, on_full
-        label = f"producer {name!r} to {home}"
+        label = f"producer {name!r} to {self.address}"
         reporter = Reporter(label, on_state, on_stats, on_rejected, stats_seconds, on_verdict)
         # No argument may be refused below this line, because the spool's lock would stay taken.
         disk = None if spool is None else Spool(Path(spool), name, spool_bytes)
         if disk is not None:
             last = disk.marked_for or last
-            disk.receiver = home
+            disk.receiver = self.address
             if abandon:
                 disk.forget_mark()
-        ask_first = None if abandon or last == home else last
+        ask_first = None if abandon or last == self.address else last
         self._spooled_position = disk.position if disk is not None and disk.samples else None
-        self._epoch = time.time_ns() if disk is None else disk.epoch
-        self._numbers = itertools.count(1)
-        self._closed = False
+        epoch = time.time_ns() if disk is None else disk.epoch
+        self._samples = SampleMaker(self.source, epoch)
         if on_full == "drop_oldest":  # whole packets are dropped, so keep them small
             packet_bytes = min(packet_bytes, max(1, buffer_bytes // 8))
-        self._packer = Packer(packet_bytes, packet_samples)
-        self._protocol = ProtocolState(
-            Hello(name, self._epoch, 1, agent=AGENT, verdicts=on_verdict is not None),
-            self._packer,
-            linger,
-            f"still connecting to {home}",
+        self._outbox = Outbox(Packer(packet_bytes, packet_samples), linger, disk, buffer_bytes)
+        self._protocol = ProducerProtocol(
+            Hello(name, epoch, 1, agent=AGENT, verdicts=on_verdict is not None),
+            self._outbox,
+            f"still connecting to {self.address}",
             key="this plain-text connection" if curve is None else str(curve),
             takeover=takeover,
-            spool=disk,
-            buffer_bytes=buffer_bytes,
         )
-        self._io = IoThread(home, curve, self._protocol, reporter, exit_timeout, ask_first)
-        self._changed = self._io.changed
+        dialer = Dialer(self.address, curve, ask_first)
+        self._io = IoThread(dialer, self._protocol, reporter, exit_timeout)
+        self._buffer = SendBuffer(self._io, self._protocol, on_full)
         self._io.start()
 
     def connect(self, timeout: float = 10.0) -> Welcome:
@@ -216,21 +188,10 @@ class Producer:
             CannotConnectError: no WELCOME arrived in time; the message gives the reason.
             RefusedError: the receiver refuses this producer.
         """
-        deadline = time.monotonic() + timeout
-        self._check_process()
-        with self._changed:
-            self._check_open()
-            while self._protocol.state != "active":
-                self._check_open()
-                if not self._wait(deadline):
-                    raise CannotConnectError(
-                        f"no connection within {timeout:g} s: {self._protocol.why()}"
-                    )
-            welcome, position = self._protocol.welcome, self._protocol.position
-        assert welcome is not None
+        welcome = self._buffer.wait_for_welcome(timeout)
         if self._spooled_position is not None:
-            position = self._spooled_position
-        return replace(welcome, position=position)
+            welcome = replace(welcome, position=self._spooled_position)
+        return welcome
 
     def send(
         self,
@@ -282,12 +243,9 @@ class Producer:
             BufferFullError: the buffer is full, and `on_full` is "raise".
             RefusedError: the receiver refuses this producer.
         """
-        told = (id, label, codec, shape, time, source, meta)
-        if isinstance(image, Sample) and told == _NOTHING:
-            sample = owned(image)
-        else:
-            sample = self._sample(image, id, dict(zip(FIELDS, told[1:], strict=True)))
-        return self._offer(sample, position, timeout, on_delivery)
+        given = (label, codec, shape, time, source, meta)
+        sample = self._samples.make(image, id, dict(zip(FIELDS, given, strict=True)))
+        return self._buffer.offer(sample, position, timeout, on_delivery)
 
     def submit(
         self,
@@ -303,9 +261,11 @@ class Producer:
 
         The future raises DeliveryError if the sample is rejected or dropped.
         """
-        sample = self._named(image, id, label, fields)
+        sample = self._samples.make(image, id, {"label": label, **fields})
         future: Future[Delivery] = Future()
-        self._submit(sample, position, timeout, future)
+        settle = functools.partial(_settle, future)
+        if not self._buffer.offer(sample, position, timeout, settle):
+            settle(_no_room(sample))
         return future
 
     async def send_async(
@@ -322,22 +282,12 @@ class Producer:
 
         Also `await` the future to wait until the sample is on the receiver's disk, or spooled.
         """
-        sample = self._named(image, id, label, fields)
-        self._check_process()
-        loop, deadline = asyncio.get_running_loop(), _deadline(timeout)
+        sample = self._samples.make(image, id, {"label": label, **fields})
         future: Future[Delivery] = Future()
-        while True:
-            room = asyncio.Event()
-            with self._changed:
-                try:
-                    self._submit(sample, position, 0.0, future)
-                    return asyncio.wrap_future(future)
-                except DeadlineError:
-                    if time.monotonic() >= deadline:
-                        raise
-                self._io.room_waiters.append(functools.partial(_set_in, loop, room))
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(room.wait(), min(1.0, deadline - time.monotonic()))
+        settle = functools.partial(_settle, future)
+        if not await self._buffer.offer_async(sample, position, timeout, settle):
+            settle(_no_room(sample))
+        return asyncio.wrap_future(future)
 
     def flush(self, timeout: float | None = 30.0) -> None:
         """Wait until all samples sent so far are on the receiver's disk, rejected or dropped.
@@ -349,20 +299,7 @@ class Producer:
             DeadlineError: samples are still unacknowledged; the message gives the reason.
             RefusedError: the receiver refuses this producer.
         """
-        deadline, protocol = _deadline(timeout), self._protocol
-        self._check_process()
-        with self._changed:
-            self._check_open()
-            target = protocol.taken
-            protocol.flush_to = max(protocol.flush_to, target)
-            self._io.wake()
-            while protocol.done < target:
-                self._check_open()
-                if not self._wait(deadline):
-                    raise DeadlineError(
-                        f"{target - protocol.done} of {target} samples are not acknowledged after "
-                        f"{timeout:g} s: {protocol.why()}"
-                    )
+        self._buffer.flush(timeout)
 
     def close(self, timeout: float | None = 30.0) -> None:
         """Flush, send BYE and free all resources. A second call does nothing.
@@ -378,20 +315,19 @@ class Producer:
                 were not acknowledged are lost and counted in `stats`.
             RefusedError: the receiver refuses this producer, and samples are unacknowledged.
         """
-        if self._closed or self._io.forked:
-            self._closed = True
+        buffer, outbox = self._buffer, self._outbox
+        if buffer.closed or self._io.forked:
+            buffer.closed = True
             return
-        spooling, protocol = self._protocol.spool is not None, self._protocol
+        spooling = outbox.spool is not None
         try:
-            if not spooling and protocol.done < protocol.taken:
+            if not spooling and outbox.done < outbox.taken:
                 self.flush(timeout)
         finally:
-            with self._changed:
-                self._closed = True
-                self._changed.notify_all()
+            buffer.close()
             self._io.finish((math.inf if timeout is None else timeout) if spooling else 0.0)
-            self._io.join()
-        lost = protocol.stats.dropped_by_reason.get("closed")
+            self._io.thread.join()
+        lost = outbox.stats.dropped_by_reason.get("closed")
         if spooling and lost is not None:
             raise DeadlineError(f"{lost.samples} samples are lost: the spool could not take them")
 
@@ -402,179 +338,71 @@ class Producer:
         Raises:
             ClosedError: this process was forked from the producer's process.
         """
-        self._check_process()
-        with self._changed:
+        self._buffer.check_process()
+        with self._io.changed:
             return self._io.snapshot()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
             self.close()
             return
         try:  # the error that ended the block must not be hidden by an error of close()
             self.close(timeout=2.0)
         except ProducerError as late:
-            assert error is not None
             error.add_note(f"closing the producer: {late}")
 
     def __del__(self) -> None:
         io: IoThread | None = getattr(self, "_io", None)  # the constructor may have failed
-        if io is None or self._closed or io.closed or io.forked:
+        if io is None or self._buffer.closed or io.closed or io.forked:
             return
         text = f"producer {self.name!r} was not closed; use `with Producer(...)`, or close()"
         warnings.warn(text, ResourceWarning, source=self, stacklevel=2)
         io.finish()
 
-    def _sample(self, image: Image, id: str | None, fields: dict[str, Any]) -> Sample:  # noqa: A002
-        if isinstance(image, Sample):
-            if id is not None or list(fields.values()).count(None) < len(fields):
-                raise ValueError("a Sample carries its own id, label and fields; pass it alone")
-            return owned(image)
-        if id is None:
-            id = f"{self._epoch:x}-{next(self._numbers)}"  # noqa: A001
-        if fields.get("source") is None:
-            fields["source"] = self.source
-        return as_sample(image, id, **fields)
 
-    def _named(
-        self,
-        image: Image,
-        id: str | None,  # noqa: A002
-        label: int | None,
-        fields: dict[str, Any],
-    ) -> Sample:
-        unknown = fields.keys() - set(FIELDS)
-        if unknown:
-            raise TypeError(
-                f"{', '.join(sorted(unknown))}: no such argument; a sample has {', '.join(FIELDS)}"
-            )
-        return self._sample(image, id, {"label": label, **fields})
+def _no_room(sample: Sample) -> Delivery:
+    return Delivery(sample.id, "dropped", "the buffer is full")
 
-    def _offer(
-        self,
-        sample: Sample,
-        position: Position,
-        timeout: float | None,
-        on_delivery: OnDelivery | None,
-    ) -> bool:
-        """Accept a sample. Return False if it was dropped."""
-        if position is not NOT_GIVEN:
-            check_position(position)
-        cost = cost_of(sample)
-        self._check_process()
-        with self._io.lock:
-            self._check_open()
-            self._check_size(sample, cost, position)
-            if not self._make_room(cost, timeout):
-                reason = "buffer_full" if self._protocol.spool is None else "spool_full"
-                self._protocol.stats.drop(reason, 1, len(sample.data))
-                return False
-            self._protocol.stats.accepted.add(1, len(sample.data))
-            self._protocol.taken += 1
-            now = time.monotonic()
-            for packet in self._packer.add(sample, cost, position, now, on_delivery):
-                self._protocol.enqueue(packet)
-                self._io.wake()
-            if self._protocol.linger < MIN_SLEEP_SECONDS:  # otherwise the thread wakes in time
-                self._io.wake()
-        return True
 
-    def _submit(
-        self, sample: Sample, position: Position, timeout: float | None, future: Future[Delivery]
-    ) -> None:
-        def settle(delivery: Delivery) -> None:
-            with contextlib.suppress(InvalidStateError):  # the user cancelled the future
-                if delivery.outcome in ("acknowledged", "spooled"):
-                    future.set_result(delivery)
-                else:
-                    text = f"sample {short(delivery.id)} was {delivery.outcome}: {delivery.detail}"
-                    future.set_exception(DeliveryError(text, delivery))
+def _settle(future: Future[Delivery], delivery: Delivery) -> None:
+    with contextlib.suppress(InvalidStateError):  # the user cancelled the future
+        if delivery.outcome in ("acknowledged", "spooled"):
+            future.set_result(delivery)
+        else:
+            text = f"sample {short(delivery.id)} was {delivery.outcome}: {delivery.detail}"
+            future.set_exception(DeliveryError(text, delivery))
 
-        if not self._offer(sample, position, timeout, settle):
-            settle(Delivery(sample.id, "dropped", "the buffer is full"))
 
-    def _check_size(self, sample: Sample, cost: int, position: Any) -> None:
-        """Raise an error for a sample that can never be sent, before it takes up room."""
-        if len(sample.data) > self._buffer_bytes:
-            raise SampleTooLargeError(
-                f"sample {short(sample.id)}: {len(sample.data)} bytes exceed buffer_bytes "
-                f"{self._buffer_bytes}; raise it or send a smaller image"
-            )
-        welcome = self._protocol.welcome
-        if welcome is not None and sample.codec not in welcome.codecs:
-            raise ValueError(
-                f"sample {short(sample.id)}: codec {sample.codec!r}: the receiver takes "
-                f"{', '.join(welcome.codecs)}"
-            )
-        if welcome is None or cost + 4096 <= welcome.max_packet:
-            return
-        if position is NOT_GIVEN:
-            position = self._packer.position
-        size = pack([sample], (position,)).size
-        if size > welcome.max_packet:
-            raise SampleTooLargeError(
-                f"sample {short(sample.id)}: {size} bytes in a packet, the receiver takes at most "
-                f"{welcome.max_packet}; send a smaller or compressed image, or raise its max_packet"
-            )
+def _check_above_0(**limits: float) -> None:
+    for name, value in limits.items():
+        if not value > 0:
+            raise ValueError(f"{name} {value}: must be above 0")
 
-    def _make_room(self, cost: int, timeout: float | None) -> bool:
-        """Wait, or drop samples, until the buffer has `cost` free bytes.
 
-        Return False if the new sample must be dropped.
-        """
-        deadline, protocol = None, self._protocol
-        while (used := protocol.memory) and used + cost > self._buffer_bytes:
-            deadline = _deadline(timeout) if deadline is None else deadline
-            self._io.full = True
-            if self._on_full == "drop_oldest" and self._drop_oldest():
-                continue
-            if self._on_full.startswith("drop") or (protocol.spool and protocol.spool.full):
-                return False
-            reason = f"the buffer of {self._buffer_bytes} bytes is full"
-            if self._on_full == "raise":
-                raise BufferFullError(f"{reason}: {protocol.why()}")
-            self._io.wake()
-            if not self._wait(deadline):
-                raise DeadlineError(f"{reason} after {timeout:g} s: {protocol.why()}")
-            self._check_open()
-        return True
+def _receiver(
+    address: str | Sequence[str] | None,
+    run: str | Path | None,
+    name: str,
+    keys: Keys | str | Path | None,
+    server_key: Keys | str | Path | None,
+) -> tuple[str, Curve | None]:
+    """Return the receiver's address for a producer's name, and the keys of the connection.
 
-    def _drop_oldest(self) -> bool:
-        if self._protocol.drop_oldest():
-            return True
-        if not len(self._packer):
-            return False
-        self._protocol.enqueue(self._packer.take())
-        return self._protocol.drop_oldest()
-
-    def _wait(self, deadline: float) -> bool:
-        """Wait for a change. Return False if the deadline has passed."""
-        if threading.current_thread() is self._io.thread:
-            raise ProducerError("a callback would wait for itself; call the producer elsewhere")
-        left = deadline - time.monotonic()
-        return left > 0 and (self._changed.wait(None if left == math.inf else left) or True)
-
-    def _check_process(self) -> None:
-        """Raise ClosedError in a forked process.
-
-        Call this before taking the lock, because a fork may copy the lock while it is held.
-        """
-        if self._io.forked:
-            raise ClosedError("a producer does not survive fork(); make it in this process")
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClosedError(f"producer {self.name!r} is closed")
-        fatal = self._protocol.fatal
-        if fatal is not None:
-            raise type(fatal)(*fatal.args)  # a new error, so that each caller has its own traceback
+    Raises:
+        ValueError: an argument of the producer is invalid.
+    """
+    if (address is None) == (run is None):
+        raise ValueError("give either the receiver's address, or the folder of its run as run=")
+    if run is not None:
+        return curve_in_run(run, name, keys, server_key)
+    assert address is not None
+    home = _chosen(address, name, "address")
+    if home is None:
+        raise ValueError("address: an empty list; give at least one receiver")
+    return home, curve_of(home, keys, server_key)
 
 
 def _chosen(addresses: str | Sequence[str], name: str, what: str) -> str | None:
@@ -589,12 +417,3 @@ def _chosen(addresses: str | Sequence[str], name: str, what: str) -> str | None:
     if len(set(listed)) < len(listed):
         raise ValueError(f"{what} {', '.join(listed)}: a receiver stands in it twice; remove one")
     return receiver_of(name, listed) if listed else None
-
-
-def _deadline(timeout: float | None) -> float:
-    return math.inf if timeout is None else time.monotonic() + timeout
-
-
-def _set_in(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop may have been closed in the meantime
-        loop.call_soon_threadsafe(event.set)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -20,8 +19,6 @@ from stream_ssl.receiver.protocol import ReceiverProtocol
 from stream_ssl.receiver.records import ReceiverRecord
 from stream_ssl.receiver.sessions import ProducerRecord, Sessions
 from stream_ssl.receiver.verdicts import VerdictInbox
-
-log = logging.getLogger(__name__)
 
 MOST_SAMPLES = 1024  # in one packet; by default a producer sends a packet with 64 samples
 MOST_SESSIONS = 4096  # connected producers; beyond, the longest silent one must send HELLO again

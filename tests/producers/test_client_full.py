@@ -81,10 +81,11 @@ def test_a_flush_waits_for_what_is_left_of_its_samples_not_for_newer_ones(peer: 
         producer.send(image(side=20), id="sent")
         assert peer.expect(Data).sequence == 1
         with background(lambda: producer.flush(8)) as flushed:
-            until(lambda: producer._protocol.flush_to == 1)
+            until(lambda: producer._protocol.outbox.flush_to == 1)
             for number in range(20):
                 producer.send(image(side=20), id=str(number))
-            assert producer._protocol.done == 0  # newer ones were dropped; "sent" is not done
+            # newer ones were dropped; "sent" is not done
+            assert producer._protocol.outbox.done == 0
             peer.say(Ack(1, 1 << 24))
             flushed()
         peer.restart()

@@ -11,32 +11,33 @@ import pytest
 from client_peer import image, welcome
 
 from stream_ssl.producers import Delivery
+from stream_ssl.producers._outbox import Outbox
 from stream_ssl.producers._packer import OnDelivery, Packer, Packet
 from stream_ssl.producers._protocol import (
     GREETING_SECONDS,
     SILENCE_SECONDS,
     STARVED_SECONDS,
-    ProtocolState,
+    ProducerProtocol,
 )
 from stream_ssl.wire import Ack, Bye, Data, Hello, Message, Nack, Sample, Welcome
 
 SIZE = 200  # at least what a packet of the tests takes
 
 
-def new_protocol() -> ProtocolState:
-    return ProtocolState(Hello("a", 1, 1), Packer(1 << 20, 1), linger=0.2, reason="")
+def new_protocol() -> ProducerProtocol:
+    return ProducerProtocol(Hello("a", 1, 1), Outbox(Packer(1 << 20, 1), 0.2), reason="")
 
 
-def put(protocol: ProtocolState, number: int, told: OnDelivery | None = None) -> None:
+def put(protocol: ProducerProtocol, number: int, told: OnDelivery | None = None) -> None:
     """One sample, a packet of its own."""
     sample = Sample.from_array(image(side=1), str(number), source="a", time=0.0)
-    protocol.stats.accepted.add(1, 1)
-    protocol.taken += 1
-    for packet in protocol.packer.add(sample, 100, number, 0.0, told):
-        protocol.enqueue(packet)
+    protocol.outbox.stats.accepted.add(1, 1)
+    protocol.outbox.taken += 1
+    for packet in protocol.outbox.packer.add(sample, 100, number, 0.0, told):
+        protocol.outbox.enqueue(packet)
 
 
-def pull(protocol: ProtocolState, now: float) -> Hello | tuple[int, Packet] | None:
+def pull(protocol: ProducerProtocol, now: float) -> Hello | tuple[int, Packet] | None:
     """What leaves now."""
     message = protocol.outgoing(now)
     if message is not None:
@@ -179,10 +180,10 @@ class Simulation:
         if self.busy and self.rng.random() < 0.1:
             self.put(1)
         if self.busy and self.drops and self.rng.random() < 0.2:
-            self.protocol.drop_oldest()
+            self.protocol.outbox.drop_oldest()
         if self.busy and self.rng.random() < 0.02:
-            self.protocol.flush_to = self.protocol.taken
-            self.flushes.append((self.count, self.protocol.taken))
+            self.protocol.outbox.flush_to = self.protocol.outbox.taken
+            self.flushes.append((self.count, self.protocol.outbox.taken))
 
     def receiver_hears(self, count: int, damaged: bool) -> None:
         for turn in range(min(count, len(self.there))):
@@ -198,7 +199,7 @@ class Simulation:
 
     def check(self) -> None:
         """Nothing is lost, nothing is doubled, and the books balance."""
-        told, self.protocol.deliveries = self.protocol.deliveries, []
+        told, self.protocol.outbox.deliveries = self.protocol.outbox.deliveries, []
         for callback, delivery in told:
             callback(delivery)
         taken = [int(name) for name in self.receiver.journal + self.receiver.group]
@@ -211,7 +212,7 @@ class Simulation:
         assert held == sorted(held)
         assert len(self.acked) <= len(self.receiver.journal)
         for count, target in self.flushes:
-            assert (self.protocol.done >= target) == all(number >= count for number in held)
+            assert (self.protocol.outbox.done >= target) == all(number >= count for number in held)
         assert window.size == sum(packet.size for packet in packets)
         assert window.outstanding == sum(packet.size for packet in packets[: window.unacked])
 
@@ -243,15 +244,16 @@ def test_whatever_is_lost_on_the_way_arrives_once_and_in_order(seed: int, drops:
         else:
             simulation.heal()
             assert simulation.protocol.fatal is None
-            assert len(simulation.receiver.journal) == simulation.protocol.stats.acked.samples
-            dropped = simulation.protocol.stats.dropped.samples
-            assert simulation.protocol.stats.acked.samples == simulation.count - dropped
-            assert simulation.protocol.done == simulation.protocol.taken
+            outbox = simulation.protocol.outbox
+            assert len(simulation.receiver.journal) == outbox.stats.acked.samples
+            dropped = outbox.stats.dropped.samples
+            assert outbox.stats.acked.samples == simulation.count - dropped
+            assert outbox.done == outbox.taken
             assert (dropped > 0) == drops
 
 
 @pytest.fixture
-def active() -> ProtocolState:
+def active() -> ProducerProtocol:
     protocol = new_protocol()
     protocol.connected(0.0)
     assert isinstance(pull(protocol, 0.0), Hello)
@@ -259,28 +261,28 @@ def active() -> ProtocolState:
     return protocol
 
 
-def test_silence_while_packets_are_unacknowledged_asks_anew(active: ProtocolState) -> None:
+def test_silence_while_packets_are_unacknowledged_asks_anew(active: ProducerProtocol) -> None:
     put(active, 0)
     assert isinstance(pull(active, 100.0), tuple)
     assert pull(active, 100.0 + SILENCE_SECONDS) is None
     assert pull(active, 100.1 + SILENCE_SECONDS) == Hello("a", 1, 1)
 
 
-def test_silence_of_an_idle_producer_is_no_trouble(active: ProtocolState) -> None:
+def test_silence_of_an_idle_producer_is_no_trouble(active: ProducerProtocol) -> None:
     assert pull(active, 1e6) is None
     put(active, 0)
     assert isinstance(pull(active, 1e6 + 3), tuple)
     assert pull(active, 1e6 + 4) is None
 
 
-def test_a_producer_without_credit_asks_seldom(active: ProtocolState) -> None:
+def test_a_producer_without_credit_asks_seldom(active: ProducerProtocol) -> None:
     active.received(Ack(0, 0), 0.0)
     put(active, 0)
     assert pull(active, STARVED_SECONDS) is None
     assert isinstance(pull(active, STARVED_SECONDS + 1), Hello)
 
 
-def test_hello_that_is_required_is_said_at_once(active: ProtocolState) -> None:
+def test_hello_that_is_required_is_said_at_once(active: ProducerProtocol) -> None:
     put(active, 0)
     assert isinstance(pull(active, 1.0), tuple)
     active.received(Nack(1, "hello-required", "", permanent=False), 1.0)
@@ -296,29 +298,29 @@ def test_hello_comes_once_a_second_and_then_the_connection_is_stale() -> None:
     assert protocol.greeting_timed_out(GREETING_SECONDS + 0.1)
 
 
-def test_a_partial_packet_waits_while_others_wait_for_credit(active: ProtocolState) -> None:
-    active.packer.packet_samples = 10  # so that one sample does not fill it
+def test_a_partial_packet_waits_while_others_wait_for_credit(active: ProducerProtocol) -> None:
+    active.outbox.packer.packet_samples = 10  # so that one sample does not fill it
     sample = Sample.from_array(image(), "x")
     active.received(Ack(0, 0), 0.0)
-    active.enqueue(_packet(sample))
-    assert not list(active.packer.add(sample, 100, None, now=0.0))
+    active.outbox.enqueue(_packet(sample))
+    assert not list(active.outbox.packer.add(sample, 100, None, now=0.0))
     assert pull(active, 1.0) is None
-    assert len(active.packer) == 1
+    assert len(active.outbox.packer) == 1
     active.received(Ack(0, 1 << 20), 1.0)
     assert isinstance(pull(active, 1.0), tuple)
     assert isinstance(pull(active, 1.0), tuple)
-    assert len(active.packer) == 0
+    assert len(active.outbox.packer) == 0
 
 
-def test_the_limits_of_a_packet_do_not_outlive_the_receiver(active: ProtocolState) -> None:
+def test_the_limits_of_a_packet_do_not_outlive_the_receiver(active: ProducerProtocol) -> None:
     active.disconnected("cut")
     active.connected(1.0)
     active.received(_limits(max_packet=1000, max_samples=2, epoch=2), 1.0)
-    assert (active.packer.packet_bytes, active.packer.packet_samples) == (1000, 1)
+    assert (active.outbox.packer.packet_bytes, active.outbox.packer.packet_samples) == (1000, 1)
     active.disconnected("cut")
     active.connected(2.0)
     active.received(_limits(max_packet=1 << 24, max_samples=1024, epoch=3), 2.0)
-    assert active.packer.packet_bytes == 1 << 20
+    assert active.outbox.packer.packet_bytes == 1 << 20
 
 
 def _limits(**fields: Any) -> Welcome:

@@ -11,8 +11,9 @@ from client_peer import Peer, image, until
 
 from stream_ssl.producers import Count, Producer, StateChange, Stats
 from stream_ssl.producers import _reporter as reporter_module
+from stream_ssl.producers._outbox import Outbox
 from stream_ssl.producers._packer import Packer
-from stream_ssl.producers._protocol import ProtocolState
+from stream_ssl.producers._protocol import ProducerProtocol
 from stream_ssl.producers._reporter import Reporter
 from stream_ssl.wire import Hello, Nack
 
@@ -119,7 +120,9 @@ class Clock:
     """The reporter alone, driven through seconds."""
 
     def __init__(self) -> None:
-        self.protocol = ProtocolState(Hello("a", 1, 1), Packer(1, 1), 0.2, "still connecting to X")
+        self.protocol = ProducerProtocol(
+            Hello("a", 1, 1), Outbox(Packer(1, 1), 0.2), "still connecting to X"
+        )
         self.reporter = Reporter("producer 'a'", None, None, None, 10.0)
         self.reporter._since = 0.0
 

@@ -17,8 +17,9 @@ from test_client_protocol import SIZE, Receiver, Simulation
 
 from stream_ssl.producers import DeadlineError, Delivery, Producer
 from stream_ssl.producers import _spool as spool_module
+from stream_ssl.producers._outbox import Outbox
 from stream_ssl.producers._packer import NOT_GIVEN, Packer, Packet
-from stream_ssl.producers._protocol import ProtocolState
+from stream_ssl.producers._protocol import ProducerProtocol
 from stream_ssl.producers._spool import Spool
 from stream_ssl.wire import Ack, Data, Hello, Message, Sample
 
@@ -301,16 +302,10 @@ class Robot(Simulation):
         self.safe: set[str] = set()  # on the robot's disk once
         self.protocol = self.start()
 
-    def start(self) -> ProtocolState:
+    def start(self) -> ProducerProtocol:
         spool = Spool(self.folder, "a", 1 << 20)
-        return ProtocolState(
-            Hello("a", spool.epoch, 1),
-            Packer(1 << 20, 1),
-            linger=0.2,
-            reason="",
-            spool=spool,
-            buffer_bytes=8 * SIZE,
-        )
+        outbox = Outbox(Packer(1 << 20, 1), 0.2, spool, buffer_bytes=8 * SIZE)
+        return ProducerProtocol(Hello("a", spool.epoch, 1), outbox, reason="")
 
     def step(self) -> None:
         self.work_spool()
@@ -320,23 +315,23 @@ class Robot(Simulation):
 
     def work_spool(self) -> None:
         """What the I/O thread does with the disk in each of its steps."""
-        spool, protocol = self.protocol.spool, self.protocol
+        protocol, outbox, spool = self.protocol, self.protocol.outbox, self.protocol.outbox.spool
         assert spool is not None
-        packets, loaded, mark = protocol.to_spool()
+        packets, loaded, mark = outbox.to_spool(protocol.active)
         if packets:
             written = spool.append(packets, loaded, mark)
-            protocol.on_spooled(packets[:written], min(loaded, written))
+            outbox.on_spooled(packets[:written], min(loaded, written), protocol.active)
             self.safe |= {name for packet in packets[:written] for name in packet.ids}
-        if protocol.load_spool() and (mark := protocol.sequences()) is not None:
+        if outbox.load_spool(protocol.active) and (mark := outbox.sequences()) is not None:
             spool.mark(*mark)
 
     def power_cut(self) -> None:
         rng = self.rng
         self.disconnect(restarted=rng.random() < 0.5)
-        spool = self.protocol.spool
+        spool = self.protocol.outbox.spool
         assert spool is not None
         if rng.random() < 0.5:  # in the middle of a write
-            packets, loaded, mark = self.protocol.to_spool()
+            packets, loaded, mark = self.protocol.outbox.to_spool(self.protocol.active)
             before = list(spool._segments), spool._size
             if packets and spool.append(packets, loaded, mark):
                 last = spool._segments[-1]
@@ -363,10 +358,10 @@ class Robot(Simulation):
             self.producer_hears(20)
             self.now += 0.1
             self.check()
-            if self.protocol.done == self.protocol.taken and not self.receiver.group:
+            if self.protocol.outbox.done == self.protocol.outbox.taken and not self.receiver.group:
                 break
-        assert self.protocol.spool is not None
-        self.protocol.spool.close()
+        assert self.protocol.outbox.spool is not None
+        self.protocol.outbox.spool.close()
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -382,12 +377,12 @@ def test_what_was_on_disk_arrives_once_and_in_order(seed: int, tmp_path: Path) -
             robot.heal()
             assert robot.protocol.fatal is None
             assert robot.safe <= set(robot.receiver.journal)
-            assert robot.protocol.done == robot.protocol.taken
-            assert robot.protocol.spool is not None
-            assert robot.protocol.spool.samples == 0
+            assert robot.protocol.outbox.done == robot.protocol.outbox.taken
+            assert robot.protocol.outbox.spool is not None
+            assert robot.protocol.outbox.spool.samples == 0
             continue
-        assert robot.protocol.spool is not None
-        robot.protocol.spool.close()
+        assert robot.protocol.outbox.spool is not None
+        robot.protocol.outbox.spool.close()
         assert "damaged 3 times" in str(robot.protocol.fatal)
 
 

@@ -89,17 +89,17 @@ def test_the_name_is_asked_for_before_it_is_claimed() -> None:
         assert asked.epoch == 0
         claimed = peer.hear()
         assert isinstance(claimed, Hello)
-        assert claimed.epoch == producer._epoch > 1e18
+        assert claimed.epoch == producer._protocol.hello.epoch > 1e18
         with peer.serving():
             producer.send(image())
             producer.flush()
         peer.restart()
         again = peer.hear()
         assert isinstance(again, Hello)
-        assert (again.epoch, again.first) == (producer._epoch, 2)
+        assert (again.epoch, again.first) == (producer._protocol.hello.epoch, 2)
         peer.welcome(resume=1, epoch=2)
     with Peer() as peer, Producer(peer.address, "a", takeover=True) as producer:
-        assert peer.welcome().epoch == producer._epoch
+        assert peer.welcome().epoch == producer._protocol.hello.epoch
 
 
 def test_no_data_leaves_before_the_name_is_claimed() -> None:
