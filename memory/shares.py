@@ -393,7 +393,7 @@ class Barred:
         zero_bU = torch.zeros(barred_bU.shape, dtype=dtype, device=barred_bU.device)
         return zero_bU.masked_fill_(barred_bU, -torch.inf).T.contiguous()
 
-    def steps(self, index: Tensor | None = None) -> Tensor:
+    def steps(self, index: Tensor | slice | None = None) -> Tensor:
         """Return at which steps each of these slots is barred, bool [R, T].
 
         None means all slots.

@@ -309,11 +309,12 @@ class ApproximateCounts:
         h_WW.fill_diagonal_(0)
         count_c, count_T = (self.count_P[few] - level).to(h_WW), (total_T - level).to(h_WW)
         gate = None if shared is None else shared.gate(pool_P[few])
-        column_T, most_T = simulate(count_c, count_T, h_WW, self._compete, gate)
+        leaving_T, most_T = simulate(count_c, count_T, h_WW, self._compete, gate)
+        column_T, most_T = (to_device(of_T, row_WA.device) for of_T in (leaving_T, most_T))
         outside = (self._most_C + self._lines.mean_C).max()
         exhausted_T = most_T + level < (1 - SLACK) * outside
         exhausted_T[: max(1, FEWEST - self._served)] = False
-        kept = kept_steps(column_T, exhausted_T, pool_P[few])
+        kept = kept_steps(leaving_T, exhausted_T, pool_P[few])
 
         turns = kept.held
         left_TA, left_T = row_WA[column_T[:turns]], cell_W[column_T[:turns]]

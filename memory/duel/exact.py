@@ -18,7 +18,7 @@ slots, c candidates of all shards, W = c + T columns, b slots at a time.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -117,7 +117,7 @@ class ExactCounts:
         h_WW = self._score.apply_(row_WA @ row_WA.T).fill_diagonal_(0)
         gate = None if shared is None else shared[:turns].gate(slot_c)
         leaves_T = None if at_random_T is None else occupants(at_random_T, slot_c)
-        column_T, count_T = simulate(
+        leaving_T, most_T = simulate(
             (count_c - level).to(h_WW),
             (total_T - level).to(h_WW),
             h_WW,
@@ -125,6 +125,7 @@ class ExactCounts:
             gate,
             leaves_T,
         )
+        column_T, count_T = (to_device(of_T, row_KA.device) for of_T in (leaving_T, most_T))
         barred = None
         if gate is not None and groups is not None:
             turns, used = len(column_T), len(slot_c) + len(column_T)
@@ -147,7 +148,7 @@ class ExactCounts:
             else:
                 overruled_T = is_large_T
         overruled_T[0] = False  # the largest of all slots is a candidate
-        kept = kept_steps(column_T, overruled_T, slot_c)
+        kept = kept_steps(leaving_T, overruled_T, slot_c)
         self._place(x_BA, kept, column_T, near_TK, left_TK, total_T, h_WW)
         return kept.plan
 
@@ -188,39 +189,64 @@ class ExactCounts:
         """Return the largest count of the other slots at each step, [T].
 
         Args:
-            other_K: the current counts, -inf for candidates. They are updated in place.
+            other_K: the current counts, -inf for candidates. They may be overwritten.
             near_TK: the similarities of the newcomers.
             left_TA: the rows that leave.
             left_TK: receives the similarities of these rows.
             barred: the slots that do not count at each step, or None.
         """
         turns, row_KA = len(near_TK), self._columns.descriptors
+        followed = self._followed_on_host if row_KA.device.type == "cpu" else self._followed
         most_T = torch.full_like(near_TK[:, 0], -torch.inf)
         for start in range(0, len(row_KA), step := columns_at_a_time(turns, row_KA.device)):
             part = slice(start, start + step)
             left_TK[:, part] = self._score.apply_(left_TA @ row_KA[part].T)
-            other_b: Any = other_K[part]
-            joins_Tb: Any = near_TK[:, part]
-            leaves_Tb: Any = left_TK[:, part]
-            here_T: Any = torch.empty_like(most_T)
-            on_host = other_b.device.type == "cpu"
-            if on_host:
-                other_b, joins_Tb, leaves_Tb = other_b.numpy(), joins_Tb.numpy(), leaves_Tb.numpy()
-                here_T = here_T.numpy()
+            here_T = followed(other_K[part], near_TK[:, part], left_TK[:, part], barred, part)
+            most_T = torch.maximum(most_T, here_T)
+        return most_T
+
+    def _followed(
+        self,
+        other_b: Tensor,
+        joins_Tb: Tensor,
+        leaves_Tb: Tensor,
+        barred: Barred | None,
+        part: slice,
+    ) -> Tensor:
+        """Return the largest of these counts at each step, [T], with few kernels."""
+        change_Tb = joins_Tb - leaves_Tb
+        count_Tb = torch.cat([other_b[None], change_Tb[:-1]]).cumsum_(dim=0)
+        if self._compete:
+            count_Tb += joins_Tb
+        if barred is not None:
+            count_Tb.masked_fill_(barred.steps(part).T, -torch.inf)
+        most_T: Tensor = count_Tb.amax(dim=1)
+        return most_T
+
+    def _followed_on_host(
+        self,
+        other_b: Tensor,
+        joins_Tb: Tensor,
+        leaves_Tb: Tensor,
+        barred: Barred | None,
+        part: slice,
+    ) -> Tensor:
+        """Return the same, step by step in the processor's cache. `other_b` is overwritten."""
+        count_b, joins, leaves = other_b.numpy(), joins_Tb.numpy(), leaves_Tb.numpy()
+        most_T = torch.empty_like(joins_Tb[:, 0])
+        here_T = most_T.numpy()
+        if barred is not None:
+            penalty_Ub = barred.penalties(part, most_T.dtype).numpy()
+        for turn in range(len(here_T)):
+            if self._compete:
+                count_b += joins[turn]
+            seen_b = count_b
             if barred is not None:
-                penalty_Ub: Any = barred.penalties(part, most_T.dtype)
-                penalty_Ub = penalty_Ub.numpy() if on_host else penalty_Ub
-            for turn in range(turns):
-                if self._compete:
-                    other_b += joins_Tb[turn]
-                seen_b = other_b
-                if barred is not None:
-                    seen_b = other_b + penalty_Ub[barred.pattern_T[turn]]
-                here_T[turn] = seen_b.max()
-                if not self._compete:
-                    other_b += joins_Tb[turn]
-                other_b -= leaves_Tb[turn]
-            most_T = torch.maximum(most_T, torch.as_tensor(here_T))
+                seen_b = count_b + penalty_Ub[barred.pattern_T[turn]]
+            here_T[turn] = seen_b.max()
+            if not self._compete:
+                count_b += joins[turn]
+            count_b -= leaves[turn]
         return most_T
 
     def _place(

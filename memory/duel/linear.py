@@ -224,12 +224,13 @@ class LinearCounts:
         gain_W[:first] -= squares(wide_WA[:first])
         gain_W = (gain_W - gain_W[:first].max()).to(row_WA.dtype)
         alike_WW = (row_WA @ row_WA.T).fill_diagonal_(0)
-        column_T, _ = simulate(gain_W[:first], gain_W[first:], alike_WW, self._compete, gate)
+        leaving_T, _ = simulate(gain_W[:first], gain_W[first:], alike_WW, self._compete, gate)
+        column_T = to_device(leaving_T, row_WA.device)
         gone_TA, x_TA = wide_WA[column_T], x_TA[: len(column_T)]
         sum_NA = torch.cat([self._sum_A[None], x_TA - gone_TA]).cumsum(dim=0)
         query_TA = sum_NA[:-1] + x_TA if self._compete else sum_NA[:-1]
         gain_T = (gone_TA * (query_TA - gone_TA)).sum(dim=1)
-        return Proposal(column_T, gain_T, query_TA, sum_NA)
+        return Proposal(leaving_T, gain_T, query_TA, sum_NA)
 
     def _others(
         self, pool: Pool, gain_P: Tensor, few: Tensor, proposal: Proposal, barred: Barred | None
@@ -404,7 +405,7 @@ class LinearCounts:
 class Proposal(NamedTuple):
     """Proposed steps, which are right if no other slot has a larger count."""
 
-    column_T: Tensor  # column that leaves, a candidate or a newcomer
+    column_T: Tensor  # column that leaves, a candidate or a newcomer; on the CPU
     gain_T: Tensor  # z . s - z . z of the row that leaves, at that step
     query_TA: Tensor  # the sum at each step
     sum_NA: Tensor  # the sum before each step and after the last, N = T + 1

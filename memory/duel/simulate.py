@@ -5,14 +5,14 @@ Shapes: c candidates, T newcomers, W = c + T columns: the candidates, then the n
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from stream_ssl.memory.columns import REFUSED
-from stream_ssl.memory.compute import to_device, to_host
+from stream_ssl.memory.compute import to_host
 
 if TYPE_CHECKING:
     from stream_ssl.memory.shares import Gate
@@ -21,76 +21,70 @@ if TYPE_CHECKING:
 def simulate(
     count_c: Tensor,
     count_T: Tensor,
-    h_WW: Any,
+    h_WW: Tensor,
     compete: bool,
     gate: Gate | None = None,
-    leaves_T: Any = None,
+    leaves_T: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Admit newcomers one by one. Each evicts the column with the largest current count.
 
     Every step adds the similarities of the newcomer and subtracts those of the column that leaves,
-    so `h_WW` never changes. On a GPU the host reads nothing. With a gate, the host runs all steps.
+    so `h_WW` never changes. All steps run on the host, which waits for a GPU once: a step takes
+    some microseconds there, and on a GPU as long as the launch of ten kernels.
 
     Args:
         count_c: N(j) of the candidates (DUEL, eq. 5), minus any level.
         count_T: the sum of h of each newcomer with all slots, minus the same level.
-        h_WW: similarities of all columns, indexed by row: a tensor, or an object that computes rows
-            on request. Its diagonal is 0, because no sample is a duplicate of itself.
+        h_WW: similarities of all columns. Its diagonal is 0, because no sample is a duplicate of
+            itself.
         compete: the newcomer joins first and may itself be the one that leaves, which refuses it.
         gate: the columns that shares allow at each step. None allows all.
         leaves_T: int64 on the CPU, the columns that leave regardless of their counts. None evicts
             the largest counts.
 
     Returns:
-        The column that leaves at each step, int64 [T]: a candidate, c + t for an earlier newcomer
-        t, or the newcomer itself. And the largest count at each step, [T]. With a gate, both end
-        before the first step that may evict none of the columns.
+        On the CPU, the column that leaves at each step, int64 [T]: a candidate, c + t for an
+        earlier newcomer t, or the newcomer itself. And the largest count at each step, [T]. With a
+        gate, both end before the first step that may evict none of the columns.
 
     >>> h_WW = torch.tensor([[0.0, 1.0, 0.5], [1.0, 0.0, 0.2], [0.5, 0.2, 0.0]])
     >>> column, count = simulate(torch.tensor([1.0, 1.5]), torch.tensor([0.7]), h_WW, False)
     >>> column.tolist(), count.tolist()
     ([1], [1.5])
     """
-    first, turns, device = len(count_c), len(count_T), count_c.device
-    count_W: Any = torch.cat([count_c, count_T])
-    if gate is not None:
-        count_W, h_WW = to_host(count_W), to_host(h_WW)
-    column_T: Any = torch.empty(turns, dtype=torch.int64, device=count_W.device)
-    left_T: Any = torch.empty_like(count_T, device=count_W.device)
-    on_host = count_W.device.type == "cpu"
-    if on_host:  # numpy dispatches five times as fast on the same memory
-        count_W, column_T, left_T = count_W.numpy(), column_T.numpy(), left_T.numpy()
-        h_WW = h_WW.numpy() if isinstance(h_WW, Tensor) else h_WW
-    if leaves_T is not None:
-        leaves_T = leaves_T.numpy() if on_host else to_device(leaves_T, device)
+    first, turns = len(count_c), len(count_T)
+    known_XW = torch.cat([count_c, count_T])[None]
+    if h_WW.device.type == "cpu":
+        count_W, h_WW = known_XW[0].numpy(), h_WW.numpy()
+    else:
+        known_XW = to_host(torch.cat([known_XW, h_WW])).numpy()
+        count_W, h_WW = known_XW[0], known_XW[1:]
+    column_T, left_T = np.empty(turns, np.int64), np.empty(turns, count_W.dtype)
+    taken_T = None if leaves_T is None else leaves_T.numpy()
     for turn in range(turns):
         joins_W = h_WW[first + turn]
         if compete:
             count_W += joins_W
         leaves = count_W[: first + turn + compete].argmax()
+        left_T[turn] = count_W[leaves]
         if gate is not None:
             shut_W = gate.shut(first + turn + compete)
             if shut_W[leaves]:
                 leaves = np.where(shut_W, -np.inf, count_W[: len(shut_W)]).argmax()
-            if shut_W[leaves] and leaves_T is None:
+                left_T[turn] = -np.inf if shut_W[leaves] else count_W[leaves]
+            if shut_W[leaves] and taken_T is None:
                 column_T, left_T = column_T[:turn], left_T[:turn]
                 break
-        if not on_host:
-            leaves = leaves[None]  # indexing with a scalar would make the host wait
-        left_T[turn : turn + 1] = count_W[leaves]
-        if gate is not None and shut_W[leaves]:
-            left_T[turn] = -np.inf
-        if leaves_T is not None:
-            leaves = leaves_T[turn] if on_host else leaves_T[turn : turn + 1]
+        if taken_T is not None:
+            leaves = taken_T[turn]
         if gate is not None:
             gate.leaves(int(leaves))
-        column_T[turn : turn + 1] = leaves
-        count_W -= h_WW[leaves] if on_host else h_WW[leaves][0]
+        column_T[turn] = leaves
+        count_W -= h_WW[leaves]
         if not compete:
             count_W += joins_W
-        count_W[leaves] = -torch.inf
-    column_T, left_T = torch.as_tensor(column_T), torch.as_tensor(left_T)
-    return to_device(column_T, device), to_device(left_T, device)
+        count_W[leaves] = -np.inf
+    return torch.from_numpy(column_T), torch.from_numpy(left_T)
 
 
 def occupants(slot_T: Tensor, slot_c: Tensor) -> Tensor:
@@ -125,7 +119,7 @@ def kept_steps(column_T: Tensor, doubt_T: Tensor, slot_c: Tensor, *also: Tensor)
     """Return the steps before the first step in doubt. The host waits for the device once here.
 
     Args:
-        column_T: the column that leaves at each step, from `simulate`.
+        column_T: the column that leaves at each step, on the CPU, from `simulate`.
         doubt_T: bool, whether a different slot may have left.
         slot_c: the slots of the candidates.
         also: other int64 values to copy to the host in the same transfer.
@@ -136,10 +130,10 @@ def kept_steps(column_T: Tensor, doubt_T: Tensor, slot_c: Tensor, *also: Tensor)
     """
     turns, first = len(column_T), len(slot_c)
     held_1 = torch.where(doubt_T.any(), doubt_T.long().argmax(), turns)[None]
-    known = to_host(torch.cat([held_1, column_T, slot_c, *also])).tolist()
-    held, slots, told = known[0], known[1 + turns :][:first], known[1 + turns + first :]
+    known = to_host(torch.cat([held_1, slot_c, *also])).tolist()
+    held, slots, told = known[0], known[1:][:first], known[1 + first :]
     place: list[int] = []  # candidate whose slot each newcomer takes
-    for own, leaves in enumerate(known[1 : 1 + held], first):
+    for own, leaves in enumerate(column_T[:held].tolist(), first):
         refused = leaves == own
         place.append(REFUSED if refused else leaves if leaves < first else place[leaves - first])
     plan = torch.tensor([c if c == REFUSED else slots[c] for c in place], dtype=torch.int64)
