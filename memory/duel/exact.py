@@ -18,31 +18,47 @@ slots, c candidates of all shards, W = c + T columns, b slots at a time.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from stream_ssl.memory.columns import Columns
-from stream_ssl.memory.compute import columns_at_a_time, to_device, to_host
+from stream_ssl.memory.compute import LARGE_ELEMENTS, columns_at_a_time, to_device, to_host
 from stream_ssl.memory.duel.simulate import Kept, kept_steps, occupants, simulate
 from stream_ssl.memory.scores import BLOCK_ELEMENTS, Score
 from stream_ssl.memory.shares import Barred, Groups, Turns
 
-CANDIDATES = 256
-"""The number of slots of all shards among which the steps of a proposal are simulated."""
 
-STEPS = 128
-"""The largest number of newcomers in a proposal."""
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The size of a proposal, by device. It decides the speed, and no eviction.
+
+    Attributes:
+        candidates: the number of slots of all shards among which steps are simulated.
+        steps: the largest number of newcomers in a proposal.
+        lookahead: the number of newcomers whose similarities determine the candidates.
+        elements: the similarities of newcomers to all slots that are held.
+    """
+
+    candidates: int
+    steps: int
+    lookahead: int
+    elements: int
+
+
+ON_CPU = Sizes(candidates=256, steps=128, lookahead=24, elements=BLOCK_ELEMENTS)
+"""Small matrices, because the work counts. A newcomer that is proposed twice costs twice."""
+
+ON_GPU = Sizes(candidates=1024, steps=512, lookahead=128, elements=LARGE_ELEMENTS)
+"""Large matrices, because each proposal launches some 80 kernels and waits twice."""
 
 FEWEST_STEPS = 4
 """A proposal is longer than the accepted part of the previous one by at least so many steps."""
 
-NEWCOMERS = 256
-"""The largest number of newcomers whose similarities to all slots are held."""
-
-LOOKAHEAD = 24
-"""The number of newcomers whose similarities determine the candidates."""
+NEWCOMERS = 2
+"""The similarities of newcomers for this many proposals are computed at a time."""
 
 RECOUNT_SHARE = 16
 """One slot is counted again for this many newcomers, in turn, which bounds the drift of counts."""
@@ -64,6 +80,9 @@ class ExactCounts:
         columns: the columns of this shard, from which descriptors are read.
         score: h.
         compete: use Algorithm 1: a newcomer is counted with the others and may be refused.
+
+    Attributes:
+        sizes: the size of a proposal on the columns' device.
     """
 
     def __init__(self, columns: Columns, score: Score, compete: bool = False) -> None:
@@ -72,7 +91,8 @@ class ExactCounts:
         self.count_K = torch.zeros(columns.capacity, dtype=torch.float64, device=columns.device)
         self._next = 0  # next slot to count again
         self._owed = 0  # newcomers since slots were last counted again
-        self._steps = STEPS
+        self.sizes = ON_CPU if columns.device.type == "cpu" else ON_GPU
+        self._steps = self.sizes.steps
         self._waiting_BK: Tensor | None = None  # similarities of pending newcomers
         self.recount()
 
@@ -93,8 +113,9 @@ class ExactCounts:
         row_KA = self._columns.descriptors
         if self._waiting_BK is None:
             self._recount_some()
-            most = max(1, BLOCK_ELEMENTS // self._columns.capacity)
-            self._waiting_BK = self._score.apply_(x_BA[: min(NEWCOMERS, most)] @ row_KA.T)
+            most = max(1, self.sizes.elements // self._columns.capacity)
+            x_WA = x_BA[: min(NEWCOMERS * self.sizes.steps, most)]
+            self._waiting_BK = self._score.apply_(x_WA @ row_KA.T)
         near_TK = self._waiting_BK[: self._steps]
         turns = len(near_TK)
         x_TA = x_BA[:turns]
@@ -166,9 +187,9 @@ class ExactCounts:
 
     def _candidates(self, near_TK: Tensor, groups: Groups | None) -> Tensor:
         """Return the slots of this shard that may reach the largest count, int64 [m]."""
-        size = min(-(-CANDIDATES // self._group.size), self._columns.capacity)
+        size = min(-(-self.sizes.candidates // self._group.size), self._columns.capacity)
         # Half, because evictions reduce the largest counts by about the other half.
-        reach_K = self.count_K + 0.5 * near_TK[:LOOKAHEAD].sum(dim=0)
+        reach_K = self.count_K + 0.5 * near_TK[: self.sizes.lookahead].sum(dim=0)
         first_K = self.count_K + near_TK[0] if self._compete else self.count_K
         if groups is not None:
             first_K = first_K.masked_fill(~groups.first_n, -torch.inf)
@@ -273,8 +294,9 @@ class ExactCounts:
         slot_R, turn_R = to_device(slot_2R, self.count_K.device)
         self.count_K[slot_R] = total_T[turn_R]
         self._owed += held
-        self._steps = 2 * held if held == len(near_TK) else held + held // 4 + FEWEST_STEPS
-        self._steps = min(self._steps, STEPS)
+        whole = held == len(near_TK)  # the batch may have been short
+        steps = max(self._steps, 2 * held) if whole else held + held // 4 + FEWEST_STEPS
+        self._steps = min(steps, self.sizes.steps)
         # Update the similarities of the pending newcomers to the slots that were just overwritten.
         assert self._waiting_BK is not None
         waiting_BK = self._waiting_BK[held:]

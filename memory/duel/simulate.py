@@ -54,15 +54,14 @@ def simulate(
     """
     first, turns = len(count_c), len(count_T)
     known_XW = torch.cat([count_c, count_T])[None]
-    if h_WW.device.type == "cpu":
-        count_W, h_WW = known_XW[0].numpy(), h_WW.numpy()
-    else:
-        known_XW = to_host(torch.cat([known_XW, h_WW])).numpy()
-        count_W, h_WW = known_XW[0], known_XW[1:]
+    if h_WW.device.type != "cpu":
+        known_XW = to_host(torch.cat([known_XW, h_WW]))  # one wait for both
+        h_WW = known_XW[1:]
+    count_W, row_WW = known_XW[0].numpy(), h_WW.numpy()
     column_T, left_T = np.empty(turns, np.int64), np.empty(turns, count_W.dtype)
     taken_T = None if leaves_T is None else leaves_T.numpy()
     for turn in range(turns):
-        joins_W = h_WW[first + turn]
+        joins_W = row_WW[first + turn]
         if compete:
             count_W += joins_W
         leaves = count_W[: first + turn + compete].argmax()
@@ -80,7 +79,7 @@ def simulate(
         if gate is not None:
             gate.leaves(int(leaves))
         column_T[turn] = leaves
-        count_W -= h_WW[leaves]
+        count_W -= row_WW[leaves]
         if not compete:
             count_W += joins_W
         count_W[leaves] = -np.inf

@@ -10,7 +10,7 @@ from torch import Tensor
 from stream_ssl.memory.checks import check_number
 from stream_ssl.memory.columns import Columns, Rows
 from stream_ssl.memory.compute import to_host
-from stream_ssl.memory.duel.exact import STEPS, Drawn, ExactCounts
+from stream_ssl.memory.duel.exact import Drawn, ExactCounts
 from stream_ssl.memory.eviction.most_duplicated import MostDuplicated
 from stream_ssl.memory.eviction.random import Random, walked
 from stream_ssl.memory.scores import Score, VonMisesFisher
@@ -75,12 +75,12 @@ class Redundant(MostDuplicated):
         # Each newcomer uses one number, so a batch draws the same slots as single samples.
         missing = self._chance.drawn(max(0, len(rows) - len(self._drawn_B)))
         self._drawn_B = torch.cat([self._drawn_B, missing])
-        number_T = self._drawn_B[:STEPS]
+        assert isinstance(self._counts, ExactCounts)
+        number_T = self._drawn_B[: self._counts.sizes.steps]
         slot_T = (number_T * self.columns.capacity_of_all).floor().to(torch.int64)
         if turns is not None:
             pairs = zip(number_T.tolist(), slot_T.tolist(), strict=True)
             slot_T = walked(turns[: len(slot_T)], pairs)
-        assert isinstance(self._counts, ExactCounts)
         plan = self._counts.choose(rows.descriptors, turns, Drawn(self.at_least, slot_T))
         self._drawn_B = self._drawn_B[len(plan) :]
         return plan

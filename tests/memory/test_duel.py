@@ -9,6 +9,7 @@ Shapes: B newcomers, D embedding, K slots, N samples, R slots refreshed, T steps
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from stream_ssl.memory import WorkingMemory, checks
-from stream_ssl.memory.duel.exact import ExactCounts
+from stream_ssl.memory.duel.exact import ON_CPU, ON_GPU, ExactCounts
 from stream_ssl.memory.duel.linear import EveryStep, LinearCounts, Pool
 from stream_ssl.memory.duel.simulate import kept_steps, simulate
 from stream_ssl.memory.eviction import MostDuplicated
@@ -86,8 +87,10 @@ LARGE = {
 }
 EXACT = {
     "as it is": {},
-    "candidates": {"stream_ssl.memory.duel.exact.CANDIDATES": 3},
+    "candidates": {"stream_ssl.memory.duel.exact.ON_CPU": replace(ON_CPU, candidates=3)},
+    "sizes of a GPU": {"stream_ssl.memory.duel.exact.ON_CPU": ON_GPU},
     "blocks": {
+        "stream_ssl.memory.duel.exact.ON_CPU": replace(ON_CPU, elements=30),
         "stream_ssl.memory.duel.exact.BLOCK_ELEMENTS": 30,
         "stream_ssl.memory.compute.CACHED_ELEMENTS": 50,
     },

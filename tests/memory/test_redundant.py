@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -47,8 +48,8 @@ def by_loop(
 def test_every_eviction_is_that_of_a_loop(
     score: Score, at_least: float, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exact, "CANDIDATES", 6)  # so that slots that are no candidates can decide
-    monkeypatch.setattr(exact, "STEPS", 16)
+    # Few candidates, so that slots that are no candidates can decide.
+    monkeypatch.setattr(exact, "ON_CPU", replace(exact.ON_CPU, candidates=6, steps=16))
     rng, capacity = np.random.default_rng(seed), 24
     z_ND = unit_rows(rng, "uniform", 300, 4).double()
     policy = Redundant(score, at_least)

@@ -6,6 +6,7 @@ Shapes: B newcomers of all ranks, D embedding, N samples, C H W image.
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -28,6 +29,7 @@ from tests.naive import IncrementalDuel, unit_rows
 SLOTS, DIM, SIDE = 48, 6, 4
 BATCHES = (21, 0, 40, 1, 60, 7)
 PRODUCERS = ("robot", "robot", None, "yard", "films")
+FEW = replace(exact.ON_CPU, candidates=8)  # of all ranks, so that other slots may decide
 
 
 class Case(NamedTuple):
@@ -126,7 +128,7 @@ def check_evictions(ranks: int, seed: int = 0) -> None:
         policies.append((Redundant(VonMisesFisher(0.1), 1.0), queue_ND))
         return [fed(alike(group, policy), z_ND) for policy, z_ND in policies]
 
-    with mock.patch.object(exact, "CANDIDATES", 8):  # of all ranks; other slots may decide
+    with mock.patch.object(exact, "ON_CPU", FEW):
         by_rank, alone = together(ranks, memories), memories(SINGLE_PROCESS)
     for case, z_ND, parts, one in zip(
         [*cases, None, None],
@@ -174,7 +176,7 @@ def check_shares(ranks: int) -> None:
             save_file(memories[0].state_dict(), folder / f"{group.rank}-of-{group.size}")
             return found
 
-        with mock.patch.object(exact, "CANDIDATES", 8):
+        with mock.patch.object(exact, "ON_CPU", FEW):
             by_rank, alone = together(ranks, work), work(SINGLE_PROCESS)
         states = [load_file(folder / f"{rank}-of-{ranks}") for rank in range(ranks)]
         again = alike(SINGLE_PROCESS, MostDuplicated(), shares={"yard": 3.0})
