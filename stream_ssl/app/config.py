@@ -462,9 +462,13 @@ def read(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
     if any(argument.partition("=")[0] == "--print_config" for argument in arguments):
         parser = run_parser(parser.prog.split()[-1])
     check_files(parser, arguments)
-    for option in REMOVED:
-        if (variable := f"STREAM_SSL_{option.replace('.', '__').upper()}") in os.environ:
-            parser.error(f"{variable} is set: {why_refused(option, None)}")
+    variables = {f"STREAM_SSL_{option.replace('.', '__').upper()}": option for option in REMOVED}
+    if lines := [
+        f"{variable} is set: {why_refused(option, None)}"
+        for variable, option in variables.items()
+        if variable in os.environ
+    ]:
+        parser.error("\n".join(lines))
     return parser.parse_args(arguments)
 
 
@@ -509,9 +513,12 @@ def _faults(file: Path, known: Set[str]) -> Iterator[str]:
         yield fault
         return
     yield from _duplicates(root)
-    for number, option, value in _scalars(root):
-        if (gone := why_refused(option, value)) is not None:
-            yield f", line {number}: {gone}"
+    if gone := [
+        f", line {number}: {why}"
+        for number, option, value in _scalars(root)
+        if (why := why_refused(option, value)) is not None
+    ]:
+        yield f"\n{file}".join(gone)
     for key, _ in root.value:
         name = str(key.value).partition(".")[0]
         if name not in known:

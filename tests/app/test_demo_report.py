@@ -86,7 +86,7 @@ def test_page_carries_the_figures(read):
     assert "48,000" in text
     assert "90 % of them show one of 16 scenes" in text
     assert "4 different pictures in 1,024 slots" in text
-    assert "counted on thumbnails of 8 x 8 pixels that training cannot move, and holds 577." in text
+    assert "evicts the slot with the most duplicates, and holds 577 different pictures." in text
     assert "the DUEL memory ended 12.0 points above the one trained with a queue" in text
     assert "It ended 8.0 points above the same encoder before training" in text
     assert "within the noise of the probe (-1.0 points) of raw pixels" in text

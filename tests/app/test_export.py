@@ -317,10 +317,15 @@ def test_without_faiss_there_is_no_index(
     assert "no index.faiss was written, because faiss is not installed" in capsys.readouterr().out
 
 
-def test_an_empty_memory(tmp_path: Path) -> None:
+def test_an_empty_memory_is_written_with_a_warning(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_run(tmp_path / "run")
     assert export.main([str(tmp_path / "run"), "--memory", str(tmp_path / "memory")]) == 0
     assert np.load(tmp_path / "memory" / "embeddings.npy").shape == (0, 6)
+    assert "Export again after the run's next checkpoint" in capsys.readouterr().err
+    assert export.main([str(run), "--memory", str(tmp_path / "memory")]) == 0
+    assert "warning" not in capsys.readouterr().err
 
 
 # -- Features of other images

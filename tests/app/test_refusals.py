@@ -151,11 +151,12 @@ def test_a_run_folder_that_cannot_be_written_is_refused(
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_a_run_without_a_configuration_starts_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("main", [run_command.main, check.main], ids=["run", "check"])
+def test_without_a_configuration_a_command_says_how_to_call_it(
+    main: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert refused(run_command.main) == USAGE
+    assert refused(main) == USAGE
     assert (
         "CONFIG is missing: give a config file, such as deploy/configs/" in capsys.readouterr().err
     )

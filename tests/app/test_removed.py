@@ -71,6 +71,26 @@ def test_a_file_that_names_a_removed_option_is_told_what_holds(
         assert f"line {line}: " in said
 
 
+def test_all_removed_options_are_named_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ("receiver.group_packets", "memory.seed", "http.producers")
+    file = config_file(tmp_path, *((option, REMOVED[option].value) for option in options))
+    with pytest.raises(SystemExit):
+        config.read(parsers()[1], [file])
+    said = capsys.readouterr().err
+    assert [line.count("was removed") for line in said.splitlines() if file in line] == [1, 1, 1]
+    assert all(f"{option} was removed: {REMOVED[option].now}" in said for option in options)
+
+    monkeypatch.setenv("STREAM_SSL_QUARANTINE__RATE", "5")
+    monkeypatch.setenv("STREAM_SSL_JOURNAL__CHECK", "true")
+    with pytest.raises(SystemExit):
+        config.read(parsers()[0], [config_file(tmp_path)])
+    said = capsys.readouterr().err
+    assert "STREAM_SSL_QUARANTINE__RATE is set: " in said
+    assert "STREAM_SSL_JOURNAL__CHECK is set: " in said
+
+
 def last(option: str) -> str:
     return f'"{option.rpartition(".")[2]}"'
 

@@ -68,7 +68,7 @@ def test_samples_that_were_turned_away_are_told(
         (tmp_path / FILE).write_text(json.dumps({"learner": {"http": server.address}}))
         assert status.main([str(tmp_path), "--seconds", "0.01"]) == 1  # there is no receiver
     said = capsys.readouterr().out
-    assert "3,229 near-duplicates were dropped" in said
+    assert "3,229 near-duplicates, before they were encoded" in said
     assert "continue it with" not in said
 
 

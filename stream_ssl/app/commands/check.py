@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from jsonargparse import ArgumentParser, Namespace
 
 from stream_ssl.app import config, restart
+from stream_ssl.app.commands.run import CONFIG_MISSING, lacks_config
 from stream_ssl.app.endpoints import OTHER_FOLDER
 from stream_ssl.app.failures import check_writable, configuring, existing, reported
 from stream_ssl.app.page import page_sources
@@ -31,6 +32,8 @@ def main(arguments: Sequence[str]) -> int:
         count.error(f"--ranks is {given.ranks}: must be at least 1")
     # Check first what takes no time: a missing file, an unknown section, the receiver's settings.
     receiver_settings = config.read(config.receiver_parser("check"), arguments)
+    if lacks_config(receiver_settings, arguments):
+        count.error(CONFIG_MISSING)
 
     def work() -> None:
         with configuring():

@@ -13,6 +13,7 @@ from jsonargparse import Namespace
 from stream_ssl.app.config import Parser
 from stream_ssl.app.failures import TRUST_CODE, check_writable, configuring, reported
 from stream_ssl.app.threads import share_cores
+from stream_ssl.observe.conditions import plural
 
 DESCRIPTION = """Writes the features of a data set's images, made by a run's encoder, to an .npz
 file with the arrays features (float32 [N, F]), ids (text [N]) and labels (int64 [N], -1: none)."""
@@ -121,7 +122,7 @@ def embed(settings: Namespace, name: str) -> None:
     np.savez(content, features=feature_NF, ids=np.array(ids), labels=label_N)
     settings.out.parent.mkdir(parents=True, exist_ok=True)
     durable.write(settings.out, content.getbuffer())
-    print(f"{settings.out}: {len(ids):,} images, {encoder.dim} {encoder.of} each")
+    print(f"{settings.out}: {plural(len(ids), 'image')}, {encoder.dim} {encoder.of} each")
     if refused := reader.refused.total():
         reasons = ", ".join(sorted(reader.refused))
-        print(f"{refused:,} of {reader.seen:,} samples could not be decoded ({reasons})")
+        print(f"{refused:,} of {plural(reader.seen, 'sample')} could not be decoded ({reasons})")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -11,6 +12,7 @@ from jsonargparse import ActionYesNo, ArgumentParser, Namespace
 
 from stream_ssl.app.failures import TRUST_CODE, configuring, reported
 from stream_ssl.app.threads import share_cores
+from stream_ssl.observe.conditions import plural
 
 DESCRIPTION = """Writes the results of a run: its encoder, as safetensors and ONNX, and the samples
 of its memory, as WebDataset shards with embeddings. It only reads a checkpoint, so the daemon may
@@ -113,7 +115,15 @@ def write(settings: Namespace, checkpoint: Path) -> None:
                 lambda done, total: progress.update(bar, completed=done, total=total),
                 settings.trust_code,
             )
-        print(f"memory: {settings.memory}, {found.samples:,} samples in {found.shards} shards")
+        print(
+            f"memory: {settings.memory}, {plural(found.samples, 'sample')} in {plural(found.shards, 'shard')}"
+        )
+        if not found.samples:
+            print(
+                "warning: the memory of this checkpoint is empty, because the run had not trained "
+                "on a batch yet. Export again after the run's next checkpoint",
+                file=sys.stderr,
+            )
         if not found.indexed:
             print(
                 "no index.faiss was written, because faiss is not installed: pip install "

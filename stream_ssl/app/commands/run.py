@@ -25,6 +25,10 @@ LEARNER_NEEDS = {
     "--batches.batch_size": "STREAM_SSL_BATCHES__BATCH_SIZE",
 }
 """Options without a default, on the command line and in the environment."""
+CONFIG_MISSING = (
+    "CONFIG is missing: give a config file, such as deploy/configs/laptop.yaml, "
+    f"or at least {' and '.join(LEARNER_NEEDS)}"
+)
 
 PARSE_SECONDS = 120.0
 """Seconds after which the receivers start, even if the learner has not parsed its settings yet."""
@@ -43,12 +47,8 @@ def main(arguments: Sequence[str]) -> int:
     count.add_argument("--receivers", type=int, default=1)
     given, rest = count.parse_known_args(arguments)
     settings = config.read(config.receiver_parser("run"), rest)
-    told = {one.partition("=")[0] for one in rest} & LEARNER_NEEDS.keys()
-    if not (settings.config or told or os.environ.keys() & LEARNER_NEEDS.values()):
-        count.error(
-            "CONFIG is missing: give a config file, such as deploy/configs/laptop.yaml, "
-            f"or at least {' and '.join(LEARNER_NEEDS)}"
-        )
+    if lacks_config(settings, rest):
+        count.error(CONFIG_MISSING)
     if given.ranks < 1:
         count.error(f"--ranks is {given.ranks}: must be at least 1")
     if not 1 <= given.receivers <= given.ranks:
@@ -81,6 +81,12 @@ def main(arguments: Sequence[str]) -> int:
             status = supervisor.run(stop_on_signals())
 
     return reported(work) or status
+
+
+def lacks_config(settings: Namespace, arguments: Sequence[str]) -> bool:
+    """Return whether there is no config file, and none of the options without a default."""
+    given = {one.partition("=")[0] for one in arguments} & LEARNER_NEEDS.keys()
+    return not (settings.config or given or os.environ.keys() & LEARNER_NEEDS.values())
 
 
 class LearnerParsed:

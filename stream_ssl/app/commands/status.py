@@ -379,8 +379,7 @@ def table(run: Path, addresses: Mapping[str, str], figures: Mapping[str, Any]) -
         if away := learning["dropped_samples"]:
             shown.add_row(
                 "dropped",
-                f"{away:,.0f} near-duplicates were dropped before they were encoded "
-                "(learner.novelty)",
+                f"{plural(away, 'near-duplicate')}, before they were encoded (learner.novelty)",
             )
         shown.add_row(
             "lag",

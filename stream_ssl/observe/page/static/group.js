@@ -1,5 +1,5 @@
 // The ranks of a run side by side. The section is hidden with one process and no parked journal.
-import { ask, bytes, duration, element, number, percent, rate } from "./lib.js";
+import { ask, bytes, duration, element, number, percent, plural, rate } from "./lib.js";
 
 export class GroupSection {
   constructor() {
@@ -42,6 +42,6 @@ function row(one, slowest) {
     element("td", { class: "n" }, seconds(one.busy_per_step)),
     element("td", { class: "n" }, seconds(one.waited_per_step)),
     element("td", { class: "n" }, one.sent_bytes_per_step == null ? "–" : bytes(one.sent_bytes_per_step).join(" ")),
-    element("td", { class: "n", title: `${number(one.slots)} of ${number(one.capacity)} slots` }, percent(one.slots / Math.max(1, one.capacity)).join(" ")),
+    element("td", { class: "n", title: `${number(one.slots)} of ${plural(one.capacity, "slot")}` }, percent(one.slots / Math.max(1, one.capacity)).join(" ")),
     element("td", { title: one.journal }, one.journal ? `${short(one.journal)}, at record ${number(one.record)}` : "–"));
 }

@@ -32,6 +32,9 @@ export function number(value, digits = 3) {
   return size === 0 ? "0" : size < 1e-3 ? value.toExponential(1) : String(Number(value.toPrecision(digits)));
 }
 
+/** Return a number with a noun, such as "1 slot" or "2 slots". */
+export function plural(count, noun) { return `${number(count)} ${noun}${count === 1 ? "" : "s"}`; }
+
 export function rate(value) { return [number(value < 10 ? value : Math.round(value)), "/s"]; }
 
 export function percent(value) { return [(100 * value).toFixed(1), "%"]; }

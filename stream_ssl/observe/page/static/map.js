@@ -1,6 +1,6 @@
 // The map of slots, on the two principal axes or by UMAP. Each slot is a point, and a picture if
 // there is room.
-import { ask, colour, duration, element, number, onTheme } from "./lib.js";
+import { ask, colour, duration, element, onTheme, plural } from "./lib.js";
 
 const CELL = 58; // pixels of a cell for one picture
 const HUES = 12;
@@ -25,7 +25,7 @@ export class MapSection {
     const note = document.querySelector("#map-note");
     try {
       this.data = await ask("learner", "memory/map", { by: document.querySelector("#map-by").value });
-      note.textContent = this.data.slots.length ? `${number(this.data.slots.length)} slots; ${this.tells()}` : "too few slots";
+      note.textContent = this.data.slots.length ? `${plural(this.data.slots.length, "slot")}; ${this.tells()}` : "too few slots";
       document.querySelector("#map-colour option[value=labels]").disabled = !this.data.labels;
       this.draw();
       await this.fetchPictures();
@@ -134,7 +134,7 @@ export class MapSection {
     this.tip.hidden = at < 0;
     if (at >= 0) {
       const [x, y] = this.place(at), { duplicates, labels } = this.data;
-      this.tip.textContent = `slot ${this.data.slots[at]}${duplicates ? `, ${number(duplicates[at])} duplicates` : ""}${labels && labels[at] >= 0 ? `, class ${labels[at]}` : ""}`;
+      this.tip.textContent = `slot ${this.data.slots[at]}${duplicates ? `, ${plural(duplicates[at], "duplicate")}` : ""}${labels && labels[at] >= 0 ? `, class ${labels[at]}` : ""}`;
       this.tip.style.left = `${Math.min(x + 14, this.canvas.clientWidth - 170)}px`;
       this.tip.style.top = `${Math.max(4, y - 70)}px`;
     }

@@ -1,6 +1,6 @@
 // The memory: balance, histograms, the mosaic, one slot with its neighbours, and evictions.
 import { Histogram } from "./charts.js";
-import { ask, duration, element, number, shade, who } from "./lib.js";
+import { ask, duration, element, number, plural, shade, who } from "./lib.js";
 
 const PAGE = 128; // slots on one page of the mosaic
 const HELD = 4096; // the number of pictures that are kept
@@ -93,9 +93,9 @@ export class MemorySection {
 
   showSummary(s) {
     const near = s.near_duplicates == null ? "" : `, ${(100 * s.near_duplicates).toFixed(1)} % have a near-duplicate (cosine ≥ ${s.near})`;
-    const turn = s.turnover == null ? "" : `, ${(100 * s.turnover).toFixed(0)} % hold one of the last ${number(s.capacity)} samples`;
+    const turn = s.turnover == null ? "" : `, ${(100 * s.turnover).toFixed(0)} % hold one of the last ${plural(s.capacity, "sample")}`;
     const cost = s.learner_share >= 1e-4 ? `; this page uses ${(100 * s.learner_share).toFixed(1)} % of the learner's time` : "";
-    $("#memory-note").textContent = `${number(s.occupied)} of ${number(s.capacity)} slots${near}${turn}; ${s.policy} on ${s.descriptor}${cost}`;
+    $("#memory-note").textContent = `${number(s.occupied)} of ${plural(s.capacity, "slot")}${near}${turn}; ${s.policy} on ${s.descriptor}${cost}`;
     const balance = $("#balance");
     const total = s.balance.slots.reduce((sum, [, count]) => sum + count, 0) || 1;
     const most = s.balance.slots[0]?.[1] || 1;
@@ -104,7 +104,7 @@ export class MemorySection {
     balance.querySelector("ol").replaceChildren(...s.balance.slots.map(([name, count]) => {
       const fill = element("i");
       fill.style.width = `${(100 * count) / most}%`;
-      return element("li", { title: `${number(count)} slots` }, element("span", {}, `${s.balance.kind} ${name}`),
+      return element("li", { title: plural(count, "slot") }, element("span", {}, `${s.balance.kind} ${name}`),
         element("span", { class: "track" }, fill), element("span", { class: "n" }, `${((100 * count) / total).toFixed(1)} %`));
     }));
     for (const [name, histogram] of Object.entries(this.histograms)) histogram.show(s.histograms[name] ?? { edges: [], counts: [] });
@@ -138,7 +138,7 @@ export class MemorySection {
       tile.addEventListener("focus", () => { for (const other of this.mosaic.children) other.tabIndex = other === tile ? 0 : -1; });
       this.mosaic.append(tile);
     }
-    const text = `slot ${row.slot}${row.duplicates == null ? "" : `, ${number(row.duplicates)} duplicates`}, ${who(row.origin) ?? "unknown"}`;
+    const text = `slot ${row.slot}${row.duplicates == null ? "" : `, ${plural(row.duplicates, "duplicate")}`}, ${who(row.origin) ?? "unknown"}`;
     tile.title = text;
     tile.setAttribute("aria-label", text);
     tile.style.setProperty("--mark", shade(this.peak ? (row.duplicates ?? 0) / this.peak : 0));
@@ -179,7 +179,7 @@ export class MemorySection {
       got.label != null && ["class", got.label],
       got.duplicates != null && ["duplicates", `${number(got.duplicates)} expected`],
       ["drawn", got.drawn === 1 ? "once" : `${number(got.drawn)} times`],
-      ["age", `${number(got.age)} samples`], ["encoded", `${number(got.stale)} samples ago`],
+      ["age", plural(got.age, "sample")], ["encoded", `${plural(got.stale, "sample")} ago`],
       got.multiplicity > 1 && ["represents", `${number(got.multiplicity)} samples`],
       ["number of the sample", got.id],
     ].filter(Boolean);

@@ -1,5 +1,5 @@
 // The table of producers, one page at a time; silent producers come first.
-import { ask, bytes, duration, element, number, rate } from "./lib.js";
+import { ask, bytes, duration, element, number, plural, rate } from "./lib.js";
 
 const PAGE = 50;
 const COLUMNS = [
@@ -42,9 +42,9 @@ function inMemory(name, fates) {
   const fate = fates?.producers[name];
   if (!fate) return "–";
   const share = (part, whole) => `${((100 * part) / Math.max(1, whole)).toFixed(0)} %`;
-  const near = fate.near_duplicates ? `, ${share(fate.near_duplicates, fate.offered)} near-duplicates` : "";
+  const near = fate.near_duplicates ? `, ${share(fate.near_duplicates, fate.offered)} dropped as near-duplicates` : "";
   const stream = fate.offered ? `, ${share(fate.offered, fates.offered)} of the stream` : "";
-  return `${number(fate.held)} slots: ${share(fate.held, fates.occupied)} of the memory${stream}${near}`;
+  return `${plural(fate.held, "slot")}: ${share(fate.held, fates.occupied)} of the memory${stream}${near}`;
 }
 
 /** Return rows for producers that hold slots but have sent nothing since the receiver started. */
