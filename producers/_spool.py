@@ -53,7 +53,7 @@ Part = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class SpooledPacket:
     """The place of a packet on disk."""
 
     number: int
@@ -88,7 +88,7 @@ class Spool:
         self.marked_for: str | None = None  # the receiver of an earlier run's mark, while valid
         self._marked = False  # whether an earlier run's mark gives the sequence of the first cut
         self._sequence = 1
-        self._records: deque[Record] = deque()
+        self._records: deque[SpooledPacket] = deque()
         self._segments: deque[Path] = deque()
         self._total = 0  # samples of all records
         self._size = 0  # bytes of the last segment
@@ -280,7 +280,7 @@ class Spool:
                     mark = (info["sequence"], [(number, count) for number, count in info["parts"]])
                     self.marked_for = info.get("receiver")
                     continue
-                self._records.append(Record(self.end, info["count"], size, path, offset))
+                self._records.append(SpooledPacket(self.end, info["count"], size, path, offset))
                 self.end += info["count"]
                 self._total += info["count"]
                 self.position = info["positions"][-1]
@@ -334,7 +334,7 @@ class Spool:
         self.bytes += len(data)
         offset = self._size - sum(size for _, _, size in records)
         for number, count, size in records:
-            self._records.append(Record(number, count, size, path, offset))
+            self._records.append(SpooledPacket(number, count, size, path, offset))
             self._total += count
             offset += size
         return True
@@ -408,7 +408,7 @@ def _read_record(file: Any) -> tuple[int, bytes, bytes, bytes, int] | None:
     return (kind, *parts, len(head) + len(body))
 
 
-def _read_packet(record: Record) -> Packet | None:
+def _read_packet(record: SpooledPacket) -> Packet | None:
     found = None
     with contextlib.suppress(OSError), open_binary(record.segment) as file:
         file.seek(record.offset)

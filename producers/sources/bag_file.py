@@ -19,19 +19,19 @@ from stream_ssl.producers.sources.chunked import (
     in_order,
     unpacked,
 )
-from stream_ssl.producers.sources.recordings import DamagedError
+from stream_ssl.producers.sources.recordings import BrokenFileError
 
 MAGIC = b"#ROSBAG V2.0\n"
 MAX_HEADER = 1 << 20  # bytes of a record's header or of a connection's definition
 MESSAGE, BAG, CHUNK, CHUNK_INFO, CONNECTION = 2, 3, 5, 6, 7
 NO_COUNT = 2**32 - 1
 
-BadRecord = (DamagedError, ValueError, KeyError, struct.error)
+BadRecord = (BrokenFileError, ValueError, KeyError, struct.error)
 Header = dict[str, bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class BagTopic:
     """A topic of a bag."""
 
     topic: str
@@ -50,13 +50,13 @@ class BagFile:
         stopped: stops the reading when it is set.
 
     Raises:
-        DamagedError: the file does not begin as a ROS 1 bag.
+        BrokenFileError: the file does not begin as a ROS 1 bag.
     """
 
     def __init__(
         self,
         file: BinaryIO,
-        wanted: Callable[[Connection], bool],
+        wanted: Callable[[BagTopic], bool],
         drop: Drop,
         no_index: Callable[[Exception], None],
         stopped: threading.Event,
@@ -65,8 +65,8 @@ class BagFile:
         self._drop, self._no_index = drop, no_index
         self._size = file.seek(0, io.SEEK_END)
         if self._read(0, len(MAGIC)) != MAGIC:
-            raise DamagedError("it does not begin as ROS 1 bags do")
-        self.connections: dict[int, Connection] = {}
+            raise BrokenFileError("it does not begin as ROS 1 bags do")
+        self.connections: dict[int, BagTopic] = {}
         self._known: dict[int, bool] = {}  # whether a connection is wanted
 
     def messages(self, start: int) -> Iterator[Stored]:
@@ -75,7 +75,7 @@ class BagFile:
         A bag without a valid index is read in file order, from the beginning up to the damage.
 
         Raises:
-            DamagedError: the rest cannot be read.
+            BrokenFileError: the rest cannot be read.
         """
         try:
             chunks = self._index()
@@ -100,7 +100,7 @@ class BagFile:
         """Yield (header, offset of the data, size of the data) of each record.
 
         Raises:
-            DamagedError: the bytes at the next offset are not a record.
+            BrokenFileError: the bytes at the next offset are not a record.
         """
         while at < end and not self._stopped.is_set():
             head, data_at = self._length(at, end)
@@ -114,23 +114,23 @@ class BagFile:
         raw = self._read(at, 4)
         size = int.from_bytes(raw, "little")
         if len(raw) < 4 or size > end - at - 4:
-            raise DamagedError(f"no whole record stands at byte {at}")
+            raise BrokenFileError(f"no whole record stands at byte {at}")
         if size > most:
-            raise DamagedError(f"{size} bytes in one record; at most {most} are read")
+            raise BrokenFileError(f"{size} bytes in one record; at most {most} are read")
         return size, at + 4 + size
 
     def _index(self) -> dict[ChunkPlace, list[int]]:
         """Return the chunks with the connections of their messages.
 
         Raises:
-            DamagedError, ValueError, KeyError, struct.error: the index is missing or damaged.
+            BrokenFileError, ValueError, KeyError, struct.error: the index is missing or damaged.
         """
         header, at, size = next(self._records(len(MAGIC), self._size))
         begin, connections, chunks = (
             number(header, name) for name in ("index_pos", "conn_count", "chunk_count")
         )
         if operation(header) != BAG or not at + size <= begin <= self._size:
-            raise DamagedError(f"its index should begin at byte {begin}")
+            raise BrokenFileError(f"its index should begin at byte {begin}")
         found: dict[ChunkPlace, list[int]] = {}
         for header, at, size in self._records(begin, self._size):
             if operation(header) == CONNECTION:
@@ -140,7 +140,7 @@ class BagFile:
                 counts = struct.iter_unpack("<II", self._read(at, size))
                 found[ChunkPlace(number(header, "chunk_pos"), *times)] = [one for one, _ in counts]
         if (len(self.connections), len(found)) != (connections, chunks):
-            raise DamagedError(
+            raise BrokenFileError(
                 f"its index has {len(self.connections)} of {connections} connections and "
                 f"{len(found)} of {chunks} chunks"
             )
@@ -148,9 +148,9 @@ class BagFile:
 
     def _connect(self, header: Header, data: bytes) -> None:
         if len(data) > MAX_HEADER:
-            raise DamagedError(f"a connection of {len(data)} bytes")
+            raise BrokenFileError(f"a connection of {len(data)} bytes")
         told = header_of(data)
-        self.connections[number(header, "conn")] = Connection(
+        self.connections[number(header, "conn")] = BagTopic(
             header["topic"].decode(),
             "/msg/".join(told["type"].decode().split("/")),  # the spelling of types in ROS 2
             told["message_definition"].decode(errors="replace"),
@@ -168,14 +168,14 @@ class BagFile:
     def _indexed(self, chunk: ChunkPlace) -> Iterator[Stored]:
         header, at, size = next(self._records(chunk.at, self._size))
         if operation(header) != CHUNK:
-            raise DamagedError("another record stands there")
+            raise BrokenFileError("another record stands there")
         yield from self._chunk(header, at, size)
 
     def _chunk(self, header: Header, at: int, size: int) -> Iterator[Stored]:
         """Yield the wanted messages of a chunk, and store its connections.
 
         Raises:
-            DamagedError, ValueError, KeyError, struct.error: the rest of the chunk cannot be read.
+            BrokenFileError, ValueError, KeyError, struct.error: the chunk's rest cannot be read.
         """
         plain = unpacked(
             header["compression"].decode(), self._read(at, size), number(header, "size")
@@ -209,7 +209,7 @@ def header_of(data: bytes) -> Header:
     """Return the fields of a record's header, by name.
 
     Raises:
-        DamagedError: the bytes are not a header.
+        BrokenFileError: the bytes are not a header.
     """
     fields: Header = {}
     at = 0
@@ -217,7 +217,7 @@ def header_of(data: bytes) -> Header:
         field, at = prefixed(data, at)
         name, equals, value = field.partition(b"=")
         if not equals:
-            raise DamagedError("a header's field without a name")
+            raise BrokenFileError("a header's field without a name")
         fields[name.decode(errors="replace")] = value
     return fields
 
@@ -226,11 +226,11 @@ def prefixed(data: bytes, at: int) -> tuple[bytes, int]:
     """Return the bytes after a length prefix, and the offset of their end.
 
     Raises:
-        DamagedError: the length exceeds the data.
+        BrokenFileError: the length exceeds the data.
     """
     size = int.from_bytes(data[at : at + 4], "little")
     if at + 4 + size > len(data):
-        raise DamagedError(f"a part claims {size} bytes, and {len(data) - at} are there")
+        raise BrokenFileError(f"a part claims {size} bytes, and {len(data) - at} are there")
     return data[at + 4 : at + 4 + size], at + 4 + size
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from stream_ssl.producers.sources.base import Facts, Skipped, SourceError, checked, mark
 from stream_ssl.producers.sources.frames import Frames
-from stream_ssl.producers.sources.recordings import DamagedError
+from stream_ssl.producers.sources.recordings import BrokenFileError
 from stream_ssl.producers.sources.video import Film, film_of, lenient
 from stream_ssl.wire.sample import Position, Sample
 
@@ -188,7 +188,7 @@ class Camera:
                     self._hand_over(frame, id_, captured)
                     if self._stopped.is_set():
                         return
-            except (av.FFmpegError, OSError, DamagedError) as error:
+            except (av.FFmpegError, OSError, BrokenFileError) as error:
                 why = self._reason(error)
             silent = time.monotonic() - came
             if self._give_up_seconds is not None and silent >= self._give_up_seconds:

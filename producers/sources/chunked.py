@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from stream_ssl.producers.sources.recordings import DamagedError
+from stream_ssl.producers.sources.recordings import BrokenFileError
 
 MAX_BYTES = 1 << 28  # of a chunk, packed or unpacked, and of a message; far larger than a packet
 MAX_WAITING = 1 << 29  # maximum bytes of messages that are held while chunks overlap in time
@@ -55,21 +55,21 @@ def unpacked(compression: str, data: bytes, size: int | None = None) -> bytes:
     """Return the plain bytes of a chunk or message that should have `size` bytes.
 
     Raises:
-        DamagedError: the data unpack to another size, or to more than MAX_BYTES.
+        BrokenFileError: the data unpack to another size, or to more than MAX_BYTES.
     """
     limit = MAX_BYTES if size is None else size
     if limit > MAX_BYTES:
-        raise DamagedError(f"it claims {size} bytes unpacked; at most {MAX_BYTES} are read")
+        raise BrokenFileError(f"it claims {size} bytes unpacked; at most {MAX_BYTES} are read")
     plain = data
     if compression not in ("", "none"):
         try:
             plain = b"".join(pieces(compression, data, limit))
-        except DamagedError:
+        except BrokenFileError:
             raise
         except Exception as error:  # each library raises its own error types
-            raise DamagedError(f"its {compression} is damaged: {error}") from error
+            raise BrokenFileError(f"its {compression} is damaged: {error}") from error
     if len(plain) > limit or (size is not None and len(plain) != size):
-        raise DamagedError(f"it unpacks to {len(plain)} bytes or more, not to {limit}")
+        raise BrokenFileError(f"it unpacks to {len(plain)} bytes or more, not to {limit}")
     return plain
 
 
@@ -91,11 +91,11 @@ def pieces(compression: str, data: bytes, limit: int) -> Iterator[bytes]:
     elif compression == "bz2":
         state = bz2.BZ2Decompressor()
     else:
-        raise DamagedError(f"compression {compression[:80]!r} is none of zstd, lz4 and bz2")
+        raise BrokenFileError(f"compression {compression[:80]!r} is none of zstd, lz4 and bz2")
     while done <= limit and not state.eof:
         piece = state.decompress(data, max_length=PIECE)
         if not piece and state.needs_input:
-            raise DamagedError(f"its {compression} ends too soon")
+            raise BrokenFileError(f"its {compression} ends too soon")
         data = b""
         done += len(piece)
         yield piece
@@ -105,22 +105,22 @@ def check_count(count: int, packed: int) -> None:
     """Check the number of records in a chunk of `packed` bytes.
 
     Raises:
-        DamagedError: the chunk has more records than a recorder can write into so few bytes.
+        BrokenFileError: the chunk has more records than a recorder can write into so few bytes.
     """
     if count > FEW_RECORDS + packed:
-        raise DamagedError(f"more than {count - 1} records in a chunk of {packed} bytes")
+        raise BrokenFileError(f"more than {count - 1} records in a chunk of {packed} bytes")
 
 
 def disjoint(chunks: Iterable[ChunkPlace], begin: int, end: int) -> list[ChunkPlace]:
     """Return the chunks in file order.
 
     Raises:
-        DamagedError: two chunks overlap, or a chunk lies outside [begin, end).
+        BrokenFileError: two chunks overlap, or a chunk lies outside [begin, end).
     """
     ordered, free = sorted(chunks, key=lambda chunk: chunk.at), begin
     for chunk in ordered:
         if chunk.at < free or chunk.at + chunk.size > end:
-            raise DamagedError(f"its index names a chunk at {chunk.at}, where none can be")
+            raise BrokenFileError(f"its index names a chunk at {chunk.at}, where none can be")
         free = chunk.at + max(1, chunk.size)
     return ordered
 
@@ -152,7 +152,7 @@ def in_order(
             for number, message in enumerate(read(what)):
                 if message.log_time >= start:
                     if waiting + len(message.data) > MAX_WAITING:
-                        raise DamagedError("too many chunks overlap in time")
+                        raise BrokenFileError("too many chunks overlap in time")
                     waiting += len(message.data)
                     heapq.heappush(queue, Waiting(message.log_time, at, number, message))
         except Exception as error:  # damaged bytes can cause errors of any type

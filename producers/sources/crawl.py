@@ -23,7 +23,7 @@ from stream_ssl.producers.sources.base import (
 from stream_ssl.producers.sources.fields import codec_of, digest, fitting_meta, short_id
 from stream_ssl.producers.sources.finite import nothing_readable
 from stream_ssl.producers.sources.shards import find_files
-from stream_ssl.producers.sources.url_lists import Row, count_rows, read_rows
+from stream_ssl.producers.sources.url_lists import UrlRow, count_rows, read_rows
 from stream_ssl.wire.sample import Position, Sample
 
 if TYPE_CHECKING:
@@ -100,16 +100,16 @@ class Crawl:
                 first = -1
             if type(first) is not int or first < 0 or done < 0:
                 raise wrong_position(self.name, f"{at!r:.80} is no [row, done rows behind it]")
-        return self._crawled(Progress(first, done))
+        return self._crawled(CrawlProgress(first, done))
 
     def stop(self) -> None:
         """End `samples`, and cancel the running requests. Thread-safe."""
         self._stopped.set()
 
-    def _crawled(self, progress: Progress) -> Iterator[tuple[Sample, Position]]:
+    def _crawled(self, progress: CrawlProgress) -> Iterator[tuple[Sample, Position]]:
         total = sum(map(count_rows, self._files)) if sys.stderr.isatty() else 0
         given = progress.first or progress.done
-        work = Work(self, progress)
+        work = CrawlTasks(self, progress)
         try:
             with bar(self.name, total) as show:
                 for number, sample in work.results(self._stopped):
@@ -124,13 +124,13 @@ class Crawl:
         if progress.first and not given and not self._stopped.is_set():
             raise nothing_readable(self.name)
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[UrlRow]:
         """Return an iterator over the rows of all lists, in order."""
         facts = [*self._keep, *([] if self._label is None else [self._label])]
         lists = (read_rows(path, self._column, facts) for path in self._files)
         return itertools.chain.from_iterable(lists)
 
-    async def crawl(self, row: Row) -> Sample | None:
+    async def crawl(self, row: UrlRow) -> Sample | None:
         """Return the sample of a row, or None if there is none; `skipped` then has the reason."""
         from stream_ssl.producers.sources.fetch import Skip
 
@@ -154,7 +154,7 @@ class Crawl:
             self.skipped.note("error", row.url, f"{type(error).__name__}: {error}")
         return None
 
-    async def crawl_all(self, progress: Progress, work: Work) -> None:
+    async def crawl_all(self, progress: CrawlProgress, work: CrawlTasks) -> None:
         """Crawl all unfinished rows, and hand over their results.
 
         Raises:
@@ -164,7 +164,7 @@ class Crawl:
         await self.fetcher.open(self._concurrency)
         room = work.room = asyncio.Semaphore(self._window)
 
-        async def one(number: int, row: Row) -> None:
+        async def one(number: int, row: UrlRow) -> None:
             work.put((number, await self.crawl(row)))
             if work.waiting() >= READY:
                 self.fetcher.flowing.clear()
@@ -185,7 +185,7 @@ class Crawl:
             raise SourceError(f"source {self.name!r}: {unreadable}")
 
 
-class Progress:
+class CrawlProgress:
     """The set of finished rows.
 
     All rows before `first` are finished, and row `first + i` is finished if bit i of `done` is 1.
@@ -205,10 +205,10 @@ class Progress:
         return moved
 
 
-class Work:
+class CrawlTasks:
     """A running crawl, with an event loop in its own thread."""
 
-    def __init__(self, crawl: Crawl, progress: Progress) -> None:
+    def __init__(self, crawl: Crawl, progress: CrawlProgress) -> None:
         self.room: asyncio.Semaphore | None = None
         self._crawl = crawl
         self._results: queue.SimpleQueue[tuple[int, Sample | None] | Exception | None] = (

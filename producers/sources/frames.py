@@ -26,7 +26,7 @@ ROUNDING = 1e-6  # in frames; frame times are floating-point numbers
 Codec = Literal["raw", "jpeg", "webp"]
 
 
-class Encoder:
+class FrameEncoder:
     """An encoder of pixels for the wire.
 
     Args:
@@ -110,7 +110,7 @@ class Frames:
             raise ValueError(f"size {size}: must be 1 or more, or null for frames as they are")
         self.key_frames = key_frames
         self._fps, self._scene_change, self._size = fps, scene_change, size
-        self._encoder = Encoder(codec, quality)
+        self._encoder = FrameEncoder(codec, quality)
         self.facts: Facts = {
             "fps": fps,
             "key_frames": key_frames,
@@ -119,9 +119,9 @@ class Frames:
             "codec": codec if codec == "raw" else f"{codec} {quality}",
         }
 
-    def gate(self) -> Gate:
-        """Return a new `Gate` that has not sent a frame yet."""
-        return Gate(self._fps, self._scene_change)
+    def gate(self) -> FrameFilter:
+        """Return a new `FrameFilter` that has not sent a frame yet."""
+        return FrameFilter(self._fps, self._scene_change)
 
     def wants(self, frame: VideoFrame) -> bool:
         """Return whether `key_frames` allows this frame."""
@@ -142,7 +142,7 @@ class Frames:
         return self._encoder(oriented(image_HWC, display_matrix(frame)))
 
 
-class Gate:
+class FrameFilter:
     """The frame rate and scene change filter of one stream; see `Frames`."""
 
     def __init__(self, fps: float | None, scene_change: float) -> None:

@@ -25,7 +25,7 @@ from stream_ssl.producers.sources.fields import (
 )
 from stream_ssl.producers.sources.finite import select
 from stream_ssl.producers.sources.frames import Frames
-from stream_ssl.producers.sources.recordings import DamagedError, Recordings, Where
+from stream_ssl.producers.sources.recordings import BrokenFileError, Recordings, Where
 from stream_ssl.producers.sources.video import VideoFiles, ahead, creation_time, opened, time_base
 from stream_ssl.wire.sample import Sample
 
@@ -121,14 +121,14 @@ class LeRobot(VideoFiles):
         for number, (episode, camera) in enumerate(clips[first:], start=first):
             try:
                 if episode not in rows:
-                    raise DamagedError("meta/episodes does not have it")
+                    raise BrokenFileError("meta/episodes does not have it")
                 clip = clip_of(self._root, self._info, rows[episode], camera)
                 for sample, frame in self._filmed(clip, last if number == first else -1):
                     yield sample, (number, frame)
             except Exception as error:  # damaged bytes can cause errors of any type
                 if own_fault(error):
                     raise
-                why = error if isinstance(error, DamagedError) else repr(error)
+                why = error if isinstance(error, BrokenFileError) else repr(error)
                 self.skipped.note("damaged", f"{camera} of episode {episode}", why)
             if self._stopped.is_set():
                 return
@@ -262,14 +262,14 @@ def episode_rows(root: Path) -> dict[int, dict[str, Any]]:
     """Return the metadata of each episode, by its index.
 
     Raises:
-        DamagedError: the metadata cannot be read.
+        BrokenFileError: the metadata cannot be read.
     """
     jsonl = root / "meta" / "episodes.jsonl"
     try:
         rows = lines(jsonl) if jsonl.is_file() else tables(root / "meta" / "episodes")
         return {row["episode_index"]: row for row in rows if type(row.get("episode_index")) is int}
     except (OSError, ValueError) as error:
-        raise DamagedError(f"what meta says of the episodes cannot be read: {error}") from error
+        raise BrokenFileError(f"what meta says of the episodes cannot be read: {error}") from error
 
 
 def tasks(root: Path) -> Iterator[tuple[int, str]]:
@@ -317,24 +317,24 @@ def number_in(row: Mapping[str, Any], name: str) -> float:
     """Return a finite number from a row of a table.
 
     Raises:
-        DamagedError: the value is not a finite number.
+        BrokenFileError: the value is not a finite number.
     """
     value = row.get(name)
     if isinstance(value, int | float) and math.isfinite(value):
         return value
-    raise DamagedError(f"{name} is {value!r:.40}: no number")
+    raise BrokenFileError(f"{name} is {value!r:.40}: no number")
 
 
 def filled(pattern: Any, **values: Any) -> str:
     """Return the path that a pattern of meta/info.json gives for `values`.
 
     Raises:
-        DamagedError: the pattern is invalid.
+        BrokenFileError: the pattern is invalid.
     """
     try:
         return str(pattern.format(**values))
     except (AttributeError, TypeError, ValueError, LookupError) as error:
-        raise DamagedError(f"meta/info.json: the path {pattern!r:.80}: {error!r}") from error
+        raise BrokenFileError(f"meta/info.json: the path {pattern!r:.80}: {error!r}") from error
 
 
 def inside(root: Path, name: str) -> Path:
@@ -404,7 +404,7 @@ def frame_rows(clip: Clip) -> dict[int, dict[str, Any]]:
     """Return the data row of each frame of an episode, by frame number.
 
     Raises:
-        DamagedError: the file cannot be read, or lacks frames.
+        BrokenFileError: the file cannot be read, or lacks frames.
     """
     from pyarrow import parquet
 
@@ -415,8 +415,8 @@ def frame_rows(clip: Clip) -> dict[int, dict[str, Any]]:
     except Exception as error:
         if own_fault(error):
             raise
-        raise DamagedError(f"{clip.table} cannot be read: {error!r}") from error
+        raise BrokenFileError(f"{clip.table} cannot be read: {error!r}") from error
     found = {int(number_in(row, "frame_index")): row for row in rows}
     if set(found) < set(range(clip.length)):
-        raise DamagedError(f"{clip.table} has {len(found)} of {clip.length} frames")
+        raise BrokenFileError(f"{clip.table} has {len(found)} of {clip.length} frames")
     return found

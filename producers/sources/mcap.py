@@ -45,7 +45,7 @@ def mcap_messages(logs: RobotLogs, path: Path, start: int) -> Iterator[Message]:
     """Yield the image messages of one MCAP file.
 
     Raises:
-        DamagedError: the rest cannot be read.
+        BrokenFileError: the rest cannot be read.
     """
     decoders: dict[tuple[Channel, Schema], Callable[[bytes], Any] | ValueError] = {}
 

@@ -22,7 +22,7 @@ from stream_ssl.producers.sources.chunked import (
     in_order,
     unpacked,
 )
-from stream_ssl.producers.sources.recordings import DamagedError
+from stream_ssl.producers.sources.recordings import BrokenFileError
 
 MAGIC = b"\x89MCAP0\r\n"
 FOOTER_BYTES = 9 + 20 + len(MAGIC)
@@ -30,7 +30,7 @@ MAX_TEXT = 1 << 20  # bytes of a schema or channel
 FOOTER, SCHEMA, CHANNEL, MESSAGE, CHUNK = 2, 3, 4, 5, 6
 CHUNK_INDEX, STATISTICS, DATA_END = 8, 11, 15
 
-BadRecord = (DamagedError, ValueError, struct.error)
+BadRecord = (BrokenFileError, ValueError, struct.error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class McapFile:
         stopped: stops the reading when it is set.
 
     Raises:
-        DamagedError: the file does not begin as an MCAP file.
+        BrokenFileError: the file does not begin as an MCAP file.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class McapFile:
         self._drop, self._no_index = drop, no_index
         self._size = file.seek(0, io.SEEK_END)
         if self._read(0, len(MAGIC)) != MAGIC:
-            raise DamagedError("it does not begin as MCAP files do")
+            raise BrokenFileError("it does not begin as MCAP files do")
         self.schemas: dict[int, Schema] = {}
         self.channels: dict[int, Channel] = {}
         self._known: dict[int, bool] = {}  # whether a channel is wanted
@@ -90,7 +90,7 @@ class McapFile:
         A file without a valid index is read in file order, from the beginning up to the damage.
 
         Raises:
-            DamagedError: the rest cannot be read.
+            BrokenFileError: the rest cannot be read.
         """
         try:
             chunks = self._index()
@@ -121,21 +121,21 @@ class McapFile:
         """Yield (opcode, offset of the content, size of the content) of each record.
 
         Raises:
-            DamagedError: the bytes at the next offset are not a record.
+            BrokenFileError: the bytes at the next offset are not a record.
         """
         while at < end and not self._stopped.is_set():
             head = self._read(at, 9)
             if len(head) < 9:
-                raise DamagedError(f"it is cut off at byte {at + len(head)}")
+                raise BrokenFileError(f"it is cut off at byte {at + len(head)}")
             opcode, size = struct.unpack("<BQ", head)
             if opcode == 0 or size > end - at - 9:
-                raise DamagedError(f"no whole record begins at byte {at}")
+                raise BrokenFileError(f"no whole record begins at byte {at}")
             yield opcode, at + 9, size
             at += 9 + size
 
     def _content(self, at: int, size: int) -> bytes:
         if size > MAX_BYTES:
-            raise DamagedError(
+            raise BrokenFileError(
                 f"a record of {size} bytes at byte {at}; at most {MAX_BYTES} are read"
             )
         return self._read(at, size)
@@ -144,19 +144,19 @@ class McapFile:
         """Return the chunks with the channels of their messages; empty if there is no index.
 
         Raises:
-            DamagedError, ValueError, struct.error: the summary is missing or damaged.
+            BrokenFileError, ValueError, struct.error: the summary is missing or damaged.
         """
         footer_at = self._size - FOOTER_BYTES
         footer = self._read(max(0, footer_at), FOOTER_BYTES)
         if len(footer) < FOOTER_BYTES or footer[0] != FOOTER or not footer.endswith(MAGIC):
-            raise DamagedError("it does not end as MCAP files do")
+            raise BrokenFileError("it does not end as MCAP files do")
         begin, _, checksum = struct.unpack_from("<QQI", footer, 9)
         if begin == 0:
             return {}
         if begin > footer_at:
-            raise DamagedError(f"its summary claims to begin at byte {begin}")
+            raise BrokenFileError(f"its summary claims to begin at byte {begin}")
         if checksum and checksum != self._checksum(begin, footer_at + 25):
-            raise DamagedError("its summary has another checksum")
+            raise BrokenFileError("its summary has another checksum")
         found: dict[ChunkPlace, list[int]] = {}
         counted: tuple[int, ...] | None = None
         for opcode, at, size in self._records(begin, footer_at):
@@ -171,7 +171,7 @@ class McapFile:
             return {}
         chunks = disjoint(found, len(MAGIC), begin)
         if counted is not None and counted[5] != len(found):
-            raise DamagedError(f"its index has {len(found)} of {counted[5]} chunks")
+            raise BrokenFileError(f"its index has {len(found)} of {counted[5]} chunks")
         used = {one for ids in found.values() for one in ids}
 
         def complete() -> bool:
@@ -207,7 +207,7 @@ class McapFile:
 
     def _define(self, opcode: int, data: bytes) -> None:
         if len(data) > MAX_TEXT:
-            raise DamagedError(f"a schema or channel of {len(data)} bytes")
+            raise BrokenFileError(f"a schema or channel of {len(data)} bytes")
         if opcode == SCHEMA:
             (number,) = struct.unpack_from("<H", data)
             name, at = text(data, 2)
@@ -236,7 +236,7 @@ class McapFile:
     def _indexed(self, chunk: ChunkPlace) -> Iterator[Stored]:
         for opcode, at, size in self._records(chunk.at, chunk.at + chunk.size):
             if opcode != CHUNK:
-                raise DamagedError("another record stands there")
+                raise BrokenFileError("another record stands there")
             yield from self._chunk(at, size)
             return
 
@@ -244,7 +244,7 @@ class McapFile:
         """Yield the wanted messages of a chunk, and store its channels and schemas.
 
         Raises:
-            DamagedError, ValueError, struct.error: the rest of the chunk cannot be read.
+            BrokenFileError, ValueError, struct.error: the rest of the chunk cannot be read.
         """
         data = self._content(at, size)
         whole, checksum = struct.unpack_from("<QI", data, 16)
@@ -252,10 +252,10 @@ class McapFile:
         (length,) = struct.unpack_from("<Q", data, behind)
         packed = data[behind + 8 : behind + 8 + length]
         if len(packed) < length:
-            raise DamagedError(f"it claims {length} bytes of data, and has {len(packed)}")
+            raise BrokenFileError(f"it claims {length} bytes of data, and has {len(packed)}")
         plain = unpacked(compression, packed, whole)
         if checksum and checksum != zlib.crc32(plain):
-            raise DamagedError("its data have another checksum")
+            raise BrokenFileError("its data have another checksum")
         begin, count = 0, 0
         while begin < len(plain) and not self._stopped.is_set():
             count += 1
@@ -263,7 +263,7 @@ class McapFile:
             opcode, size = struct.unpack_from("<BQ", plain, begin)
             begin += 9
             if opcode == 0 or size > len(plain) - begin:
-                raise DamagedError(f"no whole record begins at byte {begin - 9} of its data")
+                raise BrokenFileError(f"no whole record begins at byte {begin - 9} of its data")
             if opcode in (SCHEMA, CHANNEL):
                 self._define(opcode, plain[begin : begin + size])
             elif opcode == MESSAGE:
@@ -299,7 +299,7 @@ class McapFile:
             else:
                 self._note(opcode, at, size)
         if not self._stopped.is_set():
-            raise DamagedError("its end is missing")
+            raise BrokenFileError("its end is missing")
 
     def _checksum(self, begin: int, end: int) -> int:
         checksum = 0
@@ -312,11 +312,11 @@ def prefixed(data: bytes, at: int) -> tuple[bytes, int]:
     """Return the bytes after a length prefix, and the offset of their end.
 
     Raises:
-        DamagedError, struct.error: the length exceeds the record.
+        BrokenFileError, struct.error: the length exceeds the record.
     """
     (length,) = struct.unpack_from("<I", data, at)
     if length > len(data) - at - 4:
-        raise DamagedError(f"a text of {length} bytes in a record of {len(data)}")
+        raise BrokenFileError(f"a text of {length} bytes in a record of {len(data)}")
     return data[at + 4 : at + 4 + length], at + 4 + length
 
 

@@ -27,7 +27,7 @@ Where = tuple[int, int]
 """A place in a file: (time, number of earlier samples with the same time)."""
 
 
-class DamagedError(Exception):
+class BrokenFileError(Exception):
     """A file cannot be read past this place."""
 
 
@@ -120,7 +120,9 @@ class Recordings(ABC):
         except self.damages() as error:
             if own_fault(error):
                 raise
-            why = error if isinstance(error, DamagedError) else f"{type(error).__name__}: {error}"
+            why = (
+                error if isinstance(error, BrokenFileError) else f"{type(error).__name__}: {error}"
+            )
             self.skipped.note("damaged", f"{path}, or the rest of it", why)
 
     def damages(self) -> tuple[type[Exception], ...]:
@@ -135,5 +137,5 @@ class Recordings(ABC):
         """Yield the file's samples after `after`, or all samples if `after` is None.
 
         Raises:
-            Exception: the rest cannot be read. A DamagedError has the reason as its message.
+            Exception: the rest cannot be read. A BrokenFileError has the reason as its message.
         """

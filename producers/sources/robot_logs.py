@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from stream_ssl.producers.sources.base import Facts, own_fault
 from stream_ssl.producers.sources.fields import codec_of, file_name, fitting_meta, short_id
-from stream_ssl.producers.sources.frames import Codec, Encoder
-from stream_ssl.producers.sources.recordings import DamagedError, Recordings, Where
+from stream_ssl.producers.sources.frames import Codec, FrameEncoder
+from stream_ssl.producers.sources.recordings import BrokenFileError, Recordings, Where
 from stream_ssl.wire.sample import Sample
 
 log = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class RobotLogs(Recordings):
         epochs: int | None = 1,
         name: str = "robot",
     ) -> None:
-        self._encoder = Encoder(codec, quality)
+        self._encoder = FrameEncoder(codec, quality)
         self._topics = topics
         settings: Facts = {
             "topics": None if topics is None else " ".join(sorted(topics)),
@@ -130,7 +130,7 @@ class RobotLogs(Recordings):
         """Count a part of a file that cannot be read. Reading continues with the next part."""
         if isinstance(why, Exception) and own_fault(why):
             raise why
-        told = why if isinstance(why, DamagedError | str) else f"{type(why).__name__}: {why}"
+        told = why if isinstance(why, BrokenFileError | str) else f"{type(why).__name__}: {why}"
         self.skipped.note("damaged", f"{what} of {path}", told)
 
     def no_index(self, path: Path, why: Exception) -> None:

@@ -71,14 +71,14 @@ def decoder(kind: str, definition: str, ros1: bool) -> Callable[[bytes], Any]:
         raise ValueError(f"type {kind!r:.80}: known are {', '.join(map('/'.join, LAYOUTS))}")
     if definition.strip():
         check_definition(kind, definition, layout, ros1)
-    return lambda data: Decoder(plain(data, ros1), ros1).message(layout)
+    return lambda data: MessageDecoder(plain(data, ros1), ros1).message(layout)
 
 
 def plain(data: bytes, ros1: bool) -> bytes:
     """Return a message without the compression of rosbag2, which only the first bytes reveal.
 
     Raises:
-        DamagedError: the data is damaged, or too large when unpacked.
+        BrokenFileError: the data is damaged, or too large when unpacked.
     """
     return unpacked("zstd", data) if data.startswith(ZSTD) and not ros1 else data
 
@@ -107,7 +107,7 @@ def check_definition(kind: str, definition: str, layout: Layout, ros1: bool) -> 
             )
 
 
-class Decoder:
+class MessageDecoder:
     """A decoder of one message. Every length is checked against the message's bytes."""
 
     def __init__(self, data: bytes, ros1: bool) -> None:

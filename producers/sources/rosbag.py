@@ -17,7 +17,7 @@ from urllib.parse import quote
 from stream_ssl.producers.sources.bag_file import BagFile
 from stream_ssl.producers.sources.chunked import MAX_BYTES, PIECE
 from stream_ssl.producers.sources.mcap import mcap_messages
-from stream_ssl.producers.sources.recordings import DamagedError
+from stream_ssl.producers.sources.recordings import BrokenFileError
 from stream_ssl.producers.sources.robot_logs import Message, RobotLogs
 from stream_ssl.producers.sources.ros_messages import decoder
 
@@ -61,7 +61,7 @@ class RosBags(RobotLogs):
         for name in missing:
             self.damaged(path, name, "metadata.yaml names it, and it is not there")
         if not files:
-            raise DamagedError("no .db3 or .mcap file lies in the folder")
+            raise BrokenFileError("no .db3 or .mcap file lies in the folder")
         for file in files:
             try:
                 yield from self._file(file, start)
@@ -85,9 +85,9 @@ class RosBags(RobotLogs):
                 if "interrupted" not in str(error):
                     raise
                 if not self.stopped.is_set():
-                    raise DamagedError("a bag of its size takes SQLite less time") from error
+                    raise BrokenFileError("a bag of its size takes SQLite less time") from error
         else:
-            raise DamagedError("it is no .bag, .db3 or .mcap file, nor a folder with such files")
+            raise BrokenFileError("it is no .bag, .db3 or .mcap file, nor a folder with such files")
 
     def _ros1(self, path: Path, start: int) -> Iterator[Message]:
         with path.open("rb") as stream:
@@ -111,7 +111,7 @@ class RosBags(RobotLogs):
         """Unpack a compressed file.
 
         Raises:
-            DamagedError: the file is too large when unpacked.
+            BrokenFileError: the file is too large when unpacked.
         """
         import zstandard
 
@@ -122,7 +122,7 @@ class RosBags(RobotLogs):
             try:
                 while not self.stopped.is_set() and (piece := reader.read(PIECE)):
                     if out.tell() + len(piece) > most:
-                        raise DamagedError(
+                        raise BrokenFileError(
                             f"it unpacks to more than {most} bytes, the most that {plain.parent} "
                             "may take; unpack it elsewhere with zstd -d"
                         )
@@ -134,7 +134,7 @@ class RosBags(RobotLogs):
         """Yield the messages of a .db3 file.
 
         Raises:
-            DamagedError, sqlite3.Error: the rest cannot be read.
+            BrokenFileError, sqlite3.Error: the rest cannot be read.
         """
         # After a crash, a write-ahead log may contain messages, so it is read, too.
         with path.open("rb") as stream:
@@ -169,14 +169,14 @@ class RosBags(RobotLogs):
                 try:
                     ((data,),) = database.execute("SELECT data FROM messages WHERE id = ?", (row,))
                     if type(log_time) is not int or type(data) is not bytes:
-                        raise DamagedError("its columns are of other types")
+                        raise BrokenFileError("its columns are of other types")
                 except Exception as error:  # for example from a damaged page
                     self.damaged(path, f"the message {row} of {topic}", error)
                     continue
                 made = partial(decode, kind, told.get(kind, ""), False, data)
                 yield Message(topic, kind, log_time, made)
         if missing:
-            raise DamagedError(missing)
+            raise BrokenFileError(missing)
 
 
 def select(table: str, query: str, order: str) -> str:
@@ -246,7 +246,7 @@ def check_tables(database: sqlite3.Connection) -> None:
     """Check that the tables are plain tables without computed rows or columns.
 
     Raises:
-        DamagedError: a table is missing, or is not a plain table.
+        BrokenFileError: a table is missing, or is not a plain table.
     """
     found = database.execute(
         "SELECT name FROM sqlite_master WHERE type = 'table' AND rootpage > 0 "
@@ -259,7 +259,7 @@ def check_tables(database: sqlite3.Connection) -> None:
         if column[0]
     ]
     if len(found) != 2 or computed:
-        raise DamagedError("it has no plain tables 'topics' and 'messages', as ROS 2 bags do")
+        raise BrokenFileError("it has no plain tables 'topics' and 'messages', as ROS 2 bags do")
 
 
 def definitions(database: sqlite3.Connection) -> dict[str, str]:

@@ -43,7 +43,7 @@ Lost = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class ArchiveMember:
     """A file in a shard, the end of an archive, or a place that cannot be read."""
 
     start: int  # offset of the header, in bytes of the unpacked shard
@@ -133,7 +133,7 @@ def unpacked(file: IO[bytes], magic: bytes, stopped: Callable[[], bool]) -> Iter
             yield part
 
 
-class Stream:
+class ArchiveStream:
     """A forward reader of the tar bytes in a shard, which unpacks them if necessary.
 
     Attributes:
@@ -186,7 +186,7 @@ def read_members(
     start: int,
     limits: Mapping[str, int],
     stopped: Callable[[], bool] = lambda: False,
-) -> Iterator[Member]:
+) -> Iterator[ArchiveMember]:
     """Yield the files of a shard, starting with the header at byte `start`.
 
     A member without a name marks the end of an archive or a place that cannot be read. Reading
@@ -204,7 +204,7 @@ def read_members(
     at = start
     try:
         with path.open("rb") as file:
-            stream = Stream(file, stopped)
+            stream = ArchiveStream(file, stopped)
             stream.skip(start)
             for member in Members(stream, limits, stopped):
                 at = member.start
@@ -217,7 +217,7 @@ class Members:
     """An iterator over the members of a stream; see `read_members`."""
 
     def __init__(
-        self, stream: Stream, limits: Mapping[str, int], stopped: Callable[[], bool]
+        self, stream: ArchiveStream, limits: Mapping[str, int], stopped: Callable[[], bool]
     ) -> None:
         self._stream, self._limits, self._stopped = stream, limits, stopped
         self._told: dict[str, str] = {}  # fields of the next member from extra headers
@@ -225,7 +225,7 @@ class Members:
         self._zeros = 0  # consecutive zero bytes just read
         self._searching = False  # searching for a header after a damaged place
 
-    def __iter__(self) -> Iterator[Member]:
+    def __iter__(self) -> Iterator[ArchiveMember]:
         begin = self._stream.at
         while not self._stopped():
             at = self._stream.at
@@ -234,11 +234,11 @@ class Members:
                 whole = self._zeros or self._searching or (at == begin > 0 and not block)
                 if not (whole or self._stopped()):
                     raise ShardError(f"no end mark at byte {at}: the shard is empty or cut off")
-                yield Member(at, "", lost=self._lost)
+                yield ArchiveMember(at, "", lost=self._lost)
                 return
             if not self._searching and not block.strip(b"\0"):
                 if not self._zeros:
-                    yield Member(at, "", lost=self._lost)
+                    yield ArchiveMember(at, "", lost=self._lost)
                     self._told, self._lost = {}, None
                 self._zeros += BLOCK
                 if self._zeros > MAX_PADDING:
@@ -250,9 +250,9 @@ class Members:
                 raise ShardError("no header at byte 0: it is no tar archive")
             elif not self._searching:
                 self._searching = True
-                yield Member(at, "", lost=("damaged", f"no header at byte {at}"))
+                yield ArchiveMember(at, "", lost=("damaged", f"no header at byte {at}"))
 
-    def _entry(self, at: int, info: tarfile.TarInfo, block: bytes) -> Iterator[Member]:
+    def _entry(self, at: int, info: tarfile.TarInfo, block: bytes) -> Iterator[ArchiveMember]:
         size = int(self._told.get("size", info.size))
         if not 0 <= size <= self._stream.most - self._stream.at:
             self._searching = True
@@ -279,11 +279,13 @@ class Members:
                     raise ShardError(f"the {size} bytes of {name!r:.80} are cut off")
             self._stream.skip(padded(size) - len(data or b""))
         except (*DAMAGE, ShardError) as error:
-            yield Member(at, name, lost=("damaged", str(error)))  # its name ends the sample before
+            yield ArchiveMember(
+                at, name, lost=("damaged", str(error))
+            )  # its name ends the sample before
             raise
         self._told, self._lost = {}, None
         if info.isreg() or left_out:
-            yield Member(at, name, data, left_out)
+            yield ArchiveMember(at, name, data, left_out)
 
     def _why_not(self, info: tarfile.TarInfo, size: int, limit: int) -> Lost | None:
         """Return why the content of a wanted member is not read, or None if it is read."""

@@ -18,14 +18,14 @@ MAX_COLUMN = 2**30  # bytes of a column in a row group of a Parquet file
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class UrlRow:
     """A row of a URL list."""
 
     url: str
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-def read_rows(path: Path, column: str, facts: Sequence[str] = ()) -> Iterator[Row]:
+def read_rows(path: Path, column: str, facts: Sequence[str] = ()) -> Iterator[UrlRow]:
     """Yield the rows of a list: .csv, .parquet, .jsonl (or .ndjson), or text with one URL per line.
 
     From a Parquet file, only the columns of the URL and of `facts` are read. A row that cannot be
@@ -48,7 +48,7 @@ def read_rows(path: Path, column: str, facts: Sequence[str] = ()) -> Iterator[Ro
                 yield from map(partial(json_row, column), lines)
             else:
                 urls = map(str.strip, lines)
-                yield from (Row(url) for url in urls if url and not url.startswith("#"))
+                yield from (UrlRow(url) for url in urls if url and not url.startswith("#"))
     except SourceError:
         raise
     except (OSError, ValueError) as error:
@@ -64,7 +64,7 @@ def bounded_lines(file: TextIO) -> Iterator[str]:
         yield "a line that is too long" if long else line
 
 
-def parquet_rows(path: Path, column: str, facts: Sequence[str]) -> Iterator[Row]:
+def parquet_rows(path: Path, column: str, facts: Sequence[str]) -> Iterator[UrlRow]:
     """Yield the rows of a Parquet file, which may be far larger than the file."""
     from pyarrow import parquet
 
@@ -82,7 +82,7 @@ def parquet_rows(path: Path, column: str, facts: Sequence[str]) -> Iterator[Row]
         for batch in file.iter_batches(4096, columns=wanted):
             for row in range(batch.num_rows):
                 found = {name: batch.column(name)[row].as_py() for name in wanted}
-                yield Row(text(found.pop(column)), found)
+                yield UrlRow(text(found.pop(column)), found)
 
 
 def columns_of(group: Any) -> Iterator[Any]:
@@ -104,7 +104,7 @@ def check_bytes(path: Path, part: Any) -> None:
         )
 
 
-def csv_rows(path: Path, lines: Iterable[str], column: str) -> Iterator[Row]:
+def csv_rows(path: Path, lines: Iterable[str], column: str) -> Iterator[UrlRow]:
     """Yield the rows of a CSV file."""
     reader = csv.DictReader(lines)
     if column not in (reader.fieldnames or []):
@@ -115,18 +115,18 @@ def csv_rows(path: Path, lines: Iterable[str], column: str) -> Iterator[Row]:
         except StopIteration:
             return
         except csv.Error:  # a field is too long; the next line is a new row
-            yield Row("")
+            yield UrlRow("")
         else:
-            yield Row(text(facts.pop(column)), facts)
+            yield UrlRow(text(facts.pop(column)), facts)
 
 
-def json_row(column: str, line: str) -> Row:
+def json_row(column: str, line: str) -> UrlRow:
     """Return the row in a line of JSON; its URL is empty if the line is invalid."""
     try:
         facts = json.loads(line)
-        return Row(text(facts.pop(column)), facts)
+        return UrlRow(text(facts.pop(column)), facts)
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
-        return Row("")
+        return UrlRow("")
 
 
 def text(value: object) -> str:

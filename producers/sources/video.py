@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from stream_ssl.producers.sources.fields import file_name, fitting_meta, short_id
 from stream_ssl.producers.sources.frames import Frames
-from stream_ssl.producers.sources.recordings import DamagedError, Recordings, Where
+from stream_ssl.producers.sources.recordings import BrokenFileError, Recordings, Where
 from stream_ssl.producers.sources.truncation import missing_bytes
 from stream_ssl.wire.sample import Sample
 
@@ -87,7 +87,7 @@ class VideoFiles(Recordings):
         """Return the error types that a file's bytes may cause."""
         import av
 
-        return av.FFmpegError, OSError, DamagedError
+        return av.FFmpegError, OSError, BrokenFileError
 
     def _recorded(self, path: Path, after: Where | None) -> Iterator[tuple[Sample, Where]]:
         begun, name = creation_time(path), file_name(path)
@@ -162,7 +162,7 @@ def opened(path: Path) -> Iterator[tuple[InputContainer, VideoStream]]:
     """Open a file and select its video stream.
 
     Raises:
-        DamagedError: the file is not a video.
+        BrokenFileError: the file is not a video.
     """
     import av
 
@@ -170,7 +170,7 @@ def opened(path: Path) -> Iterator[tuple[InputContainer, VideoStream]]:
         # With the protocol `file:`, a playlist can name files only, and no hosts.
         container = av.open(f"file:{path}", **lenient())
     except av.FFmpegError as error:
-        raise DamagedError(unreadable(path, str(error.strerror))) from error
+        raise BrokenFileError(unreadable(path, str(error.strerror))) from error
     with container:
         yield container, film_of(container)
 
@@ -195,14 +195,14 @@ def film_of(container: InputContainer) -> VideoStream:
     """Return the first video stream that is not a cover picture.
 
     Raises:
-        DamagedError: there is no such stream.
+        BrokenFileError: there is no such stream.
     """
     for stream in container.streams.video:
         if not is_picture(stream):
             stream.thread_type = "AUTO"
             return stream
     also = " but a cover picture" * bool(container.streams.video)
-    raise DamagedError(f"there is no video in it{also}")
+    raise BrokenFileError(f"there is no video in it{also}")
 
 
 def is_picture(stream: VideoStream) -> bool:
@@ -407,7 +407,7 @@ def creation_time(path: Path) -> float:
     """Return when the recording of a file began, in seconds since the Unix epoch.
 
     Raises:
-        DamagedError: the file is not a video.
+        BrokenFileError: the file is not a video.
     """
     with opened(path) as (container, _):
         try:

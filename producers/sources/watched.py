@@ -32,7 +32,7 @@ Key = tuple[int, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundFile:
     """A file as one scan of the folder found it."""
 
     key: Key
@@ -41,7 +41,7 @@ class Found:
     mtime: int  # ns
 
 
-def look_at(path: str, order: str, below: str) -> Found | None:
+def look_at(path: str, order: str, below: str) -> FoundFile | None:
     """Return the file at `path`, named `below` in positions; None if it is not a regular file."""
     try:
         stat = Path(path).stat()
@@ -53,7 +53,7 @@ def look_at(path: str, order: str, below: str) -> Found | None:
     # File names need not be UTF-8, but positions must be.
     name = os.fsencode(below).decode(errors="backslashreplace")
     touched = max(stat.st_mtime_ns, stat.st_ctime_ns)
-    return Found((max(stamp, 0), name), path, touched, stat.st_mtime_ns)
+    return FoundFile((max(stamp, 0), name), path, touched, stat.st_mtime_ns)
 
 
 class WatchedFolder:
@@ -171,7 +171,7 @@ class WatchedFolder:
                 return
             self.sleep(self._poll)
 
-    def _look(self) -> Iterator[Found]:
+    def _look(self) -> Iterator[FoundFile]:
         for path, entry in walk(self._root, self._leave_out, hidden=(".", "~")):
             if self._stopped.is_set():
                 return
@@ -193,7 +193,7 @@ class WatchedFolder:
                 *(self.name, printable(path, SHOWN_CHARS), stamp * 1e-9),
             )
 
-    def _read(self, found: Found) -> Sample | None:
+    def _read(self, found: FoundFile) -> Sample | None:
         path = found.key[1]
         while True:
             try:

@@ -22,7 +22,7 @@ from stream_ssl.producers.sources.fields import (
 )
 from stream_ssl.producers.sources.finite import ENDLESS, nothing_readable
 from stream_ssl.producers.sources.shards import find_files
-from stream_ssl.producers.sources.tar import Member, ShardError, read_members, split_key
+from stream_ssl.producers.sources.tar import ArchiveMember, ShardError, read_members, split_key
 from stream_ssl.wire.sample import Position, Sample
 
 LIMITS = {**dict.fromkeys(SUFFIXES, 2**26), ".cls": 2**10, ".json": 2**22}
@@ -31,7 +31,7 @@ SHOWN = 8  # maximum number of other members' extensions in an error message
 
 
 @dataclass(slots=True)
-class Group:
+class MemberGroup:
     """The members that share a key and form one sample."""
 
     key: str
@@ -127,7 +127,7 @@ class WebDataset:
     def _shard(self, number: int, start: int) -> Iterator[tuple[Sample, int]]:
         path = self._shards[number]
         stem = re.sub(r"(\.tar)?(\.gz|\.bz2|\.xz)?$", "", path.name)
-        group: Group | None = None
+        group: MemberGroup | None = None
         torn: tuple[str, str] | None = None
         try:
             for member in read_members(path, start, LIMITS, self._stopped.is_set):
@@ -143,18 +143,18 @@ class WebDataset:
                     group = None
                 base = posixpath.basename(key)
                 if base and not base.startswith("__"):
-                    group = group or Group(key, lost=torn)
+                    group = group or MemberGroup(key, lost=torn)
                     torn = None
                     self._add(stem, group, extension, member)
         except ShardError as error:
             self._note_damage(f"the rest of {path}", group, error)
 
-    def _note_damage(self, what: str, group: Group | None, why: object) -> None:
+    def _note_damage(self, what: str, group: MemberGroup | None, why: object) -> None:
         """Count a place that cannot be read, together with the sample that it interrupts."""
         cut = f"sample {group.key} and " if group else ""
         self.skipped.note("damaged", cut + what, why)
 
-    def _add(self, stem: str, group: Group, extension: str, member: Member) -> None:
+    def _add(self, stem: str, group: MemberGroup, extension: str, member: ArchiveMember) -> None:
         if extension not in LIMITS:
             if len(group.others) < SHOWN:
                 group.others.append(extension[1:])
@@ -165,7 +165,7 @@ class WebDataset:
         group.lost = group.lost or member.lost
         group.parts[extension[1:]] = member.data or b""
 
-    def _sample(self, stem: str, group: Group) -> Sample | None:
+    def _sample(self, stem: str, group: MemberGroup) -> Sample | None:
         if group.lost:
             reason, why = group.lost
             self.skipped.note(reason, f"{stem}/{group.key}", why)
@@ -177,7 +177,7 @@ class WebDataset:
             return None
 
 
-def build(stem: str, group: Group, source: str) -> Sample:
+def build(stem: str, group: MemberGroup, source: str) -> Sample:
     """Return the sample that a group of members describes.
 
     Raises:

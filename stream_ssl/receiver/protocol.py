@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from stream_ssl.journal.errors import JournalError
 from stream_ssl.rate_limited_logger import RateLimitedLogger
 from stream_ssl.receiver.access import Access
-from stream_ssl.receiver.admission import Admission
 from stream_ssl.receiver.answers import Answers, Send
 from stream_ssl.receiver.credit import Credit, CreditPolicy
+from stream_ssl.receiver.greeter import Greeter
 from stream_ssl.receiver.group_commit import CommitBatch, GroupCommit
 from stream_ssl.receiver.intake import Intake
 from stream_ssl.receiver.records import Counters
@@ -56,7 +56,7 @@ class ReceiverProtocol:
         self.intake = Intake(
             group, self.producers, self.credit, self.answers, self.counters, max_samples
         )
-        self._admission = Admission(
+        self._greeter = Greeter(
             access,
             group,
             sessions,
@@ -138,7 +138,7 @@ class ReceiverProtocol:
                 session = self._session(route, user)
             self.intake.data(route, session, message, DATA_HEAD.unpack(frames[1])[1], now)
         elif isinstance(message, Hello):
-            self._admission.hello(route, user, message, now)
+            self._greeter.hello(route, user, message, now)
         elif isinstance(message, Bye):
             if session is not None:
                 self.sessions.drop(session)
@@ -179,9 +179,9 @@ class ReceiverProtocol:
 
     def _resume_hellos(self, now: float) -> None:
         """Answer the HELLOs that waited, as far as the commit allows."""
-        for route, user, hello in self._admission.take_waiting():
+        for route, user, hello in self._greeter.take_waiting():
             try:
-                self._admission.hello(route, user, hello, now, wait=False)
+                self._greeter.hello(route, user, hello, now, wait=False)
             except WireError as error:
                 nack = Nack(0, error.reason, str(error), permanent=True)
                 self.answers.refuse(route, nack)

@@ -105,7 +105,7 @@ def _allow_any_name(allow: Path, before: str | None, public: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Receiver:
+class LocalReceiver:
     """The address and keys with which a local producer connects to the receiver of a run.
 
     Args:
@@ -119,7 +119,7 @@ class Receiver:
     key: Path | None
 
 
-def find_receiver(run: str | Path, name: str) -> Receiver:
+def find_receiver(run: str | Path, name: str) -> LocalReceiver:
     """Return the receiver of a run that a producer uses; block while the run is starting.
 
     If the run has several receivers, `receiver_of` selects one by the name of the producer.
@@ -145,7 +145,7 @@ def find_receiver(run: str | Path, name: str) -> Receiver:
     address = receiver_of(name, list(by_address))
     server_key = by_address[address].get("server_key")
     key = run / KEYS / "producer.secret.json"
-    return Receiver(address, server_key, key if os.access(key, os.R_OK) else None)
+    return LocalReceiver(address, server_key, key if os.access(key, os.R_OK) else None)
 
 
 def _entries(run: Path) -> list[dict[str, Any]]:

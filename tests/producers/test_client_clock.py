@@ -11,7 +11,7 @@ import pytest
 from receiver_peer import Running, until
 
 from stream_ssl.producers import Producer
-from stream_ssl.receiver import admission
+from stream_ssl.receiver import greeter
 
 
 def test_a_receiver_learns_the_clock_of_a_producer(
@@ -20,16 +20,16 @@ def test_a_receiver_learns_the_clock_of_a_producer(
     """The receiver's clock is 40 days ahead."""
     days = 40 * 86_400.0
     ahead = SimpleNamespace(time=lambda: time.time() + days, time_ns=time.time_ns)
-    monkeypatch.setattr(admission, "time", ahead)
+    monkeypatch.setattr(greeter, "time", ahead)
     told: list[Any] = []
-    opened = admission.Admission._open_session
+    opened = greeter.Greeter._open_session
 
-    def keep(self: admission.Admission, *args: Any) -> Any:
+    def keep(self: greeter.Greeter, *args: Any) -> Any:
         session = opened(self, *args)
         told.append(self._counters.producer_clock["yard"])
         return session
 
-    monkeypatch.setattr(admission.Admission, "_open_session", keep)
+    monkeypatch.setattr(greeter.Greeter, "_open_session", keep)
     with Running(tmp_path) as running, Producer(running.endpoint, name="yard") as producer:
         producer.connect()
         until(lambda: told)

@@ -34,7 +34,7 @@ from video_files import number_of, numbered
 
 from stream_ssl.producers.sources import McapFiles, RosBags, chunked
 from stream_ssl.producers.sources.bag_file import header_of
-from stream_ssl.producers.sources.recordings import DamagedError
+from stream_ssl.producers.sources.recordings import BrokenFileError
 from stream_ssl.producers.sources.robot_logs import pixels
 from stream_ssl.producers.sources.ros_messages import decoder
 
@@ -288,11 +288,11 @@ def test_what_unpacks_to_too_much_is_refused_before_it_is_there(form, monkeypatc
     monkeypatch.setattr(
         chunked, "pieces", lambda *of: (given.append(len(p)) or p for p in pieces(*of))
     )
-    with pytest.raises(DamagedError, match=r"unpacks to .* or more"):
+    with pytest.raises(BrokenFileError, match=r"unpacks to .* or more"):
         chunked.unpacked(form, pack(bytes(1 << 24)), 10_000)
     assert sum(given) < 20_000
     for damaged in (pack(bytes(999))[:-5], b"", b"no such thing"):
-        with pytest.raises(DamagedError):
+        with pytest.raises(BrokenFileError):
             chunked.unpacked(form, damaged, 999)
     assert chunked.unpacked(form, pack(bytes(999)), 999) == bytes(999)
 
@@ -337,7 +337,7 @@ def test_a_bag_of_bombs_costs_itself_alone(tmp_path, compression, plain, claimed
 def test_a_header_that_claims_too_much_is_damaged():
     assert header_of(fields(a=b"1", b=b"=2")) == {"a": b"1", "b": b"=2"}
     for broken in (b"\xff\xff\xff\xff", text(b"no equals sign"), b"\1"):
-        with pytest.raises(DamagedError):
+        with pytest.raises(BrokenFileError):
             header_of(broken)
 
 

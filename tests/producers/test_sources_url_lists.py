@@ -10,7 +10,7 @@ from pyarrow import parquet
 
 from stream_ssl.producers.sources import url_lists
 from stream_ssl.producers.sources.base import SourceError
-from stream_ssl.producers.sources.url_lists import Row, read_rows
+from stream_ssl.producers.sources.url_lists import UrlRow, read_rows
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def test_a_text_that_all_rows_share_is_held_once(stored: bool, tmp_path: Path) -
     with measured() as pool:
         rows = list(zip(read_rows(path, "url", ["label"]), range(5000), strict=False))
     assert len(rows) == 4096
-    assert rows[-1][0] == Row(text, {"label": text})
+    assert rows[-1][0] == UrlRow(text, {"label": text})
     assert pool.max_memory() < 2**24
 
 
@@ -46,7 +46,7 @@ def test_only_what_is_asked_for_is_read(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(url_lists, "MAX_COLUMN", 10_000)
     with measured() as pool:
         rows = list(read_rows(path, "url", ["n", "absent"]))
-    assert rows == [Row("u", {"n": 1}), Row("v", {"n": 2}), Row("", {"n": 3})]
+    assert rows == [UrlRow("u", {"n": 1}), UrlRow("v", {"n": 2}), UrlRow("", {"n": 3})]
     assert pool.max_memory() < 100_000
     with pytest.raises(SourceError, match=r"'jpg' has a row group of .* at most 10000"):
         list(read_rows(path, "url", ["jpg"]))

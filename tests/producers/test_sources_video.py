@@ -12,7 +12,7 @@ from video_files import HEIGHT, RATE, WIDTH, number_of, numbered, write_video
 
 from stream_ssl.producers.sources import VideoFiles
 from stream_ssl.producers.sources.fields import file_name
-from stream_ssl.producers.sources.frames import Encoder
+from stream_ssl.producers.sources.frames import FrameEncoder
 
 BEGAN = 1_714_979_289.0  # 2024-05-06T07:08:09Z
 
@@ -216,5 +216,5 @@ def test_another_choice_of_frames_does_not_fit_a_position(tmp_path):
 
 
 def test_a_picture_with_transparency_becomes_jpeg():
-    payload = Encoder("jpeg", 90)(np.zeros((4, 4, 4), np.uint8))
+    payload = FrameEncoder("jpeg", 90)(np.zeros((4, 4, 4), np.uint8))
     assert payload["data"].startswith(b"\xff\xd8\xff")

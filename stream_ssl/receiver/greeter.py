@@ -22,7 +22,7 @@ MAX_FIRST = 1 << 62
 _AGENT_LENGTH = 80  # most characters of a producer's `agent` in a log line
 
 
-class Admission:
+class Greeter:
     """Opens sessions.
 
     Args:
