@@ -31,6 +31,7 @@ COMMANDS = {
     "conform": "test a producer in any language against the rules of docs/wire.md",
     "check": "validate a config file without opening a socket",
     "schema": "print a JSON Schema of the config file, for editors",
+    "completion": "print a script with which bash or zsh completes commands and options",
     "status": "show the state of a running daemon: rates, lag, memory, last checkpoint",
 }
 STDERR = 2

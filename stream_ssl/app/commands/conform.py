@@ -28,24 +28,7 @@ EXAMPLE = f"""example:
 
 def main(arguments: Sequence[str]) -> int:
     """Check each rule, and print a line for it."""
-    parser = argparse.ArgumentParser(
-        prog="stream-ssl conform",
-        description=DESCRIPTION,
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "--rules",
-        nargs="+",
-        choices=list(RULES),
-        default=list(RULES),
-        metavar="RULE",
-        help=f"test only these rules: {', '.join(RULES)}",
-    )
-    parser.add_argument("--output", action="store_true", help="show what the producer writes")
-    parser.add_argument(
-        "command", nargs="+", help=f"command that starts the producer; it contains {ADDRESS}"
-    )
+    parser = conform_parser()
     settings = parser.parse_args(list(arguments))
     if not any(ADDRESS in word for word in settings.command):
         parser.error(
@@ -65,6 +48,29 @@ def main(arguments: Sequence[str]) -> int:
     untried = sum(result.kept is None for result in results)
     print(f"\n{len(results) - broken - untried} rules kept, {broken} broken, {untried} not tested")
     return 1 if broken else 0
+
+
+def conform_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command."""
+    parser = argparse.ArgumentParser(
+        prog="stream-ssl conform",
+        description=DESCRIPTION,
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--rules",
+        nargs="+",
+        choices=list(RULES),
+        default=list(RULES),
+        metavar="RULE",
+        help=f"test only these rules: {', '.join(RULES)}",
+    )
+    parser.add_argument("--output", action="store_true", help="show what the producer writes")
+    parser.add_argument(
+        "command", nargs="+", help=f"command that starts the producer; it contains {ADDRESS}"
+    )
+    return parser
 
 
 def line(result: Result) -> str:
