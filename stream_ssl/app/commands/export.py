@@ -115,9 +115,8 @@ def write(settings: Namespace, checkpoint: Path) -> None:
                 lambda done, total: progress.update(bar, completed=done, total=total),
                 settings.trust_code,
             )
-        print(
-            f"memory: {settings.memory}, {plural(found.samples, 'sample')} in {plural(found.shards, 'shard')}"
-        )
+        counts = f"{plural(found.samples, 'sample')} in {plural(found.shards, 'shard')}"
+        print(f"memory: {settings.memory}, {counts}")
         if not found.samples:
             print(
                 "warning: the memory of this checkpoint is empty, because the run had not trained "
