@@ -231,7 +231,7 @@ def check_whole(state: State, columns: Columns) -> None:
     ):
         wrong = f"its counters are {state['counters'].tolist()}"
     elif columns.group.share(totals_of(state).inserted - totals_of(state).evicted) != held:
-        wrong = f"its counters tell of another number of samples than the {held} it holds"
+        wrong = f"its counters do not give the {held} samples that it holds"
     elif "drift" not in state or state["drift"].shape != (2,):
         wrong = "its drift at re-encoding is not two numbers"
     else:

@@ -62,7 +62,7 @@ class Deliveries:
         return Expected(self, sent)
 
     def _settle(self, sent: _Sent) -> None:
-        with self._lock:  # hold the lock during the call, so that the source is told in order
+        with self._lock:  # held during the call, so that the source gets the results in order
             sent.settled = True
             last = None
             while self._sent and self._sent[0].settled:

@@ -172,8 +172,8 @@ class Kafka:
             self._thread.join(CLOSE_SECONDS)
             if self._thread.is_alive():
                 log.error(
-                    "source %s: the cluster did not answer for %d s: what it was not told of comes "
-                    "again, under the same ids",
+                    "source %s: the cluster did not answer for %d s: messages without an "
+                    "acknowledgement come again, under the same ids",
                     *(self.name, CLOSE_SECONDS),
                 )
             self._thread = None

@@ -341,7 +341,7 @@ def dry_run(settings: Namespace, ranks: int = 1) -> Learner:
 
     Args:
         settings: the settings to check.
-        ranks: the number of ranks of the run. Of several, the first one is built.
+        ranks: the number of ranks of the run. Only the first rank is built.
 
     Raises:
         ValueError: the settings cannot work.

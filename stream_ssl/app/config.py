@@ -116,8 +116,8 @@ class RanksSettings:
         timeout: seconds that a rank waits for another one before it gives up, so that torchrun
             starts all ranks again. Choose more than a checkpoint takes.
         receivers: the run folders of this host's receivers, if hosts or ranks have journals of
-            their own. Of n folders, the host's rank l reads folder l modulo n. Other hosts may name
-            other folders. Empty: all ranks read the journal of the run.
+            their own. If there are n, the host's rank l reads folder l modulo n. Other hosts may
+            name other folders. Empty: all ranks read the journal of the run.
         lost: ids of parked journals whose disks are lost. `parked_journals` does not count them.
     """
 

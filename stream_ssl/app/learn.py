@@ -345,7 +345,7 @@ class Process:
     def _tell_receiver(self) -> None:
         """Tell the receiver how far the learner has read (credit) and what to keep (trimming).
 
-        Training needs no disk. If the write fails, the receiver is told later.
+        Training needs no disk. If the write fails, the receiver gets them later.
         """
         if self._part.number:
             self._where.write()

@@ -1,4 +1,4 @@
-"""What a receiver reports, and the counters behind the reports."""
+"""The records that a receiver reports, and the counters behind them."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def test_a_report_is_redrawn_to_the_same_bytes(tmp_path: Path) -> None:
         assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes()
     text = (folders[0] / names[0]).read_text()
     assert f"4 of {PLANNED} planned runs are done (2026-01-02; Abacus, 2 cores)" in text
-    assert "Of 3 claims 2 hold here, 0 do not, 1 are not settled, 0 have not been run." in text
+    assert "Results of 3 claims: 2 hold here, 0 do not, 1 are not settled, 0 have not" in text
 
 
 def test_other_settings_are_kept_apart(tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ def _summary(judged: Sequence[Verdict]) -> str:
             ("not run", "have not been run"),
         )
     ]
-    return f"Of {len(words)} claims {', '.join(parts)}."
+    return f"Results of {len(words)} claims: {', '.join(parts)}."
 
 
 def _settings(settings: Mapping[str, Any]) -> str:

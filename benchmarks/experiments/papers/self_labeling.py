@@ -11,9 +11,9 @@ WEIGHT = 0.2
 SAYS = f"""MoCo against a queue on the balanced stream at temperature 0.2. *Refinement* makes the
 labels soft, alpha and beta rising to {WEIGHT} each over the first half of the steps; *mixup*
 shows mixed images; *both* does both. Label error is the mean norm of y - y*, where y* gives each
-key of the anchor's class the same share; the poster says that this bounds the error. It is told
-of a sample's own label, and after mixup as well, where two labels are averaged, which by itself
-makes the norm smaller. The control is *even smoothing*: the one-hot label with as much mass
+key of the anchor's class the same share; the poster says that this bounds the error. It is
+measured on a sample's own label, also after mixup. Mixup averages two labels, and this alone makes
+the norm smaller. The control is *even smoothing*: the one-hot label with as much mass
 spread over all keys alike, which knows nothing. The poster gives no figures."""
 
 
