@@ -73,7 +73,7 @@ def look(view: MemoryView, over: threading.Event) -> None:
             view.summary()
             rows = view.listing("duplicates", 0, 64)["slots"]
             slots = [row["slot"] for row in rows]
-            view.pictures(slots[: view.most_pictures])
+            view.pictures(slots[: view.reader.most_pictures])
             view.slot(slots[0])
             view.map()
             view.evictions(50)

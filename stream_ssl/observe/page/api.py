@@ -220,7 +220,7 @@ class Api:
         return self._view.slot(slot, near)
 
     def _pictures(self, query: Query) -> object:
-        slots = query.integers("slots", max(1, self._view.most_pictures))
+        slots = query.integers("slots", max(1, self._view.reader.most_pictures))
         query.end()
         return self._view.pictures(slots)
 

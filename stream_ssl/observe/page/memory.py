@@ -14,7 +14,7 @@ import time
 from base64 import b64encode
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -27,11 +27,9 @@ from stream_ssl.batch import Origin
 from stream_ssl.learning.origins import Origins
 from stream_ssl.learning.records import Dropped, StepRecord
 from stream_ssl.memory import WorkingMemory
-from stream_ssl.memory.compute import to_host
-from stream_ssl.memory.index import kmeans, nearest
-from stream_ssl.memory.scores import Linear
-from stream_ssl.memory.stats import MOST_PAIRS
+from stream_ssl.memory.index import kmeans
 from stream_ssl.observe.balance import entropy
+from stream_ssl.observe.page.memory_reader import TILE, MemoryReader, SlotsCopy
 from stream_ssl.observe.page.step_jobs import Busy, StepJobs
 from stream_ssl.observe.page.umap_plane import UmapPlane
 from stream_ssl.observe.slot_history import Eviction, Fate, SlotHistory, shrunk
@@ -45,48 +43,8 @@ FRESH = 3.0
 A snapshot that took long is used for longer, so that snapshots keep to SNAPSHOT_SHARE."""
 SNAPSHOT_SHARE = 0.008
 """The share of the learner's time for snapshots. `StepJobs` has its own share for other jobs."""
-MAPPED = 4096
-"""The maximum number of slots on the map. A larger memory shows this many, evenly spaced."""
-COMPARED = 1 << 20
-"""Pairs of slots that one snapshot compares for the share of near-duplicates."""
-TILE = 96
-"""The maximum side of a picture on the page, in pixels."""
-PIXELS = 8 << 20
-"""The maximum number of values (pixels times channels) of the pictures read at once."""
-TILES = 256
-"""The maximum number of pictures sent at once. Large pictures lower it; see PIXELS."""
 CELLS = 12
 """The number of clusters that replace the classes of a stream without labels."""
-NEAR = 0.98
-"""The cosine of near-duplicate slots if the memory's `duplicates` gives no threshold."""
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """A copy of the occupied slots at one moment, on the host: all columns, and some embeddings.
-
-    `duplicates_k` is None if the policy keeps no counts and counting would take too long.
-    """
-
-    at: float  # seconds since the Unix epoch
-    taken: float  # monotonic seconds of the same moment
-    added: int
-    ids_k: NDArray[np.int64]
-    labels_k: NDArray[np.int64]
-    born_k: NDArray[np.int64]
-    encoded_k: NDArray[np.int64]
-    multiplicity_k: NDArray[np.int64]
-    drawn_k: NDArray[np.int64]
-    origins_k: Sequence[Origin | None]
-    duplicates_k: NDArray[np.float64] | None
-    slots_S: NDArray[np.int64]
-    z_SD: Tensor
-    near_duplicates: float  # share of the compared slots that have a near-duplicate
-    seconds: float  # time that the learner spent on the copy
-
-    def __len__(self) -> int:
-        """Return k, the number of occupied slots."""
-        return len(self.ids_k)
 
 
 class MemoryView:
@@ -113,17 +71,15 @@ class MemoryView:
     ) -> None:
         self.jobs = StepJobs() if jobs is None else jobs
         self.slots = SlotHistory(memory, clock)
-        self._umap: UmapPlane[Snapshot] = UmapPlane()
-        self._memory, self._origins, self._clock = memory, origins, clock
+        self.reader = MemoryReader(memory, origins, clock)
+        self._umap: UmapPlane[SlotsCopy] = UmapPlane()
+        self._memory, self._clock = memory, clock
         self._lock = threading.Lock()  # one thread makes a snapshot, the others wait for it
-        self._snapshot: Snapshot | None = None
-        self._generator = torch.Generator().manual_seed(0)  # the learner has its own draws
+        self._snapshot: SlotsCopy | None = None
         self._dropped: deque[tuple[int, float, Dropped]] = deque(maxlen=PAIRS)
         self._numbers = itertools.count()  # numbers of the dropped samples
-        self._compared: deque[tuple[int, int]] = deque(maxlen=32)
-        self._map: tuple[Snapshot, dict[str, Any]] | None = None
+        self._map: tuple[SlotsCopy, dict[str, Any]] | None = None
         self._axes_2D: NDArray[np.float32] | None = None
-        nearest(torch.eye(2), torch.eye(2), k=1)  # load faiss now, not between two steps
 
     def consume(self, record: object) -> None:
         """Take one record of `Learner.run`, then run waiting jobs, on the learner's thread."""
@@ -157,10 +113,10 @@ class MemoryView:
             "added": snapshot.added,
             "policy": self._memory.eviction.name,
             "descriptor": repr(self._memory.descriptor),
-            "pictures": self.most_pictures,
+            "pictures": self.reader.most_pictures,
             "learner_share": round(self.jobs.used, 5),
             "umap": self._umap.installed(),
-            "near": self._threshold,
+            "near": self.reader.threshold,
             "near_duplicates": _number(snapshot.near_duplicates),
             "turnover": _number(float((ages_k <= self._memory.capacity).mean()))
             if len(snapshot)
@@ -196,7 +152,7 @@ class MemoryView:
         snapshot = self.snapshot()
         if not 0 <= slot < len(snapshot):
             raise LookupError(f"slot {slot}: the memory has slots 0 to {len(snapshot) - 1}")
-        found = self.jobs.ask(lambda: self._nearest(slot, neighbours))
+        found = self.jobs.ask(lambda: self.reader.nearest(slot, neighbours))
         near = {
             space: [
                 {**self._row(snapshot, other), "cosine": round(cosine, 4)}
@@ -220,7 +176,7 @@ class MemoryView:
         """
         if self._memory.image_shape is None:
             raise LookupError("this memory keeps no images")
-        found = _pictures(*self.jobs.ask(lambda: self._images(slots)))
+        found = _pictures(*self.jobs.ask(lambda: self.reader.images(slots)))
         assert found is not None, "slots is empty: must have at least one number"
         return found
 
@@ -300,7 +256,7 @@ class MemoryView:
                     "pictures": pair,
                 }
             )
-        drawn = images and self.most_pictures
+        drawn = images and self.reader.most_pictures
         pictures = _pictures(names, torch.stack(images)) if drawn else None
         return {"dropped": told, "pictures": pictures}
 
@@ -323,7 +279,7 @@ class MemoryView:
             },
         }
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> SlotsCopy:
         """Return a fresh snapshot, or the last snapshot if the learner has no time for another.
 
         See FRESH for how long a snapshot stays fresh.
@@ -339,7 +295,7 @@ class MemoryView:
                     return held
             try:
                 patience = 10.0 if held is None else 1.0
-                self._snapshot = self.jobs.ask(self._copy, patience, metered=False)
+                self._snapshot = self.jobs.ask(self.reader.copy, patience, metered=False)
             except Busy:
                 if held is None:
                     raise
@@ -352,98 +308,9 @@ class MemoryView:
         lately = list(self.slots.evictions)[: -limit - 1 : -1]
         return lately, *self.slots.pictures.of([eviction.id for eviction in lately])
 
-    @torch.no_grad()
-    def _copy(self) -> Snapshot:
-        memory, k, began = self._memory, len(self._memory), time.perf_counter()
-        columns = ("ids", "labels", "born", "encoded", "multiplicity", "draws")
-        column_6k = to_host(torch.stack([getattr(memory, name) for name in columns])).numpy()
-        count_k = self._counts()
-        slots_S = np.arange(min(k, MAPPED)) * k // max(1, min(k, MAPPED))
-        z_SD = to_host(memory.embeddings[torch.from_numpy(slots_S).to(memory.device)]).float()
-        return Snapshot(
-            at=self._clock(),
-            taken=time.monotonic(),
-            added=memory.added,
-            ids_k=column_6k[0],
-            labels_k=column_6k[1],
-            born_k=column_6k[2],
-            encoded_k=column_6k[3],
-            multiplicity_k=column_6k[4],
-            drawn_k=column_6k[5],
-            origins_k=self._origins.of(column_6k[0].tolist()),
-            duplicates_k=None if count_k is None else to_host(count_k).clone().numpy(),
-            slots_S=slots_S,
-            z_SD=z_SD,
-            near_duplicates=self._near_duplicates(),
-            seconds=time.perf_counter() - began,
-        )
-
-    def _counts(self) -> Tensor | None:
-        policy, k = self._memory.eviction, len(self._memory)
-        cheap = policy.keeps_counts or isinstance(policy.score, Linear) or k * k <= MOST_PAIRS
-        return self._memory.counts() if cheap else None
-
-    @property
-    def most_pictures(self) -> int:
-        """How many pictures may be asked for at once; 0 if the memory has no pictures."""
-        shape = self._memory.image_shape
-        if shape is None or shape[0] not in (1, 3):  # the images are the bytes of vectors
-            return 0
-        return min(TILES, max(1, PIXELS // math.prod(shape)))
-
-    @property
-    def _threshold(self) -> float:
-        duplicates = self._memory.duplicates
-        if duplicates is None or duplicates.threshold == "auto":
-            return NEAR
-        return duplicates.threshold
-
-    def _near_duplicates(self) -> float:
-        """Return the share of the recently compared slots that have a near-duplicate.
-
-        Each call compares a few random slots with all others.
-        """
-        row_kA = self._memory.descriptors
-        if len(row_kA) < 2:
-            return math.nan
-        count = min(len(row_kA), max(8, COMPARED // len(row_kA)))
-        slots = torch.randperm(len(row_kA), generator=self._generator)[:count].to(row_kA.device)
-        cosine_n2, _ = nearest(row_kA[slots], row_kA, k=2)
-        if count == len(row_kA):
-            self._compared.clear()
-        self._compared.append((int((cosine_n2[:, 1] >= self._threshold - 1e-6).sum()), count))
-        found, compared = np.sum(self._compared, axis=0)
-        return float(found / compared)
-
-    @torch.no_grad()
-    def _nearest(self, slot: int, neighbours: int) -> dict[str, list[tuple[int, float]]]:
-        memory = self._memory
-        spaces = {"descriptor": memory.descriptors, "embedding": memory.embeddings}
-        found = {}
-        for space, row_kX in spaces.items():
-            cosine_1n, slot_1n = nearest(row_kX[slot : slot + 1], row_kX, k=neighbours + 1)
-            pairs = zip(slot_1n[0].tolist(), cosine_1n[0].tolist(), strict=True)
-            found[space] = [(other, cosine) for other, cosine in pairs if other != slot]
-        return {space: pairs[:neighbours] for space, pairs in found.items()}
-
-    @torch.no_grad()
-    def _images(self, slots: Sequence[int]) -> tuple[list[str | None], Tensor]:
-        memory = self._memory
-        assert memory.image_shape is not None, "asked before"
-        assert memory.images is not None, "as it has a shape"
-        held = [slot if slot < len(memory) else None for slot in slots]
-        asked = torch.tensor([0 if s is None else s for s in held], dtype=torch.int64)
-        side = min(TILE, memory.image_shape[1])
-        if not any(s is not None for s in held):
-            return [None] * len(slots), torch.zeros(len(slots), 3, side, side, dtype=torch.uint8)
-        image_nCHW = memory.images[asked.to(memory.images.device)]
-        id_n = to_host(memory.ids[asked.to(memory.device)]).tolist()
-        ids = [None if s is None else str(i) for s, i in zip(held, id_n, strict=True)]
-        return ids, to_host(shrunk(image_nCHW, side))
-
     # Computed from a snapshot.
 
-    def _row(self, snapshot: Snapshot, slot: int) -> dict[str, Any]:
+    def _row(self, snapshot: SlotsCopy, slot: int) -> dict[str, Any]:
         counts_k = snapshot.duplicates_k
         label = int(snapshot.labels_k[slot])
         return {
@@ -458,7 +325,7 @@ class MemoryView:
             "origin": _origin(snapshot.origins_k[slot]),
         }
 
-    def _project(self, snapshot: Snapshot) -> dict[str, Any]:
+    def _project(self, snapshot: SlotsCopy) -> dict[str, Any]:
         z_SD = snapshot.z_SD.numpy()
         if len(z_SD) < 3:
             return {**_placed(snapshot, np.zeros((len(z_SD), 2), np.float32)), "share": [0.0, 0.0]}
@@ -473,7 +340,7 @@ class MemoryView:
         return {**_placed(snapshot, centred_SD @ axes_2D.T), "share": share}
 
 
-def _placed(snapshot: Snapshot, point_S2: NDArray[np.float32], by: str = "pca") -> dict[str, Any]:
+def _placed(snapshot: SlotsCopy, point_S2: NDArray[np.float32], by: str = "pca") -> dict[str, Any]:
     """Return the map that puts the snapshot's slots at these points."""
     slots_S, counts_k = snapshot.slots_S, snapshot.duplicates_k
     labels_S = snapshot.labels_k[slots_S]
@@ -493,7 +360,7 @@ def _placed(snapshot: Snapshot, point_S2: NDArray[np.float32], by: str = "pca") 
     }
 
 
-def balance(snapshot: Snapshot) -> dict[str, Any]:
+def balance(snapshot: SlotsCopy) -> dict[str, Any]:
     """Return the slots by class, or by embedding cluster without labels; the largest first."""
     if (snapshot.labels_k >= 0).any():
         names, counts = np.unique(snapshot.labels_k, return_counts=True)
@@ -538,7 +405,7 @@ def sheet(image_nCHW: Tensor, columns: int) -> str:
     return "data:image/jpeg;base64," + b64encode(file.getvalue()).decode()
 
 
-def _order(snapshot: Snapshot, sort: str) -> NDArray[np.int64]:
+def _order(snapshot: SlotsCopy, sort: str) -> NDArray[np.int64]:
     keys = {
         "duplicates": snapshot.duplicates_k,
         "drawn": snapshot.drawn_k,

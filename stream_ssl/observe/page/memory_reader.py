@@ -1,0 +1,179 @@
+"""The reads of a learner's memory between two steps: copies of columns, pictures and neighbours.
+
+Shapes: A descriptor, D embedding, K capacity, k occupied slots, S evenly spaced slots, n requested
+slots, C H W image.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from stream_ssl.batch import Origin
+from stream_ssl.learning.origins import Origins
+from stream_ssl.memory import WorkingMemory
+from stream_ssl.memory.compute import to_host
+from stream_ssl.memory.index import nearest
+from stream_ssl.memory.scores import Linear
+from stream_ssl.memory.stats import MOST_PAIRS
+from stream_ssl.observe.slot_history import shrunk
+
+MAPPED = 4096
+"""The maximum number of slots on the map. A larger memory shows this many, evenly spaced."""
+COMPARED = 1 << 20
+"""Pairs of slots that one snapshot compares for the share of near-duplicates."""
+TILE = 96
+"""The maximum side of a picture on the page, in pixels."""
+PIXELS = 8 << 20
+"""The maximum number of values (pixels times channels) of the pictures read at once."""
+TILES = 256
+"""The maximum number of pictures sent at once. Large pictures lower it; see PIXELS."""
+NEAR = 0.98
+"""The cosine of near-duplicate slots if the memory's `duplicates` gives no threshold."""
+
+
+@dataclass(frozen=True)
+class SlotsCopy:
+    """A copy of the occupied slots at one moment, on the host: all columns, and some embeddings.
+
+    `duplicates_k` is None if the policy keeps no counts and counting would take too long.
+    """
+
+    at: float  # seconds since the Unix epoch
+    taken: float  # monotonic seconds of the same moment
+    added: int
+    ids_k: NDArray[np.int64]
+    labels_k: NDArray[np.int64]
+    born_k: NDArray[np.int64]
+    encoded_k: NDArray[np.int64]
+    multiplicity_k: NDArray[np.int64]
+    drawn_k: NDArray[np.int64]
+    origins_k: Sequence[Origin | None]
+    duplicates_k: NDArray[np.float64] | None
+    slots_S: NDArray[np.int64]
+    z_SD: Tensor
+    near_duplicates: float  # share of the compared slots that have a near-duplicate
+    seconds: float  # time that the learner spent on the copy
+
+    def __len__(self) -> int:
+        """Return k, the number of occupied slots."""
+        return len(self.ids_k)
+
+
+class MemoryReader:
+    """The reads of a memory that only the learner's thread may make, between two steps.
+
+    Args:
+        memory: the working memory.
+        origins: the origins of the samples, as the learner keeps them.
+        clock: returns seconds since the Unix epoch.
+    """
+
+    def __init__(
+        self, memory: WorkingMemory, origins: Origins, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._memory, self._origins, self._clock = memory, origins, clock
+        self._generator = torch.Generator().manual_seed(0)  # the learner has its own draws
+        self._compared: deque[tuple[int, int]] = deque(maxlen=32)
+        nearest(torch.eye(2), torch.eye(2), k=1)  # load faiss now, not between two steps
+
+    @torch.no_grad()
+    def copy(self) -> SlotsCopy:
+        """Return a copy of the columns, and of evenly spaced embeddings."""
+        memory, k, began = self._memory, len(self._memory), time.perf_counter()
+        columns = ("ids", "labels", "born", "encoded", "multiplicity", "draws")
+        column_6k = to_host(torch.stack([getattr(memory, name) for name in columns])).numpy()
+        count_k = self._counts()
+        slots_S = np.arange(min(k, MAPPED)) * k // max(1, min(k, MAPPED))
+        z_SD = to_host(memory.embeddings[torch.from_numpy(slots_S).to(memory.device)]).float()
+        return SlotsCopy(
+            at=self._clock(),
+            taken=time.monotonic(),
+            added=memory.added,
+            ids_k=column_6k[0],
+            labels_k=column_6k[1],
+            born_k=column_6k[2],
+            encoded_k=column_6k[3],
+            multiplicity_k=column_6k[4],
+            drawn_k=column_6k[5],
+            origins_k=self._origins.of(column_6k[0].tolist()),
+            duplicates_k=None if count_k is None else to_host(count_k).clone().numpy(),
+            slots_S=slots_S,
+            z_SD=z_SD,
+            near_duplicates=self._near_duplicates(),
+            seconds=time.perf_counter() - began,
+        )
+
+    def _counts(self) -> Tensor | None:
+        policy, k = self._memory.eviction, len(self._memory)
+        cheap = policy.keeps_counts or isinstance(policy.score, Linear) or k * k <= MOST_PAIRS
+        return self._memory.counts() if cheap else None
+
+    @property
+    def most_pictures(self) -> int:
+        """How many pictures may be asked for at once; 0 if the memory has no pictures."""
+        shape = self._memory.image_shape
+        if shape is None or shape[0] not in (1, 3):  # the images are the bytes of vectors
+            return 0
+        return min(TILES, max(1, PIXELS // math.prod(shape)))
+
+    @property
+    def threshold(self) -> float:
+        """The cosine from which two slots are near-duplicates."""
+        duplicates = self._memory.duplicates
+        if duplicates is None or duplicates.threshold == "auto":
+            return NEAR
+        return duplicates.threshold
+
+    def _near_duplicates(self) -> float:
+        """Return the share of the recently compared slots that have a near-duplicate.
+
+        Each call compares a few random slots with all others.
+        """
+        row_kA = self._memory.descriptors
+        if len(row_kA) < 2:
+            return math.nan
+        count = min(len(row_kA), max(8, COMPARED // len(row_kA)))
+        slots = torch.randperm(len(row_kA), generator=self._generator)[:count].to(row_kA.device)
+        cosine_n2, _ = nearest(row_kA[slots], row_kA, k=2)
+        if count == len(row_kA):
+            self._compared.clear()
+        self._compared.append((int((cosine_n2[:, 1] >= self.threshold - 1e-6).sum()), count))
+        found, compared = np.sum(self._compared, axis=0)
+        return float(found / compared)
+
+    @torch.no_grad()
+    def nearest(self, slot: int, neighbours: int) -> dict[str, list[tuple[int, float]]]:
+        """Return the nearest (slot, cosine) of one slot, by space."""
+        memory = self._memory
+        spaces = {"descriptor": memory.descriptors, "embedding": memory.embeddings}
+        found = {}
+        for space, row_kX in spaces.items():
+            cosine_1n, slot_1n = nearest(row_kX[slot : slot + 1], row_kX, k=neighbours + 1)
+            pairs = zip(slot_1n[0].tolist(), cosine_1n[0].tolist(), strict=True)
+            found[space] = [(other, cosine) for other, cosine in pairs if other != slot]
+        return {space: pairs[:neighbours] for space, pairs in found.items()}
+
+    @torch.no_grad()
+    def images(self, slots: Sequence[int]) -> tuple[list[str | None], Tensor]:
+        """Return the ids of these slots, None for empty slots, and their shrunk images."""
+        memory = self._memory
+        assert memory.image_shape is not None, "asked before"
+        assert memory.images is not None, "as it has a shape"
+        held = [slot if slot < len(memory) else None for slot in slots]
+        asked = torch.tensor([0 if s is None else s for s in held], dtype=torch.int64)
+        side = min(TILE, memory.image_shape[1])
+        if not any(s is not None for s in held):
+            return [None] * len(slots), torch.zeros(len(slots), 3, side, side, dtype=torch.uint8)
+        image_nCHW = memory.images[asked.to(memory.images.device)]
+        id_n = to_host(memory.ids[asked.to(memory.device)]).tolist()
+        ids = [None if s is None else str(i) for s, i in zip(held, id_n, strict=True)]
+        return ids, to_host(shrunk(image_nCHW, side))
