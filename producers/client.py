@@ -134,10 +134,7 @@ class Producer:
         abandon: bool = False,
         run: str | Path | None = None,
     ) -> None:
-        if on_full not in get_args(OnFull):
-            raise ValueError(f"on_full {on_full!r}: must be one of {', '.join(get_args(OnFull))}")
-        if (on_full == "spool") != (spool is not None):
-            raise ValueError('on_full="spool" and spool=FOLDER belong together: pass both')
+        _check_on_full(on_full, spool)
         _check_above_0(packet_bytes=packet_bytes, packet_samples=packet_samples)
         _check_above_0(buffer_bytes=buffer_bytes, spool_bytes=spool_bytes)
         _check_above_0(stats_seconds=stats_seconds)
@@ -189,9 +186,8 @@ class Producer:
             RefusedError: the receiver refuses this producer.
         """
         welcome = self._buffer.wait_for_welcome(timeout)
-        if self._spooled_position is not None:
-            welcome = replace(welcome, position=self._spooled_position)
-        return welcome
+        spooled = self._spooled_position
+        return welcome if spooled is None else replace(welcome, position=spooled)
 
     def send(
         self,
@@ -374,6 +370,13 @@ def _settle(future: Future[Delivery], delivery: Delivery) -> None:
         else:
             text = f"sample {short(delivery.id)} was {delivery.outcome}: {delivery.detail}"
             future.set_exception(DeliveryError(text, delivery))
+
+
+def _check_on_full(on_full: OnFull, spool: str | Path | None) -> None:
+    if on_full not in get_args(OnFull):
+        raise ValueError(f"on_full {on_full!r}: must be one of {', '.join(get_args(OnFull))}")
+    if (on_full == "spool") != (spool is not None):
+        raise ValueError('on_full="spool" and spool=FOLDER belong together: pass both')
 
 
 def _check_above_0(**limits: float) -> None:

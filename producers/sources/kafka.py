@@ -6,21 +6,14 @@ import logging
 import math
 import threading
 import time
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from stream_ssl.bounded_files import read_text
-from stream_ssl.producers.sources.acknowledged import UnreadableError, sample_of
-from stream_ssl.producers.sources.base import (
-    Facts,
-    Skipped,
-    SourceError,
-    checked,
-    mark,
-    wrong_position,
-)
+from stream_ssl.producers.sources.acknowledged import ArrivedMessages, UnreadableError, sample_of
+from stream_ssl.producers.sources.base import Facts, Skipped, SourceError, mark
+from stream_ssl.producers.sources.partition_offsets import PartitionOffsets, offsets_in
 from stream_ssl.wire.sample import MAX_POSITION_BYTES, Position, Sample
 
 if TYPE_CHECKING:
@@ -105,20 +98,10 @@ class Kafka:
             "auto.offset.reset": start,
             "client.id": f"stream-ssl-{name}",
         }
-        self._idle = idle_seconds
         self._facts: Facts = {"source": name, "topic": topic, "group": group}
-        # Next offset per partition: after the consumed messages, after the sent messages, and after
-        # the messages that are on the receiver's disk.
-        self._next: dict[int, int] = {}
-        self._sent: dict[int, int] = {}
-        self._safe: dict[int, int] = {}
+        self._offsets = PartitionOffsets({})
         self._lag: int | None = None
-        self._came = math.inf  # time of the last message or assignment
-        self._changed = threading.Condition()
-        self._stopped = threading.Event()
-        self._error: SourceError | None = None
-        self._ready: deque[Message] = deque()
-        self._paused = False  # whether librdkafka has paused fetching
+        self._ready: ArrivedMessages[Message] = ArrivedMessages(idle_seconds)
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -131,7 +114,7 @@ class Kafka:
         """
         from confluent_kafka import Consumer
 
-        self._next = self._offsets(position)
+        self._offsets = PartitionOffsets(offsets_in(position, self._facts, self.name))
         try:
             # The log lines of librdkafka contain no password.
             consumer = Consumer({**self._settings, "error_cb": self._failed}, logger=log)
@@ -146,10 +129,9 @@ class Kafka:
 
     def acknowledged(self, position: Position) -> None:
         """Commit the offsets of `position` within one or two seconds."""
-        with self._changed:
-            for partition, at in self._offsets(position).items():
-                self._safe[partition] = max(at, self._safe.get(partition, at))
-            self._changed.notify_all()
+        with self._ready.changed:
+            self._offsets.acknowledge(offsets_in(position, self._facts, self.name))
+            self._ready.changed.notify_all()
 
     def lag(self) -> int | None:
         """Return how many messages of our partitions were not sent yet; None: unknown."""
@@ -157,9 +139,7 @@ class Kafka:
 
     def stop(self) -> None:
         """End `samples` immediately. Thread-safe."""
-        self._stopped.set()
-        with self._changed:
-            self._changed.notify_all()
+        self._ready.stop()
 
     def close(self) -> None:
         """Commit the offsets of stored samples, and leave the group.
@@ -182,39 +162,23 @@ class Kafka:
 
     def _consumed(self) -> Iterator[tuple[Sample, Position]]:
         while True:
-            with self._changed:  # a rebalance must not happen in between
-                if not self._waited():
+            with self._ready.changed:  # a rebalance must not happen in between
+                message = self._ready.take()
+                if message is None:
                     break
-                message = self._ready.popleft()
-                self._came = time.monotonic()
-                self._changed.notify_all()
                 sample = self._sample(message)
                 position = self._take(message, sample is not None)
             if sample is not None:
                 yield sample, position
         log.info("source %s was stopped; %s", self.name, self.skipped)
 
-    def _waited(self) -> bool:
-        """Wait for a message; return False if the source was stopped or idle for `idle_seconds`."""
-        while not self._ready and not self._stopped.is_set():
-            if self._error is not None:
-                raise self._error
-            idle = None if self._paused else self._idle
-            if idle is not None and time.monotonic() - self._came >= idle:
-                return False
-            self._changed.wait(POLL_SECONDS)
-        return not self._stopped.is_set()
-
     def _take(self, message: Message, readable: bool) -> Position:
         """Advance past a message, and return the position after it; None if it was not readable."""
         partition, offset = message.partition(), message.offset()
         assert partition is not None
         assert offset is not None
-        self._next[partition] = offset + 1
-        if not readable:
-            return None
-        self._sent = dict(self._next)
-        return mark([list(one) for one in sorted(self._sent.items())], self._facts)
+        self._offsets.consumed[partition] = offset + 1
+        return mark(self._offsets.send(), self._facts) if readable else None
 
     def _sample(self, message: Message) -> Sample | None:
         place = f"{self.topic}-{message.partition()}-{message.offset()}"
@@ -245,7 +209,7 @@ class Kafka:
     def _serve(self, consumer: Consumer) -> None:
         told = -math.inf
         try:
-            while not self._stopped.is_set() and self._error is None:
+            while not self._ready.stopped.is_set() and self._ready.error is None:
                 self._hold_back(consumer)
                 message = consumer.poll(POLL_SECONDS)
                 if message is not None:
@@ -255,33 +219,31 @@ class Kafka:
                     self._lag = self._behind(consumer)
                     told = time.monotonic()
         except Exception as error:  # passed on to the caller's thread
-            self._error = SourceError(f"source {self.name!r}: {error}")
+            self._ready.fail(SourceError(f"source {self.name!r}: {error}"))
         self._closing.wait()  # until then, samples in flight may be acknowledged
         self._store(consumer)
         consumer.close()
 
     def _hold_back(self, consumer: Consumer) -> None:
         """Wait for room if the queue is full, but not so long that the group evicts this member."""
-        enough = READY // 2 if self._paused else READY
-        with self._changed:
-            room = self._changed.wait_for(
-                lambda: self._stopped.is_set() or len(self._ready) < enough, FULL_SECONDS
+        ready = self._ready
+        enough = READY // 2 if ready.paused else READY
+        with ready.changed:
+            room = ready.changed.wait_for(
+                lambda: ready.stopped.is_set() or len(ready) < enough, FULL_SECONDS
             )
         if not room:  # repeated, because new partitions may have been assigned
             consumer.pause(consumer.assignment())
-        elif self._paused:
+        elif ready.paused:
             consumer.resume(consumer.assignment())
-            self._came = time.monotonic()  # fetching restarts now, so the idle time does, too
-        self._paused = not room
+            ready.restart()  # fetching restarts now, so the idle time does, too
+        ready.paused = not room
 
     def _arrived(self, message: Message) -> None:
         if (error := message.error()) is not None:
             self._failed(error)
-            return
-        with self._changed:
-            self._ready.append(message)
-            self._came = time.monotonic()
-            self._changed.notify_all()
+        else:
+            self._ready.put([message])
 
     # Callbacks for assigned and revoked partitions, which librdkafka calls in poll() and close()
 
@@ -292,11 +254,12 @@ class Kafka:
                     raise SourceError(f"source {self.name!r}: {one.error.str()}")
                 self._place(consumer, one)
         except Exception as error:  # librdkafka would discard the error
-            self._error = SourceError(f"source {self.name!r}: {error}")
+            self._ready.fail(SourceError(f"source {self.name!r}: {error}"))
             return
-        consumer.assign(self._placed(partitions))
+        at = self._offsets.consumed
+        consumer.assign(self._places((p.partition, at[p.partition]) for p in partitions))
         self._store(consumer)
-        self._came = time.monotonic()
+        self._ready.restart()
         log.info("source %s: partitions %s", self.name, [one.partition for one in partitions])
 
     def _place(self, consumer: Consumer, committed: TopicPartition) -> None:
@@ -304,7 +267,7 @@ class Kafka:
         partition = committed.partition
         low, high = consumer.get_watermark_offsets(committed, ASK_SECONDS)
         begin = low if self._settings["auto.offset.reset"] == "earliest" else high
-        known = max(self._next.get(partition, -1), committed.offset)
+        known = max(self._offsets.consumed.get(partition, -1), committed.offset)
         if known > high:
             raise SourceError(
                 f"source {self.name!r}: partition {partition} of {self.topic!r} ends at {high}, "
@@ -320,50 +283,40 @@ class Kafka:
             )
             self.skipped.by_reason["deleted by retention"] += lost
         at = max(known, low) if known >= 0 else begin
-        self._next[partition] = self._sent[partition] = self._safe[partition] = at
-        if len(self._next) > PARTITIONS:
+        self._offsets.place(partition, at)
+        if len(self._offsets.consumed) > PARTITIONS:
             raise SourceError(f"source {self.name!r}: more than {PARTITIONS} partitions")
 
     def _revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Wait for the samples in flight and commit, since another member resumes there."""
         from confluent_kafka import KafkaException
 
-        with self._changed:
-            self._ready.clear()
-            self._changed.wait_for(
-                lambda: self._stopped.is_set() or self._settled(partitions), ASK_SECONDS
+        revoked, ready = [one.partition for one in partitions], self._ready
+        with ready.changed:
+            ready.clear()
+            ready.changed.wait_for(
+                lambda: ready.stopped.is_set() or self._offsets.settled(revoked), ASK_SECONDS
             )
-        if (safe := self._storable(partitions)) and not self._stopped.is_set():
+        if (safe := self._storable(partitions)) and not ready.stopped.is_set():
             try:  # before the automatic commit, since the next member may ask sooner
                 consumer.commit(offsets=safe, asynchronous=False)
             except KafkaException as error:  # the group excluded us: sent twice, under one id
                 log.warning("source %s: offsets not committed: %s", self.name, error)
-        with self._changed:
-            for one in partitions:
-                for offsets in (self._next, self._sent, self._safe):
-                    offsets.pop(one.partition, None)
+        with ready.changed:
+            self._offsets.forget(revoked)
 
-    def _settled(self, partitions: list[TopicPartition]) -> bool:
-        return all(self._safe[one] >= self._sent[one] for one in self._known(partitions))
-
-    def _known(self, partitions: list[TopicPartition]) -> list[int]:
-        known = self._sent.keys() & self._safe.keys()
-        return [one.partition for one in partitions if one.partition in known]
-
-    def _placed(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
+    def _places(self, offsets: Iterable[tuple[int, int]]) -> list[TopicPartition]:
         from confluent_kafka import TopicPartition
 
-        return [
-            TopicPartition(self.topic, p.partition, self._next[p.partition]) for p in partitions
-        ]
+        return [TopicPartition(self.topic, partition, at) for partition, at in offsets]
 
     def _behind(self, consumer: Consumer) -> int | None:
         behind = 0
         for one in consumer.assignment():
             _, high = consumer.get_watermark_offsets(one, cached=True)
-            if high < 0 or one.partition not in self._next:
+            if high < 0 or one.partition not in self._offsets.consumed:
                 return None
-            behind += max(0, high - self._next[one.partition])
+            behind += max(0, high - self._offsets.consumed[one.partition])
         return behind
 
     def _store(self, consumer: Consumer) -> None:
@@ -377,45 +330,16 @@ class Kafka:
                 log.debug("source %s: partition %d is no longer ours", self.name, one.partition)
 
     def _storable(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """Return the offsets to commit, including skipped messages after the settled samples.
-
-        Only offsets of `partitions` are returned, because a position may also contain partitions
-        that other members own.
-        """
-        from confluent_kafka import TopicPartition
-
-        with self._changed:
-            return [
-                TopicPartition(
-                    self.topic,
-                    one,
-                    (self._next if self._safe[one] >= self._sent[one] else self._safe)[one],
-                )
-                for one in self._known(partitions)
-            ]
+        with self._ready.changed:
+            return self._places(self._offsets.to_commit(one.partition for one in partitions))
 
     def _failed(self, error: KafkaError) -> None:
         """Handle an error of a broker or librdkafka: end the source only if a retry cannot help."""
         if error.fatal() or error.name() in HOPELESS:
-            self._error = SourceError(f"source {self.name!r}: {error.name()}: {error.str()}")
+            text = f"source {self.name!r}: {error.name()}: {error.str()}"
+            self._ready.fail(SourceError(text))
         else:
             log.warning("source %s: %s: %s", self.name, error.name(), error.str())
-
-    def _offsets(self, position: Position) -> dict[int, int]:
-        """Return the offset of each partition in a position.
-
-        Raises:
-            ValueError: the position does not belong to this source.
-        """
-        if position is None:
-            return {}
-        at = checked(position, self._facts, self.name)
-        try:
-            return {int(partition): int(offset) for partition, offset in at}
-        except (TypeError, ValueError):
-            raise wrong_position(
-                self.name, f"{at!r:.80} is no list of [partition, offset]"
-            ) from None
 
 
 def settings_of(config: Path) -> dict[str, str]:

@@ -5,31 +5,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import ssl
 import threading
 import time
-from collections import deque
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stream_ssl.bounded_files import parse_json, read_text
-from stream_ssl.producers.sources.acknowledged import UnreadableError, sample_of
+from stream_ssl.producers.sources.acknowledged import ArrivedMessages, UnreadableError, sample_of
 from stream_ssl.producers.sources.base import Facts, Skipped, SourceError, mark, place
+from stream_ssl.producers.sources.nats_consumer import (
+    CONNECT_SECONDS,
+    RETRY_SECONDS,
+    ConsumerSettings,
+    DurableConsumer,
+    secrets_of,
+    tls_of,
+)
 from stream_ssl.wire.sample import Position, Sample
 
 if TYPE_CHECKING:
-    from nats.aio.client import Client
     from nats.aio.msg import Msg
     from nats.js import JetStreamContext
-    from nats.js.api import ConsumerConfig, ConsumerInfo
 
 log = logging.getLogger(__name__)
 
-CONNECT_SECONDS = 10.0
 MISSING_SECONDS = 10.0  # after two redeliveries, until another client is suspected
-RETRY_SECONDS = 1
 FETCH = 64  # messages per fetch
 FETCH_SECONDS = 0.5
 READY = 256  # messages waiting for the sender; at this number, no more are fetched
@@ -102,31 +103,31 @@ class Nats:
             )
         self.name = name
         self.skipped = Skipped(name)
-        self._stream, self._durable, self._subject = stream, durable, subject
-        self._in_flight, self._ack_wait, self._idle = in_flight, ack_wait, idle_seconds
-        self._connection = {
+        self._stream, self._durable = stream, durable
+        self._ack_wait = ack_wait
+        connection = {
             "servers": [server.strip() for server in servers.split(",")],
             **({} if credentials is None else secrets_of(Path(credentials))),
             **tls_of(servers, tls_ca, tls_certificate, tls_key),
         }
+        settings = ConsumerSettings(stream, durable, subject, in_flight, ack_wait)
+        self._consumer = DurableConsumer(name, connection, settings)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
-        self._client: Client | None = None
         self._opening: Future[tuple[JetStreamContext, str, int]] | None = None
         self._pulling: Future[None] | None = None
         # Delivered and unacknowledged messages by sequence; only the loop's thread uses this dict.
         self._in_hand: dict[int, Msg] = {}
         self._held: list[int] | None = None  # sequences that wait for older ones; None: not held
+        self._held_since = 0.0
         self._last_delivery = 0  # the consumer's delivery number
         self._safe = 0  # sequence up to which all samples are on the receiver's disk
         self._target = 0  # sequence that the loop will acknowledge next
         self._telling = False  # whether an acknowledgement is scheduled
         self._behind: int | None = None
-        self._ready: deque[tuple[int, Msg]] = deque()
-        self._changed = threading.Condition()
+        self._facts: Facts = {}
+        self._ready: ArrivedMessages[tuple[int, Msg]] = ArrivedMessages(idle_seconds)
         self._room = asyncio.Event()
-        self._stopped = threading.Event()
-        self._error: Exception | None = None
 
     def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
         """Yield each sample with the position after it; see `Source`.
@@ -137,19 +138,20 @@ class Nats:
         """
         self._thread.start()
         self._opening = self._call(self._open())
-        if self._stopped.is_set():
+        if self._ready.stopped.is_set():
             self._opening.cancel()
         try:
             js, created, last = self._opening.result()
         except CancelledError:
             return iter(())
-        self._facts: Facts = {"source": self.name, "stream": self._stream, "created": created}
+        self._facts = {"source": self.name, "stream": self._stream, "created": created}
         (self._safe,) = place(position, self._facts, self.name, (MAX_SEQUENCE,))
         if self._safe > last:
             raise SourceError(
                 f"source {self.name!r}: stream {self._stream!r} ends at {last}, and {self._safe} "
                 "were consumed: the server has lost messages. Consume under another producer name"
             )
+        self._ready.restart()
         self._pulling = self._call(self._pull(js))
         self._call(self._keep())
         return self._consumed()
@@ -168,11 +170,11 @@ class Nats:
 
     def stop(self) -> None:
         """End `samples` immediately. Thread-safe."""
-        self._stopped.set()
+        self._ready.stopped.set()
+        self._consumer.closing = True
         if self._opening is not None:
             self._opening.cancel()  # no effect if it is done
-        with self._changed:
-            self._changed.notify()
+        self._ready.stop()
 
     def close(self) -> None:
         """Hand unacknowledged messages back to the server, and disconnect."""
@@ -194,8 +196,10 @@ class Nats:
         return asyncio.run_coroutine_threadsafe(what, self._loop)
 
     def _consumed(self) -> Iterator[tuple[Sample, Position]]:
-        while (taken := self._take()) is not None:
+        while (taken := self._ready.take()) is not None:
             sequence, message = taken
+            if len(self._ready) < READY // 2:
+                self._loop.call_soon_threadsafe(self._room.set)
             try:
                 sample = self._sample(sequence, message)
             except UnreadableError as error:
@@ -204,22 +208,6 @@ class Nats:
                 continue
             yield sample, mark([sequence], self._facts)
         log.info("source %s was stopped; %s", self.name, self.skipped)
-
-    def _take(self) -> tuple[int, Msg] | None:
-        """Return the next message in order; None if stopped or idle for `idle_seconds`."""
-        with self._changed:
-            came = self._changed.wait_for(
-                lambda: self._ready or self._error or self._stopped.is_set(), self._idle
-            )
-            if self._stopped.is_set() or not came:
-                return None
-            if not self._ready:
-                assert self._error is not None
-                raise self._error
-            taken = self._ready.popleft()
-        if len(self._ready) < READY // 2:
-            self._loop.call_soon_threadsafe(self._room.set)
-        return taken
 
     def _sample(self, sequence: int, message: Msg) -> Sample:
         headers = dict(message.headers or {})
@@ -238,82 +226,12 @@ class Nats:
     # Methods of the loop's thread
 
     async def _open(self) -> tuple[JetStreamContext, str, int]:
-        """Connect, find or create the consumer; return the stream's creation time and end, too."""
-        told: list[Exception] = []
-        try:
-            js = await self._connect(told)
-            stream = await js.stream_info(self._stream)
-            consumer = await self._find_consumer(js)
-        except Exception as error:  # nats-py raises many types
-            cause = told[0] if told and isinstance(error, OSError) else error
-            why = str(cause) or type(cause).__name__
-            raise SourceError(f"source {self.name!r}: stream {self._stream!r}: {why}") from None
-        self._check(consumer.config)
+        """Connect; return the context, and the stream's creation time and end."""
+        js, consumer, created, last = await self._consumer.open()
         self._ack_wait = consumer.config.ack_wait or self._ack_wait
         if consumer.num_ack_pending:
             self._hold(f"{consumer.num_ack_pending} messages were delivered to an earlier run")
-        log.info("source %s: connected; %d messages wait", self.name, consumer.num_pending)
-        return js, str(stream.created), stream.state.last_seq
-
-    async def _connect(self, told: list[Exception]) -> JetStreamContext:
-        """Connect within CONNECT_SECONDS; meanwhile, `told` holds the client's last error."""
-        from nats.aio.client import Client
-
-        async def failed(error: Exception) -> None:
-            if not (told and isinstance(error, OSError)):  # the server's message is more specific
-                told[:] = [error]
-            if not self._stopped.is_set():  # closing the connection ourselves is not an error
-                log.warning("source %s: %s", self.name, error or type(error).__name__)
-
-        async def reconnected() -> None:
-            log.info("source %s: connected again", self.name)
-
-        self._client = Client()
-        connecting = self._client.connect(
-            **self._connection,
-            name=f"stream-ssl {self.name}",
-            error_cb=failed,
-            reconnected_cb=reconnected,
-            max_reconnect_attempts=-1,
-            reconnect_time_wait=RETRY_SECONDS,
-        )
-        await asyncio.wait_for(connecting, CONNECT_SECONDS)
-        return self._client.jetstream()
-
-    async def _find_consumer(self, js: JetStreamContext) -> ConsumerInfo:
-        """Return the durable consumer; create it if it does not exist."""
-        from nats.js.api import AckPolicy, ConsumerConfig
-        from nats.js.errors import NotFoundError
-
-        try:
-            found: ConsumerInfo = await js.consumer_info(self._stream, self._durable)
-        except NotFoundError:
-            wanted = ConsumerConfig(
-                durable_name=self._durable,
-                filter_subject=self._subject,
-                ack_policy=AckPolicy.EXPLICIT,
-                ack_wait=self._ack_wait,
-                max_ack_pending=self._in_flight,
-                max_deliver=-1,
-            )
-            found = await js.add_consumer(self._stream, wanted)
-        return found
-
-    def _check(self, config: ConsumerConfig) -> None:
-        """Raise SourceError if the consumer's settings would lose messages."""
-        from nats.js.api import AckPolicy
-
-        if config.ack_policy != AckPolicy.EXPLICIT or config.deliver_subject:
-            raise SourceError(
-                f"source {self.name!r}: consumer {self._durable!r} must be a pull consumer with "
-                "explicit acknowledgement; name another one, which is made so"
-            )
-        if (config.max_deliver or -1) > 0:
-            raise SourceError(
-                f"source {self.name!r}: consumer {self._durable!r} gives a message up after "
-                f"{config.max_deliver} deliveries (max_deliver), and restarts would lose some; "
-                "name another one, which is made without"
-            )
+        return js, created, last
 
     async def _pull(self, js: JetStreamContext) -> None:
         from nats.errors import Error
@@ -321,8 +239,8 @@ class Nats:
 
         try:
             subscription = await js.pull_subscribe_bind(durable=self._durable, stream=self._stream)
-            while not self._stopped.is_set():
-                while len(self._ready) >= READY and not self._stopped.is_set():
+            while not self._ready.stopped.is_set():
+                while len(self._ready) >= READY and not self._ready.stopped.is_set():
                     self._room.clear()
                     await self._room.wait()
                 try:
@@ -343,9 +261,7 @@ class Nats:
             self._end(str(error) or type(error).__name__)
 
     def _end(self, why: str) -> None:
-        with self._changed:
-            self._error = SourceError(f"source {self.name!r}: {why}")
-            self._changed.notify()
+        self._ready.fail(SourceError(f"source {self.name!r}: {why}"))
 
     async def _arrived(self, message: Msg) -> None:
         sequence, delivery = message.metadata.sequence.stream, message.metadata.sequence.consumer
@@ -361,7 +277,7 @@ class Nats:
         if known:
             return
         if self._held is None:
-            self._hand_over([sequence])
+            self._ready.put([(sequence, message)])
         else:
             self._held.append(sequence)
 
@@ -386,17 +302,12 @@ class Nats:
             return
         if missing <= 0:
             held, self._held = sorted(self._held), None
-            self._hand_over(held)
+            self._ready.put([(one, self._in_hand[one]) for one in held])
         elif time.monotonic() - self._held_since > 2 * self._ack_wait + MISSING_SECONDS:
             raise SourceError(
                 f"{missing} messages do not come: another client takes from consumer "
                 f"{self._durable!r}; give each producer one of its own"
             )
-
-    def _hand_over(self, sequences: list[int]) -> None:
-        with self._changed:
-            self._ready.extend((one, self._in_hand[one]) for one in sequences)
-            self._changed.notify()
 
     async def _acknowledge(self) -> None:
         self._telling = False
@@ -416,7 +327,7 @@ class Nats:
                     await message.in_progress()
 
     async def _part(self) -> None:
-        client = self._client
+        client = self._consumer.client
         if client is not None and client.is_connected:
             if self._pulling is not None:
                 self._room.set()
@@ -434,53 +345,3 @@ async def end_of_tasks() -> None:
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
-
-
-def secrets_of(path: Path) -> dict[str, Any]:
-    """Return the authentication arguments from a .creds file or JSON.
-
-    Raises:
-        ValueError: the file is missing, everyone may read it, or its format is wrong. The message
-            never contains a secret.
-    """
-    try:
-        mode, text = path.stat().st_mode, read_text(path, links=True)
-    except OSError as error:
-        raise ValueError(f"credentials {path}: {error.strerror}") from None
-    except ValueError as error:
-        raise ValueError(f"credentials {error}") from None
-    if mode & 0o007:
-        raise ValueError(
-            f"credentials {path}: everybody may read this secret (mode {mode & 0o777:04o}); "
-            f"run: chmod 600 {path}"
-        )
-    if "BEGIN NATS USER JWT" in text:
-        return {"user_credentials": str(path)}
-    with contextlib.suppress(ValueError):
-        fields = parse_json(text)
-        if isinstance(fields, dict) and set(fields) in ({"user", "password"}, {"token"}):
-            return fields
-    raise ValueError(
-        f"credentials {path}: must be a .creds file, or JSON with user and password, or with token"
-    )
-
-
-def tls_of(
-    servers: str, ca: Path | None, certificate: Path | None, key: Path | None
-) -> dict[str, Any]:
-    """Return the TLS context as connection arguments; empty if no argument asks for TLS.
-
-    Raises:
-        ValueError: a file cannot be used, or only one of certificate and key is given.
-    """
-    if (certificate is None) != (key is None):
-        raise ValueError("tls_certificate and tls_key belong together: pass both")
-    if not (ca or certificate or "tls://" in servers):
-        return {}
-    try:
-        context = ssl.create_default_context(cafile=ca)
-        if certificate is not None:
-            context.load_cert_chain(certificate, key)
-    except OSError as error:  # includes ssl.SSLError
-        raise ValueError(f"TLS files {ca}, {certificate}, {key}: {error}") from None
-    return {"tls": context}

@@ -122,9 +122,15 @@ def test_a_stop_does_not_wait_for_the_goodbye_of_a_broker_that_is_gone(caplog, m
 @table(
     ("options", "why"),
     [
-        (["--shape.duplicates", "0.5"], "only --shape.rate and --shape.limit apply"),
-        (["--parked.share", "0.9"], "only --shape.rate and --shape.limit apply"),
-        (["--producer.on_full", "drop_oldest"], "the broker of source 'kafka' keeps what"),
+        (
+            ["--shape.duplicates", "0.5"],
+            "only the shaping options --shape.rate and --shape.limit apply",
+        ),
+        (
+            ["--parked.share", "0.9"],
+            "only the shaping options --shape.rate and --shape.limit apply",
+        ),
+        (["--producer.on_full", "drop_oldest"], "the broker of source 'kafka' keeps messages"),
     ],
 )
 def test_what_would_part_messages_from_acknowledgements_is_refused(options, why, caplog):

@@ -127,7 +127,7 @@ def test_a_receiver_that_is_away_stops_neither_commits_nor_the_group(config):
             stream = source.samples(begin)
             first, position = next(stream)
             assert (first.id, [77, 9] in position["at"]) == ("frames-0-2", True)
-            until(lambda: source._paused)
+            until(lambda: source._ready.paused)
             source.acknowledged(position)
             until(lambda: committed(address) == [3, 0])
             assert len(source._ready) == READY
@@ -179,7 +179,7 @@ def test_a_partition_that_changes_hands_waits_for_what_is_under_way(config, monk
                 publish(publisher, image, partition=partition)
             until(lambda: {"frames-0-7", "frames-1-7"} <= {name for name, _ in came[14:]})
             until(lambda: committed(address) == [8, 8])
-            assert not sources[0]._next.keys() & sources[1]._next.keys()
+            assert not sources[0]._offsets.consumed.keys() & sources[1]._offsets.consumed.keys()
         finally:
             for source, member in zip(sources, members, strict=True):
                 source.stop()
@@ -237,13 +237,13 @@ def test_a_produce_that_is_killed_loses_nothing_and_sends_nothing_twice(tmp_path
 def test_a_source_that_cannot_go_on_says_why_and_what_is_deleted_is_counted(config, caplog):
     with closing(source_of("127.0.0.1:1", config)) as source:
         ends = SimpleNamespace(get_watermark_offsets=lambda *_: (5, 9))
-        source._next = {0: 2}
+        source._offsets.consumed = {0: 2}
         source._place(ends, TopicPartition("frames", 0, 1))
         assert source.skipped.by_reason == {"deleted by retention": 3}
-        assert source._next == source._safe == {0: 5}
+        assert source._offsets.consumed == source._offsets.safe == {0: 5}
         stream = source.samples()
         source._failed(KafkaError(KafkaError._TRANSPORT))  # which librdkafka mends
-        assert source._error is None
+        assert source._ready.error is None
         source._failed(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
         with pytest.raises(SourceError, match="TOPIC_AUTHORIZATION_FAILED"):
             next(stream)

@@ -73,7 +73,7 @@ def test_the_command_tells_of_each_rule_and_fails_where_one_is_broken(capfd, mon
     assert main(["conform", "--rules", "framing", "--", *silent]) == 1
     said = capfd.readouterr().out
     assert "BROKEN     framing" in said
-    assert "0 rules kept, 1 broken, 0 not tried" in said
+    assert "0 rules kept, 1 broken, 0 not tested" in said
 
 
 def test_a_producer_that_cannot_be_started_is_named(capfd):

@@ -11,7 +11,7 @@ from stream_ssl.conformance import RULES, Result, tried
 from stream_ssl.rate_limited_logger import printable
 
 ADDRESS = "ADDRESS"
-KEPT = {True: "kept", False: "BROKEN", None: "not tried"}
+KEPT = {True: "kept", False: "BROKEN", None: "not tested"}
 DESCRIPTION = (
     "Test a producer against the rules of docs/wire.md.\n\nFor each rule, the command "
     f"starts the producer with the address of a receiver in place of {ADDRESS}.\nThat "

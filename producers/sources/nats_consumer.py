@@ -1,0 +1,188 @@
+"""The connection to a NATS server, with the durable consumer that delivers a stream's messages."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stream_ssl.bounded_files import parse_json, read_text
+from stream_ssl.producers.sources.base import SourceError
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+    from nats.js import JetStreamContext
+    from nats.js.api import ConsumerConfig, ConsumerInfo
+
+log = logging.getLogger(__name__)
+
+CONNECT_SECONDS = 10.0
+RETRY_SECONDS = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerSettings:
+    """A durable pull consumer, with the settings for its creation; see `Nats`."""
+
+    stream: str
+    durable: str
+    subject: str | None
+    in_flight: int
+    ack_wait: float
+
+
+class DurableConsumer:
+    """A durable pull consumer of a stream. All methods run in one event loop.
+
+    Args:
+        name: the source's name.
+        connection: the arguments of the client's connect().
+        settings: the consumer, which is created if it does not exist.
+
+    Attributes:
+        client: the client; None before `open`.
+        closing: whether the connection is closed on purpose, so that its end is no error.
+    """
+
+    def __init__(self, name: str, connection: dict[str, Any], settings: ConsumerSettings) -> None:
+        self.client: Client | None = None
+        self.closing = False
+        self._name, self._connection, self._settings = name, connection, settings
+
+    async def open(self) -> tuple[JetStreamContext, ConsumerInfo, str, int]:
+        """Connect; return the context, the consumer, and the stream's creation time and end.
+
+        Raises:
+            SourceError: the server cannot be reached or rejects the connection, or the consumer's
+                settings would lose messages.
+        """
+        told: list[Exception] = []
+        try:
+            js = await self._connect(told)
+            stream = await js.stream_info(self._settings.stream)
+            consumer = await self._find(js)
+        except Exception as error:  # nats-py raises many types
+            cause = told[0] if told and isinstance(error, OSError) else error
+            why = str(cause) or type(cause).__name__
+            raise SourceError(
+                f"source {self._name!r}: stream {self._settings.stream!r}: {why}"
+            ) from None
+        self._check(consumer.config)
+        log.info("source %s: connected; %d messages wait", self._name, consumer.num_pending)
+        return js, consumer, str(stream.created), stream.state.last_seq
+
+    async def _connect(self, told: list[Exception]) -> JetStreamContext:
+        """Connect within CONNECT_SECONDS; meanwhile, `told` holds the client's last error."""
+        from nats.aio.client import Client
+
+        async def failed(error: Exception) -> None:
+            if not (told and isinstance(error, OSError)):  # the server's message is more specific
+                told[:] = [error]
+            if not self.closing:
+                log.warning("source %s: %s", self._name, error or type(error).__name__)
+
+        async def reconnected() -> None:
+            log.info("source %s: connected again", self._name)
+
+        self.client = Client()
+        connecting = self.client.connect(
+            **self._connection,
+            name=f"stream-ssl {self._name}",
+            error_cb=failed,
+            reconnected_cb=reconnected,
+            max_reconnect_attempts=-1,
+            reconnect_time_wait=RETRY_SECONDS,
+        )
+        await asyncio.wait_for(connecting, CONNECT_SECONDS)
+        return self.client.jetstream()
+
+    async def _find(self, js: JetStreamContext) -> ConsumerInfo:
+        """Return the durable consumer; create it if it does not exist."""
+        from nats.js.api import AckPolicy, ConsumerConfig
+        from nats.js.errors import NotFoundError
+
+        settings = self._settings
+        try:
+            found: ConsumerInfo = await js.consumer_info(settings.stream, settings.durable)
+        except NotFoundError:
+            wanted = ConsumerConfig(
+                durable_name=settings.durable,
+                filter_subject=settings.subject,
+                ack_policy=AckPolicy.EXPLICIT,
+                ack_wait=settings.ack_wait,
+                max_ack_pending=settings.in_flight,
+                max_deliver=-1,
+            )
+            found = await js.add_consumer(settings.stream, wanted)
+        return found
+
+    def _check(self, config: ConsumerConfig) -> None:
+        """Raise SourceError if the consumer's settings would lose messages."""
+        from nats.js.api import AckPolicy
+
+        durable = self._settings.durable
+        if config.ack_policy != AckPolicy.EXPLICIT or config.deliver_subject:
+            raise SourceError(
+                f"source {self._name!r}: consumer {durable!r} must be a pull consumer with "
+                "explicit acknowledgement; name another one, which is made so"
+            )
+        if (config.max_deliver or -1) > 0:
+            raise SourceError(
+                f"source {self._name!r}: consumer {durable!r} gives a message up after "
+                f"{config.max_deliver} deliveries (max_deliver), and restarts would lose some; "
+                "name another one, which is made without"
+            )
+
+
+def secrets_of(path: Path) -> dict[str, Any]:
+    """Return the authentication arguments from a .creds file or JSON.
+
+    Raises:
+        ValueError: the file is missing, everyone may read it, or its format is wrong. The message
+            never contains a secret.
+    """
+    try:
+        mode, text = path.stat().st_mode, read_text(path, links=True)
+    except OSError as error:
+        raise ValueError(f"credentials {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"credentials {error}") from None
+    if mode & 0o007:
+        raise ValueError(
+            f"credentials {path}: everybody may read this secret (mode {mode & 0o777:04o}); "
+            f"run: chmod 600 {path}"
+        )
+    if "BEGIN NATS USER JWT" in text:
+        return {"user_credentials": str(path)}
+    with contextlib.suppress(ValueError):
+        fields = parse_json(text)
+        if isinstance(fields, dict) and set(fields) in ({"user", "password"}, {"token"}):
+            return fields
+    raise ValueError(
+        f"credentials {path}: must be a .creds file, or JSON with user and password, or with token"
+    )
+
+
+def tls_of(
+    servers: str, ca: Path | None, certificate: Path | None, key: Path | None
+) -> dict[str, Any]:
+    """Return the TLS context as connection arguments; empty if no argument asks for TLS.
+
+    Raises:
+        ValueError: a file cannot be used, or only one of certificate and key is given.
+    """
+    if (certificate is None) != (key is None):
+        raise ValueError("tls_certificate and tls_key belong together: pass both")
+    if not (ca or certificate or "tls://" in servers):
+        return {}
+    try:
+        context = ssl.create_default_context(cafile=ca)
+        if certificate is not None:
+            context.load_cert_chain(certificate, key)
+    except OSError as error:  # includes ssl.SSLError
+        raise ValueError(f"TLS files {ca}, {certificate}, {key}: {error}") from None
+    return {"tls": context}
