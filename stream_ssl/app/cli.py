@@ -16,6 +16,7 @@ from stream_ssl.app.first_process import leave_first_process
 
 COMMANDS = {
     "demo": "run the whole system on embedded real images, and write a report",
+    "init": "print a configuration to start from",
     "run": "start receiver and learner from a config file, and supervise both",
     "receiver": (
         "start only the receiver: it receives samples from producers and writes them to the journal"

@@ -158,7 +158,7 @@ def test_without_a_configuration_a_command_says_how_to_call_it(
     monkeypatch.chdir(tmp_path)
     assert refused(main) == USAGE
     assert (
-        "CONFIG is missing: give a config file, such as deploy/configs/" in capsys.readouterr().err
+        "CONFIG is missing: give a config file (stream-ssl init laptop" in capsys.readouterr().err
     )
     assert list(tmp_path.iterdir()) == []
 

@@ -26,7 +26,7 @@ LEARNER_NEEDS = {
 }
 """Options without a default, on the command line and in the environment."""
 CONFIG_MISSING = (
-    "CONFIG is missing: give a config file, such as deploy/configs/laptop.yaml, "
+    "CONFIG is missing: give a config file (stream-ssl init laptop > laptop.yaml), "
     f"or at least {' and '.join(LEARNER_NEEDS)}"
 )
 
