@@ -10,7 +10,8 @@ from typing import Any
 
 from stream_ssl.producers.sources.base import own_fault
 from stream_ssl.producers.sources.mcap_file import Channel, McapFile, Schema
-from stream_ssl.producers.sources.robot_logs import Message, RobotLogs
+from stream_ssl.producers.sources.robot_images import Message
+from stream_ssl.producers.sources.robot_logs import RobotLogs
 from stream_ssl.producers.sources.ros_messages import decoder
 
 log = logging.getLogger(__name__)
@@ -65,7 +66,7 @@ def mcap_messages(logs: RobotLogs, path: Path, start: int) -> Iterator[Message]:
     with path.open("rb") as stream:
         file = McapFile(
             stream,
-            lambda channel, schema: logs.wanted(channel.topic, schema.name, path),
+            lambda channel, schema: logs.images.wanted(channel.topic, schema.name, path),
             partial(logs.damaged, path),
             partial(logs.no_index, path),
             logs.stopped,

@@ -1,65 +1,21 @@
-"""Selection and conversion of images in robot logs, for any container format.
-
-Shapes: H x W pixels of C channels.
-"""
+"""A source of the images in robot logs, for any container format."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from stream_ssl.producers.sources.base import Facts, own_fault
-from stream_ssl.producers.sources.fields import codec_of, file_name, fitting_meta, short_id
-from stream_ssl.producers.sources.frames import Codec, FrameEncoder
+from stream_ssl.producers.sources.base import own_fault
+from stream_ssl.producers.sources.fields import file_name
+from stream_ssl.producers.sources.frames import Codec
 from stream_ssl.producers.sources.recordings import BrokenFileError, Recordings, Where
+from stream_ssl.producers.sources.robot_images import Message, RobotImages
 from stream_ssl.wire.sample import Sample
 
 log = logging.getLogger(__name__)
-
-IMAGES = {"Image", "RawImage", "CompressedImage"}
-PACKAGES = {"sensor_msgs", "foxglove", "foxglove_msgs"}
-VIDEO = {"CompressedVideo", "FFMPEGPacket", "theora_image_transport.Packet"}
-"""Types whose messages are parts of a video. They are counted but not read."""
-NOT_FITTING = (ValueError, TypeError, AttributeError, ArithmeticError, OSError)
-"""Errors of messages whose log defines its own types, or whose size an encoder rejects."""
-MAX_PIXELS = 1 << 26  # of an uncompressed image; far more than any robot camera has
-CHANNELS = {
-    **{encoding: [0] for encoding in ("mono8", "8UC1", "mono16", "16UC1")},
-    **{encoding: [0, 1, 2] for encoding in ("rgb8", "rgb16")},
-    **{encoding: [2, 1, 0] for encoding in ("bgr8", "bgr16", "8UC3", "16UC3")},
-    **{encoding: [0, 1, 2, 3] for encoding in ("rgba8", "rgba16")},
-    **{encoding: [2, 1, 0, 3] for encoding in ("bgra8", "bgra16", "8UC4", "16UC4")},
-}
-"""By encoding: the channel indices of red, green, blue and alpha, or of the grey level."""
-BAYER = {
-    f"bayer_{pattern}{bits}": ["rgb".index(colour) for colour in pattern]
-    for pattern in ("rggb", "bggr", "gbrg", "grbg")
-    for bits in (8, 16)
-}
-"""By encoding: the colours of the upper left 2 x 2 pixels, row by row."""
-YUV = {
-    **dict.fromkeys(("yuv422", "uyvy"), (1, 0, 2)),
-    **dict.fromkeys(("yuv422_yuy2", "yuyv"), (0, 1, 3)),
-}
-"""By encoding: the indices of the first level, U and V in the four bytes of two pixels."""
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """A message of a log."""
-
-    topic: str
-    kind: str  # the type, such as sensor_msgs/msg/Image
-    log_time: int  # ns
-    decode: Callable[[], Any]
 
 
 class RobotLogs(Recordings):
@@ -91,13 +47,9 @@ class RobotLogs(Recordings):
         epochs: int | None = 1,
         name: str = "robot",
     ) -> None:
-        self._encoder = FrameEncoder(codec, quality)
-        self._topics = topics
-        settings: Facts = {
-            "topics": None if topics is None else " ".join(sorted(topics)),
-            "codec": codec if codec == "raw" else f"{codec} {quality}",
-        }
-        super().__init__(files, epochs, name, "log", settings)
+        self.images = RobotImages(name, topics, codec, quality)
+        super().__init__(files, epochs, name, "log", self.images.facts)
+        self.skipped = self.images.skipped
 
     @abstractmethod
     def _messages(self, path: Path, start: int) -> Iterator[Message]:
@@ -111,20 +63,6 @@ class RobotLogs(Recordings):
     def stopped(self) -> threading.Event:
         """An event that `stop` sets."""
         return self._stopped
-
-    def wanted(self, topic: str, kind: str, path: Path) -> bool:
-        """Return whether messages of this topic and type are sent.
-
-        A wanted topic of video messages is counted under "video messages", because video is not
-        read.
-        """
-        names = kind.replace("/", ".").split(".")
-        package, name = names[0], names[-1]
-        if self._topics is not None and topic not in self._topics and kind not in self._topics:
-            return False
-        if name in VIDEO or f"{package}.{name}" in VIDEO:
-            self.skipped.note("video messages", f"{topic} of {path}", f"{kind} is not read")
-        return package in PACKAGES and name in IMAGES
 
     def damaged(self, path: Path, what: object, why: object) -> None:
         """Count a part of a file that cannot be read. Reading continues with the next part."""
@@ -149,146 +87,10 @@ class RobotLogs(Recordings):
             else:
                 where = (where[0], where[1] + 1)
             if after is None or where > after:
-                sample = self._sample(path, name, message, where)
+                number = f".{where[1]}" if where[1] else ""
+                id_ = f"{name}{message.topic}@{where[0]}{number}"
+                sample = self.images.sample(message, id_, path, file=path.name)
                 if sample is not None:
                     yield sample, where
         if where is None and after is None:
             self.skipped.note("without images", path, "no message of a topic that is asked for")
-
-    def _sample(self, path: Path, name: str, message: Message, where: Where) -> Sample | None:
-        what = f"{message.topic} at {message.log_time} of {path}"
-        try:
-            decoded = message.decode()
-        except Exception as error:  # damaged bytes can cause errors of any type
-            if own_fault(error):
-                raise
-            self.skipped.note("undecodable", what, f"{type(error).__name__}: {error}")
-            return None
-        header = getattr(decoded, "header", decoded)  # Foxglove messages have no header
-        number = f".{where[1]}" if where[1] else ""
-        try:
-            return Sample(
-                id=short_id(f"{name}{message.topic}@{where[0]}{number}"),
-                time=stamp(header) or message.log_time * 1e-9,
-                source=self.name,
-                meta=fitting_meta(
-                    {
-                        "file": path.name,
-                        "topic": message.topic,
-                        "frame_id": getattr(header, "frame_id", ""),
-                    }
-                ),
-                **self._payload(decoded, message.kind),
-            )
-        except NOT_FITTING as error:
-            self.skipped.note("no image", what, error)
-            return None
-
-    def _payload(self, decoded: Any, kind: str) -> dict[str, Any]:
-        if not kind.endswith("CompressedImage"):
-            return self._encoder(pixels(decoded))
-        data = bytes(decoded.data)
-        codec = codec_of(data)
-        if "compressedDepth" in decoded.format:
-            raise ValueError(f"format {decoded.format!r:.80} is of depths, and no picture")
-        if codec is None:
-            raise ValueError(f"format {decoded.format!r:.80} is neither JPEG, PNG nor WebP")
-        return {"data": data, "codec": codec}
-
-
-def stamp(header: Any) -> float:
-    """Return the stamp of a ROS header or Foxglove message in Unix seconds; 0 if there is none."""
-    at = getattr(header, "stamp", None) or getattr(header, "timestamp", None)
-    for seconds, nanoseconds in (("sec", "nanosec"), ("seconds", "nanos"), ("secs", "nsecs")):
-        if hasattr(at, seconds):
-            return float(getattr(at, seconds) + getattr(at, nanoseconds) * 1e-9)
-    return 0.0
-
-
-def pixels(message: Any) -> NDArray[np.uint8]:
-    """Return the uint8 pixels [H, W, C] of sensor_msgs/Image or foxglove.RawImage, C in {1, 3, 4}.
-
-    Only the upper 8 bits of 16-bit values are kept.
-
-    Raises:
-        ValueError: the encoding is unknown, there are too few bytes, or too many pixels.
-    """
-    encoding, height, width = message.encoding, message.height, message.width
-    channels = CHANNELS.get(encoding) or BAYER.get(encoding, [])[:1]
-    if not channels and encoding not in YUV:
-        known = ", ".join([*CHANNELS, *BAYER, *YUV])
-        raise ValueError(f"encoding {encoding!r:.80} is none of {known}")
-    if height * width > MAX_PIXELS:
-        raise ValueError(f"{height} x {width} pixels; at most {MAX_PIXELS} are read")
-    wide = "16" in encoding
-    row = width * (len(channels) or 2) * (1 + wide)
-    step = message.step or row
-    raw = np.frombuffer(message.data, np.uint8)
-    if not (height and width and step >= row and len(raw) >= step * (height - 1) + row):
-        raise ValueError(
-            f"{len(raw)} bytes in rows of {step} do not fill {height} x {width} {encoding}"
-        )
-    # The last row may end with its pixels, although `step` is longer, so use a strided view.
-    image_HWC = np.ascontiguousarray(np.lib.stride_tricks.as_strided(raw, (height, row), (step, 1)))
-    if encoding in YUV:
-        return from_yuv(image_HWC, YUV[encoding])
-    if wide:
-        order = ">u2" if getattr(message, "is_bigendian", 0) else "<u2"
-        image_HWC = (image_HWC.view(order) >> 8).astype(np.uint8)
-    image_HWC = image_HWC.reshape(height, width, len(channels))
-    if encoding in BAYER:
-        return demosaic(image_HWC[..., 0], BAYER[encoding])
-    return image_HWC if channels == [0] else image_HWC[..., channels]
-
-
-def from_yuv(pair_HW: NDArray[np.uint8], places: tuple[int, int, int]) -> NDArray[np.uint8]:
-    """Return the colours [H, W, 3] of 4:2:2 bytes [H, 2 W], by BT.601 with limited range.
-
-    Raises:
-        ValueError: the width is odd.
-    """
-    height, row = pair_HW.shape
-    if row % 4:
-        raise ValueError(f"width {row // 2}: must be even, for two pixels share their colours")
-    level, blue, red = places
-    pair_HWC = pair_HW.reshape(height, row // 4, 4).astype(np.float32)
-    level_HW = 1.164 * (pair_HWC[..., [level, level + 2]].reshape(height, row // 2) - 16)
-    blue_HW, red_HW = (np.repeat(pair_HWC[..., at] - 128, 2, axis=1) for at in (blue, red))
-    image_HWC = np.stack(
-        [
-            level_HW + 1.596 * red_HW,
-            level_HW - 0.392 * blue_HW - 0.813 * red_HW,
-            level_HW + 2.017 * blue_HW,
-        ],
-        axis=-1,
-    )
-    return image_HWC.round().clip(0, 255).astype(np.uint8)
-
-
-def demosaic(image_HW: NDArray[np.uint8], pattern: list[int]) -> NDArray[np.uint8]:
-    """Return the colours [H, W, 3] of a Bayer sensor image [H, W], by bilinear interpolation.
-
-    A missing colour of a pixel is the weighted mean of the adjacent pixels that have the colour.
-    """
-    height, width = image_HW.shape
-    level_HW = np.pad(image_HW.astype(np.float32), 1)
-    colour_HW = np.tile(np.array(pattern).reshape(2, 2), (height // 2 + 1, width // 2 + 1))
-    colour_HW = np.pad(colour_HW[:height, :width], 1, constant_values=-1)
-    image_HWC = np.empty((height, width, 3), np.uint8)
-    for colour in range(3):
-        has_HW = (colour_HW == colour).astype(np.float32)
-        mean_HW = around(level_HW * has_HW) / np.maximum(around(has_HW), 1)
-        own_HW = has_HW[1:-1, 1:-1] > 0
-        image_HWC[..., colour] = np.where(own_HW, image_HW, np.round(mean_HW))
-    return image_HWC
-
-
-def around(value_HW: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the weighted sum over each pixel's 8 neighbours: weight 2 at sides, 1 at corners."""
-    height, width = value_HW.shape[0] - 2, value_HW.shape[1] - 2
-    total_HW = np.zeros((height, width), np.float32)
-    for down in range(3):
-        for right in range(3):
-            weight = (0, 2, 1)[abs(down - 1) + abs(right - 1)]
-            total_HW += weight * value_HW[down : down + height, right : right + width]
-    return total_HW

@@ -18,7 +18,8 @@ from stream_ssl.producers.sources.bag_file import BagFile
 from stream_ssl.producers.sources.chunked import MAX_BYTES, PIECE
 from stream_ssl.producers.sources.mcap import mcap_messages
 from stream_ssl.producers.sources.recordings import BrokenFileError
-from stream_ssl.producers.sources.robot_logs import Message, RobotLogs
+from stream_ssl.producers.sources.robot_images import Message
+from stream_ssl.producers.sources.robot_logs import RobotLogs
 from stream_ssl.producers.sources.ros_messages import decoder
 
 STORED = re.compile(r"^\s*-\s*['\"]?(?:.*/)?([^/'\"\s]+\.(?:db3|mcap)(?:\.zstd)?)['\"]?\s*$", re.M)
@@ -93,7 +94,7 @@ class RosBags(RobotLogs):
         with path.open("rb") as stream:
             file = BagFile(
                 stream,
-                lambda connection: self.wanted(connection.topic, connection.kind, path),
+                lambda connection: self.images.wanted(connection.topic, connection.kind, path),
                 partial(self.damaged, path),
                 partial(self.no_index, path),
                 self.stopped,
@@ -150,7 +151,7 @@ class RosBags(RobotLogs):
             check_tables(database)
             topics = {}
             for number, topic, kind in database.execute("SELECT id, name, type FROM topics"):
-                if self.wanted(str(topic), str(kind), path):
+                if self.images.wanted(str(topic), str(kind), path):
                     topics[number] = str(topic), str(kind)
             told = definitions(database)
             query = f"topic_id IN ({','.join('?' * len(topics))}) AND timestamp >= ?"

@@ -186,7 +186,7 @@ def test_stop_ends_a_camera_that_says_nothing():
 
 
 def test_the_reader_ends_with_whom_it_reads_for(tmp_path, monkeypatch):
-    monkeypatch.setattr("stream_ssl.producers.sources.camera.END_SECONDS", 60.0)
+    monkeypatch.setattr("stream_ssl.producers.sources.live.END_SECONDS", 60.0)
     data = stream_bytes(tmp_path)
 
     def serve(handler, _number):
@@ -197,7 +197,7 @@ def test_the_reader_ends_with_whom_it_reads_for(tmp_path, monkeypatch):
         stream = Camera(url, retry_seconds=0.01, name="left").samples()
         next(stream)
         stream.close()
-        assert not any(one.name == "camera left" for one in threading.enumerate())
+        assert not any(one.name == "live left" for one in threading.enumerate())
 
 
 def sound():
@@ -301,7 +301,7 @@ BAD_RTSP = {
 
 @table("kind", BAD_RTSP)
 def test_a_bad_rtsp_host_is_named_and_given_up_when_asked(kind, monkeypatch, caplog):
-    monkeypatch.setattr("stream_ssl.producers.sources.camera.FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("stream_ssl.producers.sources.live.FIRST_PAUSE", 0.01)
     answers, why = BAD_RTSP[kind]
     with rtsp_host(answers) as url:
         source = Camera(url, timeout=0.3, retry_seconds=0.01, give_up_seconds=0.05)

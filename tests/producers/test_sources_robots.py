@@ -26,7 +26,7 @@ from table import table
 from video_files import number_of, numbered
 
 from stream_ssl.producers.sources import McapFiles, RosBags
-from stream_ssl.producers.sources.robot_logs import BAYER, demosaic, pixels
+from stream_ssl.producers.sources.robot_images import BAYER, demosaic, pixels
 
 LOGS = {
     "mcap": lambda path: McapFiles(str(write_mcap(path / "a.mcap", drive(ROS2, 60)))),

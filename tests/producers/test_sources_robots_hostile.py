@@ -35,7 +35,7 @@ from video_files import number_of, numbered
 from stream_ssl.producers.sources import McapFiles, RosBags, chunked
 from stream_ssl.producers.sources.bag_file import header_of
 from stream_ssl.producers.sources.recordings import BrokenFileError
-from stream_ssl.producers.sources.robot_logs import pixels
+from stream_ssl.producers.sources.robot_images import pixels
 from stream_ssl.producers.sources.ros_messages import decoder
 
 DEFINITION, _ = ROS2.generate_msgdef(IMAGE, ros_version=2)

@@ -1,0 +1,201 @@
+"""Base class of sources whose items come live: a bounded queue of the newest, and reconnects."""
+
+from __future__ import annotations
+
+import logging
+import random
+import secrets
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+from stream_ssl.producers.sources.base import Facts, Skipped, SourceError, checked, mark
+from stream_ssl.wire.sample import Position, Sample
+
+log = logging.getLogger(__name__)
+
+END_SECONDS = 0.5  # to wait for the reading thread at the end
+FIRST_PAUSE = 0.5  # seconds; doubles with each attempt
+WAITING_BYTES = 256 * 2**20  # of the items that wait for the sender
+
+Item = TypeVar("Item")
+
+
+class Live(ABC, Generic[Item]):
+    """A source of a live stream, which a separate thread reads.
+
+    If the stream is lost or cannot be opened, the thread retries after pauses that double up to
+    `retry_seconds`. The first pause is 0.5 s. Each change is logged with its reason. The newest
+    items matter most: if the sender cannot keep up, the source drops the oldest waiting items and
+    counts them in `skipped` as "late". A live stream cannot resume at a position. A restart
+    continues with the current items.
+
+    Args:
+        name: the source's name.
+        timeout: seconds without a sign of life after which the stream is reopened, above 0.
+        retry_seconds: longest pause between two attempts, in seconds, above 0.
+        give_up_seconds: seconds without an item after which the source fails; None: never.
+        waiting: maximum number of items that wait for the sender.
+
+    Raises:
+        ValueError: an argument is invalid.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        timeout: float,
+        retry_seconds: float,
+        give_up_seconds: float | None,
+        waiting: int,
+    ) -> None:
+        for what, value in (
+            ("timeout", timeout),
+            ("retry_seconds", retry_seconds),
+            ("give_up_seconds", 1.0 if give_up_seconds is None else give_up_seconds),
+            ("waiting", waiting),
+        ):
+            if not value > 0:
+                raise ValueError(f"{what} {value}: must be above 0")
+        self.name = name
+        self.skipped = Skipped(name)
+        self._timeout = timeout
+        self._retry_seconds, self._give_up_seconds = retry_seconds, give_up_seconds
+        self._waiting = waiting
+        self._facts: Facts = {"source": name, "live": True}
+        self._ready: deque[tuple[Item, int]] = deque()
+        self._ready_bytes = 0
+        self._came = time.monotonic()  # when the last item came
+        self._changed = threading.Condition()
+        self._error: Exception | None = None
+        self._stopped = threading.Event()
+
+    def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
+        """Yield each sample with its position, which only identifies this source; see `Source`."""
+        if position is not None:
+            checked(position, self._facts, self.name)
+        return self._sent()
+
+    def stop(self) -> None:
+        """End `samples` immediately. Thread-safe."""
+        self._stopped.set()
+        with self._changed:
+            self._changed.notify()
+
+    @abstractmethod
+    def received(self) -> Iterator[tuple[Item, int]]:
+        """Connect, and yield each item with the bytes that it holds; runs in the reading thread.
+
+        Return or raise an error of `failures` when the connection ends. Call `check_patience`
+        while the connection is open and no item comes.
+        """
+
+    @abstractmethod
+    def sample(self, item: Item) -> Sample | None:
+        """Return the sample of an item; None if it has none. Runs in the sender's thread."""
+
+    @abstractmethod
+    def failures(self) -> tuple[type[Exception], ...]:
+        """Return the error types of a lost connection. Any other error ends the source."""
+
+    def reason(self, error: Exception) -> str:
+        """Return the reason of a failure, for the log; must contain no password."""
+        return str(error) or type(error).__name__
+
+    def check_patience(self, why: str) -> None:
+        """Raise an error if no item has come for `give_up_seconds`.
+
+        Raises:
+            SourceError: the time is over. `why` is the reason in its message.
+        """
+        silent = time.monotonic() - self._came
+        if self._give_up_seconds is not None and silent >= self._give_up_seconds:
+            raise SourceError(f"source {self.name!r}: no frame for {silent:.0f} s: {why}")
+
+    def _sent(self) -> Iterator[tuple[Sample, Position]]:
+        # A thread of its own reads, so that the stream is read while the sender is busy, and
+        # because FFmpeg cannot be interrupted while it waits.
+        name = f"live {self.name}"
+        reader = threading.Thread(target=self._read, name=name, daemon=True)
+        self._came = time.monotonic()
+        reader.start()
+        try:
+            while (item := self._next()) is not None:
+                sample = self.sample(item)
+                if sample is not None:
+                    yield sample, mark(None, self._facts)
+            log.info("source %s was stopped; %s", self.name, self.skipped)
+        finally:
+            self.stop()
+            reader.join(END_SECONDS)  # frees a device; a silent host ends after `timeout`
+
+    def _next(self) -> Item | None:
+        """Return the oldest waiting item; None once stopped."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ready or self._error or self._stopped.is_set())
+            if self._stopped.is_set():
+                return None
+            if self._ready:
+                return self._take()
+            assert self._error is not None
+            raise self._error
+
+    def _take(self) -> Item:
+        item, size = self._ready.popleft()
+        self._ready_bytes -= size
+        return item
+
+    def _read(self) -> None:
+        try:
+            self._keep_connected()
+        except Exception as error:  # passed on to the caller's thread
+            with self._changed:
+                self._error = error
+                self._changed.notify()
+
+    def _keep_connected(self) -> None:
+        """Receive items and reconnect when the stream ends, until stopped.
+
+        Raises:
+            SourceError: no item came for `give_up_seconds`.
+        """
+        pause = FIRST_PAUSE
+        while not self._stopped.is_set():
+            why = "the stream ended"
+            try:
+                for item, size in self.received():
+                    pause, self._came = FIRST_PAUSE, time.monotonic()
+                    self._hand_over(item, size)
+                    if self._stopped.is_set():
+                        return
+            except self.failures() as error:
+                why = self.reason(error)
+            if self._stopped.is_set():
+                return
+            self.check_patience(why)
+            wait = pause * random.uniform(0.5, 1.0)
+            log.warning("source %s: no frames: %s; trying again in %.1f s", self.name, why, wait)
+            self._stopped.wait(wait)
+            pause = min(2 * pause, self._retry_seconds)
+
+    def _hand_over(self, item: Item, size: int) -> None:
+        with self._changed:
+            while self._ready and (
+                len(self._ready) >= self._waiting or self._ready_bytes + size > WAITING_BYTES
+            ):
+                self._take()
+                self.skipped.note("late", "the oldest frame that waits", "the sender is slower")
+            self._ready.append((item, size))
+            self._ready_bytes += size
+            self._changed.notify()
+
+
+def connection_id() -> str:
+    """Return text that identifies a connection: the time in milliseconds, and random digits.
+
+    The random digits distinguish connections of a machine whose clock starts anew at each boot.
+    """
+    return f"{round(time.time() * 1000)}{secrets.token_hex(2)}"
