@@ -32,10 +32,12 @@ MAY: dict[str, set[str]] = {
     "encoder": {"methods"},
     "learning": {"memory", "losses", "methods", "encoder", "feed"},
     "evaluation": {"feed", "wire", "memory"},
+    "curation": {"memory", "encoder", "feed", "producers", "wire"},
     "observe": {"evaluation", "learning", "feed", "receiver", "journal", "wire", "memory"},
 }
 # ... and the parts that may import each heavy library.
 LIBRARIES = {
+    "jinja2": {"curation", "observe", "app"},
     "zmq": {"producers", "wire", "receiver", "conformance"},
     "lmdb": {"journal"},
     "prometheus_client": {"observe", "app"},
@@ -43,6 +45,7 @@ LIBRARIES = {
     "uvicorn": {"observe"},
     "torch": {
         *("memory", "losses", "methods", "encoder", "learning", "evaluation", "observe", "app"),
+        "curation",
         "feed",  # to scale pixels
     },
     "matplotlib": {"evaluation", "app"},

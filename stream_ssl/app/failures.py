@@ -196,6 +196,8 @@ def missing_extra(
         raise error
     if command not in SLIM and extra in ("receiver", "images"):
         extra = "learner,cpu"
+    if command == "curate" and module == "pyarrow":
+        extra = command
     if source in EXTRAS.values():  # the extra of this name has all that the source needs
         extra = source
     return f"{module} is not installed, and is required here: pip install 'stream-ssl[{extra}]'"

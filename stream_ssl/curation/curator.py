@@ -1,0 +1,447 @@
+"""One pass over a source that keeps a fixed number of different pictures.
+
+Shapes: B samples of a batch, K pictures kept, D features of a picture, C H W image.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d, interpolate, normalize
+
+from stream_ssl.curation.originals import Originals
+from stream_ssl.curation.saves import Saves
+from stream_ssl.durable import make_folder, sync
+from stream_ssl.encoder.efficientnet_lite import EfficientNetLite0
+from stream_ssl.feed.decode import BadSample, Decoder, content_hashes, sample_ids
+from stream_ssl.memory import WorkingMemory
+from stream_ssl.memory.descriptors import Frozen, Thumbnail
+from stream_ssl.memory.eviction import Oldest, Redundant
+from stream_ssl.memory.near_duplicates import SIDE, NearDuplicates
+from stream_ssl.producers.sources.base import Source
+from stream_ssl.wire.sample import Position, Sample
+
+log = logging.getLogger(__name__)
+
+Features = Literal["thumbnail", "pretrained"]
+Decoded = tuple[Sample, Position, NDArray[np.uint8]]
+"""A sample, the position of the source after it, and its pixels [H, W, C]."""
+
+BATCH: Final = 256
+SEEN: Final = 65_536
+"""The number of different pictures that are remembered, as grey thumbnails of 1 KB."""
+SAVE_SECONDS: Final = 30.0
+SAVE_SHARE: Final = 0.05  # of the time, at most, goes into saving
+DROPPED: Final = "dropped.jsonl"
+PAIRS: Final = 24
+"""The number of dropped pictures that are remembered, each with the picture that it repeats."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A picture that is kept.
+
+    Attributes:
+        id: the sample's name within its source.
+        source: the sample's source.
+        label: its class, or None.
+        time: its capture time, in seconds since the Unix epoch.
+        position: the position of the source after the sample, as JSON.
+        codec: "jpeg", "png", "webp" or "raw".
+        shape: (H, W, C) of raw pixels, or None.
+        original: the name of its bytes in `Curator.originals`.
+    """
+
+    id: str
+    source: str
+    label: int | None
+    time: float
+    position: str
+    codec: str
+    shape: tuple[int, ...] | None
+    original: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A picture that repeats another picture.
+
+    Attributes:
+        id, source, label, position: as in `Kept`.
+        of_id, of_source: the picture that it repeats, which may have been evicted since.
+        distance: the distance of the two pictures (memory/near_duplicates.py).
+    """
+
+    id: str
+    source: str
+    label: int | None
+    position: str
+    of_id: str
+    of_source: str
+    distance: float
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The counts so far.
+
+    Attributes:
+        read: samples of the source.
+        dropped: samples that repeat another picture.
+        bad: samples that cannot be decoded, by reason.
+        kept: pictures that are kept.
+    """
+
+    read: int
+    dropped: int
+    bad: dict[str, int]
+    kept: int
+
+
+class Curator:
+    """A memory of K different pictures, with their original bytes, that survives a stop.
+
+    Attributes:
+        memory: the memory of the kept pictures.
+        originals: their bytes.
+        pair_P2CHW: a sample of dropped pictures, each with the picture that it repeats, uint8.
+
+    A picture is dropped if it repeats a kept picture, or one of the last 65,536 different pictures
+    (docs/duplicates.md). So a picture that occurs often is not kept more often. When K pictures are
+    kept, each new picture evicts the most duplicated one, and otherwise a random one (`Redundant`).
+
+    Args:
+        folder: the folder of the state. If it holds a state, the pass continues from there.
+        keep: the number of pictures K, at least 1.
+        features: how expected duplicates are counted: on "thumbnail"s of 8 x 8 pixels, or on
+            "pretrained" features of EfficientNet-lite0 (the extra `pretrained`).
+        size: the side to which pictures are decoded for comparison, in pixels, at least 32.
+        seed: the seed of the random evictions.
+        threads: the threads that decode.
+
+    Raises:
+        ValueError: an argument is outside its range, the folder belongs to other arguments, or the
+            pretrained weights are not installed.
+        OSError: the folder cannot be written.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        keep: int,
+        features: Features = "thumbnail",
+        size: int = 64,
+        seed: int = 0,
+        threads: int | None = None,
+    ) -> None:
+        if keep < 1:
+            raise ValueError(f"keep is {keep}: must be at least 1 picture")
+        if size < 32:
+            raise ValueError(f"size is {size}: pictures are compared at 32 x 32 pixels or more")
+        self._settings: dict[str, Any] = {
+            "keep": keep,
+            "features": features,
+            "size": size,
+            "seed": seed,
+        }
+        self._folder = folder
+        self._decoder = Decoder(size)
+        self._threads = threads or os.cpu_count() or 1
+        shape = (3, size, size)
+        self._describe = _describer(features)
+        dim = self._describe(torch.zeros(1, *shape, dtype=torch.uint8)).shape[1]
+        self.memory = WorkingMemory(keep, dim, Redundant(), shape, seed=seed)
+        self._seen = WorkingMemory(SEEN, 1, Oldest(), (1, SIDE, SIDE))
+        self._doors = NearDuplicates(self.memory), NearDuplicates(self._seen)
+        make_folder(folder)
+        self.originals = Originals(folder / "originals")
+        self._kept: list[Kept | None] = [None] * keep
+        self._rows: list[str] = []  # lines of DROPPED from the present batch
+        self._names: list[tuple[str, str]] = []  # source and id of each picture in `_seen`
+        self._read, self._dropped, self._bad = 0, 0, Counter[str]()
+        self.pair_P2CHW = torch.zeros(0, 2, *shape, dtype=torch.uint8)
+        self._position: Position = None
+        self._saves = Saves(folder)
+        self._restore()
+
+    @property
+    def kept(self) -> list[Kept]:
+        """The kept pictures, in the order of the memory's slots."""
+        return [one for one in self._kept[: len(self.memory)] if one is not None]
+
+    @property
+    def progress(self) -> Progress:
+        """The counts so far."""
+        return Progress(self._read, self._dropped, dict(self._bad), len(self.memory))
+
+    def dropped(self) -> Iterator[Dropped]:
+        """Yield the pictures that were dropped as near-duplicates, in order."""
+        with (self._folder / DROPPED).open(encoding="utf-8") as file:
+            for line in file:
+                yield Dropped(**json.loads(line))
+
+    def run(
+        self, source: Source, stopped: Callable[[], bool] = lambda: False
+    ) -> Iterator[Progress]:
+        """Read the source to its end, and yield the counts after each batch.
+
+        The state is saved every 30 seconds, or less often if saving takes long. It is also saved at
+        the end, and when `stopped` returns True.
+
+        Args:
+            source: the source, from the position of the state.
+            stopped: asked after each batch whether to stop.
+
+        Raises:
+            SourceError: the source cannot be read.
+            OSError: the disk is full or failed. The last saved state remains.
+        """
+        due_s = time.monotonic() + SAVE_SECONDS
+        samples = source.samples(self._position)
+        with ThreadPoolExecutor(self._threads) as pool:
+            while batch := list(itertools.islice(samples, BATCH)):
+                self._take(batch, pool)
+                with (self._folder / DROPPED).open("a", encoding="utf-8") as file:
+                    file.writelines(self._rows)
+                self._rows.clear()
+                yield self.progress
+                if stopped():
+                    break
+                if (start_s := time.monotonic()) >= due_s:
+                    self.save()
+                    end_s = time.monotonic()
+                    due_s = end_s + max(SAVE_SECONDS, (end_s - start_s) / SAVE_SHARE)
+        self.save()
+
+    def _take(self, batch: list[tuple[Sample, Position]], pool: ThreadPoolExecutor) -> None:
+        """Drop, keep or reject each sample of a batch."""
+        pixels = pool.map(self._decode, [sample for sample, _ in batch])
+        pairs = zip(batch, pixels, strict=True)
+        good = [(sample, after, image) for (sample, after), image in pairs if image is not None]
+        self._read += len(batch)
+        self._position = batch[-1][1]
+        if not good:
+            return
+        image_BHWC = np.stack([image for *_, image in good])
+        image_BCHW = torch.from_numpy(image_BHWC).permute(0, 3, 1, 2).contiguous()
+        keys = [f"{sample.source}\0{sample.id}" for sample, *_ in good]
+        ids_B = torch.from_numpy(sample_ids("", keys))
+        new_n = self._not_kept(good, image_BCHW, ids_B)
+        new_n, grey_nCHW = self._not_seen(good, new_n, image_BCHW, ids_B)
+        admission = self.memory.add(
+            ids_B[new_n],
+            self._describe(image_BCHW[new_n]),
+            image_BCHW[new_n],
+            hashes=torch.from_numpy(content_hashes(image_BHWC[new_n.numpy()])),
+        )
+        for b, slot in zip(new_n.tolist(), admission.slots.tolist(), strict=True):
+            if slot >= 0:
+                self._kept[slot] = self._record(*good[b][:2])
+        admission = self._seen.add(ids_B[new_n], torch.ones(len(new_n), 1), grey_nCHW)
+        self._names += [("", "")] * (len(self._seen) - len(self._names))
+        for b, slot in zip(new_n.tolist(), admission.slots.tolist(), strict=True):
+            self._names[slot] = good[b][0].source, good[b][0].id
+
+    def _not_kept(self, good: list[Decoded], image_BCHW: Tensor, ids_B: Tensor) -> Tensor:
+        """Drop samples that repeat a kept picture or one of the batch; return the other rows."""
+        found = self._doors[0].find(image_BCHW, image_BCHW[:0], "refuse", ids_B)
+        held, distance_B = len(self.memory), found.distance_B
+        assert distance_B is not None  # "refuse" measures it
+        for b in np.flatnonzero(~found.admitted_B).tolist():
+            nearest = int(found.nearest_B[b])
+            if nearest < held:
+                kept = self._kept[nearest]
+                assert kept is not None
+                twin, twin_CHW = (kept.source, kept.id), self._image(nearest)
+            else:
+                other = good[nearest - held][0]
+                twin, twin_CHW = (other.source, other.id), image_BCHW[nearest - held]
+            self._drop(good[b], twin, float(distance_B[b]), twin_CHW)
+        return torch.from_numpy(np.flatnonzero(found.admitted_B))
+
+    def _not_seen(
+        self, good: list[Decoded], row_n: Tensor, image_BCHW: Tensor, ids_B: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Drop those of the rows that repeat a picture seen before.
+
+        Returns:
+            The other rows, and their grey thumbnails.
+        """
+        grey_nCHW = _grey(image_BCHW[row_n])
+        found = self._doors[1].find(grey_nCHW, grey_nCHW[:0], "refuse", ids_B[row_n])
+        distance_n, held = found.distance_B, len(self._seen)
+        assert distance_n is not None  # "refuse" measures it
+        new_n = found.admitted_B.copy()
+        for n in np.flatnonzero(~new_n).tolist():
+            nearest = int(found.nearest_B[n])
+            if nearest >= held:  # the first test compared the batch in colour
+                new_n[n] = True
+                continue
+            twin_CHW = self._seen.images_of(torch.tensor([nearest]))[0]
+            side = image_BCHW.shape[-1]
+            larger_CHW = interpolate(twin_CHW[None].float(), size=(side, side), mode="bilinear")[0]
+            twin_3HW = larger_CHW.to(torch.uint8).expand(3, -1, -1)
+            self._drop(good[row_n[n]], self._names[nearest], float(distance_n[n]), twin_3HW)
+        chosen = torch.from_numpy(np.flatnonzero(new_n))
+        return row_n[chosen], grey_nCHW[chosen]
+
+    def _image(self, slot: int) -> Tensor:
+        return self.memory.images_of(torch.tensor([slot]))[0]
+
+    def _decode(self, sample: Sample) -> NDArray[np.uint8] | None:
+        try:
+            return self._decoder.decode(sample)
+        except BadSample as error:
+            self._bad[error.reason] += 1
+            log.debug("sample %s of %s: %s", sample.id, sample.source, error)
+            return None
+
+    def _record(self, sample: Sample, position: Position) -> Kept:
+        return Kept(
+            id=sample.id,
+            source=sample.source,
+            label=sample.label,
+            time=sample.time,
+            position=json.dumps(position),
+            codec=sample.codec,
+            shape=sample.shape,
+            original=self.originals.put(sample.data),
+        )
+
+    def _drop(self, one: Decoded, twin: tuple[str, str], distance: float, twin_CHW: Tensor) -> None:
+        """Record that a sample repeats another picture."""
+        sample, position, image_HWC = one
+        row = Dropped(
+            id=sample.id,
+            source=sample.source,
+            label=sample.label,
+            position=json.dumps(position),
+            of_source=twin[0],
+            of_id=twin[1],
+            distance=round(distance, 4),
+        )
+        self._rows.append(json.dumps(asdict(row)) + "\n")
+        self._dropped += 1
+        image_CHW = torch.from_numpy(image_HWC).permute(2, 0, 1)
+        self._remember_pair(torch.stack([image_CHW, twin_CHW]))
+
+    def _remember_pair(self, pair_2CHW: Tensor) -> None:
+        """Keep a uniform sample of the dropped pictures, by Vitter's algorithm R."""
+        if len(self.pair_P2CHW) < PAIRS:
+            self.pair_P2CHW = torch.cat([self.pair_P2CHW, pair_2CHW[None]])
+            return
+        place = np.random.default_rng([self._settings["seed"], self._dropped]).integers(
+            self._dropped
+        )
+        if place < PAIRS:
+            self.pair_P2CHW[place] = pair_2CHW
+
+    def save(self) -> None:
+        """Save the state, so that a new `Curator` continues from here.
+
+        Raises:
+            OSError: the disk is full or failed. The last saved state remains.
+        """
+        sync(self._folder / DROPPED)
+        kept = self.kept
+        self.originals.flush({one.original for one in kept})
+        tensors = {"pairs": self.pair_P2CHW}
+        for name, state in self._states_of_parts().items():
+            tensors |= {f"{name}.{key}": value.contiguous() for key, value in state.items()}
+        facts = {
+            "settings": self._settings,
+            "read": self._read,
+            "dropped": self._dropped,
+            "dropped_bytes": (self._folder / DROPPED).stat().st_size,
+            "bad": dict(self._bad),
+            "position": self._position,
+            "kept": [asdict(one) for one in kept],
+            "names": self._names,
+        }
+        self._saves.write(tensors, facts)
+        self.originals.keep_only({one.original for one in kept})
+
+    def _states_of_parts(self) -> dict[str, dict[str, Tensor]]:
+        return {
+            "memory": self.memory.state_dict(),
+            "seen": self._seen.state_dict(),
+            "door": self._doors[0].state(),
+            "seen_door": self._doors[1].state(),
+        }
+
+    def _restore(self) -> None:
+        """Load the newest undamaged state, if there is one.
+
+        Raises:
+            ValueError: the state belongs to other arguments.
+        """
+        found = self._saves.read()
+        if found is None:
+            (self._folder / DROPPED).write_text("")
+            return
+        tensors, facts = found
+        for name, value in self._settings.items():
+            if facts["settings"].get(name) != value:
+                raise ValueError(
+                    f"{name} is {value!r}, and the pass in {self._folder} was begun with "
+                    f"{facts['settings'].get(name)!r}: use that value, or choose another folder"
+                )
+        self.memory.load_state_dict(_part(tensors, "memory."))
+        self._seen.load_state_dict(_part(tensors, "seen."))
+        self._doors[0].load(_part(tensors, "door."))
+        self._doors[1].load(_part(tensors, "seen_door."))
+        self.pair_P2CHW = tensors["pairs"]
+        self._names = [(source, name) for source, name in facts["names"]]
+        for slot, row in enumerate(facts["kept"]):
+            shape = None if row["shape"] is None else tuple(row["shape"])
+            self._kept[slot] = Kept(**{**row, "shape": shape})
+        self._read, self._dropped = facts["read"], facts["dropped"]
+        self._bad.update(facts["bad"])
+        self._position = facts["position"]
+        os.truncate(self._folder / DROPPED, facts["dropped_bytes"])
+
+
+def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {
+        name.removeprefix(prefix): value
+        for name, value in tensors.items()
+        if name.startswith(prefix)
+    }
+
+
+def _grey(image_BCHW: Tensor) -> Tensor:
+    """Return grey thumbnails, uint8 [B, 1, SIDE, SIDE], for the comparison with pictures seen."""
+    weight_C11 = torch.tensor([0.299, 0.587, 0.114])[:, None, None]
+    grey_BCHW = (image_BCHW * weight_C11).sum(dim=1, keepdim=True)
+    return adaptive_avg_pool2d(grey_BCHW, SIDE).round().to(torch.uint8)
+
+
+def _describer(features: Features) -> Callable[[Tensor], Tensor]:
+    """Return a function from images, uint8 [B, C, H, W], to unit rows, float32 [B, D].
+
+    Raises:
+        ValueError: the name is unknown, or the pretrained weights are not installed.
+    """
+    if features == "thumbnail":
+        thumbnail = Thumbnail(side=8)
+        return lambda image_BCHW: thumbnail(torch.zeros(len(image_BCHW), 1), image_BCHW)
+    if features == "pretrained":
+        frozen = Frozen(EfficientNetLite0(pretrained=True), mean=(0.498,), std=(0.502,))
+        return lambda image_BCHW: normalize(
+            frozen(torch.zeros(len(image_BCHW), 1), image_BCHW), dim=1
+        )
+    raise ValueError(f'features is {features!r}: choose "thumbnail" or "pretrained"')

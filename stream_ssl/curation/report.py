@@ -1,0 +1,104 @@
+"""The report of a curated set: counts, a contact sheet and examples of near-duplicates.
+
+Shapes: K pictures kept, N pictures of a sheet, C H W image.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections import Counter
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from PIL import Image
+from torch import Tensor
+
+from stream_ssl.curation.curator import Curator
+from stream_ssl.memory.index import kmeans
+from stream_ssl.memory.stats import effective_cells
+
+COLUMNS: Final = 24
+SHEET: Final = 480  # pictures on the contact sheet
+CELLS: Final = 48  # groups of similar pictures, in which the sheet is sorted
+ROWS: Final = 20  # rows of a table
+
+
+def write_report(curator: Curator, path: Path) -> None:
+    """Write the report as one HTML file that needs no other file.
+
+    Args:
+        curator: the curator at the end of its pass.
+        path: the file.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    kept, counts = curator.kept, curator.progress
+    dropped_sources: Counter[str] = Counter()
+    dropped_classes: Counter[int] = Counter()
+    for one in curator.dropped():
+        dropped_sources[one.source] += 1
+        dropped_classes.update([] if one.label is None else [one.label])
+    sources = Counter(one.source for one in kept)
+    classes = Counter(one.label for one in kept if one.label is not None)
+    shares_C = np.array(list(classes.values()), float) / max(1, sum(classes.values()))
+    pair_2PCHW = curator.pair_P2CHW.transpose(0, 1)
+    pages = Environment(
+        loader=PackageLoader("stream_ssl.curation", "."), autoescape=True, undefined=StrictUndefined
+    )
+    path.write_text(
+        pages.get_template("report.html.j2").render(
+            counts=counts,
+            bad=sum(counts.bad.values()),
+            sources=_table(sources, dropped_sources),
+            classes=_table(classes, dropped_classes),
+            class_count=len(classes),
+            effective_classes=float(np.exp(-(shares_C * np.log(shares_C)).sum())),
+            clusters=_clusters(curator.memory.embeddings),
+            cells=CELLS,
+            sheet=_sheet(_similar_together(curator), COLUMNS),
+            pairs=_sheet(pair_2PCHW.flatten(0, 1), max(1, pair_2PCHW.shape[1])),
+        ),
+        encoding="utf-8",
+    )
+
+
+def _table(kept: Counter[Any], dropped: Counter[Any]) -> list[tuple[str, int, int]]:
+    """Return (name, kept, dropped) of the most frequent names."""
+    names = (kept + dropped).most_common(ROWS)
+    return [(str(name), kept[name], dropped[name]) for name, _ in names]
+
+
+def _clusters(z_KD: Tensor) -> float | None:
+    """Return the effective number of groups of similar pictures; None for fewer than CELLS."""
+    return effective_cells(z_KD, CELLS, seed=0) if len(z_KD) >= CELLS else None
+
+
+def _similar_together(curator: Curator) -> Tensor:
+    """Return up to SHEET pictures, similar ones side by side, uint8 [N, C, H, W]."""
+    z_KD = curator.memory.embeddings
+    order_K = torch.arange(len(z_KD))
+    if len(z_KD) >= CELLS:
+        cell_K = kmeans(z_KD, CELLS, seed=0)[1]
+        order_K = cell_K.argsort(stable=True)
+    chosen_N = torch.linspace(0, len(order_K) - 1, min(SHEET, len(order_K))).long()
+    return curator.memory.images_of(order_K[chosen_N])
+
+
+def _sheet(image_NCHW: Tensor, columns: int) -> str:
+    """Return a JPEG of the pictures in rows, in base64; empty without pictures."""
+    if not len(image_NCHW):
+        return ""
+    count, _, high, wide = image_NCHW.shape
+    lines = -(-count // columns)
+    sheet = Image.new("RGB", (columns * (wide + 2), lines * (high + 2)), (255, 255, 255))
+    for number, image_HWC in enumerate(image_NCHW.permute(0, 2, 3, 1).numpy()):
+        down, right = divmod(number, columns)
+        sheet.paste(Image.fromarray(image_HWC), (right * (wide + 2), down * (high + 2)))
+    file = io.BytesIO()
+    sheet.save(file, "JPEG", quality=85)
+    return base64.b64encode(file.getvalue()).decode()

@@ -1,0 +1,171 @@
+"""Write the pictures that a `Curator` kept: WebDataset shards, Parquet, a FAISS index, a report.
+
+Shapes: K pictures kept, D features of a picture, N rows of a table.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from PIL import Image
+from pyarrow import parquet
+
+from stream_ssl.curation.curator import Curator, Kept
+from stream_ssl.curation.report import write_report
+from stream_ssl.memory.index import write_flat
+
+CURATED: Final = "curated.parquet"
+DROPPED: Final = "dropped.parquet"
+INDEX: Final = "index.faiss"
+REPORT: Final = "report.html"
+SHARD: Final = 1000  # pictures
+ROW_GROUP: Final = 256  # rows, each with its picture, that Parquet holds in memory
+
+IMAGE: Final = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+SCHEMA: Final = pa.schema(
+    [
+        ("id", pa.string()),
+        ("image", IMAGE),
+        ("label", pa.int64()),
+        ("source", pa.string()),
+        ("position", pa.string()),
+    ],
+    metadata={
+        "huggingface": json.dumps(
+            {
+                "info": {
+                    "features": {
+                        "id": {"dtype": "string", "_type": "Value"},
+                        "image": {"_type": "Image"},
+                        "label": {"dtype": "int64", "_type": "Value"},
+                        "source": {"dtype": "string", "_type": "Value"},
+                        "position": {"dtype": "string", "_type": "Value"},
+                    }
+                }
+            }
+        )
+    },
+)
+"""Columns of curated.parquet. The metadata tells Hugging Face's `datasets` which are images."""
+
+
+def write_results(
+    curator: Curator, folder: Path, done: Callable[[int], None] = lambda _: None
+) -> None:
+    """Write what a curator kept and dropped into an empty folder.
+
+    - curated-000000.tar, ...: WebDataset shards with the original bytes, a JSON file beside each
+    - curated.parquet: id, image ({bytes, path}), label, source, position
+    - dropped.parquet: the near-duplicates, each with the picture that it repeats
+    - index.faiss: inner products of the features, in the row order of curated.parquet
+    - report.html: counts, a contact sheet, and near-duplicates beside their originals
+
+    Pictures that arrived as raw pixels are stored as PNG; all others keep their bytes.
+
+    Args:
+        curator: the curator at the end of its pass.
+        folder: the folder, which exists.
+        done: called with the number of pictures written so far.
+
+    Raises:
+        OSError: a file cannot be written, or an original is gone.
+    """
+    _write_pictures(curator, folder, done)
+    _write_dropped(curator, folder / DROPPED)
+    write_flat(curator.memory.embeddings.numpy(), folder / INDEX)
+    write_report(curator, folder / REPORT)
+
+
+def encoded(curator: Curator, one: Kept) -> tuple[bytes, str]:
+    """Return the bytes of a picture's file and its suffix."""
+    data = curator.originals.read(one.original)
+    if one.codec != "raw":
+        return data, {"jpeg": "jpg"}.get(one.codec, one.codec)
+    assert one.shape is not None
+    pixels = np.frombuffer(data, np.uint8).reshape(one.shape)
+    file = io.BytesIO()
+    Image.fromarray(pixels[..., 0] if one.shape[2] == 1 else pixels).save(file, "PNG")
+    return file.getvalue(), "png"
+
+
+def _write_pictures(curator: Curator, folder: Path, done: Callable[[int], None]) -> None:
+    kept = curator.kept
+    with parquet.ParquetWriter(folder / CURATED, SCHEMA) as table:
+        for start in range(0, len(kept), SHARD):
+            path = folder / f"curated-{start // SHARD:06d}.tar"
+            with tarfile.open(path, "w") as shard:
+                for first in range(start, min(start + SHARD, len(kept)), ROW_GROUP):
+                    part = kept[first : min(first + ROW_GROUP, start + SHARD)]
+                    rows = list(_add(curator, shard, part, first))
+                    table.write_table(pa.Table.from_pylist(rows, SCHEMA))
+                    done(first + len(part))
+
+
+def _add(
+    curator: Curator, shard: tarfile.TarFile, part: list[Kept], first: int
+) -> Iterator[dict[str, Any]]:
+    """Add pictures to a shard, and yield their rows of curated.parquet."""
+    for number, one in enumerate(part, start=first):
+        data, suffix = encoded(curator, one)
+        about = {
+            "id": one.id,
+            "source": one.source,
+            "label": one.label,
+            "time": one.time,
+            "position": json.loads(one.position),
+        }
+        key = f"{number:09d}"
+        _add_file(shard, f"{key}.{suffix}", data, one.time)
+        _add_file(shard, f"{key}.json", json.dumps(about).encode(), one.time)
+        if one.label is not None:
+            _add_file(shard, f"{key}.cls", str(one.label).encode(), one.time)
+        yield {
+            "id": one.id,
+            "image": {"bytes": data, "path": f"{key}.{suffix}"},
+            "label": one.label,
+            "source": one.source,
+            "position": one.position,
+        }
+
+
+def _add_file(shard: tarfile.TarFile, name: str, data: bytes, time: float) -> None:
+    info = tarfile.TarInfo(name)
+    info.size, info.mtime = len(data), int(max(0.0, time))
+    shard.addfile(info, io.BytesIO(data))
+
+
+def _write_dropped(curator: Curator, path: Path) -> None:
+    """Write the near-duplicates. `of_kept` tells whether the picture that one repeats is kept."""
+    kept = {(one.source, one.id) for one in curator.kept}
+    schema = pa.schema(
+        [
+            ("id", pa.string()),
+            ("source", pa.string()),
+            ("label", pa.int64()),
+            ("position", pa.string()),
+            ("of_id", pa.string()),
+            ("of_source", pa.string()),
+            ("of_kept", pa.bool_()),
+            ("distance", pa.float64()),
+        ]
+    )
+    with parquet.ParquetWriter(path, schema) as table:
+        rows: list[dict[str, Any]] = []
+        for one in curator.dropped():
+            rows.append(
+                {
+                    **{name: getattr(one, name, None) for name in schema.names},
+                    "of_kept": (one.of_source, one.of_id) in kept,
+                }
+            )
+            if len(rows) == 10_000:
+                table.write_table(pa.Table.from_pylist(rows, schema))
+                rows.clear()
+        table.write_table(pa.Table.from_pylist(rows, schema))

@@ -1,0 +1,101 @@
+"""Tests of curation: what is kept and dropped, and what a stop or a crash leaves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from curation_pictures import COUNT, DIFFERENT, Crawl
+
+from stream_ssl.curation import Curator, Dropped
+from stream_ssl.curation.curator import BATCH, PAIRS
+from stream_ssl.producers.sources.base import mark
+
+
+def originals(curator: Curator, source: Crawl) -> list[int]:
+    return [int(source.original_N[int(one.id)]) for one in curator.kept]
+
+
+def outcome(curator: Curator) -> tuple[list[object], list[Dropped], object]:
+    return list(curator.kept), list(curator.dropped()), curator.progress
+
+
+def test_each_different_picture_is_kept_once_if_there_is_room(tmp_path: Path) -> None:
+    source = Crawl()
+    curator = Curator(tmp_path, keep=400)
+    counts = list(curator.run(source))
+    found = originals(curator, source)
+    assert len(found) == len(set(found))
+    whole = {int(source.original_N[n]) for n in range(COUNT) if n % 100 != 50}
+    assert set(found) == whole
+    last = counts[-1]
+    assert (last.read, sum(last.bad.values())) == (COUNT, COUNT // 100)
+    assert last.kept + last.dropped + sum(last.bad.values()) == COUNT
+    for one in curator.dropped():
+        assert source.original_N[int(one.id)] == source.original_N[int(one.of_id)]
+        assert (one.source, one.of_source) == ("crawl", "crawl")
+        assert one.distance < 0.4
+    for kept in curator.kept:
+        number = int(kept.id)
+        assert curator.originals.read(kept.original)[:2] == b"\xff\xd8"
+        assert json.loads(kept.position) == mark([number + 1], {})
+        assert kept.label == source.original_N[number] % 10
+    assert len(curator.pair_P2CHW) == PAIRS
+    difference_P = curator.pair_P2CHW.float().mean(dim=2).diff(dim=1).abs().mean(dim=(1, 2, 3))
+    assert difference_P.max() < 20  # the same picture, in colour or in grey
+
+
+def test_a_picture_that_found_no_room_is_dropped_when_it_comes_again(tmp_path: Path) -> None:
+    source = Crawl()
+    curator = Curator(tmp_path, keep=50)
+    *_, counts = curator.run(source)
+    found = originals(curator, source)
+    assert len(found) == len(set(found)) == counts.kept == 50
+    assert counts.dropped >= COUNT - DIFFERENT - COUNT // 100  # nothing is admitted twice
+    files = {one.original for one in curator.kept}
+    assert curator.originals.names() == files  # evicted pictures leave no files
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_stopped_or_killed_pass_ends_as_a_whole_one(tmp_path: Path, saved: bool) -> None:
+    whole = Curator(tmp_path / "whole", keep=60)
+    list(whole.run(Crawl()))
+    first = Curator(tmp_path / "parts", keep=60)
+    for number, _ in enumerate(first.run(Crawl(), lambda: saved)):
+        if number == 0 and not saved:
+            first.save()
+        if number == 1:  # a batch after the save, of which nothing remains
+            break
+    second = Curator(tmp_path / "parts", keep=60)
+    assert second.progress.read == BATCH
+    list(second.run(Crawl()))
+    assert outcome(second) == outcome(whole)
+    assert second.originals.names() == {one.original for one in whole.kept}
+
+
+def test_a_damaged_state_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    curator = Curator(tmp_path, keep=60)
+    list(curator.run(Crawl()))
+    expected = outcome(curator)
+    (state,) = tmp_path.glob("state-*")
+    (state / "state.json").write_text("{}")
+    again = Curator(tmp_path, keep=60)
+    assert "is damaged" in caplog.text
+    assert again.progress.read == 0
+    list(again.run(Crawl()))
+    assert outcome(again) == expected
+
+
+def test_wrong_arguments_name_the_value_and_the_rule(tmp_path: Path) -> None:
+    for wrong, text in (
+        ({"keep": 0}, "keep is 0: must be at least 1"),
+        ({"keep": 5, "size": 16}, "size is 16: pictures are compared at 32 x 32"),
+        ({"keep": 5, "features": "own"}, "features is 'own': choose"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            Curator(tmp_path, **wrong)  # type: ignore[arg-type]
+    curator = Curator(tmp_path, keep=5)
+    list(curator.run(Crawl(ends_at=20)))
+    with pytest.raises(ValueError, match=r"keep is 6, and the pass in .* was begun with 5"):
+        Curator(tmp_path, keep=6)

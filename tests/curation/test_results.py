@@ -1,0 +1,164 @@
+"""Tests of a curated set's files, and of the command."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pytest
+from curation_pictures import Crawl, jpeg, picture
+from PIL import Image
+from pyarrow import parquet
+
+from stream_ssl.app.commands import curate
+from stream_ssl.curation import Curator, write_results
+from stream_ssl.producers.sources import ImageFolder, WebDataset
+from stream_ssl.wire.sample import Sample
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of 90 photos, each beside a copy of lower quality, in two classes."""
+    root = tmp_path_factory.mktemp("photos")
+    for number in range(90):
+        place = root / ("cats" if number % 3 else "dogs")
+        place.mkdir(exist_ok=True)
+        (place / f"{number:03d}.jpg").write_bytes(jpeg(picture(number), 95))
+        (place / f"{number:03d}-copy.jpg").write_bytes(jpeg(picture(number), 50))
+    (root / "cats" / "broken.jpg").write_bytes(jpeg(picture(5), 90)[:200])
+    return root
+
+
+def test_files_hold_the_same_pictures(tmp_path: Path) -> None:
+    curator = Curator(tmp_path / "state", keep=1200)
+    list(curator.run(Crawl()))
+    out = tmp_path / "out"
+    out.mkdir()
+    told: list[int] = []
+    write_results(curator, out, told.append)
+    kept = curator.kept
+    assert told == sorted(told)
+    assert told[-1] == len(kept)
+    table = parquet.read_table(out / "curated.parquet")
+    assert table.column_names == ["id", "image", "label", "source", "position"]
+    features = json.loads(table.schema.metadata[b"huggingface"])["info"]["features"]
+    assert features["image"] == {"_type": "Image"}
+    assert list(features) == table.column_names
+    rows = table.to_pylist()
+    assert [row["id"] for row in rows] == [one.id for one in kept]
+    assert [row["label"] for row in rows] == [one.label for one in kept]
+    bytes_N = [curator.originals.read(one.original) for one in kept]
+    assert [row["image"]["bytes"] for row in rows] == bytes_N
+    shards = WebDataset(str(out / "curated-*.tar"))
+    assert [bytes(sample.data) for sample, _ in shards.samples()] == bytes_N
+    dropped = parquet.read_table(out / "dropped.parquet").to_pylist()
+    assert [row["id"] for row in dropped] == [one.id for one in curator.dropped()]
+    held = {one.id for one in kept}
+    assert [row["of_kept"] for row in dropped] == [row["of_id"] in held for row in dropped]
+    index = faiss.read_index(str(out / "index.faiss"))
+    row_ND = curator.memory.embeddings.numpy()
+    assert index.search(row_ND[:20], 1)[1][:, 0].tolist() == list(range(20))
+    page = (out / "report.html").read_text()
+    assert f"{len(kept):,} of 900 pictures kept" in page
+    assert page.count("data:image/jpeg;base64,") == 2
+
+
+def test_raw_pixels_become_png(tmp_path: Path) -> None:
+    class Raw:
+        name = "raw"
+
+        def samples(self, position: object = None) -> object:
+            for number in range(3):
+                pixels = picture(number) if number else picture(0)[:, :, :1].copy()
+                yield Sample(str(number), pixels.tobytes(), shape=pixels.shape), number + 1
+
+    curator = Curator(tmp_path / "state", keep=3)
+    list(curator.run(Raw()))  # type: ignore[arg-type]
+    out = tmp_path / "out"
+    out.mkdir()
+    write_results(curator, out)
+    for row in parquet.read_table(out / "curated.parquet").to_pylist():
+        pixels = np.asarray(Image.open(io.BytesIO(row["image"]["bytes"])))
+        number = int(row["id"])
+        expected = picture(number) if number else picture(0)[:, :, 0]
+        assert np.array_equal(pixels, expected)
+        assert row["image"]["path"].endswith(".png")
+
+
+def test_the_command_keeps_each_photo_once(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    options = ["images", "--source.root", str(folder), "--keep", "200", "--out", str(out)]
+    assert curate.main(options) == 0
+    rows = parquet.read_table(out / "curated.parquet").to_pylist()
+    assert len(rows) == 90
+    assert {row["label"] for row in rows} == {0, 1}
+    assert not (out / ".state").exists()
+    names = {path.name for path in out.iterdir()}
+    assert names == {
+        *("curated-000000.tar", "curated.parquet", "dropped.parquet", "index.faiss"),
+        "report.html",
+    }
+    assert len(list(ImageFolder(folder).samples())) == 181
+
+
+def test_wrong_folders_are_refused(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    options = ["images", "--source.root", str(folder), "--keep", "20", "--out", str(out)]
+    for name, text in (
+        ("curated.parquet", "holds a finished set (curated.parquet); choose a new folder"),
+        ("letter.txt", "holds letter.txt; choose a new or an empty folder"),
+    ):
+        (out / name).write_text("")
+        assert curate.main(options) == 2
+        assert text in caplog.text
+        (out / name).unlink()
+    assert curate.main([*options[:2], str(tmp_path / "none"), *options[3:]]) == 1
+    assert f"no folder {tmp_path / 'none'}" in caplog.text
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_the_same_command_continues_after_a_signal(tmp_path: Path, number: signal.Signals) -> None:
+    """The first command waits for more files after its first batch."""
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for one in range(300):
+        (photos / f"{one:03d}.jpg").write_bytes(jpeg(picture(one % 200), 95 - one // 200))
+        os.utime(photos / f"{one:03d}.jpg", (one + 1.0, one + 1.0))
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "stream_ssl", "curate", "watch", "--keep", "250"]
+    command += ["--source.root", str(photos), "--out", str(out)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    dropped = out / ".state" / "dropped.jsonl"
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 240
+        while not (dropped.exists() and dropped.stat().st_size):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=240)
+    if number == signal.SIGTERM:
+        assert process.returncode == 130, errors
+        assert "the same command continues after" in errors
+    done = subprocess.run(
+        [*command, "--source.idle_seconds", "0.1"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = parquet.read_table(out / "curated.parquet").to_pylist()
+    assert len(rows) == 200
+    assert parquet.read_table(out / "dropped.parquet").num_rows == 100
