@@ -30,6 +30,7 @@ NAMES = (
 BY_NAME = ("gpu",)  # run only if named, because they need special hardware
 WIDE = 180  # columns, if the output is not a terminal
 REPORTS = Path(__file__).parent / "reports"
+GPU_CONFIG = Path(__file__).parent.parent / "deploy/configs/gpu.yaml"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,10 +43,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "names", nargs="*", choices=[*NAMES, *BY_NAME, []], help=f"default: all but {BY_NAME[0]}"
     )
     parser.add_argument("--reports", type=Path, default=REPORTS, help="folder of the report")
+    parser.add_argument(
+        "--simulated",
+        nargs="?",
+        type=Path,
+        const=GPU_CONFIG,
+        metavar="CONFIG",
+        help="with gpu: model a step of this configuration on a CPU (default: %(const)s)",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="with --simulated: its numbers")
     chosen = parser.parse_args(arguments)
+    if (chosen.simulated or chosen.json) and (chosen.names != ["gpu"] or not chosen.simulated):
+        parser.error(
+            "--simulated models the benchmark gpu, and --json stores its numbers: give "
+            "gpu --simulated [CONFIG] [--json FILE]"
+        )
     console = Console()
     if not console.is_terminal:
         console = Console(width=WIDE)
+    if chosen.simulated:
+        simulated = importlib.import_module("benchmarks.simulated")
+        simulated.report(chosen.simulated, chosen.json, console)
+        return 0
     names = chosen.names or list(NAMES)
     path = path_of(chosen.reports, date.today(), gpu="gpu" in names)
     results = [

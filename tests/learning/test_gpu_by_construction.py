@@ -14,9 +14,9 @@ import pytest
 import torch
 from learning_world import BATCH, SIZE, Repeatable, build, state_of, steps
 from observe.observe_records import step as record_of
-from simulated_gpu import GPU, OnGpu, SimulatedGpu
 from torch import Tensor
 
+from benchmarks.simulated_gpu import GPU, OnGpu, SimulatedGpu
 from stream_ssl.batch import Batch
 from stream_ssl.learning.learner import Learner, Upload
 from stream_ssl.learning.optimiser import OptimiserSettings

@@ -6,8 +6,8 @@ import pytest
 import torch
 from losses_cases import Case, case
 from losses_table import RICHEST, VARIANTS, Known, call, known
-from simulated_gpu import GPU, SimulatedGpu
 
+from benchmarks.simulated_gpu import GPU, SimulatedGpu
 from stream_ssl.losses import Loss, LossOutput, negatives
 
 

@@ -10,9 +10,9 @@ from itertools import cycle
 
 import pytest
 import torch
-from simulated_gpu import GPU, SimulatedGpu
 from torch.nn.functional import normalize
 
+from benchmarks.simulated_gpu import GPU, SimulatedGpu
 from stream_ssl.memory import Duplicates, WorkingMemory
 from stream_ssl.memory.descriptors import Descriptor, Embedding, Thumbnail, Weighted
 from stream_ssl.memory.eviction import (

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from learning_world import BATCH, DIM, SIZE, Repeatable, network, steps
 from rank_group import together
-from simulated_gpu import OnGpu, SimulatedGpu
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
+from benchmarks.simulated_gpu import OnGpu, SimulatedGpu
 from stream_ssl.batch import START, Batch, Offset
 from stream_ssl.encoder.network import ResNet
 from stream_ssl.learning import learner as loop

@@ -1,0 +1,99 @@
+"""Budgets of a learner's step on a GPU, by the model of `python -m benchmarks gpu --simulated`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from benchmarks import __main__ as command
+from benchmarks import simulated
+
+# The kernels depend neither on the images' side nor on the width.
+SMALL = {
+    "memory.capacity": "2048",
+    "decoder.size": "16",
+    "batches.batch_size": "256",
+    "encoder.width": "8",
+    "encoder.depths": "[1,1,1,1]",
+    "learner.reencode": "64",
+}
+
+# Most kernels and host waits of each part.
+BUDGETS = {
+    simulated.NOVELTY: (190, 11),
+    simulated.VIEWS: (40, 0),
+    simulated.TRAIN: (410, 0),
+    simulated.KEYS: (230, 3),
+    simulated.ADD: (3600, 14),
+    simulated.MEMORY: (125, 7),
+    simulated.OPTIMISER: (30, 0),
+    simulated.OBSERVERS: (80, 4),
+    simulated.READING: (16, 3),
+    simulated.REST: (6, 0),
+}
+
+
+@pytest.fixture(scope="module")
+def found() -> dict:
+    return simulated.simulate([str(simulated.CONFIG), *(f"--{n}={v}" for n, v in SMALL.items())])
+
+
+def test_each_part_of_a_step_keeps_its_budget(found: dict) -> None:
+    for name, (kernels, waits) in BUDGETS.items():
+        part = found["parts"][name]
+        assert part["kernels"] <= kernels, name
+        assert part["host_waits"] <= waits, name
+
+
+def test_the_step_is_the_sum_of_its_parts(found: dict) -> None:
+    parts = dict(found["parts"])
+    step = parts.pop("step")
+    for name, value in step.items():
+        assert value == pytest.approx(sum(part[name] for part in parts.values()))
+    assert found["images_per_s"] == pytest.approx(1000 * 256 / step["ms"])
+    assert 0 < found["memory_share"] < 1
+    assert all(part["kernels"] and part["ms"] > 0 for part in parts.values())
+
+
+def test_the_encoder_is_counted_at_its_real_size() -> None:
+    conv = torch.nn.Conv2d(3, 8, 3, bias=False)
+    hollow = simulated.Hollow(conv, 8, False, simulated.Meter())
+    forward, backward = hollow.costs(torch.Size((4, 3, 10, 12)), learn=True)
+    products = (4 * 8 * 8 * 10) * (3 * 3 * 3)
+    assert (forward.kernels, forward.operations) == (1, 2 * products)
+    assert forward.bytes == 4 * (4 * 3 * 10 * 12 + 8 * 27 + 4 * 8 * 8 * 10)
+    assert (backward.kernels, backward.operations) == (1, 2 * products)
+    assert hollow.costs(torch.Size((4, 3, 10, 12)), learn=False)[1].kernels == 0
+
+
+def test_a_part_takes_the_longer_of_launches_and_device() -> None:
+    cost = simulated.Cost(kernels=100, waits=2, device=0.25)
+    assert cost.seconds(1e-3) == pytest.approx(0.25 + 2 * simulated.ROUND_TRIP)
+    assert cost.seconds(1e-2) == pytest.approx(1.0 + 2 * simulated.ROUND_TRIP)
+
+
+def test_the_command_prints_a_table_and_writes_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: dict
+) -> None:
+    monkeypatch.setattr(simulated, "simulate", lambda _: found)
+    file, console = tmp_path / "numbers.json", Console(width=180, record=True)
+    simulated.report(simulated.CONFIG, file, console)
+    text = console.export_text()
+    assert all(name in text for name in simulated.PARTS)
+    assert "5.0 us a launch" in text or found["launch_us"] > 5
+    assert json.loads(file.read_text()) == found
+
+
+@pytest.mark.parametrize(
+    "wrong", [["--simulated"], ["gpu", "--json", "x"], ["page", "--simulated"]]
+)
+def test_the_options_belong_to_the_benchmark_gpu(
+    wrong: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        command.main(wrong)
+    assert "give gpu --simulated [CONFIG] [--json FILE]" in capsys.readouterr().err
