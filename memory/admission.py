@@ -6,10 +6,11 @@ Shapes: B newcomers, b newcomers that the test admitted, E evictions, K slots.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from stream_ssl.memory.columns import REFUSED, Columns, Rows
@@ -20,6 +21,8 @@ from stream_ssl.memory.shares import Turns
 if TYPE_CHECKING:
     from stream_ssl.memory.eviction.base import Policy
     from stream_ssl.memory.shares import Holdings
+
+Numbers = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +104,16 @@ def check_plan(plan: Tensor, policy: Policy, newcomers: int, capacity: int) -> N
         )
 
 
+class Taken(NamedTuple):
+    """The slots of one plan that were taken, in turn, over all ranks."""
+
+    held_2b: Tensor  # ids and births of the samples that the slots held, on the device
+    slot: Numbers
+    turn: Numbers  # position of the newcomer in the batch
+    previous: Numbers  # step at which the same slot was taken before; -1 if at none
+    evicts: NDArray[np.bool_]  # whether a sample left
+
+
 class Entry:
     """One batch on its way into the memory, and the outcome for each newcomer.
 
@@ -114,6 +127,7 @@ class Entry:
         found: the near-duplicates among the newcomers. None means that no test was made.
         holdings: the holdings of producers with shares, which are kept up to date. None means no
             shares.
+        added: the number of samples offered to the memory before this batch.
     """
 
     def __init__(
@@ -122,11 +136,12 @@ class Entry:
         columns: Columns,
         policy: Policy,
         found: Found | None,
-        holdings: Holdings | None = None,
+        holdings: Holdings | None,
+        added: int,
     ) -> None:
-        self._admitted, self._columns, self._policy = rows, columns, policy
+        self._rows, self._admitted, self._columns, self._policy = rows, rows, columns, policy
         self._holdings = holdings
-        self._ids_B, self._born_B = to_host(torch.stack([rows.ids, rows.born])).numpy()
+        self._born_B = added + np.arange(len(rows))
         self._found = Found(0, np.zeros(len(rows), dtype=bool))
         if found is not None:
             self._found, self._admitted = found, found.enter(rows, columns)
@@ -138,7 +153,8 @@ class Entry:
         self._placed = 0  # newcomers written so far
         self._slot_B = np.full(len(rows), NOBODY)  # current slot of each newcomer, over all ranks
         self._joined_B = np.zeros(len(rows), dtype=bool)
-        self._gone = [np.zeros((3, 0), dtype=np.int64)]  # id, age and slot of evicted samples
+        self._taken: list[Taken] = []
+        self._outcome: tuple[Numbers, Numbers] | None = None  # see _known
 
     def run(self) -> None:
         """Fill the empty slots, then give the other newcomers the slots that the policy chooses.
@@ -198,11 +214,8 @@ class Entry:
         last[order[:-1][again]] = False
 
         held_2b = torch.stack(columns.standing(to_device(torch.from_numpy(slot), columns.device)))
-        held_ids, held_born = to_host(held_2b).numpy()
-        was_held = previous < 0
-        old_ids = np.where(was_held, held_ids, self._ids_B[turn[previous]])
-        old_born = np.where(was_held, held_born, self._born_B[turn[previous]])
-        evicts = ~was_held | (slot < columns.occupied_of_all)
+        evicts = (previous >= 0) | (slot < columns.occupied_of_all)
+        self._taken.append(Taken(held_2b, slot, turn, previous, evicts))
 
         mine = last & group.mine(slot)
         written = to_device(torch.from_numpy(group.own(slot[mine])), columns.device)
@@ -210,8 +223,28 @@ class Entry:
         self._slot_B[np.isin(self._slot_B, slot)] = NOBODY
         self._slot_B[turn[last]] = slot[last]
         self._joined_B[turn] = True
-        gone_3b = np.stack([old_ids, self._born_B[turn] - old_born, slot])
-        self._gone.append(gone_3b[:, evicts])
+
+    def _known(self) -> tuple[Numbers, Numbers]:
+        """Return the ids of the batch [B], and the id, age and slot of each eviction [3, E].
+
+        The host waits for the device once, when this is first called after the last write.
+        """
+        if self._outcome is not None:
+            return self._outcome
+        held_R = [taken.held_2b.flatten() for taken in self._taken]
+        read_R = to_host(torch.cat([self._rows.ids, *held_R])).numpy()
+        ids_B, read_R = read_R[: len(self._rows)], read_R[len(self._rows) :]
+        gone = [np.zeros((3, 0), dtype=np.int64)]
+        for taken in self._taken:
+            turn, previous = taken.turn, taken.previous
+            held_2b, read_R = read_R[: 2 * len(turn)].reshape(2, -1), read_R[2 * len(turn) :]
+            old_ids, old_born = np.where(
+                previous < 0, held_2b, np.stack([ids_B, self._born_B])[:, turn[previous]]
+            )
+            gone_3b = np.stack([old_ids, self._born_B[turn] - old_born, taken.slot])
+            gone.append(gone_3b[:, taken.evicts])
+        self._outcome = ids_B, np.concatenate(gone, axis=1)
+        return self._outcome
 
     def admission(self, batch: slice | None = None) -> Admission:
         """Return the outcome of the batch. If the policy failed midway, the rest counts as refused.
@@ -221,8 +254,8 @@ class Entry:
                 None returns the outcome for all ranks, with slots numbered over all ranks.
         """
         part, group, found = batch or slice(None), self._columns.group, self._found
-        ids_B, joined_B, slot_B = self._ids_B[part], self._joined_B[part], self._slot_B[part]
-        gone_3E = np.concatenate(self._gone, axis=1)
+        ids_B, gone_3E = self._known()
+        ids_B, joined_B, slot_B = ids_B[part], self._joined_B[part], self._slot_B[part]
         if batch is not None:
             slot_B = np.where((slot_B >= 0) & group.mine(slot_B), group.own(slot_B), NOBODY)
             gone_3E = gone_3E[:, group.mine(gone_3E[2])]

@@ -221,7 +221,8 @@ class WorkingMemory(Slots):
         if self.shares is not None and (self._holdings is None or self._holdings.crowded):
             self._holdings = Holdings(self._columns, self.shares)
         found = self._find_duplicates(rows)
-        entry = Entry(rows, self._columns, self.eviction, found, self._holdings)
+        added = self._totals.added
+        entry = Entry(rows, self._columns, self.eviction, found, self._holdings, added)
         try:
             entry.run()
         finally:

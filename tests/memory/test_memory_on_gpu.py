@@ -13,6 +13,7 @@ import torch
 from torch.nn.functional import normalize
 
 from benchmarks.simulated_gpu import GPU, SimulatedGpu
+from benchmarks.unit_rows import Stream
 from stream_ssl.memory import Duplicates, WorkingMemory
 from stream_ssl.memory.descriptors import Descriptor, Embedding, Thumbnail, Weighted
 from stream_ssl.memory.eviction import (
@@ -155,3 +156,39 @@ def test_the_spending_of_a_block_is_counted() -> None:
             assert float((value_B.view(3, 1) + 1).sum()) == 6
     assert spent.kernels.total() == 3  # the addition, the sum and the copy to the host
     assert spent.waits.total() == 1
+
+
+SHARP = VonMisesFisher(0.1)
+BUDGETS: dict[str, tuple[Callable[[], Policy], int, int]] = {
+    "exact": (lambda: MostDuplicated(SHARP), 200, 7),
+    "exact, compete": (lambda: MostDuplicated(SHARP, compete=True), 200, 7),
+    "linear": (MostDuplicated, 450, 11),
+    "redundant": (Redundant, 200, 8),
+    "minred": (MinimumRedundancy, 450, 120),
+    "queue": (Oldest, 50, 4),
+    "reservoir": (Reservoir, 50, 4),
+}
+"""The kernels and the waits that `add` may spend on a batch of 512 newcomers, by policy.
+
+Approximate counts have no budget, because they launch kernels per cell whenever they draw a pool.
+"""
+
+
+@pytest.mark.parametrize("shares", [None, 0.5], ids=["", "shares"])
+@pytest.mark.parametrize("name", list(BUDGETS))
+def test_a_batch_stays_within_its_budget(name: str, shares: float | None) -> None:
+    """A loop over newcomers on the device would launch at least 512 kernels."""
+    make, kernels, waits = BUDGETS[name]
+    stream, capacity, batch = Stream("clustered"), 1024, 512
+    with SimulatedGpu() as gpu:
+        memory = WorkingMemory(capacity, 128, make(), device="cuda:0", shares=shares)
+        spent = []
+        for size in (capacity, *3 * [batch]):
+            names = None if shares is None else ["robot", "yard"] * (size // 2)
+            z_BD = torch.from_numpy(stream.draw(size)).to("cuda:0")
+            with gpu.spending() as once:
+                memory.add(torch.arange(size), z_BD, producers=names)
+            spent.append(once)
+    settled = spent[2:]
+    assert max(once.kernels.total() for once in settled) <= kernels
+    assert max(once.waits.total() for once in settled) <= waits
