@@ -16,6 +16,7 @@ from benchmarks.simulated_gpu import GPU, SimulatedGpu
 from benchmarks.unit_rows import Stream
 from stream_ssl.memory import Duplicates, WorkingMemory
 from stream_ssl.memory.descriptors import Descriptor, Embedding, Thumbnail, Weighted
+from stream_ssl.memory.duel import exact
 from stream_ssl.memory.eviction import (
     MinimumRedundancy,
     MostDuplicated,
@@ -43,6 +44,12 @@ DESCRIPTORS: dict[str, Callable[[], Descriptor]] = {
     "thumbnail": lambda: Thumbnail(side=4),
     "both": lambda: Weighted([Embedding(), Thumbnail(side=4)]),
 }
+
+
+@pytest.fixture(autouse=True)
+def same_proposals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Propose on the CPU as on a GPU, so that counts that differ by rounding tie the same way."""
+    monkeypatch.setattr(exact, "ON_CPU", exact.ON_GPU)
 
 
 def fed(device: str, policy: Policy, descriptor: Descriptor, batches: int) -> list[list[int]]:

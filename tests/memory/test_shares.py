@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -109,7 +110,7 @@ def test_small_pools_choose_the_same(name: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(linear, "CLOSE_ROWS", 4)
     monkeypatch.setattr(linear, "CANDIDATES", 2)
     monkeypatch.setattr(linear, "SEGMENT", 4)
-    monkeypatch.setattr(exact, "CANDIDATES", 8)
+    monkeypatch.setattr(exact, "ON_CPU", replace(exact.ON_CPU, candidates=8))
     monkeypatch.setattr(approximate, "NEWCOMERS", 8)
     monkeypatch.setattr(approximate, "CANDIDATES", 8)
     monkeypatch.setattr(approximate, "FEWEST", 4)
