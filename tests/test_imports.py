@@ -152,6 +152,10 @@ print(" ".join(name for name in {heavy!r} if name in sys.modules))
             "stream_ssl.memory",
             ("torchvision", "faiss", "zmq", "lmdb", "prometheus_client", "river"),
         ),
+        (
+            "stream_ssl.app.learn",
+            ("torchvision", "torch._dynamo", "sympy", "river", "sklearn", "scipy.optimize"),
+        ),
     ],
 )
 def test_what_an_import_does_not_load(module: str, heavy: tuple[str, ...]) -> None:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import torchvision.models.resnet as torchvision_resnet
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -26,12 +25,6 @@ log = logging.getLogger("stream_ssl.learner")
 
 PREFIX = "backbone."
 """Prefix of the encoder's weights in files that `stream-ssl export` writes."""
-
-BLOCKS = {
-    "basic": torchvision_resnet.BasicBlock,
-    "bottleneck": torchvision_resnet.Bottleneck,
-}
-
 
 CHANNELS_LAST_FROM = 16
 """Smallest number of channels for the layout channels last.
@@ -56,7 +49,81 @@ def in_layout(image_BCHW: Tensor, layout: torch.memory_format) -> Tensor:
     return image_BCHW.clone(memory_format=layout)
 
 
-class ResNet(torchvision_resnet.ResNet):  # type: ignore[misc]  # torchvision is untyped
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions beside a shortcut, as in ResNet-18 and -34.
+
+    The names of the weights are those of torchvision, whose files can be loaded.
+    """
+
+    expansion = 1
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = _conv(inputs, width, 3, stride)
+        self.bn1 = BatchNorm2d(width)
+        self.relu = nn.ReLU(inplace=True)
+        self.conv2 = _conv(width, width, 3)
+        self.bn2 = BatchNorm2d(width)
+        self.downsample = _shortcut(inputs, width, stride)
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        y_BCHW = self.relu(self.bn1(self.conv1(x_BCHW)))
+        y_BCHW = self.bn2(self.conv2(y_BCHW))
+        y_BCHW += x_BCHW if self.downsample is None else self.downsample(x_BCHW)
+        result_BCHW: Tensor = self.relu(y_BCHW)
+        return result_BCHW
+
+
+class Bottleneck(nn.Module):
+    """A 3x3 convolution between two 1x1 convolutions, as in ResNet-50 and deeper (version 1.5).
+
+    The second convolution has the stride, and the third four times the channels.
+    """
+
+    expansion = 4
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        outputs = width * self.expansion
+        self.conv1 = _conv(inputs, width, 1)
+        self.bn1 = BatchNorm2d(width)
+        self.conv2 = _conv(width, width, 3, stride)
+        self.bn2 = BatchNorm2d(width)
+        self.conv3 = _conv(width, outputs, 1)
+        self.bn3 = BatchNorm2d(outputs)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample = _shortcut(inputs, outputs, stride)
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        y_BCHW = self.relu(self.bn1(self.conv1(x_BCHW)))
+        y_BCHW = self.relu(self.bn2(self.conv2(y_BCHW)))
+        y_BCHW = self.bn3(self.conv3(y_BCHW))
+        y_BCHW += x_BCHW if self.downsample is None else self.downsample(x_BCHW)
+        result_BCHW: Tensor = self.relu(y_BCHW)
+        return result_BCHW
+
+
+BLOCKS: dict[str, type[BasicBlock] | type[Bottleneck]] = {
+    "basic": BasicBlock,
+    "bottleneck": Bottleneck,
+}
+
+
+def _conv(inputs: int, outputs: int, side: int, stride: int = 1) -> nn.Conv2d:
+    """Return a convolution without bias that keeps height and width, up to the stride."""
+    conv = nn.Conv2d(inputs, outputs, side, stride, padding=side // 2, bias=False)
+    nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
+    return conv
+
+
+def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Sequential | None:
+    """Return a projection to the block's output; None if the input has its shape."""
+    if stride == 1 and inputs == outputs:
+        return None
+    return nn.Sequential(_conv(inputs, outputs, 1, stride), BatchNorm2d(outputs))
+
+
+class ResNet(nn.Module):
     """A ResNet from images [B, C, H, W] to features [B, F], F = `dim`.
 
     Args:
@@ -82,48 +149,33 @@ class ResNet(torchvision_resnet.ResNet):  # type: ignore[misc]  # torchvision is
     ) -> None:
         depths = tuple(depths)
         _check_resnet(width, depths, channels, stem, block)
-        # The parent's __init__ calls _make_layer, which needs the width. A module accepts no
-        # ordinary attribute before its __init__ has run.
-        object.__setattr__(self, "width", width)
-        super().__init__(BLOCKS[block], list(depths), num_classes=1, norm_layer=BatchNorm2d)
+        super().__init__()
         small = stem == "cifar"
-        self.conv1 = nn.Conv2d(
-            channels,
-            width,
-            kernel_size=3 if small else 7,
-            stride=1 if small else 2,
-            padding=1 if small else 3,
-            bias=False,
-        )
-        nn.init.kaiming_normal_(self.conv1.weight, mode="fan_out", nonlinearity="relu")
+        self.conv1 = _conv(channels, width, 3 if small else 7, 1 if small else 2)
         self.bn1 = BatchNorm2d(width)
-        if small:
-            self.maxpool = nn.Identity()
-        self.fc = nn.Identity()
-        self.dim: int = self.inplanes
+        self.relu = nn.ReLU(inplace=True)
+        self.maxpool = nn.Identity() if small else nn.MaxPool2d(3, stride=2, padding=1)
+        self.dim, made = width, BLOCKS[block]
+        stages = []
+        for stage, blocks in enumerate(depths):
+            layers: list[nn.Module] = []
+            for number in range(blocks):
+                stride = 2 if stage and not number else 1
+                layers.append(made(self.dim, width << stage, stride))
+                self.dim = (width << stage) * made.expansion
+            stages.append(nn.Sequential(*layers))
+        self.layer1, self.layer2, self.layer3, self.layer4 = stages
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.layout = layout_for(width)
         self.to(memory_format=self.layout)
 
     def forward(self, image_BCHW: Tensor) -> Tensor:
-        feature_BF: Tensor = super().forward(in_layout(image_BCHW, self.layout))
+        x_BCHW = self.conv1(in_layout(image_BCHW, self.layout))
+        x_BCHW = self.maxpool(self.relu(self.bn1(x_BCHW)))
+        for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
+            x_BCHW = stage(x_BCHW)
+        feature_BF: Tensor = self.avgpool(x_BCHW).flatten(1)
         return feature_BF
-
-    def _make_layer(
-        self,
-        block: type[nn.Module],
-        planes: int,
-        blocks: int,
-        stride: int = 1,
-        dilate: bool = False,
-    ) -> nn.Sequential:
-        if planes == 64:
-            self.inplanes = self.width
-        if blocks == 0:
-            return nn.Sequential()
-        stage: nn.Sequential = super()._make_layer(
-            block, planes * self.width // 64, blocks, stride, dilate
-        )
-        return stage
 
 
 class Model(nn.Module):

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import isotonic_regression
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -67,6 +66,8 @@ class Calibration:
         if min(same, total - same) < LEAST:
             return None
         seen = self._all_N > 0
+        from scipy.optimize import isotonic_regression  # takes half as long to load as torch
+
         share = self._same_N[seen] / self._all_N[seen]
         fitted = isotonic_regression(share, weights=self._all_N[seen]).x
         bins = np.arange(BINS)

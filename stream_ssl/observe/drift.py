@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from river.drift import ADWIN
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
@@ -144,5 +143,7 @@ class Drift:
 
 
 def _adwin(delta: float) -> Detector:
+    from river.drift import ADWIN  # it loads scikit-learn, which takes seconds
+
     detector: Detector = ADWIN(delta=delta)  # type: ignore[no-untyped-call]
     return detector

@@ -32,6 +32,18 @@ def test_at_full_width_it_is_the_library_s(depths, block, twin) -> None:
     assert shapes == {name: value.shape for name, value in theirs.state_dict().items()}
 
 
+@table("block", ["basic", "bottleneck"])
+def test_with_the_library_s_weights_it_gives_the_library_s_features(block: str) -> None:
+    ours = ResNet(64, (1, 2, 1, 1), stem="imagenet", block=block)
+    library = torchvision.models.resnet
+    twin = {"basic": library.BasicBlock, "bottleneck": library.Bottleneck}[block]
+    theirs = library.ResNet(twin, [1, 2, 1, 1])
+    theirs.fc = nn.Identity()
+    ours.load_state_dict(theirs.state_dict())
+    image_BCHW = torch.rand(3, 3, 48, 40)
+    torch.testing.assert_close(ours(image_BCHW), theirs(image_BCHW), atol=1e-4, rtol=1e-4)
+
+
 @table(
     ("width", "depths", "dim"),
     [(16, (1, 1, 1, 1), 128), (8, (1, 1, 0, 0), 16), (5, (1, 0, 0, 2), 40)],
