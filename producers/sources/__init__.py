@@ -11,6 +11,7 @@ from stream_ssl.producers.sources.lerobot import LeRobot
 from stream_ssl.producers.sources.mcap import McapFiles
 from stream_ssl.producers.sources.nats import Nats
 from stream_ssl.producers.sources.npy import NpyVectors
+from stream_ssl.producers.sources.ros import Ros
 from stream_ssl.producers.sources.rosbag import RosBags
 from stream_ssl.producers.sources.synthetic import Synthetic
 from stream_ssl.producers.sources.video import VideoFiles
@@ -28,6 +29,7 @@ SOURCES: dict[str, type[Source]] = {
     "mcap": McapFiles,
     "nats": Nats,
     "npy": NpyVectors,
+    "ros": Ros,
     "rosbag": RosBags,
     "synthetic": Synthetic,
     "video": VideoFiles,
@@ -47,6 +49,7 @@ __all__ = [
     "McapFiles",
     "Nats",
     "NpyVectors",
+    "Ros",
     "RosBags",
     "Source",
     "Synthetic",

@@ -89,8 +89,7 @@ class Live(ABC, Generic[Item]):
     def received(self) -> Iterator[tuple[Item, int]]:
         """Connect, and yield each item with the bytes that it holds; runs in the reading thread.
 
-        Return or raise an error of `failures` when the connection ends. Call `check_patience`
-        while the connection is open and no item comes.
+        Return or raise an error of `failures` when the connection ends, and when `is_overdue`.
         """
 
     @abstractmethod
@@ -105,15 +104,10 @@ class Live(ABC, Generic[Item]):
         """Return the reason of a failure, for the log; must contain no password."""
         return str(error) or type(error).__name__
 
-    def check_patience(self, why: str) -> None:
-        """Raise an error if no item has come for `give_up_seconds`.
-
-        Raises:
-            SourceError: the time is over. `why` is the reason in its message.
-        """
+    def is_overdue(self) -> bool:
+        """Return whether no item has come for `give_up_seconds`."""
         silent = time.monotonic() - self._came
-        if self._give_up_seconds is not None and silent >= self._give_up_seconds:
-            raise SourceError(f"source {self.name!r}: no frame for {silent:.0f} s: {why}")
+        return self._give_up_seconds is not None and silent >= self._give_up_seconds
 
     def _sent(self) -> Iterator[tuple[Sample, Position]]:
         # A thread of its own reads, so that the stream is read while the sender is busy, and
@@ -175,7 +169,9 @@ class Live(ABC, Generic[Item]):
                 why = self.reason(error)
             if self._stopped.is_set():
                 return
-            self.check_patience(why)
+            if self.is_overdue():
+                silent = time.monotonic() - self._came
+                raise SourceError(f"source {self.name!r}: no frame for {silent:.0f} s: {why}")
             wait = pause * random.uniform(0.5, 1.0)
             log.warning("source %s: no frames: %s; trying again in %.1f s", self.name, why, wait)
             self._stopped.wait(wait)

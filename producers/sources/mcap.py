@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import logging
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+from stream_ssl.bounded_files import parse_json
 from stream_ssl.producers.sources.base import own_fault
 from stream_ssl.producers.sources.mcap_file import Channel, McapFile, Schema
 from stream_ssl.producers.sources.robot_images import Message
@@ -53,7 +56,7 @@ def mcap_messages(logs: RobotLogs, path: Path, start: int) -> Iterator[Message]:
     def decode(channel: Channel, schema: Schema, data: bytes) -> Any:
         if (channel, schema) not in decoders:
             try:
-                decoders[channel, schema] = decoder_of(channel, schema)
+                decoders[channel, schema] = decoder_of(channel.message_encoding, schema)
             except Exception as error:  # a damaged schema can cause errors of any type
                 if own_fault(error):
                     raise
@@ -82,18 +85,24 @@ def mcap_messages(logs: RobotLogs, path: Path, start: int) -> Iterator[Message]:
             )
 
 
-def decoder_of(channel: Channel, schema: Schema) -> Callable[[bytes], Any]:
-    """Return a function that decodes the messages of a channel.
+def decoder_of(encoding: str, schema: Schema) -> Callable[[bytes], Any]:
+    """Return a function that decodes the messages of a channel, from a file or from the network.
+
+    Args:
+        encoding: the encoding of the messages, such as "cdr".
+        schema: the type of the messages.
 
     Raises:
         ValueError: the encoding is not supported.
         Exception: the schema is damaged.
     """
-    form = channel.message_encoding, schema.encoding
+    form = encoding, schema.encoding
     if form in (("cdr", "ros2msg"), ("ros1", "ros1msg")):
         return decoder(schema.name, schema.data.decode(errors="replace"), form[0] == "ros1")
     if form in (("cdr", "ros2idl"), ("cdr", "omgidl")):
         return decoder(schema.name, "", ros1=False)
+    if form == ("json", "jsonschema"):
+        return json_image
     if form == ("protobuf", "protobuf"):
         from mcap.records import Schema as Record
         from mcap_protobuf.decoder import DecoderFactory
@@ -104,5 +113,24 @@ def decoder_of(channel: Channel, schema: Schema) -> Callable[[bytes], Any]:
         return found
     raise ValueError(
         f"{form[0]!r:.80} messages with a schema in {form[1]!r:.80}: only cdr with ros2msg or "
-        "ros2idl, ros1 with ros1msg, and protobuf are known"
+        "ros2idl, ros1 with ros1msg, protobuf, and json with jsonschema are known"
     )
+
+
+def json_image(data: bytes) -> SimpleNamespace:
+    """Return the fields of a RawImage or CompressedImage in JSON, whose data are base64.
+
+    Raises:
+        ValueError: a field has another type than Foxglove's schemas give it.
+    """
+    fields = parse_json(data.decode())
+    if not isinstance(fields, dict) or not isinstance(fields.get("data"), str):
+        raise ValueError("no JSON object with data in base64")
+    for name in ("width", "height", "step"):
+        if name in fields and not (type(fields[name]) is int and 0 <= fields[name] < 2**32):
+            raise ValueError(f"{name} {fields[name]!r:.80}: must be a whole number")
+    stamp = fields.get("timestamp")
+    if isinstance(stamp, dict):
+        fields["timestamp"] = SimpleNamespace(**stamp)
+    fields["data"] = base64.b64decode(fields["data"], validate=True)
+    return SimpleNamespace(**fields)

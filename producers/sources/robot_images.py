@@ -74,7 +74,7 @@ class RobotImages:
 
     def __init__(self, source: str, topics: list[str] | None, codec: Codec, quality: int) -> None:
         self.skipped = Skipped(source)
-        self._source, self._topics = source, topics
+        self.source, self._topics = source, topics
         self._encoder = FrameEncoder(codec, quality)
         self.facts: Facts = {
             "topics": None if topics is None else " ".join(sorted(topics)),
@@ -92,7 +92,7 @@ class RobotImages:
         package, name = package_and_name(kind)
         if name in VIDEO or f"{package}.{name}" in VIDEO:
             self.skipped.note("video messages", f"{topic} of {origin}", f"{kind} is not read")
-        return package in PACKAGES and name in IMAGES
+        return is_image(kind)
 
     def sample(self, message: Message, id_: str, origin: object, **meta: str) -> Sample | None:
         """Return the sample of a message; None if it is no image, which is logged and counted.
@@ -116,7 +116,7 @@ class RobotImages:
             return Sample(
                 id=short_id(id_),
                 time=stamp(header) or message.log_time * 1e-9,
-                source=self._source,
+                source=self.source,
                 meta=fitting_meta(
                     {**meta, "topic": message.topic, "frame_id": getattr(header, "frame_id", "")}
                 ),
@@ -138,6 +138,12 @@ class RobotImages:
         return {"data": data, "codec": codec}
 
 
+def is_image(kind: str) -> bool:
+    """Return whether messages of this type are images that can be read."""
+    package, name = package_and_name(kind)
+    return package in PACKAGES and name in IMAGES
+
+
 def package_and_name(kind: str) -> tuple[str, str]:
     """Return the package and the name of a type, such as sensor_msgs/msg/Image."""
     names = kind.replace("/", ".").split(".")
@@ -147,8 +153,9 @@ def package_and_name(kind: str) -> tuple[str, str]:
 def stamp(header: Any) -> float:
     """Return the stamp of a ROS header or Foxglove message in Unix seconds; 0 if there is none."""
     at = getattr(header, "stamp", None) or getattr(header, "timestamp", None)
-    for seconds, nanoseconds in (("sec", "nanosec"), ("seconds", "nanos"), ("secs", "nsecs")):
-        if hasattr(at, seconds):
+    names = (("sec", "nanosec"), ("sec", "nsec"), ("seconds", "nanos"), ("secs", "nsecs"))
+    for seconds, nanoseconds in names:
+        if hasattr(at, seconds) and hasattr(at, nanoseconds):
             return float(getattr(at, seconds) + getattr(at, nanoseconds) * 1e-9)
     return 0.0
 

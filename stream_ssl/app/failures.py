@@ -31,6 +31,7 @@ EXTRAS = {
     "av": "video",
     **dict.fromkeys(("mcap", "mcap_protobuf"), "mcap"),
     **dict.fromkeys(("lz4", "zstandard"), "rosbag"),  # mcap has them as well
+    "websockets": "ros",
     **dict.fromkeys(("nats", "nkeys"), "nats"),
     "confluent_kafka": "kafka",
     **dict.fromkeys(("httpx", "httpcore", "sniffio", "protego"), "crawl"),

@@ -142,6 +142,7 @@ ELSEWHERE = {
     "crawl",
     "kafka",
     "nats",
+    "ros",
 }  # which need a network, and have these tests beside it
 CASES = [
     *((kind, None) for kind in BUILDERS),

@@ -1,0 +1,334 @@
+"""A source of the images that a robot publishes live, through a Foxglove bridge."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import ssl
+import struct
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from stream_ssl.bounded_files import parse_json
+from stream_ssl.producers.sources.base import own_fault
+from stream_ssl.producers.sources.frames import Codec
+from stream_ssl.producers.sources.live import Live, connection_id
+from stream_ssl.producers.sources.mcap import decoder_of
+from stream_ssl.producers.sources.mcap_file import Schema
+from stream_ssl.producers.sources.robot_images import Message, RobotImages, is_image
+from stream_ssl.producers.sources.web_socket import LostError, WebSocket
+from stream_ssl.rate_limited_logger import printable
+from stream_ssl.wire.sample import Sample
+
+log = logging.getLogger(__name__)
+
+SUBPROTOCOLS = ["foxglove.sdk.v1", "foxglove.websocket.v1"]
+MESSAGE_DATA = 1  # opcode: a message of a subscription
+DATA_HEADER = struct.Struct("<BIQ")  # opcode, subscription, log time in ns
+MAX_TEXT = 16 * 2**20  # bytes of a JSON message; 1,000 topics with their schemas have about 5 MB
+MAX_SCHEMA = 2**20  # bytes
+MAX_CHANNELS = 256  # channels that are subscribed to in one connection
+MAX_NAME = 1024  # characters of a topic or type
+SHOWN_TOPICS = 12  # topics of images that a warning lists
+SCHEMA_ENCODINGS = {
+    "cdr": "ros2msg",
+    "ros1": "ros1msg",
+    "protobuf": "protobuf",
+    "json": "jsonschema",
+}
+"""By encoding of messages: the encoding of a schema that states none, as in the protocol."""
+BINARY_SCHEMAS = ("protobuf", "flatbuffer")  # these travel as base64
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """A topic that the server advertises."""
+
+    id: int
+    topic: str
+    encoding: str  # of the messages
+    schema: Schema
+
+
+class Ros(Live[tuple[str, Message]]):
+    """Images of a live robot (ROS 2 or ROS 1), through the Foxglove WebSocket protocol.
+
+    The robot runs foxglove_bridge or another server of this protocol. This machine needs no ROS
+    installation. Messages are sensor_msgs Image and CompressedImage, and Foxglove's RawImage and
+    CompressedImage as Protobuf or JSON. Compressed images are sent unchanged, other images are
+    encoded with `codec`. The capture time is the header's stamp, or the server's time of the
+    message if the stamp is zero.
+
+    The source reconnects, and drops the oldest waiting images if the sender cannot keep up; see
+    `Live`. Sample ids are TOPIC@CONNECTED-N: a name of the connection, and the number of the image
+    since then.
+
+    Args:
+        url: the server, as ws://HOST:8765, or wss://HOST:8765 for TLS.
+        topics: names of topics, or types of messages; null: all images.
+        codec: encoding of uncompressed images: "jpeg", "webp" or "raw".
+        quality: JPEG or WebP quality, 1 to 100.
+        tls_ca: file of trusted certificates for wss, instead of the system's.
+        timeout: seconds without any sign of life after which the source reconnects, above 0.
+        retry_seconds: longest pause between two attempts, in seconds, above 0.
+        give_up_seconds: seconds without an image after which the source fails; null: never.
+        waiting: maximum number of images that wait for the sender.
+        name: the source's name.
+
+    Raises:
+        ValueError: an argument is invalid.
+        ModuleNotFoundError: a library is not installed: pip install 'stream-ssl[ros]'.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        topics: list[str] | None = None,
+        codec: Codec = "jpeg",
+        quality: int = 90,
+        tls_ca: Path | None = None,
+        timeout: float = 10.0,
+        retry_seconds: float = 30.0,
+        give_up_seconds: float | None = None,
+        waiting: int = 16,
+        name: str = "ros",
+    ) -> None:
+        import websockets  # noqa: F401  # fail early if they are not installed
+
+        super().__init__(name, timeout, retry_seconds, give_up_seconds, waiting)
+        self._images = RobotImages(name, topics, codec, quality)
+        self.skipped = self._images.skipped
+        self._url = check_url(url)
+        self._tls = tls_of(url, tls_ca)
+
+    def received(self) -> Iterator[tuple[tuple[str, Message], int]]:
+        """Yield (sample id, image message) of one connection, with the bytes; see `Live`."""
+        opened = WebSocket(self._url, SUBPROTOCOLS, self._timeout, self._tls, self._stopped)
+        with opened as server:
+            log.info("source %s: connected by %s", self.name, server.subprotocol)
+            subscriptions = Subscriptions(server, self._images, self._url)
+            connected, number = connection_id(), 0
+            for content in server.messages():
+                if self._stopped.is_set():
+                    return
+                if isinstance(content, str):
+                    subscriptions.follow(content)
+                elif content is not None:
+                    message = subscriptions.message(content)
+                    if message is not None:
+                        yield (f"{message.topic}@{connected}-{number}", message), len(content)
+                        number += 1
+                if self.is_overdue():
+                    raise LostError(subscriptions.why_empty())
+                subscriptions.warn_once_if_empty(self._timeout)
+
+    def sample(self, item: tuple[str, Message]) -> Sample | None:
+        """Return the sample of a message; None if it is no image, which is logged and counted."""
+        id_, message = item
+        return self._images.sample(message, id_, self._url)
+
+    def failures(self) -> tuple[type[Exception], ...]:
+        """Return the error types of a lost connection."""
+        return (OSError,)
+
+
+class Subscriptions:
+    """The image channels of one connection, and the messages that arrive for them.
+
+    Args:
+        server: an open connection.
+        images: decides which channels are wanted, and counts unreadable messages.
+        origin: names the server in the log.
+    """
+
+    def __init__(self, server: WebSocket, images: RobotImages, origin: str) -> None:
+        self._server, self._images, self._origin = server, images, origin
+        self._began = time.monotonic()
+        self._by_channel: dict[int, int] = {}  # the subscription of each channel
+        self._subscribed: dict[int, tuple[Channel, Callable[[bytes], Any]]] = {}
+        self._next = 0  # number of the next subscription
+        self._other_topics: dict[str, str] = {}  # types of images that are not wanted, by topic
+        self._warned = False
+
+    def follow(self, text: str) -> None:
+        """Subscribe to the wanted channels that a JSON message advertises; drop those that end.
+
+        Messages of other kinds are ignored. A message that cannot be read is logged and counted.
+
+        Raises:
+            OSError: the connection is lost.
+        """
+        try:
+            if len(text) > MAX_TEXT:
+                raise ValueError(f"it has {len(text)} characters; at most {MAX_TEXT} are read")
+            message = parse_json(text)
+            if not isinstance(message, dict):
+                raise ValueError("it is no JSON object")
+            listed: object = []
+            if message.get("op") == "advertise":
+                listed = message.get("channels")
+            elif message.get("op") == "unadvertise":
+                listed = message.get("channelIds")
+            if not isinstance(listed, list):
+                raise ValueError(f"{message.get('op')} without a list")
+        except ValueError as error:
+            self._unreadable(f"a text of {len(text)} characters", error)
+            return
+        if message.get("op") == "advertise":
+            self._subscribe(listed)
+        else:
+            self._drop(listed)
+
+    def message(self, content: bytes) -> Message | None:
+        """Return the image message in a binary message; None if there is none.
+
+        Messages of other kinds are ignored. A message that is too short is logged and counted.
+        """
+        if not content or content[0] != MESSAGE_DATA:
+            return None
+        if len(content) < DATA_HEADER.size:
+            self._unreadable(f"a message of {len(content)} bytes", "it has no whole header")
+            return None
+        _, subscription, log_time = DATA_HEADER.unpack_from(content)
+        if subscription not in self._subscribed:  # it ended while the message travelled
+            return None
+        channel, decode = self._subscribed[subscription]
+        data = content[DATA_HEADER.size :]
+        return Message(channel.topic, channel.schema.name, log_time, partial(decode, data))
+
+    def why_empty(self) -> str:
+        """Return why no images come."""
+        if self._subscribed:
+            topics = ", ".join(sorted(channel.topic for channel, _ in self._subscribed.values()))
+            return f"nothing is published on {printable(topics)}"
+        others = ", ".join(f"{topic} ({kind})" for topic, kind in self._other_topics.items())
+        advertised = f"only {printable(others, 600)}" if others else "no topic of images"
+        return f"{self._origin} advertises none of the wanted topics; it has {advertised}"
+
+    def warn_once_if_empty(self, patience: float) -> None:
+        """Log a warning if no wanted channel was advertised for `patience` seconds."""
+        if not (self._warned or self._subscribed) and time.monotonic() - self._began > patience:
+            self._warned = True
+            log.warning("source %s: no frames yet: %s", self._images.source, self.why_empty())
+
+    def _subscribe(self, entries: list[Any]) -> None:
+        asked = []
+        for entry in entries:
+            try:
+                channel = channel_of(entry)
+            except ValueError as error:
+                self._unreadable("an advertised channel", error)
+                continue
+            if channel.id not in self._by_channel and self._is_wanted(channel):
+                decode = self._decoder(channel)
+                if decode is not None:
+                    self._by_channel[channel.id] = self._next
+                    self._subscribed[self._next] = channel, decode
+                    asked.append({"id": self._next, "channelId": channel.id})
+                    self._next += 1
+                    log.info(
+                        "source %s: subscribes to %s (%s)",
+                        self._images.source,
+                        printable(channel.topic),
+                        printable(channel.schema.name),
+                    )
+        if asked:
+            self._server.send(json.dumps({"op": "subscribe", "subscriptions": asked}))
+
+    def _is_wanted(self, channel: Channel) -> bool:
+        if not self._images.wanted(channel.topic, channel.schema.name, self._origin):
+            if is_image(channel.schema.name) and len(self._other_topics) < SHOWN_TOPICS:
+                self._other_topics[channel.topic] = channel.schema.name
+            return False
+        if len(self._subscribed) >= MAX_CHANNELS:
+            why = f"the source subscribes to at most {MAX_CHANNELS} channels; name the topics"
+            self._images.skipped.note("channels", channel.topic, why)
+            return False
+        return True
+
+    def _decoder(self, channel: Channel) -> Callable[[bytes], Any] | None:
+        try:
+            return decoder_of(channel.encoding, channel.schema)
+        except Exception as error:  # a damaged schema can cause errors of any type
+            if own_fault(error):
+                raise
+            self._images.skipped.note("undecodable", channel.topic, error)
+            return None
+
+    def _drop(self, ids: list[Any]) -> None:
+        for id_ in ids:
+            subscription = self._by_channel.pop(id_, None) if type(id_) is int else None
+            if subscription is not None:
+                del self._subscribed[subscription]
+
+    def _unreadable(self, what: str, why: object) -> None:
+        self._images.skipped.note("unreadable", f"{what} from {self._origin}", why)
+
+
+def channel_of(entry: object) -> Channel:
+    """Return the channel of an entry of the message "advertise".
+
+    Raises:
+        ValueError: a field is missing, has another type, or is too long.
+    """
+    if not isinstance(entry, dict):
+        raise ValueError("it is no JSON object")
+    id_ = entry.get("id")
+    if type(id_) is not int or not 0 <= id_ < 2**64:
+        raise ValueError(f"id {id_!r:.80}: must be a whole number")
+    limits = {"topic": MAX_NAME, "schemaName": MAX_NAME, "encoding": MAX_NAME, "schema": MAX_SCHEMA}
+    for name, limit in limits.items():
+        value = entry.get(name)
+        if not isinstance(value, str) or len(value) > limit:
+            raise ValueError(f"{name} {value!r:.80}: must be a text of at most {limit} characters")
+    encoding = entry["encoding"]
+    schema_encoding = entry.get("schemaEncoding") or SCHEMA_ENCODINGS.get(encoding, "")
+    if not isinstance(schema_encoding, str):
+        raise ValueError(f"schemaEncoding {schema_encoding!r:.80}: must be a text")
+    schema = entry["schema"].encode(errors="replace")
+    if schema_encoding in BINARY_SCHEMAS:
+        schema = base64.b64decode(schema)
+    return Channel(
+        id_, entry["topic"], encoding, Schema(0, entry["schemaName"], schema_encoding, schema)
+    )
+
+
+def check_url(url: str) -> str:
+    """Return the URL of a server.
+
+    Raises:
+        ValueError: it is no WebSocket URL, or contains a password.
+    """
+    example = "must be ws://HOST:PORT, or wss://HOST:PORT for TLS, such as ws://robot:8765"
+    try:
+        parts = urlsplit(url)
+        valid = parts.scheme in ("ws", "wss") and parts.hostname and parts.port != 0
+    except ValueError:  # the port is no number
+        valid = False
+    if not valid or parts.fragment:
+        raise ValueError(f"url {url!r}: {example}")
+    if "@" in parts.netloc:
+        raise ValueError("url: a password in it would stand in the process list; leave it out")
+    return url
+
+
+def tls_of(url: str, ca: Path | None) -> ssl.SSLContext | None:
+    """Return the TLS context of a URL; None for ws.
+
+    Raises:
+        ValueError: the file cannot be used, or the URL is not of TLS.
+    """
+    if not url.startswith("wss:"):
+        if ca is not None:
+            raise ValueError(f"tls_ca {ca}: has no effect with url {url!r}; use wss://")
+        return None
+    try:
+        return ssl.create_default_context(cafile=ca)
+    except OSError as error:  # includes ssl.SSLError
+        raise ValueError(f"tls_ca {ca}: {error}") from None

@@ -1,0 +1,662 @@
+"""Live robots: images through Foxglove's own server, and through servers that misbehave."""
+
+import base64
+import json
+import logging
+import socket
+import struct
+import threading
+import time
+from contextlib import contextmanager
+
+import foxglove
+import numpy as np
+import pytest
+import trustme
+from foxglove.channels import CompressedImageChannel, RawImageChannel
+from foxglove.messages import CompressedImage, RawImage, Timestamp
+from robot_files import BEGAN, COMPRESSED, IMAGE, ROS1, ROS2, SECOND, TEXT, compressed, image
+from source_files import encoded
+from table import table
+from video_files import number_of, numbered
+from websockets.frames import Frame, Opcode
+from websockets.sync.server import serve
+
+from stream_ssl.producers.sources import Ros
+from stream_ssl.producers.sources.base import SourceError
+
+DEADLINE = 60.0  # seconds; for the busiest machine
+
+
+@contextmanager
+def robot(port=0, **settings):
+    """Foxglove's server on loopback, with channels of its own."""
+    context = foxglove.Context()
+    server = foxglove.start_server(port=port, context=context, **settings)
+    try:
+        yield server, context
+    finally:
+        server.stop()
+
+
+def ros_channel(context, topic, kind, encoding="cdr", types=ROS2):
+    version = 1 if types is ROS1 else 2
+    text, _ = types.generate_msgdef(kind, ros_version=version)
+    name = kind.replace("/msg/", "/") if types is ROS1 else kind
+    schema = foxglove.Schema(name=name, encoding=f"ros{version}msg", data=text.encode())
+    return foxglove.Channel(topic, message_encoding=encoding, schema=schema, context=context)
+
+
+def cdr(message, kind):
+    return bytes(ROS2.serialize_cdr(message, kind))
+
+
+def raw(number, stamp=BEGAN):
+    return cdr(image(ROS2, numbered(number), "rgb8", stamp), IMAGE)
+
+
+def jpeg(number, stamp=BEGAN):
+    return cdr(compressed(ROS2, encoded(numbered(number), "JPEG"), "jpeg", stamp), COMPRESSED)
+
+
+@contextmanager
+def reading(source):
+    """Collect samples in a thread, which the end of the block stops."""
+    samples, failed = [], []
+
+    def read():
+        try:
+            for sample, _ in source.samples():
+                samples.append(sample)
+        except SourceError as error:
+            failed.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        yield samples, failed
+    finally:
+        source.stop()
+        reader.join(DEADLINE)
+        assert not reader.is_alive()
+
+
+def wait_for(event, publish=lambda: None):
+    """Wait for an event, and publish again and again, since a subscription takes time."""
+    deadline = time.monotonic() + DEADLINE
+    while not event():
+        assert time.monotonic() < deadline
+        publish()
+        time.sleep(0.02)
+
+
+def of(server, **settings):
+    quick = {"retry_seconds": 0.05, "codec": "raw", "timeout": 20.0}
+    return Ros(f"ws://127.0.0.1:{server.port}", **(quick | settings))
+
+
+def test_images_of_ros_2_with_their_stamps_topics_and_frames():
+    with robot() as (server, context):
+        plain = ros_channel(context, "/camera/raw", IMAGE)
+        packed = ros_channel(context, "/camera/jpeg", COMPRESSED)
+        words = ros_channel(context, "/chatter", TEXT)
+
+        def publish():
+            words.log(cdr(ROS2.types[TEXT]("hello"), TEXT))
+            plain.log(raw(3, BEGAN + SECOND // 2))
+            packed.log(jpeg(5, stamp=0), log_time=BEGAN + 7 * SECOND)
+
+        source = of(server)
+        with reading(source) as (samples, _):
+            wait_for(lambda: len({sample.codec for sample in samples}) == 2, publish)
+    by_codec = {sample.codec: sample for sample in samples}
+    plain, packed = by_codec["raw"], by_codec["jpeg"]
+    assert number_of(plain) == 3
+    assert plain.time == pytest.approx(BEGAN / SECOND + 0.5)
+    assert plain.meta == {"topic": "/camera/raw", "frame_id": "front"}
+    assert bytes(packed.data) == encoded(numbered(5), "JPEG")  # unchanged
+    assert packed.time == pytest.approx(BEGAN / SECOND + 7)  # without a stamp, the server's time
+    assert packed.id.startswith("/camera/jpeg@")
+    assert len({sample.id for sample in samples}) == len(samples)
+    assert {sample.source for sample in samples} == {"ros"}
+    assert set(source.skipped.by_reason) <= {"late"}
+
+
+def test_images_of_ros_1_and_of_foxglove_as_protobuf_and_json():
+    pixel_HWC = numbered(6)
+    height, width = pixel_HWC.shape[:2]
+    at = Timestamp(BEGAN // SECOND, 250_000_000)
+    with robot() as (server, context):
+        old = ros_channel(context, "/old", IMAGE, "ros1", ROS1)
+        packed = CompressedImageChannel("/packed", context=context)
+        plain = RawImageChannel("/plain", context=context)
+        schema = foxglove.Schema(name="foxglove.RawImage", encoding="jsonschema", data=b"{}")
+        text = foxglove.Channel("/json", message_encoding="json", schema=schema, context=context)
+
+        def publish():
+            old.log(
+                bytes(ROS1.serialize_ros1(image(ROS1, numbered(4), "rgb8", BEGAN), IMAGE)),
+                log_time=BEGAN,
+            )
+            packed.log(CompressedImage(data=encoded(numbered(5), "WEBP"), format="webp"))
+            facts = {"width": width, "height": height, "encoding": "rgb8", "step": width * 3}
+            data = pixel_HWC.tobytes()
+            plain.log(RawImage(timestamp=at, frame_id="rear", data=data, **facts))
+            stamp = {"sec": BEGAN // SECOND, "nsec": 750_000_000}
+            fields = {"timestamp": stamp, "data": base64.b64encode(data).decode(), **facts}
+            text.log(json.dumps(fields | {"frame_id": "json"}).encode())
+
+        with reading(of(server)) as (samples, _):
+            wait_for(lambda: len({one.meta["topic"] for one in samples}) == 4, publish)
+    by_topic = {sample.meta["topic"]: sample for sample in samples}
+    assert number_of(by_topic["/old"]) == 4
+    assert by_topic["/packed"].codec == "webp"
+    assert number_of(by_topic["/plain"]) == number_of(by_topic["/json"]) == 6
+    assert by_topic["/plain"].meta["frame_id"] == "rear"
+    assert by_topic["/plain"].time == pytest.approx(BEGAN / SECOND + 0.25)
+    assert by_topic["/json"].time == pytest.approx(BEGAN / SECOND + 0.75)
+
+
+def test_a_robot_that_restarts_is_followed_under_new_ids(caplog):
+    caplog.set_level(logging.INFO)
+    ids = []
+    with robot() as (first, context):
+        port = first.port
+        source = of(first)
+        channel = ros_channel(context, "/camera", IMAGE)
+        with reading(source) as (samples, _):
+            wait_for(lambda: samples, lambda: channel.log(raw(1)))
+            first.stop()
+            wait_for(lambda: "trying again in" in caplog.text)
+            with robot(port) as (_, context):
+                channel = ros_channel(context, "/camera", IMAGE)
+                count = len(samples)
+                wait_for(lambda: len(samples) > count, lambda: channel.log(raw(2)))
+    assert {number_of(sample) for sample in samples} == {1, 2}
+    ids = [sample.id for sample in samples]
+    assert len(set(ids)) == len(ids)
+    assert len({id_.rpartition("-")[0] for id_ in ids}) == 2
+    assert "no frames: the server closed" in caplog.text or "connection" in caplog.text
+
+
+def test_only_the_wanted_of_many_topics_are_subscribed_to():
+    with robot() as (server, context):
+        channels = [ros_channel(context, f"/camera{n}", IMAGE) for n in range(200)]
+        late = []
+
+        def publish():
+            for number, channel in enumerate(channels[:20]):
+                channel.log(raw(number))
+            if not late:  # a node that starts later
+                late.append(ros_channel(context, "/late", COMPRESSED))
+            late[0].log(jpeg(31))
+
+        source = of(server, topics=["/camera7", COMPRESSED], waiting=100)
+        with reading(source) as (samples, _):
+            wait_for(lambda: len({sample.meta["topic"] for sample in samples}) == 2, publish)
+            late[0].close()
+    assert {sample.meta["topic"] for sample in samples} == {"/camera7", "/late"}
+    assert {number_of(s) for s in samples if s.meta["topic"] == "/camera7"} == {7}
+
+
+def test_a_topic_that_does_not_exist_is_named_with_those_that_do(caplog):
+    with robot() as (server, context):
+        ros_channel(context, "/front/image_raw", IMAGE)
+        source = of(server, topics=["/front/image"], timeout=1.0, give_up_seconds=3.0)
+        with reading(source) as (_, failed):
+            wait_for(lambda: failed)
+    assert "advertises none of the wanted topics; it has only /front/image_raw" in str(failed[0])
+    assert "no frame for 3 s" in str(failed[0])
+    assert "no frames yet" in caplog.text
+
+
+def test_the_newest_images_remain_if_the_sender_is_slow():
+    with robot() as (server, context):
+        channel = ros_channel(context, "/camera", IMAGE)
+        source = of(server, waiting=4)
+        stream = source.samples()
+        got = threading.Event()
+        first = []
+        taker = threading.Thread(target=lambda: (first.append(next(stream)), got.set()))
+        taker.start()
+        wait_for(got.is_set, lambda: channel.log(raw(0)))
+        taker.join()
+        for number in range(1, 31):
+            channel.log(raw(number))
+        wait_for(lambda: source.skipped.by_reason["late"] >= 26)
+        wait_for(lambda: number_of_last(source) == 30)
+        rest = [number_of(next(stream)[0]) for _ in range(4)]
+        source.stop()
+        assert list(stream) == []
+    assert rest == [27, 28, 29, 30]
+
+
+def number_of_last(source):
+    """The number in the newest waiting image."""
+    with source._changed:
+        ((_, message), _size) = source._ready[-1]
+    return number_of(source._images.sample(message, "x", "the test"))
+
+
+@contextmanager
+def link(port, piece, pause):
+    """A slow link to a server: `piece` bytes each `pause` seconds."""
+
+    def pump(source, target, slow):
+        try:
+            while data := source.recv(piece if slow else 65_536):
+                target.sendall(data)
+                if slow:
+                    time.sleep(pause)
+        except OSError:
+            pass
+        finally:
+            target.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def accept():
+            near, _ = listening.accept()
+            far = socket.create_connection(("127.0.0.1", port))
+            pumps = [
+                threading.Thread(target=pump, args=(far, near, True), daemon=True),
+                threading.Thread(target=pump, args=(near, far, False), daemon=True),
+            ]
+            [one.start() for one in pumps]
+            [one.join() for one in pumps]
+
+        accepting = threading.Thread(target=accept, daemon=True)
+        accepting.start()
+        yield listening.getsockname()[1]
+        listening.close()
+        accepting.join(DEADLINE)
+
+
+def test_a_large_image_on_a_slow_link_takes_longer_than_the_timeout(caplog):
+    pixel_HWC = np.random.default_rng(0).integers(0, 256, (400, 500, 3), np.uint8)
+    data = cdr(image(ROS2, pixel_HWC, "rgb8", BEGAN), IMAGE)
+    with robot() as (server, context), link(server.port, 10_000, 0.05) as port:  # 3 s per image
+        channel = ros_channel(context, "/camera", IMAGE)
+        source = Ros(f"ws://127.0.0.1:{port}", timeout=1.5, codec="raw", retry_seconds=0.05)
+        with reading(source) as (samples, _):
+            sent = []
+
+            def publish():
+                if source._ready_bytes == 0 and len(sent) < 500:
+                    sent.append(channel.log(data))
+
+            wait_for(lambda: samples, publish)
+    assert bytes(samples[0].data) == pixel_HWC.tobytes()
+    assert "trying again" not in caplog.text
+
+
+def test_tls_with_a_certificate_of_ones_own(tmp_path):
+    authority = trustme.CA()
+    certificate = authority.issue_cert("127.0.0.1")
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    from cryptography.hazmat.primitives import serialization as form
+
+    key = form.load_pem_private_key(certificate.private_key_pem.bytes(), None)
+    pem = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
+    chain = certificate.cert_chain_pems[0].bytes()
+    with robot(tls_cert=chain, tls_key=pem) as (server, context):
+        channel = ros_channel(context, "/camera", IMAGE)
+        url = f"wss://127.0.0.1:{server.port}"
+        source = Ros(url, tls_ca=tmp_path / "ca.pem", codec="raw", retry_seconds=0.05)
+        with reading(source) as (samples, _):
+            wait_for(lambda: samples, lambda: channel.log(raw(9)))
+        stranger = Ros(url, give_up_seconds=0.1, retry_seconds=0.05)
+        with pytest.raises(SourceError, match="certificate verify failed"):
+            next(stranger.samples())
+    assert number_of(samples[0]) == 9
+
+
+def test_an_absent_robot_is_awaited_and_given_up_when_asked():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+    source = Ros(f"ws://127.0.0.1:{port}", give_up_seconds=0.2, retry_seconds=0.05)
+    with pytest.raises(SourceError, match=r"source 'ros': no frame for \d+ s: .*refused"):
+        next(source.samples())
+
+
+def test_a_silent_robot_gets_a_ping_and_is_then_left():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        url = f"ws://127.0.0.1:{listening.getsockname()[1]}"
+        source = Ros(url, timeout=0.5, give_up_seconds=0.1, retry_seconds=0.05)
+        with pytest.raises(SourceError, match=r"nothing came for 0.5 s|no WebSocket handshake"):
+            next(source.samples())
+
+
+@contextmanager
+def server_that(script):
+    """A WebSocket server that runs `script(connection)` for each client."""
+
+    def handle(connection):
+        try:
+            script(connection)
+            connection.recv(timeout=DEADLINE)
+            for _ in connection:
+                pass
+        except (OSError, TimeoutError, EOFError):
+            pass
+
+    with serve(
+        handle, "127.0.0.1", 0, subprotocols=["foxglove.websocket.v1"], compression=None
+    ) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"ws://127.0.0.1:{server.socket.getsockname()[1]}"
+        server.shutdown()
+        thread.join(DEADLINE)
+
+
+SCHEMA, _ = ROS2.generate_msgdef(IMAGE, ros_version=2)
+
+
+def advertised(*topics, first=1, **more):
+    """The message "advertise" of channels of images."""
+    facts = {"encoding": "cdr", "schemaName": IMAGE, "schema": SCHEMA} | more
+    channels = [{"id": first + n, "topic": topic} | facts for n, topic in enumerate(topics)]
+    return json.dumps({"op": "advertise", "channels": channels})
+
+
+def data_of(subscription, content, log_time=BEGAN):
+    return struct.pack("<BIQ", 1, subscription, log_time) + content
+
+
+def subscriptions(connection):
+    """Wait for the message "subscribe"; return its pairs."""
+    asked = json.loads(connection.recv(timeout=DEADLINE))
+    assert asked["op"] == "subscribe"
+    return {entry["channelId"]: entry["id"] for entry in asked["subscriptions"]}
+
+
+DEEP = '{"op":' + "[" * 5000 + "]" * 5000 + "}"
+GARBAGE = {
+    "no JSON": ["{"],
+    "another JSON": ["[]", "3", "null", '"advertise"'],
+    "deep JSON": [DEEP],
+    "an endless number": ['{"op": "advertise", "channels": [' + "9" * 10_000 + "]}"],
+    "no list": ['{"op": "advertise"}', '{"op": "unadvertise", "channelIds": 3}'],
+    "wrong channels": [
+        '{"op": "advertise", "channels": [1, null, {}, {"id": -1}, {"id": "x"}, {"id": 1e3}]}',
+        advertised("/x", encoding=7),
+        advertised("/x", schema={"a": 1}),
+        advertised("/x", schemaEncoding=["ros2msg"]),
+        advertised("/x" * 1000),
+        advertised("/x", schema="a" * (2**20 + 1)),
+        advertised("/x", schemaEncoding="protobuf", encoding="protobuf", schema="?"),
+    ],
+    "bytes without a header": [b"\1", b"\1\0\0", b"\1" * 12],
+    "damaged schemas": [
+        advertised("/x", schema="uint8[] other", schemaEncoding="ros2msg"),
+        advertised("/y", encoding="protobuf", schema="AAAA", schemaName="foxglove.RawImage"),
+        advertised("/z", encoding="smoke"),
+    ],
+}
+
+
+@table("kind", GARBAGE)
+def test_garbage_is_counted_and_the_images_after_it_are_sent(kind):
+    def script(connection):
+        for part in GARBAGE[kind]:
+            connection.send(part)
+        connection.send(advertised("/good", first=500))
+        (subscription,) = subscriptions(connection).values()
+        connection.send(data_of(subscription, raw(8)))
+
+    with server_that(script) as url:
+        source = Ros(url, codec="raw")
+        sample, _ = next(source.samples())
+        source.stop()
+    assert number_of(sample) == 8
+    assert sum(source.skipped.by_reason.values()) >= len(GARBAGE[kind])
+    assert set(source.skipped.by_reason) <= {"unreadable", "undecodable"}
+
+
+def test_messages_that_are_not_asked_for_are_ignored():
+    noise = np.random.default_rng(0)
+
+    def script(connection):
+        connection.send('{"op": "serverInfo", "name": "x", "capabilities": []}')
+        connection.send('{"op": "newKind"}')
+        connection.send(advertised("/good"))
+        (subscription,) = subscriptions(connection).values()
+        connection.send(b"")
+        for _ in range(200):  # other opcodes, and other subscriptions
+            connection.send(bytes([2 + noise.integers(250)]) + noise.bytes(noise.integers(40)))
+        connection.send(data_of(subscription + 1, raw(7)))
+        connection.send(data_of(subscription, raw(8)))
+
+    with server_that(script) as url:
+        source = Ros(url, codec="raw")
+        sample, _ = next(source.samples())
+        source.stop()
+    assert number_of(sample) == 8
+    assert not source.skipped.by_reason
+
+
+def test_damaged_images_are_counted_and_left_out():
+    noise = np.random.default_rng(1)
+    whole = raw(3)
+
+    def script(connection):
+        connection.send(advertised("/good"))
+        (subscription,) = subscriptions(connection).values()
+        for cut in range(0, 120, 3):
+            connection.send(data_of(subscription, whole[:cut]))
+        for _ in range(40):
+            connection.send(data_of(subscription, noise.bytes(200), log_time=2**64 - 1))
+        connection.send(data_of(subscription, raw(8)))
+
+    with server_that(script) as url:
+        source = Ros(url, codec="raw", waiting=100)
+        sample, _ = next(source.samples())
+        source.stop()
+    assert number_of(sample) == 8
+    assert source.skipped.by_reason.total() == 80
+    assert set(source.skipped.by_reason) <= {"undecodable", "no image"}
+
+
+def test_endless_channels_are_bounded(monkeypatch):
+    monkeypatch.setattr("stream_ssl.producers.sources.ros.MAX_CHANNELS", 10)
+    counts = []
+
+    def script(connection):
+        for first in range(0, 3000, 100):
+            connection.send(
+                advertised(*(f"/camera{n}" for n in range(first, first + 100)), first=first)
+            )
+        asked = subscriptions(connection)
+        counts.append(len(asked))
+        connection.send(json.dumps({"op": "unadvertise", "channelIds": [*asked, 77, "x", None]}))
+        connection.send(advertised("/another", first=9000))
+        (subscription,) = subscriptions(connection).values()
+        connection.send(data_of(subscription, raw(8)))
+
+    with server_that(script) as url:
+        source = Ros(url, codec="raw")
+        sample, _ = next(source.samples())
+        source.stop()
+    assert counts == [10]
+    assert sample.meta["topic"] == "/another"
+    assert source.skipped.by_reason["channels"] == 2990
+
+
+def shake_hands(peer):
+    """Answer a client's handshake on a bare socket."""
+    from websockets.utils import accept_key
+
+    asked = b""
+    while b"\r\n\r\n" not in asked:
+        asked += peer.recv(4096)
+    key = asked.partition(b"Sec-WebSocket-Key: ")[2].partition(b"\r\n")[0].decode()
+    peer.sendall(
+        b"HTTP/1.1 101 Switching\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        b"Sec-WebSocket-Protocol: foxglove.websocket.v1\r\n"
+        + f"Sec-WebSocket-Accept: {accept_key(key)}\r\n\r\n".encode()
+    )
+
+
+@contextmanager
+def bare_server(script):
+    """A server of bytes; `script(peer)` runs for each client."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def talk():
+            while True:
+                try:
+                    peer, _ = listening.accept()
+                except OSError:
+                    return
+                with peer:
+                    peer.settimeout(DEADLINE)
+                    try:
+                        script(peer)
+                        while peer.recv(65_536):
+                            pass
+                    except OSError:
+                        pass
+
+        thread = threading.Thread(target=talk)
+        thread.start()
+        yield f"ws://127.0.0.1:{listening.getsockname()[1]}"
+        listening.shutdown(socket.SHUT_RDWR)
+        thread.join(DEADLINE)
+
+
+def frame(opcode, data, fin=True):
+    return Frame(opcode, data, fin).serialize(mask=False)
+
+
+def huge(peer):
+    shake_hands(peer)
+    peer.sendall(b"\x82\x7f" + (2**40).to_bytes(8, "big") + bytes(1000))
+
+
+def fragments(peer):
+    """A message of more than the limit, in fragments."""
+    shake_hands(peer)
+    part = bytes(2**14)
+    peer.sendall(frame(Opcode.BINARY, part, False))
+    for _ in range(80):
+        peer.sendall(frame(Opcode.CONT, part, False))
+
+
+def wrong_frame(peer):
+    shake_hands(peer)
+    peer.sendall(b"\xff\xff\xff\xff")
+
+
+def closing(peer):
+    shake_hands(peer)
+    peer.sendall(frame(Opcode.CLOSE, struct.pack("!H", 1013) + b"try\x1b later"))
+
+
+def ending(peer):
+    shake_hands(peer)
+    peer.close()
+
+
+def dripping(peer):
+    """A handshake that never ends, a byte at a time."""
+    for sign in b"HTTP/1.1 101 Switching\r\n" + b"a: b\r\n" * 100:
+        peer.sendall(bytes([sign]))
+        time.sleep(0.05)
+
+
+HOSTILE = {
+    "another protocol": (lambda peer: peer.sendall(b"SSH-2.0-OpenSSH\r\n\r\n"), "no WebSocket"),
+    "endless headers": (
+        lambda peer: peer.sendall(b"HTTP/1.1 101 x\r\n" + b"a: b\r\n" * 100_000),
+        "no WebSocket|[Bb]roken pipe|reset",
+    ),
+    "a web server": (
+        lambda peer: peer.sendall(b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n"),
+        "HTTP 404",
+    ),
+    "a redirect": (
+        lambda peer: peer.sendall(
+            b"HTTP/1.1 302 No\r\nLocation: ws://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n"
+        ),
+        "HTTP 302",
+    ),
+    "a handshake that never ends": (dripping, "no WebSocket handshake within 0.4 s"),
+    "a huge frame": (huge, "has more than 1048576 bytes"),
+    "endless fragments": (fragments, "has more than 1048576 bytes"),
+    "a wrong frame": (wrong_frame, "the server broke the protocol"),
+    "a close": (closing, r"the server closed the connection: 1013 .*try\? later"),
+    "an end": (ending, "the connection broke"),
+}
+
+
+@table("kind", HOSTILE)
+def test_a_hostile_server_is_named_and_given_up_when_asked(kind, monkeypatch, caplog):
+    monkeypatch.setattr("stream_ssl.producers.sources.live.FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("stream_ssl.producers.sources.web_socket.MAX_MESSAGE", 2**20)
+    script, why = HOSTILE[kind]
+    with bare_server(script) as url:
+        source = Ros(url, timeout=0.4, retry_seconds=0.01, give_up_seconds=0.05)
+        with pytest.raises(SourceError, match=rf"source 'ros': no frame for \d+ s: .*({why})"):
+            next(source.samples())
+
+
+def test_many_tiny_fragments_form_one_message():
+    content = data_of(0, raw(8))
+
+    def script(peer):
+        shake_hands(peer)
+        peer.sendall(frame(Opcode.TEXT, advertised("/good").encode()))
+        peer.recv(65_536)
+        parts = [frame(Opcode.BINARY, b"", False)] + [frame(Opcode.CONT, b"", False)] * 20_000
+        parts += [frame(Opcode.CONT, content[n : n + 7], False) for n in range(0, len(content), 7)]
+        parts.insert(10_000, frame(Opcode.PING, b"are you there"))
+        peer.sendall(b"".join(parts) + frame(Opcode.CONT, b""))
+
+    with bare_server(script) as url:
+        source = Ros(url, codec="raw")
+        sample, _ = next(source.samples())
+        source.stop()
+    assert number_of(sample) == 8
+
+
+def test_stop_ends_a_source_whose_robot_says_nothing():
+    with robot() as (server, _):
+        source = of(server, timeout=60)
+        ended = threading.Thread(target=list, args=(source.samples(),))
+        ended.start()
+        source.stop()
+        ended.join(10)
+        assert not ended.is_alive()
+
+
+def test_a_position_is_of_this_source_alone():
+    source = Ros("ws://127.0.0.1:9", name="one")
+    position = {"at": None, "of": {"source": "one", "live": True}}
+    source.samples(json.loads(json.dumps(position)))
+    with pytest.raises(ValueError, match="source was 'one' and is 'two'"):
+        Ros("ws://127.0.0.1:9", name="two").samples(position)
+    for broken in (17, "here", [], {}, {"at": [0], "of": 3}):
+        with pytest.raises(ValueError, match="position does not fit"):
+            source.samples(broken)
+
+
+@table(
+    ("settings", "message"),
+    [
+        ({"url": "robot:8765"}, "url 'robot:8765': must be ws://HOST:PORT"),
+        ({"url": "http://robot"}, "must be ws://HOST:PORT"),
+        ({"url": "ws://"}, "must be ws://HOST:PORT"),
+        ({"url": "ws://robot:x"}, "must be ws://HOST:PORT"),
+        ({"url": "ws://a:secret@robot"}, "url: a password"),
+        ({"timeout": 0}, "timeout 0: must be above 0"),
+        ({"waiting": 0}, "waiting 0"),
+        ({"quality": 101}, "quality 101"),
+        ({"tls_ca": "/none"}, "tls_ca /none: has no effect with url"),
+        ({"url": "wss://robot", "tls_ca": "/none"}, "tls_ca /none: .*No such file"),
+    ],
+)
+def test_wrong_arguments_are_named(settings, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        Ros(**({"url": "ws://127.0.0.1:8765"} | settings))
+    assert "secret" not in str(caught.value)
