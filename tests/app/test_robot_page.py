@@ -1,0 +1,64 @@
+"""The commands of docs/robot.md, with Foxglove's own server as the robot."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import time
+from pathlib import Path
+
+import foxglove
+import numpy as np
+from foxglove.channels import RawImageChannel
+from foxglove.messages import RawImage, Timestamp
+from harness import processes, stop, until
+
+PAGE = Path(__file__).parents[2] / "docs" / "robot.md"
+
+
+def command_of(name: str) -> list[str]:
+    """The words of the page's first command `stream-ssl NAME`, after stream-ssl."""
+    found = re.search(rf"^ +stream-ssl ({name} .*)$", PAGE.read_text(), re.MULTILINE)
+    assert found is not None
+    return shlex.split(found[1])
+
+
+def test_images_of_a_robot_become_an_encoder(tmp_path: Path) -> None:
+    context = foxglove.Context()
+    server = foxglove.start_server(port=0, context=context)
+    camera = RawImageChannel("/camera/image_raw/compressed", context=context)
+    other = RawImageChannel("/other", context=context)
+    noise = np.random.default_rng(0)
+
+    def publish() -> None:
+        data = noise.integers(0, 256, (16, 16), np.uint8).tobytes()
+        facts = {"width": 16, "height": 16, "step": 16, "encoding": "mono8"}
+        for channel in (camera, other):
+            channel.log(RawImage(timestamp=Timestamp.now(), data=data, **facts))
+        time.sleep(0.01)
+
+    folder = tmp_path / "run"
+    places = {"runs/laptop": str(folder), "ws://ROBOT:8765": f"ws://127.0.0.1:{server.port}"}
+    try:
+        with processes(folder) as run:
+            daemon = run.start("run", str(run.config))
+            assert run.address
+            words = [places.get(word, word) for word in command_of("produce ros")]
+            assert set(places.values()) <= set(words)
+            producer = run.start(*words, log="robot")
+
+            def learned() -> bool:
+                publish()
+                return run.metric("steps_total") >= 5
+
+            until(learned, lambda: run.log("robot") + run.log("run"))
+            assert stop(producer) == 0, run.log("robot")
+            assert "subscribes to /camera/image_raw/compressed" in run.log("robot")
+            assert "/other" not in run.log("robot")
+            assert stop(daemon) == 0, run.log("run")
+            words = [places.get(word, word) for word in command_of("export")]
+            words[words.index("encoder")] = str(tmp_path / "encoder")
+            assert run.start(*words).wait(120) == 0, run.log("export")
+    finally:
+        server.stop()
+    assert any((tmp_path / "encoder").iterdir())
