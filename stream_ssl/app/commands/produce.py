@@ -28,6 +28,7 @@ from stream_ssl.producers.shaping import Continual, Parked, Popularity, Shaped, 
 from stream_ssl.producers.sources import SOURCES, Source
 from stream_ssl.producers.sources.acknowledged import Acknowledged, Deliveries, Expected
 from stream_ssl.producers.sources.base import Skipped, SourceError
+from stream_ssl.producers.sources.outside import build_source, find_source, listed
 from stream_ssl.wire import Position, Sample, Welcome
 from stream_ssl.wire.sample import MAX_SOURCE_BYTES, check_text, short
 
@@ -68,23 +69,30 @@ def main(arguments: Sequence[str]) -> int:
         formatter_class=argparse.RawTextHelpFormatter,
     )
     lines = [f"{name:<11} {first_line(cls)}" for name, cls in SOURCES.items()]
-    names.add_argument("source", choices=list(SOURCES), metavar="SOURCE", help="\n".join(lines))
+    lines += [f"{name:<11} {entry.value}" for name, entry in listed().items()]
+    lines.append("or the path of your own class, such as my_package.sources.Mine")
+    names.add_argument("source", metavar="SOURCE", help="\n".join(lines))
     chosen = names.parse_args(list(arguments[:1]))
+    try:
+        cls = find_source(chosen.source)
+    except ValueError as error:
+        names.error(str(error))
     parser = source_parser(chosen.source)
     check_files(parser, arguments[1:])
     settings = parser.parse_args(list(arguments[1:]))
     if (settings.run is None) == (not settings.to):
         parser.error("give either --run FOLDER, the run's folder on this machine, or --to ADDRESS")
     given = parser.parse_args(list(arguments[1:]), defaults=False)
-    return reported(lambda: produce(settings, SOURCES[chosen.source], given))
+    return reported(lambda: produce(settings, cls, given))
 
 
 def source_parser(name: str) -> Parser:
     """Return the parser of one source's options, with those of shaping and of the producer."""
+    cls = find_source(name)
     parser = Parser(
         prog=f"stream-ssl produce {name}",
         usage=f"stream-ssl produce {name} (--run FOLDER | --to ADDRESS) --name NAME [OPTIONS]",
-        description=first_line(SOURCES[name]),
+        description=first_line(cls),
     )
     parser.add_argument("--config", action="config", help="YAML file with these options")
     parser.add_argument(
@@ -136,7 +144,7 @@ def source_parser(name: str) -> Parser:
     parser.add_argument(
         "--takeover", action="store_true", help="disconnect a running producer of the same name"
     )
-    parser.add_class_arguments(SOURCES[name], "source", instantiate=False)
+    parser.add_class_arguments(cls, "source", instantiate=False)
     parser.add_class_arguments(Continual, "continual", skip={"source"}, instantiate=False)
     for section, (wrapper, switch) in WRAPPERS.items():
         parser.add_class_arguments(wrapper, section, skip={"source"}, instantiate=False)
@@ -157,7 +165,8 @@ def produce(settings: Namespace, cls: Callable[..., Source], given: Namespace) -
         given: the options that the user named.
     """
     with configuring():
-        origin = cls(**settings.source)  # this may list a million files; a signal ends it at once
+        # This may list a million files, so a signal still ends it at once.
+        origin = build_source(cls, settings.source)
         check_text("--source.name", origin.name, MAX_SOURCE_BYTES)  # may be the folder's name
         stop = stop_on_signals()
         broker = origin if isinstance(origin, Acknowledged) else None
@@ -411,4 +420,4 @@ class Report:
 
 def first_line(cls: object) -> str:
     """Return the first line of a class's docstring."""
-    return (cls.__doc__ or "").strip().splitlines()[0]
+    return next(iter((cls.__doc__ or "").strip().splitlines()), "")
