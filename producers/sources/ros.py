@@ -185,7 +185,7 @@ class Subscriptions:
         else:
             self._drop(listed)
 
-    def message(self, content: bytes) -> Message | None:
+    def message(self, content: bytes | bytearray) -> Message | None:
         """Return the image message in a binary message; None if there is none.
 
         Messages of other kinds are ignored. A message that is too short is logged and counted.
@@ -199,7 +199,7 @@ class Subscriptions:
         if subscription not in self._subscribed:  # it ended while the message travelled
             return None
         channel, decode = self._subscribed[subscription]
-        data = content[DATA_HEADER.size :]
+        data = bytes(memoryview(content)[DATA_HEADER.size :])
         return Message(channel.topic, channel.schema.name, log_time, partial(decode, data))
 
     def why_empty(self) -> str:

@@ -107,7 +107,7 @@ class WebSocket:
         self._protocol.send_text(text.encode())
         self._flush()
 
-    def messages(self) -> Iterator[str | bytes | None]:
+    def messages(self) -> Iterator[str | bytes | bytearray | None]:
         """Yield each message, and None after each TICK_SECONDS without data.
 
         Invalid UTF-8 in a text becomes replacement characters.
@@ -129,9 +129,13 @@ class WebSocket:
                     continue  # the protocol answers pings itself
                 if event.opcode is not Opcode.CONT:
                     self._text = event.opcode is Opcode.TEXT
-                self._message += event.data
+                assert isinstance(event.data, bytes | bytearray)
+                whole = event.data  # a message of one frame is not copied
+                if self._message or not event.fin:
+                    self._message += event.data
+                    whole = self._message
                 if event.fin:
-                    whole, self._message = bytes(self._message), bytearray()
+                    self._message = bytearray()
                     yield whole.decode(errors="replace") if self._text else whole
             if not self._is_open():
                 raise LostError(self._why_closed())

@@ -249,6 +249,7 @@ def test_a_log_level_that_is_none_is_refused() -> None:
         ("rich", ("status", "runs/x"), "receiver"),
         ("av", ("produce", "lerobot", *SENT, "--source.root", "x"), "lerobot"),
         ("protego", ("produce", "crawl", *SENT, "--source.urls", "x.txt"), "crawl"),
+        ("websockets", ("produce", "ros", *SENT, "--source.url", "ws://127.0.0.1:9"), "ros"),
         ("mcap_protobuf", ("produce", "mcap", *SENT, "--source.files", "x.mcap"), "mcap"),
         ("lz4", ("produce", "rosbag", *SENT, "--source.files", "x.bag"), "rosbag"),
         ("av", ("produce", "camera", *SENT, "--source.url", "rtsp://x/"), "video"),
@@ -279,7 +280,7 @@ def test_every_extra_is_known() -> None:
     ]
     names = {
         re.split(">=|==", line)[0]
-        for name in extras.keys() - {"gpu", "bench", "browser", "manifests", "dev"}
+        for name in extras.keys() - {"gpu", "bench", "browser", "manifests", "docs", "dev"}
         for line in extras[name]
     }
     packages = {"PIL": "pillow", "faiss": "faiss-cpu", "prometheus_client": "prometheus-client"}

@@ -277,6 +277,31 @@ def test_the_newest_images_remain_if_the_sender_is_slow():
     assert rest == [27, 28, 29, 30]
 
 
+def test_the_waiting_bytes_are_bounded(monkeypatch):
+    content = raw(1)
+    monkeypatch.setattr("stream_ssl.producers.sources.live.WAITING_BYTES", 3 * len(content))
+    with robot() as (server, context):
+        channel = ros_channel(context, "/camera", IMAGE)
+        source = of(server, waiting=1000)
+        stream = source.samples()
+        first = []
+        taker = threading.Thread(target=lambda: first.append(next(stream)))
+        taker.start()
+        wait_for(lambda: first, lambda: channel.log(content))
+        taker.join()
+        for _ in range(20):
+            if source._ready:
+                next(stream)  # gives its bytes back
+            channel.log(content)
+        wait_for(lambda: source.skipped.by_reason["late"] >= 2, lambda: channel.log(content))
+        with source._changed:
+            held = [size for _, size in source._ready]
+            assert sum(held) == source._ready_bytes <= 3 * len(content)
+            assert len(held) == 2  # each has the header of the protocol as well
+        source.stop()
+        stream.close()
+
+
 def number_of_last(source):
     """The number in the newest waiting image."""
     with source._changed:
@@ -337,6 +362,23 @@ def test_a_silent_robot_gets_a_ping_and_is_then_left():
         source = Ros(url, timeout=0.5, give_up_seconds=0.1, retry_seconds=0.05)
         with pytest.raises(SourceError, match=r"nothing came for 0.5 s|no WebSocket handshake"):
             next(source.samples())
+
+
+def test_a_robot_that_falls_silent_gets_a_ping_before_it_is_left():
+    pings = []
+
+    def fall_silent(peer):
+        shake_hands(peer)
+        while not pings and (data := peer.recv(4096)):
+            pings.extend([data] if data[0] == 0x80 | Opcode.PING else [])
+
+    with bare_server(fall_silent) as url:
+        source = Ros(url, timeout=1.0, give_up_seconds=0.1, retry_seconds=0.05)
+        with pytest.raises(SourceError, match=r"nothing came for 1 s|no topic of images"):
+            next(source.samples())
+        patient = Ros(url, timeout=1.0, retry_seconds=0.05)
+        with reading(patient):
+            wait_for(lambda: pings)
 
 
 @contextmanager
