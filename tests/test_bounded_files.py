@@ -159,7 +159,7 @@ def test_billion_laughs_are_refused_at_once(
     lines += [f"a{n}: &a{n} [" + ", ".join([f"*a{n - 1}"] * 10) + "]" for n in range(1, 10)]
     for text, says in (
         ("\n".join(lines), "aliases expanded"),
-        ("run: &a [*a]", "in itself"),
+        ("run: &a [*a]", "contains itself"),
         ("run: " + "[" * 90 + "]" * 90, "too deep"),
     ):
         (tmp_path / "config.yaml").write_text(text)

@@ -21,7 +21,7 @@ from stream_ssl.feed.decode import Decoder
 from stream_ssl.pictures import over_white, upright
 from stream_ssl.producers._images import as_sample
 from stream_ssl.producers.shaping.repeat import decode
-from stream_ssl.producers.sources.frames import Encoder, Frames, converted
+from stream_ssl.producers.sources.frames import FrameEncoder, Frames, converted
 from stream_ssl.producers.sources.lerobot import picture
 from stream_ssl.wire import Sample
 
@@ -152,7 +152,7 @@ def test_a_jpeg_made_of_pixels_with_alpha_lies_over_white() -> None:
     """The hidden colour of a robot's rgba8 image is red."""
     pixels_HWC = np.full((SIDE, SIDE, 4), (255, 0, 0, 0), np.uint8)
     for codec in ("jpeg", "webp", "raw"):
-        sample = Sample("a", **Encoder(codec, 100)(pixels_HWC))  # type: ignore[arg-type]
+        sample = Sample("a", **FrameEncoder(codec, 100)(pixels_HWC))  # type: ignore[arg-type]
         assert learned(sample).min() >= 254
 
 

@@ -23,6 +23,7 @@ from stream_ssl.app.failures import Failure, Misconfigured, configuring, listeni
 from stream_ssl.app.logs import StepLog
 from stream_ssl.app.notify import Notifier
 from stream_ssl.app.page import announced, page_sources, peers_of, process_of
+from stream_ssl.app.signals import Stop
 from stream_ssl.app.warm_start import warm_start
 from stream_ssl.background import Background
 from stream_ssl.batch import START, Offset
@@ -69,8 +70,10 @@ SURVEY_SECONDS = 15.0
 """Longest time between two surveys, in seconds, even if a survey then exceeds SURVEY_SHARE."""
 
 
-def learn(parser: ArgumentParser, settings: Namespace, stop: threading.Event) -> None:
+def learn(parser: ArgumentParser, settings: Namespace, stop: Stop) -> None:
     """Train until `stop` is set. Then write a last checkpoint and return.
+
+    A signal before the first step ends the process at once, because there is nothing to save.
 
     Args:
         parser: the parser that returned `settings`.
@@ -78,9 +81,13 @@ def learn(parser: ArgumentParser, settings: Namespace, stop: threading.Event) ->
         stop: set to end the process.
     """
     with ExitStack() as stack:
-        with configuring():
-            stack.enter_context(hold_role(settings.run, ranks.role()))
-            process = Process(parser, settings, stack)
+        try:
+            with configuring(), stop.exiting():
+                stack.enter_context(hold_role(settings.run, ranks.role()))
+                process = Process(parser, settings, stack)
+        except SystemExit:
+            log.info("stopped before the first step; there is nothing to save")
+            raise
         with Notifier(process.health):
             process.run(stop)
 

@@ -80,7 +80,7 @@ class LibraryLimit(logging.Filter):
             self._windows[kind] = (start, lines, left_out + 1)
             return False
         if left_out:
-            record.msg = f"{record.getMessage()} ({left_out} similar since the last one)"
+            record.msg = f"{record.getMessage()} ({left_out} more of these since the last line)"
             record.args = ()
         self._windows[kind] = (start, lines + 1, 0)
         return True

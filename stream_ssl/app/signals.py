@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
 import signal
+import sys
 import threading
+from collections.abc import Iterator
 
 log = logging.getLogger(__name__)
 
@@ -23,14 +26,34 @@ STARTED_BY = (PARENT, "TORCHELASTIC_RUN_ID")
 """Environment variables of a process whose starter stops it, and kills it if it takes too long."""
 
 
-def stop_on_signals() -> threading.Event:
+class Stop(threading.Event):
+    """The event that ends a process.
+
+    Attributes:
+        exits: whether a signal also raises SystemExit(0) in the main thread. This is for a start
+            that may take long and has nothing to save yet.
+    """
+
+    exits = False
+
+    @contextlib.contextmanager
+    def exiting(self) -> Iterator[None]:
+        """Let signals raise SystemExit(0) inside the block."""
+        self.exits = True
+        try:
+            yield
+        finally:
+            self.exits = False
+
+
+def stop_on_signals() -> Stop:
     """Return an event that SIGTERM, SIGINT, SIGHUP and the supervisor's death set.
 
     A second signal ends the process at once. A process that a supervisor or torchrun started
     ignores the second signal: systemd signals each process of a service, and then the starter
     signals it again.
     """
-    stop = threading.Event()
+    stop = Stop()
     alone = not any(name in os.environ for name in STARTED_BY)
     came = queue.SimpleQueue[int]()
     threading.Thread(target=_obey, args=(came, stop), daemon=True).start()
@@ -39,6 +62,8 @@ def stop_on_signals() -> threading.Event:
         if alone and stop.is_set():
             os._exit(KILLED + number)
         came.put(number)
+        if stop.exits:
+            sys.exit(0)
 
     signal.signal(signal.SIGTERM, handle)
     signal.signal(signal.SIGINT, handle)

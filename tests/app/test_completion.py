@@ -50,6 +50,8 @@ def answer(script: Path, *words: str, folder: Path | None = None) -> list[str]:
 OFFERED: dict[str, tuple[list[str], list[str]]] = {
     "commands": (["ex"], ["export"]),
     "sources": (["produce", "lero"], ["lerobot"]),
+    "sources to curate": (["curate", "kaf"], []),
+    "options of a source to curate": (["curate", "images", "--kee"], ["--keep"]),
     "options of a run": (["run", "--memory.ca"], ["--memory.capacity"]),
     "an option of the receiver in a run": (["run", "--receiver.bi"], ["--receiver.bind"]),
     "an option of run alone": (["run", "--receivers"], ["--receivers"]),

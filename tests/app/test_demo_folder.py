@@ -79,7 +79,7 @@ def test_a_child_knows_whose_it_is(tmp_path):
 def test_a_folder_with_other_files_is_refused(tmp_path, capsys):
     (tmp_path / "thesis.tex").write_text("years of work")
     assert run(20, tmp_path) == FAILED
-    assert "holds files that no demo has written" in " ".join(capsys.readouterr().out.split())
+    assert "contains files that no demo has written" in " ".join(capsys.readouterr().out.split())
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
 

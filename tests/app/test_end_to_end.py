@@ -81,7 +81,7 @@ def test_a_daemon_that_is_still_starting_stops_at_once(tmp_path: Path) -> None:
         until(lambda: (run.folder / "receiver.lock").exists(), lambda: run.log("run"))
         assert stop(daemon) == 0, run.log("run")
         assert "Traceback" not in run.log("run")
-        assert "stream_ssl.learner: page" not in run.log("run"), "its imports were waited for"
+        assert "stopped before the first step" in run.log("run"), "its imports were waited for"
 
 
 def test_nothing_acked_is_lost_and_nothing_comes_twice_whoever_is_killed(tmp_path: Path) -> None:

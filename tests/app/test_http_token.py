@@ -53,4 +53,4 @@ def test_a_token_that_all_may_read_is_refused(
     http = {**TINY["http"], "token_file": str(token)}
     config.write_text(json.dumps({**TINY, "run": str(tmp_path / "run"), "http": http}))
     assert check.main([str(config)]) == 2
-    assert "everybody may read it" in caplog.text
+    assert "other users may read the file" in caplog.text

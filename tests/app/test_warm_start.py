@@ -79,7 +79,7 @@ def test_what_does_not_fit_begins_anew_and_is_named(
 ) -> None:
     learner = begun(tmp_path, old, projector={"dim": 8})
     assert len(learner.memory) == 0
-    assert "projector begins anew" in caplog.text
+    assert "projector starts with new weights" in caplog.text
     assert "the memory starts empty: its embeddings were made by other weights" in caplog.text
 
 
@@ -115,8 +115,8 @@ def test_a_run_begins_from_another_and_restarts_from_its_own(
         assert check.main([str(run.config), "--from", str(old)]) == 0
         assert "offered 64 samples of its memory; 64 of 80 slots are filled" in caplog.text
         train(run, 5 * BATCH, "--from", str(old))
-        assert f"a new run, from {find(old)}" in run.log("learner")
-        assert "64 of 80 slots hold" in run.log("learner")
+        assert f"beginning a new run from {find(old)}" in run.log("learner")
+        assert "64 of 80 slots are filled" in run.log("learner")
         assert find(run.folder).name == "step-000000005"
         train(run, 10 * BATCH, "--from", str(old))
         assert "has no effect: this run has begun" in run.log("learner")

@@ -155,7 +155,7 @@ def test_folders_that_are_no_classes_are_refused(
     write_images(tmp_path / "set/Test", 2, 8)
     data = ["--data", f"images:{tmp_path}/set"]
     assert evaluate.main([str(run), *data, "--out", str(tmp_path / "out")]) == 2
-    assert_told(caplog, "holds Test, train, and .* --data images:.*/Test --references .*/train")
+    assert_told(caplog, "contains Test, train, and .* --data images:.*/Test --references .*/train")
     data = ["--data", f"images:{tmp_path}/set/Test", "--references", f"images:{tmp_path}/set/train"]
     assert evaluate.main([str(run), *data, "--out", str(tmp_path / "out")]) == 2
     assert_told(caplog, "such as class-2: classes are numbered by")
@@ -166,9 +166,9 @@ def test_folders_that_are_no_classes_are_refused(
     ("arguments", "status", "message"),
     [
         (["--k", "400"], 2, "references are fewer than k = 400.*--k"),
-        (["--k", "0"], 2, "--k 0: at least 1"),
+        (["--k", "0"], 2, "--k 0: must be at least 1"),
         (["--source.classes", "1"], 2, "all queries are of class 0.*at least two"),
-        (["--probes", "best"], 2, "--probes best: choose of duel, debiased, convex"),
+        (["--probes", "best"], 2, "--probes best: choose from duel, debiased, convex"),
         (["--tasks", "2"], 2, "--stages and --tasks must be given together"),
         (["--tasks", "3", "--stages", "x", "y"], 2, "one checkpoint for each task"),
         (

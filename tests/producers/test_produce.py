@@ -35,7 +35,7 @@ def test_a_sample_that_is_too_large_is_counted_and_the_rest_is_sent(caplog):
     assert "left out: 2 too large" in caplog.text
 
 
-def test_a_source_that_the_receiver_has_already_is_told_to_hold_nothing_new(caplog):
+def test_a_source_that_the_receiver_has_already_sends_nothing_and_says_so(caplog):
     """Else "0 samples on the receiver's disk" is all that a second run says."""
     caplog.set_level(logging.INFO)
     with Peer() as peer:
@@ -43,5 +43,5 @@ def test_a_source_that_the_receiver_has_already_is_told_to_hold_nothing_new(capl
             position = None if new else peer.journal[-1].position
             with peer.serving(position=position), Producer(peer.address, "robot") as producer:
                 produce.send_all(Shaped(Listed(4, 5)), producer, 10.0, threading.Event())
-            assert ("nothing new" in caplog.text) is not new
+            assert ("nothing to send" in caplog.text) is not new
         assert len(peer.journal) == 1

@@ -217,7 +217,7 @@ def test_ranks_know_alike_that_their_one_journal_is_another(tmp_path: Path, grou
     group.start(often, often)
     until(lambda: group.facts()["samples"] == 9 * PACKET, group.log)
     facts = group.stop()
-    assert f"goes on in journal {lost}, and" in group.log()
+    assert f"continues in journal {lost}, and" in group.log()
     assert facts["journal"] == new
     assert facts["divisions"] == [[{"record": 1, "sample": 0}, {"record": 2, "sample": 0}]]
 

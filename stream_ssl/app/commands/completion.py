@@ -56,12 +56,14 @@ def command_line() -> argparse.ArgumentParser:
     commands = top.add_subparsers()
     for name, line in COMMANDS.items():
         command = commands.add_parser(name, help=line, description=line)
-        if name == "produce":
+        if name in ("produce", "curate"):
             from stream_ssl.app.commands.produce import first_line
 
             sources = command.add_subparsers()
             for source, cls in SOURCES.items():
-                copy_options(["produce", source], sources.add_parser(source, help=first_line(cls)))
+                if name == "curate" and hasattr(cls, "acknowledged"):
+                    continue  # a broker's stream has no end
+                copy_options([name, source], sources.add_parser(source, help=first_line(cls)))
         else:
             copy_options([name], command)
     return top
@@ -104,6 +106,8 @@ def options(words: Sequence[str]) -> Iterator[argparse.Action]:
         yield argparse.Action([], "CONFIG", type=Path, help="config file")
     elif name == "produce":
         parser = module.source_parser(words[1])
+    elif name == "curate":
+        parser = module.curate_parser(words[1])
     elif own := getattr(module, f"{name}_parser", None):
         parser = own()
     else:

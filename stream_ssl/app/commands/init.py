@@ -25,15 +25,7 @@ DESCRIPTION = (
 def main(arguments: Sequence[str]) -> int:
     """Print the named configuration, or the list of all, and return the exit status."""
     found = configs()
-    parser = argparse.ArgumentParser(prog="stream-ssl init", description=DESCRIPTION)
-    parser.add_argument(
-        "name",
-        nargs="?",
-        choices=[*found],
-        metavar="NAME",
-        help=f"one of {', '.join(found)}; without a name: list them with a description",
-    )
-    name = parser.parse_args(list(arguments)).name
+    name = init_parser().parse_args(list(arguments)).name
     if name is not None:
         print(found[name].read_text(encoding="utf-8"), end="")
         return 0
@@ -41,6 +33,19 @@ def main(arguments: Sequence[str]) -> int:
     for each, file in found.items():
         print(f"{each:<{width}}  {summary(file.read_text(encoding='utf-8'))}")
     return 0
+
+
+def init_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command."""
+    parser = argparse.ArgumentParser(prog="stream-ssl init", description=DESCRIPTION)
+    parser.add_argument(
+        "name",
+        nargs="?",
+        choices=[*configs()],
+        metavar="NAME",
+        help=f"one of {', '.join(configs())}; without a name: list them with a description",
+    )
+    return parser
 
 
 def configs() -> dict[str, Path]:
