@@ -179,10 +179,10 @@ def check_slots(slots: Array, occupied: int, device: torch.device) -> Tensor:
     return chosen
 
 
-def check_way(how: str, ways: Sequence[str]) -> None:
+def check_way(how: str, ways: Sequence[str], name: str = "how") -> None:
     """Check the name of a way to draw."""
     if how not in ways:
-        raise ValueError(f"how is {how!r}: choose one of {', '.join(ways)}")
+        raise ValueError(f"{name} is {how!r}: choose one of {', '.join(ways)}")
 
 
 def check_image_shape(shape: Image | None) -> Image | None:

@@ -35,6 +35,7 @@ from stream_ssl.memory.duplicates import Duplicates, Found
 from stream_ssl.memory.eviction import Feedback, MostDuplicated, Policy
 from stream_ssl.memory.eviction.base import check_free
 from stream_ssl.memory.fixed import Fixed
+from stream_ssl.memory.index import nearest
 from stream_ssl.memory.near_duplicates import NearDuplicates
 from stream_ssl.memory.process_group import SINGLE_PROCESS, RankGroup
 from stream_ssl.memory.scores import Score, check_score
@@ -495,6 +496,33 @@ class WorkingMemory(Slots):
         return Draw(slots, columns.ids[slots], images)
 
     # Measurements.
+
+    @in_full_precision
+    def nearest(
+        self, rows: Array, k: int, by: Literal["embeddings", "descriptors"] = "embeddings"
+    ) -> tuple[Tensor, Tensor]:
+        """Return the k slots that are most similar to each query, exactly, the most similar first.
+
+        On several ranks, the search covers this rank's shard only.
+
+        Args:
+            rows: the queries, unit rows [B, D] or [B, A].
+            k: the number of slots, at least 1. At most `len(self)` are returned.
+            by: the rows of the slots with which the queries are compared.
+
+        Returns:
+            The cosines [B, k] and the slots, int64 [B, k].
+
+        Raises:
+            ValueError: the memory is empty, the queries are not unit rows of the right size, or an
+                argument is out of range.
+        """
+        check_way(by, ("embeddings", "descriptors"), "by")
+        row_kX = self.embeddings if by == "embeddings" else self.descriptors
+        query_BX = check_embeddings(rows, row_kX.shape[1], self.device, "row").to(self.dtype)
+        if not len(self):
+            raise ValueError("cannot search an empty memory: add samples first")
+        return nearest(query_BX, row_kX, k)
 
     @in_full_precision
     def counts(self) -> Tensor:

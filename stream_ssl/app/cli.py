@@ -28,6 +28,7 @@ COMMANDS = {
     "export": (
         "write a run's encoder (safetensors, ONNX) and its memory (WebDataset) for use elsewhere"
     ),
+    "search": "find the samples of a run's memory that look like a picture",
     "curate": "choose a small, diverse set of pictures from any source, without a learner",
     "keys": "make a CURVE key pair for a producer or a receiver",
     "conform": "test a producer in any language against the rules of docs/wire.md",

@@ -145,6 +145,11 @@ def test_negatives(arguments: dict[str, Any], message: str) -> None:
             "from an empty memory: add samples first",
         ),
         (lambda m: m.stalest(-1), "n is -1: must be at least 0"),
+        (lambda m: m.nearest(Z, 0), "k is 0: must be at least 1"),
+        (lambda m: m.nearest(Z, 1, "ids"), "by is 'ids': choose one of embeddings, descriptors"),
+        (lambda m: m.nearest(torch.eye(4), 1), r"rows have shape \(4, 4\): must be \[B, 3\]"),
+        (lambda m: m.nearest(NAN, 1), "row 1 is not finite"),
+        (lambda m: WorkingMemory(4, 3).nearest(Z, 1), "search an empty memory: add samples first"),
         (lambda m: m.negatives().mask(3, None), r"ids_B have shape \(\): must be one-dimensional"),
         (lambda m: m.negatives().mask([3, 4], [1]), r"hashes_B have shape \(1,\): must be \[2\]"),
         (lambda m: m.collisions(NAN), "anchor row 1 is not finite: leave such samples out"),
@@ -162,7 +167,7 @@ def test_negatives(arguments: dict[str, Any], message: str) -> None:
         (lambda m: m.add([7], None), "embeddings are None"),
         (lambda m: m.effective_cells(0), "cells is 0"),
     ],
-    ids=range(21),
+    ids=range(26),
 )
 def test_operations_change_nothing(call: Callable[[WorkingMemory], Any], message: str) -> None:
     memory = filled()

@@ -15,6 +15,7 @@ from table import table
 from torch import Tensor
 
 from stream_ssl.memory import WorkingMemory, draws
+from stream_ssl.memory.descriptors import Thumbnail
 from stream_ssl.memory.eviction import MostDuplicated, Oldest
 from stream_ssl.memory.index import cells_of
 from stream_ssl.memory.scores import VonMisesFisher
@@ -215,6 +216,23 @@ def test_the_hardest_are_found_by_loops(
                 there = int((~barred_Bk[b]).sum())
                 assert torch.equal(own.z_ND[b, :there], memory.embeddings[slots[:there]])
                 assert mask_BN[b].tolist() == [n >= there for n in range(len(own))]
+
+
+@table("count", [1, 3, 40])
+@table("by", ["embeddings", "descriptors"])
+def test_the_nearest_slots_are_found_by_loops(by: Any, count: int) -> None:
+    """They are the hardest of each query if no slot is barred. Half of the slots are empty."""
+    rng = np.random.default_rng(3)
+    memory = WorkingMemory(60, 4, image_shape=(1, 4, 4), descriptor=Thumbnail(side=4))
+    image_NCHW = torch.from_numpy(rng.integers(0, 256, (30, 1, 4, 4), dtype=np.uint8))
+    memory.add(torch.arange(30), unit_rows(rng, "uniform", 30, 4), image_NCHW)
+    row_kX = getattr(memory, by)
+    query_BX = unit_rows(rng, "uniform", 5, row_kX.shape[1]).to(row_kX.dtype)
+    cosine_Bn, slot_Bn = memory.nearest(query_BX, count, by)
+    barred_Bk = torch.zeros(5, 30, dtype=torch.bool)
+    each, _ = hardest_one_by_one(query_BX.double(), row_kX.double(), barred_Bk, count)
+    assert slot_Bn.tolist() == each
+    assert torch.allclose(cosine_Bn, (query_BX @ row_kX.T).gather(1, slot_Bn), atol=1e-6)
 
 
 def test_of_ties_the_hardest_are_as_hard() -> None:

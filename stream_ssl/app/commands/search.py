@@ -1,0 +1,109 @@
+"""stream-ssl search: find the samples of a run's memory that look like a picture."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from jsonargparse import ArgumentParser, Namespace
+
+from stream_ssl.app.failures import TRUST_CODE, check_writable, configuring, reported
+from stream_ssl.app.threads import share_cores
+from stream_ssl.rate_limited_logger import printable
+
+if TYPE_CHECKING:
+    from stream_ssl.app.search import Hit
+
+DESCRIPTION = """Prints the samples in a run's memory that are most similar to a picture, with their
+origins. It only reads the newest checkpoint, so the daemon may be running."""
+
+EXAMPLES = """examples:
+  stream-ssl search runs/laptop photo.jpg
+  stream-ssl search runs/laptop photo.jpg --k 50 --out similar.html"""
+
+PICTURES = (".png", ".html")
+"""Suffixes of the files that `--out` can name."""
+
+HEADINGS = ("similarity", "slot", "producer", "source", "id", "label", "time (UTC)")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Search, and return the exit status."""
+    share_cores()
+    settings = search_parser().parse_args(list(arguments))
+    return reported(lambda: run(settings))
+
+
+def search_parser() -> ArgumentParser:
+    """Return the parser of all options."""
+    parser = ArgumentParser(
+        prog="stream-ssl search",
+        usage="stream-ssl search RUN IMAGE [OPTIONS]",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("run", type=Path, help="folder of a run (its newest whole checkpoint) or of a checkpoint")
+    add("image", type=Path, help="the picture: a JPEG, PNG or WebP file")
+    add("--k", type=int, default=10, help="number of samples to print")
+    add(
+        "--by",
+        type=Literal["embeddings", "descriptors"],
+        default="embeddings",
+        help="compare the memory's embeddings, or the descriptors on which it counts duplicates",
+    )
+    add(
+        "--out",
+        type=Path | None,
+        default=None,
+        help="also write the pictures to this file, FILE.png or FILE.html; an existing file is "
+        "replaced",
+    )
+    add("--trust-code", action="store_true", help=TRUST_CODE)
+    return parser
+
+
+def run(settings: Namespace) -> None:
+    """Print the table of the results, and write the pictures."""
+    from stream_ssl import durable
+    from stream_ssl.app.encoder import read_newest
+    from stream_ssl.app.search import page, search, sheet
+
+    out: Path | None = settings.out
+    with configuring():
+        if settings.k < 1:
+            raise ValueError(f"--k {settings.k}: must be at least 1")
+        if out is not None:
+            if out.suffix.lower() not in PICTURES:
+                raise ValueError(f"--out {out}: name a file that ends in {' or '.join(PICTURES)}")
+            if out.is_dir():
+                raise ValueError(f"--out {out} is a folder: name a file, such as similar.html")
+            check_writable(out.parent, "the folder of --out,", "choose another")
+        result = read_newest(
+            settings.run,
+            lambda checkpoint: search(
+                checkpoint, settings.image, settings.k, settings.by, settings.trust_code
+            ),
+        )
+    print(f"checkpoint: {result.checkpoint}")
+    for line in table(result.hits):
+        print(line)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        durable.write(out, sheet(result) if out.suffix.lower() == ".png" else page(result))
+        print(f"pictures: {out}")
+
+
+def table(hits: Sequence[Hit]) -> list[str]:
+    """Return the lines of a table with a line for each hit."""
+    rows: list[tuple[str, ...]] = [HEADINGS]
+    for hit in hits:
+        producer, source, name = hit.origin[:3] if hit.origin else ("-", "-", "-")
+        texts = (printable(text) for text in (producer, source, name))
+        label = "-" if hit.label is None else str(hit.label)
+        rows.append((f"{hit.similarity:.4f}", str(hit.slot), *texts, label, hit.time or "-"))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
