@@ -210,7 +210,7 @@ def test_the_map_by_umap_and_who_left_with_pictures(chromium: Any) -> None:
         until(page, "!document.querySelector('#map-by option[value=umap]').disabled")
         page.wait_for_selector("#map-note >> text=of the variance")
         page.select_option("#map-by", "umap")
-        page.wait_for_selector("#map-note >> text=UMAP is being made: meanwhile the axes")
+        page.wait_for_selector("#map-note >> text=UMAP is being computed; until then the axes")
         page.wait_for_selector("#map-note >> text=by UMAP,", timeout=120_000)
         for scheme in ("light", "dark"):
             page.emulate_media(color_scheme=scheme)
