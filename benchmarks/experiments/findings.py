@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 import statistics
@@ -26,25 +27,51 @@ class Spread:
         """The standard error of the mean; it needs two or more values."""
         return statistics.stdev(self.values) / math.sqrt(len(self.values))
 
-    def text(
-        self, scale: float = 100.0, decimals: int = 1, sign: bool = False, error: bool = False
-    ) -> str:
-        """Return "45.6 ± 0.3" with the standard deviation, or with the standard error.
-
-        One value has neither, and no value gives "".
+    def text(self, scale: float = 100.0, decimals: int = 1, sign: bool = False) -> str:
+        """Return "45.6 ± 0.3" with the standard deviation. One value has none; no value gives "".
 
         >>> Spread((0.45, 0.46)).text()
         '45.5 ± 0.7'
-        >>> Spread((0.02, 0.04)).text(sign=True, error=True)
-        '+3.0 ± 1.0'
         """
         if not self.values:
             return ""
         mean = f"{scale * self.mean:{'+' if sign else ''}.{decimals}f}"
         if len(self.values) < 2:
             return mean
-        deviation = self.error if error else statistics.stdev(self.values)
-        return f"{mean} ± {scale * deviation:.{decimals}f}"
+        return f"{mean} ± {scale * statistics.stdev(self.values):.{decimals}f}"
+
+    def difference(self, deviation: float | None) -> str:
+        """Return "+1.2 ± 0.4 (3)": the mean in points, its standard error, the number of seeds.
+
+        Args:
+            deviation: the pooled deviation of one difference, see `pooled_deviation`. It gives one
+                pair an error too. None: the text has no error.
+
+        >>> Spread((0.02, 0.04)).difference(0.008)
+        '+3.0 ± 0.6 (2)'
+        """
+        if not self.values:
+            return ""
+        count = len(self.values)
+        error = "" if deviation is None else f" ± {100 * deviation / math.sqrt(count):.1f}"
+        return f"{100 * self.mean:+.1f}{error} ({count})"
+
+
+def pooled_deviation(families: Iterable[Found], number: str) -> float | None:
+    """Return the standard deviation of a paired difference of two arms, pooled over all pairs.
+
+    Pairs are arms of one family under the same condition with two or more common seeds. Each pair
+    has its own mean. The deviation of two or three differences is a poor estimate of their spread,
+    while the pooled one has hundreds of degrees of freedom. None: no pair has two common seeds.
+    """
+    squares = freedom = 0.0
+    for found in families:
+        for cell, base in itertools.combinations(found.results, 2):
+            values = found.gain(cell, base, number).values if cell[1] == base[1] else ()
+            if len(values) > 1:
+                squares += statistics.variance(values) * (len(values) - 1)
+                freedom += len(values) - 1
+    return math.sqrt(squares / freedom) if freedom else None
 
 
 @dataclass(frozen=True)

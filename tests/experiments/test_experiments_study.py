@@ -166,7 +166,7 @@ def test_an_interrupted_study_reports_what_it_has(cifar, tmp_path, monkeypatch, 
     assert [line["run"] for line in lines(tmp_path)] == [plan()[0].name]
     printed = capsys.readouterr().out
     assert "stopped" in printed
-    assert "as shipped" in printed
+    assert "DUEL on thumbnails" in printed
 
 
 def test_wrong_usage_is_refused(tmp_path: Path, capsys, caplog) -> None:
@@ -273,11 +273,14 @@ def test_rows_pair_each_run_with_the_queue_of_its_seed(tmp_path: Path) -> None:
     assert found.seeds(best) == 3
     gain = report.pair(found, best, base, "knn")
     assert gain.values == pytest.approx((0.05, 0.03))
-    assert gain.text(sign=True, error=True) == "+4.0 ± 1.0"
-    assert report.cells(found, best)[-4:] == ["+4.0 ± 1.0", "+4.0 ± 1.0", "106.0", "106.0"]
-    assert report.cells(found, base)[-4:] == ["", "", "100.0", "100.0"]
-    assert report.cells(found, ceiling)[-4:] == ["", "", "", ""]
-    assert "| as shipped: near-duplicates dropped | 3 |" in report.text(found)
+    deviation = report.deviations(tmp_path / "runs.jsonl")
+    assert deviation == pytest.approx(dict.fromkeys(("knn", "linear"), math.sqrt(2) / 100))
+    assert gain.difference(deviation["knn"]) == "+4.0 ± 1.0 (2)"
+    gains = ["+4.0 ± 1.0 (2)"] * 2
+    assert report.cells(found, best, deviation)[-4:] == [*gains, "106.0", "106.0"]
+    assert report.cells(found, base, deviation)[-4:] == ["", "", "100.0", "100.0"]
+    assert report.cells(found, ceiling, deviation)[-4:] == ["", "", "", ""]
+    assert "| DUEL on thumbnails, near-duplicates dropped | 3 |" in report.text(found, deviation)
     assert Results(tmp_path / "runs.jsonl", {"steps": 1}).by_name() == {}
 
 

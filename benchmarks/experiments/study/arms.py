@@ -161,8 +161,8 @@ TITLES = {
     drawn("vmf0.1", "weighted"): "DUEL on embeddings and thumbnails",
     DEFAULT: "DUEL on thumbnails",
     EPOCHS: "DUEL on thumbnails, drawn by epochs",
-    NOVEL: "as shipped: near-duplicates dropped",
-    UNIFORM: "near-duplicates dropped, drawn uniformly",
+    NOVEL: "DUEL on thumbnails, near-duplicates dropped",
+    UNIFORM: "the same, drawn uniformly",
 }
 """The arms of the tables, and their titles."""
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from benchmarks.experiments.findings import Found, Spread
-from benchmarks.experiments.results import Cell, Result
+from benchmarks.experiments.findings import Found, Spread, pooled_deviation
+from benchmarks.experiments.results import Cell, Result, Results, entries
 from benchmarks.experiments.study.arms import BASE, TITLES
 from benchmarks.experiments.study.streams import CLASSES, STREAMS
 from benchmarks.experiments.study.streams import TITLES as STREAM_TITLES
@@ -49,23 +51,37 @@ HEADINGS = (
 )
 
 
-def tables(found: Found) -> list[Rows]:
+Deviations = Mapping[str, float | None]
+"""The pooled deviation of a paired difference, by probe; see `findings.pooled_deviation`."""
+
+
+def deviations(path: Path) -> Deviations:
+    """Return the pooled deviations over all runs of a file, whatever their settings."""
+    shared = {json.dumps(entry["settings"], sort_keys=True) for entry in entries(path)}
+    families = [found_in(Results(path, json.loads(each)).by_name()) for each in sorted(shared)]
+    return {probe: pooled_deviation(families, probe) for probe in PROBES}
+
+
+def tables(found: Found, deviation: Deviations) -> list[Rows]:
     """Return a table per stream. A gain over the queue has its paired standard error."""
     return [
         Rows(
-            STREAM_TITLES[stream], HEADINGS, [cells(found, (arm, stream)) for arm in arms], names=1
+            STREAM_TITLES[stream],
+            HEADINGS,
+            [cells(found, (arm, stream), deviation) for arm in arms],
+            names=1,
         )
         for stream, arms in by_stream(found).items()
     ]
 
 
-def cells(found: Found, cell: Cell) -> list[str]:
+def cells(found: Found, cell: Cell, deviation: Deviations) -> list[str]:
     """Return a row of texts under HEADINGS."""
     arm, stream = cell
     entropy = Spread(
         tuple(value / math.log(CLASSES) for value in found.spread(cell, "entropy").values)
     )
-    gains = (pair(found, cell, (BASE.name, stream), probe) for probe in PROBES)
+    gains = ((probe, pair(found, cell, (BASE.name, stream), probe)) for probe in PROBES)
     shares = (pair(found, cell, CEILING, probe, share=True) for probe in PROBES)
     return [
         NAMES.get(arm, arm.replace("/", " / ")),
@@ -73,7 +89,7 @@ def cells(found: Found, cell: Cell) -> list[str]:
         found.spread(cell, "copies").text(),
         entropy.text(),
         *(found.spread(cell, probe).text() for probe in PROBES),
-        *(gain.text(sign=True, error=True) for gain in gains),
+        *(gain.difference(deviation[probe]) for probe, gain in gains),
         *(f"{100 * share.mean:.1f}" * bool(share.values) for share in shares),
     ]
 
@@ -89,19 +105,22 @@ def summary(found: Found) -> Rows:
     """Return one table of all streams, with kNN / linear accuracy of the arms that have a title."""
     shown = [name for name in NAMES if any(arm == name for arm, _ in found.results)]
     rows = []
-    for stream, arms in by_stream(found).items():
-        accuracies = [_both(found, (arm, stream)) if arm in arms else "" for arm in shown]
+    for stream in by_stream(found):
+        accuracies = [both(found, (arm, stream)) for arm in shown]
         rows.append([STREAM_TITLES[stream], *accuracies])
     return Rows("", ["kNN / linear, %", *(NAMES[name] for name in shown)], rows, names=1)
 
 
-def _both(found: Found, cell: Cell) -> str:
+def both(found: Found, cell: Cell) -> str:
+    """Return "45.6 / 48.7 (3)": mean kNN and linear accuracy and the number of seeds."""
+    if cell not in found.results:
+        return ""
     knn, linear = (f"{100 * found.spread(cell, probe).mean:.1f}" for probe in PROBES)
-    return f"{knn} / {linear}" + (f" ({found.seeds(cell)})" if found.seeds(cell) > 1 else "")
+    return f"{knn} / {linear} ({found.seeds(cell)})"
 
 
-def text(found: Found) -> str:
+def text(found: Found, deviation: Deviations) -> str:
     """Return the report in Markdown: the summary, and the table of each stream."""
-    whole: Sequence[Rows] = tables(found)
-    head = f"{markdown(summary(found))}\nIn brackets: seeds, where there are several.\n"
+    whole: Sequence[Rows] = tables(found, deviation)
+    head = f"{markdown(summary(found))}\nNumbers in brackets give the seeds.\n"
     return "\n".join([head, *map(markdown, whole)])

@@ -129,13 +129,13 @@ STREAMS: Mapping[str, Callable[[Images, int], Source]] = {
 """By name: a function from images and a seed to an endless source."""
 
 TITLES: Mapping[str, str] = {
-    "shuffled": "shuffled, balanced, no copies: the ceiling",
+    "shuffled": "shuffled, balanced, no near-duplicates: the ceiling",
     "parked": "a parked robot: 95 % of the frames from 16 scenes, jittered",
     "stalls": "a stalling camera: blocks of a class, images repeated by a Pareto law",
     "stalls-x27": "the same, one class 27 times as frequent",
     "video": "video: each image 16 frames long, panned and zoomed, blocks of a class",
-    "crawl": "a crawl: images met by a Zipf law, copies moved and noised",
-    "shift": "one class 27 times as frequent, another each 7,680 samples",
+    "crawl": "a crawl: images repeat by a Zipf law, near-duplicates are moved and noised",
+    "shift": "one class 27 times as frequent, a different class every 7,680 samples",
     "x27-iid": "one class 27 times as frequent, shuffled",
     "x27-blocks64": "one class 27 times as frequent, blocks of 64 of a class",
     "x9-iid": "one class 9 times as frequent, shuffled",

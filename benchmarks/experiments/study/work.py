@@ -12,7 +12,7 @@ from rich.console import Console
 from benchmarks.experiments import tables
 from benchmarks.experiments.data import Data
 from benchmarks.experiments.results import Results
-from benchmarks.experiments.study import plots, report
+from benchmarks.experiments.study import claims, plots, report
 from benchmarks.experiments.study.arms import NOVEL, Run, plan
 from benchmarks.experiments.study.training import Settings, run_once
 from benchmarks.experiments.work import Work
@@ -43,8 +43,11 @@ class Study(Work[Run]):
         if not found.results:
             console.print(f"no run is finished in {self.folder}: nothing to report", soft_wrap=True)
             return
-        for table in report.tables(found):
+        deviation = report.deviations(self.results.path)
+        for table in report.tables(found, deviation):
             console.print(tables.console(table))
-        (self.folder / "tables.md").write_text(report.text(found))
+        (self.folder / "tables.md").write_text(report.text(found, deviation))
         plots.accuracies(found, self.folder / "accuracy.png", NOVEL.name)
+        if self.folder == claims.RUNS.parent:
+            claims.write()
         console.print(f"tables and plot: {self.folder}", soft_wrap=True)

@@ -1,0 +1,232 @@
+"""The tables of README and docs, made from all stored runs of the study.
+
+A page marks the place of a table with two comments: `<!-- study: NAME -->` and `<!-- end -->`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from scipy.stats import spearmanr
+
+from benchmarks.experiments.findings import Found
+from benchmarks.experiments.results import Cell, Results, entries
+from benchmarks.experiments.study import report
+from benchmarks.experiments.study.arms import (
+    BASE,
+    DEFAULT,
+    FOLLOWING,
+    HARDEST,
+    NOVEL,
+    SLOWLY,
+    USERS,
+    Arm,
+    behind,
+    drawn,
+)
+from benchmarks.experiments.study.report import CEILING, PROBES, both
+from benchmarks.experiments.study.streams import STREAMS, TITLES
+from benchmarks.experiments.study.training import Settings
+from benchmarks.experiments.tables import Rows, markdown
+
+ROOT = Path(__file__).parents[3]
+RUNS = ROOT / "benchmarks" / "reports" / "study" / "runs.jsonl"
+PAGES = ("README.md", "docs/study.md", "docs/numbers.md")
+PLACE = re.compile(r"(<!-- study: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+TRUTHS = {
+    "entropy": "class entropy of the memory",
+    "distinct": "different images in the memory",
+    "copies": "share of near-duplicates",
+    "knn": "kNN accuracy",
+}
+"""True numbers of a run, which the effective rank is compared with."""
+
+RESERVOIR, MINRED = drawn("reservoir"), drawn("minred")
+TODAY = {
+    "`redundant` (the default)": behind("redundant0.01"),
+    "reservoir": behind("reservoir"),
+    "MinRed": behind("minred", "embedding"),
+}
+OLD = "memory/written/epochs/plain/{}/new0.9"
+VARIANTS = {
+    "none older than 8,192 samples": f"cap8192/{OLD.format('thumbnail')}",
+    "none older than 4,096 samples": f"cap4096/{OLD.format('thumbnail')}",
+    "a queue": f"queue/{OLD.format('thumbnail')}",
+    "counted on embeddings and thumbnails, 9 : 1": f"vmf0.1/{OLD.format('weighted-9-1')}",
+    "the same, 99 : 1, by a sharper score (0.02)": f"vmf0.02/{OLD.format('weighted-99-1')}",
+    "MinRed, 99 : 1": f"minred/{OLD.format('weighted-99-1')}",
+}
+"""Arms with the near-duplicate test and the draw order of `NOVEL`. Some were removed since."""
+
+
+class Stored:
+    """All stored runs of the study.
+
+    Args:
+        path: the file of runs.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self.deviation = path, report.deviations(path)
+
+    def at(self, steps: int = 600, capacity: int = 2048) -> Found:
+        """Return the runs with a number of updates and of slots."""
+        settings = Settings(steps=steps, capacity=capacity)
+        return report.found_in(Results(self._path, settings.facts()).by_name())
+
+    def numbers(self) -> list[tuple[str, Mapping[str, float]]]:
+        """Return the name and the numbers of every run, whatever its settings."""
+        return [(entry["run"], entry["numbers"]) for entry in entries(self._path)]
+
+    def gain(self, found: Found, cell: Cell, base: Cell) -> str:
+        """Return the differences of kNN and linear accuracy: "+1.2 ± 0.4 / +0.3 ± 0.3 (3)"."""
+        knn, linear = (
+            report.pair(found, cell, base, probe).difference(self.deviation[probe])
+            for probe in PROBES
+        )
+        return f"{knn.partition(' (')[0]} / {linear}" if knn else ""
+
+
+def today(stored: Stored) -> Rows:
+    found = stored.at(steps=2400)
+    ours, *rivals = (arm.name for arm in TODAY.values())
+    rows = []
+    for stream in HARDEST:
+        if (ours, stream) in found.results:
+            accuracies = [both(found, (name, stream)) for name in (ours, *rivals)]
+            gains = [stored.gain(found, (ours, stream), (name, stream)) for name in rivals]
+            rows.append([TITLES[stream], *accuracies, *gains])
+    headings = [*TODAY, *(f"`redundant` - {name}" for name in list(TODAY)[1:])]
+    return Rows("", ["kNN / linear, %", *headings], rows, names=1)
+
+
+def gains(stored: Stored) -> Rows:
+    found = stored.at()
+    rows = []
+    for stream in USERS:
+        cell = (NOVEL.name, stream)
+        bases = [(arm.name, stream) for arm in (BASE, RESERVOIR, MINRED)]
+        differences = [stored.gain(found, cell, base) for base in bases]
+        shares = [found.share(cell, CEILING, probe).mean for probe in PROBES]
+        told = " / ".join(f"{100 * share:.1f}" for share in shares)
+        rows.append([TITLES[stream], *differences, told])
+    headings = ("minus the queue", "minus the reservoir", "minus MinRed", "share of the ceiling, %")
+    return Rows("", ["kNN / linear, points", *headings], rows, names=1)
+
+
+def variants(stored: Stored) -> Rows:
+    found, streams = stored.at(), ("shuffled", "crawl", "parked", "x27-iid", "shift")
+    rows = [
+        [title, *(stored.gain(found, (name, each), (NOVEL.name, each)) for each in streams)]
+        for title, name in VARIANTS.items()
+    ]
+    return Rows("", ["kNN / linear, points", *(TITLES[each] for each in streams)], rows, names=1)
+
+
+def _across(arms: Mapping[str, Cell], settings: Mapping[str, Found]) -> Rows:
+    rows = [
+        [title, *(both(found, cell) for found in settings.values())] for title, cell in arms.items()
+    ]
+    return Rows("", ["kNN / linear, %", *settings], rows, names=1)
+
+
+def _parked(*arms: Arm) -> dict[str, Cell]:
+    names = {
+        BASE: "parked: queue, trained on the stream",
+        RESERVOIR: "parked: reservoir",
+        MINRED: "parked: MinRed",
+        NOVEL: "parked: DUEL on thumbnails, near-duplicates dropped",
+    }
+    return {names[arm]: (arm.name, "parked") for arm in arms} | {"shuffled: queue": CEILING}
+
+
+def updates(stored: Stored) -> Rows:
+    settings = {f"{steps:,} updates": stored.at(steps=steps) for steps in (600, 2400)}
+    return _across(_parked(BASE, RESERVOIR, MINRED, NOVEL), settings)
+
+
+def slots(stored: Stored) -> Rows:
+    settings = {f"{count:,} slots": stored.at(capacity=count) for count in (2048, 16384)}
+    return _across(_parked(BASE, RESERVOIR, NOVEL), settings)
+
+
+def follow(stored: Stored) -> Rows:
+    found, rows = stored.at(), []
+    arms = {"by frames: one for each batch of all samples": NOVEL, "4": FOLLOWING, "3": SLOWLY}
+    for title, arm in arms.items():
+        cell = (arm.name, "parked")
+        rows.append([title, f"{found.spread(cell, 'frames').mean:,.0f}", both(found, cell)])
+    headings = ("updates for each batch of new samples", "frames covered", "kNN / linear, %")
+    return Rows("", headings, rows, names=1)
+
+
+def worth(stored: Stored) -> Rows:
+    found, rows = stored.at(), []
+    arms = {
+        "the stream, with a queue (MoCo)": BASE,
+        "a memory with reservoir sampling": RESERVOIR,
+        "a memory with MinRed": MINRED,
+        "a memory with DUEL on thumbnails": DEFAULT,
+        "the same, near-duplicates dropped before training": NOVEL,
+    }
+    for title, arm in arms.items():
+        cell = (arm.name, "parked")
+        copies = f"{100 * found.spread(cell, 'copies').mean:.0f} %"
+        accuracies = (f"{100 * found.spread(cell, probe).mean:.1f}" for probe in PROBES)
+        rows.append([title, copies, *accuracies, str(found.seeds(cell))])
+    headings = ("near-duplicates in the memory", "kNN, %", "linear probe, %", "seeds")
+    return Rows("", ["what is trained on", *headings], rows, names=1)
+
+
+def rank(stored: Stored) -> Rows:
+    """Rank correlations of the effective rank with true numbers, over all runs at their end."""
+    runs = stored.numbers()
+    rows = []
+    streams = {"all streams": ""} | {TITLES[name]: f"{name} " for name in STREAMS}
+    for title, prefix in streams.items():
+        numbers = [found for run, found in runs if run.startswith(prefix)]
+        if len(numbers) >= 10:
+            rows.append([title, str(len(numbers)), *(_spearman(numbers, each) for each in TRUTHS)])
+    headings = ("runs", *TRUTHS.values())
+    return Rows("", ["runs on", *headings], rows, names=1)
+
+
+def _spearman(numbers: Sequence[Mapping[str, float]], truth: str) -> str:
+    """Return Spearman's correlation of a number with the effective rank, of runs that have both."""
+    pairs = [(run["effective_classes"], run[truth]) for run in numbers if truth in run]
+    if len({value for _, value in pairs}) < 2:
+        return ""
+    return f"{spearmanr(pairs).statistic:+.2f}"
+
+
+TABLES: Mapping[str, Callable[[Stored], Rows]] = {
+    "today": today,
+    "summary": lambda stored: report.summary(stored.at()),
+    "gains": gains,
+    "variants": variants,
+    "updates": updates,
+    "slots": slots,
+    "follow": follow,
+    "worth": worth,
+    "rank": rank,
+}
+
+
+def made(text: str, stored: Stored) -> str:
+    """Return the text of a page with its tables made anew.
+
+    Raises:
+        KeyError: the page names a table that is none of TABLES.
+    """
+    return PLACE.sub(lambda found: found[1] + markdown(TABLES[found[2]](stored)) + found[3], text)
+
+
+def write() -> None:
+    """Write the tables of all pages anew."""
+    stored = Stored(RUNS)
+    for page in PAGES:
+        file = ROOT / page
+        file.write_text(made(file.read_text(encoding="utf-8"), stored), encoding="utf-8")

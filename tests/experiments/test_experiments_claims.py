@@ -1,0 +1,97 @@
+"""The figures of README.md and the docs are those of all stored runs."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+from table import table
+
+from benchmarks.experiments.__main__ import REPORTS
+from benchmarks.experiments.findings import Found, Spread, pooled_deviation
+from benchmarks.experiments.results import Result
+from benchmarks.experiments.study import claims
+
+RUNS = REPORTS / "study" / "runs.jsonl"
+
+
+@pytest.fixture(scope="module")
+def stored() -> claims.Stored:
+    return claims.Stored(RUNS)
+
+
+@pytest.mark.parametrize("page", claims.PAGES)
+def test_the_tables_of_a_page_are_those_of_all_stored_runs(
+    page: str, stored: claims.Stored
+) -> None:
+    text = (claims.ROOT / page).read_text(encoding="utf-8")
+    assert claims.PLACE.search(text)
+    assert claims.made(text, stored) == text, "run: python -m benchmarks.experiments study --report"
+
+
+def test_every_table_stands_on_a_page() -> None:
+    pages = "".join((claims.ROOT / page).read_text(encoding="utf-8") for page in claims.PAGES)
+    assert {name for _, name, _ in claims.PLACE.findall(pages)} == {*claims.TABLES}
+
+
+def test_the_deviations_that_the_study_tells_are_the_pooled_ones(stored: claims.Stored) -> None:
+    told = "({knn:.2f} points kNN and {linear:.2f}\nlinear".format(
+        **{probe: 100 * value for probe, value in stored.deviation.items()}
+    )
+    assert told in (claims.ROOT / "docs" / "study.md").read_text(encoding="utf-8")
+
+
+def test_a_run_that_is_added_changes_the_tables(tmp_path: Path) -> None:
+    shutil.copy(RUNS, tmp_path / "runs.jsonl")
+    text = (claims.ROOT / "README.md").read_text(encoding="utf-8")
+    lines = RUNS.read_text().splitlines()
+    best = next(line for line in lines if line.startswith('{"run": "parked queue/stream/stale'))
+    with (tmp_path / "runs.jsonl").open("a") as file:
+        file.write(best.replace(" seed0", " seed7").replace(" seed1", " seed7") + "\n")
+    made = claims.made(text, claims.Stored(tmp_path / "runs.jsonl"))
+    assert made != text
+    assert "linear probe, % | seeds |" in made
+
+
+def found(**values: tuple[float, ...]) -> Found:
+    """Return arms, each with a value for each seed, on one stream."""
+    return Found(
+        {
+            (arm, "parked"): {seed: Result({"knn": value}, {}) for seed, value in enumerate(each)}
+            for arm, each in values.items()
+        }
+    )
+
+
+def naive(differences: list[list[float]]) -> float:
+    squares = sum(sum((x - sum(each) / len(each)) ** 2 for x in each) for each in differences)
+    return math.sqrt(squares / sum(len(each) - 1 for each in differences))
+
+
+def test_the_pooled_deviation_is_that_of_all_pairs_around_their_own_means() -> None:
+    first = found(a=(0.1, 0.3, 0.2), b=(0.2, 0.2, 0.7), c=(0.5,))
+    second = found(a=(0.4, 0.1), b=(0.9, 0.7))
+    expected = naive([[-0.1, 0.1, -0.5], [-0.5, -0.6]])
+    assert pooled_deviation([first, second], "knn") == pytest.approx(expected)
+
+
+def test_without_repeated_pairs_there_is_no_deviation_and_no_error() -> None:
+    assert pooled_deviation([found(a=(0.1,), b=(0.2,))], "knn") is None
+    assert Spread((0.1,)).difference(None) == "+10.0 (1)"
+
+
+@table(
+    ("values", "told"),
+    [((), ""), ((0.01,), "+1.0 ± 0.8 (1)"), ((0.01, -0.03, 0.01, -0.03), "-1.0 ± 0.4 (4)")],
+)
+def test_a_difference_has_the_pooled_error_of_its_seeds(
+    values: tuple[float, ...], told: str
+) -> None:
+    assert Spread(values).difference(0.008) == told
+
+
+def test_a_page_cannot_name_a_table_that_is_not_made(stored: claims.Stored) -> None:
+    with pytest.raises(KeyError, match="nothing"):
+        claims.made("<!-- study: nothing -->\n<!-- end -->", stored)
