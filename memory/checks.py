@@ -9,6 +9,7 @@ import math
 import operator
 import reprlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,19 @@ from torch import Tensor
 from stream_ssl.memory.columns import NORM_TOLERANCE, Image
 from stream_ssl.memory.compute import to_device, to_host
 
-Array = Tensor | NDArray[Any]
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """Rows or slots that the caller has checked, so that the memory need not wait for the device.
+
+    Args:
+        tensor: unit rows, or distinct occupied slots.
+    """
+
+    tensor: Tensor
+
+
+Array = Tensor | NDArray[Any] | Checked
 
 LARGEST_SEED = (1 << 63) - 4
 """The largest seed. A memory uses the next numbers as seeds of its policy and its cells."""
@@ -80,6 +93,8 @@ def _first_line(error: Exception) -> str:
 
 def as_tensor(name: str, value: Array, device: torch.device) -> Tensor:
     """Return `value` on `device`, without gradient, and without a copy if possible."""
+    if isinstance(value, Checked):
+        value = value.tensor
     # torch rejects views with negative strides, and warns about read-only arrays.
     if isinstance(value, np.ndarray) and (
         not value.flags.writeable or min(value.strides, default=0) < 0
@@ -109,6 +124,8 @@ def check_embeddings(z: Array, dim: int, device: torch.device, what: str = "embe
     tolerance, narrow = NORM_TOLERANCE, z_BD.dtype not in (torch.float32, torch.float64)
     if narrow:
         z_BD, tolerance = z_BD.to(torch.float32), NARROW_TOLERANCE
+    if isinstance(z, Checked) and not narrow:
+        return z_BD
     norm_B = torch.linalg.vector_norm(z_BD, dim=1)
     bad_B = ~((norm_B - 1).abs() <= tolerance)  # NaN counts as bad
     if bool(to_host(bad_B.any())):
@@ -165,7 +182,7 @@ def check_images(
 def check_slots(slots: Array, occupied: int, device: torch.device) -> Tensor:
     """Return distinct occupied slots, int64."""
     chosen = check_integers("slots", slots, device)
-    if len(chosen) == 0:
+    if len(chosen) == 0 or isinstance(slots, Checked):
         return chosen
     ordered = chosen.sort().values
     twice = (ordered[1:] == ordered[:-1]).any() if len(chosen) > 1 else ordered[0] != ordered[0]

@@ -118,6 +118,7 @@ class Columns:
         self.capacity, self.dim, self.device = capacity, dim, torch.device(device)
         self.group, self.occupied = group, 0
         self._elsewhere = 0  # occupied slots of the other shards
+        self.written = 0  # slots written so far, known without waiting for the device
         self.embeddings = torch.zeros(capacity, dim, dtype=dtype, device=device)
         self.shared = descriptor_dim is None
         self._apart = None  # descriptors, unless they are the embeddings
@@ -188,6 +189,7 @@ class Columns:
         """Overwrite these distinct slots with these rows."""
         if self.on_overwrite is not None:
             self.on_overwrite(slots)
+        self.written += len(slots)
         self.embeddings[slots] = rows.embeddings
         if self._apart is not None:
             self._apart[slots] = rows.descriptors
@@ -278,6 +280,7 @@ class Columns:
     def load(self, state: dict[str, Tensor]) -> None:
         """Load rows that `state` returned, and clear the slots beyond them."""
         self.occupied = len(state["ids"])
+        self.written += self.capacity
         for name, column in self._named().items():
             column.zero_()
             column[: self.occupied] = state[name].to(self.device)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d, normalize
 
-from stream_ssl.memory.checks import check_count, check_embeddings, check_number
+from stream_ssl.memory.checks import Checked, check_count, check_embeddings, check_number
 from stream_ssl.memory.columns import Image
 from stream_ssl.memory.fixed import Fixed
 
@@ -356,10 +356,18 @@ def descriptors_of(descriptor: Descriptor, z_BD: Tensor, images: Tensor | None, 
     row_BA = descriptor(z_BD, images)
     if row_BA is z_BD:
         return row_BA
-    row_BA = check_embeddings(row_BA, dim, z_BD.device, f"of {descriptor!r} the descriptor")
+    given = Checked(row_BA) if _gives_unit_rows(descriptor) else row_BA
+    row_BA = check_embeddings(given, dim, z_BD.device, f"of {descriptor!r} the descriptor")
     if len(row_BA) != len(z_BD):
         raise ValueError(f"{descriptor!r} gave {len(row_BA)} rows for {len(z_BD)} samples")
     return row_BA.to(z_BD.dtype)
+
+
+def _gives_unit_rows(descriptor: Descriptor) -> bool:
+    """Return whether this is a descriptor of this file, whose rows need no check."""
+    if type(descriptor) is Weighted:
+        return all(_gives_unit_rows(part) for part in descriptor.parts)
+    return type(descriptor) in (Embedding, Thumbnail, Vector, Frozen)
 
 
 def check_descriptor(given: Any) -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache, reduce
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool1d
 
-from stream_ssl.memory.compute import in_full_precision, to_host
+from stream_ssl.memory.compute import in_full_precision, to_device, to_host
 from stream_ssl.memory.duplicates import NOBODY, Action, Found
 from stream_ssl.memory.slot_index import SlotIndex, nearest_rows
 
@@ -78,7 +78,11 @@ REACH: Final = 0.3
 _SMOOTH = 9  # side of the square whose mean is halved, in pixels
 
 _GREY = (0.299, 0.587, 0.114)
-_PAIRS_AT_A_TIME = 512  # more do not fit a CPU's cache
+
+
+def _at_a_time(device: torch.device) -> int:
+    """Return the number of pairs or slots to compute at a time, which limits the memory."""
+    return 512 if device.type == "cpu" else 4096  # more do not fit a CPU's cache
 
 
 def sketch(image_BCHW: Tensor) -> Tensor:
@@ -155,11 +159,8 @@ def distance(one_NSS: Tensor, other_NSS: Tensor) -> Tensor:
     """
     if not len(one_NSS):
         return one_NSS.new_zeros(0)
-    pairs = zip(
-        torch.split(one_NSS, _PAIRS_AT_A_TIME),
-        torch.split(other_NSS, _PAIRS_AT_A_TIME),
-        strict=True,
-    )
+    step = _at_a_time(one_NSS.device)
+    pairs = zip(torch.split(one_NSS, step), torch.split(other_NSS, step), strict=True)
     return torch.cat([_distance(one, other) for one, other in pairs])
 
 
@@ -169,36 +170,45 @@ def _distance(one_NSS: Tensor, other_NSS: Tensor) -> Tensor:
     turned_N = (mirrored_N > alike_N)[:, None, None]
     one_SSN = _softened(one_NSS)
     other_SSN = _softened(torch.where(turned_N, mirrored_NSS, other_NSS))
-    least_N = _at(one_SSN, other_SSN, SHIFT, SHIFT)
+    inner = slice(SHIFT, SIDE - SHIFT)
+    least_N = _worst(one_SSN[inner, inner], other_SSN[inner, inner])
+    if one_NSS.device.type != "cpu":  # all pairs and shifts in one kernel, without a wait
+        moved_iiN = _shifts(other_SSN)
+        every_N = _worst(one_SSN[inner, inner], moved_iiN).amin(dim=(0, 1))
+        return torch.where(least_N >= ALIKE, every_N, least_N)
     far = (least_N >= ALIKE).nonzero()[:, 0]
     if len(far):
-        one_SSN, other_SSN = one_SSN[..., far], other_SSN[..., far]
-        places = range(2 * SHIFT + 1)
-        moved = [_at(one_SSN, other_SSN, down, right) for down in places for right in places]
-        least_N[far] = reduce(torch.minimum, moved)
+        middle_iiN, moved_iiN = one_SSN[inner, inner, far], _shifts(other_SSN[..., far])
+        each = [_worst(middle_iiN, one_iiN) for row in moved_iiN for one_iiN in row]
+        least_N[far] = reduce(torch.minimum, each)
     return least_N
 
 
-def _at(one_SSN: Tensor, other_SSN: Tensor, down: int, right: int) -> Tensor:
-    """Return the distance with the other sketch shifted by (down - SHIFT, right - SHIFT), [N]."""
+def _shifts(other_SSN: Tensor) -> Tensor:
+    """Return the inner parts of sketches at all shifts, as a view [down, right, i, i, N]."""
     inner = SIDE - 2 * SHIFT
-    middle_iiN = one_SSN[SHIFT : SHIFT + inner, SHIFT : SHIFT + inner]
-    moved_iiN = other_SSN[down : down + inner, right : right + inner]
+    return other_SSN.unfold(0, inner, 1).unfold(1, inner, 1).movedim(2, -1)
+
+
+def _worst(middle_iiN: Tensor, moved_iiN: Tensor) -> Tensor:
+    """Return the difference of each pair at its worst place, [N], for all leading dimensions."""
     window_wwN = _windows((middle_iiN - moved_iiN).square_())
-    return window_wwN.flatten(0, 1).amax(dim=0).sqrt() / WINDOW
+    return window_wwN.flatten(-3, -2).amax(dim=-2).sqrt() / WINDOW
 
 
 def _windows(value_iiN: Tensor) -> Tensor:
     """Return sums over windows that overlap by half, computed from tiles of half their side.
 
+    There may be any leading dimensions.
+
     Tensors are added one by one, because torch's sum over a middle dimension takes four times as
     long.
     """
     half = WINDOW // 2
-    row_tiN = reduce(torch.add, [value_iiN[start::half] for start in range(half)])
-    tile_ttN = reduce(torch.add, [row_tiN[:, start::half] for start in range(half)])
-    row_wtN = tile_ttN[:-1] + tile_ttN[1:]
-    return row_wtN[:, :-1] + row_wtN[:, 1:]
+    row_tiN = reduce(torch.add, [value_iiN[..., at::half, :, :] for at in range(half)])
+    tile_ttN = reduce(torch.add, [row_tiN[..., at::half, :] for at in range(half)])
+    row_wtN = tile_ttN[..., :-1, :, :] + tile_ttN[..., 1:, :, :]
+    return row_wtN[..., :-1, :] + row_wtN[..., 1:, :]
 
 
 def _softened(sketch_NSS: Tensor) -> Tensor:
@@ -240,6 +250,7 @@ class NearDuplicates:
     _ids_K: Tensor  # ids of the samples whose keys the index has
     _ids_R: Tensor  # ids of newcomers whose keys are remembered
     _key_RA: Tensor
+    _written: int  # writes of slots when the index last followed them
 
     def __init__(self, memory: WorkingMemory) -> None:
         shape = memory.image_shape
@@ -283,30 +294,37 @@ class NearDuplicates:
             The result. Its `nearest_B` numbers the slots first, then the pictures beside them, then
             the samples.
         """
-        own = [sketch(image_BCHW).flatten(1), *([] if ids_B is None else [ids_B.to(self.device)])]
+        own = [
+            sketch(image_BCHW).flatten(1),
+            *([] if ids_B is None else [to_device(ids_B, self.device)]),
+        ]
         flat_BD, *ids = self._memory.group.all_gather(*own)
         sketch_BSS = flat_BD.view(-1, SIDE, SIDE)
         key_BA = key(sketch_BSS)
         row_Bn, held_Bn = self._held(sketch_BSS, key_BA, sketch(beside_WCHW))
-        earlier_Bn, near_Bn, new_B = _in_turn(sketch_BSS, key_BA, held_Bn, action)
-        found = Found(len(self._memory), ~new_B)
-        if action != "count":
-            found.admitted_B = new_B
-        for every_B in ids:
-            self._remember(every_B, key_BA, found.admitted_B)
         behind = len(self._memory) + len(beside_WCHW)
-        far_B, best_B = torch.cat([held_Bn, near_Bn], dim=1).min(dim=1)
-        row_B = torch.cat([row_Bn, behind + earlier_Bn], dim=1).gather(1, best_B[:, None])[:, 0]
-        found.distance_B = to_host(far_B).numpy()
-        found.nearest_B = to_host(row_B.masked_fill(far_B.isinf(), NOBODY)).numpy()
+        told = _in_turn(sketch_BSS, key_BA, _Candidates(held_Bn, row_Bn, behind), action)
+        found = Found(len(self._memory), ~told.new_B)
+        if action != "count":
+            found.admitted_B = told.new_B
+        if not self._looks_at_all:
+            for every_B in ids:
+                self._remember(every_B, key_BA, found.admitted_B)
+        found.distance_B, found.nearest_B = told.distance_B, told.nearest_B
         if action == "merge":
-            found.twin_B = np.where(new_B, NOBODY, found.nearest_B)
+            found.twin_B = np.where(told.new_B, NOBODY, found.nearest_B)
         return found
 
     @property
     def device(self) -> torch.device:
         """The memory's device."""
         return self._memory.device
+
+    @property
+    def _looks_at_all(self) -> bool:
+        """Whether the images are on a GPU, which compares more than needed rather than wait."""
+        images = self._memory.images
+        return images is not None and images.device.type != "cpu"
 
     def _held(
         self, sketch_BSS: Tensor, key_BA: Tensor, beside_WSS: Tensor
@@ -317,23 +335,37 @@ class NearDuplicates:
         candidate of another rank is NOBODY.
         """
         self._follow_the_slots()
-        square_Bn, slot_Bn = self._index.nearest(key_BA, NEIGHBOURS)
-        far_Bn = _look_closely(sketch_BSS, square_Bn, slot_Bn, self._sketch_of)
-        beside_square_Bn, row_Bn = nearest_rows(key_BA, key(beside_WSS), NEIGHBOURS)
-        beside_far_Bn = _look_closely(
-            sketch_BSS, beside_square_Bn, row_Bn, lambda row_N: beside_WSS[row_N]
-        )
-        group, both = self._memory.group, 2 * NEIGHBOURS
-        here_B = torch.cat([square_Bn, beside_square_Bn, far_Bn, beside_far_Bn], dim=1)
-        (every_B,) = group.all_gather(here_B)
+        slots, group = len(self._memory), self._memory.group
+        square_Bn, row_Bn = self._index.nearest(key_BA, NEIGHBOURS)
+        if len(beside_WSS):
+            beside_Bn, at_Bn = nearest_rows(key_BA, key(beside_WSS), NEIGHBOURS)
+            both_B = torch.cat([square_Bn, beside_Bn], dim=1)
+            square_Bn, best_Bn = torch.topk(both_B, NEIGHBOURS, dim=1, largest=False)
+            row_Bn = torch.cat([row_Bn, slots + at_Bn], dim=1).gather(1, best_Bn)
+
+        def sketches_of(row_N: Tensor) -> Tensor:
+            if not len(beside_WSS):
+                return self._sketch_of(row_N)
+            if not slots:
+                return beside_WSS[row_N]
+            of_slots_NSS = self._sketch_of(row_N.clamp(max=slots - 1))
+            beside_NSS = beside_WSS[(row_N - slots).clamp(min=0)]
+            return torch.where((row_N < slots)[:, None, None], of_slots_NSS, beside_NSS)
+
+        far_Bn = torch.full_like(square_Bn, torch.inf)
+        if slots or len(beside_WSS):
+            every = self._looks_at_all
+            far_Bn = _look_closely(sketch_BSS, square_Bn, row_Bn, sketches_of, every)
+        if group.size == 1:
+            return row_Bn, far_Bn
+        (every_B,) = group.all_gather(torch.cat([square_Bn, far_Bn], dim=1))
         square_Br, far_Br = (
             part.transpose(0, 1).flatten(1)
-            for part in every_B.view(group.size, len(key_BA), 2, both).unbind(dim=2)
+            for part in every_B.view(group.size, len(key_BA), 2, NEIGHBOURS).unbind(dim=2)
         )
         nearest_Bn = torch.topk(square_Br, NEIGHBOURS, dim=1, largest=False).indices
-        own_B = torch.cat([slot_Bn, len(self._memory) + row_Bn], dim=1)
-        row_Bn = own_B.gather(1, nearest_Bn % both)
-        row_Bn = row_Bn.masked_fill(nearest_Bn // both != group.rank, NOBODY)
+        row_Bn = row_Bn.gather(1, nearest_Bn % NEIGHBOURS)
+        row_Bn = row_Bn.masked_fill(nearest_Bn // NEIGHBOURS != group.rank, NOBODY)
         return row_Bn, far_Br.gather(1, nearest_Bn)
 
     def _follow_the_slots(self) -> None:
@@ -341,10 +373,16 @@ class NearDuplicates:
         ids_k, k = self._memory.ids, len(self._memory)
         if self._index.device != self.device or k < len(self._index):  # moved, or loaded
             self._forget()
-        changed = (ids_k != self._ids_K[:k]).nonzero()[:, 0]
-        for slots in torch.split(changed, _PAIRS_AT_A_TIME):
-            self._index.put(slots, self._keys_of(slots, ids_k[slots]))
-        self._ids_K[:k] = ids_k
+        changed_k = ids_k != self._ids_K[:k]
+        if self._looks_at_all:  # the host knows how many changed at most
+            most = min(k, self._memory.written - self._written)
+            changed = changed_k.to(torch.float32).topk(most).indices
+        else:
+            changed = changed_k.nonzero()[:, 0]
+        for slots in torch.split(changed, _at_a_time(self.device)):
+            held = k if self._looks_at_all else None
+            self._index.put(slots, self._keys_of(slots, ids_k[slots]), held)
+        self._ids_K[:k], self._written = ids_k, self._memory.written
 
     def _remember(self, ids_B: Tensor, key_BA: Tensor, admitted_B: NDArray[np.bool_]) -> None:
         """Keep the keys of admitted newcomers, newest first."""
@@ -371,6 +409,7 @@ class NearDuplicates:
         self._ids_K = torch.full((capacity,), -1, dtype=torch.int64, device=device)
         self._ids_R = torch.empty(0, dtype=torch.int64, device=device)
         self._key_RA = torch.empty(0, dim, device=device)
+        self._written = 0
 
     def _sketch_of(self, slots: Tensor) -> Tensor:
         images = self._memory.images
@@ -392,6 +431,7 @@ def _look_closely(
     square_Bn: Tensor,
     row_Bn: Tensor,
     sketches_of: Callable[[Tensor], Tensor],
+    all_of_them: bool,
 ) -> Tensor:
     """Return the distance of each sketch to its candidates, [B, n]; infinite beyond reach.
 
@@ -400,22 +440,52 @@ def _look_closely(
         square_Bn: the squared distances of the keys.
         row_Bn: the numbers of the candidates.
         sketches_of: a function from N candidate numbers to their sketches [N, S, S].
+        all_of_them: compute the distances of candidates beyond reach, too, because the number of
+            those within reach is not known without a wait for the device.
     """
+    within_Bn = square_Bn <= REACH**2 * KEY_SIDE**2
+    step = _at_a_time(square_Bn.device)
+    if all_of_them:
+        one_NSS = sketch_BSS.repeat_interleave(square_Bn.shape[1], dim=0)
+        pairs = zip(torch.split(one_NSS, step), torch.split(row_Bn.flatten(), step), strict=True)
+        every_N = torch.cat([distance(one, sketches_of(row_N)) for one, row_N in pairs])
+        return torch.where(within_Bn, every_N.view_as(square_Bn), torch.inf)
     far_Bn = torch.full_like(square_Bn, torch.inf)
-    turn_N, place_N = (square_Bn <= REACH**2 * KEY_SIDE**2).nonzero(as_tuple=True)
-    for turns, places in zip(
-        torch.split(turn_N, _PAIRS_AT_A_TIME),
-        torch.split(place_N, _PAIRS_AT_A_TIME),
-        strict=True,
-    ):
+    turn_N, place_N = within_Bn.nonzero(as_tuple=True)
+    for turns, places in zip(torch.split(turn_N, step), torch.split(place_N, step), strict=True):
         other_NSS = sketches_of(row_Bn[turns, places])
         far_Bn[turns, places] = distance(sketch_BSS[turns], other_NSS)
     return far_Bn
 
 
-def _in_turn(
-    sketch_BSS: Tensor, key_BA: Tensor, held_Bn: Tensor, action: Action
-) -> tuple[Tensor, Tensor, NDArray[np.bool_]]:
+class _Told(NamedTuple):
+    """An answer on the host: which samples are new, and the nearest candidate of each."""
+
+    new_B: NDArray[np.bool_]
+    distance_B: NDArray[np.float32]
+    nearest_B: NDArray[np.int64]
+    open_B: NDArray[np.bool_]  # the samples whose answer is not final
+
+
+class _Candidates(NamedTuple):
+    """The held candidates of each sample, which the samples of the batch follow in number."""
+
+    far_Bn: Tensor
+    row_Bn: Tensor
+    behind: int  # number of the batch's first sample
+
+    def tell(self, near_Bm: Tensor, earlier_Bm: Tensor, new_B: Tensor, open_B: Tensor) -> _Told:
+        """Return the answer with these candidates of the batch. The host waits once."""
+        far_B, best_B1 = torch.cat([self.far_Bn, near_Bm], dim=1).min(dim=1, keepdim=True)
+        row_B = torch.cat([self.row_Bn, self.behind + earlier_Bm], dim=1).gather(1, best_B1)
+        row_B = row_B.masked_fill_(far_B.isinf(), NOBODY)
+        columns = [new_B[:, None], far_B, row_B, open_B[:, None]]
+        known_4B = to_host(torch.cat([it.double() for it in columns], dim=1).T).numpy()
+        new, far, row, more = known_4B
+        return _Told(new > 0, far.astype(np.float32), row.astype(np.int64), more > 0)
+
+
+def _in_turn(sketch_BSS: Tensor, key_BA: Tensor, held: _Candidates, action: Action) -> _Told:
     """Compare each sample with the nearest earlier admitted samples of its batch.
 
     Which samples are admitted depends on the answer, so the answer is found in rounds. Each round
@@ -426,14 +496,10 @@ def _in_turn(
     Args:
         sketch_BSS: the sketches of the batch.
         key_BA: their keys.
-        held_Bn: distances to the candidates that are held.
+        held: the candidates that are held.
         action: as in `Duplicates`. "count" admits near-duplicates too.
-
-    Returns:
-        The candidates among the earlier samples, int64 [B, m], their distances, and which samples
-        are not near-duplicates, bool [B].
     """
-    count = len(key_BA)
+    count, held_Bn = len(key_BA), held.far_Bn
     near_Bm = held_Bn.new_full((count, min(NEIGHBOURS, count)), torch.inf)
     earlier_Bm = torch.zeros_like(near_Bm, dtype=torch.int64)
     new_B = ~_told(held_Bn)
@@ -442,9 +508,10 @@ def _in_turn(
     within_BB = (square_BB <= REACH**2 * KEY_SIDE**2).tril_(-1)
     if action != "merge":  # an ALIKE held picture decides alone
         within_BB &= (held_Bn >= ALIKE).all(dim=1, keepdim=True)
-    row_b = within_BB.any(dim=1).nonzero()[:, 0]  # most samples have nothing within reach
-    if not len(row_b):
-        return earlier_Bm, near_Bm, to_host(new_B).numpy()
+    told = held.tell(near_Bm, earlier_Bm, new_B, within_BB.any(dim=1))
+    if not told.open_B.any():  # most samples have nothing within reach
+        return told
+    row_b = to_device(torch.from_numpy(np.flatnonzero(told.open_B)), key_BA.device)
     square_bB = square_BB[row_b].masked_fill_(~within_BB[row_b], torch.inf)
     known_bB = torch.full_like(square_bB, torch.nan)  # distances
     sketch_bSS, held_bn = sketch_BSS[row_b], held_Bn[row_b]
@@ -455,15 +522,24 @@ def _in_turn(
         near_bm = known_bB.gather(1, best.indices).masked_fill(best.values.isinf(), torch.inf)
         unknown = near_bm.isnan()
         asked_bm = best.values.masked_fill(~unknown, torch.inf)
-        looked_bm = _look_closely(sketch_bSS, asked_bm, best.indices, lambda row: sketch_BSS[row])
+        looked_bm = _look_closely(
+            sketch_bSS,
+            asked_bm,
+            best.indices,
+            sketch_BSS.__getitem__,
+            sketch_BSS.device.type != "cpu",
+        )
         near_bm = torch.where(unknown, looked_bm, near_bm)
-        turn_N, place_N = unknown.nonzero(as_tuple=True)
-        known_bB[turn_N, best.indices[turn_N, place_N]] = near_bm[turn_N, place_N]
-        was_b, new_b = new_B[row_b], ~_told(torch.cat([held_bn, near_bm], dim=1))
-        new_B[row_b] = new_b
-        if action == "count" or bool(to_host((was_b == new_b).all())):
-            earlier_Bm[row_b], near_Bm[row_b] = best.indices, near_bm
-            return earlier_Bm, near_Bm, to_host(new_B).numpy()
+        kept_bm = torch.where(unknown, near_bm, known_bB.gather(1, best.indices))
+        known_bB.scatter_(1, best.indices, kept_bm)
+        was_B, new_B = (
+            new_B,
+            new_B.index_copy(0, row_b, ~_told(torch.cat([held_bn, near_bm], dim=1))),
+        )
+        earlier_Bm[row_b], near_Bm[row_b] = best.indices, near_bm
+        told = held.tell(near_Bm, earlier_Bm, new_B, was_B != new_B)
+        if action == "count" or not told.open_B.any():
+            return told
 
 
 def _told(far_Bn: Tensor) -> Tensor:

@@ -61,17 +61,20 @@ class SlotIndex:
         """Return the number of slots up to the last slot with a row."""
         return self._held
 
-    def put(self, slot_N: Tensor, row_NA: Tensor) -> None:
+    def put(self, slot_N: Tensor, row_NA: Tensor, held: int | None = None) -> None:
         """Set the rows of these slots, each slot at most once.
 
         Args:
             slot_N: int64, below K. Slots are filled from 0 on without a gap.
             row_NA: float32, finite.
+            held: the number of slots that are filled then, if the caller knows it. A GPU would
+                otherwise be waited for.
         """
         if not len(slot_N):
             return
         self._row_KA[slot_N] = row_NA
-        before, self._held = self._held, max(self._held, int(slot_N.max()) + 1)
+        before = self._held
+        self._held = max(before, int(slot_N.max()) + 1) if held is None else held
         if not self._by_cells:
             return
         if self._cells is not None:

@@ -31,6 +31,11 @@ class Slots(nn.Module):
         return True
 
     @property
+    def written(self) -> int:
+        """The number of writes of slots by newcomers so far, or by a load of a state."""
+        return self._columns.written
+
+    @property
     def occupied_of_all(self) -> int:
         """The number of slots that all ranks occupy together. In a single process this is k."""
         return self._columns.occupied_of_all

@@ -24,14 +24,14 @@ SMALL = {
 
 # Most kernels and host waits of each part.
 BUDGETS = {
-    simulated.NOVELTY: (190, 11),
+    simulated.NOVELTY: (215, 1),
     simulated.VIEWS: (40, 0),
     simulated.TRAIN: (410, 0),
-    simulated.KEYS: (230, 3),
-    simulated.ADD: (3600, 14),
-    simulated.MEMORY: (125, 7),
+    simulated.KEYS: (215, 2),
+    simulated.ADD: (165, 6),
+    simulated.MEMORY: (80, 0),
     simulated.OPTIMISER: (30, 0),
-    simulated.OBSERVERS: (80, 4),
+    simulated.OBSERVERS: (75, 3),
     simulated.READING: (16, 3),
     simulated.REST: (6, 0),
 }

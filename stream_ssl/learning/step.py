@@ -38,6 +38,7 @@ from stream_ssl.learning.vectors import VectorViews
 from stream_ssl.learning.views import Views
 from stream_ssl.losses import Diagnostics
 from stream_ssl.memory import Admission, WorkingMemory
+from stream_ssl.memory.checks import Checked
 from stream_ssl.memory.compute import to_host
 from stream_ssl.memory.draws import DrawOrder
 from stream_ssl.methods import Method
@@ -318,7 +319,7 @@ class Step:
         if not keys.usable or not len(batch):
             return None
         with self.timer("memory"):
-            each_B = self._memory.collisions(keys.keys_BD, batch.images_BCHW)
+            each_B = self._memory.collisions(Checked(keys.keys_BD), batch.images_BCHW)
             assert batch.labels_B is not None, "-1 where there are none"
             labels_B = batch.labels_B.to(self._memory.device)
             pairs = count_pairs(labels_B, self._memory.labels)
@@ -337,7 +338,7 @@ class Step:
         with self.timer("memory"):
             admission = self._memory.add(
                 batch.ids_B,
-                keys.keys_BD,
+                Checked(keys.keys_BD),
                 images=None if self._memory.images is None else batch.images_BCHW,
                 labels=batch.labels_B,
                 hashes=batch.hashes_B,
@@ -366,7 +367,7 @@ class Step:
         """
         if keys.usable:
             with self.timer("memory"):
-                return self._memory.refresh(slots_R, keys.keys_BD).mean()
+                return self._memory.refresh(Checked(slots_R), Checked(keys.keys_BD)).mean()
         if self._refresh_together:
             none = self._memory.embeddings.new_empty(0, self._memory.dim)
             self._memory.refresh(slots_R[:0], none)
@@ -377,7 +378,7 @@ class Step:
         if not self._reencode or not self.can_draw:
             return result
         slots_R = self._memory.stalest(self._reencode)
-        keys = self._encode(self._memory.images_of(slots_R).to(self._device))
+        keys = self._encode(self._memory.images_of(Checked(slots_R)).to(self._device))
         if (drift := self._replace(slots_R, keys)) is None:
             return result
         return result._replace(cosines={**result.cosines, "drift_cosine": drift})

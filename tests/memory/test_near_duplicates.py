@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import math
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ from sklearn.datasets import load_digits, load_sample_images
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from benchmarks.simulated_gpu import SimulatedGpu
 from stream_ssl.memory import Duplicates, WorkingMemory
 from stream_ssl.memory.eviction import Oldest, Random
 from stream_ssl.memory.near_duplicates import (
@@ -239,6 +240,53 @@ def test_a_memory_lets_in_what_a_loop_lets_in(tiles: NDArray[np.uint8]) -> None:
             memory.add(ids[new_B], z_BD[new_B], batch[new_B])
     assert memory.stats().evicted > 10
     assert 40 < counted < 5 * 48 - 40
+
+
+@pytest.mark.parametrize("images_on", ["device", "host"])
+def test_a_gpu_finds_the_same_and_waits_once_for_new_pictures(
+    tiles: NDArray[np.uint8], images_on: Literal["device", "host"]
+) -> None:
+    batches = [tensor(stream(tiles, 20)) for _ in range(4)]
+
+    def told(device: str) -> list[list[Any]]:
+        shape, answers = (3, TILE, TILE), []
+        memory = WorkingMemory(16, 2, Oldest(), shape, device=device, images_on=images_on)
+        door = NearDuplicates(memory)
+        for number, batch in enumerate(batches):
+            ids, image_BCHW = torch.arange(20) + 20 * number, batch.to(device)
+            beside = image_BCHW[:0] if number % 2 else batches[number - 1][:3].to(device)
+            found = door.find(image_BCHW, beside, "refuse", ids)
+            assert found.distance_B is not None
+            answers += [found.admitted_B.tolist(), found.nearest_B.tolist()]
+            answers.append(found.distance_B.tolist())
+            z_BD = normalize(ids[:, None] + torch.tensor([[1.0, 2.0]]), dim=1)
+            memory.add(ids, z_BD, image_BCHW)
+            if number == 1:  # the slots change without a newcomer
+                memory.load_state_dict(
+                    {
+                        n: v.flip(0) if n == "columns.images" else v
+                        for n, v in memory.state_dict().items()
+                    }
+                )
+                door.load({})
+        return answers
+
+    with SimulatedGpu() as gpu:
+        there = told("cuda:0")
+        apart = tensor(tiles[::40]).to("cuda:0")
+        memory = WorkingMemory(8, 2, Oldest(), (3, TILE, TILE), device="cuda:0")
+        door = NearDuplicates(memory)
+        for _ in range(2):
+            memory.add(torch.arange(len(apart)), torch.tensor([[1.0, 0.0]] * len(apart)), apart)
+            before = len(gpu.waits)
+            door.find(apart[:1], apart[:0], "refuse", torch.arange(1))
+            assert [wait.line for wait in gpu.waits[before:]] == ["memory/near_duplicates.py tell"]
+    here = told("cpu")
+    assert there[::3] == here[::3]
+    assert there[1::3] == here[1::3]
+    assert not all(all(row) for row in here[::3])
+    for one, other in zip(there[2::3], here[2::3], strict=True):
+        assert one == pytest.approx(other, abs=1e-5)
 
 
 def test_a_newcomers_key_is_handed_on_to_its_slot(
