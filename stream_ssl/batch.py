@@ -47,6 +47,15 @@ class Origin(NamedTuple):
     source: str
     id: str
     time: float  # of capture, seconds since the Unix epoch
+    original: str | None = None  # name of the bytes as they were sent; None: not kept
+
+    def known(self) -> dict[str, Any]:
+        """Return the fields by name, without an `original` that is not kept."""
+        return {name: value for name, value in self._asdict().items() if value is not None}
+
+    def row(self) -> tuple[object, ...]:
+        """Return the fields in the form that `Origin(*row)` reads, in the shortest one."""
+        return tuple(self) if self.original is not None else tuple(self[:-1])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,7 +14,10 @@ from table import table
 ROOT = Path(__file__).parent.parent
 LINKED = ("memory", "producers")
 """Folders at the top of the repository that `stream_ssl/` links to."""
-SHARED = {"background", "batch", "decode_cost", "durable", "pictures", "rate_limited_logger"}
+SHARED = {
+    *("background", "batch", "decode_cost", "durable", "originals", "pictures"),
+    "rate_limited_logger",
+}
 """Small modules that every part except memory may import."""
 
 # The other parts that each part of stream_ssl may import ...

@@ -6,7 +6,7 @@ import importlib
 import inspect
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,6 +29,7 @@ from stream_ssl.encoder.network import (
 )
 from stream_ssl.feed.batches import Batches, JournalShare
 from stream_ssl.feed.decode import Decoder, VectorDecoder
+from stream_ssl.feed.originals import KeptOriginals
 from stream_ssl.feed.quarantine import Quarantine
 from stream_ssl.journal.reader import JournalReader
 from stream_ssl.learning import randomness
@@ -168,12 +169,14 @@ def batches(
     journal: str | None = None,
     rank: int = 0,
     ranks: int = 1,
+    originals: KeptOriginals | None = None,
 ) -> Batches:
     """Return the journal's samples as batches; with several ranks, the part of this rank.
 
     Args:
         share: the records that this rank reads, among the ranks that read the same journal.
         rank, ranks: number of this rank, and the number of ranks that divide a batch.
+        originals: keeps the bytes of samples as they were sent.
 
     Raises:
         ValueError: the ranks cannot divide a batch.
@@ -195,8 +198,33 @@ def batches(
         journal=journal,
         share=share,
         joint=ranks > 1,
+        originals=originals,
         **options,
     )
+
+
+def originals(
+    settings: Namespace, ranks: int = 1, held: Iterable[str] = ()
+) -> KeptOriginals | None:
+    """Return what keeps the bytes of samples as they were sent; None without a budget.
+
+    Args:
+        settings: the settings.
+        ranks: the number of ranks.
+        held: names of the files that the newest checkpoint holds.
+
+    Raises:
+        ValueError: the budget is out of range, or there are several ranks.
+    """
+    if settings.originals.budget is None:
+        return None
+    if ranks > 1:
+        raise ValueError(
+            f"originals.budget is {settings.originals.budget}, and {ranks} ranks learn: originals "
+            "are kept by a run with one rank. Set originals.budget to null, or use one rank"
+        )
+    shape = decoder(settings).shape_HWC
+    return KeptOriginals(settings.run / "originals", shape, settings.originals.budget, held)
 
 
 def learner(
@@ -351,7 +379,8 @@ def dry_run(settings: Namespace, ranks: int = 1) -> Learner:
         settings.run = Path(stack.enter_context(TemporaryDirectory()))
         Checkpointer(settings.run / "checkpoints", **settings.checkpoints)
         reader = stack.enter_context(closing(JournalReader(settings.run / "journal")))
-        stack.enter_context(batches(settings, reader, START, ranks=ranks))
+        kept = originals(settings, ranks)
+        stack.enter_context(batches(settings, reader, START, ranks=ranks, originals=kept))
         built = learner(settings, EmptyStream(), START, Planned(ranks))
         shadows(settings, built.method.dim)
         prequential(settings)

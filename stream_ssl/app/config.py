@@ -31,6 +31,7 @@ LEARNER_SECTIONS = (
     "vectors",
     "decoder",
     "quarantine",
+    "originals",
     "batches",
     "encoder",
     "projector",
@@ -321,6 +322,7 @@ def _add_learner(parser: ArgumentParser) -> None:
     from stream_ssl.encoder.network import Projector, ResNet
     from stream_ssl.feed.batches import Batches
     from stream_ssl.feed.decode import Decoder
+    from stream_ssl.feed.originals import KeptOriginals
     from stream_ssl.feed.quarantine import Quarantine
     from stream_ssl.learning.checkpoint import Checkpointer
     from stream_ssl.learning.learner import Learner
@@ -348,11 +350,13 @@ def _add_learner(parser: ArgumentParser) -> None:
         help="class path of your own Decoder, made with the options above and its init_args",
     )
     _section(parser, Quarantine, "quarantine", skip={"folder", "clock", "max_files", "rate"})
+    _section(parser, KeptOriginals, "originals", skip={"folder", "shape", "held"})
     _section(
         parser,
         Batches,
         "batches",
-        skip={"reader", "decoder", "quarantine", "start", "clock", "share", "journal", "joint"},
+        skip={"reader", "decoder", "quarantine", "start", "clock", "share", "journal", "joint"}
+        | {"originals"},
     )
     _section(parser, ResNet, "encoder", skip={"channels"})
     _add_model(parser)

@@ -11,7 +11,7 @@ import json
 import shutil
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -45,6 +45,7 @@ from stream_ssl.learning.vectors import Vectors
 from stream_ssl.memory.index import write_flat
 from stream_ssl.memory.scores import Linear
 from stream_ssl.memory.state import decode, part, upgraded
+from stream_ssl.originals import Originals, suffix_of
 from stream_ssl.producers.sources import Synthetic
 
 ONNX = "encoder.onnx"
@@ -230,11 +231,16 @@ def examples(encoder: Encoder, count: int) -> Tensor:
 
 @dataclass(frozen=True)
 class MemoryExport:
-    """The result of an export: counts of samples and shards, and whether faiss wrote an index."""
+    """The result of an export: counts of samples and shards, and whether faiss wrote an index.
+
+    Attributes:
+        originals: the number of samples whose files were exported as they were sent.
+    """
 
     samples: int
     shards: int
     indexed: bool
+    originals: int = 0
 
 
 def export_memory(
@@ -265,6 +271,7 @@ def export_memory(
     origins.load(origins_of(checkpoint), columns["ids"].tolist())
     rows = _rows(columns, origins, stored["config"], trust_code)
     shards = range(0, len(rows), SHARD)
+    originals, found = Originals(checkpoint.resolve().parent.parent / "originals", create=False), 0
     with replacing(folder) as scratch:
         for shard, start in enumerate(shards):
             stop = min(start + SHARD, len(rows))
@@ -273,6 +280,9 @@ def export_memory(
             with tarfile.open(scratch / f"memory-{shard:06d}.tar", "w") as tar:
                 for number, image_CHW in enumerate(image_BCHW, start=start):
                     _add(tar, f"{number:09d}", encoded(image_CHW, dtype), rows[number])
+            found += _add_originals(
+                scratch / f"originals-{shard:06d}.tar", originals, rows[start:stop], start
+            )
             tell(stop, len(rows))
         np.save(scratch / "embeddings.npy", embedding_KD)
         np.save(scratch / "descriptors.npy", descriptor_KA)
@@ -286,7 +296,25 @@ def export_memory(
             "memory": decode(state),
         }
         write_json(scratch / MEMORY, described)
-    return MemoryExport(len(rows), len(shards), indexed)
+    return MemoryExport(len(rows), len(shards), indexed, found)
+
+
+def _add_originals(path: Path, originals: Originals, rows: list[dict[str, Any]], start: int) -> int:
+    """Write a shard of the samples whose files are kept as they were sent. Return their number.
+
+    There is no shard without such samples. A running learner may delete a file meanwhile.
+    """
+    members = []
+    for number, row in enumerate(rows, start=start):
+        if (name := (row["origin"] or {}).get("original")) is not None:
+            with suppress(OSError):
+                data = originals.read(name)
+                members.append((f"{number:09d}", (suffix_of(data), data), row))
+    if members:
+        with tarfile.open(path, "w") as tar:
+            for member in members:
+                _add(tar, *member)
+    return len(members)
 
 
 def _rows(
@@ -310,7 +338,7 @@ def _rows(
     values = zip(*(column.tolist() for column in named.values()), strict=True)
     rows = [dict(zip(named, row, strict=True)) for row in values]
     for row, origin in zip(rows, origins.of(named["id"].tolist()), strict=True):
-        row["origin"] = origin and origin._asdict()
+        row["origin"] = origin and origin.known()
     return rows
 
 

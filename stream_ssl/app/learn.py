@@ -34,7 +34,7 @@ from stream_ssl.journal.segment import journal_id
 from stream_ssl.learning.checkpoint import Checkpointer, CheckpointError, CheckpointRecord
 from stream_ssl.learning.learner import IncompatibleConfig, Learner
 from stream_ssl.learning.records import CheckpointDue, Idle, ReloadDue, StepRecord
-from stream_ssl.learning.saved import Saved
+from stream_ssl.learning.saved import Saved, originals_of
 from stream_ssl.memory import WorkingMemory
 from stream_ssl.memory.process_group import RankLost
 from stream_ssl.observe.balance import Balance, class_counts
@@ -180,6 +180,8 @@ class Process:
         before = () if saved is None else saved.before(len(part.readers), part.journal)
         reader = JournalReader(part.folder / "journal")
         stack.callback(reader.close)
+        held = set() if saved is None else originals_of(saved.path)
+        self._originals = self._page.originals = build.originals(settings, group.size, held)
         self._batches = stack.enter_context(
             build.batches(
                 settings,
@@ -189,6 +191,7 @@ class Process:
                 self._checkpointer.journal,
                 group.rank,
                 group.size,
+                self._originals,
             )
         )
         return reader, start
@@ -281,6 +284,7 @@ class Process:
                 self._observers.consume(record)
                 if isinstance(record, StepRecord):
                     self._step_log.consume(record)
+                    self._follow_originals(record)
                 self._view.consume(record)
                 self._tell_of_divergence()
                 if isinstance(record, StepRecord) and not record.replay:
@@ -311,6 +315,8 @@ class Process:
         if not self.learner.divergence.savable:
             log.warning("no final checkpoint is written, because the last updates were skipped")
         elif self.learner.step:
+            if self._originals is not None:
+                self._originals.saving(self.learner.originals())
             self._save(lambda: self._checkpointer.save(self.learner, self._config))
 
     def _met(self, saved: Saved | None, settings: Namespace) -> GroupView:
@@ -377,6 +383,13 @@ class Process:
             self.health.set("cursor", True)
         self._where.write()
         self._tell_at = time.monotonic() + TELL_SECONDS
+
+    def _follow_originals(self, record: StepRecord) -> None:
+        """Delete the original files of samples that the learner no longer holds."""
+        if self._originals is not None:
+            groups = record.dropped_origins, record.origins_B, record.evicted_origins
+            self._originals.left(*groups, held=self.learner.originals)
+            self.metrics.observe_originals(self._originals.bytes, self._originals.unkept)
 
     def _save_first(self, record: StepRecord | Idle) -> None:
         """Save the state from before the first step, so that a run can always go back to it."""
@@ -480,6 +493,8 @@ class Process:
     def _save_behind(self) -> None:
         """Begin a checkpoint that is written while training goes on."""
         self._conclude_save(wait=True)  # on all ranks, before they meet for the next checkpoint
+        if self._originals is not None:
+            self._originals.saving(self.learner.originals())
         self._save(lambda: self._checkpointer.begin(self.learner, self._config))
 
     def _conclude_save(self, wait: bool = False) -> None:
@@ -499,6 +514,9 @@ class Process:
             return
         self.health.set("checkpoint", True)
         self.metrics.consume(record)
+        if self._originals is not None:
+            self._originals.saved(self.learner.originals())
+            self.metrics.observe_originals(self._originals.bytes, self._originals.unkept)
         self._checkpoint_bytes = max(self._checkpoint_bytes, record.bytes)
         self._checkpointed = max(self._checkpointed, record.needed.record)
         self._tell_receiver()

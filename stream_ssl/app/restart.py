@@ -50,7 +50,7 @@ MAY_CHANGE = (
     *("checkpoints.keep", "checkpoints.every_seconds", "checkpoints.every_steps"),
     *("checkpoints.behind", "checkpoints.history_bytes"),
     *("decoder.max_pixels", "batches.workers", "batches.prefetch"),
-    "quarantine.max_bytes",
+    *("quarantine.max_bytes", "originals.budget"),
     *("shadows", "classes", "observe.held_out", "observe.prequential.window"),
     *("http.receiver", "http.learner", "http.public", "http.token_file"),
     "access",

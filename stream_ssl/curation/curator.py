@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, interpolate, normalize
 
-from stream_ssl.curation.originals import Originals
 from stream_ssl.curation.saves import Saves
 from stream_ssl.durable import make_folder, sync
 from stream_ssl.encoder.efficientnet_lite import EfficientNetLite0
@@ -32,6 +31,7 @@ from stream_ssl.memory import WorkingMemory
 from stream_ssl.memory.descriptors import Frozen, Thumbnail
 from stream_ssl.memory.eviction import Oldest, Redundant
 from stream_ssl.memory.near_duplicates import SIDE, NearDuplicates
+from stream_ssl.originals import Originals
 from stream_ssl.producers.sources.base import Source
 from stream_ssl.wire.sample import Position, Sample
 

@@ -28,6 +28,7 @@ from stream_ssl.feed.decode import (
     decode_chunk,
     rejected_packet,
 )
+from stream_ssl.feed.originals import KeptOriginals
 from stream_ssl.feed.quarantine import Quarantine
 from stream_ssl.wire import Data, WireError
 
@@ -111,6 +112,7 @@ class Batches:
         share: the records to read, if several ranks share the journal.
         journal: the id of the journal that `start` refers to; None: unknown.
         joint: this is one of several ranks that combine their batches in a step; see `next`.
+        originals: keeps the bytes of samples as they were sent; None: they are not kept.
 
     Attributes:
         journal: the id of the journal that is read, once it is known.
@@ -132,11 +134,13 @@ class Batches:
         share: JournalShare | None = None,
         journal: str | None = None,
         joint: bool = False,
+        originals: KeptOriginals | None = None,
     ) -> None:
         if min(batch_size, workers, prefetch) < 1:
             raise ValueError(f"{batch_size=}, {workers=}, {prefetch=}: each must be at least 1")
         self._reader, self._decoder, self._quarantine = reader, decoder, quarantine
         self._prefetch, self._workers, self._clock = prefetch, workers, clock
+        self._originals = originals
         self._batcher = Batcher(batch_size, decoder)
         self._share = JournalShare() if share is None else share
         self.journal, self._joint = journal, joint
@@ -191,7 +195,9 @@ class Batches:
             self._pending -= len(batch)
             self._offset = batch.offset
             self._change.notify_all()
-            return batch
+        if self._originals is not None:
+            self._originals.arrived(batch.origins_B or ())
+        return batch
 
     def _ready_or_read(self) -> bool:
         """Return whether a batch is ready, or the journal has no unread records for one."""
@@ -310,7 +316,8 @@ class Batches:
             done.set_exception(error)
             return done
         if isinstance(task, DecodeTask):
-            return self._pool.submit(decode_chunk, self._decoder, task)
+            keep = None if self._originals is None else self._originals.keep
+            return self._pool.submit(decode_chunk, self._decoder, task, keep)
         if task is None:
             return None
         done.set_result(task)

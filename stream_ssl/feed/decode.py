@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from io import BytesIO
@@ -108,6 +108,10 @@ class Chunk:
     rejected: Sequence[RejectedSample]
 
 
+Keep = Callable[[Row, bytes | memoryview], str | None]
+"""Stores the bytes of a sample, and returns their name; None if they are not kept."""
+
+
 class Payloads(Protocol):
     """A decoder of samples to uint8 arrays of one shape: pixels, or the bytes of vectors.
 
@@ -122,12 +126,20 @@ class Payloads(Protocol):
     def block(self, rows: Sequence[Row], payload: bytes | memoryview) -> Pixels | None: ...
 
 
-def decode_chunk(decoder: Payloads, task: DecodeTask) -> Chunk:
-    """Decode the samples of a task; bad samples are listed in `Chunk.rejected`."""
+def decode_chunk(decoder: Payloads, task: DecodeTask, keep: Keep | None = None) -> Chunk:
+    """Decode the samples of a task; bad samples are listed in `Chunk.rejected`.
+
+    Args:
+        decoder: converts payloads to pixels, or to the bytes of vectors.
+        task: the samples.
+        keep: stores the bytes of a good sample, and returns their name. It is not called for
+            samples whose bytes are already pixels of the right shape.
+    """
     block_BHWC = decoder.block(task.rows, task.payload) if _conforms(task.rows) else None
     if block_BHWC is not None:
-        return _chunk(task, block_BHWC, range(len(task.rows)), ())
+        return _chunk(task, block_BHWC, range(len(task.rows)), (), [None] * len(task.rows))
     images: list[Pixels] = []
+    originals: list[str | None] = []
     good: list[int] = []
     rejected: list[RejectedSample] = []
     start = 0
@@ -136,11 +148,12 @@ def decode_chunk(decoder: Payloads, task: DecodeTask) -> Chunk:
         start += row["size"]
         try:
             images.append(decoder(row, data, task.source))
+            originals.append(None if keep is None else keep(row, data))
             good.append(index)
         except BadSample as error:
             rejected.append(RejectedSample(task.begin + index, error, row, task.source, data))
     image_BHWC = np.stack(images) if images else np.empty((0, *decoder.shape_HWC), np.uint8)
-    return _chunk(task, image_BHWC, good, rejected)
+    return _chunk(task, image_BHWC, good, rejected, originals)
 
 
 def rejected_packet(record: JournalRecord, error: Exception) -> Chunk:
@@ -176,6 +189,7 @@ def _chunk(
     image_BHWC: Pixels,
     good: Sequence[int],
     rejected: Sequence[RejectedSample],
+    originals: Sequence[str | None],
 ) -> Chunk:
     """Return the chunk of a task; `good` has the indices of the decoded samples in the task."""
     rows = [task.rows[index] for index in good]
@@ -187,7 +201,8 @@ def _chunk(
         images_BCHW=image_BHWC.transpose(0, 3, 1, 2),
         received_B=np.full(len(rows), task.record.received),
         origins_B=[
-            Origin(task.record.producer, task.source, row["id"], row["time"]) for row in rows
+            Origin(task.record.producer, task.source, row["id"], row["time"], original)
+            for row, original in zip(rows, originals, strict=True)
         ],
     )
     index_B = np.array(good, np.int64) + task.begin

@@ -296,6 +296,10 @@ class Learner:
             },
         )
 
+    def originals(self) -> set[str]:
+        """Return the names of the original bytes of all samples that are held or that wait."""
+        return self.origins.originals() | self._novelty.originals()
+
     def restore(self, capture: Capture) -> None:
         """Continue from a capture. `batches` must begin at the capture's offset.
 

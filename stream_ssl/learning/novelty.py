@@ -150,6 +150,11 @@ class Novelty:
             for at, number in enumerate(numbers)
         ]
 
+    def originals(self) -> set[str]:
+        """Return the names of the original bytes of the samples that wait."""
+        origins_W = () if self._waiting is None else self._waiting.origins_B or ()
+        return {one.original for one in origins_W if one is not None and one.original is not None}
+
     def state(self) -> dict[str, Tensor]:
         """Return the waiting samples by column, with their origins, and the state of the test."""
         test = self._test.state() if isinstance(self._test, NearDuplicates) else {}
@@ -158,7 +163,11 @@ class Novelty:
         if waiting is None:
             return of_test
         origins_W = waiting.origins_B or [None] * len(waiting)
-        return {**waiting.columns(), "origins": packed(origins_W), **of_test}
+        return {
+            **waiting.columns(),
+            "origins": packed(one and one.row() for one in origins_W),
+            **of_test,
+        }
 
     def load(self, state: Mapping[str, Tensor], device: torch.device) -> None:
         """Load a state that `state` returned."""

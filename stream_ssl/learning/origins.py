@@ -31,6 +31,10 @@ class Origins:
         """Return the origin of each of these ids, None if unknown."""
         return [self._by_id.get(number) for number in ids]
 
+    def originals(self) -> set[str]:
+        """Return the names of the original bytes that are kept."""
+        return {one.original for one in self._by_id.values() if one.original is not None}
+
     def follow(
         self, ids: Sequence[int], origins_B: Sequence[Origin | None], admission: Admission
     ) -> list[Origin | None]:
@@ -48,9 +52,10 @@ class Origins:
     def state(self) -> dict[str, Tensor]:
         """Return one row for each origin, see `packed`.
 
-        A row has the id, the producer, the source, the source's id and the time.
+        A row has the id, the producer, the source, the source's id, the time, and the name of the
+        original bytes if they are kept.
         """
-        return {"rows": packed((number, *origin) for number, origin in self._by_id.items())}
+        return {"rows": packed((number, *origin.row()) for number, origin in self._by_id.items())}
 
     def load(self, state: Mapping[str, Tensor], ids: Iterable[int]) -> None:
         """Load a state that `state` returned, but only the ids that the memory holds."""

@@ -16,6 +16,7 @@ from stream_ssl.batch import START, Offset
 from stream_ssl.bounded_files import read_map
 from stream_ssl.durable import MANIFEST, UNREADABLE, damage, damage_told_by, listed
 from stream_ssl.learning.learner import Capture, Learner, made_by
+from stream_ssl.learning.origins import unpacked
 from stream_ssl.memory.shards import resharded
 
 FORMAT = 3  # increased when an older reader could not read it; the manifest's form stays
@@ -182,6 +183,19 @@ def origins_of(checkpoint: Path) -> dict[str, Tensor]:
         OSError: the file does not exist.
     """
     return _joined(Saved(checkpoint, read_map(checkpoint / STATE, MOST_STATE))._parts("origins"))
+
+
+def originals_of(checkpoint: Path) -> set[str]:
+    """Return the names of the original bytes of a checkpoint's samples, those that wait included.
+
+    Raises:
+        OSError: a file does not exist.
+    """
+    saved = Saved(checkpoint, read_map(checkpoint / STATE, MOST_STATE))
+    rows = [row[1:] for part in saved._parts("origins") for row in unpacked(part["rows"])]
+    for part in saved._parts("waiting"):
+        rows += [row for row in unpacked(part["origins"]) if row] if "origins" in part else []
+    return {row[4] for row in rows if len(row) > 4}
 
 
 def place(offset: Offset) -> dict[str, int]:

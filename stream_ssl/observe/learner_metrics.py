@@ -116,6 +116,17 @@ LEARNER: tuple[Spec, ...] = (
         ("reason", "producer"),
     ),
     Spec(
+        "learner", "gauge", "originals_bytes", "bytes",
+        "Bytes of the files that hold the memory's samples as they were sent (originals.budget).",
+        "Near originals.budget: the originals of new samples find no room.",
+    ),
+    Spec(
+        "learner", "counter", "originals_unkept_total", "samples",
+        "Samples whose original bytes were not kept, by reason: the budget or the disk. They are "
+        "learned from as usual.", "Growth: raise originals.budget, or free space on the disk.",
+        ("reason",),
+    ),
+    Spec(
         "learner", "histogram", "step_seconds", "seconds", "Time of one step, by phase.",
         "The phase data takes longer than forward and backward: decoding limits the speed, so add "
         "workers.", ("phase",), STEP_BUCKETS,

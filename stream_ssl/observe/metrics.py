@@ -397,6 +397,7 @@ class LearnerMetrics:
             "skipped_updates_total.reason": (*SKIPS, OTHER),
             "skipped_samples_total.reason": (*SKIPS, OTHER),
             "quarantined_samples_total.reason": (*BAD_SAMPLES, OTHER),
+            "originals_unkept_total.reason": ("budget", "disk"),
             "quarantined_samples_total.producer": (OTHER,),
             "dropped_class_samples_total.twin": ("same", "other", "unknown"),
         }
@@ -596,6 +597,12 @@ class LearnerMetrics:
             self._raise_to("producer_decoded_samples_total", samples, producer=producer)
         for (reason, producer), samples in rejected.items():
             self._raise_to("quarantined_samples_total", samples, reason=reason, producer=producer)
+
+    def observe_originals(self, size: int, unkept: Mapping[str, int]) -> None:
+        """Report the bytes of the kept originals, and the samples that were not kept, by reason."""
+        self._families.set("originals_bytes", size)
+        for reason, samples in unkept.items():
+            self._raise_to("originals_unkept_total", samples, reason=reason)
 
     def resumed(self, step: int, created: float) -> None:
         """Report the newest checkpoint: its step, and the Unix time of its creation."""

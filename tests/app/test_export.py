@@ -532,9 +532,10 @@ def test_what_the_page_shows_runs(
         for number in range(12):
             noise = np.random.default_rng(number).integers(0, 60, (20, 16, 3), np.uint8)
             Image.fromarray(shade + noise).save(tmp_path / "photos" / name / f"{number}.png")
+    Image.new("RGB", (30, 20), "red").save(tmp_path / "photo.jpg")
     monkeypatch.chdir(tmp_path)
     commands = re.findall(r"^    stream-ssl (.*)$", page, re.MULTILINE)
-    assert {command.split()[0] for command in commands} == {"export", "embed"}
+    assert {command.split()[0] for command in commands} == {"export", "embed", "search"}
     for command in commands:
         assert cli.main(command.split()) == 0
     codes = re.findall(r"```python\n(.*?)```", page, re.DOTALL)

@@ -293,7 +293,7 @@ def test_what_is_read_and_not_yet_decoded_is_lag(
 ) -> None:
     gate = threading.Event()
 
-    def slow(decoder: Decoder, task: Any) -> Any:
+    def slow(decoder: Decoder, task: Any, keep: None) -> Any:
         assert gate.wait(20)
         return decode_chunk(decoder, task)
 

@@ -63,7 +63,7 @@ def check_receiver(settings: Namespace) -> None:
     """
     from stream_ssl.app import receive
 
-    for name in ("", "journal", "checkpoints", "quarantine"):
+    for name in ("", "journal", "checkpoints", "quarantine", "originals"):
         check_writable(settings.run / name, "run folder", OTHER_FOLDER)
     for folder in (*settings.run.glob("quarantine*"), settings.run / KEYS):
         check_folder(folder)

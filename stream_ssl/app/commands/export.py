@@ -117,6 +117,8 @@ def write(settings: Namespace, checkpoint: Path) -> None:
             )
         counts = f"{plural(found.samples, 'sample')} in {plural(found.shards, 'shard')}"
         print(f"memory: {settings.memory}, {counts}")
+        if found.originals:
+            print(f"originals: {plural(found.originals, 'file')} as they were sent")
         if not found.samples:
             print(
                 "warning: the memory of this checkpoint is empty, because the run had not trained "

@@ -16,6 +16,7 @@ import math
 import re
 import threading
 import time
+from base64 import b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,8 +37,10 @@ from stream_ssl.observe.page.history import History
 from stream_ssl.observe.page.producers import SORTS as PRODUCER_SORTS
 from stream_ssl.observe.page.producers import ProducersView
 from stream_ssl.observe.page.step_jobs import Busy
+from stream_ssl.originals import suffix_of
 
 if TYPE_CHECKING:
+    from stream_ssl.feed.originals import KeptOriginals
     from stream_ssl.observe.page.group import GroupView
     from stream_ssl.observe.page.memory import MemoryView
 
@@ -48,6 +51,8 @@ PEER_SECONDS, STATE_SECONDS = 15.0, 4.0
 """Time-outs in seconds for questions to the other process, and for its `state` alone."""
 ASKED_BY_PEER = "x-stream-ssl-asked-by"
 MOST_ROWS = 512
+MOST_ORIGINAL = 5 << 20
+"""The maximum size of an original that the page shows, in bytes."""
 
 Peer = Callable[[str], str | None]
 """Returns the HTTP address of the process with a role, or None if there is none."""
@@ -70,6 +75,7 @@ class Sources:
     Attributes:
         run: the run's folder.
         memory: the view of a learner's memory; None until the memory is built.
+        originals: the files of the memory's samples as they were sent; None: none are kept.
         group: the view of a learner's ranks; None until the ranks have connected.
         producers: the view of a receiver's producers.
         peer: returns the address of the other process.
@@ -79,6 +85,7 @@ class Sources:
 
     run: Path | None = None
     memory: MemoryView | None = None
+    originals: KeptOriginals | None = None
     group: GroupView | None = None
     producers: ProducersView | None = None
     peer: Peer = lambda _: None
@@ -108,6 +115,7 @@ class Api:
             "memory": self._memory,
             "memory/slots": self._slots,
             "memory/slot": self._slot,
+            "memory/original": self._original,
             "memory/pictures": self._pictures,
             "memory/map": self._map,
             "memory/evictions": self._evictions,
@@ -218,6 +226,25 @@ class Api:
         slot, near = query.integer("slot", None, 0, 1 << 40), query.integer("near", 12, 1, 64)
         query.end()
         return self._view.slot(slot, near)
+
+    def _original(self, query: Query) -> object:
+        slot = query.integer("slot", None, 0, 1 << 40)
+        query.end()
+        name = ((self._view.slot(slot, 1)["origin"]) or {}).get("original")
+        if name is None or self._sources.originals is None:
+            raise Refused(404, f"the original of slot {slot} is not kept; see originals.budget")
+        try:
+            data = self._sources.originals.read(name)
+        except OSError as error:
+            raise Refused(404, f"the original of slot {slot} cannot be read: {error}") from None
+        if len(data) > MOST_ORIGINAL:
+            raise Refused(
+                404,
+                f"the original of slot {slot} has {len(data)} bytes, and the page "
+                f"shows up to {MOST_ORIGINAL}",
+            )
+        codec = suffix_of(data).replace("jpg", "jpeg")
+        return {"bytes": len(data), "url": f"data:image/{codec};base64,{b64encode(data).decode()}"}
 
     def _pictures(self, query: Query) -> object:
         slots = query.integers("slots", max(1, self._view.reader.most_pictures))

@@ -427,8 +427,8 @@ def _histogram(values_k: NDArray[Any], bins: int = 24) -> dict[str, list[float]]
     return {"edges": [round(float(e), 3) for e in edges], "counts": counts.tolist()}
 
 
-def _origin(origin: Origin | None) -> dict[str, str] | None:
-    return None if origin is None else origin._asdict()
+def _origin(origin: Origin | None) -> dict[str, Any] | None:
+    return None if origin is None else origin.known()
 
 
 def _number(value: float) -> float | None:

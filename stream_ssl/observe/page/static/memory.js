@@ -167,6 +167,9 @@ export class MemorySection {
       if (this.pictures.most) await this.pictures.fetch([got, ...near]);
       this.pictures.paint($("#slot-picture"), got.id);
       this.showNear(got.near);
+      const original = $("#slot-original");
+      original.hidden = true;
+      if (got.origin?.original) ask("learner", "memory/original", { slot }).then(({ url }) => { original.src = url; original.hidden = false; }, () => {});
     } catch (error) { $("#slot-near").replaceChildren(element("p", { class: "empty" }, error.message)); }
   }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from hashlib import blake2b
 from pathlib import Path
@@ -12,10 +13,12 @@ from stream_ssl.durable import make_folder, sync
 class Originals:
     """Files named by the hash of their content, in 256 folders.
 
-    A file is durable after `flush`. Two samples with the same bytes share a file.
+    A file is durable after `flush`. Two samples with the same bytes share a file. Several threads
+    may call `put` at the same time.
 
     Args:
-        folder: the folder of the files, which is created.
+        folder: the folder of the files.
+        create: create the folder. It need not exist for reading.
 
     Raises:
         OSError: the folder cannot be created.
@@ -30,20 +33,25 @@ class Originals:
     set()
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, create: bool = True) -> None:
         self._folder = folder
         self._unflushed: set[str] = set()
-        make_folder(folder)
+        if create:
+            make_folder(folder)
 
     def put(self, data: bytes | memoryview) -> str:
         """Store bytes, and return the name under which `read` returns them."""
-        name = blake2b(data, digest_size=16).hexdigest()
+        name = name_of(data)
         path = self._path(name)
         if not path.exists():
             path.parent.mkdir(exist_ok=True)
-            fresh = path.with_suffix(".part")
-            fresh.write_bytes(data)
-            fresh.replace(path)
+            fresh = path.with_suffix(f".{threading.get_ident()}.part")
+            try:
+                fresh.write_bytes(data)
+                fresh.replace(path)
+            except OSError:
+                fresh.unlink(missing_ok=True)
+                raise
             self._unflushed.add(name)
         return name
 
@@ -51,9 +59,12 @@ class Originals:
         """Return the bytes that `put` stored.
 
         Raises:
-            OSError: the file is gone or unreadable.
+            OSError: the file is gone or unreadable, or a power cut has damaged it.
         """
-        return self._path(name).read_bytes()
+        data = self._path(name).read_bytes()
+        if name_of(data) != name:
+            raise OSError(f"{self._path(name)} does not have the content that its name states")
+        return data
 
     def size(self, name: str) -> int:
         """Return the number of bytes that `put` stored under this name."""
@@ -75,10 +86,27 @@ class Originals:
         self._unflushed -= fresh
 
     def keep_only(self, held: Iterable[str]) -> None:
-        """Delete all files but these."""
+        """Delete all files but these, and what an interrupted `put` has left."""
+        for path in self._folder.glob("*/*.part"):
+            path.unlink(missing_ok=True)
         for name in self.names() - set(held):
-            self._path(name).unlink(missing_ok=True)
+            self.remove(name)
         self._unflushed.intersection_update(held)
+
+    def remove(self, name: str) -> None:
+        """Delete a file; no error if there is none."""
+        self._path(name).unlink(missing_ok=True)
+        self._unflushed.discard(name)
 
     def _path(self, name: str) -> Path:
         return self._folder / name[:2] / name
+
+
+def suffix_of(data: bytes) -> str:
+    """Return the suffix of a picture's file by its first bytes: jpg, png or webp."""
+    return {b"\xff\xd8": "jpg", b"\x89P": "png"}.get(data[:2], "webp")
+
+
+def name_of(data: bytes | memoryview) -> str:
+    """Return the name under which `Originals` stores these bytes."""
+    return blake2b(data, digest_size=16).hexdigest()
