@@ -13,14 +13,21 @@ from typing import Any
 import av
 import numpy as np
 import pytest
+import torch
+from evaluation_run import write_run
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from table import table
 
+from stream_ssl import load_encoder
+from stream_ssl.app.encoder import Encoder
+from stream_ssl.curation import Curator
+from stream_ssl.evaluation.labelled import Division, Reader
 from stream_ssl.feed.decode import Decoder
 from stream_ssl.pictures import over_white, upright
 from stream_ssl.producers._images import as_sample
 from stream_ssl.producers.shaping.repeat import decode
+from stream_ssl.producers.sources import ImageFolder
 from stream_ssl.producers.sources.frames import FrameEncoder, Frames, converted
 from stream_ssl.producers.sources.lerobot import picture
 from stream_ssl.wire import Sample
@@ -139,6 +146,69 @@ def test_transparent_colours_of_every_depth(
     assert clear_HW.any()
     assert not clear_HW.all()
     assert found_HWC.tolist() == expected_HWC.tolist()
+
+
+def boxed(image: Image.Image, side: int) -> NDArray[np.uint8]:
+    """Return a picture scaled by its long side, pasted in the middle of a grey square."""
+    shape = [max(1, round(length * side / max(image.size))) for length in image.size]
+    box = Image.new("RGB", (side, side), (128, 128, 128))
+    place = [(side - length) // 2 for length in shape]
+    box.paste(image.resize(shape, Image.Resampling.BILINEAR), place)
+    return np.asarray(box)
+
+
+@pytest.fixture(scope="module")
+def with_bars(tmp_path_factory: pytest.TempPathFactory) -> Encoder:
+    folder = tmp_path_factory.mktemp("letterbox") / "run"
+    write_run(folder, decoder={"size": SIDE, "channels": 3, "fit": "letterbox"})
+    return load_encoder(folder)
+
+
+@table("size", [(60, 36), (36, 61), (90, 7), (10, 12), (300, 1)])
+@table("codec", ["jpeg", "png", "webp"])
+@table("orientation", [1, 6])
+def test_every_route_keeps_the_whole_picture_in_a_letterbox(
+    with_bars: Encoder, tmp_path: Path, size: tuple[int, int], codec: str, orientation: int
+) -> None:
+    small_HWC = RNG.integers(0, 256, (4, 4, 3), dtype=np.uint8)
+    picture = Image.fromarray(small_HWC).resize(size, Image.Resampling.BILINEAR)
+    data = file_of(picture, codec, orientation)
+    with Image.open(io.BytesIO(data)) as image:
+        upright_image = ImageOps.exif_transpose(image)
+        expected_HWC = boxed(upright_image, SIDE).astype(int)
+        pillow = as_sample(image, "a")
+    folder = tmp_path / f"{size}-{codec}-{orientation}"
+    folder.mkdir()
+    (folder / f"picture.{codec}").write_bytes(data)
+    images = ImageFolder(str(folder))
+    (evaluated,) = Reader(images, with_bars.decoder, Division(1), labels=False)
+    routes = {
+        "learner": Decoder(SIDE, fit="letterbox").decode(Sample("a", data, codec)),
+        "pillow": Decoder(SIDE, fit="letterbox").decode(pillow),
+        "load_encoder": with_bars.preprocess(data).permute(1, 2, 0).numpy(),
+        "evaluation": evaluated.image_BHWC[0],
+    }
+    for route in ("load_encoder", "evaluation"):
+        assert np.array_equal(routes[route], routes["learner"]), route
+    for route in ("learner", "pillow"):
+        difference_HWC = np.abs(routes[route] - expected_HWC)
+        if codec == "jpeg" and route == "learner":  # libjpeg scales coarsely
+            assert difference_HWC.mean() <= 4
+        else:
+            assert difference_HWC.max() <= 3
+    bars_HW = (expected_HWC == 128).all(axis=2)
+    assert (routes["learner"][bars_HW] == 128).all()
+    if orientation != 1:
+        return
+    curator = Curator(tmp_path / f"state-{folder.name}", 4, size=32, fit="letterbox")
+    list(curator.run(images))
+    kept_HWC = curator.memory.images_of(torch.tensor([0]))[0].permute(1, 2, 0).numpy()
+    assert np.abs(kept_HWC - boxed(upright_image, 32).astype(int)).mean() <= 4
+
+
+def test_a_fit_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match='fit \'stretch\': must be "crop" or "letterbox"'):
+        Decoder(SIDE, fit="stretch")  # type: ignore[arg-type]
 
 
 def test_a_second_look_at_a_picture_is_the_same() -> None:

@@ -343,7 +343,7 @@ def _add_learner(parser: ArgumentParser) -> None:
     parser.add_subclass_arguments(
         Decoder,
         "decoder.subclass",
-        skip={"size", "channels", "max_pixels"},
+        skip={"size", "channels", "max_pixels", "fit"},
         instantiate=False,
         required=False,
         default=None,

@@ -27,7 +27,6 @@ REMOVED: dict[str, Gone] = {
     "quarantine.rate": Gone(50.0, "quarantine writes at most 50 samples a second"),
     "vectors.dropout": Gone(0.3, "a view replaces 30 % of a vector's numbers"),
     "vectors.mix": Gone(0.1, "a view contains at most 10 % of another vector"),
-    "decoder.fit": Gone("resize", "images of every size are resized"),
     "views.brightness": Gone(0.4, "use views.jitter or views.transform"),
     "views.contrast": Gone(0.4, "use views.jitter or views.transform"),
     "views.saturation": Gone(0.4, "use views.jitter or views.transform"),
@@ -47,6 +46,9 @@ REMOVED: dict[str, Gone] = {
 }
 """Removed options by name. `value` is the value that a run without the option always had."""
 
+OLD_FITS = ("resize", "refuse")
+"""Former values of `decoder.fit`. Runs with "resize" cropped images, as "crop" does now."""
+
 POLICIES = (
     "hybrid",
     "kappa-bandit",
@@ -61,6 +63,8 @@ def why_refused(option: str, value: object) -> str | None:
         return f"{option} was removed: {REMOVED[option].now}. Delete the option"
     if (option, value) == ("learner.anchors", "mixed"):
         return 'learner.anchors: the value mixed was removed: choose "stream" or "memory"'
+    if option == "decoder.fit" and value in OLD_FITS:
+        return f'decoder.fit: the value {value} was removed: choose "crop" or "letterbox"'
     if option.startswith(("memory.eviction", "shadows")) and value in POLICIES:
         return (
             f"the eviction policy {value} was removed: choose another policy, or write "
@@ -82,6 +86,9 @@ def without(config: Mapping[str, Any], path: str = "") -> tuple[dict[str, Any], 
         if (gone := REMOVED.get(option)) is not None:
             if value != gone.value:
                 lost.append(f"{option}: {json.dumps(value)} (now: {gone.now})")
+        elif option == "decoder.fit" and value in OLD_FITS:
+            kept[name] = "crop"
+            lost += [f'{option}: "refuse" (now: images are cropped)'] * (value == "refuse")
         elif isinstance(value, Mapping):
             kept[name], more = without(value, f"{option}.")
             lost += more

@@ -23,7 +23,7 @@ log = logging.getLogger("stream_ssl.learner")
 
 FIXED = (
     # The samples and their batches.
-    *("decoder.size", "decoder.channels", "decoder.subclass"),
+    *("decoder.size", "decoder.channels", "decoder.fit", "decoder.subclass"),
     "batches.batch_size",
     *("vectors.dim", "vectors.dtype", "vectors.widths", "vectors.noise"),
     # The network: a checkpoint's tensors fit no other.
@@ -198,7 +198,7 @@ def _with_own_parts(run: Mapping[str, Any]) -> Mapping[str, Any]:
     own: dict[str, dict[str, Any]] = {
         "encoder": {"model": None, "head": None, "weights": None, "frozen": []},
         "views": {"transform": None},
-        "decoder": {"subclass": None},
+        "decoder": {"subclass": None, "fit": "crop"},
     }
     return {**run, **{name: own[name] | run[name] for name in own if run.get(name)}}
 

@@ -132,6 +132,7 @@ class Curator:
         size: the side to which pictures are decoded for comparison, in pixels, at least 32.
         seed: the seed of the random evictions.
         threads: the threads that decode.
+        fit: compare the middle of a picture ("crop"), or the whole ("letterbox"); see `Decoder`.
 
     Raises:
         ValueError: an argument is outside its range, the folder belongs to other arguments, or the
@@ -147,6 +148,7 @@ class Curator:
         size: int = 64,
         seed: int = 0,
         threads: int | None = None,
+        fit: Literal["crop", "letterbox"] = "crop",
     ) -> None:
         if keep < 1:
             raise ValueError(f"keep is {keep}: must be at least 1 picture")
@@ -158,8 +160,10 @@ class Curator:
             "size": size,
             "seed": seed,
         }
+        if fit != "crop":  # passes of earlier versions did not save it
+            self._settings["fit"] = fit
         self._folder = folder
-        self._decoder = Decoder(size)
+        self._decoder = Decoder(size, fit=fit)
         self._threads = threads or os.cpu_count() or 1
         shape = (3, size, size)
         self._describe = _describer(features)

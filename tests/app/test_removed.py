@@ -119,6 +119,7 @@ def test_the_command_line_and_the_environment_are_told_too(
             'learner.anchors: the value mixed was removed: choose "stream" or "memory"',
         ),
         ("memory.eviction", "hybrid", "the eviction policy hybrid was removed"),
+        ("decoder.fit", "refuse", 'the value refuse was removed: choose "crop" or "letterbox"'),
         (
             "memory.eviction",
             {"class_path": "stream_ssl.memory.eviction.KappaBandit"},
@@ -153,7 +154,12 @@ def run_of_before(folder: Path, *options: tuple[str, Any]) -> str:
 def test_a_run_of_before_opens_without_the_removed_options(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    file = run_of_before(tmp_path, ("optimiser.betas", [0.5, 0.9]), ("receiver.group_packets", 8))
+    file = run_of_before(
+        tmp_path,
+        ("optimiser.betas", [0.5, 0.9]),
+        ("receiver.group_packets", 8),
+        ("decoder.fit", "resize"),
+    )
     with caplog.at_level(logging.INFO):
         assert check.main([file]) == 0
     messages = [record.getMessage() for record in caplog.records]
@@ -166,6 +172,7 @@ def test_a_run_of_before_opens_without_the_removed_options(
     assert line.count(" (now: ") == 2
     stored = encoder.facts(tmp_path / "run" / "checkpoints" / "latest")["config"]
     assert without(stored) == (stored, [])
+    assert stored["decoder"]["fit"] == "crop"
     assert encoder.stored_settings(stored).memory.capacity == TINY["memory"]["capacity"]
 
 

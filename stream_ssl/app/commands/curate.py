@@ -75,6 +75,12 @@ def curate_parser(name: str) -> Parser:
         "network, which knows objects and takes about 20 ms a picture (the extra `pretrained`)",
     )
     add("--size", type=int, default=64, help="side to which pictures are decoded to compare them")
+    add(
+        "--fit",
+        type=Literal["crop", "letterbox"],
+        default="crop",
+        help="compare the middle of a picture, or the whole picture with grey bars beside it",
+    )
     add("--seed", type=int, default=0, help="seed of the random choices")
     parser.add_class_arguments(SOURCES[name], "source", instantiate=False)
     return parser
@@ -98,7 +104,7 @@ def curate(settings: Namespace, cls: Callable[..., Source]) -> bool:
             raise ValueError(f"--out {out} holds {others[0]}; choose a new or an empty folder")
         source = cls(**settings.source)
         make_folder(out)
-        options = {name: settings[name] for name in ("keep", "features", "size", "seed")}
+        options = {name: settings[name] for name in ("keep", "features", "size", "seed", "fit")}
         curator = Curator(out / STATE, **options)
     if curator.progress.read:
         log.info("continuing after %d samples", curator.progress.read)
