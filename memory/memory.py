@@ -562,7 +562,7 @@ class WorkingMemory(Slots):
         return score.total(row_BA, self.descriptors) / max(1, len(self))
 
     @in_full_precision
-    def prior(self, z: Array) -> Tensor:
+    def prior(self, z: Array, ids: Array | None = None) -> Tensor:
         """Return tau+ of the debiased losses for each anchor, float64 [B].
 
         tau+ is the probability that a negative drawn from the memory has the anchor's class: mean_k
@@ -571,16 +571,29 @@ class WorkingMemory(Slots):
 
         Args:
             z: unit rows [B, D]. All ranks must pass the same rows.
+            ids: sample ids [B] of the anchors. The mean then leaves out the slot that holds the
+                anchor's own sample, which is no negative of it. None: all slots count.
 
         Raises:
-            ValueError: the rows are not unit rows [B, D].
+            ValueError: the rows are not unit rows [B, D], or the ids are not B integers.
         """
         z_BD = check_embeddings(z, self.dim, self.device, "anchor").to(self.dtype)
-        if self._columns.shared and self.measured_by is None and self.group.size == 1:
-            return self.eviction.total(z_BD) / max(1, len(self))
         score = self.eviction.score if self.measured_by is None else self.measured_by
-        total_B = self.group.all_reduce_sum(score.total(z_BD, self.embeddings))
-        return total_B / max(1, self.occupied_of_all)
+        if self._columns.shared and self.measured_by is None and self.group.size == 1:
+            total_B = self.eviction.total(z_BD)
+        else:
+            total_B = score.total(z_BD, self.embeddings)
+        count_B = torch.full_like(total_B, len(self))
+        if ids is not None and len(self):
+            id_B = check_integers("anchor ids", ids, self.device, len(z_BD))
+            order = torch.sort(self.ids)
+            at_B = torch.searchsorted(order.values, id_B).clamp(max=len(self) - 1)
+            own_BD = self.embeddings[order.indices[at_B]]
+            held_B = (order.values[at_B] == id_B).to(torch.float64)
+            total_B = total_B - held_B * score((z_BD * own_BD).sum(1)).to(torch.float64)
+            count_B = count_B - held_B
+        both_2B: Tensor = self.group.all_reduce_sum(torch.stack([total_B, count_B]))
+        return both_2B[0].clamp(min=0) / both_2B[1].clamp(min=1)
 
     @in_full_precision
     def stats(self) -> MemoryStats:

@@ -71,7 +71,8 @@ class MoCo(Momentum):
         positive_BMD = self.positives(view_VBCHW)
         key_BD = positive_BMD[:, 0]
         negatives = self.negatives(z_BD, key_BD, samples, memory)
-        return MethodOutput(contrast(self.loss, z_BD, positive_BMD, negatives, memory), key_BD)
+        loss = contrast(self.loss, z_BD, samples.ids_B, positive_BMD, negatives, memory)
+        return MethodOutput(loss, key_BD)
 
     def positives(self, view_VBCHW: Sequence[Tensor]) -> Tensor:
         """Return the keys of all views except the anchor's [B, M, D]."""

@@ -183,12 +183,13 @@ def check_size(loss: Loss, batch: int, views: int, drawn: int) -> None:
 def contrast(
     loss: Loss,
     z_BD: Tensor,
+    ids_B: Tensor,
     positive_BMD: Tensor,
     negatives: NegativeSet,
     memory: WorkingMemory,
     mix: Mix | None = None,
 ) -> LossOutput:
-    """Return the loss of the anchors.
+    """Return the loss of the anchors z_BD with the sample ids `ids_B`.
 
     The loss also gets the labels and the prior that the memory measures, if it reads them.
 
@@ -206,22 +207,23 @@ def contrast(
         negatives.negative,
         negatives.mask_BN,
         same_BN=negatives.same_BN if loss.needs_labels else None,
-        prior_B=prior(z_BD, memory) if loss.needs_prior else None,
+        prior_B=prior(z_BD, ids_B, memory) if loss.needs_prior else None,
         mix=mix,
         group=memory.group if memory.group.size > 1 else None,
     )
 
 
 @torch.no_grad()
-def prior(z_BD: Tensor, memory: WorkingMemory) -> Tensor:
+def prior(z_BD: Tensor, ids_B: Tensor, memory: WorkingMemory) -> Tensor:
     """Return tau+ of each anchor, float32 [B], in [1 / capacity, 0.5].
 
     tau+ is the anchor's expected collision probability with the memory's embeddings (DUEL,
-    Definition 2). It is smoothed with `SMOOTHING` slots of the batch's mean. A slot that holds the
-    anchor's own sample counts like any other slot.
+    Definition 2). It is smoothed with `SMOOTHING` slots of the batch's mean. The slot that holds
+    the anchor's own sample does not count: it is masked among the negatives too.
     """
     group = memory.group
-    measured_A = memory.prior(group.gather_equal(z_BD.detach())).to(z_BD.device, torch.float32)
+    rows_AD, ids_A = group.gather_equal(z_BD.detach()), group.gather_equal(ids_B)
+    measured_A = memory.prior(rows_AD, ids_A).to(z_BD.device, torch.float32)
     slots = memory.occupied_of_all
     prior_A = (slots * measured_A + SMOOTHING * measured_A.mean()) / (slots + SMOOTHING)
     prior_B = prior_A[group.rank * len(z_BD) :][: len(z_BD)]

@@ -77,7 +77,7 @@ class SelfLabelingMoCo(MoCo):
         positive_BMD = self.positives(view_VBCHW)
         key_BD = positive_BMD[:, 0]
         negatives = self.negatives(z_BD, key_BD, samples, memory)
-        loss = contrast(self.loss, z_BD, positive_BMD, negatives, memory, mix)
+        loss = contrast(self.loss, z_BD, samples.ids_B, positive_BMD, negatives, memory, mix)
         return MethodOutput(loss, key_BD)
 
     def draw(self, count: int, device: torch.device) -> Mix:

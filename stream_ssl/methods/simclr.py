@@ -49,7 +49,7 @@ class SimCLR(Method):
         z_AD = unit(self.projector(self.encoder(torch.cat(list(view_VBCHW)))))
         anchors = repeated(samples, self.views)
         negatives = self.negatives(z_AD, anchors, of_all_ranks(anchors, memory), memory)
-        loss = contrast(self.loss, z_AD, others(z_AD, self.views), negatives, memory)
+        loss = contrast(self.loss, z_AD, anchors.ids_B, others(z_AD, self.views), negatives, memory)
         return MethodOutput(loss, z_AD.detach()[len(samples) : 2 * len(samples)])
 
     def negatives(

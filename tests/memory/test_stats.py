@@ -172,3 +172,21 @@ def test_collisions_and_the_prior_are_loops(score: Score, by: str) -> None:
         mean = sum(float(score((z_D @ row_D)[None])) for row_D in memory.embeddings) / 30
         assert found == pytest.approx([mean, mean], abs=1e-9)
     assert WorkingMemory(3, 5, MostDuplicated(score)).collisions(z_BD).tolist() == [0, 0, 0]
+
+
+@table("score", [Linear(), Quadratic(), VonMisesFisher(0.1)], ids=repr)
+@table("by", ["policy", "measured_by"])
+def test_the_prior_leaves_the_anchor_s_own_slot_out(score: Score, by: str) -> None:
+    memory = fed(MostDuplicated(score)) if by == "policy" else fed(Oldest(), measured_by=score)
+    z_BD, absent = memory.embeddings[[7, 0, 29, 3]], 10**6
+    ids = [int(memory.ids[7]), absent, int(memory.ids[29]), int(memory.ids[4])]
+    for z_D, own, found in zip(z_BD, ids, memory.prior(z_BD, ids), strict=True):
+        slots = zip(memory.embeddings, memory.ids.tolist(), strict=True)
+        others = [row for row, each in slots if each != own]
+        assert len(others) == (30 if own == absent else 29)
+        mean = sum(float(score((z_D @ row_D)[None])) for row_D in others) / len(others)
+        assert float(found) == pytest.approx(mean, abs=1e-9)
+    empty = WorkingMemory(3, 5, MostDuplicated(score))
+    assert empty.prior(z_BD, ids).tolist() == [0, 0, 0, 0]
+    with pytest.raises(ValueError, match=r"anchor ids have shape \(3,\): must be \[4\]"):
+        memory.prior(z_BD, ids[:3])

@@ -176,7 +176,9 @@ def test_the_prior_is_taken_over_embeddings_whatever_duplicates_are_counted_on()
     z_BD = memory_of(50).embeddings.float()
     own_B = score(z_BD @ memory.embeddings.T).double().mean(dim=1)
     wanted_B = (400 * own_B + SMOOTHING * own_B.mean()) / (400 + SMOOTHING)
-    torch.testing.assert_close(prior(z_BD, memory).double(), wanted_B.clamp(1 / 400, 0.5))
+    torch.testing.assert_close(
+        prior(z_BD, torch.arange(50), memory).double(), wanted_B.clamp(1 / 400, 0.5)
+    )
     assert not torch.allclose(memory.collisions(z_BD, image_KCHW[:50]), own_B, rtol=0.1)
 
 
@@ -189,7 +191,7 @@ def test_few_slots_say_little_of_an_anchor_s_own_prior() -> None:
         z_BD = memory_of(50).embeddings.float()
         measured_B = memory.prior(z_BD)
         apart.append(float(measured_B.std()))
-        spread.append(float(prior(z_BD, memory).std()))
+        spread.append(float(prior(z_BD, torch.arange(50), memory).std()))
     assert spread[0] < 0.1 * apart[0]
     assert spread[1] > 0.9 * apart[1]
 

@@ -60,16 +60,17 @@ def priors(record: StepRecord, memory: WorkingMemory, loss: PriorCorrected) -> d
     """Compare the tau+ that the loss used with the true tau+.
 
     - prior: the mean tau+ that the loss used.
-    - prior_true: the mean share of the anchor's class in the memory.
+    - prior_true: the mean share of the anchor's class among the other slots.
     - prior_error: the mean distance of these two.
     - prior_measured: the mean tau+ that the memory measures.
     - prior_correlation: the correlation of the measured and the true tau+ over anchors.
     """
-    same_BK = record.labels_B.cpu()[:, None] == memory.labels.cpu()
-    true_B = same_BK.double().mean(dim=1)
-    measured_B = memory.prior(record.keys_BD).double().cpu()
+    other_BK = record.ids_B.cpu()[:, None] != memory.ids.cpu()
+    same_BK = (record.labels_B.cpu()[:, None] == memory.labels.cpu()) & other_BK
+    true_B = same_BK.double().sum(dim=1) / other_BK.sum(dim=1)
+    measured_B = memory.prior(record.keys_BD, record.ids_B).double().cpu()
     if loss.prior == "memory":
-        used_B = prior(record.keys_BD, memory).double().cpu()
+        used_B = prior(record.keys_BD, record.ids_B, memory).double().cpu()
     elif isinstance(loss.prior, str):
         used_B = true_B
     else:
