@@ -149,7 +149,7 @@ class Entry:
         if holdings is not None:
             key_b = self._admitted.producers
             none_b = np.zeros(len(self._turn_b), dtype=np.int64)
-            self._owner_b = holdings.owners(none_b if key_b is None else to_host(key_b).numpy())
+            self._owner_b = holdings.owners(none_b if key_b is None else key_b.numpy())
         self._placed = 0  # newcomers written so far
         self._slot_B = np.full(len(rows), NOBODY)  # current slot of each newcomer, over all ranks
         self._joined_B = np.zeros(len(rows), dtype=bool)

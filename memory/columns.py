@@ -72,7 +72,7 @@ class Rows:
             born=self.born[at],
             images=images,
             multiplicity=None if self.multiplicity is None else self.multiplicity[at],
-            producers=None if self.producers is None else self.producers[at],
+            producers=None if self.producers is None else self.producers[index],
         )
 
 
@@ -197,7 +197,8 @@ class Columns:
         self.born[slots] = self.encoded[slots] = rows.born
         self.multiplicity[slots] = 1 if rows.multiplicity is None else rows.multiplicity
         self.draws[slots] = self.drawn_epoch[slots] = 0
-        self.producers[slots] = 0 if rows.producers is None else rows.producers
+        key_R = rows.producers
+        self.producers[slots] = 0 if key_R is None else to_device(key_R, self.device)
         if self.images is not None and rows.images is not None:
             self.images.write(slots, rows.images)
 

@@ -281,7 +281,7 @@ class WorkingMemory(Slots):
             hashes=integers[2],
             born=torch.arange(self._totals.added, self._totals.added + count, device=device),
             images=found,
-            producers=None if key_B is None else to_device(key_B, device),
+            producers=key_B,
         )
 
     def _match_dtype(self, z_BD: Tensor) -> Tensor:

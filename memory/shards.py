@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from stream_ssl.memory.columns import Columns, Rows
-from stream_ssl.memory.compute import to_device
+from stream_ssl.memory.compute import to_device, to_host
 from stream_ssl.memory.duplicates import Duplicates
 from stream_ssl.memory.eviction.base import Policy
 from stream_ssl.memory.process_group import RankGroup
@@ -70,7 +70,9 @@ class Meeting:
     def __init__(self, own: Rows, added: int, columns: Columns) -> None:
         self._columns, self._images, group = columns, own.images, columns.group
         rank_B = torch.full_like(own.ids, group.rank)
-        own_key_B = torch.zeros_like(own.ids) if own.producers is None else own.producers
+        own_key_B = torch.zeros_like(own.ids)
+        if own.producers is not None:
+            own_key_B = to_device(own.producers, own.ids.device)
         number_B5 = torch.stack([own.ids, own.labels, own.hashes, rank_B, own_key_B], dim=1)
         apart = own.descriptors is not own.embeddings
         row_BX = torch.cat([own.embeddings, own.descriptors], 1) if apart else own.embeddings
@@ -80,7 +82,13 @@ class Meeting:
         born = torch.arange(added, added + len(ids), device=ids.device)
         descriptors = row_BX[:, z_BD.shape[1] :].contiguous() if apart else z_BD
         self.rows = Rows(
-            ids.contiguous(), z_BD, descriptors, labels, hashes, born, producers=key_B.contiguous()
+            ids.contiguous(),
+            z_BD,
+            descriptors,
+            labels,
+            hashes,
+            born,
+            producers=to_host(key_B.contiguous()),
         )
         self._rank_B = rank_B.cpu()
         counts: list[int] = torch.bincount(self._rank_B, minlength=group.size).tolist()

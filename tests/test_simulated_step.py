@@ -28,10 +28,10 @@ BUDGETS = {
     simulated.VIEWS: (40, 0),
     simulated.TRAIN: (410, 0),
     simulated.KEYS: (215, 2),
-    simulated.ADD: (165, 6),
+    simulated.ADD: (165, 4),
     simulated.MEMORY: (80, 0),
     simulated.OPTIMISER: (30, 0),
-    simulated.OBSERVERS: (75, 3),
+    simulated.OBSERVERS: (75, 0),
     simulated.READING: (16, 3),
     simulated.REST: (6, 0),
 }

@@ -124,20 +124,22 @@ class ExactCounts:
         groups = None
         if shared is not None:
             groups = Groups(shared[:turns], shared.of_shard(row_KA.device))
-        at_random_T = self._at_random(drawn, turns, groups)
+        at_random_T, known_c = self._at_random(drawn, turns, groups), None
         if at_random_T is None:
             slot_m = self._candidates(near_TK, groups)
         else:
             slot_m = self._group.own(at_random_T[self._group.mine(at_random_T)]).unique()
+            known_c = slot_m if self._group.size == 1 else None
             slot_m = to_device(slot_m, row_KA.device)
         count_c, row_cA, slot_c = self._group.all_gather(
             self.count_K[slot_m], row_KA[slot_m], self._group.of_all(slot_m)
         )
+        known_c = slot_c if known_c is None else known_c  # on the host if the host chose them
         level = count_c.max()  # subtracted from counts to save float32 precision
         row_WA = torch.cat([row_cA, x_TA])
         h_WW = self._score.apply_(row_WA @ row_WA.T).fill_diagonal_(0)
-        gate = None if shared is None else shared[:turns].gate(slot_c)
-        leaves_T = None if at_random_T is None else occupants(at_random_T, slot_c)
+        gate = None if shared is None else shared[:turns].gate(known_c)
+        leaves_T = None if at_random_T is None else occupants(at_random_T, known_c)
         leaving_T, most_T = simulate(
             (count_c - level).to(h_WW),
             (total_T - level).to(h_WW),

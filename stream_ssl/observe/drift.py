@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
+import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
@@ -18,6 +19,9 @@ from stream_ssl.observe.catalogue import SIGNALS
 
 if TYPE_CHECKING:
     from stream_ssl.learning.records import StepRecord
+
+MOST_WAITING = 64
+"""The most values that wait on the device for the next call of `take_new`."""
 
 
 class Detector(Protocol):
@@ -45,11 +49,14 @@ class Mean:
         new_D = rows_BD.sum(dim=0)
         self._sum_D = new_D if self._sum_D is None else self._sum_D * decay + new_D
 
-    def cosine(self, other_D: Tensor) -> float:
-        """Return the cosine between the mean and another direction; 1 before the first batch."""
+    def cosine(self, other_D: Tensor) -> Tensor:
+        """Return the cosine between the mean and another direction, 0-dimensional.
+
+        It is 1 before the first batch.
+        """
         if self._sum_D is None:
-            return 1.0
-        return to_host(cosine_similarity(self._sum_D, other_D, dim=0)).item()
+            return other_D.new_ones(())
+        return cosine_similarity(self._sum_D, other_D, dim=0)
 
     @property
     def direction_D(self) -> Tensor | None:
@@ -88,6 +95,7 @@ class Drift:
         self._thumbnail = Thumbnail(side=8)
         self._detectors: dict[str, Detector] = {signal: _adwin(delta) for signal in SIGNALS}
         self._new = dict.fromkeys(SIGNALS, 0)
+        self._waiting: list[tuple[str, Tensor]] = []  # signals and values still on the device
 
     def consume(self, record: StepRecord) -> None:
         """Take one step.
@@ -110,7 +118,9 @@ class Drift:
         short, long = self._means[signal]
         # Compare the batch, not the short mean, with the past: ADWIN assumes independent values,
         # and running means are correlated from step to step.
-        self._watch(signal, long.cosine(row_BD.sum(dim=0)))
+        self._waiting.append((signal, long.cosine(row_BD.sum(dim=0))))
+        if len(self._waiting) >= MOST_WAITING:
+            self._read()
         short.update(row_BD)
         long.update(row_BD)
 
@@ -127,12 +137,21 @@ class Drift:
     def _shift(self, signal: str) -> float:
         short, long = self._means[signal]
         now_D = short.direction_D
-        return 0.0 if now_D is None else max(0.0, 1.0 - long.cosine(now_D))
+        return 0.0 if now_D is None else max(0.0, 1.0 - to_host(long.cosine(now_D)).item())
 
     def take_new(self) -> Mapping[str, int]:
         """Return the number of changes found since the last call, by signal."""
+        self._read()
         new, self._new = self._new, dict.fromkeys(SIGNALS, 0)
         return new
+
+    def _read(self) -> None:
+        """Give the detectors the values that wait, with one wait for the device."""
+        if self._waiting:
+            signals, values = zip(*self._waiting, strict=True)
+            self._waiting = []
+            for signal, value in zip(signals, to_host(torch.stack(values)).tolist(), strict=True):
+                self._watch(signal, value)
 
     def _watch(self, signal: str, value: float) -> None:
         if not math.isfinite(value):

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from stream_ssl import durable
 from stream_ssl.bounded_files import read_map
+from stream_ssl.memory.compute import to_host
 from stream_ssl.memory.descriptors import Thumbnail
 from stream_ssl.memory.stats import spectral_rank
 from stream_ssl.observe.conditions import RANK_SHARE
@@ -55,20 +56,24 @@ class RecentRank:
         self._file = None if folder is None else folder / FILE
         self._moments: dict[str, Tensor] = {}
         self._thumbnail = Thumbnail(side=8)
-        self._samples = self._new = 0
+        self._samples = self._new = torch.tensor(0)
         self.peaks = self._load()
         self._saved = dict(self.peaks)
 
     def consume(self, record: StepRecord) -> None:
         """Take the keys of a step. Replays count, too, because an encoder may collapse on them."""
         keys_BD = record.keys_BD.float()
-        if not len(keys_BD) or not bool(torch.isfinite(keys_BD).all()):
+        if not len(keys_BD):
             return
-        self._samples += len(keys_BD)
-        self._new += len(keys_BD)
-        self._add("keys", keys_BD)
+        usable = torch.isfinite(
+            keys_BD
+        ).all()  # stays on the device, so that the host need not wait
+        more = len(keys_BD) * usable
+        self._samples = self._samples.to(more.device) + more
+        self._new = self._new.to(more.device) + more
+        self._add("keys", keys_BD, usable)
         if record.images_BCHW is not None:
-            self._add("images", self._thumbnail(keys_BD, record.images_BCHW).float())
+            self._add("images", self._thumbnail(keys_BD, record.images_BCHW).float(), usable)
 
     def measure(self) -> dict[str, float]:
         """Return the current ranks by "keys" and "images".
@@ -76,7 +81,8 @@ class RecentRank:
         The result is empty before LEAST_SAMPLES samples. The call also updates the maxima, and
         saves them if they have changed.
         """
-        if self._samples < LEAST_SAMPLES:
+        samples, new = to_host(torch.stack([self._samples, self._new])).tolist()
+        if samples < LEAST_SAMPLES:
             return {}
         ranks = {name: spectral_rank(moment) for name, moment in self._moments.items()}
         for name, rank in ranks.items():
@@ -89,17 +95,18 @@ class RecentRank:
                 peak = rank
             collapsed = rank - 1 < RANK_SHARE * (peak - 1)
             half_life = COLLAPSED_HALF_LIFE if collapsed else PEAK_HALF_LIFE
-            self.peaks[name] = max(1 + (peak - 1) * 0.5 ** (self._new / half_life), rank)
-        self._new = 0
+            self.peaks[name] = max(1 + (peak - 1) * 0.5 ** (new / half_life), rank)
+        self._new = torch.zeros_like(self._new)
         self._save()
         return ranks
 
-    def _add(self, name: str, rows_BD: Tensor) -> None:
+    def _add(self, name: str, rows_BD: Tensor, usable: Tensor) -> None:
         moment_DD = rows_BD.T @ rows_BD
         before_DD = self._moments.get(name)
-        if before_DD is not None and before_DD.shape == moment_DD.shape:
-            moment_DD = moment_DD + before_DD * 0.5 ** (len(rows_BD) / HALF_LIFE)
-        self._moments[name] = moment_DD
+        if before_DD is None or before_DD.shape != moment_DD.shape:
+            before_DD = torch.zeros_like(moment_DD)
+        moment_DD = moment_DD + before_DD * 0.5 ** (len(rows_BD) / HALF_LIFE)
+        self._moments[name] = torch.where(usable, moment_DD, before_DD)
 
     def _load(self) -> dict[str, float]:
         """Return the saved maxima of the run. Ignore invalid values, with a warning."""
