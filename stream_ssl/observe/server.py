@@ -23,12 +23,13 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from stream_ssl import __version__
 from stream_ssl.background import Background
+from stream_ssl.observe.facts import Facts
 from stream_ssl.observe.health import Health, Status
 from stream_ssl.observe.http_access import COOKIE, Guard, log_in, read_form
 from stream_ssl.observe.metric_spec import Role
 from stream_ssl.observe.page import runbooks
 from stream_ssl.observe.page.api import Api, Sources
-from stream_ssl.observe.page.history import EVERY, History
+from stream_ssl.observe.page.history import EVERY
 from stream_ssl.rate_limited_logger import RateLimitedLogger
 from stream_ssl.wire.address import is_loopback_host
 
@@ -88,14 +89,14 @@ class Server:
         self.health = health
         self.sources = Sources() if sources is None else sources
         check_public(host, public or self.sources.token is not None)
-        self._history = History(registry, role)
-        self._sampling = Background("history", self._history.sample, EVERY)
+        self._facts = Facts(registry, role)
+        self._sampling = Background("history", self._facts.sample, EVERY)
         self._socket = _listen(host, port)
         shown = reachable(host)
         self.address = f"http://{shown}:{self._socket.getsockname()[1]}"
         self._server = BoundedServer(
             uvicorn.Config(
-                application(registry, health, role, self._history, self.sources, public),
+                application(registry, health, role, self._facts, self.sources, public),
                 http=BoundedProtocol,
                 backlog=1,  # the connections accepted in one turn: see BoundedServer
                 ws="none",
@@ -117,7 +118,7 @@ class Server:
 
         The constructor already listens. The server answers waiting connections from now on.
         """
-        self._history.sample()
+        self._facts.sample()
         self._sampling.start()
         self._thread.start()
         return self.address
@@ -229,7 +230,7 @@ def application(
     registry: CollectorRegistry,
     health: Health,
     role: Role,
-    history: History | None = None,
+    facts: Facts | None = None,
     sources: Sources | None = None,
     public: bool = False,
 ) -> Guard:
@@ -238,7 +239,7 @@ def application(
     See `Server` for the arguments.
     """
     sources = Sources() if sources is None else sources
-    api = Api(role, health, History(registry, role) if history is None else history, sources)
+    api = Api(role, health, Facts(registry, role) if facts is None else facts, sources)
     templates = Environment(loader=FileSystemLoader(PAGE / "templates"), autoescape=True)
     token = sources.token
 

@@ -15,6 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
+from prometheus_client.registry import RestrictedRegistry
 
 from stream_ssl.observe import conditions as at
 from stream_ssl.observe.conditions import CONDITIONS, OF_CHECK, Lit, plural
@@ -73,7 +74,7 @@ class Figures:
         registry: the registry to read.
     """
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry | RestrictedRegistry) -> None:
         self._samples: dict[str, list[tuple[Mapping[str, str], float]]] = defaultdict(list)
         for family in registry.collect():
             for sample in family.samples:
@@ -90,11 +91,12 @@ class Figures:
         ]
         return sum(found) if found else math.nan
 
-    def by(self, name: str, label: str) -> dict[str, float]:
-        """Return the sums of a metric by the values of one label."""
+    def by(self, name: str, label: str, **only: str) -> dict[str, float]:
+        """Return the sums of a metric by the values of one label, over the series with `only`."""
         sums: dict[str, float] = defaultdict(float)
         for labels, value in self._samples.get(name, ()):
-            sums[labels.get(label, "")] += value
+            if all(labels.get(other) == wanted for other, wanted in only.items()):
+                sums[labels.get(label, "")] += value
         return dict(sums)
 
 

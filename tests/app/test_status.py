@@ -53,8 +53,7 @@ def test_a_run_that_was_stopped_is_told_how_it_goes_on(
 ) -> None:
     with Server(ReceiverMetrics(CollectorRegistry()).registry, Health(), "receiver") as gone:
         (tmp_path / FILE).write_text(json.dumps({"receiver": {"http": gone.address}}))
-    assert status.main([str(tmp_path), "--seconds", "0.01"]) == 1
-    said = capsys.readouterr().out
+    said = shown(tmp_path, capsys)
     assert "does not answer" in said
     assert "continue it with: stream-ssl run CONFIG" in said
 
@@ -198,6 +197,28 @@ def test_totals_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     figures = json.loads(capsys.readouterr().out)
     assert figures["receiver"]["acknowledged_samples"] == 12_345
     assert (figures["learner"]["step"], figures["learner"]["checkpoint_step"]) == (1234, 400)
+
+
+def test_five_answers_come_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With a receiver that answers and a learner that does not, as text and as JSON."""
+    metrics, run = ReceiverMetrics(CollectorRegistry()), tmp_path / "x[bold]y"
+    run.mkdir()
+    metrics.consume(ReceiverRecord(samples=8, producers=1, producer_samples={"[red]cam": 8}))
+    with Server(metrics.registry, Health(), "receiver") as server:
+        gone = {"http": "http://127.0.0.1:1"}
+        (run / FILE).write_text(json.dumps({"receiver": {"http": server.address}, "learner": gone}))
+        said = shown(run, capsys)
+        status.main([str(run), "--seconds", "0.01", "--json", "true"])
+    found = json.loads(capsys.readouterr().out)["answers"]
+    assert [one["question"] for one in found] == [
+        *("Learning", "Health", "Producers", "Memory", "To do")
+    ]
+    assert [one["level"] for one in found] == ["bad", "bad", "watch", "bad", "bad"]
+    assert found[0]["says"] == "The learner does not answer at http://127.0.0.1:1."
+    places = [said.index(f"● {one['question']}") for one in found]
+    assert places == sorted(places)
+    assert places[-1] < said.index("receiver up")
+    assert "docs/runbooks/down.md" in said
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "inf", "nan"])

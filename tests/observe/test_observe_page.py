@@ -292,6 +292,13 @@ def test_each_process_answers_for_the_other(feed: Feed) -> None:
             for server in (receiver, learner):
                 for role in ("receiver", "learner"):
                     assert ask(server, f"{role}/state")["role"] == role
+                run = ask(server, "run")
+                assert {name: state["role"] for name, state in run["states"].items()} == {
+                    "receiver": "receiver",
+                    "learner": "learner",
+                }
+                assert len(run["answers"]) == 5
+                assert run["problems"] == []
             assert ask(learner, "receiver/producers")["total"] == 1
             assert refused(learner, "receiver/producers?limit=0")[0] == 400
             addresses["receiver"] = learner.address  # an endpoints.json that is out of date
@@ -303,6 +310,9 @@ def test_each_process_answers_for_the_other(feed: Feed) -> None:
         status, error = refused(receiver, "learner/state")
         assert status == 502
         assert "the learner does not answer at http://127.0.0.1:1" in error
+        run = ask(receiver, "run")
+        assert run["problems"][0]["says"] == run["states"]["learner"]["error"] == error
+        assert [one["level"] for one in run["answers"]].count("bad") == 4
 
 
 def test_a_hung_process_is_not_waited_for(feed: Feed) -> None:

@@ -21,6 +21,7 @@ from rich.table import Table
 
 from stream_ssl.app.endpoints import fault, holder, load
 from stream_ssl.app.failures import DONE, FAILED, USAGE
+from stream_ssl.observe.answers import Answer, answers, as_json
 from stream_ssl.observe.conditions import CONDITIONS, plural
 from stream_ssl.observe.http_access import Token
 from stream_ssl.observe.peers import hangs
@@ -28,6 +29,8 @@ from stream_ssl.observe.scrape import History, Scraper
 from stream_ssl.rate_limited_logger import printable
 
 ROLES = ("receiver", "learner")
+COLOURS = {"good": "green", "watch": "yellow", "bad": "red", "wait": "dim"}
+"""The colour of each level of an answer."""
 HEALTH_SECONDS = 3.0
 RECEIVER_PARTS = (
     *("producers", "samples_per_second", "bytes_per_second", "samples", "acknowledged_samples"),
@@ -98,10 +101,11 @@ def status(
         for role, pid in holders.items()
         if pid is not None and pid == endpoints[role].get("pid")
     }
+    found = answers(states(addresses, figures, token))
     if json:
-        console.print_json(data=figures)
+        console.print_json(data={"answers": as_json(found), **figures})
     else:
-        console.print(table(run, addresses, figures))
+        console.print(table(run, addresses, figures, found))
     return DONE if all(figures["up"].values()) else FAILED
 
 
@@ -165,6 +169,40 @@ def readiness(address: str, token: str | None = None) -> dict[str, Any]:
     except (OSError, HTTPException, ValueError):
         return {}
     return told if isinstance(told, dict) else {}
+
+
+def states(
+    addresses: Mapping[str, str], figures: Mapping[str, Any], token: str | None = None
+) -> dict[str, dict[str, Any]]:
+    """Return the state of each process, or an error if it does not answer, for `answers`."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, up in figures["up"].items():
+        role = name.partition("-")[0]
+        if up:
+            found[name] = _state(addresses[name], role, token)
+        elif name in figures["starting"]:
+            found[name] = {"role": role, "starting": True}
+        elif why := figures["hung"].get(name):
+            found[name] = {"error": why}
+        elif why := figures["unknown"].get(name):
+            found[name] = {"error": f"the address of the {name} is unknown: {why}"}
+        elif name in addresses:
+            found[name] = {"error": f"the {name} does not answer at {addresses[name]}"}
+        else:
+            found[name] = {"error": f"the {name} has not started"}
+    return found
+
+
+def _state(address: str, role: str, token: str | None) -> dict[str, Any]:
+    """Return a process's answer to the question `state`, or an error."""
+    try:
+        status, body = _ask(address, f"/api/{role}/state", token)
+        state = json.loads(body)
+    except (OSError, HTTPException, ValueError) as error:
+        return {"error": f"the {role} at {address} gives no state: {error or type(error).__name__}"}
+    if status != HTTPStatus.OK or not isinstance(state, dict):
+        return {"error": f"the {role} at {address} gives no state: status {status}"}
+    return state
 
 
 def not_ready(told: Mapping[str, Any]) -> list[str]:
@@ -331,14 +369,28 @@ def learner_figures(history: History) -> dict[str, float | None]:
     }
 
 
-def table(run: Path, addresses: Mapping[str, str], figures: Mapping[str, Any]) -> Table:
-    """Return the figures as a table for people."""
+COLOURS = {"good": "green", "watch": "yellow", "bad": "red", "wait": "dim"}
+
+
+def table(
+    run: Path,
+    addresses: Mapping[str, str],
+    figures: Mapping[str, Any],
+    found: Sequence[Answer] = (),
+) -> Table:
+    """Return the answers and the figures as a table for people."""
     shown = Table(title=escape(f"stream-ssl · {run}"), show_header=False, title_justify="left")
     shown.add_column(style="bold")
     shown.add_column()
-    for role, answers in sorted(figures["up"].items(), key=lambda item: item[0], reverse=True):
+    for one in found:
+        runbooks = [link for _, link in one.links if one.question == "Health" and link[0] != "#"]
+        more = "".join(f"\n[dim]docs/{escape(link)}.md[/]" for link in runbooks)
+        says = escape(printable(one.says, 2000))
+        shown.add_row(f"[{COLOURS[one.level]}]●[/] {one.question}", f"{says}{more}")
+    shown.add_section()
+    for role, up in sorted(figures["up"].items(), key=lambda item: item[0], reverse=True):
         address = addresses.get(role)
-        if answers:
+        if up:
             state = f"[green]up[/]  {address}"
         elif (pid := figures["starting"].get(role)) is not None:
             state = f"[yellow]starting[/] (pid {pid})"

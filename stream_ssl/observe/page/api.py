@@ -1,7 +1,9 @@
 """The JSON API of the page: figures, memory, producers and checkpoints.
 
 Each question is a GET under `api/ROLE/`. A process forwards questions for the other role to the
-other process of the run. An error has a reason and one of these statuses:
+other process of the run. `api/run` has the states of both processes and the five answers.
+
+An error has a reason and one of these statuses:
 
 - 400: an argument is wrong.
 - 404: the thing does not exist.
@@ -12,6 +14,7 @@ other process of the run. An error has a reason and one of these statuses:
 from __future__ import annotations
 
 import http.client
+import json
 import math
 import re
 import threading
@@ -29,11 +32,12 @@ from starlette.routing import Route
 
 from stream_ssl import __version__
 from stream_ssl.bounded_files import read_map
+from stream_ssl.observe.answers import answers, as_json, problems_of
 from stream_ssl.observe.conditions import CONDITIONS, of_role
+from stream_ssl.observe.facts import Facts
 from stream_ssl.observe.health import Health
 from stream_ssl.observe.http_access import Token
 from stream_ssl.observe.metric_spec import Role
-from stream_ssl.observe.page.history import History
 from stream_ssl.observe.page.producers import SORTS as PRODUCER_SORTS
 from stream_ssl.observe.page.producers import ProducersView
 from stream_ssl.observe.page.step_jobs import Busy
@@ -99,12 +103,12 @@ class Api:
     Args:
         role: the role of this process.
         health: the health of this process.
-        history: the figures of this process.
+        facts: the figures and facts of this process.
         sources: the other data of this process.
     """
 
-    def __init__(self, role: Role, health: Health, history: History, sources: Sources) -> None:
-        self._role, self._health, self._history = role, health, history
+    def __init__(self, role: Role, health: Health, facts: Facts, sources: Sources) -> None:
+        self._role, self._health, self._facts = role, health, facts
         self._sources, self._started = sources, time.time()
         self._questions: Mapping[str, Callable[[Query], object]] = {
             "state": self._state,
@@ -125,7 +129,21 @@ class Api:
 
     def routes(self) -> list[Route]:
         """Return the routes. Starlette answers them in a thread pool, because they may block."""
-        return [Route("/api/{role}/{question:path}", self.answer)]
+        return [Route("/api/run", self.run), Route("/api/{role}/{question:path}", self.answer)]
+
+    def run(self, _: Request) -> Response:
+        """Answer with the states of both processes, what needs attention, and the five answers."""
+        states: dict[str, Any] = {}
+        for role in ROLES:
+            try:
+                if role == self._role:
+                    states[role] = self._state(Query({}))
+                else:
+                    states[role] = json.loads(self._ask_peer(role, "state", "")[1])
+            except (Refused, ValueError) as error:
+                states[role] = {"error": str(error)}
+        found = answers(states)
+        return _json({"states": states, "problems": problems_of(states), "answers": as_json(found)})
 
     def answer(self, request: Request) -> Response:
         """Answer one question, or forward it to the other process."""
@@ -141,7 +159,8 @@ class Api:
             if role != self._role:
                 if ASKED_BY_PEER in request.headers:  # no endless forwarding
                     raise Refused(502, f"this is the {self._role}: endpoints.json is out of date")
-                return self._ask_peer(role, question, request.url.query)
+                status, body = self._ask_peer(role, question, request.url.query)
+                return Response(body, status, {"cache-control": "no-store"}, "application/json")
             return _json(self._questions[question](Query(request.query_params)))
         except Refused as refused:
             return _json({"error": str(refused)}, refused.status)
@@ -168,14 +187,15 @@ class Api:
                 {"name": one.name, "summary": one.summary.replace("{producer}", "a producer")}
                 for one in of_role(self._role)
             ],
-            "figures": self._history.latest(),
+            "figures": self._facts.history.latest(),
+            "facts": self._facts.read(),
         }
 
     def _figures(self, query: Query) -> object:
         track = query.choice("track", ("recent", "whole"))
         since = query.number("since", 0.0)
         query.end()
-        return self._history.read(track, since)
+        return self._facts.history.read(track, since)
 
     def _checkpoints(self, query: Query) -> object:
         query.end()
@@ -273,7 +293,8 @@ class Api:
 
     # -- The run's other process
 
-    def _ask_peer(self, role: str, question: str, query: str) -> Response:
+    def _ask_peer(self, role: str, question: str, query: str) -> tuple[int, bytes]:
+        """Return the status and the body of the other process's answer."""
         address = self._sources.peer(role)
         if address is None:
             raise Refused(502, f"no {role} has started in this run folder")
@@ -297,7 +318,7 @@ class Api:
             connection.close()
         if len(body) > MOST_ANSWER:
             raise Refused(502, f"the {role} answered with more than {MOST_ANSWER} bytes")
-        return Response(body, reply.status, {"cache-control": "no-store"}, "application/json")
+        return reply.status, body
 
 
 class Query:

@@ -187,6 +187,19 @@ class History:
             columns[name] = [value(before, row, number) for before, row in shown]
         return columns
 
+    def values(self, name: str, seconds: float) -> list[tuple[float, float]]:
+        """Return (time, value) of a series within the last `seconds`; missing values are left out.
+
+        The last pair is the newest value.
+        """
+        number, now = list(self.series).index(name), self._clock()
+        with self._lock:
+            rows = [
+                row for row in self._tracks["whole"].rows(now - seconds) if row[0] > now - seconds
+            ]
+            rows += self._tracks["recent"].rows(now - 2 * EVERY)[-1:]
+        return [(at, row[number]) for at, row in rows if math.isfinite(row[number])]
+
     def latest(self) -> dict[str, float | None]:
         """Return the newest value of each series. Rates cover the last ten seconds."""
         with self._lock:

@@ -1,9 +1,10 @@
 // Requests, elements, and formats of numbers. Names from producers go through `element`, which
 // inserts them as text. No code here writes HTML, so a name cannot inject any.
 
+/** Ask one process with a role and a question, or the whole run with "run". */
 export async function ask(role, question, args = {}) {
   const query = new URLSearchParams(args).toString();
-  const answer = await fetch(`api/${role}/${question}${query ? `?${query}` : ""}`, { headers: { accept: "application/json" } })
+  const answer = await fetch(`api/${question ? `${role}/${question}` : role}${query ? `?${query}` : ""}`, { headers: { accept: "application/json" } })
     .catch(() => { throw new Error("no answer: the process that serves this page has stopped or is restarting"); });
   if (answer.status === 401) location.href = "login";
   const body = await answer.json().catch(() => ({ error: `the answer is not JSON (status ${answer.status})` }));

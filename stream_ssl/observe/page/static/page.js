@@ -8,6 +8,7 @@ import { ask, bytes, duration, element, number, percent, rate } from "./lib.js";
 
 const ROLES = ["receiver", "learner"];
 const states = {}; // role -> its last state, or { error }
+const LEVELS = { good: "good", watch: "look", bad: "bad", wait: "wait" };
 
 /** Ask again `seconds` after each answer, while `where` and the page are visible. */
 function repeat(seconds, where, work) {
@@ -36,17 +37,15 @@ const TILES = [
 ];
 
 async function showStates() {
-  await Promise.all(ROLES.map(async (role) => {
-    try { states[role] = await ask(role, "state"); } catch (error) { states[role] = { error: error.message }; }
-  }));
-  const problems = ROLES.flatMap((role) => states[role].error
-    ? [{ name: role, says: states[role].error, remedy: "The state of this process is unknown.", severity: "critical", runbook: document.body.dataset.down }]
-    : states[role].problems);
+  const run = await ask("run").catch((error) => unreachable(error.message));
+  const { problems } = run;
+  ROLES.forEach((role) => { states[role] = run.states[role]; });
+  showAnswers(run.answers);
   const lit = new Set(problems.map((problem) => problem.name));
-  const well = new Map(ROLES.flatMap((role) => (states[role].watched ?? []).map((one) => [one.name, one.summary])));
+  const well = new Map(ROLES.flatMap((role) => (states[role]?.watched ?? []).map((one) => [one.name, one.summary])));
   const fine = [...well].filter(([name]) => !lit.has(name));
   const open = document.querySelector("#checks details")?.open ?? false;
-  const starting = ROLES.filter((role) => states[role].starting);
+  const starting = ROLES.filter((role) => states[role]?.starting);
   document.querySelector("#checks").replaceChildren(
     ...problems.map(({ name, producer, says, remedy, runbook, severity }) => element("li", { class: `bad ${severity}` },
       element("span", {}, element("b", {}, name), ` — ${says}. `, remedy ? `${remedy} ` : ""),
@@ -66,6 +65,20 @@ async function showStates() {
     const [big, ...small] = value == null ? ["–"] : [format(value, figures)].flat();
     return [element("div", {}, element("dt", {}, name), element("dd", {}, big, element("small", {}, small.join(" "))))];
   }));
+}
+
+/** Return what the page shows if its own process does not answer. */
+function unreachable(says) {
+  const problem = { name: "down", says, remedy: "The state of the run is unknown.", severity: "critical", runbook: document.body.dataset.down };
+  return { states: {}, problems: [problem], answers: null };
+}
+
+function showAnswers(answers) {
+  const list = document.querySelector("#answers-list");
+  list.classList.toggle("old", !answers); // the last answers stay, and are marked as out of date
+  list.replaceChildren(...(answers ? answers.map(({ question, level, says, links }) => element("li", { class: level },
+    element("b", {}, question), element("span", { class: "level" }, LEVELS[level]), element("p", {}, says),
+    element("span", { class: "links" }, ...links.map(([text, href]) => element("a", { href }, text))))) : [...list.children]));
 }
 
 async function showCheckpoints() {

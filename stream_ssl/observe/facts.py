@@ -1,0 +1,171 @@
+"""The facts of one process behind the five answers: trends, and the use of each producer.
+
+`answers.py` makes sentences of the facts of all processes of a run.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from stream_ssl.observe.metric_spec import PREFIX, Role
+from stream_ssl.observe.metrics import WORKING
+from stream_ssl.observe.page.history import History
+from stream_ssl.observe.watch import Figures, Rise
+
+WINDOW = 600.0
+"""Seconds that the counts by producer cover."""
+UPDATE_SECONDS = 120.0
+"""Seconds over which the updates are counted."""
+TREND_SECONDS = 3600.0
+"""Seconds over which the change of an accuracy is given."""
+MOST_NAMED = 4
+"""The most producers with a fault that the facts name."""
+LEAST_SAMPLES = 20
+"""A producer with fewer samples within WINDOW is not judged."""
+
+COUNTS: Mapping[Role, tuple[str, ...]] = {
+    "receiver": ("producer_samples_total", "producer_rejected_samples_total"),
+    "learner": (
+        "producer_admitted_samples_total",
+        "dropped_samples_total",
+        "quarantined_samples_total",
+    ),
+}
+"""The counters by producer that each role exports."""
+GAUGES: Mapping[Role, tuple[str, ...]] = {
+    "receiver": ("producer_finished",),
+    "learner": (
+        "steps_total",
+        "producer_slots",
+        "memory_class_slots",
+        "loss_diagnostic",
+        "held_out_class_accuracy",
+    ),
+}
+
+
+class Facts:
+    """The facts of one process, from its metrics. Call `sample` every two seconds.
+
+    Args:
+        registry: the metrics to read.
+        role: the role of the process.
+        clock: returns monotonic seconds.
+
+    Attributes:
+        history: the figures of the process over time.
+    """
+
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        role: Role,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.history = History(registry, role, clock)
+        self._role, self._clock = role, clock
+        names = [PREFIX + name for name in (*COUNTS[role], *GAUGES[role])]
+        self._registry = registry.restricted_registry(sorted(names))
+        self._rises = {name: Rise(WINDOW, clock) for name in COUNTS[role]}
+        self._updates = Rise(UPDATE_SECONDS, clock)
+        self._lock = threading.Lock()
+        self._next = -math.inf
+
+    def sample(self) -> None:
+        """Take the figures, and at most once in WINDOW / 24 seconds the counters."""
+        self.history.sample()
+        if self._clock() >= self._next:
+            self._next = self._clock() + WINDOW / 24
+            self.read()
+
+    def read(self) -> dict[str, Any]:
+        """Return the facts as plain values, for JSON."""
+        figures = Figures(self._registry)
+        with self._lock:
+            counts = {
+                name: self._rises[name](figures.by(name, "producer")) for name in COUNTS[self._role]
+            }
+            done = figures.get("steps_total")
+            updates = self._updates({"": done})[""]
+            waited = self._updates.span
+            span = self._rises[COUNTS[self._role][0]].span
+        if self._role == "receiver":
+            return {"span": span, "known": len(figures.by("producer_samples_total", "producer"))}
+        return {
+            "span": span,
+            "updates": updates if math.isfinite(updates) else 0.0,
+            "updates_span": waited,
+            "updates_done": done if math.isfinite(done) else 0.0,
+            "chance": _chance(figures),
+            "held_out": self._trend("held_out"),
+            "held_out_classes": len(figures.by("held_out_class_accuracy", "class")),
+            "stream_knn": self._trend("knn"),
+            "classes": _classes(figures),
+            "producers": _uses(counts, figures.by("producer_slots", "producer")),
+        }
+
+    def _trend(self, series: str) -> dict[str, float] | None:
+        """Return the newest value of a series, its rise, and the seconds that the rise covers."""
+        points = self.history.values(series, TREND_SECONDS)
+        if not points:
+            return None
+        (began, first), (ended, last) = points[0], points[-1]
+        return {"value": last, "rise": last - first, "seconds": ended - began}
+
+
+def _chance(figures: Figures) -> float | None:
+    """Return the contrastive loss of an encoder that distinguishes nothing: log(N + 1).
+
+    The result is None for a loss without negatives.
+    """
+    negatives = figures.by("loss_diagnostic", "name").get("negatives", 0.0)
+    return math.log(negatives + 1) if negatives > 0 else None
+
+
+def _classes(figures: Figures) -> dict[str, Any] | None:
+    """Return the number of classes in the memory and the largest class; None without labels."""
+    held = figures.by("memory_class_slots", "class", memory=WORKING)
+    slots = {name: count for name, count in held.items() if count > 0}
+    if not slots:
+        return None
+    largest = max(slots, key=lambda name: slots[name])
+    return {
+        "count": len(slots),
+        "largest": largest,
+        "share": slots[largest] / sum(slots.values()),
+    }
+
+
+def _uses(counts: Mapping[str, Mapping[str, float]], slots: Mapping[str, float]) -> dict[str, Any]:
+    """Return what became of the producers' samples, with the best and the worst producer.
+
+    The use of a producer is the share of its samples that were new and could be decoded.
+    """
+    admitted, dropped, bad = (counts[name] for name in COUNTS["learner"])
+    rows: list[dict[str, Any]] = []
+    for name in {*admitted, *dropped, *bad}:
+        parts = [one.get(name, 0.0) for one in (admitted, dropped, bad)]
+        if (samples := sum(parts)) >= LEAST_SAMPLES:
+            used, away, broken = (part / samples for part in parts)
+            rows.append(
+                {"name": name, "samples": samples, "used": used, "dropped": away, "bad": broken}
+            )
+    rows.sort(key=lambda row: (-row["used"], -row["samples"], row["name"]))
+    broken_ones = sorted((row for row in rows if row["bad"] > 0), key=lambda row: -row["bad"])
+    held, total = max(slots.values(), default=0.0), sum(slots.values())
+    return {
+        "judged": len(rows),
+        "best": rows[0] if rows else None,
+        "worst": rows[-1] if len(rows) > 1 else None,
+        "bad": broken_ones[:MOST_NAMED],
+        "samples": sum(admitted.values()) + sum(dropped.values()) + sum(bad.values()),
+        "dropped": sum(dropped.values()),
+        "most_slots": max(slots, key=lambda name: (slots[name], name)) if held else None,
+        "most_slots_share": held / total if held else None,
+    }

@@ -1,0 +1,126 @@
+"""A run of two processes whose records a test feeds, and whose states are asked over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import torch
+from condition_world import World, received
+from observe_records import step
+
+from stream_ssl.batch import Origin
+from stream_ssl.evaluation.scores import ProbeResult
+from stream_ssl.memory import MemoryStats
+from stream_ssl.memory.shares import Holding
+from stream_ssl.observe.facts import Facts
+from stream_ssl.observe.health import STARTING
+from stream_ssl.observe.held_out import HeldOutRecord
+from stream_ssl.observe.page.api import Sources
+from stream_ssl.observe.server import application
+from stream_ssl.receiver.records import ReceiverRecord
+
+NEGATIVES = 256
+STATS = MemoryStats(
+    occupancy=1000, capacity=1024, added=2000, inserted=1500, evicted=500, refused=0,
+    duplicates=7, merged=0, age_p50=5.0, age_p90=9.0, age_max=20.0, stale_p50=4.0,
+    stale_p90=8.0, stale_max=19.0, turnover=0.5, effective_rank=37.6, expected_collisions=0.3,
+    count_mean=1.5, count_p50=1.0, count_p90=2.0, count_max=6.0, counted=1000,
+    multiplicity_mean=1.0, drift_mean=0.9, drift_min=0.8,
+)  # fmt: skip
+
+
+class Run:
+    """A receiver and a learner with one clock. Time passes in looks of ten seconds."""
+
+    def __init__(self) -> None:
+        self.receiver, self.learner = World("receiver"), World("learner")
+        self.worlds = {"receiver": self.receiver, "learner": self.learner}
+        self.facts = {
+            role: Facts(world.registry, role, clock=lambda world=world: world.now)
+            for role, world in self.worlds.items()
+        }
+        self.steps = 0
+        self.receiver.receiver.started()
+        self.learner.learner.started()
+
+    def pass_(self, seconds: float, *work: Callable[[], None]) -> None:
+        """Let time pass in both processes; `work` is done before each look."""
+        for _ in range(max(1, round(seconds / 10))):
+            for one in work:
+                one()
+            for role, world in self.worlds.items():
+                world.pass_(10)
+                self.facts[role].sample()
+
+    def states(self) -> dict[str, Any]:
+        """Return the state of each process, as the page and `stream-ssl status` read it."""
+        return {role: self._state(role) for role in self.worlds}
+
+    def _state(self, role: Any) -> Any:
+        world = self.worlds[role]
+        sources = Sources(run=Path("runs/yard"))
+        app = application(world.registry, world.health, role, self.facts[role], sources)
+
+        async def ask() -> Any:
+            wire = httpx.ASGITransport(app=app)
+            async with httpx.AsyncClient(transport=wire, base_url="http://127.0.0.1") as client:
+                return (await client.get(f"/api/{role}/state")).json()
+
+        return asyncio.run(ask())
+
+    # -- records of ten seconds each
+
+    def sends(self, samples: int = 20, **fields: Any) -> Callable[[], None]:
+        half = {"yard": samples // 2, "gate": samples // 2}
+        usual = {"samples": samples, "producer_samples": half}
+        return lambda: self.receiver.receiver.consume(received(**{**usual, **fields}))
+
+    def nothing(self, **fields: Any) -> Callable[[], None]:
+        record = ReceiverRecord(**{"producers": 2, "credit": 1000, **fields})
+        return lambda: self.receiver.receiver.consume(record)
+
+    def learns(self, loss: float = 4.0, **fields: Any) -> Callable[[], None]:
+        """An update on ten samples of each producer."""
+
+        def work() -> None:
+            self.steps += 1
+            usual = {
+                "origins_B": origins("yard", 10) + origins("gate", 10),
+                "diagnostics": {"negatives": float(NEGATIVES)},
+            }
+            record = step(step=self.steps, loss=loss, **{**usual, **fields})
+            self.learner.learner.consume(record)
+
+        return work
+
+    def drops(self, *who: str) -> Callable[[], None]:
+        """A batch of which every sample is dropped."""
+        away = [origin for name in who for origin in origins(name, 30)]
+        empty: dict[str, Any] = {"batch": 0, "keys_BD": torch.empty(0, 3), "origins_B": []}
+        record = step(**empty, skipped="novelty", near_duplicates=len(away), dropped_origins=away)
+        return lambda: self.learner.learner.consume(record)
+
+    def probes(self, accuracy: float) -> None:
+        """A probe of ten held-out classes."""
+        per_class = dict.fromkeys(range(10), accuracy)
+        result = ProbeResult(accuracy, per_class, 300)
+        self.learner.learner.observe_held_out(HeldOutRecord(self.steps, result, 0.1))
+
+    def fills(self, classes: dict[int, int] | None = None, alike: float = 0.02) -> None:
+        """A memory that is nearly full."""
+        metrics = self.learner.learner
+        metrics.observe_memory("working", STATS, classes)
+        metrics.observe_collisions(None, alike)
+        metrics.observe_producers({"yard": Holding(300, 170), "gate": Holding(700, 170)})
+
+    def starts(self) -> None:
+        for world in self.worlds.values():
+            world.health.set("started", False, STARTING)
+
+
+def origins(producer: str, count: int) -> list[Origin]:
+    return [Origin(producer, "lens", str(number), 0.0) for number in range(count)]

@@ -1,0 +1,257 @@
+"""The five answers on the states of real metrics, health and watches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from answers_world import NEGATIVES, Run, origins
+
+from stream_ssl.learning.divergence import Divergence
+from stream_ssl.observe import metrics as exported
+from stream_ssl.observe.answers import Answer, answers, problems_of
+
+QUESTIONS = ["Learning", "Health", "Producers", "Memory", "To do"]
+CHANCE = f"{math.log(NEGATIVES + 1):.2f}"
+
+
+def asked(run: Run, **states: Any) -> dict[str, Answer]:
+    """The answers by question."""
+    found = answers({**run.states(), **states})
+    assert [one.question for one in found] == QUESTIONS
+    assert all(any(letter.isdigit() for letter in one.says) or one.level != "good" for one in found)
+    return {one.question: one for one in found}
+
+
+@pytest.fixture(scope="module")
+def healthy() -> Run:
+    """Twenty minutes in which the accuracy rises from 43 % to 46 %."""
+    run = Run()
+    run.fills({0: 400, 1: 350, 2: 250})
+    run.probes(0.43)
+    run.pass_(600, run.sends(), run.learns())
+    run.probes(0.46)
+    run.pass_(600, run.sends(), run.learns())
+    return run
+
+
+def test_healthy(healthy: Run) -> None:
+    found = asked(healthy)
+    assert {one.level for one in found.values()} == {"good"}
+    learning = found["Learning"]
+    assert learning.says == (
+        "kNN of held-out images 46 % (chance 10 %), up 3.0 points in the last 20 min. "
+        f"Loss 4.00; chance is {CHANCE}. 14 updates in the last 2 min."
+    )
+    assert ("loss and accuracy", "#figures") in learning.links
+    assert found["Health"].says.startswith("None of ")
+    assert found["Health"].says.endswith("conditions holds, and receiver and learner answer.")
+    assert found["Producers"].says == (
+        "2 producers connected, 2.0 samples/s. Best: gate, 100 % of its samples are used. "
+        "Worst: yard, 100 % used, 0 % near-duplicates, 0 % damaged."
+    )
+    assert found["Memory"].says == (
+        "1,000 of 1,024 slots filled, 2.0 % near-duplicates. 3 classes; the largest, 0, has "
+        "40 % of the labelled slots. gate has 70 % of the slots."
+    )
+    assert found["To do"].says == "Nothing: 0 conditions need attention."
+
+
+def test_young() -> None:
+    """Before the first batch, and after a few updates at chance."""
+    run = Run()
+    run.pass_(10, run.sends())
+    found = asked(run)
+    assert (found["Learning"].level, found["Memory"].level) == ("wait", "wait")
+    assert found["Learning"].says.startswith("No update yet, 10 s after the start")
+    run.probes(0.1)
+    run.fills()
+    run.pass_(30, run.sends(), run.learns(loss=5.55))
+    found = asked(run)
+    assert found["Learning"].level == "wait"
+    assert found["Learning"].says.startswith("kNN of held-out images 10 % (chance 10 %). Loss 5.55")
+    assert "No labels; the embeddings take 38 directions" in found["Memory"].says
+    run.starts()
+    found = asked(run)
+    assert {found[one].level for one in QUESTIONS} - {"good"} == {"wait"}
+
+
+def test_without_labels_the_loss_is_compared_with_chance() -> None:
+    run = Run()
+    run.pass_(60, run.sends(), run.learns(loss=5.0))
+    learning = asked(run)["Learning"]
+    assert learning.level == "good"
+    assert "no labels" in learning.says
+    run.pass_(60, run.sends(), run.learns(loss=5.6))
+    assert asked(run)["Learning"].level == "watch"
+
+
+def lagging(run: Run) -> None:
+    run.pass_(20, run.sends(), run.learns(lag_seconds=2220.0))
+
+
+def starved(run: Run) -> None:
+    run.pass_(300, run.sends(), run.drops("yard", "gate"))
+
+
+def camera_gone(run: Run) -> None:
+    run.pass_(300, run.sends(10, producer_samples={"gate": 10}), run.learns())
+
+
+def garbage(run: Run) -> None:
+    def work() -> None:
+        counts[0] += 30
+        bad = {("damaged", "yard"): counts[0]}
+        run.learner.learner.observe_journal(0, 0, 0, bad, {"yard": 10 * run.steps})
+
+    counts = [0]
+    run.pass_(120, run.sends(), run.learns(), work)
+
+
+def diverged(run: Run) -> None:
+    state = Divergence()
+
+    def work() -> None:
+        run.learns(skipped="loss", loss=math.nan)()
+        state.skipped_in_a_row += 1
+        run.learner.learner.observe_divergence(state)
+
+    run.pass_(240, run.sends(), work)
+
+
+def collapsed(run: Run) -> None:
+    put = run.learner.learner._families.set
+    for name, value in (
+        ("recent_effective_rank", 1.05),
+        ("effective_rank_peak", 4.4),
+        ("recent_image_rank", 30.0),
+        ("image_rank_peak", 30.0),
+    ):
+        put(name, value)
+    run.pass_(60, run.sends(), run.learns())
+
+
+FAULTS: dict[str, tuple[Callable[[Run], None], str, str, str, str]] = {
+    # (fault, question, level, a part of its answer, the condition to begin with)
+    "lagging": (lagging, "Learning", "watch", "lag: the learner is 37 min behind", "lag"),
+    "starved by drops": (
+        *(starved, "Learning", "watch"),
+        "No update in the last 2 min, because 94 % of the samples are dropped",
+        "everything-dropped (",
+    ),
+    "camera gone": (
+        *(camera_gone, "Producers", "watch"),
+        "producer-silent: yard has sent nothing for",
+        "producer-silent (yard)",
+    ),
+    "garbage sender": (
+        *(garbage, "Producers", "watch"),
+        "Worst: yard, ",
+        "bad-samples (yard)",
+    ),
+    "diverged": (
+        *(diverged, "Learning", "bad"),
+        "divergence: 24 updates in a row had no finite loss",
+        "divergence",
+    ),
+    "collapsed": (
+        *(collapsed, "Learning", "bad"),
+        "collapse: the effective rank of the embeddings is 1.1",
+        "collapse",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_named_where_it_belongs_and_in_what_to_do(name: str) -> None:
+    fault, question, level, says, first = FAULTS[name]
+    run = Run()
+    run.fills()
+    run.pass_(60, run.sends(), run.learns())
+    fault(run)
+    found = asked(run)
+    assert found[question].level == level
+    assert says in found[question].says
+    assert found["Health"].level in ("watch", "bad")
+    assert found["To do"].says.startswith(f"First, {first}")
+    condition = first.partition(" ")[0]
+    assert found["To do"].links[0] == (condition, f"runbooks/{condition}")
+    assert (condition, f"runbooks/{condition}") in found["Health"].links
+    if name == "garbage sender":
+        assert "bad-samples: 66.7% of yard's samples" in found["Producers"].says
+
+
+def test_a_full_disk_is_the_first_thing_to_do(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exported.shutil, "disk_usage", lambda _: SimpleNamespace(free=5e7))
+    run = Run()
+    run.receiver.watch._folders = {"journal": tmp_path}
+    run.receiver.receiver._families.watch({"journal": tmp_path})
+    run.receiver.health.set("journal", False, "no space left")
+    run.receiver.health.set("credit", False, "no producer may send: the disk is full")
+    run.pass_(90, run.nothing(credit=0))
+    found = asked(run)
+    assert found["Producers"].level == "watch"
+    assert "no-credit: for 1" in found["Producers"].says
+    assert found["Health"].level == "bad"
+    assert found["Health"].says.endswith("now: journal-failing, disk-low, no-credit.")
+    assert found["To do"].says.startswith("First, journal-failing: Make room on the disk")
+
+
+def test_a_dead_learner_leaves_the_receivers_answers(healthy: Run) -> None:
+    error = "the learner does not answer: timed out"
+    found = asked(healthy, learner={"error": error})
+    assert (found["Learning"].level, found["Memory"].level) == ("bad", "bad")
+    assert found["Learning"].says == "The learner does not answer: timed out."
+    assert found["Producers"].says == "2 producers connected, 2.0 samples/s."
+    assert found["Health"].says == "1 condition holds now: down."
+    assert found["To do"].says.startswith("First, down: Read the process's log.")
+    assert found["To do"].links == [("down", "runbooks/down")]
+
+
+def test_a_memory_full_of_near_duplicates_is_bad() -> None:
+    run = Run()
+    run.fills(alike=0.8)
+    run.pass_(10, run.sends(), run.learns())
+    memory = asked(run)["Memory"]
+    assert memory.level == "bad"
+    assert memory.says.startswith("1,000 of 1,024 slots filled, 80 % near-duplicates.")
+    run.fills(alike=0.2)
+    run.pass_(10, run.sends(), run.learns())
+    assert asked(run)["Memory"].level == "watch"
+
+
+def test_no_process_answers() -> None:
+    error = {"error": "no receiver has started in this run folder"}
+    found = {one.question: one for one in answers({"receiver": error})}
+    assert {one.level for one in found.values()} == {"bad"}
+    assert len(problems_of({"receiver": error})) == 1
+
+
+def test_several_receivers_count_together(healthy: Run) -> None:
+    states = healthy.states()
+    twin = {"receiver-0": states["receiver"], "receiver-1": states["receiver"]}
+    (producers,) = (
+        one
+        for one in answers({**twin, "learner": states["learner"]})
+        if one.question == "Producers"
+    )
+    assert producers.says.startswith("4 producers connected, 4.0 samples/s.")
+
+
+def test_a_producer_without_use_is_named_before_its_condition_holds() -> None:
+    run = Run()
+    run.pass_(60, run.sends(), run.learns(origins_B=None), run.drops("yard"), gate_alone(run))
+    found = asked(run)
+    assert found["Health"].level == "good"
+    assert "Worst: yard, 0 % used, 100 % near-duplicates" in found["Producers"].says
+    assert found["To do"].level == "watch"
+    assert found["To do"].says.startswith("yard shows nothing new. Point the camera")
+
+
+def gate_alone(run: Run) -> Callable[[], None]:
+    return run.learns(origins_B=origins("gate", 20))
