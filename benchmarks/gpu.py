@@ -26,6 +26,7 @@ from stream_ssl.encoder.network import Projector, ResNet
 from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.randomness import seed_everything
 from stream_ssl.learning.records import PHASES, StepRecord
+from stream_ssl.learning.settings import LearnerSettings
 from stream_ssl.learning.views import Views
 from stream_ssl.losses import InfoNCE, negatives
 from stream_ssl.losses.fused import can_fuse
@@ -94,9 +95,8 @@ def _steps(device: torch.device, sizes: Sizes) -> Iterator[dict[str, Any]]:
         method = MoCo(encoder, Projector(encoder.dim, sizes.dim), InfoNCE(0.2))
         memory = _filled("linear", device, sizes, images=True)
         views = Views(sizes.side)
-        subject = Learner(
-            method, memory, views, Ram(sizes), device=str(device), precision=precision
-        )
+        settings = LearnerSettings(device=str(device), precision=precision)
+        subject = Learner(method, memory, views, Ram(sizes), settings)
         records = (r for r in subject.run(threading.Event()) if isinstance(r, StepRecord))
         for _ in range(sizes.warm_up):
             next(records)

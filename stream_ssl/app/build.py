@@ -27,8 +27,9 @@ from stream_ssl.encoder.network import (
     freeze_stages,
     load_weights,
 )
-from stream_ssl.feed.batches import Batches, JournalShare
+from stream_ssl.feed.batches import Batches
 from stream_ssl.feed.decode import Decoder, VectorDecoder
+from stream_ssl.feed.journal_tasks import JournalShare
 from stream_ssl.feed.originals import KeptOriginals
 from stream_ssl.feed.quarantine import Quarantine
 from stream_ssl.journal.reader import JournalReader
@@ -37,6 +38,7 @@ from stream_ssl.learning.checkpoint import Checkpointer
 from stream_ssl.learning.learner import Learner, Stream, check_batch, check_labels
 from stream_ssl.learning.optimiser import OptimiserSettings
 from stream_ssl.learning.pace import Pace
+from stream_ssl.learning.settings import LearnerSettings
 from stream_ssl.learning.vectors import MLP, Vectors, VectorViews
 from stream_ssl.learning.views import Views
 from stream_ssl.losses import PositiveDebiased
@@ -166,7 +168,6 @@ def batches(
     reader: JournalReader,
     start: Offset,
     share: JournalShare | None = None,
-    journal: str | None = None,
     rank: int = 0,
     ranks: int = 1,
     originals: KeptOriginals | None = None,
@@ -195,7 +196,6 @@ def batches(
         decoder(settings),
         Quarantine(settings.run / quarantine, **settings.quarantine),
         start=start,
-        journal=journal,
         share=share,
         joint=ranks > 1,
         originals=originals,
@@ -252,11 +252,11 @@ def learner(
         working,
         views(settings),
         stream,
-        optimiser=OptimiserSettings(**settings.optimiser),
-        schedule=settings.schedule,
-        pace=pace,
-        offset=start,
-        **options,
+        LearnerSettings(**options),
+        OptimiserSettings(**settings.optimiser),
+        settings.schedule,
+        pace,
+        start,
     )
 
 
@@ -413,7 +413,7 @@ def without_effect(config: Mapping[str, Any]) -> list[str]:
          f"views.transform is {transform}"),
         (Views, "views", ("grey",), decoder["channels"] == 1,
          "images are grey (decoder.channels is 1)"),
-        (Learner, "learner", ("draw",),
+        (LearnerSettings, "learner", ("draw",),
          learner["anchors"] == "stream" and not replays,
          "nothing is drawn from the memory (learner.anchors is 'stream', without replays)"),
         (Pace, "pace", ("counts",), learner["novelty"] is None,

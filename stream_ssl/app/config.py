@@ -72,18 +72,6 @@ SHARES = 0.5
 NOVELTY = "auto"
 """The default of `learner.novelty`: the test that finds near-duplicates."""
 
-LEARNER_PARTS = {
-    "method",
-    "memory",
-    "views",
-    "batches",
-    "optimiser",
-    "schedule",
-    "pace",
-    "offset",
-}
-"""Arguments of `Learner` that have sections of their own in the config file."""
-
 
 @dataclass
 class Http:
@@ -325,10 +313,10 @@ def _add_learner(parser: ArgumentParser) -> None:
     from stream_ssl.feed.originals import KeptOriginals
     from stream_ssl.feed.quarantine import Quarantine
     from stream_ssl.learning.checkpoint import Checkpointer
-    from stream_ssl.learning.learner import Learner
     from stream_ssl.learning.optimiser import OptimiserSettings
     from stream_ssl.learning.pace import Pace
     from stream_ssl.learning.schedule import Schedule
+    from stream_ssl.learning.settings import LearnerSettings
     from stream_ssl.learning.vectors import Vectors
     from stream_ssl.learning.views import Views
     from stream_ssl.losses import Loss
@@ -355,8 +343,7 @@ def _add_learner(parser: ArgumentParser) -> None:
         parser,
         Batches,
         "batches",
-        skip={"reader", "decoder", "quarantine", "start", "clock", "share", "journal", "joint"}
-        | {"originals"},
+        skip={"reader", "decoder", "quarantine", "start", "clock", "share", "joint", "originals"},
     )
     _section(parser, ResNet, "encoder", skip={"channels"})
     _add_model(parser)
@@ -396,7 +383,7 @@ def _add_learner(parser: ArgumentParser) -> None:
         "--schedule", type=Schedule, default=None, help="schedule of the learning rate"
     )
     _section(parser, Pace, "pace")
-    _section(parser, Learner, "learner", skip=LEARNER_PARTS | {"write_back"})
+    _section(parser, LearnerSettings, "learner", skip={"write_back"})
     parser.set_defaults({"learner.novelty": NOVELTY})
     _section(parser, Checkpointer, "checkpoints", skip={"folder", "ranks"})
     parser.add_class_arguments(RanksSettings, "ranks")

@@ -27,7 +27,8 @@ from stream_ssl.app.signals import Stop
 from stream_ssl.app.warm_start import warm_start
 from stream_ssl.background import Background
 from stream_ssl.batch import START, Offset
-from stream_ssl.feed.batches import Batches, JournalReplaced, JournalShare
+from stream_ssl.feed.batches import Batches
+from stream_ssl.feed.journal_tasks import JournalReplaced, JournalShare
 from stream_ssl.journal.consumer_offsets import ConsumerOffsets
 from stream_ssl.journal.reader import JournalReader
 from stream_ssl.journal.segment import journal_id
@@ -187,8 +188,7 @@ class Process:
                 settings,
                 reader,
                 start,
-                JournalShare(*place, before),
-                self._checkpointer.journal,
+                JournalShare(*place, before, self._checkpointer.journal),
                 group.rank,
                 group.size,
                 self._originals,

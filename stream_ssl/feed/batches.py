@@ -10,11 +10,10 @@ import math
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from itertools import accumulate
-from typing import Any, Protocol, Self
+from dataclasses import replace
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,69 +22,28 @@ from stream_ssl.batch import START, Batch, Offset, Origin
 from stream_ssl.feed.decode import (
     Chunk,
     DecodeTask,
-    JournalRecord,
     Payloads,
     decode_chunk,
-    rejected_packet,
+)
+from stream_ssl.feed.journal_tasks import (
+    Event,
+    JournalReplaced,
+    JournalShare,
+    JournalTasks,
+    ReadFrom,
+    RecordRead,
+    RecordReader,
+    RecordsSkipped,
+    Task,
 )
 from stream_ssl.feed.originals import KeptOriginals
 from stream_ssl.feed.quarantine import Quarantine
-from stream_ssl.wire import Data, WireError
 
 log = logging.getLogger(__name__)
 
 POLL = 0.02  # seconds between two reads of a journal that has no new records
 REFRESH = 0.25  # seconds between two reads of the journal's last position
-READ = 4 << 20  # bytes of records per read of the journal
 PATIENCE = 5.0  # most seconds that a rank with unread records may block the other ranks
-CHUNK = 64  # most samples that one task decodes; bounds the samples between journal and batch
-
-
-class Reader(Protocol):
-    """The part of a journal's reader that `Batches` uses, from one thread."""
-
-    @property
-    def first(self) -> int: ...
-    @property
-    def last(self) -> int: ...
-    @property
-    def id(self) -> str | None: ...
-    def read(self, position: int, max_bytes: int = ...) -> Sequence[JournalRecord]: ...
-
-
-class JournalReplaced(RuntimeError):
-    """An error for a journal that was replaced by another one while it was read."""
-
-
-@dataclass(frozen=True, slots=True)
-class JournalShare:
-    """The share of a journal's records that one of several ranks reads.
-
-    With W ranks, each rank reads every W-th record. Every sample is read exactly once.
-
-    Args:
-        rank: the number of this rank, from 0.
-        ranks: the number of ranks, W.
-        before: for each earlier number of ranks, the offset that each rank had reached. Samples
-            before these offsets are not read again.
-    """
-
-    rank: int = 0
-    ranks: int = 1
-    before: Sequence[Sequence[Offset]] = ()
-
-    def first(self, record: int) -> int | None:
-        """Return the first sample that this rank reads of a record, or None if it reads none."""
-        if record % self.ranks != self.rank:
-            return None
-        first = 0
-        for offsets in self.before:
-            ended = offsets[record % len(offsets)]
-            if record < ended.record:
-                return None
-            if record == ended.record:
-                first = max(first, ended.sample)
-        return first
 
 
 class Batches:
@@ -109,13 +67,9 @@ class Batches:
         workers: number of threads that decode samples, at least 1.
         prefetch: number of batches that are prepared ahead, at least 1.
         clock: returns the time in seconds since the Unix epoch.
-        share: the records to read, if several ranks share the journal.
-        journal: the id of the journal that `start` refers to; None: unknown.
+        share: the records to read, if several ranks share the journal, and the journal's id.
         joint: this is one of several ranks that combine their batches in a step; see `next`.
         originals: keeps the bytes of samples as they were sent; None: they are not kept.
-
-    Attributes:
-        journal: the id of the journal that is read, once it is known.
 
     Raises:
         ValueError: `batch_size`, `workers` or `prefetch` is below 1.
@@ -123,7 +77,7 @@ class Batches:
 
     def __init__(
         self,
-        reader: Reader,
+        reader: RecordReader,
         decoder: Payloads,
         quarantine: Quarantine,
         batch_size: int,
@@ -132,7 +86,6 @@ class Batches:
         prefetch: int = 2,
         clock: Callable[[], float] = time.time,
         share: JournalShare | None = None,
-        journal: str | None = None,
         joint: bool = False,
         originals: KeptOriginals | None = None,
     ) -> None:
@@ -142,9 +95,8 @@ class Batches:
         self._prefetch, self._workers, self._clock = prefetch, workers, clock
         self._originals = originals
         self._batcher = Batcher(batch_size, decoder)
-        self._share = JournalShare() if share is None else share
-        self.journal, self._joint = journal, joint
-        self._found: str | None = None  # the id that was read from the disk
+        self._tasks = JournalTasks(reader, start, JournalShare() if share is None else share)
+        self._joint = joint
         self._change = threading.Condition()  # guards the following attributes
         self._ready: deque[Batch[NDArray[Any]]] = deque()
         self._decoding: dict[int, float] = {}  # record being decoded -> time it was received
@@ -204,6 +156,11 @@ class Batches:
         if self._ready or self._failure or self._closed:
             return True
         return not self._decoding and self._read > self._last
+
+    @property
+    def journal(self) -> str | None:
+        """The id of the journal that is read; before it is known, the id that `share` names."""
+        return self._tasks.journal
 
     @property
     def offset(self) -> Offset:
@@ -291,10 +248,10 @@ class Batches:
 
     def _run(self) -> None:
         try:
-            tasks = self._tasks(self._offset)
+            tasks = iter(self._tasks)
             decoding: deque[Future[Chunk]] = deque()
             while not self._closed:
-                self._journal_end(at_once=False)
+                self._look_at_end(at_once=False)
                 while len(decoding) <= self._workers and (chunk := self._submit(tasks)):
                     decoding.append(chunk)
                 if decoding:
@@ -307,11 +264,12 @@ class Batches:
                 self._failure = error
                 self._change.notify_all()
 
-    def _submit(self, tasks: Iterator[DecodeTask | Chunk | None]) -> Future[Chunk] | None:
+    def _submit(self, tasks: Iterator[Task | Event | None]) -> Future[Chunk] | None:
         """Submit the next task to a worker; return None if the journal has no new records."""
         done: Future[Chunk] = Future()
         try:
-            task = next(tasks)
+            while isinstance(task := next(tasks), Event):
+                self._count(task)
         except Exception as error:  # raise it only after the records that were read before
             done.set_exception(error)
             return done
@@ -339,7 +297,7 @@ class Batches:
             )
         for batch in self._batcher.add(chunk):
             while not self._wait_for_room():
-                self._journal_end()
+                self._look_at_end()
             with self._change:
                 self._ready.append(batch)
                 self._change.notify_all()
@@ -358,127 +316,31 @@ class Batches:
                 lambda: self._closed or len(self._ready) < self._prefetch, REFRESH
             )
 
-    def _journal_end(self, at_once: bool = True) -> int:
-        """Return the journal's last position; if not `at_once`, it may be REFRESH seconds old."""
+    def _look_at_end(self, at_once: bool = True) -> None:
+        """Read the journal's last position; if not `at_once`, only every REFRESH seconds."""
         now = time.monotonic()
         if at_once or now >= self._refresh_at:
             last, self._refresh_at = self._reader.last, now + REFRESH
             with self._change:
                 self._last = max(self._last, last)
-        return self._last
 
-    def _check_same(self) -> None:
-        """Check that the journal is still the same one; positions are valid for one journal only.
-
-        Raises:
-            JournalReplaced: the id of the journal has changed.
-        """
-        found = self._reader.id
-        if None in (found, self._found) or found == self._found:
-            return
-        raise JournalReplaced(
-            f"journal {self._found} was replaced by {found} while it was read: what is in that is "
-            "read from its beginning after a start from the newest checkpoint"
-        )
-
-    def _tasks(self, start: Offset) -> Iterator[DecodeTask | Chunk | None]:
-        """Yield the tasks to decode, in order, and None whenever the journal has no new records."""
-        start = yield from self._first_to_read(start)
-        position, sample = start.record, start.sample
-        while True:
-            records = self._reader.read(position, READ)
-            if records and records[0].position > position:  # read a gap again, to confirm it
-                records = self._reader.read(position, READ)
-            self._check_same()
-            for record in records:
-                if record.position > position:
-                    self._count_skipped(position, record.position)
-                    sample = 0
-                if (first := self._share.first(record.position)) is None:
-                    self._count_pending(record, 0)
-                else:
-                    yield from self._split(record, max(first, sample))
-                position, sample = record.position + 1, 0
-            if not records:
-                yield None
-
-    def _first_to_read(self, start: Offset) -> Generator[None, None, Offset]:
-        """Return `start`, or the beginning of the journal if `start` refers to another journal.
-
-        The ids of the journals decide. Without ids, a journal that ends before `start` and then
-        grows, but not up to `start`, is another journal. A journal that does not grow may only have
-        lost its end, and its writer then continues after `start`.
-        """
-        while (found := self._reader.id) is None and self._journal_end() < 1:
-            yield None  # the journal does not exist yet
-        expected, self.journal, self._found = self.journal, found or self.journal, found
-        if expected not in (None, self.journal):
-            log.error(
-                "the checkpoint goes on in journal %s, and this is journal %s: reading all that it "
-                "has. To go on where the checkpoint was, stop, and put its own journal back",
-                expected,
-                self.journal,
-            )
-            return self._from_the_beginning()
-        seen = self._journal_end()
-        if start.record <= seen + 1:
-            return start
-        log.error(
-            "the journal ends at record %d, yet the next to read is %s: it was replaced or its end "
-            "is damaged; waiting for it to go on",
-            seen,
-            start,
-        )
-        while (last := self._journal_end()) == seen:
-            yield None
-        if start.record <= last + 1:
-            return start
-        log.error("the journal is a new one: reading all that it has")
-        return self._from_the_beginning()
-
-    def _from_the_beginning(self) -> Offset:
-        self._share = replace(self._share, before=())  # its offsets refer to the other journal
-        first = Offset(max(self._reader.first, 1), 0)
+    def _count(self, event: Event) -> None:
+        """Count what happened in the journal before the next task."""
         with self._change:
-            self._read, self._offset, self._rejected_until = first.record, first, first
-        return first
-
-    def _count_skipped(self, expected: int, found: int) -> None:
-        log.error(
-            "journal records %d to %d cannot be read (trimmed or damaged): what they held is lost "
-            "to this learner",
-            expected,
-            found - 1,
-        )
-        with self._change:
-            self._skipped += found - expected
-
-    def _split(self, record: JournalRecord, sample: int) -> Iterator[DecodeTask | Chunk]:
-        """Yield the decode tasks for the samples of a record, from `sample` on."""
-        data = Data(record.sequence, record.header, record.payload)
-        try:
-            rows: list[dict[str, Any]] = data.fields["samples"]
-        except WireError as error:
-            self._count_pending(record, 1 if sample == 0 else 0)
-            if sample == 0:
-                yield rejected_packet(record, error)
-            return
-        self._count_pending(record, len(rows) - sample)
-        view, starts = memoryview(record.payload), [0, *accumulate(row["size"] for row in rows)]
-        for begin in range(sample, len(rows), CHUNK):
-            end = min(begin + CHUNK, len(rows))
-            payload, last = view[starts[begin] : starts[end]], end == len(rows)
-            yield DecodeTask(record, data.fields["source"], rows[begin:end], payload, begin, last)
-
-    def _count_pending(self, record: JournalRecord, samples: int) -> None:
-        with self._change:
-            self._read = record.position + 1
-            self._last = max(self._last, record.position)
-            if samples > 0:
-                self._decoding[record.position] = record.received
-                self._pending += samples
-            else:
-                self._change.notify_all()
+            match event:
+                case RecordsSkipped(positions):
+                    self._skipped += positions
+                case ReadFrom(first):
+                    self._read = first.record
+                    self._offset = self._rejected_until = first
+                case RecordRead(record, samples):
+                    self._read = record.position + 1
+                    self._last = max(self._last, record.position)
+                    if samples > 0:
+                        self._decoding[record.position] = record.received
+                        self._pending += samples
+                    else:
+                        self._change.notify_all()
 
 
 class Batcher:
@@ -487,16 +349,16 @@ class Batcher:
     def __init__(self, batch_size: int, decoder: Payloads) -> None:
         self._size = batch_size
         self._shape_BHWC = (batch_size, *decoder.shape_HWC)
-        self._begin()
-
-    def _begin(self) -> None:
         self._filled = 0
         self._rejected: Counter[str] = Counter()
         self._origins: list[Origin | None] = []
+        self._batch = self._empty_batch()
+
+    def _empty_batch(self) -> Batch[NDArray[Any]]:
         ids_B, hashes_B, labels_B = np.empty((3, self._size), np.int64)
         received_B = np.empty(self._size, np.float64)
         images_BCHW = np.empty(self._shape_BHWC, np.uint8).transpose(0, 3, 1, 2)
-        self._batch: Batch[NDArray[Any]] = Batch(ids_B, hashes_B, labels_B, images_BCHW, received_B)
+        return Batch(ids_B, hashes_B, labels_B, images_BCHW, received_B)
 
     @property
     def empty(self) -> bool:
@@ -522,7 +384,8 @@ class Batcher:
                 offset=offset,
                 rejected=dict(self._rejected),
             )
-            self._begin()
+            self._filled, self._origins, self._rejected = 0, [], Counter()
+            self._batch = self._empty_batch()
         self._rejected.update(sample.error.reason for sample in rejected)
 
     def _take(self, samples: Batch[NDArray[Any]], start: int, count: int) -> None:

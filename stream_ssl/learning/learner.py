@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -27,19 +27,18 @@ from stream_ssl.learning.randomness import OwnRandomness, set_threads
 from stream_ssl.learning.ranks import Ranks, Turn
 from stream_ssl.learning.records import CheckpointDue, Idle, ReloadDue, StepRecord
 from stream_ssl.learning.schedule import Constant, Schedule
+from stream_ssl.learning.settings import LearnerSettings
 from stream_ssl.learning.step import Step, StepResult, true_collisions
+from stream_ssl.learning.upload import Upload
 from stream_ssl.learning.vectors import VectorViews
 from stream_ssl.learning.views import Views
 from stream_ssl.memory import WorkingMemory
-from stream_ssl.memory.compute import to_device, to_host
-from stream_ssl.memory.draws import ORDERS, DrawOrder
+from stream_ssl.memory.compute import to_host
 from stream_ssl.methods import Method
 
 POLL = 0.1  # seconds between two checks of `stop` while no batch comes
 RANK_SEEDS = 1000  # difference of the seeds of two ranks
 IDLE = 1.0  # seconds without a record after which an Idle is yielded
-ON_HOST = ("received_B",)
-"""Columns that nothing on the device reads, so they are not copied to it."""
 
 
 class IncompatibleConfig(ValueError):
@@ -116,36 +115,10 @@ class Learner:
         memory: the source of negatives. It stores the keys.
         views: the augmentation.
         batches: the stream.
+        settings: the options of training.
         optimiser: the optimiser's settings. The schedule multiplies its learning rate.
         schedule: factor of the learning rate for each update; constant by default.
         pace: number of updates per sample; by default one update per batch.
-        device: "cpu", "cuda" or "cuda:1".
-        precision: number type in which the method computes. Losses, keys and memory stay in
-            float32.
-        seed: seed of all random draws of the learner, and of the initial weights.
-        threads: number of torch threads on the CPU, at least 1; null keeps torch's default. A run
-            repeats only with the same number.
-        reencode: number of the memory's stalest slots to re-encode after each step, 0 or more. Use
-            a few dozen or more if keys are normalised by the statistics of their batch.
-        anchors: samples that updates use: the batch of the "stream", or samples drawn from the
-            "memory", which must then store images.
-        write_back: whether the fresh keys of samples drawn from the memory, as anchors or for
-            replays, replace the older keys in their slots. This needs no extra encoding.
-        plain_keys: whether images that are encoded only for the memory are encoded without
-            augmentation. This concerns batches that join without training, and re-encoded slots.
-            Duplicates are then found with less noise.
-        draw: how samples are drawn from the memory: "uniform"; "epochs", which draws newly admitted
-            samples first and then each slot once before any repeats; or "inverse-count", with
-            probability proportional to 1 / (1 + N(j)), where N(j) is the duplicate count.
-        novelty: test that drops near-duplicates of the memory's samples before they are encoded.
-            The other samples join once they fill a batch. "auto" compares the pictures closely
-            (docs/duplicates.md). A number is a cosine of descriptors; the memory's descriptor must
-            then be of images, such as Thumbnail, or Weighted with such a part, and only this part
-            is compared. null: every sample is encoded.
-        sync_batchnorm: whether, on several ranks, BatchNorm normalises updates by the statistics of
-            all ranks' batches, as one process would. This takes some exchanges per layer
-            (docs/scale.md). false: by the statistics of the rank's own batch. Images encoded only
-            for the memory always use their own rank's statistics.
         offset: the position where `batches` starts.
 
     Raises:
@@ -158,57 +131,43 @@ class Learner:
         memory: WorkingMemory,
         views: Views | VectorViews,
         batches: Stream,
+        settings: LearnerSettings | None = None,
         optimiser: OptimiserSettings | None = None,
         schedule: Schedule | None = None,
         pace: Pace | None = None,
-        device: str = "cpu",
-        precision: Literal["float32", "bfloat16"] = "float32",
-        seed: int = 0,
-        threads: int | None = None,
-        reencode: int = 0,
-        anchors: Literal["stream", "memory"] = "stream",
-        write_back: bool = True,
-        plain_keys: bool = False,
-        draw: DrawOrder = "uniform",
-        novelty: float | Literal["auto"] | None = None,
-        sync_batchnorm: bool = False,
         offset: Offset = START,
     ) -> None:
-        self.pace = Pace() if pace is None else pace
-        _check_parts(method, memory, precision, anchors, draw, reencode)
-        set_threads(threads)
-        self.device = torch.device(device)
+        self.settings = settings = LearnerSettings() if settings is None else settings
+        check_parts(method, memory, settings)
+        set_threads(settings.threads)
+        self.device = torch.device(settings.device)
+        # The parts that are trained, and their data.
         self.method = method.to(self.device)
-        self.views = views.to(self.device)
         self.memory, self.batches = memory, batches
-        self.ranks = Ranks(memory.group, self.device)
-        self.anchors = anchors
+        self.views = views.to(self.device)
+        self.origins = Origins()
+        # The timing of updates.
         self.schedule = Constant() if schedule is None else schedule
-        self.step = 0
-        self.samples = 0
+        self.pace = Pace() if pace is None else pace
+        self.divergence = Divergence()
+        self.ranks = Ranks(memory.group, self.device)
+        # How far the run is.
+        self.step = self.samples = self._batch_size = 0
         self.offset = offset
+        # The path of a batch.
+        self._upload = Upload(self.device)
+        self._novelty = Novelty(memory, settings.novelty)
         self._step = Step(
             self.method,
             memory,
             self.views,
             OptimiserSettings() if optimiser is None else optimiser,
             self.schedule,
-            self.device,
-            precision,
-            anchors=anchors,
-            plain_keys=plain_keys,
-            draw=draw,
-            write_back=write_back,
-            reencode=reencode,
-            ranks=self.ranks,
-            sync_batchnorm=sync_batchnorm,
+            settings,
+            self.ranks,
         )
-        self._upload = Upload(self.device)
-        self._novelty = Novelty(memory, novelty)
-        self.origins = Origins()
-        self.divergence = Divergence()
-        self._randomness = OwnRandomness(seed + RANK_SEEDS * memory.group.rank, self.device)
-        self._batch_size = 0
+        seed = settings.seed + RANK_SEEDS * memory.group.rank
+        self._randomness = OwnRandomness(seed, self.device)
 
     def run(self, stop: threading.Event) -> Iterator[StepRecord | Idle | CheckpointDue | ReloadDue]:
         """Learn until `stop` is set on any rank. Yield a record per step.
@@ -388,7 +347,7 @@ class Learner:
     def _check(self, batch: Batch[NDArray[Any]]) -> None:
         """Raise ValueError unless the learner's parts fit a batch like this."""
         if len(batch) > self._batch_size:
-            check_batch(self.method, self.memory, self.pace, self.anchors, len(batch))
+            check_batch(self.method, self.memory, self.pace, self.settings.anchors, len(batch))
         if self.method.needs_labels:
             labelled = batch.labels_B is not None and bool((batch.labels_B >= 0).any())
             labelled = labelled or bool(to_host((self.memory.labels >= 0).any()))
@@ -480,104 +439,23 @@ def _read(result: StepResult) -> tuple[dict[str, float], float, float | None, fl
     return cosines, expected, true_collisions(pairs), changed
 
 
-class Upload:
-    """An upload of the stream's batches to the device.
-
-    Copies to a GPU go through pinned memory, so the host does not wait for them. Two sets of pinned
-    buffers are allocated once and used in turn. A set is filled only after its last copy has ended,
-    while the other set may still be in use.
-
-    Args:
-        device: the target of the copies.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._now, self._next = _Pinned(), _Pinned()
-
-    def __call__(self, batch: Batch[NDArray[Any]]) -> Batch[Tensor]:
-        """Return the batch as tensors on the device.
-
-        Copies to a GPU overlap with the GPU's computations.
-        """
-        columns = {
-            name: torch.from_numpy(column)
-            for name, column in batch.columns().items()
-            if name not in ON_HOST
-        }
-        moved: dict[str, Any]
-        if self._device.type == "cuda":
-            self._now, self._next = self._next, self._now
-            moved = self._now.upload(columns, self._device)
-        else:
-            moved = {name: column.to(self._device) for name, column in columns.items()}
-        return Batch(
-            **moved, origins_B=batch.origins_B, offset=batch.offset, rejected=batch.rejected
-        )
-
-
-class _Pinned:
-    """One set of pinned buffers by column, with the event of its last copy."""
-
-    def __init__(self) -> None:
-        self._buffers: dict[str, Tensor] = {}
-        self._copied: torch.cuda.Event | None = None
-
-    def upload(self, columns: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-        if self._copied is None:
-            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        else:
-            self._copied.synchronize()
-        if _shapes(self._buffers) != _shapes(columns):
-            self._buffers = {
-                name: torch.empty_like(column, pin_memory=True) for name, column in columns.items()
-            }
-        for name, column in columns.items():
-            self._buffers[name].copy_(column)
-        moved = {name: to_device(buffer, device) for name, buffer in self._buffers.items()}
-        self._copied.record(torch.cuda.current_stream(device))
-        return moved
-
-
-def _shapes(columns: Mapping[str, Tensor]) -> dict[str, torch.Size]:
-    return {name: column.shape for name, column in columns.items()}
-
-
 # -- Checks of the parts and settings
 
 
-def _check_parts(
-    method: Method,
-    memory: WorkingMemory,
-    precision: str,
-    anchors: str,
-    draw: str,
-    reencode: int,
-) -> None:
-    """Raise ValueError unless each setting is in its range and method and memory support it."""
+def check_parts(method: Method, memory: WorkingMemory, settings: LearnerSettings) -> None:
+    """Raise ValueError unless method and memory fit each other and support the settings."""
     method.check(memory)
-    if precision not in ("float32", "bfloat16"):
-        raise ValueError(f'precision is {precision!r}: choose "float32" or "bfloat16"')
-    if anchors not in ("stream", "memory"):
-        raise ValueError(f'anchors is {anchors!r}: choose "stream" or "memory"')
-    if reencode < 0:
-        raise ValueError(f"reencode is {reencode}: it is a number of slots, 0 or more")
-    if draw not in ORDERS:
-        raise ValueError(f"draw is {draw!r}: choose one of {', '.join(ORDERS)}")
-    if memory.images is None:
-        _check_without_images(reencode, anchors)
-
-
-def _check_without_images(reencode: int, anchors: str) -> None:
-    if reencode:
+    if memory.images is not None:
+        return
+    if settings.reencode:
         raise ValueError(
-            f"reencode={reencode} encodes images of the memory again, and this one keeps none: "
-            "give it image_shape, or set reencode to 0"
+            f"reencode={settings.reencode} encodes images of the memory again, and this one keeps "
+            "none: give it image_shape, or set reencode to 0"
         )
-    if anchors != "stream":
+    if settings.anchors != "stream":
         raise ValueError(
-            f'anchors="{anchors}" trains on images of the memory, and this one keeps none: give it '
-            'image_shape, or choose "stream"'
+            f'anchors="{settings.anchors}" trains on images of the memory, and this one keeps '
+            'none: give it image_shape, or choose "stream"'
         )
 
 

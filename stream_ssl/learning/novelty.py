@@ -70,13 +70,10 @@ class Novelty:
         elif threshold is not None:
             self._test = _Cosine(memory, threshold)
         self._waiting: Batch[Tensor] | None = None
-        self._forget()
-        self.fresh: Sequence[int] = ()
-
-    def _forget(self) -> None:
         self.dropped_origins: Sequence[Origin | None] = ()
         self.dropped: Sequence[Dropped] = ()
         self.distances: Sequence[tuple[Origin | None, float]] = ()
+        self.fresh: Sequence[int] = ()
 
     def __len__(self) -> int:
         """Return W, the number of samples that wait."""
@@ -90,7 +87,7 @@ class Novelty:
             turn: the numbers of all ranks; None for a single process.
         """
         turn = turn or Turn(batches=(len(batch),), waiting=(len(self),))
-        self._forget()
+        self.dropped_origins, self.dropped, self.distances = (), (), ()
         size, waiting, admitted = len(batch), self._waiting, turn.batches
         if self._test is not None:
             new_B, admitted = self._new(batch, turn.batches)

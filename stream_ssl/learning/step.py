@@ -24,7 +24,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ from stream_ssl.learning.optimiser import OptimiserSettings
 from stream_ssl.learning.ranks import Ranks
 from stream_ssl.learning.records import PHASES
 from stream_ssl.learning.schedule import Schedule
+from stream_ssl.learning.settings import LearnerSettings
 from stream_ssl.learning.vectors import VectorViews
 from stream_ssl.learning.views import Views
 from stream_ssl.losses import Diagnostics
@@ -95,7 +96,7 @@ class StepResult(NamedTuple):
 
 
 class Step:
-    """The step of one run. `Learner` documents the arguments.
+    """The step of one run. `Learner` and `LearnerSettings` document the arguments.
 
     The numbers that decide on an update are read from the device once, after the backward pass:
     whether loss, keys and gradient are finite.
@@ -112,31 +113,22 @@ class Step:
         views: Views | VectorViews,
         optimiser: OptimiserSettings,
         schedule: Schedule,
-        device: torch.device,
-        precision: Literal["float32", "bfloat16"],
-        anchors: Literal["stream", "memory"],
-        plain_keys: bool,
-        draw: DrawOrder,
-        write_back: bool,
-        reencode: int,
+        settings: LearnerSettings,
         ranks: Ranks,
-        sync_batchnorm: bool,
     ) -> None:
         self._method, self._memory, self._views, self._ranks = method, memory, views, ranks
-        self._settings, self._schedule = optimiser, schedule
-        self._device, self._precision = device, precision
-        self._anchors = anchors
-        self._key_view = views.plain if plain_keys else views
-        self._draw, self._write_back, self._reencode = draw, write_back, reencode
+        self._settings, self._optimisation, self._schedule = settings, optimiser, schedule
+        self._device = torch.device(settings.device)
+        self._key_view = views.plain if settings.plain_keys else views
         self._parameters = list(method.trained)
-        self._sync_batchnorm = sync_batchnorm and not ranks.alone
+        self._sync_batchnorm = settings.sync_batchnorm and not ranks.alone
         self._buffers = Backup(list(method.buffers()))
         self._weights = Backup(self._parameters)
         self._averages = [one for one in method.buffers() if one.is_floating_point()]
         # Duplicate counts are kept over all ranks, so all ranks must refresh their slots together.
         self._refresh_together = memory.descriptor.moves and not ranks.alone
         self.optimiser = optimiser.build(self._parameters)
-        self.timer = PhaseTimer(device)
+        self.timer = PhaseTimer(self._device)
 
     def run(
         self, batch: Batch[Tensor], number: int, update_due: bool, size: int, all_have: bool = True
@@ -154,7 +146,7 @@ class Step:
         """
         if not update_due:
             result = self._join(batch)
-        elif self._anchors == "memory":
+        elif self._settings.anchors == "memory":
             result = self._train_on_memory(batch, number, size)
         elif not all_have and not self._shards_have(size):
             result = self._join(batch)
@@ -227,7 +219,8 @@ class Step:
     def _update(self, batch: Batch[Tensor], number: int) -> tuple[Update, Keys]:
         """Make views, loss, gradient and optimiser step. Return the update and the batch's keys."""
         self._method.begin(number)
-        images_BCHW, rate = images_of(batch), self._settings.learning_rate * self._schedule(number)
+        rate = self._optimisation.learning_rate * self._schedule(number)
+        images_BCHW = images_of(batch)
         with self.timer("data"):
             views = [self._views(images_BCHW) for _ in range(self._method.views)]
         # A forward pass on numbers that are not finite spoils BatchNorm's averages.
@@ -275,8 +268,8 @@ class Step:
         Returns:
             The norm of the weights' change over their norm, 0-dimensional.
         """
-        if self._settings.clip is not None:
-            torch.nn.utils.clip_grads_with_norm_(self._parameters, self._settings.clip, norm)
+        if (clip := self._optimisation.clip) is not None:
+            torch.nn.utils.clip_grads_with_norm_(self._parameters, clip, norm)
         for group in self.optimiser.param_groups:
             group["lr"] = rate
         self._weights.save()
@@ -303,7 +296,7 @@ class Step:
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(
-            self._device.type, torch.bfloat16, enabled=self._precision == "bfloat16"
+            self._device.type, torch.bfloat16, enabled=self._settings.precision == "bfloat16"
         )
 
     # -- Memory
@@ -312,7 +305,7 @@ class Step:
         # Every rank must draw the same number, but shards differ by one slot while they fill.
         count = min(count, self._memory.occupied_of_all // self._memory.group.size)
         with self.timer("data"):
-            return draw_batch(self._memory, count, self._device, self._draw)
+            return draw_batch(self._memory, count, self._device, self._settings.draw)
 
     def _measure(self, batch: Batch[Tensor], keys: Keys) -> CollisionStats | None:
         """Return the collisions of a batch with the present memory."""
@@ -348,7 +341,7 @@ class Step:
 
     def _refresh(self, drawn: Batch[Tensor], keys: Keys) -> Mapping[str, Tensor]:
         """Replace the keys in the slots of drawn samples by their fresh keys."""
-        if not self._write_back:
+        if not self._settings.write_back:
             return {}
         assert drawn.slots_B is not None, "what is drawn from the memory has slots"
         drift = self._replace(drawn.slots_B, keys)
@@ -356,7 +349,7 @@ class Step:
 
     def _refresh_nothing(self) -> None:
         """Take part in the other ranks' refresh, without any slots."""
-        if self._refresh_together and self._write_back:
+        if self._refresh_together and self._settings.write_back:
             self._replace(torch.empty(0, dtype=torch.int64), Keys(torch.empty(0), False))
 
     def _replace(self, slots_R: Tensor, keys: Keys) -> Tensor | None:
@@ -375,9 +368,9 @@ class Step:
 
     def _with_reencoding(self, result: StepResult) -> StepResult:
         """Re-encode the stalest slots, if configured, and add their mean cosine to the result."""
-        if not self._reencode or not self.can_draw:
+        if not self._settings.reencode or not self.can_draw:
             return result
-        slots_R = self._memory.stalest(self._reencode)
+        slots_R = self._memory.stalest(self._settings.reencode)
         keys = self._encode(self._memory.images_of(Checked(slots_R)).to(self._device))
         if (drift := self._replace(slots_R, keys)) is None:
             return result
@@ -394,12 +387,13 @@ class PhaseTimer:
 
     def __init__(self, device: torch.device) -> None:
         self._gpu = device if device.type == "cuda" else None
-        self.restart()
+        self._seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
+        self._spans: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
 
     def restart(self) -> None:
         """Start a new step with 0 seconds in each phase."""
-        self._seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
-        self._spans: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+        self._seconds = dict.fromkeys(PHASES, 0.0)
+        self._spans.clear()
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:

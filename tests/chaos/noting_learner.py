@@ -17,7 +17,7 @@ from typing import Any
 
 from stream_ssl.app.cli import main
 from stream_ssl.batch import Offset
-from stream_ssl.feed.batches import JournalShare
+from stream_ssl.feed.journal_tasks import JournalShare
 from stream_ssl.journal.reader import JournalReader
 from stream_ssl.journal.segment import journal_id
 from stream_ssl.learning.learner import Learner

@@ -30,8 +30,10 @@ from batches_naive import (
 
 from stream_ssl.batch import START, Offset
 from stream_ssl.feed import batches as module
-from stream_ssl.feed.batches import Batches, JournalReplaced, JournalShare
+from stream_ssl.feed import journal_tasks
+from stream_ssl.feed.batches import Batches
 from stream_ssl.feed.decode import REASONS, Decoder, decode_chunk
+from stream_ssl.feed.journal_tasks import JournalReplaced, JournalShare
 from stream_ssl.feed.quarantine import Quarantine
 from stream_ssl.journal.reader import JournalReader
 
@@ -62,7 +64,7 @@ def compare(seed: int, quarantine: Quarantine, monkeypatch: pytest.MonkeyPatch) 
     bad = float(rng.choice([0.0, 0.1, 0.5, 0.95]))
     gaps = float(rng.choice([0.0, 0.0, 0.2]))
     records = journal(rng, int(rng.integers(2, 25)), bad, gaps)
-    monkeypatch.setattr(module, "CHUNK", int(rng.choice([1, 3, 5, 64])))
+    monkeypatch.setattr(journal_tasks, "CHUNK", int(rng.choice([1, 3, 5, 64])))
     decoder = Decoder(SIZE)
     size, workers, prefetch = (int(n) for n in rng.integers(1, (18, 4, 4)))
     start = START
@@ -188,12 +190,11 @@ def test_another_journal_is_read_whole_however_far_it_has_grown(
 ) -> None:
     reader = FakeReader(plain(9, 4), id="b" * 16)
     behind = Offset(5, 2)
-    with Batches(reader, Decoder(SIZE), quarantine, 4, behind, journal="b" * 16) as batches:
+    same = JournalShare(journal="b" * 16)
+    with Batches(reader, Decoder(SIZE), quarantine, 4, behind, share=same) as batches:
         assert collect(batches, 1)[0].offset == Offset(6, 2)
-    ended = JournalShare(before=[[behind]])  # by other ranks, in the other journal
-    with Batches(
-        reader, Decoder(SIZE), quarantine, 4, behind, share=ended, journal="a" * 16
-    ) as batches:
+    ended = JournalShare(before=[[behind]], journal="a" * 16)  # by other ranks, in the other one
+    with Batches(reader, Decoder(SIZE), quarantine, 4, behind, share=ended) as batches:
         assert [batch.offset.record for batch in collect(batches, 9)] == [*range(2, 11)]
         assert batches.journal == "b" * 16
     assert f"goes on in journal {'a' * 16}, and this is journal {'b' * 16}" in caplog.text

@@ -16,9 +16,9 @@ from learning_world import BATCH, Repeatable, build, steps
 from losses_cases import Case, case
 from losses_table import VARIANTS, Known, call, known
 
-from stream_ssl.learning.learner import Upload
 from stream_ssl.learning.pace import Pace
 from stream_ssl.learning.records import PHASES
+from stream_ssl.learning.upload import Upload
 from stream_ssl.losses import fused, negatives
 from stream_ssl.memory import Duplicates, WorkingMemory
 from stream_ssl.memory.eviction import (

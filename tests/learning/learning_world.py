@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from itertools import islice
 from typing import Any
 
@@ -19,6 +20,7 @@ from stream_ssl.encoder.network import Projector, ResNet
 from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.randomness import seed_everything
 from stream_ssl.learning.records import Idle, StepRecord
+from stream_ssl.learning.settings import LearnerSettings
 from stream_ssl.learning.views import Views
 from stream_ssl.losses import InfoNCE, Loss, NegativeCosine, SelfLabeling
 from stream_ssl.memory import WorkingMemory
@@ -70,8 +72,9 @@ def build(
     slots: int = SLOTS,
     views: Views | None = None,
     descriptor: Descriptor | None = None,
-    **settings: Any,
+    **options: Any,
 ) -> Learner:
+    """Return a learner. `options` are of `LearnerSettings`, or arguments of `Learner`."""
     seed_everything(seed=3, threads=1)
     encoder = ResNet(width=4, depths=(1, 1, 0, 0), channels=1)
     method = wrap(network(kind, encoder, loss))
@@ -80,7 +83,7 @@ def build(
         capacity=slots,
         dim=DIM,
         image_shape=shape,
-        device=settings.get("device", "cpu"),
+        device=options.get("device", "cpu"),
         descriptor=descriptor,
     )
     return Learner(
@@ -88,9 +91,16 @@ def build(
         memory,
         Views(SIZE, channels=1) if views is None else views,
         Repeatable(start) if stream is None else stream,
-        threads=1,
-        **settings,
+        **with_settings(options),
     )
+
+
+def with_settings(options: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments of `Learner`, with all options of `LearnerSettings` in one such object."""
+    names = {field.name for field in fields(LearnerSettings)}
+    settings = {name: value for name, value in options.items() if name in names}
+    rest = {name: value for name, value in options.items() if name not in names}
+    return rest | {"settings": LearnerSettings(**{"threads": 1, **settings})}
 
 
 def network(kind: str, encoder: ResNet, loss: Loss | None = None) -> Method:

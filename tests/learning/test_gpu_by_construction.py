@@ -18,9 +18,10 @@ from torch import Tensor
 
 from benchmarks.simulated_gpu import GPU, OnGpu, SimulatedGpu
 from stream_ssl.batch import Batch
-from stream_ssl.learning.learner import Learner, Upload
+from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.optimiser import OptimiserSettings
 from stream_ssl.learning.pace import Pace
+from stream_ssl.learning.upload import Upload
 from stream_ssl.learning.views import Views
 from stream_ssl.losses import Debiased, InfoNCE, SupervisedContrastive, fused
 from stream_ssl.methods import METHODS

@@ -226,7 +226,8 @@ def test_reencoding_takes_the_stalest_and_no_others() -> None:
 
     def spied(slots, z):
         encoded = learner.memory.encoded.tolist()
-        taken.append((slots.tolist(), sorted(range(len(encoded)), key=encoded.__getitem__)[:3]))
+        oldest = sorted(range(len(encoded)), key=encoded.__getitem__)
+        taken.append((slots.tensor.tolist(), oldest[:3]))
         return refresh(slots, z)
 
     learner.memory.refresh = spied
@@ -291,7 +292,7 @@ def test_wrong_settings_are_refused() -> None:
     with pytest.raises(ValueError, match="reencode=2 encodes images"):
         build(images=False, reencode=2)
     with pytest.raises(ValueError, match="threads is 0"):
-        build().__class__(**parts(threads=0))
+        build(threads=0)
     with pytest.raises(ValueError, match="embeds in 6 dimensions, the memory holds 5"):
         build().__class__(**parts(memory=WorkingMemory(8, 5)))
     with pytest.raises(ValueError, match="more updates than batches of 8"):

@@ -22,8 +22,9 @@ from rank_group import together
 from rank_learning import SETTINGS, Part, build, until_idle
 
 from stream_ssl.batch import START, Batch, Offset
-from stream_ssl.feed.batches import Batches, JournalShare
+from stream_ssl.feed.batches import Batches
 from stream_ssl.feed.decode import Decoder
+from stream_ssl.feed.journal_tasks import JournalShare
 from stream_ssl.feed.quarantine import Quarantine
 from stream_ssl.journal.journal import Journal
 from stream_ssl.journal.reader import JournalReader
@@ -114,8 +115,8 @@ def check_divergence(ranks: int) -> None:
         def work(group: RankGroup) -> list[Any]:
             learner, checkpointer = resumed(group, folder, "stream, counts on embeddings")
             lived(learner, checkpointer, last=3, behind=False)
-            plain = learner._step._settings
-            learner._step._settings = OptimiserSettings(learning_rate=1e12)
+            plain = learner._step._optimisation
+            learner._step._optimisation = OptimiserSettings(learning_rate=1e12)
             steps(learner, 1)
             checkpointer.save(learner, {})
             learner.batches = Cycle(learner.batches)
@@ -124,7 +125,7 @@ def check_divergence(ranks: int) -> None:
             saved = checkpointer.before(learner.divergence.limit)
             assert saved is not None
             learner.reload(saved.capture(group.rank, group.size, learner.offset))
-            learner._step._settings = plain
+            learner._step._optimisation = plain
             skipped = [record.skipped for record in steps(learner, 5)]
             weights = [float(one.detach().double().sum()) for one in learner.method.parameters()]
             return [saved.path.name, failed, learner.step, skipped, weights]

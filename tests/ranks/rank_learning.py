@@ -15,7 +15,7 @@ from unittest import mock
 
 import numpy as np
 import torch
-from learning_world import BATCH, DIM, SIZE, Repeatable, network, steps
+from learning_world import BATCH, DIM, SIZE, Repeatable, network, steps, with_settings
 from rank_group import together
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
@@ -142,9 +142,8 @@ def build(
     )
     views = Fixed(SIZE, channels=1) if as_one else Views(SIZE, channels=1)
     stream = Part(group) if stream is None else stream
-    return Learner(
-        network(kind, encoder, loss), memory, views, stream, threads=1, device=device, **settings
-    )
+    method, options = network(kind, encoder, loss), with_settings({"device": device, **settings})
+    return Learner(method, memory, views, stream, **options)
 
 
 def check_gradients(ranks: int) -> None:

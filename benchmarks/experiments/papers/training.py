@@ -20,6 +20,7 @@ from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.optimiser import OptimiserSettings
 from stream_ssl.learning.randomness import seed_everything
 from stream_ssl.learning.schedule import Constant, Cosine
+from stream_ssl.learning.settings import LearnerSettings
 from stream_ssl.learning.views import Colour, Views
 from stream_ssl.losses import LOSSES
 from stream_ssl.memory import WorkingMemory
@@ -102,15 +103,17 @@ def build(run: Run, settings: Mapping[str, Any], data: Data, views: Views) -> Le
         memory,
         views,
         Biased(data.train, data.classes, arm.bias, batch, seed),
-        optimiser=OptimiserSettings(learning_rate=settings["learning_rate"]),
-        schedule=Cosine(steps, repeat=False) if arm.cosine else Constant(),
-        device=settings["device"],
-        precision=settings["precision"],
-        seed=seed,
-        threads=1 if settings["device"] == "cpu" else None,
-        anchors=arm.anchors,
-        write_back=arm.anchors == "memory",
-        plain_keys=arm.anchors == "memory",
+        LearnerSettings(
+            device=settings["device"],
+            precision=settings["precision"],
+            seed=seed,
+            threads=1 if settings["device"] == "cpu" else None,
+            anchors=arm.anchors,
+            write_back=arm.anchors == "memory",
+            plain_keys=arm.anchors == "memory",
+        ),
+        OptimiserSettings(learning_rate=settings["learning_rate"]),
+        Cosine(steps, repeat=False) if arm.cosine else Constant(),
     )
 
 

@@ -20,6 +20,7 @@ from stream_ssl.learning.optimiser import OptimiserSettings
 from stream_ssl.learning.pace import Pace
 from stream_ssl.learning.randomness import seed_everything
 from stream_ssl.learning.records import StepRecord
+from stream_ssl.learning.settings import LearnerSettings
 from stream_ssl.learning.views import Colour, Views
 from stream_ssl.losses import InfoNCE
 from stream_ssl.memory import WorkingMemory
@@ -95,15 +96,17 @@ def build(run: Run, settings: Settings, data: Data, views: Views) -> Learner:
         memory,
         views,
         frames(run.stream, data.train, settings.batch, run.seed),
-        optimiser=OptimiserSettings(learning_rate=settings.learning_rate),
-        seed=run.seed,
-        threads=THREADS,
-        anchors=run.arm.anchors,
-        reencode=settings.batch if run.arm.freshness == "reencoded" else 0,
-        write_back=run.arm.freshness != "stale",
-        draw=run.arm.draw,
-        plain_keys=run.arm.plain,
-        novelty=run.arm.novelty,
+        LearnerSettings(
+            seed=run.seed,
+            threads=THREADS,
+            anchors=run.arm.anchors,
+            reencode=settings.batch if run.arm.freshness == "reencoded" else 0,
+            write_back=run.arm.freshness != "stale",
+            draw=run.arm.draw,
+            plain_keys=run.arm.plain,
+            novelty=run.arm.novelty,
+        ),
+        OptimiserSettings(learning_rate=settings.learning_rate),
         pace=Pace(run.arm.follow / settings.batch, counts="new") if run.arm.follow else None,
     )
 
