@@ -44,7 +44,7 @@ from torch.utils.flop_counter import flop_registry
 from benchmarks.report import Result, table
 from benchmarks.simulated_gpu import LAUNCHLESS, OnGpu, SimulatedGpu
 from stream_ssl.app import build, config
-from stream_ssl.app.learn import Observers
+from stream_ssl.app.observers import Observers
 from stream_ssl.batch import START, Batch, Offset, Origin
 from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.records import StepRecord
@@ -81,7 +81,7 @@ LINES = {
     ("learning/learner.py", "_read"): READING,
     ("learning/learner.py", "_ids_labels"): READING,
     ("learning/step.py", "_update"): TRAIN,
-    ("app/learn.py", "consume"): OBSERVERS,
+    ("app/observers.py", "consume"): OBSERVERS,
 }
 
 
@@ -374,7 +374,6 @@ def _run(learner: Learner, settings: Any, meter: Meter) -> None:
         mock.Mock(),
         mock.Mock(),
         build.prequential(settings),
-        device=learner.device,
         clock=count(0.0, -1.0).__next__,  # no surveys, which take at most 2 % of the time
     )
     records = (r for r in learner.run(threading.Event()) if isinstance(r, StepRecord))

@@ -1,0 +1,118 @@
+"""The observers of a learner: they consume its records, and export what they measure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from stream_ssl.feed.batches import Batches
+from stream_ssl.journal.reader import JournalReader
+from stream_ssl.learning.records import Idle, StepRecord
+from stream_ssl.memory import WorkingMemory
+from stream_ssl.observe.balance import Balance, class_counts
+from stream_ssl.observe.collisions import ClassCollisions, near_duplicates
+from stream_ssl.observe.drift import Drift
+from stream_ssl.observe.held_out import HeldOutProbe
+from stream_ssl.observe.metrics import WORKING, LearnerMetrics
+from stream_ssl.observe.prequential import Prequential
+from stream_ssl.observe.recent_rank import RecentRank
+from stream_ssl.observe.shadow import Shadow
+
+SURVEY_SHARE = 0.02
+"""Share of the time that a survey of the expensive numbers (spectra, histograms) may take."""
+SURVEY_SECONDS = 15.0
+"""Longest time between two surveys, in seconds, even if a survey then exceeds SURVEY_SHARE."""
+
+
+class Observers:
+    """The observers of a learner: metrics, balance, drift, probes and shadows.
+
+    They consume the learner's records, and never change the state that is trained.
+
+    Args:
+        metrics: the exported metrics.
+        memory: the working memory.
+        shadows: memories that see the same stream under other policies.
+        batches, reader: report how far the learner is behind.
+        prequential: predicts the labels of the stream.
+        held_out: probes a held-out labelled set; None: no such set.
+        recent_rank: detects a collapse.
+        every: shortest time between two surveys of the expensive numbers, in seconds.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        metrics: LearnerMetrics,
+        memory: WorkingMemory,
+        shadows: Sequence[Shadow],
+        batches: Batches,
+        reader: JournalReader,
+        prequential: Prequential | None = None,
+        held_out: HeldOutProbe | None = None,
+        recent_rank: RecentRank | None = None,
+        every: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._metrics, self._memory, self._shadows = metrics, memory, shadows
+        self._batches, self._reader = batches, reader
+        self._balance, self._drift = Balance(), Drift()
+        self._recent_rank = recent_rank or RecentRank()
+        self._collisions = ClassCollisions()
+        self._prequential = prequential or Prequential()
+        self._held_out, self._device = held_out, memory.device
+        self._new = 0  # samples that wait in the learner
+        self._every, self._clock = every, clock
+        self._next = clock()
+
+    def consume(self, record: StepRecord | Idle) -> None:
+        """Consume one record."""
+        self._metrics.consume(record)
+        if isinstance(record, StepRecord):
+            self._new = record.waiting
+        if isinstance(record, StepRecord) and record.batch:
+            self._recent_rank.consume(record)
+            self._balance.consume(record)
+            self._drift.consume(record)
+            self._collisions.consume(record)
+            self._prequential.consume(record)
+            for shadow in self._shadows:
+                if (admission := shadow.consume(record)) is not None:
+                    self._metrics.admitted(shadow.name, admission)
+            if self._held_out and (finding := self._held_out.consume(record)) is not None:
+                self._metrics.observe_held_out(finding)
+        if (begun := self._clock()) >= self._next:
+            self.survey()
+            spent = self._clock() - begun
+            self._next = begun + max(self._every, min(spent / SURVEY_SHARE, SURVEY_SECONDS))
+
+    def survey(self) -> None:
+        """Export the numbers that are too expensive to compute at every step."""
+        memories = {WORKING: self._memory} | {s.name: s.memory for s in self._shadows}
+        for name, memory in memories.items():
+            counts = class_counts(memory.labels)
+            self._metrics.observe_memory(name, memory.stats(), counts)
+        self._metrics.observe_producers(self._memory.holdings())
+        self._metrics.observe_collisions(
+            self._collisions.measure(self._memory), near_duplicates(self._memory)
+        )
+        self._metrics.observe_balance(self._balance)
+        self._metrics.observe_ranks_of(self._recent_rank)
+        shifts = self._drift.shift, self._drift.image_shift
+        self._metrics.observe_drift(*shifts, self._drift.take_new())
+        self._metrics.observe_prequential(self._prequential.read(), self._prequential.take_new())
+        waiting, pending = self._batches.waiting(), self._batches.pending() + self._new
+        rejected = self._batches.rejected()  # before `decoded`, so that no share is too large
+        self._metrics.observe_journal(
+            waiting, pending, self._reader.corrupt, rejected, self._batches.decoded()
+        )
+        if self._device.type == "cuda":
+            self._metrics.observe_gpu(
+                {
+                    "allocated": torch.cuda.memory_allocated(self._device),
+                    "reserved": torch.cuda.memory_reserved(self._device),
+                    "free": torch.cuda.mem_get_info(self._device)[0],
+                }
+            )
