@@ -35,6 +35,7 @@ from stream_ssl.feed.quarantine import Quarantine
 from stream_ssl.journal.reader import JournalReader
 from stream_ssl.learning import randomness
 from stream_ssl.learning.checkpoint import Checkpointer
+from stream_ssl.learning.checkpoint_layout import FOLDER
 from stream_ssl.learning.learner import Learner, Stream, check_batch, check_labels
 from stream_ssl.learning.optimiser import OptimiserSettings
 from stream_ssl.learning.pace import Pace
@@ -377,7 +378,7 @@ def dry_run(settings: Namespace, ranks: int = 1) -> Learner:
     with ExitStack() as stack:
         settings = settings.clone()
         settings.run = Path(stack.enter_context(TemporaryDirectory()))
-        Checkpointer(settings.run / "checkpoints", **settings.checkpoints)
+        Checkpointer(settings.run / FOLDER, **settings.checkpoints)
         reader = stack.enter_context(closing(JournalReader(settings.run / "journal")))
         kept = originals(settings, ranks)
         stack.enter_context(batches(settings, reader, START, ranks=ranks, originals=kept))

@@ -26,9 +26,17 @@ from stream_ssl.bounded_files import read_map
 from stream_ssl.durable import damage
 from stream_ssl.encoder.network import Projector
 from stream_ssl.feed.decode import Decoder, VectorDecoder
-from stream_ssl.learning.learner import made_by
+from stream_ssl.learning.checkpoint_layout import (
+    FOLDER,
+    FORMAT,
+    LATEST,
+    STATE,
+    facts_in,
+    made_by,
+    steps_in,
+)
 from stream_ssl.learning.randomness import OwnRandomness
-from stream_ssl.learning.saved import FORMAT, LATEST, MOST_STATE, PREFIX, STATE, checkpoint_damage
+from stream_ssl.learning.saved import checkpoint_damage, model_of
 from stream_ssl.learning.vectors import VectorViews
 from stream_ssl.learning.views import Views
 from stream_ssl.methods import Method
@@ -192,7 +200,7 @@ def load_encoder(
         return run_encoder(
             stored_settings(stored["config"], trust_code=trust_code),
             of or "features",
-            lambda network: network.load_state_dict(load_file(checkpoint / "model.safetensors")),
+            lambda network: network.load_state_dict(model_of(checkpoint)),
         )
 
     return read_newest(place, load).to(device)
@@ -379,8 +387,8 @@ def find(path: Path) -> Path:
 
 def _checkpoints(run: Path) -> list[Path]:
     """Return the checkpoints in a run's folder or in its checkpoints/ folder, the newest first."""
-    for folder in (run, run / "checkpoints"):
-        found = sorted(folder.resolve().glob(f"{PREFIX}*"), reverse=True)
+    for folder in (run, run / FOLDER):
+        found = steps_in(folder.resolve())[::-1]
         if (folder / LATEST / STATE).is_file():
             latest = (folder / LATEST).resolve()
             return [latest, *(path for path in found if path.name < latest.name)]
@@ -391,5 +399,5 @@ def _checkpoints(run: Path) -> list[Path]:
 
 def facts(checkpoint: Path) -> Mapping[str, Any]:
     """Return a checkpoint's state: step, samples, created, and config without removed options."""
-    found = read_map(checkpoint / STATE, MOST_STATE)
+    found = facts_in(checkpoint)
     return found | {"config": without(found["config"])[0]} if "config" in found else found

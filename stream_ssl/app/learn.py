@@ -28,7 +28,9 @@ from stream_ssl.batch import START, Offset
 from stream_ssl.feed.batches import Batches
 from stream_ssl.feed.journal_tasks import JournalReplaced, JournalShare
 from stream_ssl.journal.reader import JournalReader
-from stream_ssl.learning.checkpoint import Checkpointer, CheckpointError
+from stream_ssl.learning.checkpoint import Checkpointer
+from stream_ssl.learning.checkpoint_folder import CheckpointError
+from stream_ssl.learning.checkpoint_layout import FOLDER
 from stream_ssl.learning.learner import IncompatibleConfig, Learner
 from stream_ssl.learning.ranks import Ranks
 from stream_ssl.learning.records import CheckpointDue, Idle, ReloadDue, StepRecord
@@ -87,9 +89,7 @@ class Process:
         server = LearnerServer(settings, group.group.rank, stack)
         self.health, self._metrics = server.health, server.metrics
         # The settings, which a checkpoint completes.
-        checkpointer = Checkpointer(
-            settings.run / "checkpoints", **settings.checkpoints, ranks=group
-        )
+        checkpointer = Checkpointer(settings.run / FOLDER, **settings.checkpoints, ranks=group)
         saved = _newest(checkpointer)
         if saved is not None:
             with configuring():

@@ -26,6 +26,7 @@ from stream_ssl.app.config import flat
 from stream_ssl.app.failures import Failure, Misconfigured, configuring, first_line
 from stream_ssl.durable import make_folder
 from stream_ssl.journal.segment import journal_id
+from stream_ssl.learning.checkpoint_layout import FOLDER
 from stream_ssl.learning.ranks import Ranks
 from stream_ssl.learning.saved import Saved
 from stream_ssl.memory.process_group import SINGLE_PROCESS, ProcessGroup
@@ -188,7 +189,7 @@ def check_shared(ranks: Ranks, run: Path) -> None:
         return
     first, fault = ranks.group.rank == 0, ""
     token = ranks.tell(secrets.token_hex(8) if first else "")[0]
-    file = run / "checkpoints" / f".shared-{token}"
+    file = run / FOLDER / f".shared-{token}"
     if first:
         try:
             make_folder(file.parent)

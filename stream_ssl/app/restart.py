@@ -16,7 +16,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from stream_ssl.app.config import EVICTION, RECEIVER_SECTIONS, resolved
 from stream_ssl.app.removed import check_run, without
-from stream_ssl.bounded_files import read_map
+from stream_ssl.learning.checkpoint_layout import FOLDER, LATEST, facts_in
 from stream_ssl.renamed import with_current_names
 
 log = logging.getLogger("stream_ssl.learner")
@@ -152,7 +152,7 @@ def stored(run: Path) -> Mapping[str, Any] | None:
     The file is read without a lock, and without a check of the checkpoint's hashes.
     """
     try:
-        state = read_map(run / "checkpoints" / "latest" / "state.json", 16 << 20)
+        state = facts_in(run / FOLDER / LATEST)
         config: Mapping[str, Any] = state["config"]
     except (OSError, ValueError, KeyError, TypeError):
         return None

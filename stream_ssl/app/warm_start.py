@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 from jsonargparse import Namespace
-from safetensors.torch import load_file
 
 from stream_ssl.app.encoder import facts, find
 from stream_ssl.app.export import images_of, kept_shape
 from stream_ssl.learning.learner import Learner
-from stream_ssl.learning.saved import memory_of, origins_of
+from stream_ssl.learning.saved import memory_of, model_of, origins_of
 from stream_ssl.memory.shares import ProducerNames
 from stream_ssl.memory.state import part, producer_names, upgraded
 from stream_ssl.methods import Method
@@ -71,7 +70,7 @@ def take_weights(method: Method, checkpoint: Path) -> list[str]:
     Raises:
         ValueError: the encoder's weights do not fit.
     """
-    saved, own = load_file(checkpoint / "model.safetensors"), method.state_dict()
+    saved, own = model_of(checkpoint), method.state_dict()
     fitting = {n: t for n, t in saved.items() if n in own and own[n].shape == t.shape}
     missing = sorted(set(own) - set(fitting))
     misfit = [name for name in missing if name.startswith("encoder.")]

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stream_ssl.batch import START, Batch, Offset, Origin
+from stream_ssl.learning.checkpoint_layout import made_by
 from stream_ssl.learning.divergence import Divergence
 from stream_ssl.learning.novelty import Novelty
 from stream_ssl.learning.optimiser import OptimiserSettings, load_optimiser, optimiser_tensors
@@ -74,15 +75,6 @@ class Capture:
             for file, tensors in self.tensors.items()
         }
         return Capture(copies, self.facts)
-
-
-def made_by(facts: Mapping[str, Any]) -> int:
-    """Return the step that made a capture's weights.
-
-    Captures of older releases do not store this step. For them the result is the capture's own
-    step.
-    """
-    return int(facts.get("updated", facts["step"]))
 
 
 class Learner:

@@ -13,24 +13,25 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from stream_ssl.batch import START, Offset
-from stream_ssl.bounded_files import read_map
 from stream_ssl.durable import MANIFEST, UNREADABLE, damage, damage_told_by, listed
-from stream_ssl.learning.learner import Capture, Learner, made_by
+from stream_ssl.learning.checkpoint_layout import (
+    FORMAT,
+    OF_OTHER_RANKS,
+    OWN,
+    PARTS,
+    SHARED,
+    STATE,
+    facts_in,
+    file_of,
+    made_by,
+    offset_of,
+    place,
+    step_in,
+    suffix_of,
+)
+from stream_ssl.learning.learner import Capture, Learner
 from stream_ssl.learning.origins import unpacked
 from stream_ssl.memory.shards import resharded
-
-FORMAT = 3  # increased when an older reader could not read it; the manifest's form stays
-STATE = "state.json"
-MOST_STATE = 16 << 20
-"""Largest size of `STATE`, in bytes."""
-LATEST = "latest"
-PREFIX = "step-"
-PARTS = ("model", "optimiser", "memory", "rng")
-"""The files of tensors that a checkpoint must contain, named as in `Learner.capture`."""
-SHARED = ("model", "optimiser")
-"""The files that are the same for all ranks."""
-OWN = ("memory", "rng", "waiting", "origins")
-"""The files that each rank writes for itself."""
 
 Divisions = Mapping[str, Sequence[Sequence[Mapping[str, int]]]]
 """Positions by rank, for each division of a journal, by the journal's id; see `Saved.divisions`."""
@@ -135,9 +136,9 @@ class Saved:
     def capture(self, rank: int, ranks: int, start: Offset) -> Capture:
         """Return the capture for `Learner.restore` and `Learner.reload` on one of `ranks` ranks."""
         facts = dict(self.facts)
-        tensors = {name: load_file(self.path / f"{name}.safetensors") for name in SHARED}
+        tensors = {name: load_file(self.path / file_of(name)) for name in SHARED}
         if ranks == self.ranks:
-            for path in self.path.glob(f"*{suffix_of(rank)}.safetensors"):
+            for path in self.path.glob(file_of("*", rank)):
                 name = path.stem.removesuffix(suffix_of(rank))
                 if name in OWN:
                     tensors[name] = load_file(path)
@@ -154,7 +155,7 @@ class Saved:
         return Capture(tensors, facts)
 
     def _parts(self, name: str) -> list[dict[str, Tensor]]:
-        paths = [self.path / f"{name}{suffix_of(rank)}.safetensors" for rank in range(self.ranks)]
+        paths = [self.path / file_of(name, rank) for rank in range(self.ranks)]
         return [load_file(path) for path in paths if path.exists()]
 
 
@@ -163,13 +164,22 @@ def _joined(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return {name: torch.cat([state[name] for state in states]) for name in names}
 
 
+def model_of(checkpoint: Path) -> dict[str, Tensor]:
+    """Return the weights of a checkpoint's method.
+
+    Raises:
+        OSError: the file does not exist.
+    """
+    return load_file(checkpoint / file_of("model"))
+
+
 def memory_of(checkpoint: Path) -> dict[str, Tensor]:
     """Return the state of a checkpoint's memory, with the shards of all ranks together.
 
     Raises:
         OSError: the file does not exist.
     """
-    saved = Saved(checkpoint, read_map(checkpoint / STATE, MOST_STATE))
+    saved = Saved(checkpoint, facts_in(checkpoint))
     parts = saved._parts("memory")
     return parts[0] if saved.ranks == 1 else resharded(parts, 0, 1)
 
@@ -182,7 +192,7 @@ def origins_of(checkpoint: Path) -> dict[str, Tensor]:
     Raises:
         OSError: the file does not exist.
     """
-    return _joined(Saved(checkpoint, read_map(checkpoint / STATE, MOST_STATE))._parts("origins"))
+    return _joined(Saved(checkpoint, facts_in(checkpoint))._parts("origins"))
 
 
 def originals_of(checkpoint: Path) -> set[str]:
@@ -191,26 +201,11 @@ def originals_of(checkpoint: Path) -> set[str]:
     Raises:
         OSError: a file does not exist.
     """
-    saved = Saved(checkpoint, read_map(checkpoint / STATE, MOST_STATE))
+    saved = Saved(checkpoint, facts_in(checkpoint))
     rows = [row[1:] for part in saved._parts("origins") for row in unpacked(part["rows"])]
     for part in saved._parts("waiting"):
         rows += [row for row in unpacked(part["origins"]) if row] if "origins" in part else []
     return {row[4] for row in rows if len(row) > 4}
-
-
-def place(offset: Offset) -> dict[str, int]:
-    """Return an offset in the form that JSON stores."""
-    return {"record": offset.record, "sample": offset.sample}
-
-
-def offset_of(facts: Mapping[str, Any]) -> Offset:
-    """Return the offset in the journal that a checkpoint's facts contain."""
-    return Offset(int(facts["offset"]["record"]), int(facts["offset"]["sample"]))
-
-
-def suffix_of(rank: int) -> str:
-    """Return the suffix of a rank's file names. Rank 0 uses the names of a single process."""
-    return f"-{rank}" if rank else ""
 
 
 def checkpoint_damage(folder: Path) -> str | None:
@@ -226,26 +221,23 @@ def checkpoint_damage(folder: Path) -> str | None:
         return reason
     try:
         files = listed(folder)
-        due = {STATE, *(f"{name}.safetensors" for name in PARTS)}
+        due = {STATE, *(file_of(name) for name in PARTS)}
         if missing := sorted(due - set(files)):
             return f"{MANIFEST} does not list {', '.join(missing)}"
-        facts = read_map(folder / STATE, MOST_STATE)
+        facts = facts_in(folder)
         if int(facts["version"]) > FORMAT:
             return None
         others = range(1, int(facts.get("ranks", 1)))
-        due = {
-            f"{name}{suffix_of(rank)}.safetensors" for name in ("memory", "rng") for rank in others
-        }
+        due = {file_of(name, rank) for name in OF_OTHER_RANKS for rank in others}
         if missing := sorted(due - set(files)):
             return f"{MANIFEST} does not list {', '.join(missing)}"
-        number = folder.name.removeprefix(PREFIX)
-        if number.isdigit() and int(number) != int(facts["step"]):
+        if (step := step_in(folder.name)) is not None and step != int(facts["step"]):
             return f"{STATE} is of step {facts['step']}"
         offset_of(facts)
         float(facts["created"])
         dict(facts["config"])
         for name in PARTS:
-            with safe_open(folder / f"{name}.safetensors", "pt") as tensors:
+            with safe_open(folder / file_of(name), "pt") as tensors:
                 tensors.keys()
     except (*UNREADABLE, SafetensorError) as error:
         return damage_told_by(error)

@@ -30,6 +30,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from stream_ssl import __version__
+from stream_ssl.learning.checkpoint_layout import DAMAGED
 from stream_ssl.learning.records import NOT_FINITE, PHASES
 from stream_ssl.observe import conditions
 from stream_ssl.observe.catalogue import (
@@ -289,7 +290,7 @@ def free(folder: Path) -> float:
 def set_aside(checkpoints: Path) -> float:
     """Return the number of damaged checkpoints in a folder; NaN if the folder is unreadable."""
     try:
-        return float(sum(path.name.startswith("damaged-") for path in checkpoints.iterdir()))
+        return float(sum(path.name.startswith(DAMAGED) for path in checkpoints.iterdir()))
     except OSError:
         return math.nan
 

@@ -25,7 +25,8 @@ from stream_ssl.app.demo import run as demo
 from stream_ssl.app.evaluate.run import check_settings
 from stream_ssl.app.failures import EXTRAS, FAILED, USAGE, Misconfigured, configuring
 from stream_ssl.app.supervisor import command
-from stream_ssl.learning.checkpoint import Checkpointer, CheckpointError
+from stream_ssl.learning.checkpoint import Checkpointer
+from stream_ssl.learning.checkpoint_folder import CheckpointError
 from stream_ssl.wire.keys import Keys
 
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ import stream_ssl
 from stream_ssl.app.encoder import fresh_encoder, stored_settings
 from stream_ssl.durable import seal
 from stream_ssl.encoder.network import ResNet
-from stream_ssl.learning.saved import STATE
+from stream_ssl.learning.checkpoint_layout import STATE
 
 TIMM = {"class_path": "timm.create_model", "init_args": {"model_name": "resnet18"}}
 

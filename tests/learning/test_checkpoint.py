@@ -22,8 +22,9 @@ from learning_world import build, differing, steps
 from table import table
 
 from stream_ssl.batch import Offset
-from stream_ssl.learning import checkpoint
-from stream_ssl.learning.checkpoint import Checkpointer, CheckpointError
+from stream_ssl.learning import checkpoint, checkpoint_folder, checkpoint_layout, checkpoint_writer
+from stream_ssl.learning.checkpoint import Checkpointer
+from stream_ssl.learning.checkpoint_folder import CheckpointError
 from stream_ssl.learning.records import Idle
 from stream_ssl.observe.metrics import set_aside
 
@@ -121,7 +122,7 @@ def test_a_damaged_one_falls_back(
     assert found.step == 2
     assert checkpointer.damaged == 1
     assert "step-000000003 is damaged" in caplog.text
-    assert (tmp_path / checkpoint.LATEST).resolve() == found.path, "others go by it"
+    assert (tmp_path / checkpoint_layout.LATEST).resolve() == found.path, "others go by it"
     learner = build(found.offset)
     found.restore(learner)
     steps(learner, 1)
@@ -279,8 +280,8 @@ def test_what_may_not_be_read_is_not_taken_for_damaged(unprivileged: Path, of_it
 
 
 def test_a_newer_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    newer = checkpoint.FORMAT + 1
-    monkeypatch.setattr(checkpoint, "ALONE", newer)
+    newer = checkpoint_layout.FORMAT + 1
+    monkeypatch.setattr(checkpoint_layout, "ALONE", newer)
     saved(tmp_path, count=1)
     monkeypatch.undo()
     with pytest.raises(
@@ -298,7 +299,7 @@ def test_a_full_disk_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.M
     def refuse(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "seal", refuse)
+    monkeypatch.setattr(checkpoint_writer, "seal", refuse)
     with pytest.raises(OSError, match="No space left"):
         checkpointer.save(learner, CONFIG)
     monkeypatch.undo()
@@ -322,7 +323,7 @@ def test_what_failed_is_tried_again_though_the_stream_pauses(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as full:
-        full.setattr(checkpoint, "seal", refuse)
+        full.setattr(checkpoint_writer, "seal", refuse)
         with pytest.raises(OSError, match="No space left"):
             attempt()
     assert checkpointer.due(Idle(0.0)), "nothing came since, and nothing is durable"
@@ -335,14 +336,14 @@ def test_what_is_written_behind_is_the_state_of_one_step(
 ) -> None:
     """Training continues while the files are written. The checkpoint has the state before this."""
     begun, go_on = threading.Event(), threading.Event()
-    plain = checkpoint.save_file
+    plain = checkpoint_writer.save_file
 
     def slow(*arguments: object) -> None:
         begun.set()
         assert go_on.wait(60)
         plain(*arguments)
 
-    monkeypatch.setattr(checkpoint, "save_file", slow)
+    monkeypatch.setattr(checkpoint_writer, "save_file", slow)
     checkpointer, learner, then = Checkpointer(tmp_path, every_steps=1), build(), build()
     assert checkpointer.finished(wait=True) is None
     for _ in range(2):  # the second copy goes to the buffers of the first
@@ -377,7 +378,7 @@ def test_what_cannot_be_written_behind_is_told_later(
         raise OSError(28, "No space left on device")
 
     steps(learner, 1)
-    monkeypatch.setattr(checkpoint, "seal", refuse)
+    monkeypatch.setattr(checkpoint_writer, "seal", refuse)
     checkpointer.begin(learner, CONFIG)
     with pytest.raises(OSError, match="No space left"):
         checkpointer.finished(wait=True)
@@ -400,11 +401,15 @@ def test_nothing_is_moved_or_pruned_before_the_new_one_is_durable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[str] = []
-    for name in ("save_file", "seal", "publish", "point", "discard"):
-        plain = getattr(checkpoint, name)
-        monkeypatch.setattr(
-            checkpoint, name, lambda *a, n=name, f=plain: (events.append(n), f(*a))[1]
-        )
+    for module, names in (
+        (checkpoint_writer, ("save_file", "seal")),
+        (checkpoint_folder, ("publish", "point", "discard")),
+    ):
+        for name in names:
+            plain = getattr(module, name)
+            monkeypatch.setattr(
+                module, name, lambda *a, n=name, f=plain: (events.append(n), f(*a))[1]
+            )
     saved(tmp_path, count=3, keep=1)
     once = ["save_file"] * 5 + ["seal", "publish", "point"]
     assert events == [*once, *once, *once, "discard"], "two stay: see newest_kept"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from learning_world import build, steps
 
 from stream_ssl.batch import Offset
-from stream_ssl.learning import checkpoint
+from stream_ssl.learning import checkpoint_writer
 from stream_ssl.learning.checkpoint import Checkpointer
 from stream_ssl.learning.retention import Entry, history, newest_kept, within
 
@@ -105,10 +106,8 @@ def test_pruning_keeps_what_a_naive_rule_says(made: list[Step], keep: int, budge
 def hours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Return a function that saves a checkpoint one hour after the previous one."""
     clock = SimpleNamespace(now=1e9)
-    fake = SimpleNamespace(
-        time=lambda: clock.now, monotonic=checkpoint.time.monotonic, sleep=checkpoint.time.sleep
-    )
-    monkeypatch.setattr(checkpoint, "time", fake)
+    fake = SimpleNamespace(time=lambda: clock.now, monotonic=time.monotonic, sleep=time.sleep)
+    monkeypatch.setattr(checkpoint_writer, "time", fake)
     learner = build()
 
     def save(checkpointer: Checkpointer, count: int):
@@ -149,9 +148,9 @@ def test_the_history_takes_a_quarter_of_the_space_by_default(
     hours(checkpointer, 1)
     assert names(tmp_path) == [3, 4, 5, 6], "(5 + 4) / 4 checkpoints of history"
     disk.free = size // 2
-    seen, make = [], checkpointer._make_scratch
+    seen, make = [], checkpointer._held.make_scratch
     monkeypatch.setattr(
-        checkpointer, "_make_scratch", lambda path: (make(path), seen.append(names(tmp_path)))
+        checkpointer._held, "make_scratch", lambda path: (make(path), seen.append(names(tmp_path)))
     )
     hours(checkpointer, 1)
     assert seen == [[5, 6]], "the history made room before the newest was written"

@@ -30,6 +30,7 @@ from stream_ssl.journal.journal import Journal
 from stream_ssl.journal.reader import JournalReader
 from stream_ssl.journal.segment import JournalEntry
 from stream_ssl.learning.checkpoint import Checkpointer
+from stream_ssl.learning.checkpoint_writer import CheckpointWriter
 from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.optimiser import OptimiserSettings
 from stream_ssl.learning.ranks import Ranks
@@ -90,7 +91,7 @@ def restarted(ranks: int, name: str, folder: Path, behind: bool) -> None:
     def killed(group: RankGroup) -> None:
         learner, checkpointer = resumed(group, folder, name)
         if group.rank == ranks - 1:
-            Checkpointer._write_part = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign,assign,misc]
+            CheckpointWriter._write_part = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign,assign,misc]
         lived(learner, checkpointer, last=11, behind=behind)
 
     def last(group: RankGroup) -> str:
@@ -160,13 +161,13 @@ def check_part_refused(ranks: int) -> None:
         def work(group: RankGroup) -> list[str]:
             learner, checkpointer = resumed(group, folder, "as shipped")
             steps(learner, 1)
-            plain, found = checkpointer._write_part, []
+            plain, found = checkpointer._writer._write_part, []
 
             def refuse(*_: object) -> None:
                 raise OSError(28, "No space left on device")
 
             if group.rank == ranks - 1:
-                checkpointer._write_part = refuse  # type: ignore[method-assign]
+                checkpointer._writer._write_part = refuse  # type: ignore[method-assign]
             for _ in range(2):
                 try:
                     checkpointer.begin(learner, {})
@@ -174,7 +175,7 @@ def check_part_refused(ranks: int) -> None:
                     found.append(str(checkpointer.finished(wait=True).step))
                 except OSError as error:
                     found.append(str(error))
-                checkpointer._write_part = plain  # type: ignore[method-assign]
+                checkpointer._writer._write_part = plain  # type: ignore[method-assign]
             return found
 
         for refused, written in together(ranks, work):

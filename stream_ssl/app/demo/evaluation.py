@@ -16,8 +16,8 @@ from safetensors.numpy import load_file
 from torch import Tensor
 
 from stream_ssl.app.demo import data
-from stream_ssl.bounded_files import read_map
 from stream_ssl.evaluation.neighbours import knn_accuracy
+from stream_ssl.learning.checkpoint_layout import IDS, IMAGES, LABELS, facts_in, file_of
 
 Extractor = Callable[[Tensor], Tensor]
 """A function that returns features [B, F] of images."""
@@ -69,7 +69,7 @@ def evaluate(checkpoint: Path, of_queue: Path) -> Evaluation:
     """Evaluate the checkpoint folders of both learners. Takes some seconds."""
     from stream_ssl.app.encoder import fresh_encoder, load_encoder
 
-    state, queue_state = (read_map(folder / "state.json") for folder in (checkpoint, of_queue))
+    state, queue_state = (facts_in(folder) for folder in (checkpoint, of_queue))
     extractors: dict[str, Extractor] = {
         "memory": load_encoder(checkpoint),
         "queue": load_encoder(of_queue),
@@ -89,10 +89,10 @@ def memory_content(
     Raises:
         ValueError: the memory keeps no images.
     """
-    tensors = load_file(checkpoint / "memory.safetensors")
-    if "columns.images" not in tensors:
+    tensors = load_file(checkpoint / file_of("memory"))
+    if IMAGES not in tensors:
         raise ValueError(f"{checkpoint}: the memory keeps no images, so there are none to show")
-    return tensors["columns.images"][:, 0], tensors["columns.labels"], tensors["columns.ids"]
+    return tensors[IMAGES][:, 0], tensors[LABELS], tensors[IDS]
 
 
 def probe_all(extractors: Mapping[str, Extractor]) -> dict[str, Probe]:

@@ -31,7 +31,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from stream_ssl import __version__
-from stream_ssl.bounded_files import read_map
+from stream_ssl.learning.checkpoint_layout import FOLDER, LATEST, facts_in, size_of, steps_in
 from stream_ssl.observe.answers import answers, as_json, problems_of
 from stream_ssl.observe.conditions import CONDITIONS, of_role
 from stream_ssl.observe.facts import Facts
@@ -201,7 +201,7 @@ class Api:
         query.end()
         if self._sources.run is None:
             raise Refused(503, "this process has no run folder")
-        return {"checkpoints": checkpoints(self._sources.run / "checkpoints")}
+        return {"checkpoints": checkpoints(self._sources.run / FOLDER)}
 
     def _producers(self, query: Query) -> object:
         sort, find = query.choice("sort", PRODUCER_SORTS), query.text("find", 64)
@@ -390,8 +390,8 @@ def checkpoints(folder: Path) -> list[dict[str, Any]]:
     An unreadable checkpoint has an `error` with the reason.
     """
     try:
-        latest = (folder / "latest").resolve().name
-        found = sorted((path for path in folder.glob("step-*") if path.is_dir()), reverse=True)
+        latest = (folder / LATEST).resolve().name
+        found = steps_in(folder)[::-1]
     except OSError as error:
         raise Refused(503, f"cannot list the checkpoints: {error}") from None
     with _CHECKPOINTS_LOCK:
@@ -406,14 +406,13 @@ def checkpoints(folder: Path) -> list[dict[str, Any]]:
 
 def _checkpoint(path: Path) -> dict[str, Any]:
     try:
-        facts = read_map(path / "state.json", 16 << 20)
-        size = sum(file.stat().st_size for file in path.iterdir())
+        facts = facts_in(path)
         return {
             "name": path.name,
             "step": int(facts["step"]),
             "samples": int(facts["samples"]),
             "created": float(facts["created"]),
-            "bytes": size,
+            "bytes": size_of(path),
         }
     except (OSError, ValueError, LookupError, TypeError) as error:
         return {"name": path.name, "error": f"{type(error).__name__}: {error}"}

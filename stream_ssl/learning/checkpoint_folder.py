@@ -1,0 +1,198 @@
+"""The folder of a run's checkpoints: which of them exist, which is whole, and which stay."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from stream_ssl.durable import discard, make_folder, point, publish
+from stream_ssl.learning.checkpoint_layout import (
+    DAMAGED,
+    FORMAT,
+    INCOMPLETE,
+    LATEST,
+    facts_in,
+    made_by,
+    size_of,
+    step_in,
+    steps_in,
+)
+from stream_ssl.learning.retention import Entry, history, newest_kept, within
+from stream_ssl.learning.saved import Saved, checkpoint_damage
+
+log = logging.getLogger("stream_ssl.learning.checkpoint")
+
+MOST_DAMAGED = 3  # the files of this many damaged checkpoints are kept
+HISTORY_SHARE = 0.25
+"""Largest share of the disk's free space that the history may use by default."""
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint is complete but cannot be used."""
+
+
+class CheckpointFolder:
+    """The checkpoints on the disk. With several ranks, only the first one changes the folder.
+
+    Args:
+        path: the folder.
+        keep: number of newest checkpoints to keep.
+        history_bytes: largest disk space of the history in bytes; None: a share of the free space.
+
+    Attributes:
+        damaged: number of damaged checkpoints that were set aside.
+    """
+
+    def __init__(self, path: Path, keep: int, history_bytes: int | None) -> None:
+        self.path, self._keep, self._history_bytes = path, keep, history_bytes
+        self.damaged = 0
+
+    def open(self) -> None:
+        """Create the folder, and remove what a killed process has left."""
+        make_folder(self.path)
+        for leftover in [*self.path.glob(f"{INCOMPLETE}*"), *self.path.glob(".discarded-*")]:
+            shutil.rmtree(leftover, ignore_errors=True)
+
+    def newest(self, updated: int | None = None) -> Saved | None:
+        """Return the newest complete checkpoint. Damaged ones are set aside.
+
+        Args:
+            updated: only weights made before this step count.
+
+        Raises:
+            CheckpointError: a newer version of this program wrote the checkpoint.
+            OSError: files cannot be opened for now.
+        """
+        next(self.path.iterdir(), None)  # raises if unreadable; `glob` would find nothing
+        paths = steps_in(self.path)
+        if updated is not None:
+            paths = [entry.path for entry in self._entries() if entry.updated < updated]
+        for path in reversed(paths):
+            reason = checkpoint_damage(path)
+            if reason is not None:
+                self.set_aside(path, reason)
+                continue
+            facts = facts_in(path)
+            if facts["version"] > FORMAT:
+                raise CheckpointError(
+                    f"{path} has format {facts['version']}, this program reads up to {FORMAT}: "
+                    "upgrade stream-ssl, or choose another run folder"
+                )
+            if self.damaged:
+                self.point_back(path)
+            return Saved(path, facts)
+        if self.damaged and updated is None:
+            log.error("no checkpoint in %s is whole: the run starts from scratch", self.path)
+        return None
+
+    def last_kept(self) -> Iterator[Saved]:
+        """Yield the newest `keep` checkpoints, without those whose facts are damaged."""
+        for path in steps_in(self.path)[-self._keep :]:
+            try:
+                yield Saved(path, facts_in(path))
+            except (OSError, ValueError):
+                continue  # `newest` will report it, and no run replays from it
+
+    def discard_between(self, updated: int, step: int) -> None:
+        """Remove checkpoints up to `step` whose weights were made after step `updated`."""
+        for entry in self._entries():
+            number = step_in(entry.path.name)
+            if updated < entry.updated and number is not None and number <= step:
+                log.info("checkpoint %s is removed: its weights had diverged", entry.path)
+                discard(entry.path)
+
+    def scratch_of(self, target: Path) -> Path:
+        """Return the folder in which a checkpoint is written before it gets its name."""
+        return self.path / f"{INCOMPLETE}{target.name}"
+
+    def make_scratch(self, scratch: Path) -> None:
+        """Make an empty folder for a checkpoint, and room on the disk."""
+        self.path.mkdir(exist_ok=True)  # a user may have removed the folder
+        self._make_room()
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir()
+
+    def add(self, scratch: Path, target: Path) -> None:
+        """Give a sealed folder the name of its checkpoint, and make it the newest one."""
+        publish(scratch, target)
+        self.choose(target)
+
+    def choose(self, target: Path) -> None:
+        """Let LATEST name this checkpoint, and remove those that need not stay."""
+        point(self.path / LATEST, target.name)
+        self._prune()
+
+    def whole(self, target: Path) -> int:
+        """Return the size in bytes of a checkpoint that was written before, else 0.
+
+        A step names one state of a run, so a complete checkpoint of the step has this state. A
+        damaged checkpoint is set aside.
+        """
+        if not target.exists():
+            return 0
+        if (reason := checkpoint_damage(target)) is not None:
+            self.set_aside(target, reason)
+            return 0
+        return size_of(target)
+
+    def point_back(self, path: Path) -> None:
+        """Make LATEST name this checkpoint. A failure only logs a warning."""
+        try:
+            point(self.path / LATEST, path.name)
+        except OSError as error:
+            log.warning("cannot point %s to %s: %s", self.path / LATEST, path.name, error)
+
+    def set_aside(self, path: Path, reason: str) -> None:
+        """Rename the folder of a damaged checkpoint.
+
+        The folders of all damaged checkpoints stay, but only the newest ones keep their files.
+        """
+        self.damaged += 1
+        log.error("checkpoint %s is damaged (%s): using the one before", path, reason)
+        try:
+            aside = path.with_name(DAMAGED + path.name)
+            while aside.exists():
+                aside = aside.with_name(aside.name + "-again")
+            path.rename(aside)
+            held = sorted(one for one in self.path.glob(f"{DAMAGED}*") if any(one.iterdir()))
+            for older in held[:-MOST_DAMAGED]:
+                shutil.rmtree(older, ignore_errors=True)
+                older.mkdir(exist_ok=True)  # the empty folder still counts as a damaged checkpoint
+                log.warning("%s: its files were removed; %d newer stay", older, MOST_DAMAGED)
+        except OSError as error:
+            log.warning("cannot set %s aside: %s", path, error)
+
+    def _prune(self, history_bytes: int | None = None) -> None:
+        """Remove checkpoints that are neither among the newest nor in the history."""
+        if not (entries := self._entries()):
+            return
+        paths = steps_in(self.path)
+        kept = newest_kept(entries, self._keep) | set(paths[-self._keep :])
+        past = history(entries, kept)
+        budget: float | None = self._history_bytes if history_bytes is None else history_bytes
+        if budget is None:
+            held = sum(entry.bytes for entry in past)
+            budget = HISTORY_SHARE * (shutil.disk_usage(self.path).free + held)
+        kept |= {entry.path for entry in within(budget, past)}
+        for path in paths:
+            if path not in kept:
+                discard(path)
+
+    def _make_room(self) -> None:
+        """Remove the history if the disk has no room for another checkpoint."""
+        entries = self._entries()
+        if entries and shutil.disk_usage(self.path).free < entries[-1].bytes:
+            self._prune(history_bytes=0)
+
+    def _entries(self) -> list[Entry]:
+        """Return all checkpoints whose facts can be read, the oldest first."""
+        found = []
+        for path in steps_in(self.path):
+            try:
+                facts = facts_in(path)
+                found.append(Entry(path, float(facts["created"]), made_by(facts), size_of(path)))
+            except (OSError, ValueError, KeyError, TypeError):
+                continue  # damaged: `newest` will set it aside
+        return found

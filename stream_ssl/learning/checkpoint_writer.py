@@ -1,0 +1,173 @@
+"""How the ranks of a run write one checkpoint together, at once or in the background."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from stream_ssl.bounded_files import read_json
+from stream_ssl.durable import seal, sync, write, write_json
+from stream_ssl.learning.checkpoint_folder import CheckpointFolder
+from stream_ssl.learning.checkpoint_layout import OWN, SHARED, STATE, file_of, size_of, version_of
+from stream_ssl.learning.learner import Capture
+from stream_ssl.learning.ranks import Ranks
+from stream_ssl.learning.stream_positions import StreamPositions
+
+TOLD = "told-"
+PART_SECONDS = 600.0
+"""Time limit in seconds for the other ranks to complete a checkpoint in the background."""
+
+
+class CheckpointWriter:
+    """A writer of checkpoints. Each rank writes its part, and the first rank completes the folder.
+
+    Args:
+        folder: the folder of the checkpoints.
+        positions: the positions of all ranks' streams.
+        ranks: the ranks, which must make all calls together.
+    """
+
+    def __init__(self, folder: CheckpointFolder, positions: StreamPositions, ranks: Ranks) -> None:
+        self._folder, self._positions, self._ranks = folder, positions, ranks
+
+    def write(self, target: Path, captured: Capture, config: Mapping[str, Any]) -> int:
+        """Write a checkpoint, and return its size in bytes.
+
+        Raises:
+            OSError: on every rank, if the disk of one rank does not accept its part.
+        """
+        scratch = self._folder.scratch_of(target)
+        if size := self._on_all(lambda: self._written_before(target), only_first=True)[0]:
+            return int(size)
+        try:
+            self._on_all(lambda: self._folder.make_scratch(scratch), only_first=True)
+            self._on_all(lambda: self._write_part(captured, scratch))
+            facts = {**captured.facts, **self._positions.facts(captured.facts["offset"])}
+            sizes = self._on_all(
+                lambda: self._conclude(scratch, target, facts, config), only_first=True
+            )
+        except BaseException:
+            if self._ranks.group.rank == 0:
+                shutil.rmtree(scratch, ignore_errors=True)
+            raise
+        return int(sizes[0])
+
+    def prepared(
+        self, target: Path, captured: Capture, config: Mapping[str, Any]
+    ) -> Callable[[], int]:
+        """Return the work of `write` for a thread.
+
+        Several ranks exchange here all that needs an exchange, because they train while the thread
+        writes.
+
+        Raises:
+            OSError: the first rank cannot create the folder.
+        """
+        if self._ranks.alone:
+            return lambda: self.write(target, captured, config)
+        scratch = self._folder.scratch_of(target)
+        self._on_all(lambda: self._prepare(target, scratch), only_first=True)
+        facts = {**captured.facts, **self._positions.facts(captured.facts["offset"])}
+        return lambda: self._write_behind(target, captured, facts, config)
+
+    def _write_behind(
+        self, target: Path, captured: Capture, facts: Mapping[str, Any], config: Mapping[str, Any]
+    ) -> int:
+        """Do what `write` does, in a thread.
+
+        The ranks train at the same time, so they communicate through files.
+        """
+        scratch, rank, fault = self._folder.scratch_of(target), self._ranks.group.rank, ""
+        try:
+            self._write_part(captured, scratch)
+        except (OSError, SafetensorError) as error:
+            fault = f"rank {rank}: {type(error).__name__}: {error}"
+        if rank:
+            write(scratch / f"{TOLD}{rank}", json.dumps(fault))
+            _wait_until(
+                lambda: target.exists() or not scratch.exists(), "the first rank's manifest"
+            )
+            if fault or not target.exists():
+                raise OSError(
+                    fault or f"{scratch} was not concluded; the first rank's log says why"
+                )
+            return size_of(target)
+        try:
+            told = [scratch / f"{TOLD}{other}" for other in range(1, self._ranks.group.size)]
+            _wait_until(lambda: all(path.exists() for path in told), "the parts of all ranks")
+            if faults := [f for f in (fault, *(read_json(p) for p in told)) if f]:
+                raise OSError("; ".join(faults))
+            for path in told:
+                path.unlink()
+            return self._conclude(scratch, target, facts, config)
+        except BaseException:
+            shutil.rmtree(scratch, ignore_errors=True)
+            raise
+
+    def _on_all(self, work: Callable[[], Any], only_first: bool = False) -> list[Any]:
+        """Do the work on all ranks or only on the first. Return the result of each rank.
+
+        Raises:
+            OSError: on every rank, if the work failed on one of them.
+        """
+        if self._ranks.alone:
+            try:
+                return [work()]
+            except SafetensorError as error:  # safetensors raises it when the disk is full
+                raise OSError(str(error)) from error
+        done, fault = None, ""
+        try:
+            if not only_first or self._ranks.group.rank == 0:
+                done = work()
+        except (OSError, SafetensorError) as error:
+            fault = f"{type(error).__name__}: {error}"
+        told = self._ranks.tell([done, fault])
+        faults = [f"rank {rank}: {fault}" for rank, (_, fault) in enumerate(told) if fault]
+        if faults:
+            raise OSError("; ".join(faults))
+        return [done for done, _ in told]
+
+    def _written_before(self, target: Path) -> int:
+        if size := self._folder.whole(target):
+            self._folder.choose(target)
+        return size
+
+    def _prepare(self, target: Path, scratch: Path) -> None:
+        if target.exists():
+            self._folder.set_aside(target, "it is written once more")
+        self._folder.make_scratch(scratch)
+
+    def _write_part(self, captured: Capture, scratch: Path) -> None:
+        """Write this rank's files, which are on the disk when this returns."""
+        rank = self._ranks.group.rank
+        for name, tensors in captured.tensors.items():
+            if name in SHARED and rank:
+                continue
+            path = scratch / file_of(name, rank if name in OWN else 0)
+            save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, path)
+            sync(path)
+
+    def _conclude(
+        self, scratch: Path, target: Path, facts: Mapping[str, Any], config: Mapping[str, Any]
+    ) -> int:
+        """Complete a folder that holds all tensors, and make it the newest checkpoint."""
+        more = {"version": version_of(facts), "created": time.time(), "config": config}
+        write_json(scratch / STATE, {**facts, **more})
+        size = seal(scratch)
+        self._folder.add(scratch, target)
+        return size
+
+
+def _wait_until(there: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PART_SECONDS
+    while not there():
+        if time.monotonic() > deadline:
+            raise OSError(f"{what} did not come within {PART_SECONDS:.0f} s")
+        time.sleep(0.02)
