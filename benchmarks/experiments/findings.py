@@ -22,11 +22,6 @@ class Spread:
     def mean(self) -> float:
         return statistics.fmean(self.values) if self.values else math.nan
 
-    @property
-    def error(self) -> float:
-        """The standard error of the mean; it needs two or more values."""
-        return statistics.stdev(self.values) / math.sqrt(len(self.values))
-
     def text(self, scale: float = 100.0, decimals: int = 1, sign: bool = False) -> str:
         """Return "45.6 ± 0.3" with the standard deviation. One value has none; no value gives "".
 

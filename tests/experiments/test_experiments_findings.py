@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from scipy.stats import t as student
+from scipy.stats import ttest_1samp
 from table import table
 from tiny_reproduction import EXPERIMENT, MADE, reproduction, results
 
 from benchmarks.experiments.findings import Spread
 from benchmarks.experiments.papers import report
 from benchmarks.experiments.papers.arms import Run
-from benchmarks.experiments.papers.verdicts import error, verdicts
+from benchmarks.experiments.papers.verdicts import holm, p_value, pooled, total, verdicts
 
 BASE, BETTER = ("base", "x1"), ("better", "x1")
 PLANNED = 9
@@ -47,9 +50,28 @@ def test_seeds_that_scatter_settle_nothing(tmp_path: Path) -> None:
     found = results(tmp_path, linear).found()
     verdict = verdicts(EXPERIMENT, found)[0]
     assert verdict.word == "not settled"
-    deviation = math.sqrt(sum((gain - 0.03) ** 2 for gain in gains) / 2)
-    assert error(found, verdict.claim, verdict.ours) == pytest.approx(deviation / math.sqrt(3))
     assert verdict.ours.mean == pytest.approx(0.03)
+    assert verdict.p == pytest.approx(2 * float(ttest_1samp(gains, 0.0).pvalue))  # two claims
+
+
+def test_the_deviation_is_pooled_over_the_claims_about_a_number(tmp_path: Path) -> None:
+    linear = {(*BASE, seed): 0.5 for seed in range(3)}
+    linear |= {(*BETTER, seed): 0.5 + gain for seed, gain in enumerate((0.02, 0.03, 0.04))}
+    linear |= {("base", "x2", seed): 0.5 - gain for seed, gain in enumerate((0.1, 0.1, 0.4))}
+    found = results(tmp_path, linear).found()
+    first, second = EXPERIMENT.claims[:2]
+    variance = (2 * 0.01**2 + 2 * statistics.variance((0.1, 0.1, 0.4))) / 2 / 4
+    assert pooled(found, [first, second]) == (pytest.approx(math.sqrt(variance)), 4)
+    error = math.sqrt(variance) * math.sqrt(2) / math.sqrt(3)
+    expected = 2 * student.sf(0.03 / error, 4)
+    found_p = p_value(found, first, total(found, first), EXPERIMENT.claims)
+    assert found_p == pytest.approx(float(expected))
+
+
+def test_p_values_are_corrected_for_their_number(tmp_path: Path) -> None:
+    values = {0: 0.2, 1: 0.001, 2: 0.04, 3: 0.03}
+    assert holm(values) == pytest.approx({1: 0.004, 3: 0.09, 2: 0.09, 0: 0.2})
+    assert holm({}) == {}
 
 
 @table(("flat", "word"), [(0.6, "agrees"), (0.4, "disagrees"), (0.5, None)])

@@ -14,11 +14,11 @@ from benchmarks.experiments.papers.arms import Experiment
 from benchmarks.experiments.papers.verdicts import MEASURES, Verdict, verdicts
 from benchmarks.experiments.tables import Rows
 
-RULE = """Verdicts are computed from the runs: *agrees* where the difference is above 0 by more
-than two standard errors, *disagrees* where it is below by as much, else *not settled*. The
-standard error is paired: that of the mean, over seeds, of the difference between runs that saw the
-same data and the same test images; with one seed it is that of the test images. ± is the standard
-deviation over seeds. A cell without a run is empty."""
+RULE = """Verdicts are computed from the runs. A claim *agrees* if the difference is above 0 with
+p < 0.05, *disagrees* if it is below 0 with p < 0.05, and is *not settled* otherwise. p is of a
+two-sided t-test of differences between runs with the same data and test images, corrected by Holm's
+method for all claims of the experiment. The deviation over seeds is pooled over the claims about
+the same number. ± is the standard deviation over seeds. A cell without a run is empty."""
 
 
 def write(
@@ -91,15 +91,14 @@ def tables_of(experiment: Experiment, found: Found, judged: Sequence[Verdict]) -
 def claims(judged: Sequence[Verdict]) -> Rows:
     """Return a row per claim: by how much its sum is above 0, in the paper and here."""
     rows = []
-    for claim, paper, ours, word in judged:
+    for claim, paper, ours, p, word in judged:
         measure = MEASURES[claim.measure]
         figure = "" if paper is None else f"{paper:+.{measure.decimals}f}"
         seeds = str(len(ours.values) or "")
         told = [claim.text, claim.source, measure.heading]
-        rows.append(
-            [*told, figure, ours.text(measure.scale, measure.decimals, sign=True), seeds, word]
-        )
-    headings = ("claim", "source", "difference in", "paper", "ours", "seeds", "verdict")
+        own = ours.text(measure.scale, measure.decimals, sign=True)
+        rows.append([*told, figure, own, seeds, "" if p is None else f"{p:.3f}", word])
+    headings = ("claim", "source", "difference in", "paper", "ours", "seeds", "p", "verdict")
     return Rows("Claims", headings, rows, 3)
 
 

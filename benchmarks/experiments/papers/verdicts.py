@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
+
+from scipy.stats import t as student
 
 from benchmarks.experiments.findings import Found, Spread
 from benchmarks.experiments.papers.arms import Claim, Experiment
@@ -47,34 +50,44 @@ MEASURES: Mapping[str, Measure] = {
 }
 
 
+SIGNIFICANCE = 0.05
+
+
 class Verdict(NamedTuple):
     """A judged claim.
 
-    `paper` is the paper's own figure. `word` is "agrees", "disagrees", "not settled" or "not run".
+    `paper` is the paper's own figure. `p` is the p-value after Holm's correction, None if unknown.
+    `word` is "agrees", "disagrees", "not settled" or "not run".
     """
 
     claim: Claim
     paper: float | None
     ours: Spread
+    p: float | None
     word: str
 
 
 def verdicts(experiment: Experiment, found: Found) -> list[Verdict]:
     """Judge whether the sum of each claim is above 0.
 
-    A claim agrees if its sum is above 0 by more than two standard errors. It disagrees if its sum
-    is below 0 by as much. A claim with one seed is not settled if the test images give no error.
+    A claim agrees if its sum is above 0 and differs from 0 with p < 0.05, and disagrees if it is
+    below 0 with p < 0.05. p is of a two-sided t-test, corrected by Holm's method for all claims of
+    the experiment that have a p-value.
     """
+    sums = [total(found, claim) for claim in experiment.claims]
+    known = {
+        number: p
+        for number, (claim, ours) in enumerate(zip(experiment.claims, sums, strict=True))
+        if ours.values and (p := p_value(found, claim, ours, experiment.claims)) is not None
+    }
+    corrected = holm(known)
     told = []
-    for claim in experiment.claims:
-        ours = total(found, claim)
-        word = "not run"
-        if ours.values:
-            mean = ours.mean
-            known = len(ours.values) > 1 or MEASURES[claim.measure].share
-            settled = known and abs(mean) > 2 * error(found, claim, ours)
-            word = ("agrees" if mean > 0 else "disagrees") if settled else "not settled"
-        told.append(Verdict(claim, _paper(experiment, claim), ours, word))
+    for number, (claim, ours) in enumerate(zip(experiment.claims, sums, strict=True)):
+        p = corrected.get(number)
+        word = "not settled" if ours.values else "not run"
+        if p is not None and p < SIGNIFICANCE:
+            word = "agrees" if ours.mean > 0 else "disagrees"
+        told.append(Verdict(claim, _paper(experiment, claim), ours, p, word))
     return told
 
 
@@ -88,17 +101,43 @@ def total(found: Found, claim: Claim) -> Spread:
     )
 
 
-def error(found: Found, claim: Claim, ours: Spread) -> float:
-    """Return the standard error of a claim's sum.
+def p_value(found: Found, claim: Claim, ours: Spread, claims: Sequence[Claim]) -> float | None:
+    """Return the two-sided p-value of a claim's mean sum, or None if no error is known.
 
-    With several seeds, the error is paired: each seed gives one sum of runs with the same data and
-    test images. With one seed, it is the sampling error of accuracies on the finite test set. The
-    result is 0 if neither is known.
+    The deviation over seeds is pooled over all claims about the same measure, because two or three
+    seeds alone estimate it poorly. If no claim has two seeds, accuracies on a finite test set have
+    its sampling error.
     """
-    if len(ours.values) > 1:
-        return ours.error
-    if not MEASURES[claim.measure].share:
-        return 0.0
+    freedom: float
+    deviation, freedom = pooled(found, [one for one in claims if one.measure == claim.measure])
+    if freedom:
+        error = deviation * _length(claim) / math.sqrt(len(ours.values))
+    elif MEASURES[claim.measure].share:
+        error, freedom = sampling_error(found, claim), math.inf
+    else:
+        return None
+    if not error:
+        return 1.0 if ours.mean == 0 else 0.0
+    return float(2 * student.sf(abs(ours.mean) / error, freedom))
+
+
+def pooled(found: Found, claims: Sequence[Claim]) -> tuple[float, int]:
+    """Return the deviation over seeds of a sum whose weights have length 1, and its freedom."""
+    squares, freedom = 0.0, 0
+    for claim in claims:
+        values = total(found, claim).values
+        if len(values) > 1:
+            squares += statistics.variance(values) * (len(values) - 1) / _length(claim) ** 2
+            freedom += len(values) - 1
+    return (math.sqrt(squares / freedom) if freedom else math.nan), freedom
+
+
+def _length(claim: Claim) -> float:
+    return math.hypot(*(weight for weight, _, _ in claim.terms))
+
+
+def sampling_error(found: Found, claim: Claim) -> float:
+    """Return the standard error that the test images give the sum of one seed."""
     variance = 0.0
     for weight, row, column in claim.terms:
         one = next(iter(found.results[row, column].values()))
@@ -107,6 +146,19 @@ def error(found: Found, claim: Claim, ours: Spread) -> float:
         assert queries is not None
         variance += weight**2 * p * (1 - p) / queries
     return math.sqrt(variance)
+
+
+def holm(values: Mapping[int, float]) -> dict[int, float]:
+    """Return p-values corrected for their number by Holm's step-down method.
+
+    >>> holm({0: 0.01, 1: 0.04, 2: 0.03})
+    {0: 0.03, 2: 0.06, 1: 0.06}
+    """
+    corrected, largest = {}, 0.0
+    for rank, (key, value) in enumerate(sorted(values.items(), key=lambda item: item[1])):
+        largest = max(largest, min(1.0, (len(values) - rank) * value))
+        corrected[key] = largest
+    return corrected
 
 
 def _paper(experiment: Experiment, claim: Claim) -> float | None:
