@@ -198,6 +198,7 @@ SAME_DOOR = (
     behind("reservoir"),
     behind("redundant0.01"),
     behind("minred", "embedding"),
+    behind("vmf0.1", "embedding"),
     behind("vmf0.1"),
     behind("redundant0.03"),
 )

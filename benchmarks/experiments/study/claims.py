@@ -49,6 +49,7 @@ TODAY = {
     "`redundant` (the default)": behind("redundant0.01"),
     "reservoir": behind("reservoir"),
     "MinRed": behind("minred", "embedding"),
+    "DUEL on embeddings": behind("vmf0.1", "embedding"),
 }
 OLD = "memory/written/epochs/plain/{}/new0.9"
 VARIANTS = {
