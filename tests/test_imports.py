@@ -167,3 +167,17 @@ def test_what_an_import_does_not_load(module: str, heavy: tuple[str, ...]) -> No
         [sys.executable, "-c", probe], capture_output=True, text=True, check=True, timeout=120
     )
     assert done.stdout.strip() == ""
+
+
+def test_a_check_of_a_configuration_does_not_load_the_compiler(tmp_path: Path) -> None:
+    """An optimiser loads torch._dynamo, which doubles the time of a start."""
+    arguments = ["check", str(ROOT / "deploy/configs/laptop.yaml"), "--run", str(tmp_path)]
+    probe = (
+        "import sys; from stream_ssl.app.cli import main; "
+        f"assert main({arguments}) == 0; assert 'torch' in sys.modules; "
+        "print('torch._dynamo' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", probe], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert done.stdout.splitlines()[-1] == "False"

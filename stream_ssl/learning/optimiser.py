@@ -21,7 +21,7 @@ class OptimiserSettings:
     Args:
         name: "adam", "adamw" or "sgd".
         learning_rate: learning rate before the schedule's factor, positive.
-        weight_decay: decay of all weights.
+        weight_decay: decay of all weights, 0 or more.
         clip: largest norm of the gradient, positive; null does not clip.
 
     Raises:
@@ -38,6 +38,8 @@ class OptimiserSettings:
             raise ValueError(f'optimiser is {self.name!r}: choose "adam", "adamw" or "sgd"')
         if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
             raise ValueError(f"learning_rate is {self.learning_rate}: it must be positive, finite")
+        if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
+            raise ValueError(f"weight_decay is {self.weight_decay}: it must be 0 or more, finite")
         if self.clip is not None and self.clip <= 0:
             raise ValueError(f"clip is {self.clip}: a norm is positive; None does not clip")
 

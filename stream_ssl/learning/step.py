@@ -24,6 +24,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -103,7 +104,6 @@ class Step:
 
     Attributes:
         timer: seconds of the step by phase.
-        optimiser: the optimiser of the method's weights.
     """
 
     def __init__(
@@ -127,8 +127,16 @@ class Step:
         self._averages = [one for one in method.buffers() if one.is_floating_point()]
         # Duplicate counts are kept over all ranks, so all ranks must refresh their slots together.
         self._refresh_together = memory.descriptor.moves and not ranks.alone
-        self.optimiser = optimiser.build(self._parameters)
         self.timer = PhaseTimer(self._device)
+
+    @cached_property
+    def optimiser(self) -> torch.optim.Optimizer:
+        """The optimiser of the method's weights.
+
+        It is built on first use, because torch then loads its compiler, which takes as long as
+        torch itself. A check of the configuration needs no optimiser.
+        """
+        return self._settings.build(self._parameters)
 
     def run(
         self, batch: Batch[Tensor], number: int, update_due: bool, size: int, all_have: bool = True

@@ -301,6 +301,8 @@ def test_wrong_settings_are_refused() -> None:
         OptimiserSettings("lion")
     with pytest.raises(ValueError, match="learning_rate is 0"):
         OptimiserSettings(learning_rate=0)
+    with pytest.raises(ValueError, match="weight_decay is -1"):
+        OptimiserSettings(weight_decay=-1)
     with pytest.raises(ValueError, match="clip is 0"):
         OptimiserSettings(clip=0)
 
