@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import threshold
 
 from stream_ssl.memory.checks import check_number
 
@@ -199,6 +200,11 @@ def sum_rows(z_KD: Tensor) -> Tensor:
 
 def between_(exponent: Tensor, most: float) -> Tensor:
     """Overwrite each exponent x in [-m, 0] with (e^x - e^-m) / (1 - e^-m), from 0 to 1."""
+    floor = math.log(torch.finfo(exponent.dtype).tiny)
+    if most > -floor:
+        # Smaller values are 0. Processors compute with subnormal numbers many times as slowly.
+        exponent.clamp_(min=floor + 0.1).exp_()
+        return threshold(exponent, math.exp(floor + 0.2), 0.0, inplace=True)
     if most > 1:
         least = math.exp(-most)
         return exponent.exp_().sub_(least).div_(1.0 - least)

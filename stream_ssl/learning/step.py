@@ -136,7 +136,7 @@ class Step:
         It is built on first use, because torch then loads its compiler, which takes as long as
         torch itself. A check of the configuration needs no optimiser.
         """
-        return self._settings.build(self._parameters)
+        return self._optimisation.build(self._parameters)
 
     def run(
         self, batch: Batch[Tensor], number: int, update_due: bool, size: int, all_have: bool = True

@@ -110,3 +110,13 @@ def test_widths_that_no_rounding_carries_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         build()
+
+
+@pytest.mark.parametrize("score", [VonMisesFisher(0.01), Gaussian(0.01)])
+def test_a_sharp_score_has_no_numbers_that_are_slow_to_compute_with(score: Score) -> None:
+    cosine = torch.linspace(-1, 1, 10_001)
+    found, exact = score(cosine), score(cosine.double())
+    tiny = torch.finfo(torch.float32).tiny
+    assert ((found == 0) | (found >= tiny)).all()
+    assert 0 < float((found == 0).float().mean()) < 1
+    assert found.double().numpy() == pytest.approx(exact.numpy(), rel=1e-4, abs=2 * tiny)
