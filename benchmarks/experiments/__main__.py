@@ -16,7 +16,7 @@ from stream_ssl.app.failures import DONE, Failure, configuring, reported
 from stream_ssl.app.threads import share_cores
 
 if TYPE_CHECKING:
-    from benchmarks.experiments.data import Data
+    from benchmarks.experiments.data import LabelledData
     from benchmarks.experiments.work import Work
 
 NAMES = {
@@ -187,7 +187,7 @@ def reproduction(settings: Namespace, source: str | None) -> Work[Any]:
     )
 
 
-def load(settings: Namespace, source: str | None) -> Data:
+def load(settings: Namespace, source: str | None) -> LabelledData:
     """Read the training and test images, as 32 x 32 in colour."""
     from benchmarks.experiments.data import gather
     from stream_ssl.app.evaluate import sets

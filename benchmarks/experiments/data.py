@@ -26,7 +26,7 @@ class Images(NamedTuple):
         return len(self.label_N)
 
 
-class Data(NamedTuple):
+class LabelledData(NamedTuple):
     """Training images for the stream and the probes, and test images."""
 
     train: Images
@@ -34,7 +34,7 @@ class Data(NamedTuple):
     classes: int
 
 
-def gather(parts: Iterable[LabelledBatch]) -> Data:
+def gather(parts: Iterable[LabelledBatch]) -> LabelledData:
     """Gather all batches of a labelled set: references to train on and queries to test on.
 
     Raises:
@@ -61,7 +61,7 @@ def gather(parts: Iterable[LabelledBatch]) -> Data:
             f"the training images hold {classes} classes and none of {missing or 'another'}: a "
             "biased stream is drawn from two or more, numbered from 0 without a gap"
         )
-    return Data(train, _balanced(test), classes)
+    return LabelledData(train, _balanced(test), classes)
 
 
 def first_of_each(images: Images, each: int) -> Images:
@@ -76,14 +76,14 @@ def _balanced(images: Images) -> Images:
     return first_of_each(images, len(images))
 
 
-def store(data: Data, folder: Path) -> None:
+def store(data: LabelledData, folder: Path) -> None:
     """Write the data as arrays, which worker processes map instead of loading a copy each."""
     for name, images in (("train", data.train), ("test", data.test)):
         np.save(folder / f"{name}-images.npy", images.image_NHWC, allow_pickle=False)
         np.save(folder / f"{name}-labels.npy", images.label_N, allow_pickle=False)
 
 
-def stored(folder: Path) -> Data:
+def stored(folder: Path) -> LabelledData:
     """Return the data that `store` wrote, mapped from the files."""
     train, test = (
         Images(
@@ -92,7 +92,7 @@ def stored(folder: Path) -> Data:
         )
         for name in ("train", "test")
     )
-    return Data(train, test, int(train.label_N.max()) + 1)
+    return LabelledData(train, test, int(train.label_N.max()) + 1)
 
 
 class Biased:

@@ -14,13 +14,13 @@ from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
-from benchmarks.experiments.data import Data, stored
+from benchmarks.experiments.data import LabelledData, stored
 from benchmarks.experiments.results import Run
 
-Once = Callable[[Any, Data], dict[str, Any]]
+Once = Callable[[Any, LabelledData], dict[str, Any]]
 """Makes a run and returns its numbers. It is pickled by its import name."""
 
-DATA: Data | None = None
+DATA: LabelledData | None = None
 """The data of this worker process."""
 
 

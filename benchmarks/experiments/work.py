@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from benchmarks.experiments.data import Data, store
+from benchmarks.experiments.data import LabelledData, store
 from benchmarks.experiments.pool import finished
 from benchmarks.experiments.results import Results, Run
 from stream_ssl.app.demo import machine
@@ -46,7 +46,7 @@ class Work(ABC, Generic[R]):
         """Return all runs, the most informative first."""
 
     @abstractmethod
-    def once(self) -> Callable[[R, Data], dict[str, Any]]:
+    def once(self) -> Callable[[R, LabelledData], dict[str, Any]]:
         """Return a function that makes a run in a worker."""
 
     @abstractmethod
@@ -69,7 +69,7 @@ class Work(ABC, Generic[R]):
     def train(
         self,
         runs: Sequence[R],
-        load: Callable[[], Data],
+        load: Callable[[], LabelledData],
         workers: int,
         minutes: float | None,
         console: Console,

@@ -22,7 +22,7 @@ FORMAT = 1
 
 
 @dataclass(frozen=True)
-class Continual:
+class ContinualMeasures:
     """The accuracy on each task after each stage of a stream.
 
     Attributes:
@@ -84,7 +84,7 @@ class Evaluation:
 
     facts: Mapping[str, Any]
     measures: Mapping[str, Measures]
-    continual: Continual | None = None
+    continual: ContinualMeasures | None = None
     notes: Sequence[str] = field(default_factory=tuple)
 
     @property
@@ -133,7 +133,7 @@ def rows(evaluation: Evaluation) -> Iterator[tuple[str, list[str]]]:
     yield "effective rank", [f"{m.effective_rank:.1f} of {m.dim}" for m in all_measures]
 
 
-def continual_rows(found: Continual) -> Iterator[tuple[str, str]]:
+def continual_rows(found: ContinualMeasures) -> Iterator[tuple[str, str]]:
     """Yield (measure, its value) for the stages of the stream."""
     result = found.result
     yield "average accuracy", f"{100 * result.average_accuracy:.2f} %"
@@ -243,7 +243,7 @@ def _page(evaluation: Evaluation, names: Sequence[str]) -> Iterator[str]:
     yield "![Cosine similarity of pairs of one class and of two](similarity.png)"
 
 
-def _continual(found: Continual) -> Iterator[str]:
+def _continual(found: ContinualMeasures) -> Iterator[str]:
     yield f"## Stages of the stream\n\nkNN, k = {found.k}, among the references of all classes.\n"
     yield "| | |\n|---|---:|"
     for what, value in continual_rows(found):

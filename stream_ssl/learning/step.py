@@ -47,7 +47,7 @@ from stream_ssl.methods import Method
 from stream_ssl.methods.norm import synchronised
 
 
-class Keys(NamedTuple):
+class BatchKeys(NamedTuple):
     """Embeddings [B, D], and whether the memory accepts them: all finite and of unit norm."""
 
     keys_BD: Tensor
@@ -224,7 +224,7 @@ class Step:
 
     # -- Weights
 
-    def _update(self, batch: Batch[Tensor], number: int) -> tuple[Update, Keys]:
+    def _update(self, batch: Batch[Tensor], number: int) -> tuple[Update, BatchKeys]:
         """Make views, loss, gradient and optimiser step. Return the update and the batch's keys."""
         self._method.begin(number)
         rate = self._optimisation.learning_rate * self._schedule(number)
@@ -255,7 +255,7 @@ class Step:
             else:
                 self.optimiser.zero_grad(set_to_none=True)
                 self._buffers.restore()
-        keys = Keys(output.keys_BD, usable)
+        keys = BatchKeys(output.keys_BD, usable)
         grad_norm = grad_norm if skipped in (None, "gradient") else math.nan
         return Update(skipped, loss, grad_norm, rate, diagnostics, change), keys
 
@@ -286,21 +286,21 @@ class Step:
         self._method.after_update()
         return change
 
-    def _encode_batch(self, batch: Batch[Tensor]) -> Keys:
+    def _encode_batch(self, batch: Batch[Tensor]) -> BatchKeys:
         if len(batch):
             return self._encode(images_of(batch))
-        return Keys(self._memory.embeddings.new_empty(0, self._memory.dim), True)
+        return BatchKeys(self._memory.embeddings.new_empty(0, self._memory.dim), True)
 
-    def _encode(self, images_BCHW: Tensor) -> Keys:
+    def _encode(self, images_BCHW: Tensor) -> BatchKeys:
         """Return keys of images that are encoded only for the memory."""
         with self.timer("data"):
             view_BCHW = self._key_view(images_BCHW)
         return self._keys_of(view_BCHW)
 
-    def _keys_of(self, view_BCHW: Tensor) -> Keys:
+    def _keys_of(self, view_BCHW: Tensor) -> BatchKeys:
         with self.timer("forward"), self._autocast():
             keys_BD = self._method.encode_keys(view_BCHW)
-            return Keys(keys_BD, bool(to_host(is_usable(keys_BD))))
+            return BatchKeys(keys_BD, bool(to_host(is_usable(keys_BD))))
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(
@@ -315,7 +315,7 @@ class Step:
         with self.timer("data"):
             return draw_batch(self._memory, count, self._device, self._settings.draw)
 
-    def _measure(self, batch: Batch[Tensor], keys: Keys) -> CollisionStats | None:
+    def _measure(self, batch: Batch[Tensor], keys: BatchKeys) -> CollisionStats | None:
         """Return the collisions of a batch with the present memory."""
         if not keys.usable or not len(batch):
             return None
@@ -327,7 +327,7 @@ class Step:
             return CollisionStats(each_B.mean(), pairs, each_B * len(self._memory))
 
     def _admit(
-        self, batch: Batch[Tensor], keys: Keys
+        self, batch: Batch[Tensor], keys: BatchKeys
     ) -> tuple[CollisionStats | None, Admission | None]:
         """Measure the collisions of a batch, then let the batch join the memory."""
         collisions = self._measure(batch, keys)
@@ -347,7 +347,7 @@ class Step:
             )
         return collisions, admission
 
-    def _refresh(self, drawn: Batch[Tensor], keys: Keys) -> Mapping[str, Tensor]:
+    def _refresh(self, drawn: Batch[Tensor], keys: BatchKeys) -> Mapping[str, Tensor]:
         """Replace the keys in the slots of drawn samples by their fresh keys."""
         if not self._settings.write_back:
             return {}
@@ -358,9 +358,9 @@ class Step:
     def _refresh_nothing(self) -> None:
         """Take part in the other ranks' refresh, without any slots."""
         if self._refresh_together and self._settings.write_back:
-            self._replace(torch.empty(0, dtype=torch.int64), Keys(torch.empty(0), False))
+            self._replace(torch.empty(0, dtype=torch.int64), BatchKeys(torch.empty(0), False))
 
-    def _replace(self, slots_R: Tensor, keys: Keys) -> Tensor | None:
+    def _replace(self, slots_R: Tensor, keys: BatchKeys) -> Tensor | None:
         """Replace the embeddings of these slots, if the keys are usable.
 
         Returns:

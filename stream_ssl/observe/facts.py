@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from stream_ssl.observe.metric_spec import PREFIX, Role
 from stream_ssl.observe.metrics import WORKING
-from stream_ssl.observe.page.history import History
+from stream_ssl.observe.page.history import FigureHistory
 from stream_ssl.observe.watch import Figures, Rise
 
 WINDOW = 600.0
@@ -68,7 +68,7 @@ class Facts:
         role: Role,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.history = History(registry, role, clock)
+        self.history = FigureHistory(registry, role, clock)
         self._role, self._clock = role, clock
         names = [PREFIX + name for name in (*COUNTS[role], *GAUGES[role])]
         self._registry = registry.restricted_registry(sorted(names))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.experiments.data import Data, Images
+from benchmarks.experiments.data import Images, LabelledData
 from benchmarks.experiments.papers.arms import Arm, Experiment, Run, above
 from benchmarks.experiments.papers.presets import Preset
 from benchmarks.experiments.papers.work import Reproduction
@@ -32,7 +32,7 @@ def images(each: int, seed: int = 0) -> Images:
     return Images(draw.integers(0, 256, (len(label_N), 32, 32, 3), dtype=np.uint8), label_N)
 
 
-DATA = Data(images(10), images(4, seed=1), CLASSES)
+DATA = LabelledData(images(10), images(4, seed=1), CLASSES)
 
 
 def write_cifar(folder: Path) -> Path:

@@ -28,7 +28,7 @@ from stream_ssl.observe.metrics import LearnerMetrics, ReceiverMetrics
 from stream_ssl.observe.page import api
 from stream_ssl.observe.page import memory as memory_page
 from stream_ssl.observe.page.api import Sources
-from stream_ssl.observe.page.history import SERIES, History, Track
+from stream_ssl.observe.page.history import SERIES, FigureHistory, Track
 from stream_ssl.observe.page.memory import MemoryView
 from stream_ssl.observe.server import Server
 from stream_ssl.receiver.sessions import ProducerTable
@@ -366,7 +366,7 @@ def test_history_gives_values_rates_and_what_is_new() -> None:
     now = [100.0]
     metrics = LearnerMetrics(CollectorRegistry())
     wall = [9000.0]
-    history = History(metrics.registry, "learner", lambda: now[0], wall=lambda: wall[0])
+    history = FigureHistory(metrics.registry, "learner", lambda: now[0], wall=lambda: wall[0])
     for turn in range(5):
         metrics._families.set("loss", float(turn))
         history.sample()

@@ -11,7 +11,7 @@ from benchmarks.experiments import tables
 from benchmarks.experiments.findings import Found, Spread
 from benchmarks.experiments.papers import plots
 from benchmarks.experiments.papers.arms import Experiment
-from benchmarks.experiments.papers.verdicts import MEASURES, Verdict, verdicts
+from benchmarks.experiments.papers.verdicts import MEASURES, Judgement, verdicts
 from benchmarks.experiments.tables import Rows
 
 RULE = """Verdicts are computed from the runs. A claim *agrees* if the difference is above 0 with
@@ -74,7 +74,7 @@ def write(
     return path
 
 
-def tables_of(experiment: Experiment, found: Found, judged: Sequence[Verdict]) -> list[Rows]:
+def tables_of(experiment: Experiment, found: Found, judged: Sequence[Judgement]) -> list[Rows]:
     """Return a table of the claims, one table per accuracy, and one table of the other measures.
 
     A cell without a run is empty.
@@ -88,7 +88,7 @@ def tables_of(experiment: Experiment, found: Found, judged: Sequence[Verdict]) -
     return told
 
 
-def claims(judged: Sequence[Verdict]) -> Rows:
+def claims(judged: Sequence[Judgement]) -> Rows:
     """Return a row per claim: by how much its sum is above 0, in the paper and here."""
     rows = []
     for claim, paper, ours, p, word in judged:
@@ -153,7 +153,7 @@ def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
-def _summary(judged: Sequence[Verdict]) -> str:
+def _summary(judged: Sequence[Judgement]) -> str:
     words = [verdict.word for verdict in judged]
     parts = [
         f"{words.count(word)} {told}"

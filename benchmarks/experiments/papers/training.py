@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from benchmarks.experiments.data import Biased, Data, first_of_each
+from benchmarks.experiments.data import Biased, LabelledData, first_of_each
 from benchmarks.experiments.network import encoder
 from benchmarks.experiments.papers.arms import Arm, Experiment, Run
 from benchmarks.experiments.papers.presets import Preset
@@ -41,7 +41,7 @@ SCORES: dict[str, Score] = {
 
 
 def run_once(
-    experiment: Experiment, preset: Preset, run: Run, data: Data
+    experiment: Experiment, preset: Preset, run: Run, data: LabelledData
 ) -> dict[str, float | list[tuple[int, float]]]:
     """Train and evaluate; return the numbers of the run, and its traces as "trace.NAME"."""
     started = time.monotonic()
@@ -79,7 +79,7 @@ def views_of(arm: Arm, settings: Mapping[str, Any]) -> Views:
     return Views(32, crop=crop, colour=Colour(hue=settings["hue"]), blur=arm.blur)
 
 
-def build(run: Run, settings: Mapping[str, Any], data: Data, views: Views) -> Learner:
+def build(run: Run, settings: Mapping[str, Any], data: LabelledData, views: Views) -> Learner:
     """Return the learner of a run.
 
     Arms with the same network, batch, bias and seed start with the same weights and stream.

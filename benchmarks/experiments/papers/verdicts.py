@@ -53,7 +53,7 @@ MEASURES: Mapping[str, Measure] = {
 SIGNIFICANCE = 0.05
 
 
-class Verdict(NamedTuple):
+class Judgement(NamedTuple):
     """A judged claim.
 
     `paper` is the paper's own figure. `p` is the p-value after Holm's correction, None if unknown.
@@ -67,7 +67,7 @@ class Verdict(NamedTuple):
     word: str
 
 
-def verdicts(experiment: Experiment, found: Found) -> list[Verdict]:
+def verdicts(experiment: Experiment, found: Found) -> list[Judgement]:
     """Judge whether the sum of each claim is above 0.
 
     A claim agrees if its sum is above 0 and differs from 0 with p < 0.05, and disagrees if it is
@@ -87,7 +87,7 @@ def verdicts(experiment: Experiment, found: Found) -> list[Verdict]:
         word = "not settled" if ours.values else "not run"
         if p is not None and p < SIGNIFICANCE:
             word = "agrees" if ours.mean > 0 else "disagrees"
-        told.append(Verdict(claim, _paper(experiment, claim), ours, p, word))
+        told.append(Judgement(claim, _paper(experiment, claim), ours, p, word))
     return told
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.experiments import tables
-from benchmarks.experiments.data import Data
+from benchmarks.experiments.data import LabelledData
 from benchmarks.experiments.findings import Found
 from benchmarks.experiments.papers import report
 from benchmarks.experiments.papers.arms import Experiment, Run
@@ -51,7 +51,7 @@ class Reproduction(Work[Run]):
     def planned(self) -> list[Run]:
         return self.experiment.plan(self.preset.seeds, self.preset.repeat_all)
 
-    def once(self) -> Callable[[Run, Data], dict[str, Any]]:
+    def once(self) -> Callable[[Run, LabelledData], dict[str, Any]]:
         return partial(run_once, self.experiment, self.preset)
 
     def found(self) -> Found:

@@ -52,7 +52,7 @@ def _sample(images: Images, row: int) -> Sample:
     return Sample.from_array(images.image_NHWC[row], f"{row}", label=label)
 
 
-class Frames:
+class FrameBatches:
     """Batches of a source's frames, whose ids contain the number of the original image."""
 
     def __init__(self, source: Source, batch: int) -> None:
@@ -146,6 +146,6 @@ TITLES: Mapping[str, str] = {
 """The titles of the streams."""
 
 
-def frames(name: str, images: Images, batch: int, seed: int) -> Frames:
+def frames(name: str, images: Images, batch: int, seed: int) -> FrameBatches:
     """Return batches of the stream of this name."""
-    return Frames(STREAMS[name](images, seed), batch)
+    return FrameBatches(STREAMS[name](images, seed), batch)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.experiments.data import Data, first_of_each
+from benchmarks.experiments.data import LabelledData, first_of_each
 from benchmarks.experiments.network import ConvNet
 from benchmarks.experiments.study.arms import Run
 from benchmarks.experiments.study.streams import CLASSES, STRIDE, frames
@@ -52,7 +52,7 @@ class Settings:
         return {**asdict(self), "threads": THREADS}
 
 
-def run_once(settings: Settings, run: Run, data: Data) -> dict[str, Any]:
+def run_once(settings: Settings, run: Run, data: LabelledData) -> dict[str, Any]:
     """Train and evaluate; return the numbers of the run."""
     started = time.monotonic()
     views = Views(32, colour=Colour(hue=0.0))  # the stored results have no changes of hue
@@ -77,7 +77,7 @@ def run_once(settings: Settings, run: Run, data: Data) -> dict[str, Any]:
     }
 
 
-def build(run: Run, settings: Settings, data: Data, views: Views) -> Learner:
+def build(run: Run, settings: Settings, data: LabelledData, views: Views) -> Learner:
     """Return the learner of a run. Arms with the same seed share weights and stream."""
     seed_everything(run.seed, THREADS)
     encoder = ConvNet()

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.experiments import tables
-from benchmarks.experiments.data import Data
+from benchmarks.experiments.data import LabelledData
 from benchmarks.experiments.results import Results
 from benchmarks.experiments.study import claims, plots, report
 from benchmarks.experiments.study.arms import NOVEL, Run, plan
@@ -35,7 +35,7 @@ class Study(Work[Run]):
     def planned(self) -> list[Run]:
         return plan()
 
-    def once(self) -> Callable[[Run, Data], dict[str, Any]]:
+    def once(self) -> Callable[[Run, LabelledData], dict[str, Any]]:
         return partial(run_once, self.settings)
 
     def report(self, console: Console) -> None:

@@ -26,7 +26,7 @@ from stream_ssl.evaluation.labelled import Division, Reader
 from stream_ssl.evaluation.linear import PROBES
 from stream_ssl.evaluation.measures import Measures, check, measure, task_accuracies
 from stream_ssl.evaluation.neighbours import knn_accuracy
-from stream_ssl.evaluation.report import Continual, Evaluation, table, write
+from stream_ssl.evaluation.report import ContinualMeasures, Evaluation, table, write
 from stream_ssl.feed.decode import Payloads
 
 log = logging.getLogger("stream_ssl.evaluate")
@@ -210,7 +210,7 @@ def _tasks(settings: Namespace, encoded: Encoded) -> list[list[int]] | None:
     return tasks
 
 
-def _continual(found: Mapping[str, Encoded], tasks: list[list[int]], k: int) -> Continual:
+def _continual(found: Mapping[str, Encoded], tasks: list[list[int]], k: int) -> ContinualMeasures:
     def accuracies(encoded: Encoded) -> list[float]:
         result = knn_accuracy(
             encoded.query_QF, encoded.label_Q, encoded.reference_NF, encoded.label_N, k
@@ -219,7 +219,7 @@ def _continual(found: Mapping[str, Encoded], tasks: list[list[int]], k: int) -> 
 
     stages = [accuracies(found[STAGE.format(n + 1)]) for n in range(len(tasks))]
     before = accuracies(found["untrained"]) if "untrained" in found else None
-    return Continual(tasks, stages, before, k, summarise(stages, before))
+    return ContinualMeasures(tasks, stages, before, k, summarise(stages, before))
 
 
 def _notes(readers: Sequence[Reader], encoded: Encoded) -> list[str]:

@@ -120,7 +120,7 @@ class Track:
         return self._rows[max(0, len(self._rows) - behind - 1) :]
 
 
-class History:
+class FigureHistory:
     """The values of a process's metrics over time. Call `sample` every EVERY seconds.
 
     Args:
