@@ -20,7 +20,8 @@ from stream_ssl.observe.health import STARTING, Health
 from stream_ssl.observe.metrics import WORKING, LearnerMetrics
 from stream_ssl.observe.peers import ASK_EVERY, Peers
 from stream_ssl.observe.server import Server
-from stream_ssl.observe.watch import EVERY, Watch
+from stream_ssl.observe.trends import EVERY
+from stream_ssl.observe.watch import Watch, Watched
 
 log = logging.getLogger("stream_ssl.learner")
 
@@ -76,10 +77,12 @@ class LearnerServer:
             self.metrics.registry,
             self.health,
             self.metrics.light,
-            folders,
-            journal=settings.run / "journal",
-            checkpoint_seconds=settings.checkpoints.every_seconds,
-            first=rank == 0,
+            Watched(
+                folders,
+                journal=settings.run / "journal",
+                checkpoint_seconds=settings.checkpoints.every_seconds,
+                first=rank == 0,
+            ),
             hung=peers.hung,
         )
         stack.enter_context(Background("watch", watch.try_look, EVERY))

@@ -28,7 +28,8 @@ from stream_ssl.observe.metrics import ReceiverMetrics
 from stream_ssl.observe.page.producers import ProducersView
 from stream_ssl.observe.peers import ASK_EVERY, Peers
 from stream_ssl.observe.server import Server
-from stream_ssl.observe.watch import EVERY, Watch
+from stream_ssl.observe.trends import EVERY
+from stream_ssl.observe.watch import Watch, Watched
 from stream_ssl.receiver.access import Access
 from stream_ssl.receiver.receiver import Receiver
 from stream_ssl.receiver.records import ReceiverRecord
@@ -78,7 +79,12 @@ def receive(settings: Namespace, resolved: Mapping[str, Any], stop: threading.Ev
             stack.enter_context(Background("peers", peers.ask, ASK_EVERY))
             sources.hung = peers.why
             watch = Watch(
-                *("receiver", metrics.registry, health, metrics.light, folders), hung=peers.hung
+                "receiver",
+                metrics.registry,
+                health,
+                metrics.light,
+                Watched(folders),
+                hung=peers.hung,
             )
             stack.enter_context(Background("watch", watch.try_look, EVERY))
             access = access_of(settings, settings.run)

@@ -18,7 +18,7 @@ from stream_ssl.observe.conditions import (
     TABLE,
     plural,
 )
-from stream_ssl.observe.watch import seconds
+from stream_ssl.observe.trends import seconds
 
 Level = Literal["good", "watch", "bad", "wait"]
 State = Mapping[str, Any]

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from stream_ssl.observe.metric_spec import PREFIX, Role
 from stream_ssl.observe.metrics import WORKING
 from stream_ssl.observe.page.history import FigureHistory
-from stream_ssl.observe.watch import Figures, Rise
+from stream_ssl.observe.trends import Figures, Rise
 
 WINDOW = 600.0
 """Seconds that the counts by producer cover."""

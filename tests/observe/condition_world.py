@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from stream_ssl.observe.health import Health
 from stream_ssl.observe.metrics import LearnerMetrics, ReceiverMetrics
-from stream_ssl.observe.watch import Watch
+from stream_ssl.observe.watch import Watch, Watched
 from stream_ssl.receiver.records import ReceiverRecord
 
 
@@ -37,10 +37,9 @@ class World:
             metrics.registry,
             self.health,
             metrics.light,
-            folders,
+            Watched(folders or {}, **options),
             clock=clock,
             wall=lambda: self.wall,
-            **options,
         )
 
     def pass_(self, seconds: float, work: Callable[[], None] = lambda: None) -> None:

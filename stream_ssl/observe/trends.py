@@ -1,0 +1,215 @@
+"""A process's metrics over time: rises, silences, and how long a condition has been true."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.registry import RestrictedRegistry
+
+from stream_ssl.observe import conditions as at
+from stream_ssl.observe.metric_spec import PREFIX
+
+EVERY = 2.0
+"""Seconds between two looks."""
+GAPS_KEPT, LEAST_GAPS = 64, 3
+
+Finding = tuple[str, str, str]
+"""(condition's name, producer or "", sentence).
+
+An empty sentence stands for the condition's summary."""
+
+
+class Figures:
+    """The metrics at one moment.
+
+    Args:
+        registry: the registry to read.
+    """
+
+    def __init__(self, registry: CollectorRegistry | RestrictedRegistry) -> None:
+        self._samples: dict[str, list[tuple[Mapping[str, str], float]]] = defaultdict(list)
+        for family in registry.collect():
+            for sample in family.samples:
+                if sample.name.startswith(PREFIX):
+                    name = sample.name.removeprefix(PREFIX)
+                    self._samples[name].append((sample.labels, float(sample.value)))
+
+    def get(self, name: str, **labels: str) -> float:
+        """Return the sum over the series with these labels; NaN if there is none."""
+        found = [
+            value
+            for given, value in self._samples.get(name, ())
+            if all(given.get(label) == wanted for label, wanted in labels.items())
+        ]
+        return sum(found) if found else math.nan
+
+    def by(self, name: str, label: str, **only: str) -> dict[str, float]:
+        """Return the sums of a metric by the values of one label, over the series with `only`."""
+        sums: dict[str, float] = defaultdict(float)
+        for labels, value in self._samples.get(name, ()):
+            if all(labels.get(other) == wanted for other, wanted in only.items()):
+                sums[labels.get(label, "")] += value
+        return dict(sums)
+
+
+class Rise:
+    """The rise of counters within a sliding window.
+
+    Every counter starts at 0 with its process. Events before the first look count as a rise, such
+    as damage that is found while the journal is opened.
+
+    Args:
+        seconds: the length of the window.
+        clock: returns monotonic seconds.
+    """
+
+    def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
+        self._seconds, self._clock = seconds, clock
+        self._old: deque[tuple[float, Mapping[str, float]]] = deque([(clock(), {})])
+
+    def __call__(self, totals: Mapping[str, float]) -> dict[str, float]:
+        """Take the current totals, and return the rises. A total of NaN has a rise of NaN."""
+        now = self._clock()
+        while len(self._old) > 1 and self._old[1][0] <= now - self._seconds:
+            self._old.popleft()
+        before = self._old[0][1]
+        if len(self._old) == 1 or now - self._old[-1][0] >= self._seconds / 24:
+            known = {key: value for key, value in totals.items() if not math.isnan(value)}
+            self._old.append((now, known))
+        return {key: value - before.get(key, 0.0) for key, value in totals.items()}
+
+    @property
+    def span(self) -> float:
+        """Seconds that the rises cover."""
+        return self._clock() - self._old[0][0]
+
+
+class Held:
+    """The time for which conditions have been true without a break.
+
+    Args:
+        clock: returns monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._since: dict[str, float] = {}
+
+    def __call__(self, key: str, true: bool) -> float:
+        """Take the current state of a key, and return for how many seconds it has been true."""
+        if not true:
+            self._since.pop(key, None)
+            return 0.0
+        return self._clock() - self._since.setdefault(key, self._clock())
+
+
+class Silence:
+    """The time since each counter last changed, and the usual time between two changes.
+
+    Args:
+        clock: returns monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._last: dict[str, tuple[float, float]] = {}  # (value, time of change)
+        self._gaps: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=GAPS_KEPT))
+
+    def take(self, totals: Mapping[str, float]) -> None:
+        """Take the current totals."""
+        now = self._clock()
+        for key, value in totals.items():
+            before = self._last.get(key)
+            if before is None or value != before[0]:
+                if before is not None:  # an outage must not count as a usual gap
+                    self._gaps[key].append(min(now - before[1], self._limit(key)))
+                self._last[key] = (value, now)
+
+    def restart(self, key: str | None) -> None:
+        """Start the silence of one counter, or of all for None, again from now."""
+        now = self._clock()
+        for one, (value, _) in self._last.items():
+            if key in (None, one):
+                self._last[one] = (value, now)
+
+    def usual(self, key: str) -> float | None:
+        """Return the mean of the last gaps in seconds; None if there were fewer than LEAST_GAPS."""
+        gaps = self._gaps[key]
+        return statistics.fmean(gaps) if len(gaps) >= LEAST_GAPS else None
+
+    def too_long(self, key: str) -> float:
+        """Return the seconds of a silence that is too long; 0 if it is not."""
+        if key not in self._last:
+            return 0.0
+        silent = self._clock() - self._last[key][1]
+        return silent if silent > self._limit(key) else 0.0
+
+    def _limit(self, key: str) -> float:
+        usual = self.usual(key)
+        if usual is None:
+            return at.UNKNOWN_GAP_SECONDS
+        return max(at.SILENT_SECONDS, at.GAPS * usual)
+
+
+class Trends:
+    """The rises and the held conditions of a process, by key.
+
+    Args:
+        clock: returns monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._rises: dict[str, Rise] = {}
+        self.held = Held(clock)
+
+    def rise(self, key: str, window: float, totals: Mapping[str, float]) -> dict[str, float]:
+        """Return the rises of counters within `window` seconds. The key names the counters."""
+        if key not in self._rises:
+            self._rises[key] = Rise(window, self._clock)
+        return self._rises[key](totals)
+
+    def rise_of(self, name: str, figures: Figures, window: float) -> float:
+        """Return the rise of one counter within `window` seconds; NaN if there is none."""
+        return self.rise(name, window, {name: figures.get(name)})[name]
+
+    def span(self, key: str) -> float:
+        """Return the seconds that the rises of a key cover."""
+        return self._rises[key].span
+
+    def shares(
+        self, name: str, bad: Mapping[str, float], good: Mapping[str, float], says: str
+    ) -> Iterator[Finding]:
+        """Yield a finding for each producer whose share of bad samples is too large."""
+        worse = self.rise(f"{name} bad", at.BAD_SECONDS, bad)
+        better = self.rise(f"{name} good", at.BAD_SECONDS, good)
+        span = seconds(max(EVERY, self.span(f"{name} bad")))
+        for who, count in worse.items():
+            share = count / max(1.0, count + better.get(who, 0.0))
+            if count >= at.BAD_SAMPLES and share > at.BAD_SHARE:
+                yield name, who, says.format(share=share, who=who, span=span)
+
+
+def counted(counts: Mapping[str, float]) -> str:
+    """Return counts as text, such as "3 denied, 1 no-key"."""
+    return ", ".join(f"{count:.0f} {reason}" for reason, count in sorted(counts.items()))
+
+
+def percent(share: float) -> str:
+    """Return a share as text, such as "99.90 %". Only a share of 1 gives "100 %"."""
+    return "100 %" if share == 1 else f"{min(share, 0.9999):.2%}".replace("%", " %")
+
+
+def seconds(value: float) -> str:
+    """Return a duration as text: 45 s, 12 min, 3.5 h, 40 days."""
+    if value > 36_500 * 86_400:
+        return "more than 100 years"
+    for size, name in ((86_400, "days"), (3600, "h"), (60, "min")):
+        if value >= 2 * size or (value >= size and name == "min"):
+            shown = value / size
+            return f"{shown:.1f} {name}" if shown < 10 and name != "min" else f"{shown:.0f} {name}"
+    return f"{value:.1f} s" if value < 10 else f"{value:.0f} s"
