@@ -80,7 +80,7 @@ class Observers:
             self._prequential.consume(record)
             for shadow in self._shadows:
                 if (admission := shadow.consume(record)) is not None:
-                    self._metrics.admitted(shadow.name, admission)
+                    self._metrics.of_memories.admitted(shadow.name, admission)
             if self._held_out and (finding := self._held_out.consume(record)) is not None:
                 self._metrics.observe_held_out(finding)
         if (begun := self._clock()) >= self._next:
@@ -93,8 +93,8 @@ class Observers:
         memories = {WORKING: self._memory} | {s.name: s.memory for s in self._shadows}
         for name, memory in memories.items():
             counts = class_counts(memory.labels)
-            self._metrics.observe_memory(name, memory.stats(), counts)
-        self._metrics.observe_producers(self._memory.holdings())
+            self._metrics.of_memories.observe(name, memory.stats(), counts)
+        self._metrics.of_memories.observe_producers(self._memory.holdings())
         self._metrics.observe_collisions(
             self._collisions.measure(self._memory), near_duplicates(self._memory)
         )

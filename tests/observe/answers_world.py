@@ -113,9 +113,11 @@ class Run:
     def fills(self, classes: dict[int, int] | None = None, alike: float = 0.02) -> None:
         """A memory that is nearly full."""
         metrics = self.learner.learner
-        metrics.observe_memory("working", STATS, classes)
+        metrics.of_memories.observe("working", STATS, classes)
         metrics.observe_collisions(None, alike)
-        metrics.observe_producers({"yard": Holding(300, 170), "gate": Holding(700, 170)})
+        metrics.of_memories.observe_producers(
+            {"yard": Holding(300, 170), "gate": Holding(700, 170)}
+        )
 
     def starts(self) -> None:
         for world in self.worlds.values():

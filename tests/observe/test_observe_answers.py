@@ -11,8 +11,9 @@ import pytest
 from answers_world import NEGATIVES, Run, origins
 
 from stream_ssl.learning.divergence import Divergence
-from stream_ssl.observe import metrics as exported
+from stream_ssl.observe import families as exported
 from stream_ssl.observe.answers import Answer, answers, problems_of
+from stream_ssl.observe.watch import Watched
 
 QUESTIONS = ["Learning", "Health", "Producers", "Memory", "To do"]
 CHANCE = f"{math.log(NEGATIVES + 1):.2f}"
@@ -189,7 +190,7 @@ def test_a_full_disk_is_the_first_thing_to_do(
 ) -> None:
     monkeypatch.setattr(exported.shutil, "disk_usage", lambda _: SimpleNamespace(free=5e7))
     run = Run()
-    run.receiver.watch._folders = {"journal": tmp_path}
+    run.receiver.watch._watched = Watched({"journal": tmp_path})
     run.receiver.receiver._families.watch({"journal": tmp_path})
     run.receiver.health.set("journal", False, "no space left")
     run.receiver.health.set("credit", False, "no producer may send: the disk is full")

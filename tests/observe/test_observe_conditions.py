@@ -22,7 +22,7 @@ from stream_ssl.batch import Offset, Origin
 from stream_ssl.learning.checkpoint import CheckpointRecord
 from stream_ssl.learning.divergence import Divergence
 from stream_ssl.learning.records import Idle
-from stream_ssl.observe import metrics as exported
+from stream_ssl.observe import families as exported
 from stream_ssl.observe.conditions import TABLE, plural
 from stream_ssl.observe.server import Server
 

@@ -24,7 +24,8 @@ from stream_ssl.memory import MemoryStats
 from stream_ssl.memory.process_group import RankGroup
 from stream_ssl.memory.shares import Holding
 from stream_ssl.observe import catalogue
-from stream_ssl.observe.metrics import LIMIT, LearnerMetrics, ReceiverMetrics, settings
+from stream_ssl.observe.families import LIMIT, settings
+from stream_ssl.observe.metrics import LearnerMetrics, ReceiverMetrics
 from stream_ssl.receiver.records import ReceiverRecord
 
 
@@ -159,8 +160,8 @@ def test_a_step() -> None:
 def test_near_duplicates_are_counted_by_memory() -> None:
     metrics = learner()
     metrics.consume(step(admission=admission(4, refused=3, duplicates=5, merged=2)))
-    metrics.admitted("queue", admission(4))
-    metrics.admitted("queue", admission(4, duplicates=1))
+    metrics.of_memories.admitted("queue", admission(4))
+    metrics.of_memories.admitted("queue", admission(4, duplicates=1))
     counted = {
         memory: [
             value(metrics, name, memory=memory)
@@ -363,7 +364,7 @@ def class_slots(metrics: LearnerMetrics, label: str) -> float | None:
 
 def test_memory() -> None:
     metrics = learner()
-    metrics.observe_memory("working", stats(), Counter({0: 4, 1: 4}))
+    metrics.of_memories.observe("working", stats(), Counter({0: 4, 1: 4}))
     expected = {
         "memory_slots": 8,
         "memory_capacity_slots": 16,
@@ -397,8 +398,8 @@ def test_memory() -> None:
 
 def test_a_class_that_left_the_memory_goes_to_zero() -> None:
     metrics = learner()
-    metrics.observe_memory("working", stats(), {0: 4, 9: 4})
-    metrics.observe_memory("working", stats(), {0: 8})
+    metrics.of_memories.observe("working", stats(), {0: 4, 9: 4})
+    metrics.of_memories.observe("working", stats(), {0: 8})
     assert class_slots(metrics, "0") == 8
     assert class_slots(metrics, "9") == 0
     assert value(metrics, "memory_class_entropy_nats", memory="working") == 0
@@ -406,10 +407,10 @@ def test_a_class_that_left_the_memory_goes_to_zero() -> None:
 
 def test_classes_beyond_63_are_folded() -> None:
     metrics = learner()
-    metrics.observe_memory("working", stats(), {63: 1, 64: 2, 1_000_000: 3})
+    metrics.of_memories.observe("working", stats(), {63: 1, 64: 2, 1_000_000: 3})
     assert class_slots(metrics, "63") == 1
     assert class_slots(metrics, "other") == 5
-    metrics.observe_memory("working", stats(), dict.fromkeys(range(500), 1))
+    metrics.of_memories.observe("working", stats(), dict.fromkeys(range(500), 1))
     assert class_slots(metrics, "0") == 1
     assert class_slots(metrics, "other") == 500 - 64
 
@@ -584,14 +585,18 @@ def producer_slots(metrics: LearnerMetrics, producer: str) -> list[float | None]
 
 def test_slots_by_producer() -> None:
     metrics = learner()
-    metrics.observe_producers({"robot": Holding(12, 4), "yard": Holding(3, 4), None: Holding(1, 0)})
+    metrics.of_memories.observe_producers(
+        {"robot": Holding(12, 4), "yard": Holding(3, 4), None: Holding(1, 0)}
+    )
     assert producer_slots(metrics, "robot") == [12, 4]
     assert producer_slots(metrics, "yard") == [3, 4]
     assert producer_slots(metrics, "other") == [1, 0]
-    metrics.observe_producers({"robot": Holding(16, 8)})
+    metrics.of_memories.observe_producers({"robot": Holding(16, 8)})
     assert producer_slots(metrics, "robot") == [16, 8]
     assert producer_slots(metrics, "yard") == [0, 0]
-    metrics.observe_producers({f"camera {number}": Holding(1, 1) for number in range(400)})
+    metrics.of_memories.observe_producers(
+        {f"camera {number}": Holding(1, 1) for number in range(400)}
+    )
     told = [producer_slots(metrics, f"camera {number}") for number in range(400)]
     there = [one for one in told if one != [None, None]]
     others = producer_slots(metrics, "other")

@@ -1,0 +1,275 @@
+"""The metrics of one role for Prometheus, with a bound on the values of each label."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import platform
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    PlatformCollector,
+    ProcessCollector,
+    disable_created_metrics,
+)
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from stream_ssl import __version__
+from stream_ssl.observe import conditions
+from stream_ssl.observe.catalogue import CLASSES, PRODUCERS, RESTARTS, of_role
+from stream_ssl.observe.metric_spec import PREFIX, Role, Spec
+
+# Prometheus does not use the `_created` series, which would double the number of series.
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
+OTHER = "other"
+
+LIMIT = 65
+"""The most values of one label. Further values count as "other"."""
+
+Family = Counter | Gauge | Histogram
+
+
+class Measured(Collector):
+    """A collector for a gauge that leaves out values that nobody has set.
+
+    The client library would export them as 0.
+    """
+
+    def __init__(self, gauge: Gauge) -> None:
+        self._gauge = gauge
+
+    def describe(self) -> Iterable[Metric]:
+        """Return the name and the help of the gauge, without a value."""
+        return self._gauge.describe()
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the family with the values that have been set."""
+        for family in self._gauge.collect():
+            family.samples = [one for one in family.samples if not math.isnan(one.value)]
+            yield family
+
+
+class Labels:
+    """A bounded set of the values of one label: known values, new values, then "other".
+
+    Values such as classes and producers come from outside. Without a bound, each new value would
+    add a series for the life of the process.
+
+    Args:
+        known: values that are known in advance.
+        limit: the most values. Further values become "other".
+    """
+
+    def __init__(self, known: Iterable[str] = (), limit: int = LIMIT) -> None:
+        self.values = dict.fromkeys(known)
+        self._limit = limit
+
+    def fold(self, value: str) -> str:
+        """Return the value, or "other" if there are already too many values."""
+        if value in self.values:
+            return value
+        if len(self.values) >= self._limit:
+            return OTHER
+        self.values[value] = None
+        return value
+
+
+class Families:
+    """The metrics of one role.
+
+    Args:
+        registry: the registry for the metrics. Each process, and each test, has its own.
+        role: "receiver" or "learner".
+        known: the label values that are known in advance, by label name or "metric.label". Counters
+            with these values start at 0.
+        config: the settings to export as labels of config_info.
+    """
+
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        role: Role,
+        known: Mapping[str, Iterable[str]],
+        config: Mapping[str, object] | None = None,
+    ) -> None:
+        self.registry = registry
+        self.role = role
+        self._specs = of_role(role)
+        self._known = {name: tuple(values) for name, values in known.items()}
+        self._labels: dict[tuple[str, str], Labels] = {}
+        self._families: dict[str, Family] = {}
+        for spec in self._specs:
+            if spec.kind != "info":
+                self._families[spec.name] = self._create(spec)
+        ProcessCollector(registry=registry)
+        PlatformCollector(registry=registry)
+        self._describe(config or {})
+        self.add("restarts_total", int(os.environ.get(RESTARTS, 0)))
+        self.set("starting", 1.0)
+        self._were_lit: set[tuple[str, str]] = set()
+        self.light({})
+
+    def add(self, name: str, value: float = 1.0, /, **labels: str) -> None:
+        """Add to a counter."""
+        child = self._child(name, labels)
+        assert isinstance(child, Counter), f"{name} is not a counter"
+        child.inc(value)
+
+    def set(self, name: str, value: float, /, **labels: str) -> None:
+        """Set a gauge."""
+        child = self._child(name, labels)
+        assert isinstance(child, Gauge), f"{name} is not a gauge"
+        child.set(value)
+
+    def observe(self, name: str, value: float, /, **labels: str) -> None:
+        """Add a value to a histogram."""
+        child = self._child(name, labels)
+        assert isinstance(child, Histogram), f"{name} is not a histogram"
+        child.observe(value)
+
+    def light(self, lit: Mapping[tuple[str, str], bool]) -> None:
+        """Export the conditions that are present, by name and producer. All others are 0."""
+        shown = dict.fromkeys(
+            {(one.name, "") for one in conditions.of_role(self.role)} | self._were_lit, False
+        )
+        self._were_lit |= set(lit)
+        for (name, producer), value in {**shown, **lit}.items():
+            if not value:  # before the 1s, because several producers may share "other"
+                self.set("condition", 0.0, name=name, producer=producer)
+        for name, producer in lit:
+            self.set("condition", 1.0, name=name, producer=producer)
+
+    def describe(self, config: Mapping[str, object]) -> None:
+        """Export settings as labels of config_info. They replace the earlier settings."""
+        self._config.info(settings(config))
+
+    def fill(self, record: object, /, **labels: str) -> None:
+        """Fill the metrics whose `Spec.field` names an attribute of the record.
+
+        A value that is None or not finite leaves its metric unchanged.
+
+        Args:
+            record: a record of the class that `Spec.field` names.
+            labels: further labels of the metrics.
+        """
+        put = {"counter": self.add, "gauge": self.set, "histogram": self.observe}
+        for spec in self._specs:
+            owner, _, name = spec.field.partition(".")
+            value = getattr(record, name) if owner == type(record).__name__ else None
+            if isinstance(value, Mapping):
+                for label, part in value.items():
+                    put[spec.kind](spec.name, part, **labels, **{spec.labels[0]: label})
+            elif value is not None and math.isfinite(value):
+                put[spec.kind](spec.name, value, **labels)
+
+    def fold(self, name: str, label: str, value: str) -> str:
+        """Return the value, or "other" if this label already has too many values."""
+        return self._labels[name, label].fold(value)
+
+    def compute(self, name: str, value: Callable[[], float], /, **labels: str) -> None:
+        """Compute a gauge whenever it is read. It has no value while the result is NaN."""
+        child = self._child(name, labels)
+        assert isinstance(child, Gauge), f"{name} is not a gauge"
+        child.set_function(value)
+
+    def watch(self, folders: Mapping[str, Path]) -> None:
+        """Export the free space of the disks of these folders, by name."""
+        for name, folder in folders.items():
+            self.compute("disk_free_bytes", partial(free, folder), folder=name)
+
+    def _child(self, name: str, labels: Mapping[str, str]) -> Family:
+        family = self._families[name]
+        if not labels:
+            return family
+        bounded = {label: self._labels[name, label].fold(labels[label]) for label in labels}
+        return family.labels(**bounded)
+
+    def _create(self, spec: Spec) -> Family:
+        # The library appends the unit itself, and shows it as UNIT in OpenMetrics.
+        stem = spec.full_name.removesuffix("_total")
+        unit = spec.unit if spec.unit and stem.endswith(f"_{spec.unit}") else ""
+        family: Family
+        if spec.kind == "counter":
+            family = Counter(stem, spec.help, spec.labels, registry=self.registry, unit=unit)
+        elif spec.kind == "gauge":
+            family = Gauge(stem, spec.help, spec.labels, registry=None, unit=unit)
+            self.registry.register(Measured(family))
+        else:
+            family = Histogram(
+                stem,
+                spec.help,
+                spec.labels,
+                registry=self.registry,
+                unit=unit,
+                buckets=spec.buckets,
+            )
+        for label in spec.labels:
+            known = self._known.get(f"{spec.name}.{label}", self._known.get(label, ()))
+            limit = PRODUCERS if label == "producer" else LIMIT
+            self._labels[spec.name, label] = Labels(known, limit)
+        if isinstance(family, Gauge):
+            if not spec.labels:
+                family.set(math.nan)
+            return family
+        values = [tuple(self._labels[spec.name, label].values) for label in spec.labels]
+        if spec.labels:
+            for combination in itertools.product(*values):
+                family.labels(*combination)
+        return family
+
+    def _describe(self, config: Mapping[str, object]) -> None:
+        specs = {spec.name: spec for spec in of_role(self.role) if spec.kind == "info"}
+        build = {"version": __version__, "role": self.role, "python": platform.python_version()}
+        if self.role == "learner":
+            build["torch"] = metadata.version("torch")
+        for name, values in (("build_info", build), ("config_info", settings(config))):
+            stem = PREFIX + name.removesuffix("_info")
+            info = Info(stem, specs[name].help, registry=self.registry)
+            info.info(values)
+        self._config = info
+
+
+def free(folder: Path) -> float:
+    """Return the free bytes on the disk of a folder; NaN if the system gives an error."""
+    try:
+        return float(shutil.disk_usage(folder).free)
+    except OSError:
+        return math.nan
+
+
+def settings(config: Mapping[str, object], limit: int = 256) -> dict[str, str]:
+    """Return nested settings as labels.
+
+    `{"loss": {"temperature": 0.2}}` becomes loss_temperature="0.2". There are at most `limit`
+    labels, of at most 128 characters each. Settings that look like a secret are left out.
+    """
+    flat: dict[str, str] = {}
+    for key, value in config.items():
+        if re.search("secret|password|token", key):
+            continue
+        name = re.sub(r"[^a-z0-9_]", "_", key.lower()).strip("_") or "value"
+        if name[0].isdigit():  # a label must not begin with a digit
+            name = f"setting_{name}"
+        if isinstance(value, Mapping):
+            flat.update({f"{name}_{inner}": text for inner, text in settings(value).items()})
+        elif value is not None:
+            flat[name] = str(value)[:128]
+    return dict(itertools.islice(flat.items(), limit))
+
+
+def class_label(label: int) -> str:
+    """Return the value of the label "class" for a class."""
+    return str(label) if 0 <= label < CLASSES else OTHER
