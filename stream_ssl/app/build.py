@@ -49,6 +49,7 @@ from stream_ssl.memory.eviction import Policy
 from stream_ssl.memory.process_group import SINGLE_PROCESS, RankGroup
 from stream_ssl.methods import Method
 from stream_ssl.observe.held_out import HeldOutProbe
+from stream_ssl.observe.loggers import Logger, TensorBoard
 from stream_ssl.observe.prequential import Prequential
 from stream_ssl.observe.shadow import Shadow, StepDescriptor
 
@@ -278,6 +279,24 @@ def held_out(settings: Namespace, learner: Learner) -> HeldOutProbe | None:
     return HeldOutProbe(settings.observe.held_out, decoder(settings), features)
 
 
+def loggers(settings: Namespace, config: Mapping[str, Any]) -> dict[str, Callable[[int], Logger]]:
+    """Return a function for each logger that opens it at a step.
+
+    Args:
+        settings: the settings.
+        config: the resolved configuration, as plain values.
+
+    Raises:
+        ModuleNotFoundError: a logger is not installed.
+    """
+    found: dict[str, Callable[[int], Logger]] = {}
+    if "tensorboard" in settings.loggers:
+        importlib.import_module("torch.utils.tensorboard")
+        folder = settings.run / "tensorboard"
+        found["tensorboard"] = lambda step: TensorBoard(folder, config, step)
+    return found
+
+
 def check_device(device: str, option: str = "--device") -> None:
     """Reject a device that this machine lacks.
 
@@ -386,6 +405,7 @@ def dry_run(settings: Namespace, ranks: int = 1) -> Learner:
         shadows(settings, built.method.dim)
         prequential(settings)
         held_out(settings, built)
+        loggers(settings, {})
     return built
 
 

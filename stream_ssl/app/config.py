@@ -47,6 +47,7 @@ LEARNER_SECTIONS = (
     "checkpoints",
     "observe",
     "classes",
+    "loggers",
     "ranks",
 )
 
@@ -323,6 +324,7 @@ def _add_learner(parser: ArgumentParser) -> None:
     from stream_ssl.memory import WorkingMemory
     from stream_ssl.memory.eviction import Policy
     from stream_ssl.methods import Method
+    from stream_ssl.observe import loggers
     from stream_ssl.observe.held_out import HeldOut
     from stream_ssl.observe.prequential import Prequential
 
@@ -399,6 +401,12 @@ def _add_learner(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--classes", type=int, default=0, help="number of classes, if labels are known"
+    )
+    parser.add_argument(
+        "--loggers",
+        type=list[loggers.Name],
+        default=[],
+        help="loggers that also get the metrics and pictures of the memory: tensorboard",
     )
 
 
@@ -649,7 +657,7 @@ def _carry(parser: ArgumentParser, sections: Sequence[str], role: str) -> None:
     for name in sections:
         parser.add_argument(
             f"--{name}",
-            type=dict | int | str | None,
+            type=dict | list | int | str | None,
             default=None,
             help=f"a section of the {role}; stream-ssl {role} --help lists its options",
         )

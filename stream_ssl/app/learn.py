@@ -24,6 +24,7 @@ from stream_ssl.app.receiver_link import ReceiverLink
 from stream_ssl.app.saver import Saver
 from stream_ssl.app.signals import Stop
 from stream_ssl.app.warm_start import warm_start
+from stream_ssl.background import Background
 from stream_ssl.batch import START, Offset
 from stream_ssl.feed.batches import Batches
 from stream_ssl.feed.journal_tasks import JournalReplaced, JournalShare
@@ -36,6 +37,8 @@ from stream_ssl.learning.ranks import Ranks
 from stream_ssl.learning.records import CheckpointDue, Idle, ReloadDue, StepRecord
 from stream_ssl.learning.saved import Saved, originals_of
 from stream_ssl.memory.process_group import RankLost
+from stream_ssl.observe.loggers import EVERY as LOG_EVERY
+from stream_ssl.observe.loggers import Logging
 from stream_ssl.observe.page.memory import MemoryView
 from stream_ssl.observe.recent_rank import RecentRank
 from stream_ssl.observe.slot_history import VerdictFeed
@@ -128,6 +131,11 @@ class Process:
         self._step_log = StepLog(log)
         self._view = server.page.memory = MemoryView(self.learner.memory, self.learner.origins)
         stack.callback(self._view.close)  # before the server, which would wait for the view
+        if settings.loggers and group.group.rank == 0:
+            openers = build.loggers(settings, config)
+            logs = Logging(openers, self._metrics.registry, self._view)
+            stack.callback(logs.close)
+            stack.enter_context(Background("loggers", logs.write, LOG_EVERY))
         sender = VerdictSender(part.folder)
         stack.callback(sender.close)
         self._verdicts = VerdictFeed(self._view.slots, sender)

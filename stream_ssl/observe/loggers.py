@@ -1,0 +1,181 @@
+"""Loggers: the learner's metrics, its configuration and pictures of its memory in TensorBoard.
+
+Shapes: n slots, C H W image.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+import yaml
+from prometheus_client import CollectorRegistry
+from torch import Tensor
+
+from stream_ssl.observe.metric_spec import PREFIX
+from stream_ssl.observe.page.memory import MemoryView
+from stream_ssl.observe.page.step_jobs import Busy
+from stream_ssl.rate_limited_logger import RateLimitedLogger
+
+log = logging.getLogger(__name__)
+
+EVERY = 30.0
+"""Seconds between two rows of scalars."""
+PICTURES_EVERY = 600.0
+"""Seconds between two mosaics."""
+MOSAIC = 64
+"""The most slots of a mosaic."""
+
+Name = Literal["tensorboard"]
+
+
+class Logger(Protocol):
+    """A logger, used from one thread. Any method may raise any exception."""
+
+    def scalars(self, values: Mapping[str, float], step: int) -> None: ...
+    def picture(self, name: str, image_CHW: Tensor, step: int) -> None: ...
+    def close(self) -> None: ...
+
+
+class TensorBoard:
+    """Event files that `tensorboard --logdir RUN` shows.
+
+    Args:
+        folder: the folder of the event files.
+        config: the resolved configuration, shown as text.
+        step: the step at which the run continues. Events of later steps of an earlier process are
+            hidden.
+
+    Raises:
+        ModuleNotFoundError: tensorboard is not installed.
+        OSError: the folder cannot be written.
+    """
+
+    def __init__(self, folder: Path, config: Mapping[str, Any], step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        writer: Any = SummaryWriter
+        self._writer = writer(str(folder), purge_step=step, flush_secs=int(EVERY))
+        text = yaml.safe_dump(dict(config), sort_keys=False)
+        self._writer.add_text("configuration", "    " + text.replace("\n", "\n    "), step)
+
+    def scalars(self, values: Mapping[str, float], step: int) -> None:
+        """Write values by name."""
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def picture(self, name: str, image_CHW: Tensor, step: int) -> None:
+        """Write a picture, uint8."""
+        self._writer.add_image(name, image_CHW, step)
+
+    def close(self) -> None:
+        """Write the rest."""
+        self._writer.close()
+
+
+class Logging:
+    """A thread that writes the learner's metrics and pictures of its memory to loggers.
+
+    The scalars are the values of all gauges and counters that Prometheus reads, under the same
+    names. A logger that fails is opened again at the next row. The run goes on, and a warning says
+    so at most once a minute. Training never waits for a logger.
+
+    Args:
+        openers: opens each logger at a step, by name.
+        registry: the learner's metrics.
+        view: the memory; it is asked between two steps.
+        clock: returns monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        openers: Mapping[str, Callable[[int], Logger]],
+        registry: CollectorRegistry,
+        view: MemoryView | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._openers, self._registry, self._view = openers, registry, view
+        self._clock, self._pictures_at = clock, clock() + EVERY
+        self._open: dict[str, Logger] = {}
+        self._log = RateLimitedLogger(log, seconds=60.0)
+        self._lock = threading.Lock()  # the end of a run may meet the thread
+
+    def write(self) -> None:
+        """Write a row of scalars, and a mosaic if it is due. Never raises an exception."""
+        with self._lock:
+            values = scalars(self._registry)
+            step = int(values.get("step", 0))
+            mosaic = self._mosaic() if self._clock() >= self._pictures_at else None
+            for name, opener in self._openers.items():
+                try:
+                    if name not in self._open:
+                        self._open[name] = opener(step)
+                    self._open[name].scalars(values, step)
+                    if mosaic is not None:
+                        self._open[name].picture("memory", mosaic, step)
+                except Exception as error:  # loggers raise errors of any type
+                    self._fail(name, error)
+
+    def close(self) -> None:
+        """Write a last row, and close all loggers. Never raises an exception."""
+        self._pictures_at = math.inf  # the learner's thread no longer answers
+        self.write()
+        for name, logger in [*self._open.items()]:
+            try:
+                logger.close()
+            except Exception as error:
+                self._fail(name, error)
+
+    def _fail(self, name: str, error: Exception) -> None:
+        self._open.pop(name, None)
+        text = f"the logger {name} failed, training continues: {type(error).__name__}: {error}"
+        self._log.warning(name, text)
+
+    def _mosaic(self) -> Tensor | None:
+        """Return evenly spaced slots side by side, uint8 [C, H, W]; None if there is no picture."""
+        self._pictures_at = self._clock() + PICTURES_EVERY
+        if self._view is None or not (most := min(MOSAIC, self._view.reader.most_pictures)):
+            return None
+        try:
+            held = len(self._view.snapshot())
+            slots = torch.linspace(0, held - 1, min(most, held)).long().tolist()
+            if not slots:
+                return None
+            reader = self._view.reader
+            _, image_nCHW = self._view.jobs.ask(lambda: reader.images(slots))
+        except Busy:
+            self._pictures_at = self._clock() + EVERY
+            return None
+        return tiled(image_nCHW)
+
+
+def tiled(image_nCHW: Tensor) -> Tensor:
+    """Return images in a square of rows, [C, H, W]. Black images fill the last row."""
+    count, channels, high, wide = image_nCHW.shape
+    columns = math.ceil(math.sqrt(count))
+    rows = math.ceil(count / columns)
+    cells = image_nCHW.new_zeros(rows * columns, channels, high, wide)
+    cells[:count] = image_nCHW
+    grid = cells.reshape(rows, columns, channels, high, wide).permute(2, 0, 3, 1, 4)
+    return grid.reshape(channels, rows * high, columns * wide)
+
+
+def scalars(registry: CollectorRegistry) -> dict[str, float]:
+    """Return the finite values of our gauges and counters, by name without prefix.
+
+    Labels follow the name: "memory_slots/working".
+    """
+    return {
+        "/".join([sample.name.removeprefix(PREFIX), *sample.labels.values()]): sample.value
+        for family in registry.collect()
+        if family.type in ("gauge", "counter") and family.name.startswith(PREFIX)
+        for sample in family.samples
+        if math.isfinite(sample.value) and not sample.name.endswith("_created")
+    }

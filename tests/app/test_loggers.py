@@ -1,0 +1,36 @@
+"""A run with a logger in its configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from harness import BATCH, TINY, processes, stop, until
+
+from stream_ssl.app.commands import check
+
+
+@pytest.mark.timeout(300)
+def test_a_run_writes_its_metrics_and_configuration_for_tensorboard(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with processes(tmp_path / "run", TINY | {"loggers": ["tensorboard"]}) as run:
+        daemon = run.start("run", str(run.config))
+        assert run.produce(10 * BATCH).wait(60) == 0, run.log("robot")
+        until(lambda: run.metric("trained_samples_total") == 10 * BATCH, lambda: run.log("run"))
+        assert stop(daemon) == 0, run.log("run")
+    found = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
+    last = found.Scalars("trained_samples_total")[-1]
+    assert (last.step, last.value) == (10, 10 * BATCH)
+    assert "configuration/text_summary" in found.Tags()["tensors"]
+
+
+def test_a_logger_that_is_none_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text('{"run": "runs/a", "loggers": ["printer"]}')
+    with pytest.raises(SystemExit) as end:
+        check.main([str(file)])
+    assert end.value.code == 2
+    assert "printer" in capsys.readouterr().err
