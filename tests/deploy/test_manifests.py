@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -58,7 +59,8 @@ def missing(given: Any, found: Any, path: str = "") -> list[str]:
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not here")
 def test_prometheus_takes_its_file(tmp_path: Path) -> None:
-    shutil.copy(DEPLOY / "prometheus" / "alerts.yml", tmp_path)
+    for name in ("alerts.yml", "watchdog.yml"):
+        shutil.copy(DEPLOY / "prometheus" / name, tmp_path)
     text = (DEPLOY / "compose" / "prometheus.yml").read_text()
     token = tmp_path / "http.token"
     token.write_text("x")
@@ -66,6 +68,36 @@ def test_prometheus_takes_its_file(tmp_path: Path) -> None:
         text.replace("/etc/stream-ssl/keys/http.token", str(token))
     )
     run("promtool", "check", "config", tmp_path / "prometheus.yml")
+
+
+@pytest.mark.skipif(shutil.which("amtool") is None, reason="amtool is not here")
+@pytest.mark.parametrize(
+    ("labels", "receiver"),
+    [
+        ({"alertname": "StreamSslDown", "severity": "critical"}, "people"),
+        ({"alertname": "StreamSslLag", "severity": "warning"}, "people"),
+        ({"alertname": "StreamSslWatchdog", "severity": "none"}, "watchdog"),
+    ],
+)
+def test_alertmanager_sends_each_alert_where_it_belongs(
+    labels: dict[str, str], receiver: str, tmp_path: Path
+) -> None:
+    """Also with the addresses that the comments show."""
+    text = (DEPLOY / "compose" / "alertmanager.yml").read_text()
+    filled = re.sub(r"^    # (\w+_configs: )", r"    \1", text, flags=re.MULTILINE)
+    assert filled.count("_configs:") == 3
+    for number, content in enumerate((text, filled)):
+        file = tmp_path / f"{number}.yml"
+        file.write_text(content)
+        run("amtool", "check-config", file)
+        pairs = [f"{name}={value}" for name, value in labels.items()]
+        found = run("amtool", "config", "routes", "test", f"--config.file={file}", *pairs)
+        assert found.strip() == receiver
+
+
+def test_the_release_workflow_is_of_the_schema() -> None:
+    file = DEPLOY.parent / ".github" / "workflows" / "release.yml"
+    run(BIN / "check-jsonschema", "--builtin-schema", "vendor.github-workflows", file)
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not here")
