@@ -138,7 +138,7 @@ def _learning(learner: State, problems: Sequence[Mapping[str, Any]]) -> Answer:
         return Answer("Learning", level, _sentences([why, *numbers]), links)
     if not accuracy:
         level = "good" if chance is None or loss is None or loss < chance else "watch"
-        numbers.append("The stream has no labels, so no accuracy is known")
+        numbers.append("No accuracy is known: it needs labels or a held-out set")
     pace = f"{plural(updates, 'update')} in the last {seconds(facts['updates_span'])}"
     return Answer("Learning", level, _sentences([*numbers, pace]), links)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -43,6 +44,7 @@ GAUGES: Mapping[Role, tuple[str, ...]] = {
     "learner": (
         "steps_total",
         "producer_slots",
+        "producer_guaranteed_slots",
         "memory_class_slots",
         "loss_diagnostic",
         "held_out_class_accuracy",
@@ -109,6 +111,29 @@ class Facts:
             "classes": _classes(figures),
             "producers": _uses(counts, figures.by("producer_slots", "producer")),
         }
+
+    def uses(self) -> dict[str, dict[str, Any]]:
+        """Return what became of each producer's samples since the learner's start, by producer.
+
+        Producers beyond the metrics' limit count together as "other".
+        """
+        figures = Figures(self._registry)
+        found: dict[str, dict[str, Any]] = defaultdict(lambda: {"dropped": {}, "bad": {}})
+        for key, metric in (
+            ("dropped", "dropped_samples_total"),
+            ("bad", "quarantined_samples_total"),
+        ):
+            for labels, value in figures.each(metric):
+                if value:
+                    found[labels["producer"]][key][labels["reason"]] = value
+        for key, metric in (
+            ("admitted", "producer_admitted_samples_total"),
+            ("slots", "producer_slots"),
+            ("guaranteed", "producer_guaranteed_slots"),
+        ):
+            for producer, value in figures.by(metric, "producer").items():
+                found[producer][key] = value
+        return dict(found)
 
     def _trend(self, series: str) -> dict[str, float] | None:
         """Return the newest value of a series, its rise, and the seconds that the rise covers."""

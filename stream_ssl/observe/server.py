@@ -29,7 +29,7 @@ from stream_ssl.observe.http_access import COOKIE, Guard, log_in, read_form
 from stream_ssl.observe.metric_spec import Role
 from stream_ssl.observe.page import runbooks
 from stream_ssl.observe.page.api import Api, Sources
-from stream_ssl.observe.page.history import EVERY
+from stream_ssl.observe.page.history import EVERY, HELP
 from stream_ssl.rate_limited_logger import RateLimitedLogger
 from stream_ssl.wire.address import is_loopback_host
 
@@ -259,7 +259,11 @@ def application(
 
     async def page(_: Request) -> Response:
         run = None if sources.run is None else sources.run.name
-        return render("page.html.j2", run=run, log_out=token is not None, down="runbooks/down")
+        log_out = token is not None
+        return render("page.html.j2", run=run, log_out=log_out, down="runbooks/down", help=HELP)
+
+    async def metrics_page(_: Request) -> Response:
+        return render("runbook.html.j2", name="metrics", html=runbooks.render_metrics())
 
     async def runbook(request: Request) -> Response:
         name = request.path_params["name"]
@@ -293,6 +297,7 @@ def application(
         Route("/healthz", healthz),
         Route("/readyz", readyz),
         Route("/runbooks/{name}", runbook),
+        Route("/docs/metrics", metrics_page),
         Route("/login", login, methods=["GET", "POST"]),
         Route("/logout", logout, methods=["POST"]),
         Mount("/static", StaticFiles(directory=PAGE / "static")),

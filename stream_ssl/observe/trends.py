@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.registry import RestrictedRegistry
@@ -54,6 +54,10 @@ class Figures:
             if all(labels.get(other) == wanted for other, wanted in only.items()):
                 sums[labels.get(label, "")] += value
         return dict(sums)
+
+    def each(self, name: str) -> Sequence[tuple[Mapping[str, str], float]]:
+        """Return the labels and the value of each series of a metric."""
+        return self._samples.get(name, ())
 
 
 class Rise:

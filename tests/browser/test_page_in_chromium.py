@@ -240,7 +240,7 @@ def test_what_producers_are_called_is_text(chromium: Any) -> None:
         assert "onerror" not in page.evaluate("[...document.images].map(i => i.src).join()")
         page.fill("#producers-find", "CAMERA-0001")
         until(page, "document.querySelectorAll('#producers-table bdi').length === 1")
-        assert page.title() == "parked · stream-ssl"
+        until(page, "document.title === '● healthy — parked'")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -259,6 +259,10 @@ def test_phones_and_thousands(chromium: Any, scheme: str) -> None:
             page.wait_for_selector("#producers-table bdi >> nth=299")
             wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
             assert page.evaluate(wide) <= 0
+            tables = "Math.max(...[...document.querySelectorAll('table')].map(t => t.scrollWidth))"
+            assert page.evaluate(tables) <= 360
+            assert page.locator("#answers li").count() == 5
+            assert page.evaluate("document.querySelector('#answers').offsetHeight") < 3 * 740
             for name in ("--text", "--muted", "--good", "--bad", "--accent"):
                 assert contrast(page, name, "--card") >= 4.5, (scheme, name)
 
@@ -289,6 +293,21 @@ def test_the_group_shows_the_slowest_rank_and_parked_journals(chromium: Any, sch
         visit.page.wait_for_selector("#verdict:not(.wait)")
         assert not visit.page.locator("#group").is_visible()
         assert not visit.page.locator('a[href="#group"]').is_visible()
+
+
+def test_ticks_stand_where_their_labels_say(chromium: Any) -> None:
+    cases = {
+        ("[0, 60, 120, 180]", "SECONDS"): ["0 min", "1 min", "2 min", "3 min"],
+        ("[0, 30, 60, 90]", "SECONDS"): ["0 s", "30 s", "60 s", "90 s"],
+        ("[0.4, 0.405, 0.41]", "PERCENT"): ["40 %", "40.5 %", "41 %"],
+        ("[1000000, 1005000]", "NUMBER"): ["1M", "1.005M"],
+        ("[0, 0.0005, 0.001]", "NUMBER"): ["0", "5e-4", "0.001"],
+        ("[0, 500000, 1000000]", "BYTES"): ["0 MB", "0.5 MB", "1 MB"],
+    }
+    with run() as (url, _, _r), Visit(chromium, url) as visit:
+        for (ticks, name), labels in cases.items():
+            asked = f"import('./static/charts.js').then(c => c.labels({ticks}, c.FORMATS.{name}))"
+            assert visit.page.evaluate(asked) == labels
 
 
 def until(page: Any, expression: str, seconds: float = 30.0) -> None:

@@ -85,7 +85,7 @@ def test_without_labels_the_loss_is_compared_with_chance() -> None:
     run.pass_(60, run.sends(), run.learns(loss=5.0))
     learning = asked(run)["Learning"]
     assert learning.level == "good"
-    assert "no labels" in learning.says
+    assert "it needs labels" in learning.says
     run.pass_(60, run.sends(), run.learns(loss=5.6))
     assert asked(run)["Learning"].level == "watch"
 
@@ -224,6 +224,22 @@ def test_a_memory_full_of_near_duplicates_is_bad() -> None:
     run.fills(alike=0.2)
     run.pass_(10, run.sends(), run.learns())
     assert asked(run)["Memory"].level == "watch"
+
+
+def test_the_uses_of_each_producer_are_listed_by_reason() -> None:
+    run = Run()
+    run.fills()
+    run.pass_(10, run.learns(), run.drops("yard"))
+    run.learner.learner.observe_journal(0, 0, 0, {("damaged", "yard"): 7}, {})
+    uses = run.facts["learner"].uses()
+    assert uses["yard"] == {
+        "admitted": 10,
+        "dropped": {"near_duplicate": 30},
+        "bad": {"damaged": 7},
+        "slots": 300,
+        "guaranteed": 170,
+    }
+    assert (uses["gate"]["dropped"], uses["gate"]["slots"]) == ({}, 700)
 
 
 def test_no_process_answers() -> None:

@@ -25,10 +25,10 @@ from stream_ssl.batch import Origin
 from stream_ssl.learning.records import Dropped
 from stream_ssl.observe.conditions import CONDITIONS
 from stream_ssl.observe.metrics import LearnerMetrics, ReceiverMetrics
-from stream_ssl.observe.page import api
+from stream_ssl.observe.page import api, runbooks
 from stream_ssl.observe.page import memory as memory_page
 from stream_ssl.observe.page.api import Sources
-from stream_ssl.observe.page.history import SERIES, FigureHistory, Track
+from stream_ssl.observe.page.history import HELP, SERIES, FigureHistory, Track
 from stream_ssl.observe.page.memory import MemoryView
 from stream_ssl.observe.server import Server
 from stream_ssl.receiver.sessions import ProducerTable
@@ -384,6 +384,31 @@ def test_history_gives_values_rates_and_what_is_new() -> None:
     wall[0] = 60.0  # set back: rows stay in order, at times of what it says now
     assert history.read("recent")["time"] == read["time"]
     assert history.read("recent")["epoch"] == 60.0 - 110.0
+
+
+def test_rates_cover_ten_seconds() -> None:
+    """A learner with an update every six seconds does not look as if it paused."""
+    now = [100.0]
+    metrics = LearnerMetrics(CollectorRegistry())
+    history = FigureHistory(metrics.registry, "learner", lambda: now[0])
+    for turn in range(20):
+        metrics._families.add("trained_samples_total", 60 * (turn % 3 == 0))
+        history.sample()
+        now[0] += 2.0
+    trained = history.read("recent", since=110.0)["trained"]
+    assert len(trained) == 14  # type: ignore[arg-type]
+    assert set(trained) <= {6.0, 12.0}  # type: ignore[call-overload]
+
+
+def test_each_series_is_explained() -> None:
+    """By a sentence, and by an anchor of the page of metrics."""
+    page = runbooks.render_metrics()
+    for role, by_name in SERIES.items():
+        for name in by_name:
+            metric, sentence = HELP[f"{role}/{name}"]
+            assert f'<p id="{metric}">' in page
+            assert sentence.endswith(".")
+    assert 'href="../' not in page
 
 
 def test_a_track_keeps_the_whole_run_or_its_end() -> None:

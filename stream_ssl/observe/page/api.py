@@ -32,6 +32,7 @@ from starlette.routing import Route
 
 from stream_ssl import __version__
 from stream_ssl.learning.checkpoint_layout import FOLDER, LATEST, facts_in, size_of, steps_in
+from stream_ssl.observe import conditions
 from stream_ssl.observe.answers import answers, as_json, problems_of
 from stream_ssl.observe.conditions import CONDITIONS, of_role
 from stream_ssl.observe.facts import Facts
@@ -57,6 +58,12 @@ ASKED_BY_PEER = "x-stream-ssl-asked-by"
 MOST_ROWS = 512
 MOST_ORIGINAL = 5 << 20
 """The maximum size of an original that the page shows, in bytes."""
+LIMITS = {
+    "lag": conditions.LAG_SECONDS,
+    "collisions": conditions.COLLISION_PROBABILITY,
+    "collapsed_rank": conditions.COLLAPSED_RANK,
+}
+"""The thresholds that the charts draw."""
 
 Peer = Callable[[str], str | None]
 """Returns the HTTP address of the process with a role, or None if there is none."""
@@ -143,7 +150,14 @@ class Api:
             except (Refused, ValueError) as error:
                 states[role] = {"error": str(error)}
         found = answers(states)
-        return _json({"states": states, "problems": problems_of(states), "answers": as_json(found)})
+        return _json(
+            {
+                "states": states,
+                "problems": problems_of(states),
+                "answers": as_json(found),
+                "limits": LIMITS,
+            }
+        )
 
     def answer(self, request: Request) -> Response:
         """Answer one question, or forward it to the other process."""
@@ -289,7 +303,7 @@ class Api:
     def _fates(self, query: Query) -> object:
         limit = query.integer("limit", 1000, 1, 1000)
         query.end()
-        return self._view.producers(limit)
+        return {**self._view.producers(limit), "uses": self._facts.uses()}
 
     # -- The run's other process
 

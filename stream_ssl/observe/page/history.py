@@ -11,14 +11,16 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 from prometheus_client import CollectorRegistry
 
+from stream_ssl.observe.catalogue import CATALOGUE
 from stream_ssl.observe.metric_spec import PREFIX, Role
 
 EVERY = 2.0
 """Seconds between two points of the track "recent"."""
+RATE_SECONDS = 10.0
+"""Seconds that a rate covers, so that a slow learner's updates do not look like pauses."""
 POINTS = 900
 """The maximum number of points of a track: half an hour for the track "recent"."""
 
@@ -85,6 +87,14 @@ SERIES: Mapping[Role, Mapping[str, Series]] = {
         "checkpoint_step": Series("checkpoint_step"),
     },
 }
+
+SENTENCES = {spec.name: spec.help.partition(". ")[0].rstrip(".") + "." for spec in CATALOGUE}
+HELP: Mapping[str, tuple[str, str]] = {
+    f"{role}/{name}": (PREFIX + series.metric, SENTENCES[series.metric])
+    for role, by_name in SERIES.items()
+    for name, series in by_name.items()
+}
+"""The metric of each series and a sentence on it, by "ROLE/NAME"."""
 
 
 class Track:
@@ -176,11 +186,16 @@ class FigureHistory:
             KeyError: there is no such track.
         """
         with self._lock:
-            rows = self._tracks[track].rows(since)
+            rows = self._tracks[track].rows(since - RATE_SECONDS)
             every = self._tracks[track].every
         columns: dict[str, object] = {"every": every, "epoch": self._wall() - self._clock()}
-        shown = [(before, row) for before, row in pairwise([rows[0], *rows])] if rows else []
-        shown = [(before, row) for before, row in shown if row[0] > since]
+        shown: list[tuple[Row, Row]] = []
+        first = 0
+        for number, row in enumerate(rows):
+            while first < number - 1 and rows[first][0] < row[0] - RATE_SECONDS:
+                first += 1
+            if row[0] > since:
+                shown.append((rows[first], row))
         columns["time"] = [round(at, 2) for _, (at, _) in shown]
         for number, (name, series) in enumerate(self.series.items()):
             value = _rate if series.rate else _value
@@ -203,7 +218,7 @@ class FigureHistory:
     def latest(self) -> dict[str, float | None]:
         """Return the newest value of each series. Rates cover the last ten seconds."""
         with self._lock:
-            rows = self._tracks["recent"].rows(self._clock() - 10.0)
+            rows = self._tracks["recent"].rows(self._clock() - RATE_SECONDS)
         return {
             name: (_rate if series.rate else _value)(rows[0], rows[-1], number) if rows else None
             for number, (name, series) in enumerate(self.series.items())

@@ -1,10 +1,14 @@
-"""The runbooks of docs/runbooks as HTML. The page links them from its red lights."""
+"""The runbooks of docs/runbooks, and docs/metrics.md, as HTML that the page links."""
 
 from __future__ import annotations
 
+import re
+from functools import cache
 from pathlib import Path
 
 from markdown_it import MarkdownIt
+
+from stream_ssl.observe import catalogue_page
 
 HERE = Path(__file__).parent
 FOLDERS = (HERE / "docs" / "runbooks", HERE.parents[2] / "docs" / "runbooks")
@@ -31,3 +35,11 @@ def render(name: str) -> str:
     text = text.replace(".md)", ")")
     html: str = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
     return html
+
+
+@cache
+def render_metrics() -> str:
+    """Return docs/metrics.md as HTML. Each metric is an anchor of its name."""
+    html: str = MarkdownIt("commonmark", {"html": False}).render(catalogue_page.page())
+    html = re.sub(r"<p><strong><code>(\w+)</code>", r'<p id="\1"><strong><code>\1</code>', html)
+    return re.sub(r'<a href="\.\./[^"]*">(.*?)</a>', r"\1", html)  # the page has no such files

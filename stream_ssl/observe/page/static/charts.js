@@ -1,26 +1,30 @@
 // Charts of the figures over time, drawn by uPlot. Each chart is a card and shows both roles.
-import { ask, bytes, colour, duration, element, number, onTheme, percent } from "./lib.js";
+import { ask, bytes, colour, duration, element, explained, number, onTheme, percent } from "./lib.js";
 
 const KEEP = 900; // the number of points that a process keeps
 const text = (format) => (value) => (value == null ? "–" : [format(value)].flat().join(" "));
 const NUMBER = text(number), PERCENT = text(percent), SECONDS = text(duration), BYTES = text(bytes);
+export const FORMATS = { NUMBER, PERCENT, SECONDS, BYTES };
+
+// Steps between two ticks of an axis of seconds, so that each label is a whole number of its unit.
+const TIMES = [0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 432000, 864000, 8640000];
 
 const r = (name, label) => ({ role: "receiver", name, label });
 const l = (name, label) => ({ role: "learner", name, label });
 const CHARTS = [
   { title: "Stream, samples/s", lines: [r("received", "received"), l("trained", "trained"), l("replayed", "replayed"), r("repeated", "sent again")], format: NUMBER, zero: true },
-  { title: "Lag", lines: [l("lag", "oldest waiting sample")], format: SECONDS, zero: true },
-  { title: "Loss, nats", lines: [l("loss", "loss")], format: NUMBER },
+  { title: "Lag", lines: [l("lag", "oldest waiting sample")], format: SECONDS, zero: true, limit: ["lag", "limit"] },
+  { title: "Loss, nats", lines: [l("loss", "loss")], format: NUMBER, limit: ["chance", "chance"], reach: true },
   { title: "Learning rate", lines: [l("learning_rate", "rate")], format: NUMBER, zero: true },
   { title: "Gradient norm", lines: [l("gradient", "norm")], format: NUMBER, zero: true },
-  { title: "Probes, accuracy", lines: [l("held_out", "held out, kNN"), l("knn", "stream, kNN"), l("linear", "stream, linear"), l("majority", "majority")], format: PERCENT, some: true },
+  { title: "Probes, accuracy", lines: [l("held_out", "held out, kNN"), l("knn", "stream, kNN"), l("linear", "stream, linear"), l("majority", "majority")], format: PERCENT, some: true, limit: ["held_out_chance", "chance"], reach: true },
   { title: "Memory, samples/s", lines: [l("inserted", "admitted"), l("refused", "refused")], format: NUMBER, zero: true },
-  { title: "Effective rank", lines: [l("memory_rank", "memory"), l("stream_rank", "stream")], format: NUMBER },
+  { title: "Effective rank", lines: [l("memory_rank", "memory"), l("stream_rank", "stream")], format: NUMBER, limit: ["collapsed_rank", "collapse"] },
   { title: "Duplicates of a slot", lines: [l("duplicates_p50", "median"), l("duplicates_p90", "90 %"), l("duplicates_max", "maximum")], format: NUMBER, zero: true },
-  { title: "Collisions", lines: [l("collisions", "calibrated"), l("collisions_true", "true, by labels"), l("near_duplicates", "near-duplicates")], format: PERCENT, zero: true },
+  { title: "Collisions", lines: [l("collisions", "calibrated"), l("collisions_true", "true, by labels"), l("near_duplicates", "near-duplicates")], format: PERCENT, zero: true, limit: ["collisions", "limit"] },
   { title: "Age of slots, samples", lines: [l("age_p50", "median"), l("age_p90", "90 %"), l("age_max", "oldest")], format: NUMBER, zero: true },
   { title: "Turnover of the memory", lines: [l("turnover", "slots with recent samples")], format: PERCENT, zero: true },
-  { title: "Journal", lines: [r("journal", "on disk"), r("lag_bytes", "not yet read")], format: BYTES, zero: true },
+  { title: "Journal", lines: [r("journal", "on disk"), r("lag_bytes", "not yet read")], format: BYTES, zero: true, limit: ["journal", "budget"] },
   { title: "Producers", lines: [r("producers", "connected")], format: NUMBER, zero: true },
 ];
 const COLOURS = ["--s0", "--s1", "--s2", "--s3"];
@@ -29,6 +33,8 @@ export class Charts {
   constructor(parent) {
     this.parent = parent;
     this.tables = {}; // role -> columns
+    this.limits = {}; // name -> value of a level that a chart draws
+    this.events = []; // { at, name }: conditions that hold, by the time they began
     this.cards = CHARTS.map((chart) => new Chart(chart));
     parent.append(...this.cards.map((card) => card.figure));
     for (const radio of document.querySelectorAll("input[name=track]")) {
@@ -40,7 +46,7 @@ export class Charts {
   async refresh() {
     const track = document.querySelector("input[name=track]:checked").value;
     await Promise.allSettled(["receiver", "learner"].map((role) => this.extend(role, track)));
-    for (const card of this.cards) card.show(this.tables);
+    for (const card of this.cards) card.show(this.tables, this.limits, this.events);
   }
 
   async extend(role, track) {
@@ -57,8 +63,9 @@ export class Charts {
 }
 
 class Chart {
-  constructor({ title, lines, format, zero, some }) {
-    Object.assign(this, { title, lines, format, zero, some });
+  constructor({ title, lines, format, zero, some, limit, reach }) {
+    Object.assign(this, { title, lines, format, zero, some, limit, reach });
+    this.limitShown = element("b");
     this.keys = element("span", { class: "keys" });
     this.plot = element("div", { class: "plot", role: "img" });
     this.figure = element("figure", { class: "card chart" }, element("figcaption", {}, title, this.keys), this.plot);
@@ -66,14 +73,17 @@ class Chart {
     new ResizeObserver(() => this.chart?.setSize({ width: this.plot.clientWidth, height: this.plot.clientHeight })).observe(this.plot);
   }
 
-  show(tables) {
+  show(tables, limits, events) {
+    this.level = this.limit ? limits[this.limit[0]] : null;
+    this.events = events;
+    if (this.level != null) this.limitShown.textContent = this.format(this.level);
     // A series without values has no line. A chart without lines has no card.
     const there = this.lines.filter(({ role, name }) => tables[role]?.[name].some((v) => v != null && (v !== 0 || !this.some)));
     const drawn = there.length > 1 ? there.filter((line, at) => at === 0 || tables[line.role][line.name].some((v) => v)) : there;
     this.figure.hidden = drawn.length === 0;
     if (!drawn.length) return;
     this.data = uPlot.join(drawn.map(({ role, name }) => [tables[role].time.map((at) => at + tables[role].epoch), tables[role][name]]));
-    const names = drawn.map((line) => line.label).join();
+    const names = [...drawn.map((line) => line.label), this.level != null].join();
     if (names !== this.names) { this.names = names; this.drawn = drawn; this.rebuild(); }
     else this.chart.setData(this.data);
     drawn.forEach((line, at) => { this.values[at].textContent = this.format(tables[line.role][line.name].findLast((v) => v != null)); });
@@ -86,20 +96,43 @@ class Chart {
     this.keys.replaceChildren(...this.drawn.map((line, at) => {
       const mark = element("i");
       mark.style.background = `var(${COLOURS[at]})`;
-      return element("span", {}, mark, line.label, " ", this.values[at]);
-    }));
+      return element("span", {}, mark, explained(line.role, line.name, line.label), " ", this.values[at]);
+    }), ...(this.level == null ? [] : [element("span", {}, element("i", { class: "dashed" }), this.limit[1], " ", this.limitShown)]));
     const muted = colour("--muted"), grid = { stroke: colour("--line"), width: 1 };
     const axis = { stroke: muted, grid, ticks: { show: false }, font: "11px system-ui, sans-serif", gap: 4 };
     this.chart = new uPlot({
       width: this.plot.clientWidth || 320, height: this.plot.clientHeight || 150,
       padding: [8, 10, 0, 0], legend: { show: false },
       cursor: { y: false, points: { size: 6 }, drag: { x: false } },
-      scales: { y: { range: (u, least, most) => span(least, most, this.zero) } },
+      scales: { y: { range: (u, least, most) => this.span(least, most) } },
       axes: [{ ...axis, size: 26, space: 70, values: (u, ticks) => ticks.map((at) => clock(at, ticks[1] - ticks[0] < 60)) },
-        { ...axis, size: 56, space: 32, values: (u, ticks) => ticks.map((v) => this.format(v)) }],
+        { ...axis, size: 56, space: 32, ...(this.format === SECONDS ? { incrs: TIMES } : {}), values: (u, ticks) => labels(ticks, this.format) }],
       series: [{}, ...this.drawn.map((line, at) => ({ label: line.label, stroke: colour(COLOURS[at]), width: 1.6, spanGaps: true, points: { show: false } }))],
-      hooks: { setCursor: [(u) => this.point(u)] },
+      hooks: { setCursor: [(u) => this.point(u)], draw: [(u) => this.marks(u)] },
     }, this.data, this.plot);
+  }
+
+  /** Return the range of the axis. With `reach`, or if the level is not far, it contains the level. */
+  span(least, most) {
+    const level = this.level;
+    if (level != null && most != null && (this.reach || level < 3 * most)) { least = Math.min(least, level); most = Math.max(most, level); }
+    return span(least, most, this.zero);
+  }
+
+  /** Draw the level as a dashed line across, and the beginning of each present condition as a dashed line down. */
+  marks(u) {
+    const { left, top, width, height } = u.bbox, { ctx } = u;
+    const line = (from, to, stroke) => { ctx.strokeStyle = stroke; ctx.beginPath(); ctx.moveTo(...from); ctx.lineTo(...to); ctx.stroke(); };
+    ctx.save();
+    ctx.setLineDash([6 * devicePixelRatio, 4 * devicePixelRatio]);
+    ctx.lineWidth = devicePixelRatio;
+    const y = this.level == null ? NaN : u.valToPos(this.level, "y", true);
+    if (y >= top && y <= top + height) line([left, y], [left + width, y], colour("--muted"));
+    for (const { at } of this.events) {
+      const x = u.valToPos(at, "x", true);
+      if (x >= left && x <= left + width) line([x, top], [x, top + height], colour("--warn"));
+    }
+    ctx.restore();
   }
 
   /** Show the values at the cursor in the legend, or the last values without a cursor. */
@@ -117,6 +150,31 @@ function span(least, most, zero) {
   if (zero) return [0, most > 0 ? most * 1.08 : 1];
   const room = (most - least || Math.abs(most) || 1) * 0.08;
   return [least - room, most + room];
+}
+
+/** Return labels that state the exact values of evenly spaced ticks. */
+export function labels(ticks, format) {
+  const step = ticks[1] - ticks[0];
+  if (format === SECONDS) {
+    const [size, unit] = step >= 86400 ? [86400, "d"] : step >= 3600 ? [3600, "h"] : step >= 60 ? [60, "min"] : [1, "s"];
+    return ticks.map((v) => `${exact(v / size, step / size)} ${unit}`);
+  }
+  if (format === PERCENT) return ticks.map((v) => `${exact(100 * v, 100 * step)} %`);
+  if (format === BYTES) {
+    const power = Math.max(0, Math.min(4, Math.floor(Math.log10(Math.max(1, ...ticks)) / 3)));
+    return ticks.map((v) => `${exact(v / 1000 ** power, step / 1000 ** power)} ${["B", "kB", "MB", "GB", "TB"][power]}`);
+  }
+  return ticks.map((v) => exact(v, step));
+}
+
+/** Return a tick with as many digits as distinguish it from the next. */
+function exact(value, step) {
+  if (Math.abs(value) < step / 1e6) return "0";
+  const digits = Math.max(1, Math.min(12, Math.floor(Math.log10(Math.abs(value) / step) + 1e-9) + 3));
+  const shown = Number(value.toPrecision(digits)), size = Math.abs(shown);
+  if (size >= 1e9) return `${Number((shown / 1e9).toPrecision(digits))}G`;
+  if (size >= 1e6) return `${Number((shown / 1e6).toPrecision(digits))}M`;
+  return size < 1e-3 ? Number(shown.toPrecision(digits)).toExponential() : shown.toLocaleString("en", { maximumFractionDigits: 9 });
 }
 
 function clock(at, seconds) {

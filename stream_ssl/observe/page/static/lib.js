@@ -77,3 +77,21 @@ export function who(origin) {
 export function onTheme(work) {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", work);
 }
+
+const HELP = JSON.parse(document.querySelector("#help")?.textContent ?? "{}"); // role/figure -> [metric, sentence]
+
+/** Return a name with a tooltip of one sentence and a link to the metric that it shows. */
+export function explained(role, figure, text) {
+  const found = HELP[`${role}/${figure}`];
+  return found ? element("a", { class: "help", title: found[1], href: `docs/metrics#${found[0]}` }, text) : element("span", {}, text);
+}
+
+/** Give each cell the title of its column, which a narrow screen shows in front of the cell. */
+export function labelCells(table) {
+  const name = () => {
+    const titles = [...table.tHead.rows[0].cells].map((cell) => cell.textContent.replace(/ \?$/, ""));
+    for (const row of table.tBodies[0].rows) [...row.cells].forEach((cell, at) => { if (cell.colSpan === 1) cell.dataset.title = titles[at] ?? ""; });
+  };
+  new MutationObserver(name).observe(table.tBodies[0], { childList: true });
+  name();
+}

@@ -4,7 +4,7 @@ import { GroupSection } from "./group.js";
 import { MemorySection } from "./memory.js";
 import { MapSection } from "./map.js";
 import { ProducersSection } from "./producers.js";
-import { ask, bytes, duration, element, number, percent, rate } from "./lib.js";
+import { ask, bytes, duration, element, explained, labelCells, number, percent, rate } from "./lib.js";
 
 const ROLES = ["receiver", "learner"];
 const states = {}; // role -> its last state, or { error }
@@ -25,7 +25,7 @@ function repeat(seconds, where, work) {
 
 const TILES = [
   ["received", "receiver", "received", (v) => rate(v)],
-  ["trained", "learner", "trained", (v) => rate(v)],
+  ["trained", "learner", "trained", (v, f) => { const [all, unit] = rate(v + (f.replayed ?? 0)); return [all, `${unit}, ${number(v)} new`]; }],
   ["lag", "learner", "lag", (v) => duration(v)],
   ["loss", "learner", "loss", (v) => [v.toFixed(3), "nats"]],
   ["updates", "learner", "steps", (v) => [number(v), "/s"]],
@@ -53,18 +53,29 @@ async function showStates() {
     ...starting.map((role) => element("li", { class: "wait" }, `the ${role} is starting`)),
     element("li", {}, element("details", open ? { open: "" } : {}, element("summary", {}, `${fine.length} ${fine.length === 1 ? "condition is" : "conditions are"} absent`),
       ...fine.map(([name, summary]) => element("span", { title: `not present: ${summary}` }, `${name} `)))));
+  charts.limits = limitsOf(run);
+  charts.events = problems.filter(({ since }) => since != null).map(({ since, name }) => ({ at: since, name }));
   const bad = problems.length;
   const verdict = document.querySelector("#verdict");
   const text = bad ? `${bad} ${bad === 1 ? "condition needs" : "conditions need"} attention` : starting.length ? "starting" : "healthy";
   if (verdict.textContent !== text) verdict.textContent = text;
+  const name = states.learner?.run ?? states.receiver?.run ?? document.body.dataset.run;
+  document.title = `${bad ? "▲" : starting.length ? "○" : "●"} ${bad ? text.replace(" need attention", "").replace(" needs attention", "") : text} — ${name}`;
   verdict.className = `pill ${bad ? "bad" : starting.length ? "wait" : "ok"}`;
   document.querySelector("#tiles").replaceChildren(...TILES.flatMap(([name, role, figure, format, shown]) => {
     const figures = states[role]?.figures ?? {};
     const value = figures[figure];
     if (shown && !(value != null && shown(value))) return [];
     const [big, ...small] = value == null ? ["–"] : [format(value, figures)].flat();
-    return [element("div", {}, element("dt", {}, name), element("dd", {}, big, element("small", {}, small.join(" "))))];
+    return [element("div", {}, element("dt", {}, explained(role, figure, name)), element("dd", {}, big, element("small", {}, small.join(" "))))];
   }));
+}
+
+/** Return the levels that the charts draw, by name. */
+function limitsOf({ limits, states: { learner, receiver } }) {
+  const classes = learner?.facts?.held_out_classes, { journal, room } = receiver?.figures ?? {};
+  return { ...limits, chance: learner?.facts?.chance, held_out_chance: classes ? 1 / classes : null,
+    journal: journal != null && room != null ? journal + room : null };
 }
 
 /** Return what the page shows if its own process does not answer. */
@@ -104,6 +115,8 @@ const group = new GroupSection();
 const memory = new MemorySection();
 const map = new MapSection((slot) => memory.open(slot), memory.pictures);
 const producers = new ProducersSection();
+
+document.querySelectorAll("table").forEach(labelCells);
 
 repeat(2, null, showStates);
 repeat(4, document.querySelector("#charts"), () => charts.refresh());

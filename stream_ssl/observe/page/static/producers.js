@@ -1,11 +1,25 @@
 // The table of producers, one page at a time; silent producers come first.
-import { ask, bytes, duration, element, number, plural, rate } from "./lib.js";
+import { ask, bytes, duration, element, number, rate } from "./lib.js";
 
 const PAGE = 50;
+// [order of the receiver or of these rows, title, tooltip]. The receiver sorts by its own columns, the page by those of the learner.
 const COLUMNS = [
-  ["name", "name"], ["silent", "last message"], ["newest", "first connected"], ["rate", "rate"], ["samples", "samples"],
-  ["repeated", "sent again"], ["rejected", "rejected"], [null, "in the memory"], [null, "credit"],
+  ["name", "name", "The name of the producer's key on the allow-list; in plain text, its own name."],
+  ["silent", "last seen", "The time since the producer's last message."],
+  ["rate", "rate", "Samples per second in the last ten seconds."],
+  ["samples", "received", "Samples received for the first time since the receiver's start.", "producer_samples_total"],
+  ["admitted", "admitted", "Samples that passed the near-duplicate test since the learner's start.", "producer_admitted_samples_total"],
+  ["dropped", "dropped", "Samples dropped before they were encoded, by reason.", "dropped_samples_total"],
+  ["bad", "bad samples", "Samples that the receiver refused or the learner could not decode, by reason.", "quarantined_samples_total"],
+  ["slots", "slots of guarantee", "Slots of the memory that it holds, and slots that it keeps once it has filled them.", "producer_guaranteed_slots"],
+  ["repeated", "sent again", "Samples sent again after a lost acknowledgement, and left out.", "duplicate_samples_total"],
+  ["newest", "first connected", "The time since the producer first connected."],
+  [null, "credit", "Bytes that the producer may have unacknowledged.", "credit_bytes"],
 ];
+const OF_LEARNER = { admitted: (use) => use.admitted ?? 0, dropped: (use) => total(use.dropped), slots: (use) => use.slots ?? 0 };
+const total = (counts) => Object.values(counts ?? {}).reduce((sum, count) => sum + count, 0);
+const listed = (counts) => Object.entries(counts ?? {}).map(([reason, samples]) => `${number(samples)} ${reason.replaceAll("_", "-")}`).join(", ") || "–";
+const NUMBERS = new Set([2, 3, 4, 8, 10]); // columns of one number
 const LATE = 60; // seconds of silence after which a connected producer is marked
 
 export class ProducersSection {
@@ -14,8 +28,11 @@ export class ProducersSection {
     this.limit = PAGE;
     this.round = 0; // every third round also asks for the slots in the memory
     this.body = document.querySelector("#producers-table tbody");
-    this.heads = COLUMNS.map(([sort, title], at) => element("th", { scope: "col", class: at > 2 && !["rejected", "in the memory"].includes(title) ? "n" : null },
-      sort ? element("button", { onclick: () => { this.sort = sort; this.refresh(); } }, title) : title));
+    this.heads = COLUMNS.map(([sort, title, tip, metric], at) => {
+      const name = metric ? element("a", { class: "help", href: `docs/metrics#stream_ssl_${metric}`, title: "what this counts" }, "?") : "";
+      return element("th", { scope: "col", class: NUMBERS.has(at) ? "n" : null, title: tip },
+        sort ? element("button", { onclick: () => { this.sort = sort; this.refresh(); } }, title) : title, metric ? " " : "", name);
+    });
     document.querySelector("#producers-table thead tr").append(...this.heads);
     this.find = document.querySelector("#producers-find");
     this.find.addEventListener("input", () => { clearTimeout(this.timer); this.timer = setTimeout(() => this.refresh(), 250); });
@@ -26,9 +43,12 @@ export class ProducersSection {
   async refresh() {
     const note = document.querySelector("#producers-note");
     try {
-      const got = await ask("receiver", "producers", { sort: this.sort, find: this.find.value, limit: this.limit });
+      const got = await ask("receiver", "producers", { sort: this.sort in OF_LEARNER ? "name" : this.sort === "bad" ? "rejected" : this.sort, find: this.find.value, limit: this.limit });
       if (!(this.round++ % 3)) this.fates = await ask("learner", "memory/producers").catch(() => null);
       note.textContent = `${number(got.total)} known, ${number(got.connected)} connected${got.found < got.total ? `, ${number(got.found)} found` : ""}`;
+      const uses = this.fates?.uses ?? {}, use = (one) => uses[one.name] ?? {};
+      const weight = this.sort === "bad" ? (one) => total(one.rejected) + total(use(one).bad) : OF_LEARNER[this.sort] && ((one) => OF_LEARNER[this.sort](use(one)));
+      if (weight) got.producers.sort((one, other) => weight(other) - weight(one));
       const rows = got.producers.map((one) => row(one, this.fates)).concat(this.find.value || got.found > this.limit ? [] : silent(got.producers, this.fates));
       this.body.replaceChildren(...(rows.length ? rows : [element("tr", {}, element("td", { colspan: COLUMNS.length, class: "empty" }, got.total ? "no producer has this name" : "no producer has connected since the receiver started"))]));
       this.more.hidden = got.found <= this.limit || this.limit >= 1000;
@@ -37,14 +57,12 @@ export class ProducersSection {
   }
 }
 
-/** Return the held slots, and their share of the memory beside the share of the stream. */
+/** Return the held slots beside the guarantee, and their share of the memory. */
 function inMemory(name, fates) {
-  const fate = fates?.producers[name];
-  if (!fate) return "–";
-  const share = (part, whole) => `${((100 * part) / Math.max(1, whole)).toFixed(0)} %`;
-  const near = fate.near_duplicates ? `, ${share(fate.near_duplicates, fate.offered)} dropped as near-duplicates` : "";
-  const stream = fate.offered ? `, ${share(fate.offered, fates.offered)} of the stream` : "";
-  return `${plural(fate.held, "slot")}: ${share(fate.held, fates.occupied)} of the memory${stream}${near}`;
+  const use = fates?.uses?.[name], held = use?.slots ?? fates?.producers[name]?.held;
+  if (held == null) return "–";
+  const share = ((100 * held) / Math.max(1, fates.occupied)).toFixed(0);
+  return `${number(held)}${use?.guaranteed == null ? "" : ` of ${number(use.guaranteed)}`}, ${share} % of the memory`;
 }
 
 /** Return rows for producers that hold slots but have sent nothing since the receiver started. */
@@ -54,22 +72,24 @@ function silent(producers, fates) {
     element("tr", { class: "gone" },
       element("td", { class: "name" }, element("bdi", {}, name)),
       element("td", {}, "before the receiver's start"),
-      ...COLUMNS.slice(2, -2).map(([sort]) => element("td", { class: sort === "newest" || sort === "rejected" ? null : "n" }, "–")),
-      element("td", {}, inMemory(name, fates)), element("td", { class: "n" }, "–")));
+      ...COLUMNS.slice(2).map(([sort], at) => (sort === "slots" ? element("td", {}, inMemory(name, fates)) : element("td", { class: NUMBERS.has(at + 2) ? "n" : null }, "–")))));
 }
 
 function row(one, fates) {
-  const rejected = Object.entries(one.rejected).map(([reason, samples]) => `${number(samples)} ${reason}`).join(", ");
+  const use = fates?.uses?.[one.name] ?? {}, bad = { ...use.bad };
+  for (const [reason, samples] of Object.entries(one.rejected)) bad[reason] = (bad[reason] ?? 0) + samples;
   const late = one.connected && one.silent > LATE;
   const key = one.key && one.key !== one.name ? ` key ${one.key}` : "";
   return element("tr", { class: one.connected ? null : "gone" },
     element("td", { class: "name", title: one.agent }, element("bdi", {}, one.name), element("span", { class: "muted" }, key)),
     element("td", { class: late ? "late" : null }, one.connected ? `${duration(one.silent).join(" ")} ago` : `disconnected, ${duration(one.silent).join(" ")} ago`),
-    element("td", {}, `${duration(one.since).join(" ")} ago` + (one.hellos > 1 ? `, ${number(one.hellos)} connections` : "")),
     element("td", { class: "n" }, one.rate == null ? "–" : rate(one.rate).join(" ")),
     element("td", { class: "n", title: bytes(one.bytes).join(" ") }, number(one.samples)),
-    element("td", { class: "n" }, number(one.repeated)),
-    element("td", { class: rejected ? "late" : null }, rejected || "–"),
+    element("td", { class: "n" }, number(use.admitted)),
+    element("td", {}, listed(use.dropped)),
+    element("td", { class: total(bad) ? "late" : null }, listed(bad)),
     element("td", {}, inMemory(one.name, fates)),
+    element("td", { class: "n" }, number(one.repeated)),
+    element("td", {}, `${duration(one.since).join(" ")} ago` + (one.hellos > 1 ? `, ${number(one.hellos)} connections` : "")),
     element("td", { class: "n" }, one.connected ? bytes(one.credit).join(" ") : "–"));
 }
