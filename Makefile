@@ -130,6 +130,7 @@ docs: $(READY)  ## regenerate the pages that are made from code
 	$(VENV)/bin/python -m stream_ssl.observe.catalogue_page > docs/metrics.md
 	$(VENV)/bin/python -m stream_ssl.observe.conditions > deploy/prometheus/alerts.yml
 	$(VENV)/bin/python deploy/grafana/dashboard.py > deploy/grafana/stream-ssl.json
+	$(VENV)/bin/python deploy/grafana/dashboard.py fleet > deploy/grafana/fleet.json
 	{ printf '# From deploy/prometheus/alerts.yml, by `make docs`.\napiVersion: monitoring.coreos.com/v1\nkind: PrometheusRule\nmetadata: {name: stream-ssl}\nspec:\n'; grep -v '^#' deploy/prometheus/alerts.yml | sed 's/^\(.\)/  \1/'; } > deploy/kubernetes/components/monitoring/prometheus-rule.yaml
 
 site: $(READY)  ## the documentation site, into site/; broken links fail

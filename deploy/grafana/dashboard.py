@@ -1,4 +1,7 @@
-"""Grafana's dashboard from dashboard.yaml beside this: `make docs` writes stream-ssl.json."""
+"""Grafana's dashboards: `make docs` writes stream-ssl.json, and fleet.json with the argument fleet.
+
+The dashboard of one run has the panels of dashboard.yaml beside this. The fleet has one row a run.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,10 @@ def dashboard(rows: list[dict[str, Any]]) -> dict[str, Any]:
         rows: `row` its title, `kind` of its panels (timeseries if not said), and `panels`: each of
             `title`, `unit` (Grafana's name of one), `queries` (PromQL by legend), and where wanted
             `note`, `width` of 24 (8), `min` of the axis (0; null: none), `right` (a pattern of
-            legends that are drawn against an axis of their own) and `stacked`.
+            legends that are drawn against an axis of their own), `stacked`, `thresholds` (pairs of
+            a value and a colour; the first value is null), `plain` (a pattern of legends without
+            the colours of the thresholds), and `names` (show names of series in place of values,
+            and this text without any).
     """
     panels: list[dict[str, Any]] = []
     top = 0
@@ -63,7 +69,18 @@ def _panel(panel: dict[str, Any], kind: str) -> dict[str, Any]:
             defaults["custom"]["stacking"] = {"mode": "percent", "group": "A"}
         elif (least := panel.get("min", 0)) is not None:
             defaults["min"] = least
+    options = LOOK[kind]
+    if (steps := panel.get("thresholds")) is not None:
+        marks = [{"value": value, "color": color} for value, color in steps]
+        defaults["thresholds"] = {"mode": "absolute", "steps": marks}
+    if (nothing := panel.get("names")) is not None:
+        defaults["noValue"] = nothing
+        options = {**options, "textMode": "name", "graphMode": "none"}
     overrides = []
+    if "plain" in panel:
+        fixed = {"id": "color", "value": {"mode": "fixed", "fixedColor": "text"}}
+        matcher = {"id": "byRegexp", "options": panel["plain"]}
+        overrides.append({"matcher": matcher, "properties": [fixed]})
     if "right" in panel:
         properties = [{"id": "custom.axisPlacement", "value": "right"}]
         matcher = {"id": "byRegexp", "options": panel["right"]}
@@ -74,28 +91,59 @@ def _panel(panel: dict[str, Any], kind: str) -> dict[str, Any]:
         "description": panel.get("note", ""),
         "datasource": SOURCE,
         "fieldConfig": {"defaults": defaults, "overrides": overrides},
-        "options": LOOK[kind],
+        "options": options,
         "targets": [
-            {"refId": chr(ord("A") + n), "datasource": SOURCE, "expr": expr, "legendFormat": legend}
+            {**_target(n, _of_instances(expr)), "legendFormat": legend}
             for n, (legend, expr) in enumerate(panel["queries"].items())
         ],
     }
 
 
+def _target(number: int, expr: str) -> dict[str, Any]:
+    return {"refId": chr(ord("A") + number), "datasource": SOURCE, "expr": expr}
+
+
+def _of_instances(expr: str) -> str:
+    """The question about the chosen processes alone."""
+    return expr.replace('job="$job"', 'job="$job",instance=~"$instance"')
+
+
+ONE = {"hide": 0, "includeAll": False, "multi": False, "options": [], "current": {}}
+ALL = {**ONE, "includeAll": True, "multi": True, "allValue": ".*"}
+DATASOURCE = {"name": "datasource", "label": "Data source", "type": "datasource"}
+
+
+def _variable(name: str, label: str, question: str, choice: dict[str, Any]) -> dict[str, Any]:
+    query = {"query": question, "refId": name}
+    named = {"name": name, "label": label, "type": "query", "datasource": SOURCE}
+    return {**named, "query": query, "refresh": 2, "sort": 1, **choice}
+
+
 def _frame() -> dict[str, Any]:
-    choice = {"hide": 0, "includeAll": False, "multi": False, "options": [], "current": {}}
-    source = {"name": "datasource", "label": "Data source", "type": "datasource"}
-    job = {"name": "job", "label": "Job", "type": "query", "datasource": SOURCE}
-    jobs = {"query": "label_values(stream_ssl_build_info, job)", "refId": "job"}
     variables = [
-        {**source, "query": "prometheus", "refresh": 1, **choice},
-        {**job, "query": jobs, "refresh": 1, "sort": 1, **choice},
+        {**DATASOURCE, "query": "prometheus", "refresh": 1, **ONE},
+        _variable("job", "Run", "label_values(stream_ssl_build_info, job)", ONE),
+        _variable(
+            "instance", "Process", 'label_values(stream_ssl_build_info{job="$job"}, instance)', ALL
+        ),
+        _variable(
+            *("producer", "Producer"),
+            'label_values(stream_ssl_producer_samples_total{job="$job"}, producer)',
+            ALL,
+        ),
     ]
     return {
         "uid": "stream-ssl",
         "title": "stream-ssl",
         "description": "One run of stream-ssl: what comes in, what is learnt, how balanced the "
         "memory is.",
+        **_common(variables),
+        "links": [{"type": "dashboards", "tags": ["stream-ssl"], "title": "Fleet"}],
+    }
+
+
+def _common(variables: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
         "tags": ["stream-ssl"],
         "schemaVersion": 39,
         "version": 1,
@@ -110,10 +158,105 @@ def _frame() -> dict[str, Any]:
     }
 
 
+FLEET: dict[str, tuple[str, str, list[tuple[float | None, str]]]] = {
+    "processes down": (
+        'count by (job) (up{job=~"$job"} == 0) or 0 * count by (job) (up{job=~"$job"})',
+        "short",
+        [(None, "green"), (1, "red")],
+    ),
+    "conditions": (
+        'sum by (job) (stream_ssl_condition{job=~"$job"})',
+        "short",
+        [(None, "green"), (1, "red")],
+    ),
+    "held-out accuracy": (
+        'max by (job) (stream_ssl_held_out_accuracy{job=~"$job"})',
+        "percentunit",
+        [],
+    ),
+    "loss": ('max by (job) (stream_ssl_loss{job=~"$job"})', "none", []),
+    "received": (
+        'sum by (job) (rate(stream_ssl_received_samples_total{job=~"$job"}[5m]))',
+        "cps",
+        [],
+    ),
+    "producers": ('sum by (job) (stream_ssl_producers_connected{job=~"$job"})', "short", []),
+    "lag": (
+        'max by (job) (stream_ssl_lag_seconds{job=~"$job"})',
+        "s",
+        [(None, "green"), (60, "orange"), (600, "red")],
+    ),
+    "near-duplicate slots": (
+        'max by (job) (stream_ssl_memory_near_duplicates_ratio{job=~"$job"})',
+        "percentunit",
+        [(None, "green"), (0.1, "orange"), (0.5, "red")],
+    ),
+    "in no checkpoint": (
+        'max by (job) (stream_ssl_checkpoint_lag_seconds{job=~"$job"})',
+        "s",
+        [(None, "green"), (3600, "red")],
+    ),
+}
+"""The columns of the fleet: question, unit and thresholds."""
+
+
+def fleet() -> dict[str, Any]:
+    """All runs, as Grafana's JSON: a table with one row a run, which links the run's dashboard."""
+    columns, targets, names = [], [], {"job": "run"}
+    for number, (title, (expr, unit, steps)) in enumerate(FLEET.items()):
+        targets.append({**_target(number, expr), "format": "table", "instant": True})
+        names[f"Value #{targets[-1]['refId']}"] = title
+        properties: list[dict[str, Any]] = [{"id": "unit", "value": unit}]
+        if steps:
+            marks = [{"value": value, "color": color} for value, color in steps]
+            background = {"type": "color-background", "mode": "basic"}
+            properties += [
+                {"id": "thresholds", "value": {"mode": "absolute", "steps": marks}},
+                {"id": "custom.cellOptions", "value": background},
+            ]
+        columns.append({"matcher": {"id": "byName", "options": title}, "properties": properties})
+    link = {"title": "the run", "url": "/d/stream-ssl?var-job=${__value.raw}"}
+    columns.append(
+        {
+            "matcher": {"id": "byName", "options": "run"},
+            "properties": [{"id": "links", "value": [link]}],
+        }
+    )
+    table = {
+        "id": 1,
+        "type": "table",
+        "title": "Runs",
+        "description": "One row a run. Select a run to see its dashboard.",
+        "gridPos": {"h": 20, "w": WIDTH, "x": 0, "y": 0},
+        "datasource": SOURCE,
+        "fieldConfig": {"defaults": {}, "overrides": columns},
+        "options": {"showHeader": True},
+        "targets": targets,
+        "transformations": [
+            {"id": "merge", "options": {}},
+            {"id": "organize", "options": {"excludeByName": {"Time": True}, "renameByName": names}},
+        ],
+    }
+    variables = [
+        {**DATASOURCE, "query": "prometheus", "refresh": 1, **ONE},
+        _variable("job", "Runs", "label_values(stream_ssl_build_info, job)", ALL),
+    ]
+    return {
+        "uid": "stream-ssl-fleet",
+        "title": "stream-ssl fleet",
+        "description": "All runs of stream-ssl, one row a run.",
+        **_common(variables),
+        "panels": [table],
+    }
+
+
 def main() -> None:
-    """The dashboard to standard output."""
-    rows = yaml.safe_load(Path(__file__).with_name("dashboard.yaml").read_text())
-    sys.stdout.write(json.dumps(dashboard(rows), indent=1) + "\n")
+    """The dashboard to standard output: of one run, or of the fleet."""
+    if sys.argv[1:] == ["fleet"]:
+        made = fleet()
+    else:
+        made = dashboard(yaml.safe_load(Path(__file__).with_name("dashboard.yaml").read_text()))
+    sys.stdout.write(json.dumps(made, indent=1) + "\n")
 
 
 if __name__ == "__main__":

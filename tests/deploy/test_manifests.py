@@ -37,14 +37,15 @@ def test_the_compose_files_are_of_the_schema() -> None:
     run(BIN / "check-jsonschema", "--builtin-schema", "vendor.compose-spec", *files)
 
 
-def test_the_dashboard_is_of_grafana_s_own_types() -> None:
-    """What they do not know they drop: the dashboard comes back as it was."""
+def test_the_dashboards_are_of_grafana_s_own_types() -> None:
+    """What they do not know they drop: a dashboard comes back as it was."""
     from grafana_foundation_sdk.cog.encoder import JSONEncoder
     from grafana_foundation_sdk.models.dashboard import Dashboard
 
-    made = json.loads((DEPLOY / "grafana" / "stream-ssl.json").read_text())
-    back = json.loads(JSONEncoder().encode(Dashboard.from_json(made)))
-    assert missing(made, back) == []
+    for name in ("stream-ssl.json", "fleet.json"):
+        made = json.loads((DEPLOY / "grafana" / name).read_text())
+        back = json.loads(JSONEncoder().encode(Dashboard.from_json(made)))
+        assert missing(made, back) == [], name
 
 
 def missing(given: Any, found: Any, path: str = "") -> list[str]:

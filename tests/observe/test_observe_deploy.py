@@ -19,6 +19,7 @@ from stream_ssl.observe.conditions import alerts
 DEPLOY = Path(__file__).parents[2] / "deploy"
 RULES = DEPLOY / "prometheus" / "alerts.yml"
 DASHBOARD = DEPLOY / "grafana" / "stream-ssl.json"
+FLEET = DEPLOY / "grafana" / "fleet.json"
 CASES = Path(__file__).parent / "alerts_cases.yml"
 
 
@@ -32,7 +33,8 @@ def series() -> set[str]:
 
 
 def panels() -> list[dict[str, Any]]:
-    return [panel for panel in json.loads(DASHBOARD.read_text())["panels"] if "targets" in panel]
+    both = (json.loads(file.read_text())["panels"] for file in (DASHBOARD, FLEET))
+    return [panel for panels_ in both for panel in panels_ if "targets" in panel]
 
 
 def expressions() -> Iterator[tuple[str, str]]:
@@ -55,6 +57,37 @@ def test_every_metric_exists() -> None:
 def test_the_dashboard_is_what_its_source_makes() -> None:
     made = [sys.executable, str(DASHBOARD.with_name("dashboard.py"))]
     assert subprocess.check_output(made, text=True) == DASHBOARD.read_text(), "run `make docs`"
+    assert subprocess.check_output([*made, "fleet"], text=True) == FLEET.read_text()
+
+
+def test_every_metric_of_an_alert_is_on_a_panel() -> None:
+    def asked(text: str) -> set[str]:
+        return set(re.findall(r"\b(?:stream_ssl_[a-z_]+|up)\b(?={)", text))
+
+    shown = {name for panel in panels() for one in panel["targets"] for name in asked(one["expr"])}
+    alerts_ask = {
+        name
+        for expression in re.findall(r"^ +expr: (.+)$", RULES.read_text(), re.MULTILINE)
+        for name in asked(expression)
+    }
+    assert alerts_ask == {"up", "stream_ssl_condition"}
+    assert alerts_ask <= shown
+
+
+def test_the_first_row_answers_five_questions() -> None:
+    row, *answers = json.loads(DASHBOARD.read_text())["panels"][:6]
+    assert row["title"] == "Five answers"
+    for panel in answers:
+        assert panel["type"] == "stat"
+        assert panel["gridPos"]["y"] == 1
+        assert panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
+
+
+def test_rates_of_bytes_have_a_unit_of_rates() -> None:
+    for panel in panels():
+        rates = [re.search(r"rate\(stream_ssl_\w*bytes", one["expr"]) for one in panel["targets"]]
+        if any(rates):
+            assert panel["fieldConfig"]["defaults"]["unit"] == "Bps", panel["title"]
 
 
 def test_the_alerts_are_what_the_conditions_make() -> None:
@@ -64,6 +97,8 @@ def test_the_alerts_are_what_the_conditions_make() -> None:
 def test_panels_name_what_they_show() -> None:
     for panel in panels():
         for target in panel["targets"]:
+            if "legendFormat" not in target:
+                continue  # a table, which has all labels
             grouped = re.findall(r"by \(([a-z_, ]+)\)", target["expr"])
             shown = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
             if grouped:  # what a legend shows must have survived the sum
@@ -100,7 +135,9 @@ def test_promtool_takes_configuration_and_rules() -> None:
 
 def test_promtool_parses_the_dashboards_questions(tmp_path: Path) -> None:
     questions = [
-        expression.replace("$__rate_interval", "5m").replace("$job", "stream-ssl")
+        re.sub(r"\$(instance|producer)", ".*", expression)
+        .replace("$__rate_interval", "5m")
+        .replace("$job", "stream-ssl")
         for _, expression in expressions()
     ]
     assert not any("$" in question for question in questions)
