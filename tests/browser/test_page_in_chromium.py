@@ -249,6 +249,8 @@ def test_phones_and_thousands(chromium: Any, scheme: str) -> None:
     with run(slots=65_536 if scheme == "dark" else 500, producers=1000, labelled=False) as world:  # noqa: SIM117
         with Visit(chromium, world[0], **phone) as visit:
             page = visit.page
+            page.wait_for_selector("#answers li >> nth=4")
+            page.locator("#charts").scroll_into_view_if_needed()
             page.wait_for_selector(".chart canvas")
             page.locator("#mosaic").scroll_into_view_if_needed()
             page.wait_for_selector(".tile >> nth=127")
