@@ -20,6 +20,7 @@ NAMES = (
     "duplicates",
     "losses",
     "learner",
+    "plain_loop",
     "ranks",
     "page",
     "decode",
@@ -49,21 +50,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         type=Path,
         const=GPU_CONFIG,
         metavar="CONFIG",
-        help="with gpu: model a step of this configuration on a CPU (default: %(const)s)",
+        help="with gpu: model a step of this configuration on a CPU (default: %(const)s); "
+        "the configuration's options may follow, such as --decoder.size=32",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="with --simulated: its numbers")
-    chosen = parser.parse_args(arguments)
+    chosen, options = parser.parse_known_args(arguments)
     if (chosen.simulated or chosen.json) and (chosen.names != ["gpu"] or not chosen.simulated):
         parser.error(
             "--simulated models the benchmark gpu, and --json stores its numbers: give "
             "gpu --simulated [CONFIG] [--json FILE]"
         )
+    if options and not chosen.simulated:
+        parser.error(f"unknown options: {' '.join(options)}")
     console = Console()
     if not console.is_terminal:
         console = Console(width=WIDE)
     if chosen.simulated:
         simulated = importlib.import_module("benchmarks.simulated")
-        simulated.report(chosen.simulated, chosen.json, console)
+        simulated.report(chosen.simulated, chosen.json, console, options)
         return 0
     names = chosen.names or list(NAMES)
     path = path_of(chosen.reports, date.today(), gpu="gpu" in names)

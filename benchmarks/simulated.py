@@ -1,8 +1,9 @@
 """A model of a learner's step on a GPU: kernels, host waits, bytes and operations by part.
 
-`python -m benchmarks gpu --simulated [CONFIG]` runs the learner of a configuration on the simulated
-GPU of `benchmarks/simulated_gpu.py`, with a full memory. The encoder alone is not computed. Its
-operators are counted on shapes, and its features are random projections of the images.
+`python -m benchmarks gpu --simulated [CONFIG] [OPTIONS]` runs the learner of a configuration, with
+options over it, on the simulated GPU of `benchmarks/simulated_gpu.py`, with a full memory. The
+encoder alone is not computed. Its operators are counted on shapes, and its features are random
+projections of the images.
 
 The model: each kernel costs the host the time of a launch, and the device the larger of its bytes
 over the bandwidth and its operations over the rate. Each operator counts as one kernel, which
@@ -406,10 +407,10 @@ def _summary(meter: Meter, launch: float, batch: int) -> dict[str, Any]:
     }
 
 
-def report(file: Path, target: Path | None, console: Console) -> None:
+def report(file: Path, target: Path | None, console: Console, options: Sequence[str] = ()) -> None:
     """Print the table of a configuration, and write its numbers to a JSON file if one is given."""
     started = time.monotonic()
-    found = simulate([str(file)])
+    found = simulate([str(file), *options])
     rows = [{"part of a step": name, **part} for name, part in found["parts"].items()]
     console.print(table(Result(f"simulated GPU, {file}", rows, time.monotonic() - started)))
     console.print(

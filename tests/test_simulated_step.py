@@ -88,6 +88,24 @@ def test_the_command_prints_a_table_and_writes_json(
     assert json.loads(file.read_text()) == found
 
 
+def test_the_whole_step_keeps_its_budget(found: dict) -> None:
+    assert found["kernels"] <= 1200
+    assert found["host_waits"] <= 10
+
+
+def test_options_of_the_configuration_follow_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = []
+    monkeypatch.setattr(simulated, "report", lambda *told: given.append(told))
+    assert command.main(["gpu", "--simulated", "some.yaml", "--decoder.size=32"]) == 0
+    assert given[0][0] == Path("some.yaml")
+    assert given[0][3] == ["--decoder.size=32"]
+    with pytest.raises(SystemExit):
+        command.main(["gpu", "--decoder.size=32"])
+    assert "unknown options: --decoder.size=32" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "wrong", [["--simulated"], ["gpu", "--json", "x"], ["page", "--simulated"]]
 )
