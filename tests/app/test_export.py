@@ -452,7 +452,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     assert not (tmp_path / "e").exists()
 
 
-@pytest.mark.parametrize("meanwhile", ["load_file", "checkpoint_damage"])
+@pytest.mark.parametrize("meanwhile", ["model_of", "checkpoint_damage"])
 def test_a_checkpoint_that_the_learner_removes_gives_way_to_its_next(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: str
 ) -> None:
