@@ -340,7 +340,7 @@ class Curator:
         )
         self._rows.append(json.dumps(asdict(row)) + "\n")
         self._dropped += 1
-        image_CHW = torch.from_numpy(image_HWC).permute(2, 0, 1)
+        image_CHW = torch.tensor(image_HWC).permute(2, 0, 1)  # Pillow's pixels are read-only
         self._remember_pair(torch.stack([image_CHW, twin_CHW]))
 
     def _remember_pair(self, pair_2CHW: Tensor) -> None:

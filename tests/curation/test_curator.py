@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from curation_pictures import COUNT, DIFFERENT, Crawl
+from PIL import Image
 
 from stream_ssl.curation import Curator, Dropped
 from stream_ssl.curation.curator import BATCH, PAIRS
+from stream_ssl.producers.sources import ImageFolder
 from stream_ssl.producers.sources.base import mark
 
 
@@ -55,6 +59,20 @@ def test_a_picture_that_found_no_room_is_dropped_when_it_comes_again(tmp_path: P
     assert counts.dropped >= COUNT - DIFFERENT - COUNT // 100  # nothing is admitted twice
     files = {one.original for one in curator.kept}
     assert curator.originals.names() == files  # evicted pictures leave no files
+
+
+def test_a_png_that_repeats_is_shown_beside_its_original(tmp_path: Path) -> None:
+    """Its pixels are read-only, of which torch warned."""
+    pixels_HWC = np.random.default_rng(0).integers(0, 256, (4, 4, 3), np.uint8)
+    image = Image.fromarray(pixels_HWC).resize((64, 64))
+    for name in ("a", "b"):
+        image.save(tmp_path / f"{name}.png")
+    curator = Curator(tmp_path / "state", keep=4)
+    *_, counts = curator.run(ImageFolder(str(tmp_path)))
+    assert (counts.kept, counts.dropped) == (1, 1)
+    ((dropped_CHW, twin_CHW),) = curator.pair_P2CHW
+    assert torch.equal(dropped_CHW, twin_CHW)
+    assert np.array_equal(dropped_CHW.permute(1, 2, 0).numpy(), np.asarray(image))
 
 
 @pytest.mark.parametrize("saved", [True, False])
