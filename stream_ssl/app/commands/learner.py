@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stream_ssl.app import config
+from stream_ssl.app.allocator import keep_freed_memory
 from stream_ssl.app.failures import reported
 from stream_ssl.app.help import print_learner_help
 from stream_ssl.app.signals import PARSED, stop_on_signals
@@ -19,6 +20,7 @@ def main(arguments: Sequence[str]) -> int:
     if {"-h", "--help"} & {*arguments}:
         print_learner_help()
     share_cores()
+    keep_freed_memory()
     parser = config.learner_parser()
     settings = config.read(parser, arguments)
     if marker := os.environ.get(PARSED):
