@@ -657,7 +657,7 @@ def _carry(parser: ArgumentParser, sections: Sequence[str], role: str) -> None:
     for name in sections:
         parser.add_argument(
             f"--{name}",
-            type=dict | list | int | str | None,
+            type=dict | list[str] | int | str | None,
             default=None,
             help=f"a section of the {role}; stream-ssl {role} --help lists its options",
         )
