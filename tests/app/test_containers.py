@@ -141,7 +141,7 @@ def test_compose_mounts_what_is_there_and_overrides_what_must_be() -> None:
         for volume in service.get("volumes", ())
     }
     files = {name for name in mounted if name.startswith(".")}
-    assert len(files) == 9
+    assert len(files) == 10
     assert all((folder / name).exists() for name in files)
     for role in ("receiver", "learner"):
         program, *words = services[role]["command"]
