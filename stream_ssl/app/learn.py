@@ -61,13 +61,10 @@ def learn(parser: ArgumentParser, settings: Namespace, stop: Stop) -> None:
         stop: set to end the process.
     """
     with ExitStack() as stack:
-        try:
-            with configuring(), stop.exiting():
-                stack.enter_context(hold_role(settings.run, ranks.role()))
-                process = Process(parser, settings, stack)
-        except SystemExit:
-            log.info("stopped before the first step; there is nothing to save")
-            raise
+        farewell = "stopped before the first step; there is nothing to save"
+        with configuring(), stop.at_once(farewell):
+            stack.enter_context(hold_role(settings.run, ranks.role()))
+            process = Process(parser, settings, stack)
         with Notifier(process.health):
             process.run(stop)
 

@@ -7,7 +7,6 @@ import logging
 import os
 import queue
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 
@@ -30,20 +29,23 @@ class Stop(threading.Event):
     """The event that ends a process.
 
     Attributes:
-        exits: whether a signal also raises SystemExit(0) in the main thread. This is for a start
-            that may take long and has nothing to save yet.
+        farewell: if this is a text, a signal logs it and ends the process at once, with status 0.
     """
 
-    exits = False
+    farewell: str | None = None
 
     @contextlib.contextmanager
-    def exiting(self) -> Iterator[None]:
-        """Let signals raise SystemExit(0) inside the block."""
-        self.exits = True
+    def at_once(self, farewell: str) -> Iterator[None]:
+        """Let a signal in the block end the process at once.
+
+        This is for a start that may take long and has nothing to save yet. No resource is closed,
+        as after a kill.
+        """
+        self.farewell = farewell
         try:
             yield
         finally:
-            self.exits = False
+            self.farewell = None
 
 
 def stop_on_signals() -> Stop:
@@ -62,8 +64,6 @@ def stop_on_signals() -> Stop:
         if alone and stop.is_set():
             os._exit(KILLED + number)
         came.put(number)
-        if stop.exits:
-            sys.exit(0)
 
     signal.signal(signal.SIGTERM, handle)
     signal.signal(signal.SIGINT, handle)
@@ -74,7 +74,7 @@ def stop_on_signals() -> Stop:
     return stop
 
 
-def _obey(came: queue.SimpleQueue[int], stop: threading.Event) -> None:
+def _obey(came: queue.SimpleQueue[int], stop: Stop) -> None:
     """Set `stop` after each signal.
 
     The handler must not set the event itself. It runs in the main thread, perhaps in the middle of
@@ -84,6 +84,9 @@ def _obey(came: queue.SimpleQueue[int], stop: threading.Event) -> None:
     while True:
         came.get()
         stop.set()
+        if farewell := stop.farewell:
+            log.info("%s", farewell)
+            os._exit(0)
 
 
 def watch_parent(parent: int, stop: threading.Event) -> None:
