@@ -110,7 +110,12 @@ def decoder(settings: Namespace) -> Decoder | VectorDecoder:
     if found is None:
         options = settings.decoder.as_dict()
         own = options.pop("subclass")
-        return Decoder(**options) if own is None else called(own, **options)
+        if own is None:
+            return Decoder(**options)
+        if options["fit"] == "crop":
+            del options["fit"]  # a decoder of one's own need not know of other ways
+        decoder: Decoder = called(own, **options)
+        return decoder
     assert found.dim is not None
     return VectorDecoder(found.dim, found.dtype)
 

@@ -130,10 +130,14 @@ def test_mixing_labels_makes_them_no_worse_on_average() -> None:
 def test_the_prior_is_compared_with_the_share_of_the_class(prior: Any) -> None:
     memory, record = filled(12, 5)
     found = priors(record, memory, Debiased(prior=prior))
-    measured = ((1 + record.keys_BD.double() @ memory.embeddings.double().T) / 2).mean(dim=1)
-    used = {0.2: 0.2, "memory": float(measured.clamp(1 / 12, 0.5).mean()), "labels": 1 / 3}[prior]
+    score_BK = (1 + record.keys_BD.double() @ memory.embeddings.double().T) / 2
+    other_BK = record.ids_B[:, None] != memory.ids
+    assert other_BK.sum(dim=1).tolist() == [11] * 4
+    measured = (score_BK * other_BK).sum(dim=1) / 11
+    true = 3 / 11  # four slots have the class, and one of them is the anchor's own
+    used = {0.2: 0.2, "memory": float(measured.clamp(1 / 12, 0.5).mean()), "labels": true}[prior]
     assert found["prior"] == pytest.approx(used, rel=1e-5)
-    assert found["prior_true"] == pytest.approx(1 / 3)
+    assert found["prior_true"] == pytest.approx(true)
     assert found["prior_measured"] == pytest.approx(float(measured.mean()), rel=1e-5)
     # All classes are equally many: nothing to correlate with.
     assert math.isnan(found["prior_correlation"])

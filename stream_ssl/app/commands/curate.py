@@ -26,7 +26,7 @@ thins out pictures that resemble each other. It needs no training and no receive
 stopped continues with the same command."""
 
 EXAMPLES = """examples:
-  stream-ssl curate images --source.folder photos --keep 2000 --out curated
+  stream-ssl curate images --source.root photos --keep 2000 --out curated
   stream-ssl curate crawl --source.urls urls.txt --keep 5000 --out curated --features pretrained
 
 stream-ssl curate SOURCE --help describes a source's own options. docs/curate.md describes the
