@@ -323,7 +323,8 @@ def test_a_hostile_host_takes_no_other_with_it(served, tmp_path, caplog, kind):
         return [host] if host[0].isdigit() else ["127.0.0.1"]
 
     urls = [*good(2), "http://bad.test:PORT/x", *good(4)[2:]]
-    source = crawl(served, tmp_path, urls, resolve, seconds=1, max_bytes=100_000, max_wait=0)
+    seconds = 4 if reason == "too slow" else 30
+    source = crawl(served, tmp_path, urls, resolve, seconds=seconds, max_bytes=100_000, max_wait=0)
     assert sorted(paths(source.samples())) == [f"{n}.png" for n in range(4)]
     assert source.skipped.by_reason == {reason: 1}
     assert f"left out http://bad.test:{served.port}/x ({reason}): " in caplog.text
