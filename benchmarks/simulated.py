@@ -66,7 +66,8 @@ KEYS, ADD, MEMORY = "plain keys, re-encoding", "memory.add", "memory: draws, cou
 OPTIMISER, OBSERVERS, READING, REST = "optimiser", "observers", "reading", "upload and rest"
 PARTS = (NOVELTY, VIEWS, TRAIN, KEYS, ADD, MEMORY, OPTIMISER, OBSERVERS, READING, REST)
 
-# Part by file and function, of which the innermost on the stack decides. "" is every function.
+# The part that a file and a function belong to. The innermost pair on the stack decides. "" stands
+# for every function of the file.
 LINES = {
     ("learning/novelty.py", ""): NOVELTY,
     ("learning/views.py", "forward"): VIEWS,
@@ -199,7 +200,7 @@ class OnShapes(TorchDispatchMode):
 
 
 class Hollow:
-    """An encoder of which only shapes are computed, once for each shape of the images.
+    """An encoder that computes shapes and no numbers, once for each shape of the images.
 
     The features are random projections of the images, so that different images differ.
 

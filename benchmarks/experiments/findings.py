@@ -8,6 +8,9 @@ import operator
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+from scipy.stats import t as student
 
 from benchmarks.experiments.results import Cell, Result
 
@@ -35,24 +38,55 @@ class Spread:
             return mean
         return f"{mean} ± {scale * statistics.stdev(self.values):.{decimals}f}"
 
-    def difference(self, deviation: float | None) -> str:
+    def difference(self, deviation: Deviation | None) -> str:
         """Return "+1.2 ± 0.4 (3)": the mean in points, its standard error, the number of seeds.
 
         Args:
             deviation: the pooled deviation of one difference, see `pooled_deviation`. It gives one
                 pair an error too. None: the text has no error.
 
-        >>> Spread((0.02, 0.04)).difference(0.008)
+        >>> Spread((0.02, 0.04)).difference(Deviation(0.008, 20))
         '+3.0 ± 0.6 (2)'
         """
         if not self.values:
             return ""
         count = len(self.values)
-        error = "" if deviation is None else f" ± {100 * deviation / math.sqrt(count):.1f}"
+        error = "" if deviation is None else f" ± {100 * deviation.error(count):.1f}"
         return f"{100 * self.mean:+.1f}{error} ({count})"
 
 
-def pooled_deviation(families: Iterable[Found], number: str) -> float | None:
+class Deviation(NamedTuple):
+    """The standard deviation of one paired difference, and its degrees of freedom."""
+
+    value: float
+    freedom: float
+
+    def error(self, count: int) -> float:
+        """Return the standard error of the mean of some differences."""
+        return self.value / math.sqrt(count)
+
+    def p(self, values: Sequence[float]) -> float:
+        """Return the p-value of a two-sided t-test that the mean of some differences is 0."""
+        mean, error = statistics.fmean(values), self.error(len(values))
+        if not error:
+            return 1.0 if mean == 0 else 0.0
+        return float(2 * student.sf(abs(mean) / error, self.freedom))
+
+
+def holm(values: Mapping[int, float]) -> dict[int, float]:
+    """Return p-values corrected for their number by Holm's step-down method.
+
+    >>> holm({0: 0.01, 1: 0.04, 2: 0.03})
+    {0: 0.03, 2: 0.06, 1: 0.06}
+    """
+    corrected, largest = {}, 0.0
+    for rank, (key, value) in enumerate(sorted(values.items(), key=lambda item: item[1])):
+        largest = max(largest, min(1.0, (len(values) - rank) * value))
+        corrected[key] = largest
+    return corrected
+
+
+def pooled_deviation(families: Iterable[Found], number: str) -> Deviation | None:
     """Return the standard deviation of a paired difference of two arms, pooled over all pairs.
 
     Pairs are arms of one family under the same condition with two or more common seeds. Each pair
@@ -66,7 +100,7 @@ def pooled_deviation(families: Iterable[Found], number: str) -> float | None:
             if len(values) > 1:
                 squares += statistics.variance(values) * (len(values) - 1)
                 freedom += len(values) - 1
-    return math.sqrt(squares / freedom) if freedom else None
+    return Deviation(math.sqrt(squares / freedom), freedom) if freedom else None
 
 
 @dataclass(frozen=True)

@@ -192,6 +192,7 @@ class Live(ABC, Generic[Item]):
 def connection_id() -> str:
     """Return text that identifies a connection: the time in milliseconds, and random digits.
 
-    The random digits distinguish connections of a machine whose clock starts anew at each boot.
+    A clock that restarts at each boot repeats its times. The random digits distinguish such
+    connections.
     """
     return f"{round(time.time() * 1000)}{secrets.token_hex(2)}"

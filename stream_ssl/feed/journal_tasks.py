@@ -70,7 +70,7 @@ class JournalShare:
 
 @dataclass(frozen=True, slots=True)
 class RecordRead:
-    """A record was read, of which so many samples follow as tasks."""
+    """The note that a record was read, and that `samples` of its samples follow as tasks."""
 
     record: JournalRecord
     samples: int

@@ -14,10 +14,10 @@ from scipy.stats import ttest_1samp
 from table import table
 from tiny_reproduction import EXPERIMENT, MADE, reproduction, results
 
-from benchmarks.experiments.findings import Spread
+from benchmarks.experiments.findings import Spread, holm
 from benchmarks.experiments.papers import report
 from benchmarks.experiments.papers.arms import Run
-from benchmarks.experiments.papers.verdicts import holm, p_value, pooled, total, verdicts
+from benchmarks.experiments.papers.verdicts import p_value, pooled, total, verdicts
 
 BASE, BETTER = ("base", "x1"), ("better", "x1")
 PLANNED = 9

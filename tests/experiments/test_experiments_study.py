@@ -274,7 +274,8 @@ def test_rows_pair_each_run_with_the_queue_of_its_seed(tmp_path: Path) -> None:
     gain = report.pair(found, best, base, "knn")
     assert gain.values == pytest.approx((0.05, 0.03))
     deviation = report.deviations(tmp_path / "runs.jsonl")
-    assert deviation == pytest.approx(dict.fromkeys(("knn", "linear"), math.sqrt(2) / 100))
+    expected = pytest.approx(math.sqrt(2) / 100)
+    assert deviation == dict.fromkeys(("knn", "linear"), (expected, 1))
     assert gain.difference(deviation["knn"]) == "+4.0 ± 1.0 (2)"
     gains = ["+4.0 ± 1.0 (2)"] * 2
     assert report.cells(found, best, deviation)[-4:] == [*gains, "106.0", "106.0"]

@@ -7,9 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from scipy.stats import t as student
-
-from benchmarks.experiments.findings import Found, Spread
+from benchmarks.experiments.findings import Deviation, Found, Spread, holm
 from benchmarks.experiments.papers.arms import Claim, Experiment
 
 
@@ -108,28 +106,23 @@ def p_value(found: Found, claim: Claim, ours: Spread, claims: Sequence[Claim]) -
     seeds alone estimate it poorly. If no claim has two seeds, accuracies on a finite test set have
     its sampling error.
     """
-    freedom: float
-    deviation, freedom = pooled(found, [one for one in claims if one.measure == claim.measure])
-    if freedom:
-        error = deviation * _length(claim) / math.sqrt(len(ours.values))
-    elif MEASURES[claim.measure].share:
-        error, freedom = sampling_error(found, claim), math.inf
-    else:
-        return None
-    if not error:
-        return 1.0 if ours.mean == 0 else 0.0
-    return float(2 * student.sf(abs(ours.mean) / error, freedom))
+    values = [value / _length(claim) for value in ours.values]
+    if deviation := pooled(found, [one for one in claims if one.measure == claim.measure]):
+        return deviation.p(values)
+    if MEASURES[claim.measure].share:
+        return Deviation(sampling_error(found, claim) / _length(claim), math.inf).p(values)
+    return None
 
 
-def pooled(found: Found, claims: Sequence[Claim]) -> tuple[float, int]:
-    """Return the deviation over seeds of a sum whose weights have length 1, and its freedom."""
+def pooled(found: Found, claims: Sequence[Claim]) -> Deviation | None:
+    """Return the deviation over seeds of a sum whose weights have length 1."""
     squares, freedom = 0.0, 0
     for claim in claims:
         values = total(found, claim).values
         if len(values) > 1:
             squares += statistics.variance(values) * (len(values) - 1) / _length(claim) ** 2
             freedom += len(values) - 1
-    return (math.sqrt(squares / freedom) if freedom else math.nan), freedom
+    return Deviation(math.sqrt(squares / freedom), freedom) if freedom else None
 
 
 def _length(claim: Claim) -> float:
@@ -146,19 +139,6 @@ def sampling_error(found: Found, claim: Claim) -> float:
         assert queries is not None
         variance += weight**2 * p * (1 - p) / queries
     return math.sqrt(variance)
-
-
-def holm(values: Mapping[int, float]) -> dict[int, float]:
-    """Return p-values corrected for their number by Holm's step-down method.
-
-    >>> holm({0: 0.01, 1: 0.04, 2: 0.03})
-    {0: 0.03, 2: 0.06, 1: 0.06}
-    """
-    corrected, largest = {}, 0.0
-    for rank, (key, value) in enumerate(sorted(values.items(), key=lambda item: item[1])):
-        largest = max(largest, min(1.0, (len(values) - rank) * value))
-        corrected[key] = largest
-    return corrected
 
 
 def _paper(experiment: Experiment, claim: Claim) -> float | None:

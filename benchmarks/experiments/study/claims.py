@@ -5,13 +5,14 @@ A page marks the place of a table with two comments: `<!-- study: NAME -->` and 
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from scipy.stats import spearmanr
 
-from benchmarks.experiments.findings import Found
+from benchmarks.experiments.findings import Found, holm
 from benchmarks.experiments.results import Cell, Results, entries
 from benchmarks.experiments.study import report
 from benchmarks.experiments.study.arms import (
@@ -35,6 +36,9 @@ ROOT = Path(__file__).parents[3]
 RUNS = ROOT / "benchmarks" / "reports" / "study" / "runs.jsonl"
 PAGES = ("README.md", "docs/study.md", "docs/numbers.md")
 PLACE = re.compile(r"(<!-- study: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+NAMES = {"knn": "kNN", "linear": "linear"}
+SHOWN = 5  # rows of the table of p-values
 
 TRUTHS = {
     "entropy": "class entropy of the memory",
@@ -102,6 +106,25 @@ def today(stored: Stored) -> Rows:
             rows.append([TITLES[stream], *accuracies, *gains])
     headings = [*TODAY, *(f"`redundant` - {name}" for name in list(TODAY)[1:])]
     return Rows("", ["kNN / linear, %", *headings], rows, names=1)
+
+
+def settled(stored: Stored) -> Rows:
+    """The differences of `today` with the smallest p-values after Holm's correction for all."""
+    found = stored.at(steps=2400)
+    (_, ours), *rivals = TODAY.items()
+    told: list[tuple[str, str, str, str]] = []
+    values: dict[int, float] = {}
+    for stream, (title, rival), probe in itertools.product(HARDEST, rivals, PROBES):
+        cells = (ours.name, stream), (rival.name, stream)
+        deviation = stored.deviation[probe]
+        if all(cell in found.results for cell in cells) and deviation is not None:
+            gain = report.pair(found, *cells, probe)
+            if gain.values:
+                values[len(told)] = deviation.p(gain.values)
+                told.append((TITLES[stream], title, NAMES[probe], gain.difference(deviation)))
+    rows = [[*told[key], f"{p:.3f}"] for key, p in list(holm(values).items())[:SHOWN]]
+    headings = ("accuracy", "`redundant` - it, points", f"p, corrected for {len(told)} comparisons")
+    return Rows("", ["stream", "rule", *headings], rows, names=3)
 
 
 def gains(stored: Stored) -> Rows:
@@ -205,6 +228,7 @@ def _spearman(numbers: Sequence[Mapping[str, float]], truth: str) -> str:
 
 TABLES: Mapping[str, Callable[[Stored], Rows]] = {
     "today": today,
+    "settled": settled,
     "summary": lambda stored: report.summary(stored.at()),
     "gains": gains,
     "variants": variants,
@@ -217,7 +241,7 @@ TABLES: Mapping[str, Callable[[Stored], Rows]] = {
 
 
 def made(text: str, stored: Stored) -> str:
-    """Return the text of a page with its tables made anew.
+    """Return the text of a page with the tables of these runs.
 
     Raises:
         KeyError: the page names a table that is none of TABLES.
@@ -226,7 +250,7 @@ def made(text: str, stored: Stored) -> str:
 
 
 def write() -> None:
-    """Write the tables of all pages anew."""
+    """Replace the tables of all pages by those of the stored runs."""
     stored = Stored(RUNS)
     for page in PAGES:
         file = ROOT / page

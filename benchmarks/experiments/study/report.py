@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.experiments.findings import Found, Spread, pooled_deviation
+from benchmarks.experiments.findings import Deviation, Found, Spread, pooled_deviation
 from benchmarks.experiments.results import Cell, Result, Results, entries
 from benchmarks.experiments.study.arms import BASE, TITLES
 from benchmarks.experiments.study.streams import CLASSES, STREAMS
@@ -51,7 +51,7 @@ HEADINGS = (
 )
 
 
-Deviations = Mapping[str, float | None]
+Deviations = Mapping[str, Deviation | None]
 """The pooled deviation of a paired difference, by probe; see `findings.pooled_deviation`."""
 
 
