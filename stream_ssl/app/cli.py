@@ -76,6 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         command = importlib.import_module(f"stream_ssl.app.commands.{chosen.command}")
         status = command.main(rest)
+        sys.stdout.flush()
     except ModuleNotFoundError as error:
         from stream_ssl.app.failures import USAGE, missing_extra
 
@@ -83,6 +84,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         hint = missing_extra(error, chosen.command, source)
         print(f"stream-ssl {chosen.command}: {hint}", file=sys.stderr)
         return USAGE
+    except BrokenPipeError:
+        if chosen.command in DAEMONS:
+            raise
+        # The reader of the output has ended, such as `head`. Python flushes once more at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
         print(f"stream-ssl {chosen.command}: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT

@@ -172,7 +172,9 @@ def _producers(
         return Answer("Producers", unknown[0], unknown[1], links)
     connected = sum(one.get("producers") or 0.0 for one in answering)
     rate = sum(one.get("received") or 0.0 for one in answering)
-    told = [f"{plural(connected, 'producer')} connected, {_rate(rate)} samples/s"]
+    told = ["No producer is connected"]  # the rate is a mean of seconds in which one may have been
+    if connected:
+        told = [f"{plural(connected, 'producer')} connected, {_rate(rate)} samples/s"]
     uses = learner.get("facts", {}).get("producers") or {}
     lit = _named(OF_PRODUCERS, problems)
     best, worst = uses.get("best"), uses.get("worst")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import stat
 import subprocess
@@ -115,6 +116,23 @@ def test_an_interrupt_ends_a_command_in_one_line(
     monkeypatch.setattr(status, "main", interrupted)
     assert cli.main(["status", "run"]) == 130
     assert capsys.readouterr().err == "stream-ssl status: interrupted\n"
+
+
+@pytest.mark.parametrize("words", [["init"], ["init", "gpu"]])
+def test_a_reader_that_ends_early_gets_no_traceback(words: list[str]) -> None:
+    """`stream-ssl init | head -1`, with a pipe whose reader has ended before the first line."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as pipe:
+        done = subprocess.run(
+            [sys.executable, "-m", "stream_ssl", *words],
+            stdout=pipe,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
 def test_status_of_a_folder_where_nothing_ran(

@@ -242,6 +242,15 @@ def test_the_uses_of_each_producer_are_listed_by_reason() -> None:
     assert (uses["gate"]["dropped"], uses["gate"]["slots"]) == ({}, 700)
 
 
+def test_producers_that_have_left_have_no_rate(healthy: Run) -> None:
+    receiver = healthy.states()["receiver"]
+    left = {**receiver, "figures": {**receiver["figures"], "producers": 0.0}}
+    assert left["figures"]["received"] == 2.0, "a mean of the seconds before"
+    found = asked(healthy, receiver=left)["Producers"]
+    assert found.says.startswith("No producer is connected. Best: gate, 100 %")
+    assert found.level == "watch"
+
+
 def test_no_process_answers() -> None:
     error = {"error": "no receiver has started in this run folder"}
     found = {one.question: one for one in answers({"receiver": error})}
