@@ -1,39 +1,40 @@
-"""Measures on a GPU: the learner's step by phase, admission to the memory, and the loss.
+"""Measures on a GPU: the daemon's step, admission to the memory, and the loss.
 
-`make gpu`, or `python -m benchmarks gpu`. The rows have no targets, because no GPU was available to
-derive them.
+`make gpu`, or `python -m benchmarks gpu`. A step is that of `deploy/configs/gpu.yaml`, with options
+over it, on a full memory. Its rows tell the milliseconds by phase on the device, the milliseconds
+of the host by part, and the launched kernels and the waits that torch's profiler counted. The goals
+are those of `python -m benchmarks gpu --simulated`, which models the same step without a GPU.
 
-Shapes: B batch, D embedding, C channels, N negatives.
+Shapes: B batch, D embedding, N negatives.
 """
 
 from __future__ import annotations
 
 import statistics
+import sys
+import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 from unittest import mock
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from stream_ssl.batch import Batch, Offset
-from stream_ssl.encoder.network import Projector, ResNet
-from stream_ssl.learning.learner import Learner
-from stream_ssl.learning.randomness import seed_everything
-from stream_ssl.learning.records import PHASES, StepRecord
-from stream_ssl.learning.settings import LearnerSettings
-from stream_ssl.learning.views import Views
+from benchmarks import full_learner
+from benchmarks.simulated import CONFIG, Meter
+from stream_ssl.app import build
+from stream_ssl.batch import START
+from stream_ssl.learning.records import PHASES
 from stream_ssl.losses import InfoNCE, negatives
 from stream_ssl.losses.fused import can_fuse
 from stream_ssl.memory import WorkingMemory
 from stream_ssl.memory.eviction import MostDuplicated, Oldest, Policy
 from stream_ssl.memory.scores import VonMisesFisher
-from stream_ssl.methods import MoCo
 
 POLICIES: dict[str, Callable[[], Policy]] = {
     "queue": Oldest,
@@ -42,40 +43,30 @@ POLICIES: dict[str, Callable[[], Policy]] = {
 }
 
 
+SMALL = ("--decoder.size=32", "--encoder.block=basic", "--encoder.depths=[2,2,2,2]")
+STEPS: dict[str, tuple[str, ...]] = {
+    "gpu.yaml, ResNet-18, 32 px": SMALL,
+    "gpu.yaml, ResNet-18, 32 px, batch 1,024": (*SMALL, "--batches.batch_size=1024"),
+    "gpu.yaml as shipped": (),
+}
+"""The measured steps: options over `gpu.yaml`."""
+PROFILED = 3  # steps
+
+
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of the measured workloads. The defaults are a ResNet-18 on small images."""
+    """Sizes of the measured workloads.
+
+    Attributes:
+        options: options over all configurations of `STEPS`.
+    """
 
     slots: int = 65_536
     batch: int = 512
     dim: int = 128
-    side: int = 32
-    width: int = 64
-    depths: tuple[int, int, int, int] = (2, 2, 2, 2)
-    warm_up: int = 5
+    warm_up: int = 10
     steps: int = 20
-
-
-class Ram:
-    """A stream that repeats batches made beforehand."""
-
-    def __init__(self, sizes: Sizes, count: int = 8) -> None:
-        draw = np.random.default_rng(0)
-        shape = (count, sizes.batch, sizes.side, sizes.side, 3)
-        self._images = draw.integers(0, 256, shape, dtype=np.uint8)
-        self._next = 0
-
-    def next(self, timeout: float) -> Batch:  # noqa: ARG002
-        image_BHWC = self._images[self._next % len(self._images)]
-        self._next += 1
-        ids_B = np.arange(len(image_BHWC), dtype=np.int64) + (self._next << 32)
-        zeros_B = np.zeros(len(image_BHWC))
-        offset = Offset(self._next + 1, 0)
-        images_BCHW = image_BHWC.transpose(0, 3, 1, 2)
-        return Batch(ids_B, ids_B, ids_B % 10, images_BCHW, zeros_B, offset=offset)
-
-    def lag(self) -> float:
-        return 0.0
+    options: tuple[str, ...] = ()
 
 
 def run(device: str = "cuda:0", sizes: Sizes | None = None) -> list[dict[str, Any]]:
@@ -87,28 +78,76 @@ def run(device: str = "cuda:0", sizes: Sizes | None = None) -> list[dict[str, An
 
 
 def _steps(device: torch.device, sizes: Sizes) -> Iterator[dict[str, Any]]:
-    """Yield the median milliseconds of a step, by phase."""
-    kinds: tuple[Literal["float32", "bfloat16"], ...] = ("float32", "bfloat16")
-    for precision in kinds:
-        seed_everything(0)
-        encoder = ResNet(width=sizes.width, depths=sizes.depths)
-        method = MoCo(encoder, Projector(encoder.dim, sizes.dim), InfoNCE(0.2))
-        memory = _filled("linear", device, sizes, images=True)
-        views = Views(sizes.side)
-        settings = LearnerSettings(device=str(device), precision=precision)
-        subject = Learner(method, memory, views, Ram(sizes), settings)
-        records = (r for r in subject.run(threading.Event()) if isinstance(r, StepRecord))
-        for _ in range(sizes.warm_up):
+    """Yield the mean milliseconds of the daemon's step, by phase and by part."""
+    for name, options in STEPS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            given = [str(CONFIG), *options, f"--run={folder}", f"--learner.device={device}"]
+            settings = full_learner.settings_of([*given, *sizes.options])
+            stream = full_learner.noise(settings, sizes.warm_up + 2 * sizes.steps + PROFILED)
+            learner = build.learner(settings, stream, START)
+            full_learner.fill(learner, settings)
+            records = full_learner.steps(learner, settings)
+            for _ in range(sizes.warm_up):
+                next(records)
+            _wait(device)
+            started = time.perf_counter()
+            seen = [next(records) for _ in range(sizes.steps)]
+            _wait(device)
+            wall = (time.perf_counter() - started) / sizes.steps
+            yield {
+                "what": f"step, {name}, {settings.memory.capacity:,} slots",
+                "ms": 1000 * wall,
+                "images/s": settings.batches.batch_size / wall,
+                "updates": sum(record.skipped is None for record in seen) / sizes.steps,
+                **{f"{p} ms": statistics.median(1000 * r.seconds[p] for r in seen) for p in PHASES},
+                **_profiled(records, device),
+            }
+            yield {
+                "what": f"host, {name}",
+                **{f"{p} ms": 1000 * s for p, s in _host_seconds(records, sizes.steps).items()},
+            }
+
+
+def _profiled(records: Iterator[Any], device: torch.device) -> dict[str, Any]:
+    """Return the kernels and waits of a step, and the milliseconds in which the device computes."""
+    if device.type != "cuda":
+        return {}
+    with torch.profiler.profile(acc_events=True) as profile:
+        for _ in range(PROFILED):
             next(records)
-        started = time.perf_counter()
-        seen = [next(records).seconds for _ in range(sizes.steps)]
-        wall = (time.perf_counter() - started) / sizes.steps
-        yield {
-            "what": f"step, {precision}, batch {sizes.batch}, {sizes.slots:,} slots",
-            "ms": 1000 * wall,
-            "samples/s": sizes.batch / wall,
-            **{f"{p} ms": statistics.median(1000 * s[p] for s in seen) for p in PHASES},
-        }
+        _wait(device)
+    ran = [event for event in profile.events() if event.device_type.name == "CUDA"]
+    called = Counter(event.name for event in profile.events() if event.device_type.name == "CPU")
+    waits = sum(number for name, number in called.items() if "Synchronize" in name)
+    return {
+        "kernels": len(ran) / PROFILED,
+        "waits": (waits - 1) / PROFILED,  # the last one is ours
+        "device ms": sum(event.device_time for event in ran) / 1000 / PROFILED,
+    }
+
+
+def _host_seconds(records: Iterator[Any], steps: int) -> dict[str, float]:
+    """Return the host's mean seconds in each part of a step, from samples of its stack."""
+    host, ended, seen = threading.get_ident(), threading.Event(), Counter[str]()
+
+    def watch() -> None:
+        meter = Meter()
+        while not ended.wait(0.0002):
+            seen[meter.part_of(sys._current_frames()[host])] += 1
+
+    watcher, interval = threading.Thread(target=watch), sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    started = time.perf_counter()
+    watcher.start()
+    try:
+        for _ in range(steps):
+            next(records)
+    finally:
+        seconds = (time.perf_counter() - started) / steps
+        ended.set()
+        watcher.join()
+        sys.setswitchinterval(interval)
+    return {part: seconds * number / seen.total() for part, number in seen.most_common()}
 
 
 def _admissions(device: torch.device, sizes: Sizes) -> Iterator[dict[str, Any]]:
@@ -153,15 +192,13 @@ def _losses(device: torch.device, sizes: Sizes) -> Iterator[dict[str, Any]]:
                 }
 
 
-def _filled(name: str, device: torch.device, sizes: Sizes, images: bool = False) -> WorkingMemory:
+def _filled(name: str, device: torch.device, sizes: Sizes) -> WorkingMemory:
     """Return a full memory with this policy."""
-    shape = (3, sizes.side, sizes.side) if images else None
-    memory = WorkingMemory(sizes.slots, sizes.dim, POLICIES[name](), shape, device)
+    memory = WorkingMemory(sizes.slots, sizes.dim, POLICIES[name](), device=device)
     draw = torch.Generator().manual_seed(0)
     for start in range(0, sizes.slots, 4096):
         z_BD = _rows(min(4096, sizes.slots - start), sizes.dim, draw)
-        image_BCHW = torch.zeros(len(z_BD), *shape, dtype=torch.uint8) if shape else None
-        memory.add(torch.arange(start, start + len(z_BD)), z_BD, images=image_BCHW)
+        memory.add(torch.arange(start, start + len(z_BD)), z_BD)
     return memory
 
 

@@ -13,25 +13,19 @@ from __future__ import annotations
 import copy
 import statistics
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
-import numpy as np
 import torch
-from prometheus_client import CollectorRegistry
 from torch.nn.functional import cross_entropy, interpolate, normalize
 
-from stream_ssl.app import build, config
-from stream_ssl.app.observers import Observers
-from stream_ssl.batch import START, Batch, Offset, Origin
-from stream_ssl.learning.records import StepRecord
+from benchmarks import full_learner
+from benchmarks.full_learner import Repeated
+from stream_ssl.app import build
+from stream_ssl.batch import START
 from stream_ssl.learning.views import Views
-from stream_ssl.observe.metrics import WORKING, LearnerMetrics
 
 CONFIG = Path(__file__).parent.parent / "deploy/configs/laptop.yaml"
 WARM_UP = 3  # steps before the first measurement, and of the learner besides until it is full
@@ -39,59 +33,28 @@ ROUNDS, ROUND = 5, 3  # alternating rounds, and steps per round
 MOST = 1.1
 
 
-class Scenes:
-    """A stream of different pictures, which are smooth like photographs, from two producers."""
-
-    def __init__(self, batch: int, shape: tuple[int, int, int], held: int = 32) -> None:
-        draw = torch.Generator().manual_seed(0)
-        small = torch.rand(held * batch, shape[0], 8, 8, generator=draw)
-        large = interpolate(small, size=shape[1:], mode="bicubic").clamp(0, 1)
-        grain = torch.randint(0, 16, large.shape, dtype=torch.uint8, generator=draw)
-        self._images = ((large * 239).byte() + grain).numpy().reshape(held, batch, *shape)
-        self._next = 0
-
-    def next(self, timeout: float) -> Batch[Any]:  # noqa: ARG002
-        images_BCHW = self._images[self._next % len(self._images)]
-        self._next += 1
-        ids_B = np.arange(len(images_BCHW), dtype=np.int64) + (self._next << 32)
-        return Batch(
-            ids_B=ids_B,
-            hashes_B=ids_B,
-            labels_B=np.full(len(ids_B), -1),
-            images_BCHW=images_BCHW,
-            received_B=np.zeros(len(ids_B)),
-            origins_B=[Origin(f"producer-{n % 2}", "scenes", str(n), 0.0) for n in ids_B.tolist()],
-            offset=Offset(self._next + 1, 0),
-        )
-
-    def lag(self) -> float:
-        return 0.0
+def scenes(settings: Any, held: int = 32) -> Repeated:
+    """Return a stream of different pictures, which are smooth like photographs."""
+    shape, draw = build.image_shape(settings), torch.Generator().manual_seed(0)
+    batch = settings.batches.batch_size
+    small = torch.rand(held * batch, shape[0], 8, 8, generator=draw)
+    large = interpolate(small, size=shape[1:], mode="bicubic").clamp(0, 1)
+    grain = torch.randint(0, 16, large.shape, dtype=torch.uint8, generator=draw)
+    images_NBCHW = ((large * 239).byte() + grain).numpy().reshape(held, batch, *shape)
+    return Repeated(images_NBCHW, producers=2)
 
 
 def learner_steps(settings: Any) -> Iterator[None]:
     """Make the learner's updates, with its observers."""
-    batch, shape = settings.batches.batch_size, build.image_shape(settings)
-    learner = build.learner(settings, Scenes(batch, shape), START)
-    observers = Observers(
-        LearnerMetrics(CollectorRegistry(), memories=(WORKING, *settings.shadows), classes=0),
-        learner.memory,
-        build.shadows(settings, learner.method.dim),
-        mock.Mock(),
-        mock.Mock(),
-        build.prequential(settings),
-        clock=count(0.0, -1.0).__next__,  # no surveys, which take at most 2 % of the time
-    )
-    for record in learner.run(threading.Event()):
-        if isinstance(record, StepRecord):
-            observers.consume(record)
-            if record.skipped is None:
-                yield None
+    learner = build.learner(settings, scenes(settings), START)
+    for record in full_learner.steps(learner, settings):
+        if record.skipped is None:
+            yield None
 
 
 def plain_steps(settings: Any, encodes_newcomers: bool) -> Iterator[None]:
     """Make the steps of a plain loop with the network, the views and the batches of the learner."""
-    batch, shape = settings.batches.batch_size, build.image_shape(settings)
-    scenes, method = Scenes(batch, shape), build.method(settings)
+    stream, method = scenes(settings), build.method(settings)
     views = build.views(settings)
     assert isinstance(views, Views)
     net = torch.nn.Sequential(method.encoder, method.projector)
@@ -99,14 +62,14 @@ def plain_steps(settings: Any, encodes_newcomers: bool) -> Iterator[None]:
     queue_KD = normalize(torch.randn(settings.memory.capacity, method.dim))
     adam = torch.optim.Adam(net.parameters(), lr=0.001)
     while True:
-        images_BCHW = torch.from_numpy(scenes.next(0.0).images_BCHW)
+        images_BCHW = torch.from_numpy(stream.next(0.0).images_BCHW)
         z_BD = normalize(net(views(images_BCHW)))
         with torch.no_grad():
             key_BD = normalize(slow(views(images_BCHW)))
             if encodes_newcomers:
                 normalize(slow(views.plain(images_BCHW)))
         logit_BN = torch.cat([(z_BD * key_BD).sum(1, keepdim=True), z_BD @ queue_KD.T], 1) / 0.2
-        loss = cross_entropy(logit_BN, torch.zeros(batch, dtype=torch.int64))
+        loss = cross_entropy(logit_BN, torch.zeros(len(z_BD), dtype=torch.int64))
         adam.zero_grad()
         loss.backward()
         adam.step()
@@ -121,10 +84,8 @@ def run() -> list[dict[str, Any]]:
     torch.set_num_threads(1)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            parser = config.learner_parser()
             given = [str(CONFIG), "--run", folder, "--learner.threads", "1"]
-            settings = parser.instantiate(config.read(parser, given))
-            return _rows(settings)
+            return _rows(full_learner.settings_of(given))
     finally:
         torch.set_num_threads(threads)
 

@@ -20,21 +20,17 @@ import json
 import math
 import statistics
 import sys
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import torch
-from prometheus_client import CollectorRegistry
 from rich.console import Console
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -42,15 +38,13 @@ from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils.flop_counter import flop_registry
 
+from benchmarks import full_learner
 from benchmarks.report import Result, table
 from benchmarks.simulated_gpu import LAUNCHLESS, OnGpu, SimulatedGpu
-from stream_ssl.app import build, config
-from stream_ssl.app.observers import Observers
-from stream_ssl.batch import START, Batch, Offset, Origin
+from stream_ssl.app import build
+from stream_ssl.batch import START
 from stream_ssl.learning.learner import Learner
-from stream_ssl.learning.records import StepRecord
 from stream_ssl.losses import fused
-from stream_ssl.observe.metrics import WORKING, LearnerMetrics
 
 CONFIG = Path(__file__).parent.parent / "deploy/configs/gpu.yaml"
 LAUNCH = 5e-6  # seconds of the host for a kernel, unless a dispatch takes longer here
@@ -59,7 +53,6 @@ BANDWIDTH = 2.4e12  # bytes a second, about 70 % of an H100's peak
 RATES = {torch.bfloat16: 400e12, torch.float32: 40e12, torch.float64: 20e12}
 """Operations a second by dtype, about 40 to 60 % of an H100's peak."""
 WARM_UP, STEPS = 2, 2
-FILL = 4096  # samples that join the memory at a time
 
 NOVELTY, VIEWS, TRAIN = "near-duplicate test", "views", "forward, backward, loss"
 KEYS, ADD, MEMORY = "plain keys, re-encoding", "memory.add", "memory: draws, counts, refresh"
@@ -125,16 +118,19 @@ class Meter:
         self._parts: dict[CodeType, str | None] = {}
 
     def part(self) -> Cost:
-        """Return the part that runs now, by the innermost line on the stack that names one."""
-        frame: FrameType | None = sys._getframe(1)
+        """Return the cost of the part that runs now."""
+        return self.costs[self.part_of(sys._getframe(1))]
+
+    def part_of(self, frame: FrameType | None) -> str:
+        """Return the part that a stack is in, by its innermost line that names one."""
         while frame is not None:
             code = frame.f_code
             if code not in self._parts:
                 self._parts[code] = _part_of(code)
             if (part := self._parts[code]) is not None:
-                return self.costs[part]
+                return part
             frame = frame.f_back
-        return self.costs[REST]
+        return REST
 
 
 def _part_of(code: CodeType) -> str | None:
@@ -276,31 +272,6 @@ class _Pass(torch.autograd.Function):
             return None, None, None, *(OnGpu(torch.zeros(shape)) for shape in ctx.shapes)
 
 
-class Noise:
-    """A stream of random images from three producers."""
-
-    def __init__(self, batch: int, shape: tuple[int, int, int], classes: int) -> None:
-        self._shape, self._classes, self._next = (batch, *shape), classes, 0
-        self._draw = np.random.default_rng(0)
-
-    def next(self, timeout: float) -> Batch[Any]:  # noqa: ARG002
-        self._next += 1
-        size = self._shape[0]
-        ids_B = np.arange(size, dtype=np.int64) + (self._next << 32)
-        return Batch(
-            ids_B=ids_B,
-            hashes_B=ids_B,
-            labels_B=ids_B % self._classes if self._classes else np.full(size, -1),
-            images_BCHW=self._draw.integers(0, 256, self._shape, dtype=np.uint8),
-            received_B=np.zeros(size),
-            origins_B=[Origin(f"producer-{n % 3}", "noise", str(n), 0.0) for n in ids_B.tolist()],
-            offset=Offset(self._next + 1, 0),
-        )
-
-    def lag(self) -> float:
-        return 0.0
-
-
 def simulate(arguments: Sequence[str] = (str(CONFIG),)) -> dict[str, Any]:
     """Return the costs of a step of this configuration on a full memory.
 
@@ -310,10 +281,7 @@ def simulate(arguments: Sequence[str] = (str(CONFIG),)) -> dict[str, Any]:
     Returns:
         `kernels`, `host_waits`, `images_per_s` and `memory_share` of a step, and its `parts`.
     """
-    parser = config.learner_parser()
-    settings = parser.instantiate(config.read(parser, [*arguments, "--learner.device", "cuda:0"]))
-    if build.vectors(settings) is not None:
-        raise ValueError("the samples are vectors: the model needs a configuration with images")
+    settings = full_learner.settings_of([*arguments, "--learner.device", "cuda:0"])
     launch = max(LAUNCH, dispatch_seconds())
     encoder, meter = build.backbone(settings), Meter()
     hollow = Hollow(encoder, encoder.dim, settings.learner.precision == "bfloat16", meter)
@@ -322,7 +290,7 @@ def simulate(arguments: Sequence[str] = (str(CONFIG),)) -> dict[str, Any]:
         with warnings.catch_warnings(), MeasuredGpu(meter):
             warnings.filterwarnings("ignore", "CUDA is not available")  # autocast says so
             learner = _learner(settings, hollow, type(encoder))
-            _fill(learner, settings)
+            full_learner.fill(learner, settings)
             _run(learner, settings, meter)
     finally:
         fused.sound.cache_clear()
@@ -340,49 +308,21 @@ def dispatch_seconds(calls: int = 2000) -> float:
 
 
 def _learner(settings: Any, hollow: Hollow, encoder: type[nn.Module]) -> Learner:
-    batch, shape = settings.batches.batch_size, build.image_shape(settings)
     with mock.patch.object(build, "check_memory"):  # it asks the driver
-        learner = build.learner(settings, Noise(batch, shape, settings.classes), START)
+        learner = build.learner(settings, full_learner.noise(settings), START)
     for module in learner.method.modules():
         if type(module) is encoder:
             module.forward = hollow.forward_of(module)
     return learner
 
 
-def _fill(learner: Learner, settings: Any) -> None:
-    """Fill the memory with random keys and images."""
-    memory, draw = learner.memory, torch.Generator().manual_seed(0)
-    for start in range(0, memory.capacity, FILL):
-        number = min(FILL, memory.capacity - start)
-        z_BD = nn.functional.normalize(torch.randn(number, memory.dim, generator=draw), dim=1)
-        shape = number, *build.image_shape(settings)
-        memory.add(
-            torch.arange(start, start + number),
-            z_BD,
-            images=torch.randint(256, shape, dtype=torch.uint8, generator=draw),
-            producers=[f"producer-{n % 3}" for n in range(number)],
-        )
-
-
 def _run(learner: Learner, settings: Any, meter: Meter) -> None:
     """Make the steps, and keep the costs of those after the warm-up."""
-    metrics = LearnerMetrics(
-        CollectorRegistry(), memories=(WORKING, *settings.shadows), classes=settings.classes
-    )
-    observers = Observers(
-        metrics,
-        learner.memory,
-        build.shadows(settings, learner.method.dim),
-        mock.Mock(),
-        mock.Mock(),
-        build.prequential(settings),
-        clock=count(0.0, -1.0).__next__,  # no surveys, which take at most 2 % of the time
-    )
-    records = (r for r in learner.run(threading.Event()) if isinstance(r, StepRecord))
+    records = full_learner.steps(learner, settings)
     for number in range(WARM_UP + STEPS):
         if number == WARM_UP:
             meter.costs = {part: Cost() for part in PARTS}
-        observers.consume(next(records))
+        next(records)
 
 
 def _summary(meter: Meter, launch: float, batch: int) -> dict[str, Any]:

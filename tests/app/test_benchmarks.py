@@ -107,12 +107,18 @@ def test_an_unknown_name_is_refused(tmp_path, capsys):
 
 def test_what_is_measured_on_a_gpu_runs(monkeypatch):
     """Here on the CPU, and small."""
-    sizes = gpu.Sizes(64, batch=8, dim=16, side=8, width=8, depths=(1, 0, 0, 0), warm_up=1, steps=1)
-    rows = gpu.run("cpu", sizes)
+    small = "--batches.batch_size=8 --encoder.width=8 --memory.capacity=64 --learner.reencode=4"
+    sizes = gpu.Sizes(64, batch=8, dim=16, warm_up=1, steps=1, options=tuple(small.split()))
+    monkeypatch.setattr(gpu, "STEPS", {"small": gpu.SMALL})
+    step, host, *rows = gpu.run("cpu", sizes)
     assert [row["what"].split(",")[0] for row in rows] == (
-        ["step"] * 2 + ["add 8"] * len(gpu.POLICIES) + ["InfoNCE"] * 2
+        ["add 8"] * len(gpu.POLICIES) + ["InfoNCE"] * 2
     )
-    assert all(row["ms"] > 0 for row in rows)
+    assert all(row["ms"] > 0 for row in (step, *rows))
+    assert step["updates"] == 1
+    parts = {name: ms for name, ms in host.items() if name != "what"}
+    assert parts["forward, backward, loss ms"] > 0
+    assert sum(parts.values()) > 0.2 * step["ms"]
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(RuntimeError, match="no CUDA GPU"):
         gpu.run()
