@@ -40,6 +40,22 @@ def to_host(value: Tensor) -> Tensor:
     return value if value.device.type == "cpu" else value.cpu()
 
 
+def all_to_host(*values: Tensor) -> list[Tensor]:
+    """Return these values on the CPU. On a GPU this waits once for all of them.
+
+    Values with large elements come first.
+    """
+    there = [value for value in values if value.device.type != "cpu"]
+    if not there:
+        return list(values)
+    parts = [value.contiguous().flatten().view(torch.uint8) for value in there]
+    read = iter(torch.split(to_host(torch.cat(parts)), [len(part) for part in parts]))
+    return [
+        one if one.device.type == "cpu" else next(read).view(one.dtype).view(one.shape)
+        for one in values
+    ]
+
+
 def to_device(value: Tensor, device: torch.device) -> Tensor:
     """Return the host's values on the device, without waiting for the copy."""
     return value.to(device, non_blocking=True)

@@ -233,7 +233,7 @@ class Turns:
     def gate(self, slot_c: Tensor) -> Gate:
         """Return which of these candidates and of the newcomers each step may evict."""
         owner_c = self.owner_K[to_host(slot_c).numpy()]
-        return Gate(self.walk(), np.concatenate([owner_c, self.owner_B]))
+        return Gate(self.walk(), np.concatenate([owner_c, self.owner_B]), self.owner_K)
 
     def of_shard(self, device: torch.device) -> Tensor:
         """Return the number of the producer of each slot of this rank's shard."""
@@ -274,10 +274,11 @@ class Gate:
     Args:
         walk: a walk that starts with the first newcomer.
         owner_W: the number of the producer of each column.
+        owner_K: the number of the producer of each slot before the first newcomer.
     """
 
-    def __init__(self, walk: Walk, owner_W: Owners) -> None:
-        self._walk, self._owner_W = walk, owner_W
+    def __init__(self, walk: Walk, owner_W: Owners, owner_K: Owners) -> None:
+        self._walk, self._owner_W, self._owner_K = walk, owner_W, owner_K
         self._barred: list[Flags] = []
 
     def shut(self, columns: int) -> Flags:
@@ -286,6 +287,16 @@ class Gate:
         self._barred.append(barred_P)
         shut_W: Flags = barred_P[self._owner_W[:columns]]
         return shut_W
+
+    def may_take(self, slot: int, column: int | None) -> bool:
+        """Return whether the newcomer of the last `shut` may take this slot.
+
+        Args:
+            slot: a slot of any rank.
+            column: the column that stands in it; None if it is no candidate's slot.
+        """
+        owner = self._owner_K[slot] if column is None else self._owner_W[column]
+        return not self._barred[-1][owner]
 
     def leaves(self, column: int) -> None:
         """Record that the sample of this column leaves at the step of the last `shut`."""
@@ -360,6 +371,19 @@ class SlotWalk:
     def must_join(self) -> bool:
         """Whether the next newcomer may not be refused: its producer is below its guarantee."""
         return bool(self._walk.barred(self._turn)[self._owner_B[self._turn]])
+
+    def first_open(self, tried_R: Sequence[int]) -> int:
+        """Return the first of these slots that the next newcomer may take, see `random.walked`."""
+        barred_P = self._walk.barred(self._turn)
+        if tried_R[0] == REFUSED:
+            if not barred_P[self._owner_B[self._turn]]:
+                return REFUSED
+            tried_R = tried_R[1:]
+        for slot in tried_R:
+            if not barred_P[self.owner_K[slot]]:
+                return slot
+        open_n = np.flatnonzero(~barred_P[self.owner_K])
+        return int(open_n[tried_R[-1] * len(open_n) // len(self.owner_K)])
 
     def take(self, slot: int) -> None:
         """Record that the next newcomer takes this slot, or is refused if the slot is -1."""

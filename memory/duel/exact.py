@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from stream_ssl.memory.columns import Columns
-from stream_ssl.memory.compute import LARGE_ELEMENTS, columns_at_a_time, to_device, to_host
-from stream_ssl.memory.duel.simulate import Kept, kept_steps, occupants, simulate
+from stream_ssl.memory.compute import LARGE_ELEMENTS, all_to_host, columns_at_a_time, to_device
+from stream_ssl.memory.duel.simulate import Draws, Kept, kept_steps, simulate
 from stream_ssl.memory.scores import BLOCK_ELEMENTS, Score
 from stream_ssl.memory.shares import Barred, Groups, Turns
 
@@ -54,6 +54,9 @@ ON_CPU = Sizes(candidates=256, steps=128, lookahead=24, elements=BLOCK_ELEMENTS)
 ON_GPU = Sizes(candidates=1024, steps=512, lookahead=128, elements=LARGE_ELEMENTS)
 """Large matrices, because each proposal launches some 80 kernels and waits twice."""
 
+CALM_SHARE = 4
+"""One candidate of so many is enough while no count is large."""
+
 FEWEST_STEPS = 4
 """A proposal is longer than the accepted part of the previous one by at least so many steps."""
 
@@ -68,7 +71,8 @@ class Drawn(NamedTuple):
     """The slots that newcomers take while no count is large."""
 
     at_least: float  # least count that is large
-    slot_T: Tensor  # int64 on the CPU, over all ranks; valid if all earlier newcomers drew too
+    slot_T: Tensor  # int64 on the CPU, over all ranks; under shares, if all earlier ones drew too
+    tries_TR: list[list[int]] | None  # the slots that each newcomer tries under shares, in turn
 
 
 class ExactCounts:
@@ -93,6 +97,7 @@ class ExactCounts:
         self._owed = 0  # newcomers since slots were last counted again
         self.sizes = ON_CPU if columns.device.type == "cpu" else ON_GPU
         self._steps = self.sizes.steps
+        self._calm = False  # all steps of the last proposal took drawn slots, and were accepted
         self._waiting_BK: Tensor | None = None  # similarities of pending newcomers
         self.recount()
 
@@ -117,38 +122,37 @@ class ExactCounts:
             x_WA = x_BA[: min(NEWCOMERS * self.sizes.steps, most)]
             self._waiting_BK = self._score.apply_(x_WA @ row_KA.T)
         near_TK = self._waiting_BK[: self._steps]
-        turns = len(near_TK)
+        turns = proposed = len(near_TK)
         x_TA = x_BA[:turns]
         total_T = self._group.all_reduce_sum(near_TK.sum(dim=1, dtype=torch.float64))
 
         groups = None
         if shared is not None:
             groups = Groups(shared[:turns], shared.of_shard(row_KA.device))
-        at_random_T, known_c = self._at_random(drawn, turns, groups), None
-        if at_random_T is None:
-            slot_m = self._candidates(near_TK, groups)
-        else:
-            slot_m = self._group.own(at_random_T[self._group.mine(at_random_T)]).unique()
-            known_c = slot_m if self._group.size == 1 else None
-            slot_m = to_device(slot_m, row_KA.device)
+        slot_m = self._candidates(near_TK, groups, drawn)
         count_c, row_cA, slot_c = self._group.all_gather(
             self.count_K[slot_m], row_KA[slot_m], self._group.of_all(slot_m)
         )
-        known_c = slot_c if known_c is None else known_c  # on the host if the host chose them
-        level = count_c.max()  # subtracted from counts to save float32 precision
         row_WA = torch.cat([row_cA, x_TA])
         h_WW = self._score.apply_(row_WA @ row_WA.T).fill_diagonal_(0)
+        counts, known_c, known_WW = all_to_host(torch.cat([count_c, total_T]), slot_c, h_WW)
+        level = float(counts[: len(slot_c)].max())  # subtracted to save float32 precision
+        counts = (counts - level).to(known_WW)
         gate = None if shared is None else shared[:turns].gate(known_c)
-        leaves_T = None if at_random_T is None else occupants(at_random_T, known_c)
+        draws = None
+        if drawn is not None:
+            slots = drawn.slot_T[:turns].tolist(), known_c.tolist()
+            least = torch.tensor(drawn.at_least - level, dtype=known_WW.dtype)
+            draws = Draws(float(least), *slots, drawn.tries_TR)
         leaving_T, most_T = simulate(
-            (count_c - level).to(h_WW),
-            (total_T - level).to(h_WW),
-            h_WW,
-            self._compete,
-            gate,
-            leaves_T,
+            counts[: len(slot_c)], counts[len(slot_c) :], known_WW, self._compete, gate, draws
         )
-        column_T, count_T = (to_device(of_T, row_KA.device) for of_T in (leaving_T, most_T))
+        # Counts of equal rows may differ by rounding, and either row may leave.
+        unit = 4 * torch.finfo(most_T.dtype).eps * (1 + self._score.slope)
+        limit_T = most_T + unit * (most_T + level + 0.25)
+        if draws is not None:  # where newcomers took drawn slots, no other count may be large
+            limit_T[most_T < least] = least.nextafter(torch.full_like(least, -torch.inf))
+        column_T, limit_T = (to_device(of_T, row_KA.device) for of_T in (leaving_T, limit_T))
         barred = None
         if gate is not None and groups is not None:
             turns, used = len(column_T), len(slot_c) + len(column_T)
@@ -158,46 +162,46 @@ class ExactCounts:
         other_K = (self.count_K - level).to(h_WW)
         other_K[slot_m] = -torch.inf
         left_TK = torch.empty_like(near_TK)
-        most_T = self._follow(other_K, near_TK, row_WA[column_T], left_TK, barred)
-        # Counts of equal rows may differ by rounding, and either row may leave.
-        unit = 4 * torch.finfo(h_WW.dtype).eps * (1 + self._score.slope)
-        tie_T = unit * (count_T + level.to(h_WW) + 0.25)
-        most_T = self._group.all_reduce_max(most_T)
-        overruled_T = most_T > count_T + tie_T
-        if drawn is not None:
-            is_large_T = torch.maximum(most_T, count_T) >= drawn.at_least - level
-            if at_random_T is None:
-                overruled_T |= ~is_large_T
-            else:
-                overruled_T = is_large_T
+        other_T = self._follow(other_K, near_TK, row_WA[column_T], left_TK, barred)
+        overruled_T = self._group.all_reduce_max(other_T) > limit_T
         overruled_T[0] = False  # the largest of all slots is a candidate
-        kept = kept_steps(leaving_T, overruled_T, slot_c)
+        kept = kept_steps(leaving_T, overruled_T, known_c)
         self._place(x_BA, kept, column_T, near_TK, left_TK, total_T, h_WW)
+        by_count = draws is None or bool((most_T >= draws.at_least).any())
+        self._calm = not by_count and kept.held == proposed
+        self._propose_next(proposed, kept.held)
         return kept.plan
 
-    def _at_random(self, drawn: Drawn | None, turns: int, groups: Groups | None) -> Tensor | None:
-        """Return the slots that newcomers draw, on the CPU, or None if the first draws none."""
-        if drawn is None:
-            return None
-        first_K = self.count_K
-        if groups is not None:
-            first_K = first_K.masked_fill(~groups.first_n, -torch.inf)
-        most_1 = self._group.all_reduce_max(first_K.max()[None])
-        if float(to_host(most_1)[0]) >= drawn.at_least:
-            return None
-        return drawn.slot_T[:turns]
+    @property
+    def proposed(self) -> int:
+        """The largest number of newcomers that the next `choose` considers."""
+        return self._steps
 
-    def _candidates(self, near_TK: Tensor, groups: Groups | None) -> Tensor:
-        """Return the slots of this shard that may reach the largest count, int64 [m]."""
-        size = min(-(-self.sizes.candidates // self._group.size), self._columns.capacity)
-        # Half, because evictions reduce the largest counts by about the other half.
-        reach_K = self.count_K + 0.5 * near_TK[: self.sizes.lookahead].sum(dim=0)
+    def _candidates(self, near_TK: Tensor, groups: Groups | None, drawn: Drawn | None) -> Tensor:
+        """Return the slots of this shard among which steps are simulated, int64 [m].
+
+        They are the slots that may reach the largest count, and the slots that newcomers draw.
+        """
+        size = self.sizes.candidates // (CALM_SHARE if self._calm else 1)
+        size = min(-(-size // self._group.size), self._columns.capacity)
+        drawn_m = torch.empty(0, dtype=torch.int64)
+        if drawn is not None:
+            slot_T = drawn.slot_T[: len(near_TK)]
+            drawn_m = torch.unique(self._group.own(slot_T[self._group.mine(slot_T)]))
+        drawn_m = to_device(drawn_m, near_TK.device)
+        if drawn is None:  # half, because evictions reduce the largest counts by the other half
+            reach_K = self.count_K + 0.5 * near_TK[: self.sizes.lookahead].sum(dim=0)
+        else:
+            reach_K = self.count_K + near_TK.sum(dim=0)
         first_K = self.count_K + near_TK[0] if self._compete else self.count_K
         if groups is not None:
             first_K = first_K.masked_fill(~groups.first_n, -torch.inf)
             reach_K[first_K.argmax()[None]] = torch.inf
-            return groups.largest(reach_K, size)
+            open_m: Tensor = torch.unique(torch.cat([groups.largest(reach_K, size), drawn_m]))
+            return open_m
         reach_K[first_K.argmax()[None]] = torch.inf
+        reach_K[drawn_m] = torch.inf
+        size = min(size + len(drawn_m), self._columns.capacity)
         slot_m: Tensor = reach_K.topk(size, sorted=False).indices.sort().values
         return slot_m
 
@@ -296,15 +300,18 @@ class ExactCounts:
         slot_R, turn_R = to_device(slot_2R, self.count_K.device)
         self.count_K[slot_R] = total_T[turn_R]
         self._owed += held
-        whole = held == len(near_TK)  # the batch may have been short
-        steps = max(self._steps, 2 * held) if whole else held + held // 4 + FEWEST_STEPS
-        self._steps = min(steps, self.sizes.steps)
         # Update the similarities of the pending newcomers to the slots that were just overwritten.
         assert self._waiting_BK is not None
         waiting_BK = self._waiting_BK[held:]
         self._waiting_BK = waiting_BK if len(waiting_BK) else None
         x_WA = x_BA[held : held + len(waiting_BK)]
         waiting_BK[:, slot_R] = self._score.apply_(x_WA @ x_BA[turn_R].T)
+
+    def _propose_next(self, proposed: int, held: int) -> None:
+        """Set the length of the next proposal, from the accepted steps of the last one."""
+        whole = held == proposed  # the batch may have been short
+        steps = max(self._steps, 2 * held) if whole else held + held // 4 + FEWEST_STEPS
+        self._steps = min(steps, self.sizes.steps)
 
     def on_insert(self, descriptor_BA: Tensor) -> None:
         """Update the counts after newcomers filled the last of this shard's occupied slots."""
@@ -366,14 +373,15 @@ class ExactCounts:
         """Return the state from which `load` continues bit-equal."""
         return {
             "counts": self.count_K[: self._columns.occupied].cpu().clone(),
-            "next": torch.tensor([self._next, self._owed, self._steps]),
+            "next": torch.tensor([self._next, self._owed, self._steps, self._calm]),
         }
 
     def load(self, state: dict[str, Tensor]) -> None:
         """Restore a result of `state`."""
         self.count_K.zero_()
         self.count_K[: len(state["counts"])] = state["counts"].to(self.count_K.device)
-        self._next, self._owed, self._steps = state["next"].tolist()
+        self._next, self._owed, self._steps, *calm = state["next"].tolist()
+        self._calm = any(calm)  # an old state has none
 
     def check(self) -> tuple[bool, str]:
         """Count again. Return (True, ""), or (False, the slot with the largest error)."""

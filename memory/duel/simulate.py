@@ -12,10 +12,57 @@ import torch
 from torch import Tensor
 
 from stream_ssl.memory.columns import REFUSED
-from stream_ssl.memory.compute import to_host
+from stream_ssl.memory.compute import all_to_host, to_host
 
 if TYPE_CHECKING:
     from stream_ssl.memory.shares import Gate
+
+
+class Draws:
+    """The slots that newcomers take in turn while no count is large.
+
+    Args:
+        at_least: the least count that is large, minus the same level as the counts.
+        slot_T: the slot that each newcomer draws. Under shares, if all earlier newcomers drew too.
+        slot_c: the slots of the candidates, which include all of `slot_T`.
+        tries_TR: the slots that each newcomer tries under shares; it takes the first open one.
+
+    >>> draws = Draws(1.0, [7, 9, 7], [9, 7])
+    >>> draws.column(None)  # slot 7 is that of candidate 1
+    1
+    >>> draws.leaves(1, False), draws.leaves(2, True)  # a count evicts the newcomer from slot 7
+    (None, None)
+    >>> draws.column(None)  # there stands the second newcomer
+    3
+    """
+
+    def __init__(
+        self,
+        at_least: float,
+        slot_T: list[int],
+        slot_c: list[int],
+        tries_TR: list[list[int]] | None = None,
+    ) -> None:
+        self.at_least, self._slot_T, self._tries_TR = at_least, slot_T, tries_TR
+        self._turn, self._counted = 0, False  # whether a count decided an earlier step
+        self._slot_W = [*slot_c]  # the slot of each column
+        self._stands = {slot: column for column, slot in enumerate(slot_c)}
+
+    def column(self, gate: Gate | None) -> int | None:
+        """Return the column in the slot that the next newcomer draws; None if it is unknown."""
+        stands = self._stands
+        if gate is None or self._tries_TR is None or not self._counted:
+            return stands[self._slot_T[self._turn]]
+        tried_R = self._tries_TR[self._turn]
+        found = (slot for slot in tried_R if gate.may_take(slot, stands.get(slot)))
+        return stands.get(next(found, REFUSED))
+
+    def leaves(self, column: int, counted: bool) -> None:
+        """Record that this column leaves at the next step, and whether its count decided."""
+        slot = self._slot_W[column]
+        self._stands[slot] = len(self._slot_W)
+        self._slot_W.append(slot)
+        self._turn, self._counted = self._turn + 1, self._counted or counted
 
 
 def simulate(
@@ -24,7 +71,7 @@ def simulate(
     h_WW: Tensor,
     compete: bool,
     gate: Gate | None = None,
-    leaves_T: Tensor | None = None,
+    draws: Draws | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Admit newcomers one by one. Each evicts the column with the largest current count.
 
@@ -39,13 +86,14 @@ def simulate(
             itself.
         compete: the newcomer joins first and may itself be the one that leaves, which refuses it.
         gate: the columns that shares allow at each step. None allows all.
-        leaves_T: int64 on the CPU, the columns that leave regardless of their counts. None evicts
-            the largest counts.
+        draws: the slots that newcomers take while no count is large. None always evicts the
+            largest count.
 
     Returns:
         On the CPU, the column that leaves at each step, int64 [T]: a candidate, c + t for an
         earlier newcomer t, or the newcomer itself. And the largest count at each step, [T]. With a
-        gate, both end before the first step that may evict none of the columns.
+        gate, both end before the first step that may evict none of the columns, or whose drawn slot
+        is no candidate's.
 
     >>> h_WW = torch.tensor([[0.0, 1.0, 0.5], [1.0, 0.0, 0.2], [0.5, 0.2, 0.0]])
     >>> column, count = simulate(torch.tensor([1.0, 1.5]), torch.tensor([0.7]), h_WW, False)
@@ -59,50 +107,34 @@ def simulate(
         h_WW = known_XW[1:]
     count_W, row_WW = known_XW[0].numpy(), h_WW.numpy()
     column_T, left_T = np.empty(turns, np.int64), np.empty(turns, count_W.dtype)
-    taken_T = None if leaves_T is None else leaves_T.numpy()
     for turn in range(turns):
         joins_W = row_WW[first + turn]
         if compete:
             count_W += joins_W
-        leaves = count_W[: first + turn + compete].argmax()
-        left_T[turn] = count_W[leaves]
+        leaves: int | None = int(count_W[: first + turn + compete].argmax())
+        most = float(count_W[leaves])
         if gate is not None:
             shut_W = gate.shut(first + turn + compete)
             if shut_W[leaves]:
-                leaves = np.where(shut_W, -np.inf, count_W[: len(shut_W)]).argmax()
-                left_T[turn] = -np.inf if shut_W[leaves] else count_W[leaves]
-            if shut_W[leaves] and taken_T is None:
-                column_T, left_T = column_T[:turn], left_T[:turn]
-                break
-        if taken_T is not None:
-            leaves = taken_T[turn]
+                leaves = int(np.where(shut_W, -np.inf, count_W[: len(shut_W)]).argmax())
+                leaves, most = (
+                    (None, -np.inf) if shut_W[leaves] else (leaves, float(count_W[leaves]))
+                )
+        if draws is not None and most < draws.at_least:
+            leaves = draws.column(gate)
+        if leaves is None:
+            column_T, left_T = column_T[:turn], left_T[:turn]
+            break
+        column_T[turn], left_T[turn] = leaves, most
+        if draws is not None:
+            draws.leaves(leaves, counted=most >= draws.at_least)
         if gate is not None:
-            gate.leaves(int(leaves))
-        column_T[turn] = leaves
+            gate.leaves(leaves)
         count_W -= row_WW[leaves]
         if not compete:
             count_W += joins_W
         count_W[leaves] = -np.inf
     return torch.from_numpy(column_T), torch.from_numpy(left_T)
-
-
-def occupants(slot_T: Tensor, slot_c: Tensor) -> Tensor:
-    """Return the column that occupies each of these slots when its newcomer arrives, on the CPU.
-
-    Args:
-        slot_T: the slots that newcomers take in turn.
-        slot_c: the slots of the candidates, which include all slots of `slot_T`.
-
-    >>> occupants(torch.tensor([7, 9, 7]), torch.tensor([9, 7])).tolist()
-    [1, 0, 2]
-    """
-    slots = to_host(slot_c).tolist()
-    stands = {slot: column for column, slot in enumerate(slots)}
-    columns = []
-    for newcomer, slot in enumerate(slot_T.tolist(), len(slots)):
-        columns.append(stands[slot])
-        stands[slot] = newcomer
-    return torch.tensor(columns)
 
 
 class Kept(NamedTuple):
@@ -129,8 +161,8 @@ def kept_steps(column_T: Tensor, doubt_T: Tensor, slot_c: Tensor, *also: Tensor)
     """
     turns, first = len(column_T), len(slot_c)
     held_1 = torch.where(doubt_T.any(), doubt_T.long().argmax(), turns)[None]
-    known = to_host(torch.cat([held_1, slot_c, *also])).tolist()
-    held, slots, told = known[0], known[1:][:first], known[1 + first :]
+    (held,), slots, *others = (one.tolist() for one in all_to_host(held_1, slot_c, *also))
+    told = [value for other in others for value in other]
     place: list[int] = []  # candidate whose slot each newcomer takes
     for own, leaves in enumerate(column_T[:held].tolist(), first):
         refused = leaves == own

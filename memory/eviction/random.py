@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from stream_ssl.memory.columns import REFUSED, Columns, Rows
+from stream_ssl.memory.columns import Columns, Rows
 from stream_ssl.memory.compute import to_host
 from stream_ssl.memory.eviction.base import Policy
 from stream_ssl.memory.shares import SlotWalk, Turns
+
+TRIES = 16
+"""The slots that a newcomer tries while shares bar some. Usually at least half of all are open."""
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 
 
 class Random(Policy):
@@ -33,9 +39,8 @@ class Random(Policy):
         return self.uniform(torch.full((len(rows),), self.columns.capacity))
 
     def choose_shared(self, rows: Rows, turns: Turns) -> Tensor:
-        slots = self.columns.capacity
-        drawn_B = self.drawn(len(rows)).tolist()
-        return walked(turns, [(drawn, int(drawn * slots)) for drawn in drawn_B])
+        number_B = self.drawn(len(rows))
+        return walked(turns, tries(number_B, self.columns.capacity))
 
     def uniform(self, below_B: Tensor) -> Tensor:
         """Return a random integer in [0, n) for each n in `below_B`, int64 [B] on the CPU."""
@@ -53,20 +58,40 @@ class Random(Policy):
         self._generator.set_state(to_host(state["generator"]))
 
 
-def walked(turns: Turns, drawn: Iterable[tuple[float, int]]) -> Tensor:
+def tries(number_B: Tensor, slots: int) -> list[list[int]]:
+    """Return the slots that newcomers try in turn while they find barred ones, `TRIES` each.
+
+    The first is the number's own part of the slots. The others are hashed from the number
+    (splitmix64; Steele, Lea and Flood 2014), so each is uniform and independent of the others.
+
+    Args:
+        number_B: numbers in [0, 1), float64 on the CPU.
+        slots: the number of slots.
+    """
+    state_BR = number_B.numpy().view(np.uint64)[:, None] + _GOLDEN * np.arange(
+        TRIES, dtype=np.uint64
+    )
+    for shift, factor in _MIX:
+        state_BR = (state_BR ^ (state_BR >> np.uint64(shift))) * np.uint64(factor)
+    state_BR ^= state_BR >> np.uint64(31)
+    slot_BR = ((state_BR >> np.uint64(11)) * 2.0**-53 * slots).astype(np.int64)
+    slot_BR[:, 0] = (number_B.numpy() * slots).astype(np.int64)
+    found: list[list[int]] = slot_BR.tolist()
+    return found
+
+
+def walked(turns: Turns, tries_BR: Iterable[Sequence[int]]) -> Tensor:
     """Return the slots of newcomers that take open slots in turn, int64 [B].
 
     Args:
         turns: the turns of the newcomers.
-        drawn: for each newcomer, a number in [0, 1) and a slot. The newcomer takes the slot if all
-            slots are open, and -1 refuses it. Otherwise the number selects one of the open slots.
+        tries_BR: the slots that each newcomer tries. It takes the first that is open. If none
+            is, the last selects one of the open slots. If the first is -1, the newcomer is
+            refused, unless its producer is below its guarantee.
     """
     walk, plan = SlotWalk(turns), []
-    for number, slot in drawn:
-        open_K = walk.open()
-        if walk.must_join if slot == REFUSED else not open_K.all():
-            open_n = np.flatnonzero(open_K)
-            slot = int(open_n[int(number * len(open_n))])
+    for tried_R in tries_BR:
+        slot = walk.first_open(tried_R)
         walk.take(slot)
         plan.append(slot)
     return torch.tensor(plan, dtype=torch.int64)

@@ -12,7 +12,7 @@ from stream_ssl.memory.columns import Columns, Rows
 from stream_ssl.memory.compute import to_host
 from stream_ssl.memory.duel.exact import Drawn, ExactCounts
 from stream_ssl.memory.eviction.most_duplicated import MostDuplicated
-from stream_ssl.memory.eviction.random import Random, walked
+from stream_ssl.memory.eviction.random import Random, tries, walked
 from stream_ssl.memory.scores import Score, VonMisesFisher
 from stream_ssl.memory.shares import Turns
 
@@ -76,12 +76,15 @@ class Redundant(MostDuplicated):
         missing = self._chance.drawn(max(0, len(rows) - len(self._drawn_B)))
         self._drawn_B = torch.cat([self._drawn_B, missing])
         assert isinstance(self._counts, ExactCounts)
-        number_T = self._drawn_B[: self._counts.sizes.steps]
-        slot_T = (number_T * self.columns.capacity_of_all).floor().to(torch.int64)
-        if turns is not None:
-            pairs = zip(number_T.tolist(), slot_T.tolist(), strict=True)
-            slot_T = walked(turns[: len(slot_T)], pairs)
-        plan = self._counts.choose(rows.descriptors, turns, Drawn(self.at_least, slot_T))
+        number_T = self._drawn_B[: self._counts.proposed]
+        slots, tries_TR = self.columns.capacity_of_all, None
+        if turns is None:
+            slot_T = (number_T * slots).floor().to(torch.int64)
+        else:
+            tries_TR = tries(number_T, slots)
+            slot_T = walked(turns[: len(number_T)], tries_TR)
+        drawn = Drawn(self.at_least, slot_T, tries_TR)
+        plan = self._counts.choose(rows.descriptors, turns, drawn)
         self._drawn_B = self._drawn_B[len(plan) :]
         return plan
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from stream_ssl.memory.columns import REFUSED, Columns, Rows
-from stream_ssl.memory.eviction.random import Random, walked
+from stream_ssl.memory.eviction.random import Random, tries, walked
 from stream_ssl.memory.shares import Turns
 
 
@@ -31,14 +31,15 @@ class Reservoir(Random):
         return torch.where(plan < self.columns.capacity, plan, -1)
 
     def choose_shared(self, rows: Rows, turns: Turns) -> Tensor:
-        slots, drawn = self.columns.capacity, []
-        for number in self.drawn(len(rows)).tolist():
-            self._seen += 1
-            slot = int(number * self._seen)
-            # A newcomer that is not drawn may still have to join; it uses the same random number.
-            joins = slot < slots
-            drawn.append((number * self._seen / slots, slot) if joins else (number, REFUSED))
-        return walked(turns, drawn)
+        slots = self.columns.capacity
+        number_B, seen_B = self.drawn(len(rows)), self._seen + 1 + torch.arange(len(rows))
+        self._seen += len(rows)
+        slot_B = (number_B * seen_B).floor()
+        # A newcomer that is not drawn may still have to join. It tries slots by the same number.
+        tries_BR = tries(torch.where(slot_B < slots, number_B * seen_B / slots, number_B), slots)
+        for tried_R, slot in zip(tries_BR, slot_B.long().tolist(), strict=True):
+            tried_R[0] = slot if slot < slots else REFUSED
+        return walked(turns, tries_BR)
 
     def state(self) -> dict[str, Tensor]:
         return {"seen": torch.tensor([self._seen]), **super().state()}

@@ -87,3 +87,58 @@ def test_copies_leave_before_anyone_else() -> None:
 def test_a_count_that_no_slot_could_miss_is_refused(at_least: object) -> None:
     with pytest.raises(ValueError, match="must be a number of expected duplicates"):
         Redundant(at_least=at_least)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_batch_under_shares_evicts_as_single_newcomers(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counts and draws decide in turn, and producers reach and leave their guarantees."""
+    monkeypatch.setattr(exact, "ON_CPU", replace(exact.ON_CPU, candidates=6, steps=16))
+    rng, capacity, total = np.random.default_rng(seed), 24, 400
+    z_ND = unit_rows(rng, "uniform", total, 4).double()
+    copied = rng.random(total) < 0.5  # copies of an earlier sample, nearly all by producer c
+    for number in np.flatnonzero(copied):
+        near_D = z_ND[int(rng.integers(0, number + 1))] + 0.02 * torch.from_numpy(
+            rng.normal(size=4)
+        )
+        z_ND[number] = near_D / near_D.norm()
+    names = np.where(copied & (rng.random(total) < 0.9), "c", rng.choice([*"aab"], total)).tolist()
+    memories, left, counted = [], [[], []], []
+    for alone, gone in zip((True, False), left, strict=True):
+        policy = Redundant(VonMisesFisher(0.05), 0.6)
+        memory = WorkingMemory(capacity, 4, policy, dtype=torch.float64, seed=seed, shares=0.9)
+        start = 0
+        while start < total:
+            stop = min(total, start + (1 if alone else int(rng.integers(1, 70))))
+            batch = slice(start, stop)
+            ids_B = torch.arange(start, stop)
+            if alone and len(memory) == capacity:
+                counted.append(float(memory.counts().max()) >= 0.6)
+            gone += memory.add(ids_B, z_ND[batch], producers=names[batch]).evicted.tolist()
+            start = stop
+        memories.append(memory)
+        assert memory.check_valid() == (True, "")
+    assert left[0] == left[1]
+    assert 20 < sum(counted) < len(counted) - 20
+    assert torch.equal(memories[0].ids, memories[1].ids)
+
+
+def test_copies_among_new_pictures_need_few_proposals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proposal holds steps by count and steps by draw, so a copy does not end it."""
+    proposals = 0
+    choose = exact.ExactCounts.choose
+
+    def counted(*arguments: object) -> Tensor:
+        nonlocal proposals
+        proposals += 1
+        return choose(*arguments)
+
+    rng = np.random.default_rng(0)
+    z_ND = unit_rows(rng, "uniform", 4096, 64)
+    z_ND[1::4] = z_ND[0::4]  # each fourth sample repeats the one before
+    memory = WorkingMemory(2048, 64, Redundant(), seed=0)
+    memory.add(torch.arange(2048), z_ND[:2048])
+    monkeypatch.setattr(exact.ExactCounts, "choose", counted)
+    memory.add(torch.arange(2048, 4096), z_ND[2048:])
+    assert 2048 // exact.ON_CPU.steps <= proposals <= 40

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load, save
+from scipy.stats import chisquare
 from torch import Tensor
 
 from stream_ssl.memory import Duplicates, WorkingMemory
@@ -24,6 +25,7 @@ from stream_ssl.memory.eviction import (
     Redundant,
     Reservoir,
 )
+from stream_ssl.memory.eviction.random import TRIES, tries
 from stream_ssl.memory.scores import Linear, VonMisesFisher
 from stream_ssl.memory.shares import MOST_NAMES, NAMELESS, ProducerNames, key_of
 from tests import naive_shares as naive
@@ -266,3 +268,26 @@ def test_producers_without_a_slot_are_forgotten() -> None:
         offer(memory, [Sent(s.z_D, s.label, s.born, f"{start + s.born}") for s in stream])
     assert memory._holdings is not None
     assert len(memory._holdings.held_P) <= 2 * 4 + 1024 + 500
+
+
+def test_tries_are_uniform_and_independent() -> None:
+    number_B = torch.rand(20_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    slot_BR = np.array(tries(number_B, 20))
+    assert np.array_equal(slot_BR[:, 0], (number_B * 20).long().numpy())
+    for column in range(1, TRIES):
+        pairs = np.bincount(slot_BR[:, 0] * 20 + slot_BR[:, column], minlength=400)
+        assert chisquare(pairs).pvalue > 1e-5
+
+
+def test_a_newcomer_that_finds_only_barred_slots_takes_any_open_slot() -> None:
+    """Of 64 slots one is open, which the tries of most newcomers miss."""
+    counts: Counter[int] = Counter()
+    for seed in range(200):
+        memory = WorkingMemory(64, 2, Random(), seed=seed, shares=0.98)
+        names = ["a"] * 62 + ["b"] * 2
+        memory.add(torch.arange(64), torch.eye(2)[[0] * 64], producers=names)
+        counts += Counter(
+            memory.add(torch.tensor([64]), torch.eye(2)[[0]], producers=["b"]).evicted.tolist()
+        )
+    assert set(counts) <= set(range(62))
+    assert len(counts) > 50
