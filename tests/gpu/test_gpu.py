@@ -139,14 +139,15 @@ def test_a_step_waits_only_where_it_says_so(settings: dict) -> None:
     """torch tells of every wait; each must come from `to_host`."""
     learner = build(device="cuda:0", anchors="memory", reencode=2, **settings)
     steps(learner, 4)
-    torch.cuda.set_sync_debug_mode("warn")
-    try:
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")  # it warns that it is a prototype
+        try:
             steps(learner, 2)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    waits = Counter(f"{Path(w.filename).name}:{w.lineno}" for w in told if "sync" in str(w.message))
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    waited = (w for w in told if "synchronizing CUDA operation" in str(w.message))
+    waits = Counter(f"{Path(w.filename).name}:{w.lineno}" for w in waited)
     assert waits
     assert {place.split(":")[0] for place in waits} == {"compute.py"}, waits
 
