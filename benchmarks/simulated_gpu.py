@@ -230,6 +230,8 @@ class SimulatedGpu(TorchDispatchMode):
                     self._wait("read" if isinstance(index, OnGpu) else "upload")
                 elif index is not None and not isinstance(index, OnGpu):
                     self._wait("upload")
+            if args[2:3] and not isinstance(args[2], OnGpu):  # a number, which is copied
+                self._wait("upload")
             tensors = [args[0], *args[2:3]]
         strict = name in ("cat", "stack")  # other operators accept a single number from the host
         strangers = [one for one in tensors if not isinstance(one, OnGpu) and (one.ndim or strict)]

@@ -195,10 +195,17 @@ class Columns:
             self._apart[slots] = rows.descriptors
         self.ids[slots], self.labels[slots], self.hashes[slots] = rows.ids, rows.labels, rows.hashes
         self.born[slots] = self.encoded[slots] = rows.born
-        self.multiplicity[slots] = 1 if rows.multiplicity is None else rows.multiplicity
-        self.draws[slots] = self.drawn_epoch[slots] = 0
-        key_R = rows.producers
-        self.producers[slots] = 0 if key_R is None else to_device(key_R, self.device)
+        # An assignment of a number by index would wait for a GPU.
+        for column in (self.draws, self.drawn_epoch):
+            column.index_fill_(0, slots, 0)
+        if rows.multiplicity is None:
+            self.multiplicity.index_fill_(0, slots, 1)
+        else:
+            self.multiplicity[slots] = rows.multiplicity
+        if rows.producers is None:
+            self.producers.index_fill_(0, slots, 0)
+        else:
+            self.producers[slots] = to_device(rows.producers, self.device)
         if self.images is not None and rows.images is not None:
             self.images.write(slots, rows.images)
 
@@ -219,7 +226,7 @@ class Columns:
         self.embeddings[slots] = z_RD
         if self._apart is not None:
             self._apart[slots] = descriptor_RA
-        self.encoded[slots] = now
+        self.encoded.index_fill_(0, slots, now)
 
     def count_draws(self, slots: Tensor) -> None:
         """Count draws of these slots, and record the epoch of each draw.

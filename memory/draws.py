@@ -113,9 +113,9 @@ def by_epochs(count: int, epoch_k: Tensor, generator: torch.Generator) -> Tensor
     Returns:
         int64 [n] on the device of `epoch_k`, computed without waiting for the device.
     """
-    k = len(epoch_k)
-    shuffled_k = to_device(torch.randperm(k, generator=generator), epoch_k.device)
-    return (epoch_k * k + shuffled_k).topk(count, largest=False).indices
+    below_one_k = torch.rand(len(epoch_k), generator=generator, dtype=torch.float64)
+    key_k = epoch_k + to_device(below_one_k, epoch_k.device)
+    return key_k.topk(count, largest=False).indices
 
 
 def stratified(count: int, cell_k: Tensor, cells: int, generator: torch.Generator) -> Tensor:

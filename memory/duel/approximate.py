@@ -313,7 +313,7 @@ class ApproximateCounts:
         column_T, most_T = (to_device(of_T, row_WA.device) for of_T in (leaving_T, most_T))
         outside = (self._most_C + self._lines.mean_C).max()
         exhausted_T = most_T + level < (1 - SLACK) * outside
-        exhausted_T[: max(1, FEWEST - self._served)] = False
+        exhausted_T[: max(1, FEWEST - self._served)].fill_(False)
         kept = kept_steps(leaving_T, exhausted_T, pool_P[few])
 
         turns = kept.held

@@ -160,11 +160,11 @@ class ExactCounts:
             near_TK, total_T, h_WW = near_TK[:turns], total_T[:turns], h_WW[:used, :used]
 
         other_K = (self.count_K - level).to(h_WW)
-        other_K[slot_m] = -torch.inf
+        other_K.index_fill_(0, slot_m, -torch.inf)
         left_TK = torch.empty_like(near_TK)
         other_T = self._follow(other_K, near_TK, row_WA[column_T], left_TK, barred)
         overruled_T = self._group.all_reduce_max(other_T) > limit_T
-        overruled_T[0] = False  # the largest of all slots is a candidate
+        overruled_T[:1].fill_(False)  # the largest of all slots is a candidate
         kept = kept_steps(leaving_T, overruled_T, known_c)
         self._place(x_BA, kept, column_T, near_TK, left_TK, total_T, h_WW)
         by_count = draws is None or bool((most_T >= draws.at_least).any())
@@ -196,11 +196,11 @@ class ExactCounts:
         first_K = self.count_K + near_TK[0] if self._compete else self.count_K
         if groups is not None:
             first_K = first_K.masked_fill(~groups.first_n, -torch.inf)
-            reach_K[first_K.argmax()[None]] = torch.inf
+            reach_K.index_fill_(0, first_K.argmax()[None], torch.inf)
             open_m: Tensor = torch.unique(torch.cat([groups.largest(reach_K, size), drawn_m]))
             return open_m
-        reach_K[first_K.argmax()[None]] = torch.inf
-        reach_K[drawn_m] = torch.inf
+        reach_K.index_fill_(0, first_K.argmax()[None], torch.inf)
+        reach_K.index_fill_(0, drawn_m, torch.inf)
         size = min(size + len(drawn_m), self._columns.capacity)
         slot_m: Tensor = reach_K.topk(size, sorted=False).indices.sort().values
         return slot_m

@@ -187,7 +187,7 @@ class LinearCounts:
         proposal = proposal._replace(gain_T=proposal.gain_T + tie_T)
         more_T, unsure_T, close = self._others(pool, gain_P, few, proposal, barred)
         if every:
-            more_T[0] = False  # a candidate has the largest gain of the pool
+            more_T[:1].fill_(False)  # a candidate has the largest gain of the pool
         outside_T = torch.zeros_like(more_T)
         if pool.bound is not None:
             outside_T = pool.bound(proposal.query_TA) - self._norms[0].square() > proposal.gain_T

@@ -351,4 +351,4 @@ def rows_at_a_time(others: int) -> int:
 def exclude(cosine_RK: Tensor, slot_R: Tensor) -> None:
     """Set the cosine of each row with itself to -inf, because a row is not its own neighbour."""
     device = cosine_RK.device
-    cosine_RK[torch.arange(len(slot_R), device=device), slot_R.to(device)] = -torch.inf
+    cosine_RK.scatter_(1, slot_R.to(device)[:, None], -torch.inf)

@@ -45,11 +45,13 @@ class OptimiserSettings:
 
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """Return the optimiser for these parameters."""
+        parameters = list(parameters)
         rate, decay = self.learning_rate, self.weight_decay
         if self.name == "sgd":
             return torch.optim.SGD(parameters, lr=rate, weight_decay=decay, momentum=MOMENTUM)
         kind = torch.optim.Adam if self.name == "adam" else torch.optim.AdamW
-        return kind(parameters, lr=rate, weight_decay=decay, betas=BETAS)
+        fused = all(one.is_cuda for one in parameters)  # one kernel for all weights
+        return kind(parameters, lr=rate, weight_decay=decay, betas=BETAS, fused=fused or None)
 
 
 def optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -86,7 +88,8 @@ def load_optimiser(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tenso
             # which may change the last bit of a sum.
             value = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
         else:
-            value = value.clone()
+            at = parameter.device if optimiser.defaults.get("fused") else value.device
+            value = value.to(at, copy=True)
         optimiser.state[parameter][name] = value
 
 

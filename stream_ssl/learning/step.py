@@ -397,6 +397,7 @@ class PhaseTimer:
         self._gpu = device if device.type == "cuda" else None
         self._seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
         self._spans: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+        self._read: list[torch.cuda.Event] = []  # events of earlier steps, to use again
 
     def restart(self) -> None:
         """Start a new step with 0 seconds in each phase."""
@@ -426,6 +427,7 @@ class PhaseTimer:
             self._spans[-1][2].synchronize()
         for phase, begin, end in self._spans:
             self._seconds[phase] += begin.elapsed_time(end) / 1000
+            self._read += begin, end
         self._spans.clear()
         return dict(self._seconds)
 
@@ -433,7 +435,9 @@ class PhaseTimer:
         """Return an event that the GPU records after all work launched so far; None on a CPU."""
         if self._gpu is None:
             return None
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event: torch.cuda.Event = (
+            self._read.pop() if self._read else torch.cuda.Event(enable_timing=True)  # type: ignore
+        )
         event.record(torch.cuda.current_stream(self._gpu))
         return event
 

@@ -144,7 +144,7 @@ def near_duplicates(memory: WorkingMemory) -> float | None:
     looked_at, near = min(count, LOOKED_AT), min(count - 1, NEIGHBOURS)
     slot_S = torch.arange(looked_at, device=memory.device) * count // looked_at
     cosine_SK = memory.descriptors[slot_S] @ memory.descriptors.T
-    cosine_SK[torch.arange(looked_at, device=memory.device), slot_S] = -2.0
+    cosine_SK.scatter_(1, slot_S[:, None], -2.0)
     near_Sn = cosine_SK.topk(near, dim=1).indices
     other_N, place_N = torch.unique(near_Sn, return_inverse=True)
     one_SSS, other_NSS = (sketch(memory.images_of(slots)) for slots in (slot_S, other_N))

@@ -134,11 +134,12 @@ class Families:
         assert isinstance(child, Gauge), f"{name} is not a gauge"
         child.set(value)
 
-    def observe(self, name: str, value: float, /, **labels: str) -> None:
-        """Add a value to a histogram."""
+    def observe(self, name: str, /, *values: float, **labels: str) -> None:
+        """Add values to a histogram."""
         child = self._child(name, labels)
         assert isinstance(child, Histogram), f"{name} is not a histogram"
-        child.observe(value)
+        for value in values:
+            child.observe(value)
 
     def light(self, lit: Mapping[tuple[str, str], bool]) -> None:
         """Export the conditions that are present, by name and producer. All others are 0."""

@@ -343,9 +343,12 @@ class LearnerMetrics:
         else:
             add("skipped_updates_total", 1, reason=record.skipped)
         self._by_producer("dropped_samples_total", record.dropped_origins, reason="near_duplicate")
+        distances: dict[str, list[float]] = {}
         for origin, distance in record.novelty:
             producer = origin.producer if origin is not None else OTHER
-            self._families.observe("novelty_distance", min(distance, FARTHEST), producer=producer)
+            distances.setdefault(producer, []).append(min(distance, FARTHEST))
+        for producer, each in distances.items():
+            self._families.observe("novelty_distance", *each, producer=producer)
         for one in record.dropped:
             if one.label >= 0:
                 twin = "same" if one.twin_label == one.label else "other"
