@@ -45,7 +45,7 @@ MAY_CHANGE = (
     *("optimiser.learning_rate", "optimiser.weight_decay", "optimiser.clip", "schedule"),
     *("pace.updates_per_sample", "pace.counts"),
     *("learner.device", "learner.precision", "learner.threads", "learner.reencode"),
-    "learner.novelty",
+    *("learner.novelty", "learner.compile"),
     *("memory.duplicates", "memory.images_on", "memory.shares"),
     *("checkpoints.keep", "checkpoints.every_seconds", "checkpoints.every_steps"),
     *("checkpoints.behind", "checkpoints.history_bytes"),

@@ -5,6 +5,7 @@ Shapes: B samples, D embedding.
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
@@ -40,6 +41,8 @@ from stream_ssl.methods import Method
 POLL = 0.1  # seconds between two checks of `stop` while no batch comes
 RANK_SEEDS = 1000  # difference of the seeds of two ranks
 IDLE = 1.0  # seconds without a record after which an Idle is yielded
+
+log = logging.getLogger("stream_ssl.learner")
 
 
 class IncompatibleConfig(ValueError):
@@ -135,6 +138,9 @@ class Learner:
         self.device = torch.device(settings.device)
         # The parts that are trained, and their data.
         self.method = method.to(self.device)
+        if settings.compile:
+            log.info("torch compiles the encoders; the first steps take about a minute")
+            method.compile_encoders()
         self.memory, self.batches = memory, batches
         self.views = views.to(self.device)
         self.origins = Origins()

@@ -40,6 +40,9 @@ class LearnerSettings:
             all ranks' batches, as one process would. This takes some exchanges per layer
             (docs/scale.md). false: by the statistics of the rank's own batch. Images encoded only
             for the memory always use their own rank's statistics.
+        compile: whether torch.compile makes kernels for the encoders. Steps then take less time,
+            but the first ones take about a minute, and torch needs a C++ compiler
+            (docs/performance.md).
 
     Raises:
         ValueError: an argument is outside its range. `Novelty` checks `novelty`, which depends on
@@ -57,6 +60,7 @@ class LearnerSettings:
     draw: DrawOrder = "uniform"
     novelty: float | Literal["auto"] | None = None
     sync_batchnorm: bool = False
+    compile: bool = False
 
     def __post_init__(self) -> None:
         if self.precision not in ("float32", "bfloat16"):
@@ -67,5 +71,9 @@ class LearnerSettings:
             raise ValueError(f"threads is {self.threads}: at least 1 thread has to compute")
         if self.reencode < 0:
             raise ValueError(f"reencode is {self.reencode}: it is a number of slots, 0 or more")
+        if self.compile and self.sync_batchnorm:
+            raise ValueError(
+                "compile and sync_batchnorm are both true: exchanges between ranks are not compiled"
+            )
         if self.draw not in ORDERS:
             raise ValueError(f"draw is {self.draw!r}: choose one of {', '.join(ORDERS)}")

@@ -27,6 +27,12 @@ Transform = Callable[[Tensor], Tensor]
 """Converts uint8 images [b, C, H, W] of the memory to the encoder's input."""
 
 
+COMPILED = {"triton.cudagraphs": True, "layout_optimization": False}
+"""The options of torch.compile. CUDA graphs replace launches. Layouts stay as the networks chose
+them, because oneDNN's kernels for channels last write past their buffers if channels are few.
+"""
+
+
 def repeated(batch: Batch[Tensor], times: int) -> Batch[Tensor]:
     """Return the batch's ids, hashes and labels, repeated `times` times as a whole."""
     return Batch(
@@ -129,7 +135,7 @@ class Method(nn.Module, ABC):
         was_training = self.encoder.training
         self.encoder.eval()
         try:
-            feature_BF: Tensor = self.encoder(image_BCHW)
+            feature_BF: Tensor = self.encoder.forward(image_BCHW)
         finally:
             self.encoder.train(was_training)
             keep_frozen(self.encoder)
@@ -140,6 +146,19 @@ class Method(nn.Module, ABC):
         super().train(mode)
         keep_frozen(self)
         return self
+
+    def compile_encoders(self) -> None:
+        """Let torch.compile make kernels for the encoders, which happens at their first calls.
+
+        On a GPU they are replayed as CUDA graphs. `features` stays as it is, because its batches
+        have many sizes, and each new size would be compiled.
+
+        Raises:
+            ValueError: torch cannot compile here.
+        """
+        check_compiler(next(self.encoder.parameters()).device)
+        for encoder in {self.encoder, self.key_networks[0]}:
+            encoder.compile(options=COMPILED)
 
     @property
     def trained(self) -> Iterable[nn.Parameter]:
@@ -210,6 +229,18 @@ class Method(nn.Module, ABC):
                 f"{chosen} needs negatives, and {name} has none: choose NegativeCosine, or a "
                 "contrastive method such as MoCo or SimCLR"
             )
+
+
+def check_compiler(device: torch.device) -> None:
+    """Raise ValueError unless torch.compile works on this device."""
+    try:
+        torch.compile(lambda value: value.sin() + 1)(torch.ones(8, device=device))
+    except Exception as error:  # of torch, of Triton, or of the compiler
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(
+            f"learner.compile is true, but torch cannot compile for {device}: {reason}. Install a "
+            "C++ compiler such as g++, or set learner.compile to false"
+        ) from error
 
 
 def others(z_AD: Tensor, views: int) -> Tensor:

@@ -158,6 +158,15 @@ def test_bfloat16_learns() -> None:
     assert records[-1].keys_BD.dtype == torch.float32
 
 
+@pytest.mark.parametrize("kind", ["moco", "byol", "simclr"])
+def test_compiled_encoders_learn_as_others(kind: str) -> None:
+    settings = {"kind": kind, "anchors": "memory", "reencode": 2, "device": "cuda:0"}
+    plain, compiled = build(**settings), build(compile=True, **settings)
+    for one, other in zip(steps(plain, 6), steps(compiled, 6), strict=True):
+        assert other.skipped is None
+        assert other.loss == pytest.approx(one.loss, rel=0.02, abs=0.02)
+
+
 def test_batches_arrive_as_they_left() -> None:
     """Many on their way while the GPU is busy: no pinned buffer is filled before it was read."""
     stream, upload = Repeatable(), Upload(GPU)

@@ -211,3 +211,23 @@ def test_methods_that_encode_the_memory_need_its_images() -> None:
     with pytest.raises(ValueError, match="encodes the memory's images"):
         build(kind="d-simclr", images=False)
     assert steps(build(kind="simclr", images=False), 2)[1].skipped is None
+
+
+def test_a_compiled_learner_learns_as_any_other() -> None:
+    plain, compiled = build(), build(compile=True)
+    for one, other in zip(steps(plain, 3), steps(compiled, 3), strict=True):
+        assert other.skipped is None
+        assert other.loss == pytest.approx(one.loss, rel=1e-4)
+    names = state_of(compiled).keys()
+    assert names == state_of(plain).keys()
+
+
+def test_a_machine_that_cannot_compile_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise RuntimeError("No working C++ compiler found\nand more")
+
+    monkeypatch.setattr(torch, "compile", lambda _: refused)
+    with pytest.raises(ValueError, match="cannot compile for cpu: No working"):
+        build(compile=True)
+    with pytest.raises(ValueError, match="compile and sync_batchnorm are both true"):
+        build(compile=True, sync_batchnorm=True)
