@@ -44,10 +44,13 @@ POLICIES: dict[str, Callable[[], Policy]] = {
 
 
 SMALL = ("--decoder.size=32", "--encoder.block=basic", "--encoder.depths=[2,2,2,2]")
+COMPILED = "--learner.compile=true"
 STEPS: dict[str, tuple[str, ...]] = {
     "gpu.yaml, ResNet-18, 32 px": SMALL,
     "gpu.yaml, ResNet-18, 32 px, batch 1,024": (*SMALL, "--batches.batch_size=1024"),
+    "gpu.yaml, ResNet-18, 32 px, compiled": (*SMALL, COMPILED),
     "gpu.yaml as shipped": (),
+    "gpu.yaml as shipped, compiled": (COMPILED,),
 }
 """The measured steps: options over `gpu.yaml`."""
 PROFILED = 3  # steps
