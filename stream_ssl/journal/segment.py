@@ -499,6 +499,7 @@ def _open(path: Path, write: bool) -> _Open:
         raise _unusable(path, error) from error
     try:
         needed = (int(env.info()["last_pgno"]) + 1) * PAGE
+        size = file_bytes(path)  # measured after the pages, because a writer may be adding some
         if needed > size:  # reading a missing page would kill the process
             raise Damaged(f"{path}: {size} bytes where {needed} are due: truncated")
         env.reader_check()

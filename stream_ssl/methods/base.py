@@ -6,6 +6,7 @@ at a time, M = V - 1 positives, A = V B anchors if each view is an anchor.
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -27,9 +28,9 @@ Transform = Callable[[Tensor], Tensor]
 """Converts uint8 images [b, C, H, W] of the memory to the encoder's input."""
 
 
-COMPILED = {"triton.cudagraphs": True, "layout_optimization": False}
-"""The options of torch.compile. CUDA graphs replace launches. Layouts stay as the networks chose
-them, because oneDNN's kernels for channels last write past their buffers if channels are few.
+ON_CPU = {"layout_optimization": False}
+"""The options of torch.compile on a CPU. Layouts stay as the networks chose them, because oneDNN's
+kernels for channels last write past their buffers if channels are few.
 """
 
 
@@ -156,9 +157,13 @@ class Method(nn.Module, ABC):
         Raises:
             ValueError: torch cannot compile here.
         """
-        check_compiler(next(self.encoder.parameters()).device)
+        device = next(self.encoder.parameters()).device
+        check_compiler(device)
         for encoder in {self.encoder, self.key_networks[0]}:
-            encoder.compile(options=COMPILED)
+            if device.type == "cpu":
+                encoder.compile(options=ON_CPU)
+            else:
+                encoder.compile(mode="reduce-overhead")
 
     @property
     def trained(self) -> Iterable[nn.Parameter]:
@@ -234,7 +239,8 @@ class Method(nn.Module, ABC):
 def check_compiler(device: torch.device) -> None:
     """Raise ValueError unless torch.compile works on this device."""
     try:
-        torch.compile(lambda value: value.sin() + 1)(torch.ones(8, device=device))
+        with warnings.catch_warnings(action="ignore"):
+            torch.compile(lambda value: value.sin() + 1)(torch.ones(8, device=device))
     except Exception as error:  # of torch, of Triton, or of the compiler
         reason = str(error).strip().splitlines()[0]
         raise ValueError(

@@ -158,6 +158,7 @@ def test_bfloat16_learns() -> None:
     assert records[-1].keys_BD.dtype == torch.float32
 
 
+@pytest.mark.filterwarnings("ignore")  # of torch's compiler
 @pytest.mark.parametrize("kind", ["moco", "byol", "simclr"])
 def test_compiled_encoders_learn_as_others(kind: str) -> None:
     settings = {"kind": kind, "anchors": "memory", "reencode": 2, "device": "cuda:0"}

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from table import table
 
-from stream_ssl.journal import recovery
+from stream_ssl.journal import recovery, segment
 from stream_ssl.journal.errors import JournalError, JournalFull
 from stream_ssl.journal.journal import Journal
 from stream_ssl.journal.reader import JournalReader
@@ -118,6 +118,21 @@ def test_a_flipped_bit_costs_the_record_that_it_hits(tmp_path):
     journal.append([packet(61)])
     assert journal.damaged == 0
     journal.close()
+
+
+def test_a_segment_that_grows_while_it_is_opened_is_not_damaged(tmp_path, monkeypatch):
+    """A writer may add pages after a reader has looked at the file's size."""
+    build(tmp_path)
+    whole, sizes = segment.file_bytes, [2 * segment.PAGE]
+
+    def growing(path):
+        return sizes.pop() if sizes else whole(path)
+
+    monkeypatch.setattr(segment, "file_bytes", growing)
+    records, corrupt = read_all(tmp_path)
+    assert not sizes, "the size was asked for"
+    assert [r.sequence for r in records] == list(range(1, 61))
+    assert corrupt == 0
 
 
 @table("which", [0, 1, -1])

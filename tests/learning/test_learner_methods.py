@@ -213,6 +213,7 @@ def test_methods_that_encode_the_memory_need_its_images() -> None:
     assert steps(build(kind="simclr", images=False), 2)[1].skipped is None
 
 
+@pytest.mark.filterwarnings("ignore")  # of torch's compiler
 def test_a_compiled_learner_learns_as_any_other() -> None:
     plain, compiled = build(), build(compile=True)
     for one, other in zip(steps(plain, 3), steps(compiled, 3), strict=True):
