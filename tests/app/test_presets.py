@@ -18,14 +18,16 @@ from stream_ssl.batch import START, Batch
 from stream_ssl.encoder.efficientnet_lite import EfficientNetLite0
 from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.records import StepRecord
+from stream_ssl.memory.scores import VonMisesFisher
 from stream_ssl.methods import METHODS
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "deploy" / "configs"
 PRESETS = sorted((CONFIGS / "presets").glob("*.yaml"))
 SETTINGS = ("paper", "today")
+MEMORIES = ("duel",)
 PRETRAINED = ("pretrained-start", "pretrained-descriptor")
-KINDS = [file.stem for file in PRESETS if file.stem not in (*SETTINGS, *PRETRAINED)]
+KINDS = [file.stem for file in PRESETS if file.stem not in (*SETTINGS, *MEMORIES, *PRETRAINED)]
 CONTRASTIVE = [kind for kind in KINDS if kind not in ("byol", "simsiam")]
 PAIRS = list(zip(KINDS, cycle(("laptop", "gpu")), strict=False))
 SETTINGS_OF = list(zip(CONTRASTIVE, cycle(SETTINGS), strict=False))
@@ -103,6 +105,15 @@ def test_settings_go_over_every_contrastive_method(name: str, how: str) -> None:
     learner = learner_of(CONFIGS / "laptop.yaml", preset(name), preset(how))
     assert learner.method.loss.temperature == {"paper": 0.7, "today": 0.5}[how]
     assert [record.skipped for record in steps(learner, 1)] == [None]
+
+
+@table("base", ["laptop", "gpu"])
+def test_the_memory_of_the_paper_counts_embeddings(base: str) -> None:
+    learner = learner_of(CONFIGS / f"{base}.yaml", preset("duel"), preset("simclr"))
+    assert repr(learner.memory.descriptor) == "Embedding()"
+    assert learner.memory.eviction.score == VonMisesFisher(0.1)
+    assert [record.skipped for record in steps(learner, 6)] == [None] * 6
+    assert learner.memory.check_valid() == (True, "")
 
 
 @table(
