@@ -84,17 +84,20 @@ def measure(name: str, number: int, total: int, console: Console, report: Path) 
 
     If the module has a function `plot`, its picture is written next to the report.
     """
-    start, picture = time.monotonic(), None
+    start, picture, rows, error = time.monotonic(), None, [], ""
     with console.status(f"benchmark {number} of {total}: {name}"):
         try:
             module = importlib.import_module(f"benchmarks.{name}")
-            rows, error = [plain(row) for row in module.run()], ""
+            for row in module.run():
+                rows.append(plain(row))
+                if not console.is_terminal:  # a run that is ended leaves what it measured
+                    console.print(rows[-1], soft_wrap=True)
             if hasattr(module, "plot"):
                 picture = report.with_name(f"{report.stem}-{name}.png")
                 picture.parent.mkdir(parents=True, exist_ok=True)
                 module.plot(rows, picture)
         except Exception as raised:
-            rows, error = [], f"{type(raised).__name__}: {raised}"
+            error = f"{type(raised).__name__}: {raised}"
     result = Result(name, rows, time.monotonic() - start, error, picture.name if picture else "")
     console.print(table(result))
     return result

@@ -72,12 +72,13 @@ class Sizes:
     options: tuple[str, ...] = ()
 
 
-def run(device: str = "cuda:0", sizes: Sizes | None = None) -> list[dict[str, Any]]:
-    """Return rows for a step by phase, an admission by policy, and the loss by its pass."""
+def run(device: str = "cuda:0", sizes: Sizes | None = None) -> Iterator[dict[str, Any]]:
+    """Yield rows for a step by phase, an admission by policy, and the loss by its pass."""
     if device != "cpu" and not torch.cuda.is_available():
         raise RuntimeError("torch sees no CUDA GPU here")
     where, sizes = torch.device(device), sizes or Sizes()
-    return [*_steps(where, sizes), *_admissions(where, sizes), *_losses(where, sizes)]
+    for measured in (_steps, _admissions, _losses):
+        yield from measured(where, sizes)
 
 
 def _steps(device: torch.device, sizes: Sizes) -> Iterator[dict[str, Any]]:

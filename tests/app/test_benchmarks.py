@@ -121,7 +121,7 @@ def test_what_is_measured_on_a_gpu_runs(monkeypatch):
     assert sum(parts.values()) > 0.2 * step["ms"]
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(RuntimeError, match="no CUDA GPU"):
-        gpu.run()
+        next(gpu.run())
 
 
 def test_a_report_of_a_gpu_is_named_by_it(monkeypatch, tmp_path):
