@@ -313,8 +313,9 @@ class Groups:
     Attributes:
         first_n: slots that the first newcomer may take.
         open_n: slots that all newcomers may take: their producer holds more than its guarantee.
-        own_n: slots that only newcomers of the same producer may take: the producer holds exactly
-            its guarantee, and the batch contains newcomers of it.
+        own_n: slots that only some newcomers may take: the producer holds exactly its guarantee,
+            and the batch contains newcomers of it; or the first newcomer may take them, because it
+            is of a new producer, which lowers the guarantees of the others.
     """
 
     def __init__(self, turns: Turns, owner_n: Tensor) -> None:
@@ -322,12 +323,13 @@ class Groups:
         held_P = turns._held_P
         guaranteed_P = turns.guaranteed(held_P > 0)
         comes_P = np.isin(np.arange(len(held_P)), turns.owner_B)
+        first_P = ~turns.walk().barred(0)
         self.first_n, self.open_n, self.own_n = (
             to_device(torch.from_numpy(of_P), owner_n.device)[owner_n]
             for of_P in (
-                ~turns.walk().barred(0),
+                first_P,
                 held_P > guaranteed_P,
-                (held_P == guaranteed_P) & comes_P,
+                ((held_P == guaranteed_P) & comes_P) | first_P,
             )
         )
 

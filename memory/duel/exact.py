@@ -71,8 +71,8 @@ class Drawn(NamedTuple):
     """The slots that newcomers take while no count is large."""
 
     at_least: float  # least count that is large
-    slot_T: Tensor  # int64 on the CPU, over all ranks; under shares, if all earlier ones drew too
-    tries_TR: list[list[int]] | None  # the slots that each newcomer tries under shares, in turn
+    slot_T: Tensor  # int64 on the CPU, over all ranks
+    tries_TR: list[list[int]] | None  # under shares, see Draws
 
 
 class ExactCounts:
@@ -182,7 +182,7 @@ class ExactCounts:
 
         They are the slots that may reach the largest count, and the slots that newcomers draw.
         """
-        size = self.sizes.candidates // (CALM_SHARE if self._calm else 1)
+        size = max(1, self.sizes.candidates // (CALM_SHARE if self._calm else 1))
         size = min(-(-size // self._group.size), self._columns.capacity)
         drawn_m = torch.empty(0, dtype=torch.int64)
         if drawn is not None:

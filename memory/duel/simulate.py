@@ -23,7 +23,8 @@ class Draws:
 
     Args:
         at_least: the least count that is large, minus the same level as the counts.
-        slot_T: the slot that each newcomer draws. Under shares, if all earlier newcomers drew too.
+        slot_T: the slot that each newcomer draws. Under shares this holds only while every earlier
+            newcomer of the proposal drew too; after that `tries_TR` decides.
         slot_c: the slots of the candidates, which include all of `slot_T`.
         tries_TR: the slots that each newcomer tries under shares; it takes the first open one.
 

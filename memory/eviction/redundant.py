@@ -76,7 +76,7 @@ class Redundant(MostDuplicated):
         missing = self._chance.drawn(max(0, len(rows) - len(self._drawn_B)))
         self._drawn_B = torch.cat([self._drawn_B, missing])
         assert isinstance(self._counts, ExactCounts)
-        number_T = self._drawn_B[: self._counts.proposed]
+        number_T = self._drawn_B[: min(self._counts.proposed, len(rows))]
         slots, tries_TR = self.columns.capacity_of_all, None
         if turns is None:
             slot_T = (number_T * slots).floor().to(torch.int64)

@@ -130,9 +130,7 @@ def receive(settings: Namespace, resolved: Mapping[str, Any], stop: threading.Ev
             health.refused = {**health.refused, **record.refused_last}
             sources.producers.offer(receiver.producers)
             health.tick("receiver")
-            at_budget = record.full and not record.disk_full  # the check "credit" reports it
-            written = record.ready or at_budget
-            health.set("journal", written, "" if written else "cannot be written")
+            health.set("journal", record.ready, "" if record.ready else "cannot be written")
             served = not record.full and (record.credit > 0 or not record.producers)
             health.set("credit", served, "" if served else f"no producer may send: {_why(record)}")
         health.forget("receiver")

@@ -139,7 +139,7 @@ class Learner:
         # The parts that are trained, and their data.
         self.method = method.to(self.device)
         if settings.compile:
-            log.info("torch compiles the encoders; the first steps take about a minute")
+            log.info("torch compiles the encoders: the first steps take up to some minutes")
             method.compile_encoders()
         self.memory, self.batches = memory, batches
         self.views = views.to(self.device)

@@ -88,7 +88,8 @@ def load_optimiser(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tenso
             # which may change the last bit of a sum.
             value = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
         else:
-            at = parameter.device if optimiser.defaults.get("fused") else value.device
+            fused = any(group.get("fused") for group in optimiser.param_groups)
+            at = parameter.device if fused else value.device
             value = value.to(at, copy=True)
         optimiser.state[parameter][name] = value
 

@@ -41,7 +41,7 @@ class LearnerSettings:
             (docs/scale.md). false: by the statistics of the rank's own batch. Images encoded only
             for the memory always use their own rank's statistics.
         compile: whether torch.compile makes kernels for the encoders. Steps then take less time,
-            but the first ones take about a minute, and torch needs a C++ compiler
+            but the first ones take half a minute to some minutes, and torch needs a C++ compiler
             (docs/performance.md).
 
     Raises:

@@ -242,7 +242,7 @@ def check_compiler(device: torch.device) -> None:
         with warnings.catch_warnings(action="ignore"):
             torch.compile(lambda value: value.sin() + 1)(torch.ones(8, device=device))
     except Exception as error:  # of torch, of Triton, or of the compiler
-        reason = str(error).strip().splitlines()[0]
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(
             f"learner.compile is true, but torch cannot compile for {device}: {reason}. Install a "
             "C++ compiler such as g++, or set learner.compile to false"

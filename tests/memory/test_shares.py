@@ -291,3 +291,28 @@ def test_a_newcomer_that_finds_only_barred_slots_takes_any_open_slot() -> None:
         )
     assert set(counts) <= set(range(62))
     assert len(counts) > 50
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        lambda: Redundant(VonMisesFisher(0.01)),
+        lambda: MostDuplicated(VonMisesFisher(0.1)),
+        lambda: MostDuplicated(),
+    ],
+)
+def test_a_new_producer_opens_slots_of_producers_at_their_guarantee(policy: Callable) -> None:
+    """Its first sample lowers the others' guarantees, so it may take the largest count of all."""
+    slots, rng = 1000, np.random.default_rng(0)
+    z_ND = unit_rows(rng, "uniform", slots + 1, 64).double()
+    held = int(0.9 * slots / 2)  # the guarantee of the first producer
+    for near in range(1, 200):  # it has the near-copies
+        near_D = z_ND[0] + 0.001 * torch.from_numpy(rng.normal(size=64))
+        z_ND[near] = near_D / near_D.norm()
+    memory = WorkingMemory(slots, 64, policy(), dtype=torch.float64, shares=0.9)
+    names = ["first"] * held + ["second"] * (slots - held)
+    memory.add(torch.arange(slots), z_ND[:slots], producers=names)
+    most = int(memory.counts().argmax())
+    assert most < held
+    evicted = memory.add(torch.tensor([slots]), z_ND[slots:], producers=["new"]).evicted
+    assert evicted.tolist() == [most]
