@@ -14,10 +14,17 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from stream_ssl.memory.checks import Array, check_integers
-from stream_ssl.memory.compute import to_device
+from stream_ssl.memory.checks import (
+    Array,
+    check_count,
+    check_embeddings,
+    check_integers,
+    check_way,
+)
+from stream_ssl.memory.compute import in_full_precision, to_device, to_host
 from stream_ssl.memory.index import cells_of, kmeans
 from stream_ssl.memory.scores import BLOCK_ELEMENTS
+from stream_ssl.memory.slots import Slots
 
 DrawOrder = Literal["uniform", "inverse-count", "epochs"]
 """The order in which training samples are drawn, see `WorkingMemory.sample`."""
@@ -218,3 +225,117 @@ class Strata:
         self._centre_CD = state.get("centres", torch.zeros(0, 0)).clone().to(device)
         numbers = state["numbers"].tolist() if "numbers" in state else [0, 0, 0, 0, self.seed]
         self._wanted, self._changed, self._limit, self._times, self.seed = numbers
+
+
+class RandomDraws(Slots):
+    """The part of a memory that draws negatives and training batches from its slots."""
+
+    _strata: Strata
+    _generator: torch.Generator
+
+    @in_full_precision
+    def negatives(
+        self,
+        n: int | None = None,
+        generator: torch.Generator | None = None,
+        how: Literal["uniform", "hardest", "stratified"] = "uniform",
+        anchors: Array | None = None,
+        ids_B: Array | None = None,
+        hashes_B: Array | None = None,
+        each: bool = False,
+        cells: int = 64,
+    ) -> Negatives:
+        """Return negatives: all occupied slots as views, or copies of n distinct slots.
+
+        Fewer than n slots are returned if fewer are occupied. `Negatives.mask` marks the slots that
+        hold the anchor itself.
+
+        Args:
+            n: the number of negatives. None returns all occupied slots, in slot order.
+            generator: a CPU generator. None uses the memory's own.
+            how: "uniform" draws every choice with equal probability. "hardest" takes the slots with
+                the largest cosine to any anchor, hardest first, without randomness. "stratified"
+                draws equally from all k-means cells of the descriptors, as far as a cell has enough
+                rows, and uniformly within a cell. The cells are fitted again after as many rows
+                have changed as there were at the last fit.
+            anchors: unit rows [B, D], for "hardest".
+            ids_B: ids of the anchors, for "hardest". Slots with the same id or content hash are
+                excluded before the choice.
+            hashes_B: content hashes of the anchors, for "hardest".
+            each: for "hardest", choose n slots for each anchor instead of n for all together. Every
+                field of the result then has a leading dimension B. An anchor with fewer than n
+                allowed slots also gets excluded slots, which `mask` marks.
+            cells: the number of k-means cells, for "stratified".
+
+        Raises:
+            ValueError: "hardest" without anchors, a choice without n, or an argument that is out of
+                range.
+        """
+        check_way(how, ("uniform", "hardest", "stratified"))
+        if how == "hardest" and anchors is None:
+            raise ValueError('how="hardest" compares with anchors: pass anchors=')
+        if each and how != "hardest":
+            raise ValueError(f'each=True with how={how!r}: only how="hardest" chooses for each')
+        check_count("cells", cells, least=1)
+        columns, k = self._columns, len(self)
+        if n is None:
+            if how != "uniform":
+                raise ValueError(f"how={how!r} chooses among the slots: say how many with n=")
+            return Negatives(columns.z_kD, self.ids, self.hashes)
+        n, chosen = min(check_count("n", n, least=0), k), generator or self._generator
+        if anchors is not None and how == "hardest":
+            z_BD = check_embeddings(anchors, self.dim, self.device, "anchor").to(self.dtype)
+            if ids_B is None and hashes_B is not None:
+                raise ValueError("hashes_B without ids_B: pass the anchors' ids as well")
+            barred = [
+                None if given is None else check_integers(name, given, self.device, len(z_BD))
+                for name, given in (("ids_B", ids_B), ("hashes_B", hashes_B))
+            ]
+            slots = hardest(n, z_BD, self.negatives(), barred[0], barred[1], each)
+        elif how == "stratified" and n:
+            cell_k, found = self._strata.cells(columns.descriptor_kA, cells)
+            slots = to_device(stratified(n, to_host(cell_k), found, chosen), self.device)
+        else:
+            slots = uniform(n, k, chosen, self.device)
+        return Negatives(columns.embeddings[slots], columns.ids[slots], columns.hashes[slots])
+
+    @in_full_precision
+    def sample(
+        self,
+        n: int,
+        generator: torch.Generator | None = None,
+        how: DrawOrder = "uniform",
+    ) -> Draw:
+        """Draw a training batch of n slots, and count the draws in `draws`.
+
+        The slots are distinct while n <= k, and drawn with replacement otherwise.
+
+        Args:
+            n: the number of slots.
+            generator: a CPU generator. None uses the memory's own.
+            how: "uniform" draws with equal probability. "inverse-count" draws one slot after the
+                other, in proportion to 1 / (1 + N(j)), and costs as much as `counts`. "epochs"
+                first draws slots that were never drawn, then each slot once before any slot comes
+                again, in a new order each time.
+
+        Raises:
+            ValueError: the memory is empty, or an argument is out of range.
+        """
+        check_way(how, ORDERS)
+        n = check_count("n", n, least=0)
+        columns, chosen = self._columns, generator or self._generator
+        k = len(self)
+        if k == 0:
+            raise ValueError("cannot sample from an empty memory: add samples first")
+        if how == "inverse-count":
+            weight_k = to_host(1 / (1 + self.eviction.counts().clamp(min=0)))
+            slots = to_device(weighted(n, weight_k, chosen), self.device)
+        elif n > k:
+            slots = to_device(torch.randint(k, (n,), generator=chosen), self.device)
+        elif how == "epochs":
+            slots = by_epochs(n, columns.drawn_epoch[:k], chosen)
+        else:
+            slots = uniform(n, k, chosen, self.device)
+        columns.count_draws(slots)
+        images = None if columns.images is None else columns.images.read(slots)
+        return Draw(slots, columns.ids[slots], images)

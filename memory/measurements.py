@@ -17,13 +17,10 @@ from stream_ssl.memory.checks import (
     check_integers,
     check_way,
 )
-from stream_ssl.memory.columns import Image
 from stream_ssl.memory.compute import in_full_precision
-from stream_ssl.memory.descriptors import Descriptor, descriptors_of
+from stream_ssl.memory.descriptors import descriptors_of
 from stream_ssl.memory.draws import Strata
-from stream_ssl.memory.eviction import Policy
 from stream_ssl.memory.index import nearest
-from stream_ssl.memory.process_group import RankGroup
 from stream_ssl.memory.scores import Score
 from stream_ssl.memory.slots import Slots
 from stream_ssl.memory.stats import MemoryStats, effective_cells, measure
@@ -33,10 +30,6 @@ class Measurements(Slots):
     """Measurements of the occupied slots. None of them changes the memory."""
 
     measured_by: Score | None
-    eviction: Policy
-    descriptor: Descriptor
-    group: RankGroup
-    image_shape: Image | None
     _strata: Strata
     _drift: Tensor
 

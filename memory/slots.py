@@ -9,14 +9,30 @@ import torch
 from torch import Tensor, nn
 
 from stream_ssl.memory.admission import Totals
-from stream_ssl.memory.columns import Columns
+from stream_ssl.memory.columns import Columns, Image
 from stream_ssl.memory.compute import to_host
+from stream_ssl.memory.descriptors import Descriptor
+from stream_ssl.memory.eviction import Policy
+from stream_ssl.memory.fixed import Fixed
+from stream_ssl.memory.process_group import RankGroup
 from stream_ssl.memory.shares import Holding, ProducerNames, Shares
 
 
 class Slots(nn.Module):
-    """The columns of the occupied slots, in slot order, as views."""
+    """The columns of the occupied slots, in slot order, as views.
 
+    The parts of a memory inherit from this class. `WorkingMemory` combines them and sets the
+    attributes.
+    """
+
+    capacity = Fixed[int]()
+    capacity_of_all = Fixed[int]()
+    dim = Fixed[int]()
+    image_shape = Fixed[Image | None]()
+
+    eviction: Policy
+    descriptor: Descriptor
+    group: RankGroup
     shares: Shares | None
     _columns: Columns
     _totals: Totals

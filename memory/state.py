@@ -1,7 +1,5 @@
 """The state of a memory, a flat dict of tensors: checks, upgrades from older versions, and files.
 
-`WorkingMemory._save_to_state_dict` builds the state.
-
 Shapes: k occupied slots.
 """
 
@@ -9,21 +7,25 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
+from torch.nn.modules.module import _IncompatibleKeys
 
 from stream_ssl.memory.admission import Totals
 from stream_ssl.memory.checks import check_embeddings
 from stream_ssl.memory.columns import Columns, Image
-from stream_ssl.memory.compute import to_host
+from stream_ssl.memory.compute import in_full_precision, to_host
 from stream_ssl.memory.descriptors import Descriptor
+from stream_ssl.memory.draws import Strata
 from stream_ssl.memory.duplicates import Duplicates
 from stream_ssl.memory.eviction.base import Policy, described
+from stream_ssl.memory.shares import Holdings, ProducerNames
+from stream_ssl.memory.slots import Slots
 
 if TYPE_CHECKING:
     from stream_ssl.memory.memory import WorkingMemory
@@ -242,6 +244,132 @@ def check_whole(state: State, columns: Columns) -> None:
             wrong = str(error)
     if wrong:
         raise ValueError(f"the state is damaged: {wrong}; load an earlier one")
+
+
+class Stateful(Slots):
+    """The part of a memory that `torch.nn.Module` saves, loads and moves.
+
+    The state is one flat dict of tensors.
+    """
+
+    _strata: Strata
+    _generator: torch.Generator
+    _drift: Tensor
+    _holdings: Holdings | None
+    _fixed_dtype: bool
+    _seed: int
+    _description: dict[str, Any]
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        """Add the memory's state to `destination`, from which a memory continues bit-equal.
+
+        The tensors are copies, which safetensors accepts. With `keep_vars`, rows and images are the
+        memory's own tensors, which later calls change.
+        """
+        state = named("columns", self._columns.state(live=keep_vars))
+        state |= named("eviction", self.eviction.state()) | named("strata", self._strata.state())
+        state["counters"] = counters(self.capacity_of_all, self._totals)
+        if self.group.size > 1:
+            state["shard"] = torch.tensor([self.group.rank, self.group.size])
+        state["description"] = encode(self._description)
+        state["drift"] = self._drift.clone()
+        state["generator"] = self._generator.get_state()
+        keys = torch.unique(self._columns.producers[: len(self)])
+        state["producer_names"] = encode_names(self._names.held(to_host(keys).tolist()))
+        for name, value in state.items():
+            destination[prefix + name] = value
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Mapping[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """Load the memory's part of the state of the module that contains it."""
+        del local_metadata, unexpected_keys
+        state = {
+            name[len(prefix) :]: v for name, v in state_dict.items() if name.startswith(prefix)
+        }
+        if not state:
+            if strict:
+                missing_keys.append(f"{prefix}counters")
+            return
+        try:
+            self.load_state_dict(state)
+        except ValueError as error:
+            error_msgs.append(f"{prefix.rstrip('.') or 'memory'}: {error}")
+
+    @in_full_precision
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Load the state of a memory that was built with the same arguments.
+
+        Args:
+            state_dict: a result of `state_dict`.
+            strict: ignored. It exists for compatibility with `torch.nn.Module`: a state is always
+                loaded as a whole and copied.
+            assign: ignored, as `strict` is.
+
+        Returns:
+            No missing and no unexpected keys, in the form of `torch.nn.Module`.
+
+        Raises:
+            ValueError: the state comes from a later version or from a memory with another capacity,
+                dimension, image shape, descriptor, eviction policy, score or option of these. The
+                memory is then unchanged. Another setting of `duplicates` is allowed.
+        """
+        del strict, assign
+        state = upgraded(state_dict)
+        check_fits(state, self._columns, self.eviction, self._description)
+        columns = part(state, "columns")
+        self._totals = totals_of(state)
+        self._generator.set_state(state["generator"].cpu())
+        self._drift = state["drift"].clone().to(self.device)
+        self._strata.load(part(state, "strata"), self.device)
+        if columns["embeddings"].dtype != self.dtype and not self._fixed_dtype:
+            self._columns.promote(columns["embeddings"].dtype)
+        self._columns.occupied = 0
+        self.eviction.bind(self._columns, self._seed + 1)
+        self._columns.load(columns)
+        self._holdings, self._names = None, ProducerNames(producer_names(state))
+        self._columns.occupied_of_all = self._totals.inserted - self._totals.evicted
+        if is_resharded(state):
+            self.eviction.bind(self._columns, self._seed + 1)
+        if not is_resharded(state) or part(state, "eviction"):
+            self.eviction.load(part(state, "eviction"))
+        if columns["embeddings"].dtype != self.dtype:
+            self._count_again()
+        return _IncompatibleKeys([], [])  # torch's result for a complete load
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move to another device together with the containing module. Rows keep their dtype."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        device = fn(torch.empty(0, device=self.device)).device
+        if device != self.device:
+            self._move(device)
+        return self
+
+    def _move(self, device: torch.device) -> None:
+        policy: State = self.eviction.state()
+        strata, self._drift = self._strata.state(), self._drift.to(device)
+        self._columns.to(device)
+        self.descriptor.to(device)
+        self.eviction.bind(self._columns, self._seed + 1)
+        if set(policy) == set(self.eviction.state()):  # index="auto" depends on the device
+            self.eviction.load(policy)
+        self._strata.load(strata, device)
+
+    def _count_again(self) -> None:
+        """Make the policy recompute what it counted when the rows had another dtype."""
+        every = torch.arange(len(self), device=self.device)
+        self.eviction.on_update(every, self.descriptors.clone())
 
 
 def save(memory: WorkingMemory, path: Path | str) -> None:

@@ -1,0 +1,109 @@
+"""Re-encoding: the slots get new embeddings as the encoder changes.
+
+Shapes: D embedding, A descriptor, R slots refreshed, b images encoded at a time, C H W image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from stream_ssl.memory.checks import Array, check_count, check_embeddings, check_slots
+from stream_ssl.memory.compute import in_full_precision
+from stream_ssl.memory.draws import Strata
+from stream_ssl.memory.slots import Slots
+
+
+class Reencoding(Slots):
+    """The part of a memory that replaces the embeddings of its samples by newer ones."""
+
+    _strata: Strata
+    _drift: Tensor
+
+    def stalest(self, n: int) -> Tensor:
+        """Return the n slots with the oldest embeddings, int64. Ties go to the lowest slot."""
+        return torch.argsort(self.encoded, stable=True)[: check_count("n", n, least=0)]
+
+    def on_overwrite(self, watch: Callable[[Tensor], None] | None) -> None:
+        """Call `watch` before each batch overwrites slots.
+
+        `watch` receives the slots, int64 on the memory's device, while they still hold the old
+        samples. Slots from `len(self)` on are empty. None removes the callback.
+        """
+        self._columns.on_overwrite = watch
+
+    def images_of(self, slots: Array) -> Tensor:
+        """Return copies of the images of these slots, uint8 [R, C, H, W], on the memory's device.
+
+        Raises:
+            ValueError: the memory keeps no images, or the slots are not distinct and occupied.
+        """
+        chosen = check_slots(slots, len(self), self.device)
+        if self._columns.images is None:
+            raise ValueError("this memory keeps no images: give it image_shape")
+        return self._columns.images.read(chosen)
+
+    @in_full_precision
+    def refresh(self, slots: Array, z: Array) -> Tensor:
+        """Replace the embeddings of these slots by new embeddings of the same samples.
+
+        Args:
+            slots: int64 [R], distinct and occupied.
+            z: the new embeddings, unit rows [R, D].
+
+        Returns:
+            The drift: the cosine between the old and the new embedding of each slot, float64 [R].
+
+        Raises:
+            ValueError: invalid slots or rows, or different numbers of slots and rows.
+        """
+        chosen = check_slots(slots, len(self), self.device)
+        new_RD = check_embeddings(z, self.dim, self.device).to(self.dtype)
+        if len(new_RD) != len(chosen):
+            raise ValueError(f"{len(chosen)} slots but {len(new_RD)} embeddings: must be as many")
+        before_RD = self._columns.embeddings[chosen]
+        before_RA = self._columns.descriptors[chosen]
+        new_RA = self.descriptor.refreshed(before_RA, new_RD)
+        self._columns.refresh(chosen, new_RD, new_RA, self._totals.added)
+        if self.descriptor.moves:
+            self.eviction.on_update(chosen, before_RA)
+        self._strata.changed(len(chosen))
+        drift_R = (before_RD * new_RD).sum(dim=1, dtype=torch.float64).clamp_(-1, 1)
+        if len(drift_R):
+            self._drift = torch.stack([drift_R.mean(), drift_R.min()])
+        return drift_R
+
+    @torch.no_grad()
+    def reencode(
+        self, encode: Callable[[Tensor], Tensor], slots: Array | None = None, batch: int = 256
+    ) -> Tensor:
+        """Compute new embeddings from the stored images, and return the drift as `refresh` does.
+
+        D-SimCLR encodes all slots again before each step (DUEL, section 4). It is cheaper to encode
+        only the `stalest` slots.
+
+        Args:
+            encode: a function from uint8 images [b, C, H, W] on the memory's device to unit rows
+                [b, D]. It runs without gradient.
+            slots: distinct occupied slots. None means all occupied slots.
+            batch: the largest number b of images to encode at a time.
+
+        Raises:
+            ValueError: the memory keeps no images, or `encode` did not return unit rows. The memory
+                is unchanged.
+        """
+        check_count("batch", batch, least=1)
+        all_slots = self.stalest(len(self)).sort().values if slots is None else slots
+        chosen = check_slots(all_slots, len(self), self.device)
+        new_RD = self.embeddings.new_empty(len(chosen), self.dim)
+        for start in range(0, len(chosen), batch):
+            image_bCHW = self.images_of(chosen[start : start + batch])
+            z_bD = check_embeddings(encode(image_bCHW), self.dim, self.device)
+            if len(z_bD) != len(image_bCHW):
+                raise ValueError(
+                    f"encode gave {len(z_bD)} rows for {len(image_bCHW)} images: must be one each"
+                )
+            new_RD[start : start + batch] = z_bD
+        return self.refresh(chosen, new_RD)
