@@ -116,6 +116,29 @@ class Cells:
         found.crowded_C = found.size_C > (CROWDED * mean).clamp(min=CROWD)
         return found
 
+    def state(self) -> dict[str, Tensor]:
+        return {
+            "centres": self.centre_CA,
+            "cells": self.cell_K,
+            "sums": self.sum_CA,
+            "squares": self.square_C,
+            "crowded": self.crowded_C,
+        }
+
+    @classmethod
+    def restored(cls, columns: Columns, score: Score, state: dict[str, Tensor]) -> Cells:
+        """Return the cells of a result of `state`."""
+        found = cls(columns, score, state["centres"])
+        found.cell_K, found.crowded_C = state["cells"], state["crowded"]
+        found.sum_CA, found.square_C = state["sums"], state["squares"]
+        found.changed()
+        return found
+
+    @property
+    def occupied(self) -> int:
+        """The number of occupied slots of the memory, in cells or not."""
+        return self._columns.occupied
+
     def of(self, row_NA: Tensor) -> Tensor:
         """Return the cell of each row, int64 [N]."""
         return cells_of(row_NA, self.centre_CA)

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from stream_ssl.memory.columns import Columns
 from stream_ssl.memory.compute import LARGE_ELEMENTS, all_to_host, columns_at_a_time, to_device
-from stream_ssl.memory.duel.simulate import Draws, Kept, kept_steps, simulate
+from stream_ssl.memory.duel.simulate import AcceptedSteps, Draws, kept_steps, simulate
 from stream_ssl.memory.scores import BLOCK_ELEMENTS, Score
 from stream_ssl.memory.shares import Barred, Groups, Turns
 
@@ -162,7 +162,10 @@ class ExactCounts:
         other_K = (self.count_K - level).to(h_WW)
         other_K.index_fill_(0, slot_m, -torch.inf)
         left_TK = torch.empty_like(near_TK)
-        other_T = self._follow(other_K, near_TK, row_WA[column_T], left_TK, barred)
+        left_TA, compete = row_WA[column_T], self._compete
+        other_T = largest_others(
+            other_K, near_TK, left_TA, left_TK, row_KA, self._score, compete, barred
+        )
         overruled_T = self._group.all_reduce_max(other_T) > limit_T
         overruled_T[:1].fill_(False)  # the largest of all slots is a candidate
         kept = kept_steps(leaving_T, overruled_T, known_c)
@@ -205,81 +208,10 @@ class ExactCounts:
         slot_m: Tensor = reach_K.topk(size, sorted=False).indices.sort().values
         return slot_m
 
-    def _follow(
-        self,
-        other_K: Tensor,
-        near_TK: Tensor,
-        left_TA: Tensor,
-        left_TK: Tensor,
-        barred: Barred | None,
-    ) -> Tensor:
-        """Return the largest count of the other slots at each step, [T].
-
-        Args:
-            other_K: the current counts, -inf for candidates. They may be overwritten.
-            near_TK: the similarities of the newcomers.
-            left_TA: the rows that leave.
-            left_TK: receives the similarities of these rows.
-            barred: the slots that do not count at each step, or None.
-        """
-        turns, row_KA = len(near_TK), self._columns.descriptors
-        followed = self._followed_on_host if row_KA.device.type == "cpu" else self._followed
-        most_T = torch.full_like(near_TK[:, 0], -torch.inf)
-        for start in range(0, len(row_KA), step := columns_at_a_time(turns, row_KA.device)):
-            part = slice(start, start + step)
-            left_TK[:, part] = self._score.apply_(left_TA @ row_KA[part].T)
-            here_T = followed(other_K[part], near_TK[:, part], left_TK[:, part], barred, part)
-            most_T = torch.maximum(most_T, here_T)
-        return most_T
-
-    def _followed(
-        self,
-        other_b: Tensor,
-        joins_Tb: Tensor,
-        leaves_Tb: Tensor,
-        barred: Barred | None,
-        part: slice,
-    ) -> Tensor:
-        """Return the largest of these counts at each step, [T], with few kernels."""
-        change_Tb = joins_Tb - leaves_Tb
-        count_Tb = torch.cat([other_b[None], change_Tb[:-1]]).cumsum_(dim=0)
-        if self._compete:
-            count_Tb += joins_Tb
-        if barred is not None:
-            count_Tb.masked_fill_(barred.steps(part).T, -torch.inf)
-        most_T: Tensor = count_Tb.amax(dim=1)
-        return most_T
-
-    def _followed_on_host(
-        self,
-        other_b: Tensor,
-        joins_Tb: Tensor,
-        leaves_Tb: Tensor,
-        barred: Barred | None,
-        part: slice,
-    ) -> Tensor:
-        """Return the same, step by step in the processor's cache. `other_b` is overwritten."""
-        count_b, joins, leaves = other_b.numpy(), joins_Tb.numpy(), leaves_Tb.numpy()
-        most_T = torch.empty_like(joins_Tb[:, 0])
-        here_T = most_T.numpy()
-        if barred is not None:
-            penalty_Ub = barred.penalties(part, most_T.dtype).numpy()
-        for turn in range(len(here_T)):
-            if self._compete:
-                count_b += joins[turn]
-            seen_b = count_b
-            if barred is not None:
-                seen_b = count_b + penalty_Ub[barred.pattern_T[turn]]
-            here_T[turn] = seen_b.max()
-            if not self._compete:
-                count_b += joins[turn]
-            count_b -= leaves[turn]
-        return most_T
-
     def _place(
         self,
         x_BA: Tensor,
-        kept: Kept,
+        kept: AcceptedSteps,
         column_T: Tensor,
         near_TK: Tensor,
         left_TK: Tensor,
@@ -399,3 +331,81 @@ class ExactCounts:
             count = float(kept_K[slot])
             return False, f"slot {slot}: its count is {count:.9g}, recounted {again_k[slot]:.9g}"
         return True, ""
+
+
+def largest_others(
+    other_K: Tensor,
+    near_TK: Tensor,
+    left_TA: Tensor,
+    left_TK: Tensor,
+    row_KA: Tensor,
+    score: Score,
+    compete: bool,
+    barred: Barred | None,
+) -> Tensor:
+    """Return the largest count of the other slots at each step, [T].
+
+    Args:
+        other_K: the current counts, -inf for candidates. They may be overwritten.
+        near_TK: the similarities of the newcomers.
+        left_TA: the rows that leave.
+        left_TK: receives the similarities of these rows.
+        row_KA: the rows of the slots.
+        score: h.
+        compete: whether a newcomer is counted before a slot is chosen.
+        barred: the slots that do not count at each step, or None.
+    """
+    follow = _follow_on_host if row_KA.device.type == "cpu" else _follow
+    most_T = torch.full_like(near_TK[:, 0], -torch.inf)
+    for start in range(0, len(row_KA), step := columns_at_a_time(len(near_TK), row_KA.device)):
+        part = slice(start, start + step)
+        left_TK[:, part] = score.apply_(left_TA @ row_KA[part].T)
+        here_T = follow(other_K[part], near_TK[:, part], left_TK[:, part], compete, barred, part)
+        most_T = torch.maximum(most_T, here_T)
+    return most_T
+
+
+def _follow(
+    other_b: Tensor,
+    joins_Tb: Tensor,
+    leaves_Tb: Tensor,
+    compete: bool,
+    barred: Barred | None,
+    part: slice,
+) -> Tensor:
+    """Return the largest of these counts at each step, [T], with few kernels."""
+    change_Tb = joins_Tb - leaves_Tb
+    count_Tb = torch.cat([other_b[None], change_Tb[:-1]]).cumsum_(dim=0)
+    if compete:
+        count_Tb += joins_Tb
+    if barred is not None:
+        count_Tb.masked_fill_(barred.steps(part).T, -torch.inf)
+    most_T: Tensor = count_Tb.amax(dim=1)
+    return most_T
+
+
+def _follow_on_host(
+    other_b: Tensor,
+    joins_Tb: Tensor,
+    leaves_Tb: Tensor,
+    compete: bool,
+    barred: Barred | None,
+    part: slice,
+) -> Tensor:
+    """Return the same, step by step in the processor's cache. `other_b` is overwritten."""
+    count_b, joins, leaves = other_b.numpy(), joins_Tb.numpy(), leaves_Tb.numpy()
+    most_T = torch.empty_like(joins_Tb[:, 0])
+    here_T = most_T.numpy()
+    if barred is not None:
+        penalty_Ub = barred.penalties(part, most_T.dtype).numpy()
+    for turn in range(len(here_T)):
+        if compete:
+            count_b += joins[turn]
+        seen_b = count_b
+        if barred is not None:
+            seen_b = count_b + penalty_Ub[barred.pattern_T[turn]]
+        here_T[turn] = seen_b.max()
+        if not compete:
+            count_b += joins[turn]
+        count_b -= leaves[turn]
+    return most_T

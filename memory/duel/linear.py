@@ -176,7 +176,7 @@ class LinearCounts:
         few = self._candidates(pool, gain_P, x_TA, groups)
         if shared is not None:
             gate = shared.gate(few)
-        proposal = self._simulate(pool.row_PA[few], x_TA, gate)
+        proposal = propose(pool.row_PA[few], x_TA, self._sum_A, self._compete, gate)
         x_TA = x_TA[: len(proposal.column_T)]
         if gate is not None and groups is not None:
             barred = gate.barred(len(x_TA), groups.owner_n)
@@ -212,25 +212,6 @@ class LinearCounts:
         turns = STEPS if self._scans else len(x_TA)  # a scan costs more than its candidates
         count = CANDIDATES + 2 * turns
         return largest(best_P, count) if groups is None else groups.largest(best_P, count)
-
-    def _simulate(self, row_cA: Tensor, x_TA: Tensor, gate: Gate | None) -> Proposal:
-        """Simulate the steps among these rows and the newcomers, in the rows' dtype.
-
-        Sums are float64.
-        """
-        row_WA, first = torch.cat([row_cA, x_TA.to(row_cA.dtype)]), len(row_cA)
-        wide_WA = row_WA.to(torch.float64)
-        gain_W = wide_WA @ self._sum_A
-        gain_W[:first] -= squares(wide_WA[:first])
-        gain_W = (gain_W - gain_W[:first].max()).to(row_WA.dtype)
-        alike_WW = (row_WA @ row_WA.T).fill_diagonal_(0)
-        leaving_T, _ = simulate(gain_W[:first], gain_W[first:], alike_WW, self._compete, gate)
-        column_T = to_device(leaving_T, row_WA.device)
-        gone_TA, x_TA = wide_WA[column_T], x_TA[: len(column_T)]
-        sum_NA = torch.cat([self._sum_A[None], x_TA - gone_TA]).cumsum(dim=0)
-        query_TA = sum_NA[:-1] + x_TA if self._compete else sum_NA[:-1]
-        gain_T = (gone_TA * (query_TA - gone_TA)).sum(dim=1)
-        return Proposal(leaving_T, gain_T, query_TA, sum_NA)
 
     def _others(
         self, pool: Pool, gain_P: Tensor, few: Tensor, proposal: Proposal, barred: Barred | None
@@ -409,6 +390,28 @@ class Proposal(NamedTuple):
     gain_T: Tensor  # z . s - z . z of the row that leaves, at that step
     query_TA: Tensor  # the sum at each step
     sum_NA: Tensor  # the sum before each step and after the last, N = T + 1
+
+
+def propose(
+    row_cA: Tensor, x_TA: Tensor, sum_A: Tensor, compete: bool, gate: Gate | None
+) -> Proposal:
+    """Simulate the steps among these rows and the newcomers, in the rows' dtype.
+
+    Sums are float64.
+    """
+    row_WA, first = torch.cat([row_cA, x_TA.to(row_cA.dtype)]), len(row_cA)
+    wide_WA = row_WA.to(torch.float64)
+    gain_W = wide_WA @ sum_A
+    gain_W[:first] -= squares(wide_WA[:first])
+    gain_W = (gain_W - gain_W[:first].max()).to(row_WA.dtype)
+    alike_WW = (row_WA @ row_WA.T).fill_diagonal_(0)
+    leaving_T, _ = simulate(gain_W[:first], gain_W[first:], alike_WW, compete, gate)
+    column_T = to_device(leaving_T, row_WA.device)
+    gone_TA, x_TA = wide_WA[column_T], x_TA[: len(column_T)]
+    sum_NA = torch.cat([sum_A[None], x_TA - gone_TA]).cumsum(dim=0)
+    query_TA = sum_NA[:-1] + x_TA if compete else sum_NA[:-1]
+    gain_T = (gone_TA * (query_TA - gone_TA)).sum(dim=1)
+    return Proposal(leaving_T, gain_T, query_TA, sum_NA)
 
 
 class Segments:

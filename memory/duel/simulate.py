@@ -138,7 +138,7 @@ def simulate(
     return torch.from_numpy(column_T), torch.from_numpy(left_T)
 
 
-class Kept(NamedTuple):
+class AcceptedSteps(NamedTuple):
     """The accepted steps of a proposal, on the CPU."""
 
     held: int  # number of accepted steps
@@ -147,7 +147,7 @@ class Kept(NamedTuple):
     also: list[int]  # the other values passed to kept_steps
 
 
-def kept_steps(column_T: Tensor, doubt_T: Tensor, slot_c: Tensor, *also: Tensor) -> Kept:
+def kept_steps(column_T: Tensor, doubt_T: Tensor, slot_c: Tensor, *also: Tensor) -> AcceptedSteps:
     """Return the steps before the first step in doubt. The host waits for the device once here.
 
     Args:
@@ -171,4 +171,4 @@ def kept_steps(column_T: Tensor, doubt_T: Tensor, slot_c: Tensor, *also: Tensor)
     plan = torch.tensor([c if c == REFUSED else slots[c] for c in place], dtype=torch.int64)
     stands = {c: turn for turn, c in enumerate(place) if c != REFUSED}
     stands_R2 = torch.tensor(list(stands.items()), dtype=torch.int64).view(-1, 2)
-    return Kept(held, plan, stands_R2.T, told)
+    return AcceptedSteps(held, plan, stands_R2.T, told)

@@ -75,6 +75,20 @@ class Kept:
     shape: tuple[int, ...] | None
     original: str
 
+    @classmethod
+    def of(cls, sample: Sample, position: Position, original: str) -> Kept:
+        """Return the picture of this sample."""
+        return cls(
+            id=sample.id,
+            source=sample.source,
+            label=sample.label,
+            time=sample.time,
+            position=json.dumps(position),
+            codec=sample.codec,
+            shape=sample.shape,
+            original=original,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
@@ -254,7 +268,8 @@ class Curator:
         )
         for b, slot in zip(new_n.tolist(), admission.slots.tolist(), strict=True):
             if slot >= 0:
-                self._kept[slot] = self._record(*good[b][:2])
+                sample, position, _ = good[b]
+                self._kept[slot] = Kept.of(sample, position, self.originals.put(sample.data))
         admission = self._seen.add(ids_B[new_n], torch.ones(len(new_n), 1), grey_nCHW)
         self._names += [("", "")] * (len(self._seen) - len(self._names))
         for b, slot in zip(new_n.tolist(), admission.slots.tolist(), strict=True):
@@ -313,18 +328,6 @@ class Curator:
             self._bad[error.reason] += 1
             log.debug("sample %s of %s: %s", sample.id, sample.source, error)
             return None
-
-    def _record(self, sample: Sample, position: Position) -> Kept:
-        return Kept(
-            id=sample.id,
-            source=sample.source,
-            label=sample.label,
-            time=sample.time,
-            position=json.dumps(position),
-            codec=sample.codec,
-            shape=sample.shape,
-            original=self.originals.put(sample.data),
-        )
 
     def _drop(self, one: Decoded, twin: tuple[str, str], distance: float, twin_CHW: Tensor) -> None:
         """Record that a sample repeats another picture."""

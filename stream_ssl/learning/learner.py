@@ -1,5 +1,10 @@
 """The learner: it takes batches from a stream, updates the method and yields a record per step.
 
+On a GPU, each step waits for the device twice, in addition to the waits of the memory. The
+first wait follows the backward pass and reads the numbers that decide on the update. The second
+wait is at the end of the step, for the record. There is one more wait each time that keys are
+made only for the memory.
+
 Shapes: B samples, D embedding.
 """
 
@@ -92,11 +97,6 @@ class Learner:
 
     An update is skipped if its loss, keys or gradient are not finite, see `step.py`.
 
-    On a GPU, each step waits for the device twice, in addition to the waits of the memory. The
-    first wait follows the backward pass and reads the numbers that decide on the update. The second
-    wait is at the end of the step, for the record. There is one more wait each time that keys are
-    made only for the memory.
-
     A run that was captured, killed and restored ends bit-equal to an uninterrupted run. This needs
     a CPU, fixed `threads` and a stream that can repeat from an offset.
 
@@ -188,7 +188,8 @@ class Learner:
             reload = self.divergence.due and self.divergence.skipped_in_a_row != ignored
             self.ranks.reload_asked = reload
             active = not (reload or self.divergence.halted)
-            due = active and self.pace.must_update() and self._can_replay()
+            can_replay = self._batch_size > 0 and self._step.can_draw
+            due = active and self.pace.must_update() and can_replay
             if not stopping and not due and active:
                 # Ranks with samples must not wait for a rank whose stream pauses.
                 busy = not self.ranks.alone and any(self.ranks.last.batches)
@@ -264,13 +265,7 @@ class Learner:
             ValueError: method, memory or optimiser do not fit the capture.
         """
         tensors, facts = capture.tensors, capture.facts
-        try:
-            self.method.load_state_dict(dict(tensors["model"]), strict=True)
-        except RuntimeError as error:
-            raise ValueError(
-                f"the checkpoint's weights do not fit this model: {error}. "
-                "Build it with the configuration stored in the checkpoint"
-            ) from error
+        _load_weights(self.method, tensors["model"])
         load_optimiser(self._step.optimiser, tensors["optimiser"])
         self.memory.load_state_dict(dict(tensors["memory"]))
         self.origins.load(tensors.get("origins", {}), to_host(self.memory.ids).tolist())
@@ -295,9 +290,6 @@ class Learner:
         self.restore(Capture({**capture.tensors, "waiting": self._novelty.state()}, facts))
         self.divergence.reloaded(self.divergence.updated)
 
-    def _can_replay(self) -> bool:
-        return self._batch_size > 0 and self._step.can_draw
-
     def _train(self, batch: Batch[NDArray[Any]] | None, turn: Turn) -> StepRecord:
         """Make a step on new samples of the stream.
 
@@ -310,7 +302,7 @@ class Learner:
         self.samples += sum(turn.batches)
         with self._randomness:
             with self._step.timer("data"):
-                uploaded = self._nothing() if batch is None else self._upload(batch)
+                uploaded = _none(self.memory, self.offset) if batch is None else self._upload(batch)
                 new = self._novelty(uploaded, turn)
             fresh = self._novelty.fresh
             if any(fresh) or self.pace.counts == "received":
@@ -328,28 +320,15 @@ class Learner:
                 )
                 if update_due:
                     self.pace.updated()
-        if new is uploaded and batch is not None:  # the host already has ids and labels
-            ids_labels_2B = torch.from_numpy(np.stack([batch.ids_B, np.asarray(batch.labels_B)]))
-        else:
-            ids_labels_2B = _ids_labels(result.batch)
+        ids_labels_2B = _ids_labels(result.batch, on_host=batch if new is uploaded else None)
         return self._record(result, ids_labels_2B, self._novelty)
-
-    def _nothing(self) -> Batch[Tensor]:
-        """Return a batch without samples."""
-        none_B = torch.empty(0, dtype=torch.int64, device=self.device)
-        shape, images_BCHW = self.memory.image_shape, None
-        if shape is not None:
-            images_BCHW = torch.empty(0, *shape, dtype=torch.uint8, device=self.device)
-        return Batch(none_B, none_B, none_B, images_BCHW, offset=self.offset)
 
     def _check(self, batch: Batch[NDArray[Any]]) -> None:
         """Raise ValueError unless the learner's parts fit a batch like this."""
         if len(batch) > self._batch_size:
             check_batch(self.method, self.memory, self.pace, self.settings.anchors, len(batch))
         if self.method.needs_labels:
-            labelled = batch.labels_B is not None and bool((batch.labels_B >= 0).any())
-            labelled = labelled or bool(to_host((self.memory.labels >= 0).any()))
-            check_labels(self.method, labelled)
+            check_labels(self.method, _has_labels(batch, self.memory))
 
     def _replay(self) -> StepRecord:
         """Make a step on samples of the memory."""
@@ -369,8 +348,8 @@ class Learner:
         batch, update, admission = result.batch, result.update, result.admission
         evicted_origins: Sequence[Origin | None] = ()
         if admission is not None:
-            origins_B = batch.origins_B or [None] * len(batch)
-            evicted_origins = self.origins.follow(ids_labels_2B[0].tolist(), origins_B, admission)
+            ids = ids_labels_2B[0].tolist()
+            evicted_origins = self.origins.follow(ids, batch.origins_B, admission)
         assert batch.hashes_B is not None, "0 where there are none"
         self.step += 1
         cosines, expected, true, change = _read(result)
@@ -408,8 +387,39 @@ class Learner:
         )
 
 
-def _ids_labels(batch: Batch[Tensor]) -> Tensor:
-    """Return ids and labels, int64 [2, B], with one read from the device."""
+def _none(memory: WorkingMemory, offset: Offset) -> Batch[Tensor]:
+    """Return a batch without samples, on the memory's device."""
+    none_B = torch.empty(0, dtype=torch.int64, device=memory.device)
+    shape, images_BCHW = memory.image_shape, None
+    if shape is not None:
+        images_BCHW = torch.empty(0, *shape, dtype=torch.uint8, device=memory.device)
+    return Batch(none_B, none_B, none_B, images_BCHW, offset=offset)
+
+
+def _load_weights(method: Method, weights: Mapping[str, Tensor]) -> None:
+    try:
+        method.load_state_dict(dict(weights), strict=True)
+    except RuntimeError as error:
+        raise ValueError(
+            f"the checkpoint's weights do not fit this model: {error}. "
+            "Build it with the configuration stored in the checkpoint"
+        ) from error
+
+
+def _has_labels(batch: Batch[NDArray[Any]], memory: WorkingMemory) -> bool:
+    """Return whether a sample of the batch or of the memory has a label."""
+    labelled = batch.labels_B is not None and bool((batch.labels_B >= 0).any())
+    return labelled or bool(to_host((memory.labels >= 0).any()))
+
+
+def _ids_labels(batch: Batch[Tensor], on_host: Batch[NDArray[Any]] | None = None) -> Tensor:
+    """Return ids and labels, int64 [2, B], on the CPU.
+
+    Args:
+        on_host: the same batch in main memory. Without it they are read from the device at once.
+    """
+    if on_host is not None:
+        return torch.from_numpy(np.stack([on_host.ids_B, np.asarray(on_host.labels_B)]))
     assert batch.labels_B is not None, "-1 where there are none"
     return to_host(torch.stack([batch.ids_B, batch.labels_B]))
 

@@ -36,9 +36,13 @@ class Origins:
         return {one.original for one in self._by_id.values() if one.original is not None}
 
     def follow(
-        self, ids: Sequence[int], origins_B: Sequence[Origin | None], admission: Admission
+        self, ids: Sequence[int], origins_B: Sequence[Origin | None] | None, admission: Admission
     ) -> list[Origin | None]:
-        """Record the admission of a batch. Return the origin of each sample that was evicted."""
+        """Record the admission of a batch. Return the origin of each sample that was evicted.
+
+        Without `origins_B`, the origins of the batch are unknown.
+        """
+        origins_B = origins_B or [None] * len(ids)
         came = dict(zip(ids, origins_B, strict=True))
         evicted = [
             self._by_id.pop(number, None) or came.get(number)

@@ -50,7 +50,7 @@ def test_counts_lie_within_the_stated_error(score: Score, kind: str) -> None:
     columns = filled(stream(rng, kind, 1500))
     tally = ApproximateCounts(columns, score)
     offer(tally, columns, stream(rng, kind, 700).to(torch.float32))
-    tally._draw_pool()  # this also happens by itself at or soon after the next newcomer
+    tally._draw_pool(tally._all)  # this also happens by itself at or soon after the next newcomer
     exact_K = exact_counts(score, columns.embeddings)
     off_K = (tally.counts() - exact_K).abs() / exact_K.clamp(min=1)
     error = tally.error(sample=1500)
@@ -75,7 +75,7 @@ def test_one_cell_is_exact() -> None:
     exact_K = exact_counts(tally._score, columns.embeddings)
     assert torch.allclose(tally.counts(), exact_K, rtol=1e-12)
     offer(tally, columns, stream(rng, "clustered", 100))
-    tally._draw_pool()
+    tally._draw_pool(tally._all)
     exact_K = exact_counts(tally._score, columns.embeddings)
     assert torch.allclose(tally.counts(), exact_K, rtol=1e-9)
 

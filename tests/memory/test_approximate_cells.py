@@ -66,7 +66,7 @@ def test_a_cell_that_grows_crowded_is_read_as_before(monkeypatch: pytest.MonkeyP
         columns.embeddings[columns.occupied : columns.occupied + 100] = x_BA = copies(100)
         columns.occupied += 100
         tally.on_insert(x_BA)
-        tally._draw_pool()
+        tally._draw_pool(tally._all)
         exact_K = exact_counts(score, columns.descriptor_kA)
         assert torch.allclose(tally.counts()[:100], exact_K[:100], rtol=0.05)
 
@@ -132,11 +132,12 @@ def test_a_wrong_count_is_found() -> None:
     columns = filled(stream(np.random.default_rng(12), "ranked", 800))
     tally = ApproximateCounts(columns, VonMisesFisher(0.1))
     tally.recount()
-    tally.far_K, tally.near_K = 3 * tally.far_K, 3 * tally.near_K
+    counts = tally._all
+    counts.far_K, counts.near_K = 3 * counts.far_K, 3 * counts.near_K
     assert "are off by" in tally.check()[1]
-    tally.far_K, tally.near_K = tally.far_K / 3, tally.near_K / 3
+    counts.far_K, counts.near_K = counts.far_K / 3, counts.near_K / 3
     assert tally.check() == (True, "")
-    tally._cells.sum_CA[3] += 0.1
+    tally._all.cells.sum_CA[3] += 0.1
     assert "cell 3: the sum of its rows is off by 0.1" in tally.check()[1]
 
 
@@ -192,10 +193,10 @@ def test_cells_are_fitted_anew_when_the_rows_have_moved() -> None:
     columns = filled(stream(rng, "one class", 1200))
     tally = ApproximateCounts(columns, VonMisesFisher(0.1))
     tally.recount()
-    first = tally._cells
+    first = tally._all.cells
     for _ in range(6):
         offer(tally, columns, stream(rng, "uniform", 256).to(torch.float32))
-    assert tally._cells is not first
+    assert tally._all.cells is not first
     assert tally.check() == (True, "")
     assert tally.error(500).mean < 0.1
 
@@ -266,10 +267,10 @@ def test_rows_that_repeat_exactly_ask_for_no_new_cells() -> None:
     columns = filled(scene_SA[torch.from_numpy(rng.integers(16, size=1500))])
     tally = ApproximateCounts(columns, VonMisesFisher(0.1))
     tally.recount()
-    first = tally._cells
+    first = tally._all.cells
     for _ in range(8):
         offer(tally, columns, scene_SA[torch.from_numpy(rng.integers(16, size=256))])
-    assert tally._cells is first
+    assert tally._all.cells is first
 
 
 def test_even_rows_are_kept_better_than_by_chance() -> None:
