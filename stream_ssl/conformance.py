@@ -50,7 +50,7 @@ class Untried(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class RuleResult:
     """The result for one rule; `kept` is None if the rule could not be tested."""
 
     rule: str
@@ -482,14 +482,14 @@ RULES: dict[str, Callable[[Trial], None]] = {
 }
 
 
-def tried(rule: str, start: Start) -> Result:
+def tried(rule: str, start: Start) -> RuleResult:
     """Test a producer for one rule and return the result."""
     promise = (RULES[rule].__doc__ or "").strip()
     try:
         with Trial(start) as trial:
             RULES[rule](trial)
     except Broken as error:
-        return Result(rule, promise, False, str(error))
+        return RuleResult(rule, promise, False, str(error))
     except Untried as error:
-        return Result(rule, promise, None, str(error))
-    return Result(rule, promise, True)
+        return RuleResult(rule, promise, None, str(error))
+    return RuleResult(rule, promise, True)

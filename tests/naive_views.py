@@ -9,10 +9,10 @@ import math
 
 import numpy as np
 
-from stream_ssl.learning.views import LUMA, Drawn
+from stream_ssl.learning.views import LUMA, DrawnViews
 
 
-def view_of(image_CHW: np.ndarray, drawn: Drawn, number: int, size: int) -> np.ndarray:
+def view_of(image_CHW: np.ndarray, drawn: DrawnViews, number: int, size: int) -> np.ndarray:
     """Return the view [C, S, S], in [0, 1], of one image with the random numbers of one sample."""
     of = {name: float(column_B[number]) for name, column_B in vars(drawn).items()}
     view_CSS = cropped(image_CHW.astype(np.float64) / 255, of, size)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from scipy.stats import t as student
 
-from benchmarks.experiments.results import Cell, Result
+from benchmarks.experiments.results import Cell, RunResult
 
 
 @dataclass(frozen=True)
@@ -107,12 +107,12 @@ def pooled_deviation(families: Iterable[Found], number: str) -> Deviation | None
 class Found:
     """Finished runs by cell and seed."""
 
-    results: Mapping[Cell, Mapping[int, Result]]
+    results: Mapping[Cell, Mapping[int, RunResult]]
 
     @classmethod
-    def of(cls, runs: Iterable[tuple[Cell, int, Result]]) -> Found:
+    def of(cls, runs: Iterable[tuple[Cell, int, RunResult]]) -> Found:
         """Gather the runs of each cell, with the cells in the order of their first run."""
-        cells: dict[Cell, dict[int, Result]] = {}
+        cells: dict[Cell, dict[int, RunResult]] = {}
         for cell, seed, result in runs:
             cells.setdefault(cell, {})[seed] = result
         return cls(cells)

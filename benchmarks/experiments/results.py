@@ -31,7 +31,7 @@ class Run(Protocol):
 
 
 @dataclass(frozen=True)
-class Result:
+class RunResult:
     """The numbers of a finished run.
 
     Attributes:
@@ -65,17 +65,17 @@ class Results:
             _key(entry["run"], entry["settings"]): (
                 entry["run"],
                 entry["settings"],
-                Result(entry["numbers"], entry.get("made", {})),
+                RunResult(entry["numbers"], entry.get("made", {})),
             )
             for entry in entries(path)
         }
 
-    def get(self, run: Run) -> Result | None:
+    def get(self, run: Run) -> RunResult | None:
         """Return the result of a run, or None if the run is not finished."""
         found = self._found.get(_key(run.name, self._settings(run)))
         return None if found is None else found[2]
 
-    def by_name(self) -> dict[str, Result]:
+    def by_name(self) -> dict[str, RunResult]:
         """Return the runs that have exactly the shared settings, planned or not."""
         shared = _key("", self.settings)
         return {
@@ -89,7 +89,7 @@ class Results:
         settings = self._settings(run)
         entry = {"run": run.name, "settings": settings, "numbers": numbers, "made": dict(made)}
         append(self.path, entry)
-        result = Result(json.loads(json.dumps(numbers)), dict(made))
+        result = RunResult(json.loads(json.dumps(numbers)), dict(made))
         self._found[_key(run.name, settings)] = (run.name, settings, result)
 
     def _settings(self, run: Run) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from torch import Tensor
 
 from stream_ssl.memory.columns import Columns
 from stream_ssl.memory.compute import to_device, to_host
-from stream_ssl.memory.duel.cells import NOWHERE, Cells, Lines, Seen, blocks
+from stream_ssl.memory.duel.cells import NOWHERE, Cells, CountLines, Seen, blocks
 from stream_ssl.memory.duel.simulate import kept_steps, simulate
 from stream_ssl.memory.scores import Score
 from stream_ssl.memory.shares import Groups, Turns
@@ -142,7 +142,7 @@ class Changes:
     """
 
     def __init__(
-        self, lines: Lines, came_K: Tensor, row_RA: Tensor, cell_R: Tensor, sign_R: Tensor
+        self, lines: CountLines, came_K: Tensor, row_RA: Tensor, cell_R: Tensor, sign_R: Tensor
     ) -> None:
         self.lines, self.came_K, self.count = lines, came_K, len(row_RA)
         self._parts = [(row_RA, cell_R, sign_R)]
@@ -188,7 +188,7 @@ class Changes:
     @classmethod
     def restored(cls, state: dict[str, Tensor]) -> Changes:
         """Return the changes of a result of `state`."""
-        lines = Lines(state["shift"], state["slope"], state["shift_mean"])
+        lines = CountLines(state["shift"], state["slope"], state["shift_mean"])
         rows = (state[name] for name in ("moves", "moves_cells", "moves_signs"))
         return cls(lines, state["came"], *rows)
 

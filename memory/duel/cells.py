@@ -68,7 +68,7 @@ class Seen(NamedTuple):
         return Seen(*(value[:rows] for value in self))
 
 
-class Lines:
+class CountLines:
     """The changes of the counts in each cell, by rows that came and left, float64.
 
     Attributes:
@@ -220,9 +220,11 @@ class Cells:
         mean_NC = self._score(cosine_NC).add_(high_NC + low_NC, alpha=0.25).mul_(4 / 6)
         return cosine_NC, mean_NC, high_NC.sub_(low_NC).div_(wide_NC.mul_(2))
 
-    def no_lines(self) -> Lines:
+    def no_lines(self) -> CountLines:
         """Return lines without any change."""
-        return Lines(*(torch.zeros_like(of) for of in (self.square_C, self.sum_CA, self.square_C)))
+        return CountLines(
+            *(torch.zeros_like(of) for of in (self.square_C, self.sum_CA, self.square_C))
+        )
 
     def see(self, row_NA: Tensor, cell_N: Tensor) -> Seen:
         """Return the similarities of rows, which belong to these cells, with all cells."""
@@ -254,7 +256,7 @@ class Cells:
         return near_N
 
     def moved(
-        self, lines: Lines, row_RA: Tensor, cell_R: Tensor, sign_R: Tensor
+        self, lines: CountLines, row_RA: Tensor, cell_R: Tensor, sign_R: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the changes of the counts of all slots in cells, in one pass over the slots.
 

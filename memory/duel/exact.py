@@ -32,7 +32,7 @@ from stream_ssl.memory.shares import Barred, Groups, Turns
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class ProposalSizes:
     """The size of a proposal, by device. It decides the speed, and no eviction.
 
     Attributes:
@@ -48,10 +48,10 @@ class Sizes:
     elements: int
 
 
-ON_CPU = Sizes(candidates=256, steps=128, lookahead=24, elements=BLOCK_ELEMENTS)
+ON_CPU = ProposalSizes(candidates=256, steps=128, lookahead=24, elements=BLOCK_ELEMENTS)
 """Small matrices, because the work counts. A newcomer that is proposed twice costs twice."""
 
-ON_GPU = Sizes(candidates=1024, steps=512, lookahead=128, elements=LARGE_ELEMENTS)
+ON_GPU = ProposalSizes(candidates=1024, steps=512, lookahead=128, elements=LARGE_ELEMENTS)
 """Large matrices, because each proposal launches some 80 kernels and waits twice."""
 
 CALM_SHARE = 4
@@ -67,7 +67,7 @@ RECOUNT_SHARE = 16
 """One slot is counted again for this many newcomers, in turn, which bounds the drift of counts."""
 
 
-class Drawn(NamedTuple):
+class DrawnSlots(NamedTuple):
     """The slots that newcomers take while no count is large."""
 
     at_least: float  # least count that is large
@@ -105,7 +105,7 @@ class ExactCounts:
         self,
         x_BA: Tensor,
         shared: Turns | None = None,
-        drawn: Drawn | None = None,
+        drawn: DrawnSlots | None = None,
     ) -> Tensor:
         """Return the slots of at least the first newcomer, numbered over all ranks; -1 refuses.
 
@@ -180,7 +180,9 @@ class ExactCounts:
         """The largest number of newcomers that the next `choose` considers."""
         return self._steps
 
-    def _candidates(self, near_TK: Tensor, groups: Groups | None, drawn: Drawn | None) -> Tensor:
+    def _candidates(
+        self, near_TK: Tensor, groups: Groups | None, drawn: DrawnSlots | None
+    ) -> Tensor:
         """Return the slots of this shard among which steps are simulated, int64 [m].
 
         They are the slots that may reach the largest count, and the slots that newcomers draw.

@@ -10,7 +10,7 @@ from torch import Tensor
 from stream_ssl.memory.checks import check_number
 from stream_ssl.memory.columns import Columns, Rows
 from stream_ssl.memory.compute import to_host
-from stream_ssl.memory.duel.exact import Drawn, ExactCounts
+from stream_ssl.memory.duel.exact import DrawnSlots, ExactCounts
 from stream_ssl.memory.eviction.most_duplicated import MostDuplicated
 from stream_ssl.memory.eviction.random import Random, tries, walked
 from stream_ssl.memory.scores import Score, VonMisesFisher
@@ -83,7 +83,7 @@ class Redundant(MostDuplicated):
         else:
             tries_TR = tries(number_T, slots)
             slot_T = walked(turns[: len(number_T)], tries_TR)
-        drawn = Drawn(self.at_least, slot_T, tries_TR)
+        drawn = DrawnSlots(self.at_least, slot_T, tries_TR)
         plan = self._counts.choose(rows.descriptors, turns, drawn)
         self._drawn_B = self._drawn_B[len(plan) :]
         return plan

@@ -47,7 +47,7 @@ BINARY_SCHEMAS = ("protobuf", "flatbuffer")  # these travel as base64
 
 
 @dataclass(frozen=True, slots=True)
-class Channel:
+class AdvertisedTopic:
     """A topic that the server advertises."""
 
     id: int
@@ -151,7 +151,7 @@ class Subscriptions:
         self._server, self._images, self._origin = server, images, origin
         self._began = time.monotonic()
         self._by_channel: dict[int, int] = {}  # the subscription of each channel
-        self._subscribed: dict[int, tuple[Channel, Callable[[bytes], Any]]] = {}
+        self._subscribed: dict[int, tuple[AdvertisedTopic, Callable[[bytes], Any]]] = {}
         self._next = 0  # number of the next subscription
         self._other_topics: dict[str, str] = {}  # types of images that are not wanted, by topic
         self._warned = False
@@ -241,7 +241,7 @@ class Subscriptions:
         if asked:
             self._server.send(json.dumps({"op": "subscribe", "subscriptions": asked}))
 
-    def _is_wanted(self, channel: Channel) -> bool:
+    def _is_wanted(self, channel: AdvertisedTopic) -> bool:
         if not self._images.wanted(channel.topic, channel.schema.name, self._origin):
             if is_image(channel.schema.name) and len(self._other_topics) < SHOWN_TOPICS:
                 self._other_topics[channel.topic] = channel.schema.name
@@ -252,7 +252,7 @@ class Subscriptions:
             return False
         return True
 
-    def _decoder(self, channel: Channel) -> Callable[[bytes], Any] | None:
+    def _decoder(self, channel: AdvertisedTopic) -> Callable[[bytes], Any] | None:
         try:
             return decoder_of(channel.encoding, channel.schema)
         except Exception as error:  # a damaged schema can cause errors of any type
@@ -271,7 +271,7 @@ class Subscriptions:
         self._images.skipped.note("unreadable", f"{what} from {self._origin}", why)
 
 
-def channel_of(entry: object) -> Channel:
+def channel_of(entry: object) -> AdvertisedTopic:
     """Return the channel of an entry of the message "advertise".
 
     Raises:
@@ -294,7 +294,7 @@ def channel_of(entry: object) -> Channel:
     schema = entry["schema"].encode(errors="replace")
     if schema_encoding in BINARY_SCHEMAS:
         schema = base64.b64decode(schema)
-    return Channel(
+    return AdvertisedTopic(
         id_, entry["topic"], encoding, Schema(0, entry["schemaName"], schema_encoding, schema)
     )
 

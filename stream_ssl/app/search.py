@@ -63,7 +63,7 @@ class Hit:
 
 
 @dataclass(frozen=True)
-class Result:
+class SearchResult:
     """The pixels of the query as the learner would see them, and the hits, the best first."""
 
     checkpoint: Path
@@ -73,7 +73,7 @@ class Result:
 
 def search(
     checkpoint: Path, image: Path, k: int, by: By = "embeddings", trust_code: bool = False
-) -> Result:
+) -> SearchResult:
     """Return the k slots of a checkpoint's memory that are most similar to a picture.
 
     Args:
@@ -135,7 +135,7 @@ def search(
             strict=True,
         )
     ]
-    return Result(checkpoint, query_CHW.numpy(), hits)
+    return SearchResult(checkpoint, query_CHW.numpy(), hits)
 
 
 def _embedding(encoder: Encoder, query_CHW: Tensor, columns: dict[str, Tensor]) -> Tensor:
@@ -157,7 +157,7 @@ def _embedding(encoder: Encoder, query_CHW: Tensor, columns: dict[str, Tensor]) 
 # -- The contact sheet
 
 
-def sheet(result: Result) -> bytes:
+def sheet(result: SearchResult) -> bytes:
     """Return a PNG of the query and the hits, with the similarity below each."""
     tiles = [("query", result.query_CHW)]
     tiles += [(f"{hit.similarity:.3f}", hit.image_CHW) for hit in result.hits]
@@ -173,7 +173,7 @@ def sheet(result: Result) -> bytes:
     return _png(page)
 
 
-def page(result: Result) -> bytes:
+def page(result: SearchResult) -> bytes:
     """Return an HTML page of the query and the hits, which needs no other file."""
     pages = Environment(
         loader=PackageLoader("stream_ssl.app", "."), autoescape=True, undefined=StrictUndefined

@@ -15,7 +15,7 @@ from torch import Tensor
 from stream_ssl.evaluation.labelled import LabelledBatch, balanced
 
 
-class Encoder(Protocol):
+class EncodesImages(Protocol):
     """An encoder to evaluate, in evaluation mode and without gradients."""
 
     def __call__(self, image_BCHW: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ class Encoded:
 
 def encode(
     readers: Iterable[Iterable[LabelledBatch]],
-    encoders: Mapping[str, Encoder],
+    encoders: Mapping[str, EncodesImages],
     seed: int = 0,
     tell: Callable[[int], None] | None = None,
 ) -> dict[str, Encoded]:

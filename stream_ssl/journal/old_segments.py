@@ -11,7 +11,7 @@ import lmdb
 from stream_ssl.journal.errors import as_journal_error
 from stream_ssl.journal.recovery import (
     BackgroundCheck,
-    Checked,
+    CheckedSegment,
     RecoveredJournal,
     is_gap,
     replace_damaged,
@@ -139,7 +139,7 @@ class OldSegments:
     def _firsts(self) -> list[int]:
         return [first for first, _ in self._sizes]
 
-    def _replace_damaged(self, first: int, before: int, checked: Checked) -> None:
+    def _replace_damaged(self, first: int, before: int, checked: CheckedSegment) -> None:
         self.damaged += 1
         index = self._firsts().index(first)
         bound = [*self._firsts(), self.end][index + 1]

@@ -213,7 +213,7 @@ def _set_aside(damaged: Path, path: Path) -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CheckedSegment:
     """The result of checking a segment."""
 
     path: Path
@@ -224,7 +224,7 @@ class Checked:
 class Check:
     """A check of segments in a separate process, because a damaged segment can crash a process.
 
-    Iterating yields a `Checked` for each segment, in order, without a time limit.
+    Iterating yields a `CheckedSegment` for each segment, in order, without a time limit.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -232,7 +232,7 @@ class Check:
         self._process: subprocess.Popen[bytes] | None = None
         self._stopped = False
 
-    def __iter__(self) -> Iterator[Checked]:
+    def __iter__(self) -> Iterator[CheckedSegment]:
         progress = RateLimitedLogger(log, _PROGRESS_SECONDS)
         checked, count = 0, len(self._paths)
         while checked < count and not self._stopped:
@@ -242,14 +242,14 @@ class Check:
                 # There is no time limit, because a slow or busy disk is not damage.
                 for line in process.stdout:
                     if line.startswith(b"good "):
-                        yield Checked(self._paths[checked], int(line.split()[2]))
+                        yield CheckedSegment(self._paths[checked], int(line.split()[2]))
                         checked += 1
                     text = f"journal: {checked} of {count} segments checked for damage"
                     progress.log(logging.INFO, "check", text)
                 said = process.stderr.read().decode(errors="replace").strip().splitlines()
             if checked < count and not self._stopped:
                 status = f"reading it ends the process (status {process.returncode})"
-                yield Checked(self._paths[checked], fault=said[-1] if said else status)
+                yield CheckedSegment(self._paths[checked], fault=said[-1] if said else status)
                 checked += 1
 
     def stop(self) -> None:
@@ -271,12 +271,12 @@ class BackgroundCheck:
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._check = Check(paths)
-        self._found: SimpleQueue[Checked] = SimpleQueue()
+        self._found: SimpleQueue[CheckedSegment] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="journal check", daemon=True)
         if paths:
             self._thread.start()
 
-    def take(self, wait: bool = False) -> list[Checked]:
+    def take(self, wait: bool = False) -> list[CheckedSegment]:
         """Return the segments checked since the last call; `wait` blocks until all are checked."""
         if wait and self._thread.is_alive():
             self._thread.join()

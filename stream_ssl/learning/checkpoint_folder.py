@@ -19,7 +19,7 @@ from stream_ssl.learning.checkpoint_layout import (
     step_in,
     steps_in,
 )
-from stream_ssl.learning.retention import Entry, history, newest_kept, within
+from stream_ssl.learning.retention import StoredCheckpoint, history, newest_kept, within
 from stream_ssl.learning.saved import Saved, checkpoint_damage
 
 log = logging.getLogger("stream_ssl.learning.checkpoint")
@@ -186,13 +186,15 @@ class CheckpointFolder:
         if entries and shutil.disk_usage(self.path).free < entries[-1].bytes:
             self._prune(history_bytes=0)
 
-    def _entries(self) -> list[Entry]:
+    def _entries(self) -> list[StoredCheckpoint]:
         """Return all checkpoints whose facts can be read, the oldest first."""
         found = []
         for path in steps_in(self.path):
             try:
                 facts = facts_in(path)
-                found.append(Entry(path, float(facts["created"]), made_by(facts), size_of(path)))
+                found.append(
+                    StoredCheckpoint(path, float(facts["created"]), made_by(facts), size_of(path))
+                )
             except (OSError, ValueError, KeyError, TypeError):
                 continue  # damaged: `newest` will set it aside
         return found

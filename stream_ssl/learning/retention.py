@@ -14,7 +14,7 @@ The periods are 24 hours and 7 days.
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class StoredCheckpoint:
     """A checkpoint on the disk.
 
     Attributes:
@@ -30,7 +30,7 @@ class Entry:
     bytes: int
 
 
-def newest_kept(entries: Sequence[Entry], keep: int) -> set[Path]:
+def newest_kept(entries: Sequence[StoredCheckpoint], keep: int) -> set[Path]:
     """Return the newest `keep` checkpoints and the newest whose weights are known to be good.
 
     The weights of the newest checkpoint are known to be good only after another update was made on
@@ -45,7 +45,7 @@ def newest_kept(entries: Sequence[Entry], keep: int) -> set[Path]:
     return kept | {entry.path for entry in earlier[-1:]}
 
 
-def history(entries: Sequence[Entry], kept: set[Path]) -> list[Entry]:
+def history(entries: Sequence[StoredCheckpoint], kept: set[Path]) -> list[StoredCheckpoint]:
     """Return the other checkpoints that belong to the history, the newest first.
 
     The periods follow the creation times of the checkpoints, as in backup tools. Hours and days
@@ -64,7 +64,7 @@ def history(entries: Sequence[Entry], kept: set[Path]) -> list[Entry]:
     return [entry for entry in reversed(entries) if entry.path in chosen - kept]
 
 
-def within(budget: float, entries: Sequence[Entry]) -> list[Entry]:
+def within(budget: float, entries: Sequence[StoredCheckpoint]) -> list[StoredCheckpoint]:
     """Return the longest prefix of the entries that fits into `budget` bytes."""
     fitting, total = [], 0
     for entry in entries:

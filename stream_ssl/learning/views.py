@@ -56,7 +56,7 @@ SIMCLR = Colour()
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnViews:
     """The random numbers of one view of each sample, on the CPU.
 
     Attributes:
@@ -176,14 +176,14 @@ class Views(nn.Module):
         """Return the images normalised but not augmented, as evaluation needs them."""
         return self._normalise(_to_float(image_BCHW))
 
-    def draw(self, count: int) -> Drawn:
+    def draw(self, count: int) -> DrawnViews:
         """Draw the random numbers of one view of each of `count` samples."""
         area_TB, ratio_TB = torch.rand(2, TRIES, count)
         width_B, height_B = _sides(area_TB, ratio_TB, self.crop or (1.0, 1.0))
         x_B, y_B, flip_B, jitter_B, grey_B, blur_B, sigma_B = torch.rand(7, count)
         change_4B = self._strength_41 * (2 * torch.rand(4, count) - 1) * (jitter_B < self.jitter)
         b_B, c_B, s_B, h_B = change_4B
-        return Drawn(
+        return DrawnViews(
             left_B=x_B * (1 - width_B),
             top_B=y_B * (1 - height_B),
             width_B=width_B,
@@ -196,7 +196,7 @@ class Views(nn.Module):
             sigma_B=(SIGMA[0] + (SIGMA[1] - SIGMA[0]) * sigma_B) * (blur_B < self.blur),
         )
 
-    def augment(self, image_BCHW: Tensor, drawn: Drawn) -> Tensor:
+    def augment(self, image_BCHW: Tensor, drawn: DrawnViews) -> Tensor:
         """Return the views of these random numbers, in [0, 1], before mean and std."""
         numbers = _affine(drawn), self._colours(drawn), _taps(drawn, len(self.place_SS2))
         # All numbers are uploaded at once.
@@ -209,7 +209,7 @@ class Views(nn.Module):
         view_BCHW = self._coloured(view_BCHW, colour_BP)
         return _blurred(view_BCHW, tap_BK) if self.blur else view_BCHW
 
-    def _colours(self, drawn: Drawn) -> Tensor:
+    def _colours(self, drawn: DrawnViews) -> Tensor:
         """Return [B, 1 + C C]: the share of the mean grey that is added, and the colour matrix.
 
         Both take levels, 0 to 255, to [0, 1].
@@ -250,7 +250,7 @@ def _sides(area_TB: Tensor, ratio_TB: Tensor, crop: Range) -> tuple[Tensor, Tens
     return width_B, height_B
 
 
-def _affine(drawn: Drawn) -> Tensor:
+def _affine(drawn: DrawnViews) -> Tensor:
     """Return scales and shifts [B, 4], x before y, from a place in the view to one in the image."""
     mirror_B = 1 - 2 * drawn.flipped_B.float()
     return torch.stack(
@@ -278,7 +278,7 @@ def _colour_parts(channels: int) -> Tensor:
     return torch.stack([grey_CC, mean_CC, eye_CC - mean_CC, turn_CC]).flatten(1)
 
 
-def _taps(drawn: Drawn, size: int) -> Tensor:
+def _taps(drawn: DrawnViews, size: int) -> Tensor:
     """Return the blur's weights [B, K] over SimCLR's odd number of pixels, a tenth of the side."""
     half = max(1, size // 10 // 2)
     offset_K = torch.arange(-half, half + 1)

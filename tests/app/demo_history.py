@@ -5,8 +5,8 @@ import math
 import numpy as np
 
 from stream_ssl.app.demo import data
-from stream_ssl.app.demo.evaluation import Evaluation, Probe
-from stream_ssl.app.demo.report import Facts
+from stream_ssl.app.demo.evaluation import DemoEvaluation, Probe
+from stream_ssl.app.demo.report import DemoFacts
 from stream_ssl.app.demo.stream import Replay
 from stream_ssl.observe.scrape import History, Snapshot, key
 
@@ -59,7 +59,7 @@ def _values(now: float, slots: int) -> dict[str, float]:
     return values
 
 
-def made_up_evaluation(slots: int = 640) -> Evaluation:
+def made_up_evaluation(slots: int = 640) -> DemoEvaluation:
     """The embedded images as if the memory held them, and plausible accuracies."""
     image_NHW, label_N = data.load()
     rows = data.split(label_N).streamed[:slots]
@@ -74,7 +74,7 @@ def made_up_evaluation(slots: int = 640) -> Evaluation:
     }
     key_K = np.arange(slots)
     done = {"updates": 720, "samples": 45_600, "queue_updates": 750, "queue_samples": 48_000}
-    return Evaluation(probes, image_NHW[rows], label_N[rows], key_K, **done)
+    return DemoEvaluation(probes, image_NHW[rows], label_N[rows], key_K, **done)
 
 
 def made_up_replay(slots: int = 640) -> Replay:
@@ -85,8 +85,8 @@ def made_up_replay(slots: int = 640) -> Replay:
     return Replay(image_NHW[rows], label_N[rows], [str(row) for row in rows], originals)
 
 
-def made_up_facts() -> Facts:
-    return Facts(
+def made_up_facts() -> DemoFacts:
+    return DemoFacts(
         created="2026-01-02 03:04 UTC",
         seconds=120,
         parked=0.9,

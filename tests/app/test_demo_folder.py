@@ -11,13 +11,13 @@ import pytest
 from table import table
 
 from stream_ssl.app.demo import folder, stream
-from stream_ssl.app.demo.children import Child, ChildFailed
+from stream_ssl.app.demo.children import ChildFailed, DemoProcess
 from stream_ssl.app.demo.data import DataDamaged
 from stream_ssl.app.demo.run import FAILED, USAGE, run
 
 
-def child(code: str, tmp_path: Path) -> Child:
-    return Child("helper", [sys.executable, "-u", "-c", code], tmp_path / "helper.log")
+def child(code: str, tmp_path: Path) -> DemoProcess:
+    return DemoProcess("helper", [sys.executable, "-u", "-c", code], tmp_path / "helper.log")
 
 
 def wait_for(text: str, log: Path) -> None:
@@ -27,7 +27,7 @@ def wait_for(text: str, log: Path) -> None:
         time.sleep(0.02)
 
 
-def wait_for_end(one: Child) -> None:
+def wait_for_end(one: DemoProcess) -> None:
     deadline = time.monotonic() + 60
     while one.status is None:
         assert time.monotonic() < deadline, "it never ended"

@@ -115,14 +115,14 @@ def test_pictures_are_written_as_png_and_as_html(run: Path, tmp_path: Path) -> N
 
 
 def test_names_from_producers_control_neither_terminal_nor_page() -> None:
-    from stream_ssl.app.search import Hit, Result, page
+    from stream_ssl.app.search import Hit, SearchResult, page
     from stream_ssl.batch import Origin
 
     image = np.zeros((3, 4, 4), np.uint8)
     hit = Hit(0, 0.5, None, Origin("\x1b[2J", "<script>", "a", 1e300), image)
     assert "\x1b" not in "".join(search.table([hit]))
     assert hit.time == ""
-    shown = page(Result(Path("run"), image, [hit])).decode()
+    shown = page(SearchResult(Path("run"), image, [hit])).decode()
     assert "<script>" not in shown
     assert "&lt;script&gt;" in shown
 

@@ -11,7 +11,7 @@ from table import table
 
 from benchmarks.experiments.__main__ import REPORTS
 from benchmarks.experiments.findings import Deviation, Found, Spread, pooled_deviation
-from benchmarks.experiments.results import Result
+from benchmarks.experiments.results import RunResult
 from benchmarks.experiments.study import claims
 
 RUNS = REPORTS / "study" / "runs.jsonl"
@@ -59,7 +59,9 @@ def found(**values: tuple[float, ...]) -> Found:
     """Return arms, each with a value for each seed, on one stream."""
     return Found(
         {
-            (arm, "parked"): {seed: Result({"knn": value}, {}) for seed, value in enumerate(each)}
+            (arm, "parked"): {
+                seed: RunResult({"knn": value}, {}) for seed, value in enumerate(each)
+            }
             for arm, each in values.items()
         }
     )

@@ -16,24 +16,26 @@ from learning_world import build, steps
 from stream_ssl.batch import Offset
 from stream_ssl.learning import checkpoint_writer
 from stream_ssl.learning.checkpoint import Checkpointer
-from stream_ssl.learning.retention import Entry, history, newest_kept, within
+from stream_ssl.learning.retention import StoredCheckpoint, history, newest_kept, within
 
 HOUR, DAY = 3600, 86_400
 SIZE = 10
 
 
-def pruned(entries: list[Entry], keep: int, budget: float) -> list[Entry]:
+def pruned(entries: list[StoredCheckpoint], keep: int, budget: float) -> list[StoredCheckpoint]:
     """Return the checkpoints that a checkpointer keeps on the disk."""
     kept = newest_kept(entries, keep)
     kept |= {entry.path for entry in within(budget, history(entries, kept))}
     return [entry for entry in entries if entry.path in kept]
 
 
-def written(every: float, seconds: float, keep: int = 3, budget: float = 1e9) -> list[Entry]:
+def written(
+    every: float, seconds: float, keep: int = 3, budget: float = 1e9
+) -> list[StoredCheckpoint]:
     """Return the kept checkpoints of a run that saved every `every` seconds for `seconds`."""
-    held: list[Entry] = []
+    held: list[StoredCheckpoint] = []
     for number in range(int(seconds / every) + 1):
-        entry = Entry(Path(f"step-{number:09d}"), 1e9 + number * every, number, SIZE)
+        entry = StoredCheckpoint(Path(f"step-{number:09d}"), 1e9 + number * every, number, SIZE)
         held = pruned([*held, entry], keep, budget)
     return held
 
@@ -80,11 +82,11 @@ STEPS = st.lists(
 @settings(max_examples=80)
 @given(made=STEPS, keep=st.integers(1, 4), budget=st.sampled_from([0, 25, 300, 10**9]))
 def test_pruning_keeps_what_a_naive_rule_says(made: list[Step], keep: int, budget: int) -> None:
-    held: list[Entry] = []
+    held: list[StoredCheckpoint] = []
     now, updated = 2e9, 0
     for number, one in enumerate(made):
         now, updated = now + one.seconds, updated + one.updates
-        held.append(Entry(Path(str(number)), now, updated, one.bytes))
+        held.append(StoredCheckpoint(Path(str(number)), now, updated, one.bytes))
         before, held = held, pruned(held, keep, budget)
         assert held[-keep:] == before[-keep:], "the newest"
         good = [entry for entry in before if entry.updated < updated]

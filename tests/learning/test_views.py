@@ -13,7 +13,7 @@ from naive_views import view_of
 from table import table
 from torch import Tensor
 
-from stream_ssl.learning.views import Colour, Drawn, Views
+from stream_ssl.learning.views import Colour, DrawnViews, Views
 
 
 def images(channels: int, batch: int = 6, size: int = 12) -> Tensor:
@@ -142,7 +142,7 @@ def test_a_crop_of_the_whole_image_is_the_image() -> None:
 MANY = 20_000
 
 
-def drawn(**changed: Any) -> Drawn:
+def drawn(**changed: Any) -> DrawnViews:
     torch.manual_seed(0)
     return Views(32, **changed).draw(MANY)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.experiments.findings import Deviation, Found, Spread, pooled_deviation
-from benchmarks.experiments.results import Cell, Result, Results, entries
+from benchmarks.experiments.results import Cell, Results, RunResult, entries
 from benchmarks.experiments.study.arms import BASE, TITLES
 from benchmarks.experiments.study.streams import CLASSES, STREAMS
 from benchmarks.experiments.study.streams import TITLES as STREAM_TITLES
@@ -19,7 +19,7 @@ NAMES = {arm.name: title for arm, title in TITLES.items()}
 PROBES = ("knn", "linear")
 
 
-def found_in(results: Mapping[str, Result]) -> Found:
+def found_in(results: Mapping[str, RunResult]) -> Found:
     """Return the runs by (arm, stream) and seed, from their names, planned or not.
 
     Streams are in their usual order. The arms of a stream are sorted by kNN accuracy, best first.

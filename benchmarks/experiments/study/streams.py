@@ -32,7 +32,7 @@ class Shuffled(Finite):
         return _sample(self._images, index)
 
 
-class Drawn:
+class DrawnImages:
     """An endless source of images that are drawn as in `Biased`. An id is the image's number."""
 
     name = "cifar"
@@ -89,7 +89,7 @@ def _stalls(bias: int) -> Callable[[Images, int], Source]:
     """
 
     def stream(images: Images, seed: int) -> Source:
-        source = Drawn(images, bias, 1024 // 8, seed)  # an image appears about 8 times
+        source = DrawnImages(images, bias, 1024 // 8, seed)  # an image appears about 8 times
         return Stalls(source, rate=1.0, alpha=1.1, longest=1024, seed=seed)
 
     return stream
@@ -97,7 +97,7 @@ def _stalls(bias: int) -> Callable[[Images, int], Source]:
 
 def _video(images: Images, seed: int) -> Source:
     """Return blocks of 256 frames of a class, with 16 frames of each image."""
-    return Video(Drawn(images, 1, 16, seed), frames=16, seed=seed)
+    return Video(DrawnImages(images, 1, 16, seed), frames=16, seed=seed)
 
 
 def _crawl(images: Images, seed: int) -> Source:
@@ -109,7 +109,7 @@ def _shift(images: Images, seed: int) -> Source:
 
 
 def _drawn(bias: int, block: int) -> Callable[[Images, int], Source]:
-    return lambda images, seed: Drawn(images, bias, block, seed)
+    return lambda images, seed: DrawnImages(images, bias, block, seed)
 
 
 STREAMS: Mapping[str, Callable[[Images, int], Source]] = {

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 
-from stream_ssl.conformance import RULES, Result, tried
+from stream_ssl.conformance import RULES, RuleResult, tried
 from stream_ssl.rate_limited_logger import printable
 
 ADDRESS = "ADDRESS"
@@ -73,7 +73,7 @@ def conform_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def line(result: Result) -> str:
+def line(result: RuleResult) -> str:
     """Return a row of the table, with the observation below it."""
     seen = f"\n{'':<26} {printable(result.why, 2000)}" if result.why else ""
     return f"{KEPT[result.kept]:<10} {result.rule:<15} {result.promise}{seen}"

@@ -18,7 +18,7 @@ class ChildFailed(RuntimeError):
     """A process of the demo ended or did not start. The message ends with the tail of its log."""
 
 
-class Child:
+class DemoProcess:
     """One process whose output goes to a file.
 
     Args:

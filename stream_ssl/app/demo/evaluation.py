@@ -40,7 +40,7 @@ class Probe:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class DemoEvaluation:
     """The measured accuracies, and the content of the working memory.
 
     Args:
@@ -65,7 +65,7 @@ class Evaluation:
     queue_samples: int
 
 
-def evaluate(checkpoint: Path, of_queue: Path) -> Evaluation:
+def evaluate(checkpoint: Path, of_queue: Path) -> DemoEvaluation:
     """Evaluate the checkpoint folders of both learners. Takes some seconds."""
     from stream_ssl.app.encoder import fresh_encoder, load_encoder
 
@@ -78,7 +78,7 @@ def evaluate(checkpoint: Path, of_queue: Path) -> Evaluation:
     }
     paces = (state["pace"], queue_state["pace"])
     done = (int(pace[what]) for pace in paces for what in ("updates", "samples"))
-    return Evaluation(probe_all(extractors), *memory_content(checkpoint), *done)
+    return DemoEvaluation(probe_all(extractors), *memory_content(checkpoint), *done)
 
 
 def memory_content(

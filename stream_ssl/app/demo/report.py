@@ -13,7 +13,7 @@ from jinja2 import Environment, StrictUndefined
 
 from stream_ssl.app.demo import charts, mosaic
 from stream_ssl.app.demo.data import CLASSES
-from stream_ssl.app.demo.evaluation import Evaluation
+from stream_ssl.app.demo.evaluation import DemoEvaluation
 from stream_ssl.app.demo.measures import (
     HOLDERS,
     MEMORIES,
@@ -40,7 +40,7 @@ COLOURS = {"memory": charts.DUEL, "queue": charts.QUEUE}
 
 
 @dataclass(frozen=True)
-class Facts:
+class DemoFacts:
     """Facts about the run for the report, besides its figures.
 
     Args:
@@ -71,10 +71,10 @@ class Facts:
 def write(
     path: Path,
     history: History,
-    evaluation: Evaluation,
+    evaluation: DemoEvaluation,
     found: Figures,
     sent: Replay,
-    facts: Facts,
+    facts: DemoFacts,
 ) -> None:
     """Write the report."""
     environment = Environment(
@@ -160,7 +160,7 @@ def _compare(ours: float, other: float, verb: str = "ended") -> str:
     return f"{verb} {abs(points):.1f} points {'above' if points > 0 else 'below'}"
 
 
-def plots(history: History, evaluation: Evaluation, facts: Facts) -> dict[str, Any]:
+def plots(history: History, evaluation: DemoEvaluation, facts: DemoFacts) -> dict[str, Any]:
     """Return the plots by name, as SVG."""
     parts = {holder: shares(newest_counts(history, holder)) for holder in HOLDERS}
     true = {holder: true_collisions(history, holder) for holder in MEMORIES}
@@ -205,7 +205,7 @@ def plots(history: History, evaluation: Evaluation, facts: Facts) -> dict[str, A
     }
 
 
-def mosaics(evaluation: Evaluation, sent: Replay) -> dict[str, tuple[str, int, int, int]]:
+def mosaics(evaluation: DemoEvaluation, sent: Replay) -> dict[str, tuple[str, int, int, int]]:
     """Return (data address, images, width, height) by name, with equally many images of each."""
     count = min(COLUMNS * ROWS, len(evaluation.image_KHW), len(sent.newest_KHW))
     found = {}
@@ -219,7 +219,7 @@ def mosaics(evaluation: Evaluation, sent: Replay) -> dict[str, tuple[str, int, i
     return found
 
 
-def accuracy_rows(evaluation: Evaluation) -> list[tuple[str, list[float], int]]:
+def accuracy_rows(evaluation: DemoEvaluation) -> list[tuple[str, list[float], int]]:
     """Return rows of the table: (class, accuracy by representation, index of the best)."""
     probes = list(evaluation.probes.values())
     rows = []

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from stream_ssl.app.demo import data, folder, machine, stream, summary
-from stream_ssl.app.demo.children import Child, ChildFailed
+from stream_ssl.app.demo.children import ChildFailed, DemoProcess
 from stream_ssl.app.demo.display import Display, Progress
 from stream_ssl.app.demo.measures import side_by_side
 from stream_ssl.app.endpoints import hold_role, load
@@ -149,9 +149,9 @@ class Demo:
         source = stream.settings(self._out / folder.IMAGES)
         (self._out / folder.STREAM).write_text(json.dumps(source, indent=2) + "\n")
 
-    def _start(self, stack: ExitStack, name: str, *arguments: str) -> Child:
+    def _start(self, stack: ExitStack, name: str, *arguments: str) -> DemoProcess:
         self._commands.append(" ".join(["stream-ssl", *arguments]))
-        child = Child(name, command(*arguments), self._logs / f"{name}.log")
+        child = DemoProcess(name, command(*arguments), self._logs / f"{name}.log")
         stack.callback(child.end)
         return child
 
@@ -167,7 +167,7 @@ class Demo:
         both = {"receiver", "learner"}
         return both <= set(self._scraper.scrape().up) and both <= set(load(self._queue))
 
-    def _watch(self, children: list[Child]) -> None:
+    def _watch(self, children: list[DemoProcess]) -> None:
         """Scrape and show metrics until the time is over and the first step is made."""
         self._scraper = Scraper(self._addresses)
         detail = (
@@ -186,7 +186,7 @@ class Demo:
             self._display.update("training" if trained else "streaming")
         self._progress.elapsed = self._progress.total
 
-    def _halt(self, producers: list[Child], daemons: list[Child]) -> None:
+    def _halt(self, producers: list[DemoProcess], daemons: list[DemoProcess]) -> None:
         """Stop the producers, then the daemons. Each learner writes a last checkpoint."""
         self._display.update("checkpoint", "stopping the processes; the learners write checkpoints")
         for producer in producers:
@@ -213,7 +213,7 @@ class Demo:
         return figures, summary.table(figures)
 
     def _wait(
-        self, ready: Callable[[], bool], seconds: float, children: list[Child], what: str
+        self, ready: Callable[[], bool], seconds: float, children: list[DemoProcess], what: str
     ) -> None:
         deadline = time.monotonic() + seconds
         while not ready():
@@ -222,20 +222,20 @@ class Demo:
             if time.monotonic() > deadline:
                 raise children[0].failed(f"was not ready after {seconds:.0f} s ({what})")
 
-    def _pause(self, children: list[Child]) -> None:
+    def _pause(self, children: list[DemoProcess]) -> None:
         for child in children:
             child.check()
         if self._stop.wait(POLL_SECONDS):
             raise Interrupted
 
     def _facts(self) -> Any:
-        from stream_ssl.app.demo.report import Facts
+        from stream_ssl.app.demo.report import DemoFacts
 
         settings = {
             "stream": f"{stream.SAMPLES_PER_SECOND:.0f} samples/s at most, endless passes over "
             "7,000 images, 700 of each class",
         }
-        return Facts(
+        return DemoFacts(
             created=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
             seconds=self._progress.total,
             parked=stream.SHARE,

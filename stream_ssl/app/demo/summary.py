@@ -28,7 +28,7 @@ from stream_ssl.learning.records import PHASES
 from stream_ssl.observe.scrape import History, Points
 
 if TYPE_CHECKING:  # these import torch, which the live display does not need
-    from stream_ssl.app.demo.evaluation import Evaluation
+    from stream_ssl.app.demo.evaluation import DemoEvaluation
     from stream_ssl.app.demo.stream import Replay
 
 Figures = dict[str, float]
@@ -39,7 +39,7 @@ ENOUGH_UPDATES = 200
 NAMES: Mapping[Holder, str] = {"stream": "stream", "queue": "queue", "working": "memory"}
 
 
-def figures(history: History, evaluation: Evaluation, sent: Replay) -> Figures:
+def figures(history: History, evaluation: DemoEvaluation, sent: Replay) -> Figures:
     """Return all figures. Shares, probabilities and accuracies are in [0, 1]."""
     held = [sent.originals[key] for key in evaluation.key_K.tolist()]
     return {
@@ -94,7 +94,7 @@ def _flow(history: History) -> Figures:
     }
 
 
-def _learning(history: History, evaluation: Evaluation) -> Figures:
+def _learning(history: History, evaluation: DemoEvaluation) -> Figures:
     found: Figures = {
         "updates": float(evaluation.updates),
         "read_samples": float(evaluation.samples),
@@ -142,7 +142,7 @@ def _resources(history: History) -> Figures:
     }
 
 
-def _accuracy(evaluation: Evaluation) -> Figures:
+def _accuracy(evaluation: DemoEvaluation) -> Figures:
     found: Figures = {}
     for name, probe in evaluation.probes.items():
         found[f"knn_{name}_accuracy"] = probe.overall
