@@ -21,11 +21,15 @@ class Background:
         name: the name of the thread.
         work: the function to call.
         every: seconds to wait before each call.
+        at_once: do not wait before the first call.
     """
 
-    def __init__(self, name: str, work: Callable[[], object], every: float) -> None:
+    def __init__(
+        self, name: str, work: Callable[[], object], every: float, at_once: bool = False
+    ) -> None:
         self._name, self._work, self._every = name, work, every
         self._log = RateLimitedLogger(log, seconds=60.0, lines=3)
+        self._first = 0.0 if at_once else every
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -47,7 +51,9 @@ class Background:
         self.close()
 
     def _run(self) -> None:
-        while not self._closing.wait(self._every):
+        wait = self._first
+        while not self._closing.wait(wait):
+            wait = self._every
             try:
                 self._work()
             except Exception:

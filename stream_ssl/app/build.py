@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import inspect
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -49,6 +50,7 @@ from stream_ssl.memory.eviction import Policy
 from stream_ssl.memory.process_group import SINGLE_PROCESS, RankGroup
 from stream_ssl.methods import Method
 from stream_ssl.observe.held_out import HeldOutProbe
+from stream_ssl.observe.logger_process import Deadline, LoggerProcess
 from stream_ssl.observe.loggers import Logger, TensorBoard
 from stream_ssl.observe.prequential import Prequential
 from stream_ssl.observe.shadow import Shadow, StepDescriptor
@@ -284,22 +286,42 @@ def held_out(settings: Namespace, learner: Learner) -> HeldOutProbe | None:
     return HeldOutProbe(settings.observe.held_out, decoder(settings), features)
 
 
-def loggers(settings: Namespace, config: Mapping[str, Any]) -> dict[str, Callable[[int], Logger]]:
+def loggers(
+    settings: Namespace, config: Mapping[str, Any], deadline: Deadline
+) -> dict[str, Callable[[int], Logger]]:
     """Return a function for each logger that opens it at a step.
 
     Args:
         settings: the settings.
         config: the resolved configuration, as plain values.
+        deadline: the time by which the processes of loggers must end.
 
     Raises:
         ModuleNotFoundError: a logger is not installed.
+        ValueError: no server for MLflow is known.
     """
-    found: dict[str, Callable[[int], Logger]] = {}
-    if "tensorboard" in settings.loggers:
-        importlib.import_module("torch.utils.tensorboard")
-        folder = settings.run / "tensorboard"
-        found["tensorboard"] = lambda step: TensorBoard(folder, config, step)
-    return found
+    if "mlflow" in settings.loggers and not os.environ.get("MLFLOW_TRACKING_URI"):
+        raise ValueError(
+            "loggers: mlflow needs the environment variable MLFLOW_TRACKING_URI, and it is not "
+            "set: set it to the address of the server, such as http://127.0.0.1:5000"
+        )
+    openers: dict[str, Callable[[int], Logger]] = {}
+    for name in dict.fromkeys(settings.loggers):
+        if name == "tensorboard":
+            importlib.import_module("torch.utils.tensorboard")
+            openers[name] = lambda step: TensorBoard(settings.run / "tensorboard", config, step)
+            continue
+        if importlib.util.find_spec(name) is None:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        openers[name] = partial(_logger_process, name, settings.run, config, deadline)
+    return openers
+
+
+def _logger_process(
+    name: str, run: Path, config: Mapping[str, Any], deadline: Deadline, _step: int
+) -> LoggerProcess:
+    """Open a logger that keeps the rows of earlier processes, whatever the step."""
+    return LoggerProcess(name, run, config, deadline)
 
 
 def check_device(device: str, option: str = "--device") -> None:
@@ -410,7 +432,7 @@ def dry_run(settings: Namespace, ranks: int = 1) -> Learner:
         shadows(settings, built.method.dim)
         prequential(settings)
         held_out(settings, built)
-        loggers(settings, {})
+        loggers(settings, {}, Deadline())
     return built
 
 

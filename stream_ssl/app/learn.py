@@ -37,6 +37,7 @@ from stream_ssl.learning.ranks import Ranks
 from stream_ssl.learning.records import CheckpointDue, Idle, ReloadDue, StepRecord
 from stream_ssl.learning.saved import Saved, originals_of
 from stream_ssl.memory.process_group import RankLost
+from stream_ssl.observe.logger_process import Deadline
 from stream_ssl.observe.loggers import EVERY as LOG_EVERY
 from stream_ssl.observe.loggers import Logging
 from stream_ssl.observe.page.memory import MemoryView
@@ -128,11 +129,14 @@ class Process:
         self._step_log = StepLog(log)
         self._view = server.page.memory = MemoryView(self.learner.memory, self.learner.origins)
         stack.callback(self._view.close)  # before the server, which would wait for the view
-        if settings.loggers and group.group.rank == 0:
-            openers = build.loggers(settings, config)
-            logs = Logging(openers, self._metrics.registry, self._view)
-            stack.callback(logs.close)
-            stack.enter_context(Background("loggers", logs.write, LOG_EVERY))
+        if group.group.rank == 0:
+            deadline = Deadline()
+            for name, opener in build.loggers(settings, config, deadline).items():
+                failed = self._metrics.counts_failures_of(name)
+                logs = Logging(name, opener, self._metrics.registry, self._view, failed)
+                stack.callback(logs.close)
+                stack.enter_context(Background(name, logs.write, LOG_EVERY, at_once=True))
+            stack.callback(deadline.start)  # before any of them closes
         sender = VerdictSender(part.folder)
         stack.callback(sender.close)
         self._verdicts = VerdictFeed(self._view.slots, sender)

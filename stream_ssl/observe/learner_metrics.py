@@ -116,6 +116,11 @@ LEARNER: tuple[Spec, ...] = (
         ("reason", "producer"),
     ),
     Spec(
+        "learner", "counter", "logger_failures_total", "failures",
+        "Failures of a logger beside the run, by logger (`loggers`). The run goes on without it.",
+        "Growth: the log names the reason once.", ("logger",),
+    ),
+    Spec(
         "learner", "gauge", "originals_bytes", "bytes",
         "Bytes of the files that hold the memory's samples as they were sent (originals.budget).",
         "Near originals.budget: the originals of new samples find no room.",

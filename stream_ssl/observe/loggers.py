@@ -1,10 +1,11 @@
-"""Loggers: the learner's metrics, its configuration and pictures of its memory in TensorBoard.
+"""Loggers: the learner's metrics, its configuration and pictures of its memory in other tools.
 
 Shapes: n slots, C H W image.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import threading
@@ -21,7 +22,6 @@ from torch import Tensor
 from stream_ssl.observe.metric_spec import PREFIX
 from stream_ssl.observe.page.memory import MemoryView
 from stream_ssl.observe.page.step_jobs import Busy
-from stream_ssl.rate_limited_logger import RateLimitedLogger
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +31,10 @@ PICTURES_EVERY = 600.0
 """Seconds between two mosaics."""
 MOSAIC = 64
 """The most slots of a mosaic."""
+LONGEST_WAIT = 600.0
+"""The longest time, in seconds, before a logger that failed is opened again."""
 
-Name = Literal["tensorboard"]
+Name = Literal["tensorboard", "wandb", "mlflow"]
 
 
 class Logger(Protocol):
@@ -41,6 +43,8 @@ class Logger(Protocol):
     def scalars(self, values: Mapping[str, float], step: int) -> None: ...
     def picture(self, name: str, image_CHW: Tensor, step: int) -> None: ...
     def close(self) -> None: ...
+    def abandon(self) -> None:
+        """Release what the logger holds, after it failed."""
 
 
 class TensorBoard:
@@ -79,64 +83,87 @@ class TensorBoard:
         """Write the rest."""
         self._writer.close()
 
+    def abandon(self) -> None:
+        """Close what can be closed."""
+        with contextlib.suppress(Exception):
+            self._writer.close()
+
 
 class Logging:
-    """A thread that writes the learner's metrics and pictures of its memory to loggers.
+    """Writes the learner's metrics and pictures of its memory to a logger, in a thread.
 
     The scalars are the values of all gauges and counters that Prometheus reads, under the same
-    names. A logger that fails is opened again at the next row. The run goes on, and a warning says
-    so at most once a minute. Training never waits for a logger.
+    names. A logger that fails is opened again at the next row, and then after 1, 2, 4, 8 and each
+    10 minutes. Training never waits for a logger, and goes on.
 
     Args:
-        openers: opens each logger at a step, by name.
+        name: the name of the logger.
+        opener: opens the logger at a step.
         registry: the learner's metrics.
         view: the memory; it is asked between two steps.
+        failed: called at each failure.
         clock: returns monotonic seconds.
     """
 
     def __init__(
         self,
-        openers: Mapping[str, Callable[[int], Logger]],
+        name: str,
+        opener: Callable[[int], Logger],
         registry: CollectorRegistry,
         view: MemoryView | None,
+        failed: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._openers, self._registry, self._view = openers, registry, view
+        self._name, self._opener, self._registry = name, opener, registry
+        self._view, self._failed = view, failed
         self._clock, self._pictures_at = clock, clock() + EVERY
-        self._open: dict[str, Logger] = {}
-        self._log = RateLimitedLogger(log, seconds=60.0)
+        self._logger: Logger | None = None
+        self._failures, self._open_at = 0, -math.inf  # failures since the last row that succeeded
         self._lock = threading.Lock()  # the end of a run may meet the thread
 
     def write(self) -> None:
         """Write a row of scalars, and a mosaic if it is due. Never raises an exception."""
         with self._lock:
+            if self._logger is None and self._clock() < self._open_at:
+                return
             values = scalars(self._registry)
             step = int(values.get("step", 0))
             mosaic = self._mosaic() if self._clock() >= self._pictures_at else None
-            for name, opener in self._openers.items():
-                try:
-                    if name not in self._open:
-                        self._open[name] = opener(step)
-                    self._open[name].scalars(values, step)
-                    if mosaic is not None:
-                        self._open[name].picture("memory", mosaic, step)
-                except Exception as error:  # loggers raise errors of any type
-                    self._fail(name, error)
+            try:
+                if self._logger is None:
+                    self._logger = self._opener(step)
+                self._logger.scalars(values, step)
+                if mosaic is not None:
+                    self._logger.picture("memory", mosaic, step)
+            except Exception as error:  # loggers raise errors of any type
+                self._fail(error)
+                return
+            if self._failures:
+                log.info("the logger %s works again, after %d tries", self._name, self._failures)
+                self._failures = 0
 
     def close(self) -> None:
-        """Write a last row, and close all loggers. Never raises an exception."""
+        """Write a last row, and close the logger. Never raises an exception."""
         self._pictures_at = math.inf  # the learner's thread no longer answers
-        self.write()
-        for name, logger in [*self._open.items()]:
+        if not self._failures:  # a logger that fails would only delay the end
+            self.write()
+        if self._logger is not None:
             try:
-                logger.close()
+                self._logger.close()
             except Exception as error:
-                self._fail(name, error)
+                self._fail(error)
 
-    def _fail(self, name: str, error: Exception) -> None:
-        self._open.pop(name, None)
-        text = f"the logger {name} failed, training continues: {type(error).__name__}: {error}"
-        self._log.warning(name, text)
+    def _fail(self, error: Exception) -> None:
+        if self._logger is not None:
+            self._logger.abandon()
+            self._logger = None
+        if not self._failures:
+            text = "the logger %s failed, training continues without it until it works: %s: %s"
+            log.warning(text, self._name, type(error).__name__, error)
+        wait = EVERY * 2**self._failures if self._failures else 0.0
+        self._failures = min(self._failures + 1, 20)
+        self._open_at = self._clock() + min(wait, LONGEST_WAIT)
+        self._failed()
 
     def _mosaic(self) -> Tensor | None:
         """Return evenly spaced slots side by side, uint8 [C, H, W]; None if there is no picture."""

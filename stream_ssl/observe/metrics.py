@@ -285,6 +285,11 @@ class LearnerMetrics:
         for (reason, producer), samples in rejected.items():
             self._raise_to("quarantined_samples_total", samples, reason=reason, producer=producer)
 
+    def counts_failures_of(self, logger: str) -> Callable[[], None]:
+        """Return a function that counts a failure of a logger. The count begins at 0."""
+        self._families.add("logger_failures_total", 0.0, logger=logger)
+        return lambda: self._families.add("logger_failures_total", logger=logger)
+
     def observe_originals(self, size: int, unkept: Mapping[str, int]) -> None:
         """Report the bytes of the kept originals, and the samples that were not kept, by reason."""
         self._families.set("originals_bytes", size)

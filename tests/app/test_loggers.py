@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import psutil
 import pytest
 from harness import BATCH, TINY, processes, stop, until
 
 from stream_ssl.app.commands import check
+from stream_ssl.observe.logger_child import LAST
 
 
 @pytest.mark.timeout(300)
@@ -23,6 +26,32 @@ def test_a_run_writes_its_metrics_and_configuration_for_tensorboard(tmp_path: Pa
     last = found.Scalars("trained_samples_total")[-1]
     assert (last.step, last.value) == (10, 10 * BATCH)
     assert "configuration/text_summary" in found.Tags()["tensors"]
+
+
+@pytest.mark.timeout(300)
+def test_a_killed_learner_leaves_no_process_of_its_logger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    with processes(tmp_path / "run", TINY | {"loggers": ["wandb"]}) as run:
+        daemon = run.start("learner", str(run.config))
+        file = tmp_path / "run" / "wandb"
+        until(lambda: any(file.glob("offline-run-*/*.wandb")), lambda: run.log("learner"))
+        service = psutil.Process(daemon.pid).children(recursive=True)
+        assert any("wandb-core" in " ".join(one.cmdline()) for one in service)
+        daemon.kill()
+        left = psutil.wait_procs(service, timeout=LAST + 30)[1]
+    assert left == []
+
+
+def test_mlflow_without_a_server_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    file = tmp_path / "config.yaml"
+    file.write_text(json.dumps(TINY | {"run": str(tmp_path / "run"), "loggers": ["mlflow"]}))
+    assert check.main([str(file)]) == 2
+    assert "set it to the address of the server" in caplog.text
 
 
 def test_a_logger_that_is_none_is_refused(

@@ -17,6 +17,7 @@ from stream_ssl.observe import loggers
 from stream_ssl.observe.loggers import Logging, TensorBoard, scalars, tiled
 from stream_ssl.observe.metrics import LearnerMetrics
 
+FAILURES = "stream_ssl_logger_failures_total"
 CONFIG = {"run": "runs/a", "memory": {"capacity": 32}}
 
 
@@ -27,7 +28,7 @@ class Kept:
         self.bad, self.opened = bad, 0
         self.rows: list[tuple[int, dict[str, float]]] = []
         self.pictures: list[Tensor] = []
-        self.closed = False
+        self.closed = self.abandoned = False
 
     def open(self, step: int) -> Kept:
         self.opened += 1
@@ -45,6 +46,9 @@ class Kept:
     def close(self) -> None:
         self.closed = True
         raise RuntimeError("lost")
+
+    def abandon(self) -> None:
+        self.abandoned = True
 
 
 def metrics_at(step: int) -> LearnerMetrics:
@@ -68,7 +72,8 @@ def test_tensorboard_reads_what_prometheus_reads(tmp_path: Path) -> None:
             feed.step()
         metrics = metrics_at(7)
         writer = Logging(
-            {"tensorboard": lambda step: TensorBoard(tmp_path, CONFIG, step)},
+            "tensorboard",
+            lambda step: TensorBoard(tmp_path, CONFIG, step),
             metrics.registry,
             view,
             clock=lambda: now[0],
@@ -104,23 +109,40 @@ def test_a_mosaic_has_each_picture_at_its_place() -> None:
         assert np.array_equal(found[:, top : top + 4, left : left + 5], expected)
 
 
-def test_a_logger_that_fails_is_told_once_a_minute_and_opened_again(
+def test_a_logger_that_fails_is_told_once_counted_and_opened_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    bad, good, metrics = Kept({1, 2}), Kept(), metrics_at(0)
-    writer = Logging({"bad": bad.open, "good": good.open}, metrics.registry, None)
-    with caplog.at_level(logging.WARNING):
-        for step in range(4):
+    kept, metrics, now = Kept({1, 2, 3, 4}), metrics_at(0), [0.0]
+    count, rows = metrics.counts_failures_of("kept"), []
+    writer = Logging("kept", kept.open, metrics.registry, None, count, clock=lambda: now[0])
+    with caplog.at_level(logging.INFO):
+        for step in range(12):
             metrics.resumed(step, 0.0)
+            before = kept.opened
             writer.write()
-    assert [step for step, _ in good.rows] == [0, 1, 2, 3]
-    assert [step for step, _ in bad.rows] == [0, 3]
-    assert bad.opened == 3
-    assert caplog.text.count("the logger bad failed, training continues: OSError") == 1
+            rows.append(kept.opened - before)
+            now[0] += loggers.EVERY
+    # Opened at first, and again 30, 60 and 120 s after its failures at steps 1, 2 and 4.
+    assert rows == [1, 0, 1, 0, 1, 0, 0, 0, 1, 0, 0, 0]
+    assert [step for step, _ in kept.rows] == [0, *range(8, 12)]
+    assert kept.abandoned
+    assert metrics.registry.get_sample_value(FAILURES, {"logger": "kept"}) == 3
+    assert caplog.text.count("the logger kept failed, training continues without it") == 1
+    assert "No space left on device" in caplog.text
+    assert "the logger kept works again, after 3 tries" in caplog.text
     writer.close()
-    assert bad.closed
-    assert good.closed
-    assert "the logger good failed, training continues: RuntimeError: lost" in caplog.text
+    assert kept.closed
+    assert "the logger kept failed, training continues without it until it works: Runtim" in (
+        caplog.text
+    )
+
+
+def test_a_failing_logger_does_not_delay_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    kept, metrics = Kept({0}), metrics_at(0)
+    writer = Logging("kept", kept.open, metrics.registry, None)
+    writer.write()
+    writer.close()
+    assert (kept.opened, kept.closed, kept.abandoned) == (1, False, True)
 
 
 def test_a_learner_without_time_or_pictures_gets_no_mosaic(
@@ -129,7 +151,7 @@ def test_a_learner_without_time_or_pictures_gets_no_mosaic(
     kept, now, feed = Kept(), [0.0], Feed()
     with serving(feed) as (_, view):
         assert view is not None
-        writer = Logging({"kept": kept.open}, metrics_at(0).registry, view, lambda: now[0])
+        writer = Logging("kept", kept.open, metrics_at(0).registry, view, clock=lambda: now[0])
         now[0] = loggers.EVERY
         writer.write()  # an empty memory
         feed.step()

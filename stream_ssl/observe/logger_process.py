@@ -1,0 +1,126 @@
+"""The learner's side of a logger whose library runs in a process of its own.
+
+Libraries of loggers start processes and threads, handle signals, and wait at the exit of their
+process. In a process of its own, none of this can delay or stop the learner.
+
+Shapes: C H W image.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgpack
+from torch import Tensor
+
+from stream_ssl.observe.logger_child import LAST
+
+OPEN = 90.0
+"""Seconds in which a logger must open. A busy machine takes 20 to load a library."""
+ANSWER = 30.0
+"""Seconds in which a logger must take a row or a picture."""
+
+
+class Deadline:
+    """The time by which all loggers must end; unlimited until `start`."""
+
+    def __init__(self) -> None:
+        self.at = math.inf
+
+    def start(self) -> None:
+        """Give all loggers LAST seconds from now on."""
+        self.at = time.monotonic() + LAST
+
+
+class LoggerProcess:
+    """A process that owns a logger's library (`logger_child`). It ends with the learner.
+
+    Args:
+        name: wandb or mlflow.
+        run: the run folder.
+        config: the resolved configuration.
+        deadline: the time by which the process must end.
+        step: not used, because these loggers keep all rows of earlier processes.
+
+    Raises:
+        OSError: the logger could not be opened in time, or at all.
+    """
+
+    def __init__(self, name: str, run: Path, config: Mapping[str, Any], deadline: Deadline) -> None:
+        self._deadline = deadline
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "stream_ssl.observe.logger_child", name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+            start_new_session=True,  # so that its own processes end with it
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._requests, self._answers = self._process.stdin, self._process.stdout
+        os.set_blocking(self._requests.fileno(), False)
+        try:
+            self._ask(OPEN, kind="open", run=str(run.absolute()), config=dict(config))
+        except BaseException:
+            self.abandon()
+            raise
+
+    def scalars(self, values: Mapping[str, float], step: int) -> None:
+        """Write values by name."""
+        self._ask(ANSWER, kind="scalars", values=dict(values), step=step)
+
+    def picture(self, name: str, image_CHW: Tensor, step: int) -> None:
+        """Write a picture, uint8."""
+        pixels = image_CHW.permute(1, 2, 0).contiguous().numpy()
+        told = {"name": name, "shape": pixels.shape, "pixels": pixels.tobytes(), "step": step}
+        self._ask(ANSWER, kind="picture", **told)
+
+    def close(self) -> None:
+        """Write the rest, and end the process."""
+        try:
+            self._ask(LAST, kind="close")
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """End the process at once."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._requests.close()
+        self._answers.close()
+
+    def _ask(self, seconds: float, **request: Any) -> None:
+        """Send a request, and wait for its answer."""
+        left, answer = memoryview(msgpack.packb(request)), msgpack.Unpacker()
+        ends = time.monotonic() + seconds
+        while (now := time.monotonic()) < (end := min(ends, self._deadline.at)):
+            wait = min(0.5, end - now)  # for the deadline may come nearer
+            readable, writable, _ = select.select(
+                [self._answers], [self._requests] if left else [], [], wait
+            )
+            if writable:
+                try:
+                    left = left[os.write(self._requests.fileno(), left) :]
+                except BrokenPipeError:
+                    left = left[:0]  # the process's end is read below
+            if readable:
+                answer.feed(read := os.read(self._answers.fileno(), 1 << 16))
+                if not read:
+                    raise OSError(f"its process ended with status {self._process.wait()}")
+                for failure in answer:
+                    if failure:
+                        raise OSError(failure)
+                    return
+        raise TimeoutError(f"no answer in {seconds:.0f} s to {request['kind']!r}")

@@ -1,0 +1,184 @@
+"""Weights & Biases and MLflow in processes of their own: what they store, and servers that fail."""
+
+from __future__ import annotations
+
+import http.server
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from PIL import Image
+
+from stream_ssl.observe import logger_process
+from stream_ssl.observe.logger_child import allowed, parameters
+from stream_ssl.observe.logger_process import Deadline, LoggerProcess
+
+CONFIG = {"run": "runs/a", "memory": {"capacity": 32, "policy": {}}}
+IMAGE_CHW = torch.arange(3 * 4 * 5, dtype=torch.uint8).reshape(3, 4, 5)
+BLOCK = 32768
+
+
+def wandb_records(file: Path) -> Iterator[Any]:
+    """Yield the records of a .wandb file: blocks of 32 KiB, as in a log of LevelDB."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    content, place, parts = file.read_bytes(), 7, b""
+    while place + 7 <= len(content):
+        if BLOCK - place % BLOCK < 7:
+            place += BLOCK - place % BLOCK
+            continue
+        _, size, kind = struct.unpack("<IHB", content[place : place + 7])
+        parts += content[place + 7 : place + 7 + size]
+        place += 7 + size
+        if kind in (1, 4):  # the only or the last part of a record
+            yield Record.FromString(parts)
+            parts = b""
+
+
+def rows(file: Path) -> list[dict[str, Any]]:
+    """Return the logged rows of a .wandb file as JSON texts by name."""
+    return [
+        {item.key or "/".join(item.nested_key): item.value_json for item in one.history.item}
+        for one in wandb_records(file)
+        if one.HasField("history")
+    ]
+
+
+def children() -> list[psutil.Process]:
+    """Return the processes of loggers that this process started, and their own ones."""
+    mine = psutil.Process().children(recursive=True)
+    return [one for one in mine if "logger_child" in " ".join(one.cmdline())]
+
+
+@contextmanager
+def server(answer: bytes | None) -> Iterator[str]:
+    """Yield the address of a server that answers with a status, or never (None)."""
+    wait = threading.Event()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if answer is None:
+                wait.wait(60)
+            self.send_error(500, answer.decode() if answer else "")
+
+        do_POST = do_GET
+
+        def log_message(self, *_: object) -> None: ...
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as found:
+        found.daemon_threads = True
+        threading.Thread(target=found.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{found.server_address[1]}"
+        wait.set()
+        found.shutdown()
+
+
+def closed_port() -> str:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{one.getsockname()[1]}"
+
+
+def log_twice(name: str, run: Path) -> None:
+    """Log a row and a picture from a first process, and an earlier step from a second one."""
+    for steps in ((3, 4), (2,)):
+        logger = LoggerProcess(name, run, CONFIG, Deadline())
+        for step in steps:
+            logger.scalars({"step": float(step), "loss/a": step / 2}, step)
+        logger.picture("memory", IMAGE_CHW, steps[-1])
+        logger.close()
+
+
+@pytest.mark.timeout(240)
+def test_wandb_keeps_rows_pictures_and_the_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    log_twice("wandb", tmp_path)
+    files = sorted(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))  # by time
+    found = [row for file in files for row in rows(file) if "loss/a" in row]
+    assert [(row["step"], row["loss/a"]) for row in found] == [("3", "1.5"), ("4", "2"), ("2", "1")]
+    assert len({file.name for file in files}) == 1  # one run, continued
+    configs = [one.run.config.update for one in wandb_records(files[0]) if one.HasField("run")]
+    assert {item.key: item.value_json for item in configs[0]}["memory"].startswith('{"capacity":32')
+    pictures = sorted(tmp_path.glob("wandb/offline-run-*/files/media/images/memory_*.png"))
+    assert len(pictures) == 2
+    shown = np.asarray(Image.open(pictures[0]))
+    assert np.array_equal(shown, IMAGE_CHW.permute(1, 2, 0).numpy())
+    assert children() == []
+
+
+@pytest.mark.timeout(240)
+def test_mlflow_keeps_rows_pictures_and_the_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path}/store")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    log_twice("mlflow", tmp_path)
+    (metric,) = tmp_path.glob("store/*/*/metrics/loss/a")  # one run, continued
+    run = metric.parents[2]
+    rows = [line.split() for line in metric.read_text().splitlines()]
+    assert [(float(value), int(step)) for _, value, step, *_ in rows] == [(1.5, 3), (2, 4), (1, 2)]
+    assert (run / "params/memory.capacity").read_text() == "32"
+    assert "capacity: 32" in (run / "artifacts/configuration.yaml").read_text()
+    assert "status: 3" in (run / "meta.yaml").read_text()  # finished
+    pictures = [one for one in (run / "artifacts/images").iterdir() if one.suffix == ".png"]
+    assert len(pictures) == 2
+    shown = np.asarray(Image.open(pictures[0]))
+    assert np.array_equal(shown, IMAGE_CHW.permute(1, 2, 0).numpy())
+    assert children() == []
+
+
+@pytest.mark.timeout(240)
+def test_servers_that_are_absent_failing_or_hanging_are_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logger_process, "OPEN", 40.0)
+    with server(b"broken") as failing, server(None) as hanging:
+        for place, reason in (
+            (closed_port(), "Connection refused"),
+            (failing, "500"),
+            (hanging, "timed out|no answer"),
+        ):
+            monkeypatch.setenv("MLFLOW_TRACKING_URI", place)
+            monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+            monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+            with pytest.raises(OSError, match=reason):
+                LoggerProcess("mlflow", tmp_path, CONFIG, Deadline())
+            assert children() == []
+
+
+@pytest.mark.timeout(240)
+def test_the_end_of_a_run_does_not_wait_for_a_hanging_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deadline = Deadline()
+    with server(None) as hanging:
+        monkeypatch.setenv("WANDB_BASE_URL", hanging)
+        monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
+        monkeypatch.setattr(logger_process, "LAST", 0.5)
+        threading.Timer(1.0, deadline.start).start()
+        begun = time.monotonic()
+        with pytest.raises(TimeoutError, match="no answer"):
+            LoggerProcess("wandb", tmp_path, CONFIG, deadline)
+    assert time.monotonic() - begun < 10
+    assert children() == []
+
+
+def test_names_that_mlflow_would_refuse_are_changed() -> None:
+    assert allowed("memory_slots/working") == "memory_slots/working"
+    assert allowed("held/cam:1/../") == "held/cam_1/_/_"
+    assert parameters({"a": {"b": {"c": 1}}, "d": {}, "e": "x" * 600}) == {
+        "a.b.c": "1",
+        "d": "{}",
+        "e": "x" * 500,
+    }
