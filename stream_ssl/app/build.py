@@ -136,6 +136,7 @@ def memory(settings: Namespace, dim: int, group: RankGroup = SINGLE_PROCESS) -> 
         image_shape=image_shape(settings),
         device=settings.learner.device,
         group=group,
+        seed=settings.learner.seed,
         **settings.memory,
     )
 

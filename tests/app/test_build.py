@@ -59,3 +59,30 @@ def test_shadows_count_by_the_working_memorys_score(
         assert shadow.memory.stats().expected_collisions == pytest.approx(
             float(expected), rel=1e-5, abs=1e-6
         )
+
+
+def test_the_learners_seed_draws_the_evictions_of_the_memory(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        json.dumps(
+            TINY
+            | {
+                "memory": {
+                    "capacity": 8,
+                    "eviction": {"class_path": "stream_ssl.memory.eviction.Random"},
+                }
+            }
+        )
+    )
+    parser = config.learner_parser()
+
+    def kept(seed: int) -> list[int]:
+        built = parser.instantiate(config.read(parser, [str(file), f"--learner.seed={seed}"]))
+        memory = build.memory(built, dim=4)
+        z_BD = torch.nn.functional.normalize(torch.ones(40, 4), dim=1)
+        image_BCHW = torch.zeros(40, *build.image_shape(built), dtype=torch.uint8)
+        memory.add(torch.arange(40), z_BD, images=image_BCHW)
+        return sorted(memory.ids.tolist())
+
+    assert kept(1) == kept(1)
+    assert kept(1) != kept(2)
