@@ -30,7 +30,7 @@ from benchmarks.experiments.footage.training import (
     near_duplicates,
     run_once,
 )
-from benchmarks.experiments.results import Result
+from benchmarks.experiments.results import RunResult
 
 SIDE = 32
 TINY = Settings(capacity=128, updates=1)
@@ -228,10 +228,10 @@ def test_two_seeds_differ_and_one_seed_repeats(recording: Recording) -> None:
     assert [one[name] for name in told] != [other[name] for name in told]
 
 
-def results(recording: str, arms: Mapping[str, float]) -> dict[str, Result]:
+def results(recording: str, arms: Mapping[str, float]) -> dict[str, RunResult]:
     numbers = dict.fromkeys(report.COLUMNS[recording], 0.25)
     return {
-        f"{recording} / {arm} / seed{seed}": Result(numbers | {"knn_balanced": value + seed}, {})
+        f"{recording} / {arm} / seed{seed}": RunResult(numbers | {"knn_balanced": value + seed}, {})
         for (arm, value), seed in itertools.product(arms.items(), (0, 1))
     }
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.experiments.findings import Deviation, Found, Spread, pooled_deviation
 from benchmarks.experiments.footage.training import ARMS, TITLES
-from benchmarks.experiments.results import Result
+from benchmarks.experiments.results import RunResult
 from benchmarks.experiments.tables import Rows, markdown
 
 ROOT = Path(__file__).parents[3]
@@ -50,7 +50,7 @@ COLUMNS: Mapping[str, Mapping[str, tuple[str, str]]] = {
 COMPARED = ("knn_balanced", "linear_balanced", "object_knn_balanced", "object_linear_balanced")
 
 
-def found_in(results: Mapping[str, Result]) -> Found:
+def found_in(results: Mapping[str, RunResult]) -> Found:
     """Return the runs by (arm, recording) and seed, in the order of ARMS."""
     runs = []
     for name, result in results.items():
