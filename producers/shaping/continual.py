@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,21 @@ Kind = Literal["keep", "incremental", "blurred", "blocks", "concurrent"]
 Profile = Literal["one", "tail"]
 Given = tuple[Sample, Position]
 DRAWS = 1024  # random numbers drawn at once
+
+
+@dataclass(frozen=True, slots=True)
+class Widths:
+    """The sizes of the orders of `Continual`.
+
+    Args:
+        blur: samples of a task that "blurred" mixes with each neighbour.
+        block: samples in a block of "blocks".
+        concurrent: number of tasks at once in "concurrent".
+    """
+
+    blur: int = 500
+    block: int = 500
+    concurrent: int = 2
 
 
 class Continual(Shaping):
@@ -48,15 +64,13 @@ class Continual(Shaping):
             remainder. null: each class is a task.
         shuffle_classes: draw the classes of each task. False: in the order of their labels.
         per_task: maximum samples of a task; null: all samples of the source.
-        blur: samples of a task that "blurred" mixes with each neighbour.
-        block: samples in a block of "blocks".
-        concurrent: number of tasks at once in "concurrent".
         imbalance: frequency of the most frequent class divided by that of the rarest class; 1 or
             more. Samples of the other classes are dropped.
         profile: "one" makes the first class `imbalance` times as frequent as each other class
             (DUEL). "tail" divides the frequency by the same factor from each class to the next
             (long-tailed, Cui et al., 2019). Classes are in the order of the tasks.
         seed: the key of all randomness.
+        widths: the arguments of `Widths`: `blur`, `block` and `concurrent`.
 
     Raises:
         ValueError: an argument is out of range. While running: a sample has no label, or its label
@@ -71,21 +85,20 @@ class Continual(Shaping):
         tasks: int | None = None,
         shuffle_classes: bool = False,
         per_task: int | None = None,
-        blur: int = 500,
-        block: int = 500,
-        concurrent: int = 2,
         imbalance: float = 1.0,
         profile: Profile = "one",
         seed: int = 0,
+        **widths: Any,
     ) -> None:
+        self._widths = width = Widths(**widths)
         tasks = classes if tasks is None else tasks
         check_ranges(
             ("classes", classes, 1, 2**20),
             ("tasks", tasks, 1, classes),
             ("per_task", 1 if per_task is None else per_task, 1, 2**62),
-            ("blur", blur, 1, 2**20),
-            ("block", block, 1, 2**31),
-            ("concurrent", concurrent, 1, tasks if kind == "concurrent" else 2**31),
+            ("blur", width.blur, 1, 2**20),
+            ("block", width.block, 1, 2**31),
+            ("concurrent", width.concurrent, 1, tasks if kind == "concurrent" else 2**31),
             ("imbalance", imbalance, 1.0, 1e9),
             ("seed", seed, 0, 2**62),
         )
@@ -108,8 +121,7 @@ class Continual(Shaping):
         for task, part in enumerate(self.tasks):
             self._task_C[part] = task
         self._kept_C = kept_shares(order_C, imbalance, profile)
-        self._per_task, self._blur, self._block = per_task, blur, block
-        self._concurrent, self._seed = concurrent, seed
+        self._per_task, self._seed = per_task, seed
         super().__init__(
             source,
             kind=kind,
@@ -117,7 +129,11 @@ class Continual(Shaping):
             tasks=tasks,
             shuffle_classes=shuffle_classes,
             per_task=per_task,
-            width={"blurred": blur, "blocks": block, "concurrent": concurrent}.get(kind),
+            width={
+                "blurred": width.blur,
+                "blocks": width.block,
+                "concurrent": width.concurrent,
+            }.get(kind),
             imbalance=f"{imbalance} {profile}",
             seed=seed,
         )
@@ -171,12 +187,12 @@ class Continual(Shaping):
         ending: deque[Given] = deque()
         for lane in self._lanes():
             if ending:
-                beginning = deque(itertools.islice(lane, self._blur))
+                beginning = deque(itertools.islice(lane, self._widths.blur))
                 yield from merge(ending, beginning, chance)
             ending = deque()
             for item in lane:
                 ending.append(item)
-                if len(ending) > self._blur:
+                if len(ending) > self._widths.blur:
                     yield ending.popleft()
         yield from ending
 
@@ -186,17 +202,17 @@ class Continual(Shaping):
             live = np.array(sorted(lanes), dtype=np.int64)
             for task in np.random.default_rng([self._seed, 3, number]).permutation(live).tolist():
                 sent = 0
-                for item in itertools.islice(lanes[task], self._block):
+                for item in itertools.islice(lanes[task], self._widths.block):
                     sent += 1
                     yield item
-                if sent < self._block:
+                if sent < self._widths.block:
                     del lanes[task]
             if not lanes:
                 return
 
     def _concurrently(self) -> Iterator[Given]:
         waiting = iter(self._lanes())
-        running = list(itertools.islice(waiting, self._concurrent))
+        running = list(itertools.islice(waiting, self._widths.concurrent))
         chance = uniforms(self._seed, 4)
         while running:
             chosen = int(next(chance) * len(running))

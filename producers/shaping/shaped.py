@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -17,6 +18,35 @@ from stream_ssl.producers.sources.fields import check_ranges
 from stream_ssl.wire.sample import Position, Sample
 
 Order = Literal["keep", "iid", "sequential", "blurred"]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeats:
+    """The duplicates that `Shaped` adds.
+
+    Args:
+        duplicates: share of the outputs that are duplicates of a recent sample; 0 to 0.95.
+        near: share of the duplicates that differ slightly from their original; 0 to 1.
+        near_by: how near-duplicates of raw images differ. "jitter" moves them by up to one pixel,
+            changes the brightness and adds noise. "jpeg" encodes them as JPEG of quality 50 to 90,
+            which needs Pillow. Encoded images are always encoded again as such a JPEG.
+        recent: how many of the last originals may get a duplicate; 1 or more.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+
+    duplicates: float = 0.0
+    near: float = 1.0
+    near_by: NearBy = "jitter"
+    recent: int = 256
+
+    def __post_init__(self) -> None:
+        check_ranges(
+            ("duplicates", self.duplicates, 0.0, 0.95),
+            ("near", self.near, 0.0, 1.0),
+            ("recent", self.recent, 1, 2**31),
+        )
 
 
 class Shaped(Shaping):
@@ -38,12 +68,6 @@ class Shaped(Shaping):
         source: the source to shape.
         bias: how many times more frequent the dominant class becomes; 1 or more.
         dominant: the label of the dominant class.
-        duplicates: share of the outputs that are duplicates of a recent sample; 0 to 0.95.
-        near: share of the duplicates that differ slightly from their original; 0 to 1.
-        near_by: how near-duplicates of raw images differ. "jitter" moves them by up to one pixel,
-            changes the brightness and adds noise. "jpeg" encodes them as JPEG of quality 50 to 90,
-            which needs Pillow. Encoded images are always encoded again as such a JPEG.
-        recent: how many of the last originals may get a duplicate; 1 or more.
         order: "keep" keeps the order of the source. "iid" permutes the window. "sequential" sorts
             the window by class. "blurred" also mixes the class borders. All orders except "keep"
             wait for a whole window.
@@ -53,6 +77,7 @@ class Shaped(Shaping):
         limit: end after this many samples from the start of the stream; null: no limit. It is not
             part of the position.
         seed: the key of all randomness.
+        repeats: the arguments of `Repeats`: `duplicates`, `near`, `near_by` and `recent`.
 
     Raises:
         ValueError: an argument is out of range. While running: a sample has no label, and the bias
@@ -65,22 +90,16 @@ class Shaped(Shaping):
         source: Source,
         bias: float = 1.0,
         dominant: int = 0,
-        duplicates: float = 0.0,
-        near: float = 1.0,
-        near_by: NearBy = "jitter",
-        recent: int = 256,
         order: Order = "keep",
         window: int = 1024,
         blur: int = 64,
         rate: float | None = None,
         limit: int | None = None,
         seed: int = 0,
+        **repeats: Any,
     ) -> None:
         check_ranges(
             ("bias", bias, 1.0, 1e9),
-            ("duplicates", duplicates, 0.0, 0.95),
-            ("near", near, 0.0, 1.0),
-            ("recent", recent, 1, 2**31),
             ("window", window, 1, 2**31),
             ("blur", blur, 1, 2**31),
             ("limit", limit or 0, 0, 2**62),
@@ -88,20 +107,20 @@ class Shaped(Shaping):
         )
         if rate is not None:
             RateLimit(rate)
+        again = self._repeats = Repeats(**repeats)
         self._stopped = threading.Event()
         # Whether the samples pass through unchanged, each once and in the order of the source.
-        self.plain = bias == 1 and order == "keep" and not duplicates
+        self.plain = bias == 1 and order == "keep" and not again.duplicates
         self.rate, self.limit = rate, limit
         self._bias, self._dominant = bias, dominant
-        self._duplicates, self._near, self._near_by = duplicates, near, near_by
-        self._recent, self._order, self._window, self._blur = recent, order, window, blur
+        self._order, self._window, self._blur = order, window, blur
         self._seed = seed
         super().__init__(
             source,
             bias=bias,
             dominant=dominant if bias > 1 else None,
-            duplicates=duplicates,
-            near=f"{near} {near_by} {recent}" if duplicates else None,
+            duplicates=again.duplicates,
+            near=f"{again.near} {again.near_by} {again.recent}" if again.duplicates else None,
             order=order,
             window=window,
             blur=blur if order == "blurred" else None,
@@ -209,20 +228,21 @@ class Shaped(Shaping):
     def _repeat(
         self, window: Iterator[Sample], rng: np.random.Generator, number: int
     ) -> Iterator[Sample]:
-        if self._duplicates == 0:
+        again = self._repeats
+        if again.duplicates == 0:
             yield from window
             return
         # Independent draws decide whether an output is a duplicate, so the number of duplicates
         # between two originals is geometric.
-        runs = (rng.geometric(1 - self._duplicates, self._window) - 1).tolist()
+        runs = (rng.geometric(1 - again.duplicates, self._window) - 1).tolist()
         originals: list[Sample] = []
         made = 0
         for sample, run in zip(window, runs, strict=False):
             yield sample
             originals.append(sample)
-            del originals[: -self._recent]
+            del originals[: -again.recent]
             for _ in range(run):
-                near: Any = self._near_by if rng.random() < self._near else None
+                near = again.near_by if rng.random() < again.near else None
                 original = originals[int(rng.integers(len(originals)))]
                 yield repeat(original, f"{number}.{made}", near, rng)
                 made += 1

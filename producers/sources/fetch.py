@@ -165,6 +165,42 @@ async def resolve(host: str, port: int) -> list[str]:
     return await answer
 
 
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How a `Fetcher` treats one host.
+
+    Args:
+        per_host: number of concurrent requests to one host.
+        delay: minimum seconds between the starts of two requests to one host. robots.txt may
+            require more.
+        retries: number of retries if a host is busy or does not answer.
+        max_wait: longest wait for a host in seconds. If a host requires more, its URL is skipped.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+
+    per_host: int = 4
+    delay: float = 0.0
+    retries: int = 2
+    max_wait: float = 120.0
+
+    def __post_init__(self) -> None:
+        check_least(
+            ("per_host", self.per_host, 1),
+            ("delay", self.delay, 0),
+            ("retries", self.retries, 0),
+            ("max_wait", self.max_wait, 0),
+        )
+
+
+def check_least(*values: tuple[str, float, int]) -> None:
+    """Raise ValueError if an argument is below its least value: (name, value, least)."""
+    for what, value, least in values:
+        if value < least:
+            raise ValueError(f"{what} {value}: must be {least} or more")
+
+
 class Fetcher:
     """A downloader of images that respects robots.txt, crawl delays and opt-outs.
 
@@ -178,17 +214,13 @@ class Fetcher:
     Args:
         agent: the name of this crawler in requests and for robots.txt, preferably with a contact
             address: "my-crawler (+https://...)".
-        per_host: number of concurrent requests to one host.
-        delay: minimum seconds between the starts of two requests to one host. robots.txt may
-            require more.
         max_bytes: maximum size of an image in bytes. No more is read.
         seconds: timeout of one request, from its start to its last byte.
         redirects: maximum number of redirects per URL.
-        retries: number of retries if a host is busy or does not answer.
-        max_wait: longest wait for a host in seconds. If a host requires more, its URL is skipped.
         robots: whether to respect robots.txt and X-Robots-Tag.
         allow_networks: non-public networks that may be contacted, such as 10.0.0.0/8.
         authorities: file of trusted certificates, instead of the default; null: the default.
+        patience: the arguments of `Patience`: `per_host`, `delay`, `retries` and `max_wait`.
 
     Raises:
         ValueError: an argument is out of range.
@@ -197,36 +229,24 @@ class Fetcher:
     def __init__(
         self,
         agent: str = "stream-ssl",
-        per_host: int = 4,
-        delay: float = 0.0,
         max_bytes: int = 8_000_000,
         seconds: float = 30.0,
         redirects: int = 5,
-        retries: int = 2,
-        max_wait: float = 120.0,
         robots: bool = True,
         allow_networks: list[str] | None = None,
         authorities: Path | None = None,
+        **patience: Any,
     ) -> None:
-        for what, value, least in (
-            ("per_host", per_host, 1),
-            ("delay", delay, 0),
-            ("max_bytes", max_bytes, 1),
-            ("redirects", redirects, 0),
-            ("retries", retries, 0),
-            ("max_wait", max_wait, 0),
-        ):
-            if value < least:
-                raise ValueError(f"{what} {value}: must be {least} or more")
+        self._patience = Patience(**patience)
+        check_least(("max_bytes", max_bytes, 1), ("redirects", redirects, 0))
         if not seconds > 0:
             raise ValueError(f"seconds {seconds}: must be above 0")
         if not agent.isascii() or not agent.isprintable() or not agent.strip():
             raise ValueError(f"agent {agent!r}: must be printable ASCII")
         self.backend = GuardedBackend(allow_networks or [])
-        self._agent, self._per_host, self._delay = agent, per_host, delay
-        self._token = agent.split()[0].partition("/")[0].lower()
+        self._agent, self._token = agent, agent.split()[0].partition("/")[0].lower()
         self._max_bytes, self._seconds, self._redirects = max_bytes, seconds, redirects
-        self._retries, self._max_wait, self._robots = retries, max_wait, robots
+        self._robots = robots
         self._hosts: dict[str, Host] = {}
         self._trust = (
             ssl.create_default_context(cafile=authorities)
@@ -261,10 +281,10 @@ class Fetcher:
             rules = await self._rules(host, url)
             if rules is not None and not rules.can_fetch(str(url), self._agent):
                 raise Skip("robots.txt", f"{url.host} does not want it fetched")
-            delay = max(self._delay, (rules and rules.crawl_delay(self._agent)) or 0.0)
-            if delay > self._max_wait:
+            delay = max(self._patience.delay, (rules and rules.crawl_delay(self._agent)) or 0.0)
+            if delay > self._patience.max_wait:
                 raise Skip("busy", f"{url.host} asks for {delay:g} s between two requests")
-            for attempt in range(self._retries + 1):
+            for attempt in range(self._patience.retries + 1):
                 await self._start(host, delay)
                 try:
                     response = await self._request(host, url, self._max_bytes)
@@ -277,7 +297,7 @@ class Fetcher:
                         return self._checked(response)
                     wait = retry_after(response.header("retry-after"), pause(attempt))
                     failure = Skip("busy", f"HTTP {response.status}, wait {wait:.0f} s")
-                if wait > self._max_wait:
+                if wait > self._patience.max_wait:
                     raise failure
                 host.next_start = max(host.next_start, asyncio.get_running_loop().time() + wait)
             raise failure
@@ -288,14 +308,14 @@ class Fetcher:
         origin = str(url.copy_with(raw_path=b"/", userinfo=b"", fragment=None))
         if origin not in self._hosts and len(self._hosts) >= MAX_HOSTS:
             self._hosts = {name: host for name, host in self._hosts.items() if host.users}
-        host = self._hosts.setdefault(origin, Host(asyncio.Semaphore(self._per_host)))
+        host = self._hosts.setdefault(origin, Host(asyncio.Semaphore(self._patience.per_host)))
         host.users += 1
         if host.pool is None:
             # One pool per host, because the cost of a request grows with the connections in its
             # pool.
             host.pool = httpcore.AsyncConnectionPool(
                 ssl_context=self._trust,
-                max_connections=self._per_host,
+                max_connections=self._patience.per_host,
                 http2=True,
                 network_backend=self.backend,
             )

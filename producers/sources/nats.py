@@ -19,6 +19,7 @@ from stream_ssl.producers.sources.nats_consumer import (
     RETRY_SECONDS,
     ConsumerSettings,
     DurableConsumer,
+    TlsFiles,
     secrets_of,
     tls_of,
 )
@@ -57,15 +58,13 @@ class Nats:
         subject: consume only this subject; null: all. Used only when the consumer is created.
         credentials: a .creds file, or JSON with "user" and "password", or with "token". Other users
             must not be able to read the file.
-        tls_ca: file of trusted certificates, instead of the system's.
-        tls_certificate: client certificate, used with `tls_key`.
-        tls_key: private key of `tls_certificate`.
         in_flight: maximum number of unacknowledged messages. Used only when the consumer is
             created.
         ack_wait: seconds without a sign of life after which the server redelivers messages. This
             process renews the time while it runs. Used only when the consumer is created.
         idle_seconds: end after this many seconds without a message; null: consume for ever.
         name: the source's name.
+        tls: the arguments of `TlsFiles`: `tls_ca`, `tls_certificate` and `tls_key`.
 
     Raises:
         ValueError: an argument is invalid.
@@ -79,13 +78,11 @@ class Nats:
         servers: str = "nats://127.0.0.1:4222",
         subject: str | None = None,
         credentials: Path | None = None,
-        tls_ca: Path | None = None,
-        tls_certificate: Path | None = None,
-        tls_key: Path | None = None,
         in_flight: int = 1024,
         ack_wait: float = 30.0,
         idle_seconds: float | None = None,
         name: str = "nats",
+        **tls: Any,
     ) -> None:
         import nats  # noqa: F401  # fail early if it is not installed
 
@@ -108,7 +105,7 @@ class Nats:
         connection = {
             "servers": [server.strip() for server in servers.split(",")],
             **({} if credentials is None else secrets_of(Path(credentials))),
-            **tls_of(servers, tls_ca, tls_certificate, tls_key),
+            **tls_of(servers, TlsFiles(**tls)),
         }
         settings = ConsumerSettings(stream, durable, subject, in_flight, ack_wait)
         self._consumer = DurableConsumer(name, connection, settings)

@@ -167,14 +167,28 @@ def secrets_of(path: Path) -> dict[str, Any]:
     )
 
 
-def tls_of(
-    servers: str, ca: Path | None, certificate: Path | None, key: Path | None
-) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """The files of a TLS connection.
+
+    Args:
+        tls_ca: file of trusted certificates, instead of the system's.
+        tls_certificate: client certificate, used with `tls_key`.
+        tls_key: private key of `tls_certificate`.
+    """
+
+    tls_ca: Path | None = None
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+
+
+def tls_of(servers: str, files: TlsFiles) -> dict[str, Any]:
     """Return the TLS context as connection arguments; empty if no argument asks for TLS.
 
     Raises:
         ValueError: a file cannot be used, or only one of certificate and key is given.
     """
+    ca, certificate, key = files.tls_ca, files.tls_certificate, files.tls_key
     if (certificate is None) != (key is None):
         raise ValueError("tls_certificate and tls_key belong together: pass both")
     if not (ca or certificate or "tls://" in servers):

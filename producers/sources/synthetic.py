@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,33 @@ POOL = 2**20  # start offsets in the noise pool
 CONCENTRATION = 2.0  # of the moving mix: the most frequent class has e^4 = 55 x the rarest's share
 
 
+@dataclass(frozen=True, slots=True)
+class Pictures:
+    """The pictures of `Synthetic`.
+
+    Args:
+        size: side of the square images, in pixels.
+        channels: 1 (grey) or 3 (colour).
+        noise: levels of noise per pixel, 0 to 64. The noise distinguishes samples of one class.
+        shift: largest shift of a class's field in each direction, in pixels.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+
+    size: int = 32
+    channels: int = 3
+    noise: int = 48
+    shift: int = 4
+
+    def __post_init__(self) -> None:
+        check("size", self.size, 1, 4096)
+        check("noise", self.noise, 0, 64)
+        check("shift", self.shift, 0, self.size)
+        if self.channels not in (1, 3):
+            raise ValueError(f"channels {self.channels}: must be 1 or 3")
+
+
 class Synthetic:
     """Generated images with known classes, known duplicates and known drift.
 
@@ -39,10 +67,6 @@ class Synthetic:
     Args:
         count: number of samples; null: endless.
         classes: number of classes, labelled 0, 1, ...
-        size: side of the square images, in pixels.
-        channels: 1 (grey) or 3 (colour).
-        noise: levels of noise per pixel, 0 to 64. The noise distinguishes samples of one class.
-        shift: largest shift of a class's field in each direction, in pixels.
         duplicates: share of samples that repeat an earlier sample, 0 to 0.9.
         near: share of near-duplicates among the duplicates, 0 to 1. The others are exact.
         prototype_period: number of samples after which a class's field has changed to an unrelated
@@ -52,6 +76,7 @@ class Synthetic:
             are equally frequent.
         seed: seed of all randomness.
         name: the source's name.
+        pictures: the arguments of `Pictures`: `size`, `channels`, `noise` and `shift`.
 
     Raises:
         ValueError: an argument is out of range.
@@ -61,32 +86,25 @@ class Synthetic:
         self,
         count: int | None = None,
         classes: int = 10,
-        size: int = 32,
-        channels: int = 3,
-        noise: int = 48,
-        shift: int = 4,
         duplicates: float = 0.0,
         near: float = 0.5,
         prototype_period: int | None = None,
         mix_period: int | None = None,
         seed: int = 0,
         name: str = "synthetic",
+        **pictures: Any,
     ) -> None:
+        made = Pictures(**pictures)
         check("count", count, 1, ENDLESS)
         check("classes", classes, 1, 100_000)
-        check("size", size, 1, 4096)
-        check("noise", noise, 0, 64)
-        check("shift", shift, 0, size)
         check("duplicates", duplicates, 0.0, 0.9)
         check("near", near, 0.0, 1.0)
         check("prototype_period", prototype_period, STEPS, ENDLESS)
         check("mix_period", mix_period, 1, ENDLESS)
         check("seed", seed, 0, ENDLESS)
-        if channels not in (1, 3):
-            raise ValueError(f"channels {channels}: must be 1 or 3")
         self.name, self.count, self.classes, self.seed = name, count, classes, seed
-        self._shape = (size, size, channels)
-        self._noise, self._shift = noise, shift
+        self._shape = (made.size, made.size, made.channels)
+        self._noise, self._shift = made.noise, made.shift
         self._duplicates, self._near = duplicates, near
         self._prototype_period, self._mix_period = prototype_period, mix_period
         self._pools: dict[int, NDArray[np.uint8]] = {}
@@ -94,9 +112,9 @@ class Synthetic:
         self._facts: Facts = {
             "source": name,
             "classes": classes,
-            "shape": f"{size} x {size} x {channels}",
-            "noise": noise,
-            "shift": shift,
+            "shape": f"{made.size} x {made.size} x {made.channels}",
+            "noise": made.noise,
+            "shift": made.shift,
             "duplicates": duplicates,
             "near": near,
             "prototype_period": prototype_period,

@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -42,7 +43,7 @@ from stream_ssl.learning.optimiser import OptimiserSettings
 from stream_ssl.learning.pace import Pace
 from stream_ssl.learning.settings import LearnerSettings
 from stream_ssl.learning.vectors import MLP, Vectors, VectorViews
-from stream_ssl.learning.views import Views
+from stream_ssl.learning.views import Chances, Views
 from stream_ssl.losses import PositiveDebiased
 from stream_ssl.memory import WorkingMemory
 from stream_ssl.memory.descriptors import Embedding, Vector
@@ -206,8 +207,7 @@ def batches(
         decoder(settings),
         Quarantine(settings.run / quarantine, **settings.quarantine),
         start=start,
-        share=share,
-        joint=ranks > 1,
+        share=replace(share or JournalShare(), joint=ranks > 1),
         originals=originals,
         **options,
     )
@@ -447,7 +447,7 @@ def without_effect(config: Mapping[str, Any]) -> list[str]:
     replays = Pace(**config["pace"]).replays(config["batches"]["batch_size"])
     mixed = (loss.get("init_args") or {}).get("aggregation") == "mixed"
     vectors = (config.get("vectors") or {}).get("dim")
-    image_options = ("views", Views), ("encoder", ResNet)
+    image_options = ("views", Views), ("views", Chances), ("encoder", ResNet)
     model = (config["encoder"].get("model") or {}).get("class_path")
     transform = (config["views"].get("transform") or {}).get("class_path")
     rules: list[tuple[Callable[..., Any], str, tuple[str, ...], bool, str]] = [
@@ -458,9 +458,10 @@ def without_effect(config: Mapping[str, Any]) -> list[str]:
           for path, owner in image_options),
         (ResNet, "encoder", ("width", "depths", "stem", "block"), model is not None,
          f"encoder.model is {model}"),
-        (Views, "views", ("crop", "flip", "jitter", "grey", "blur"), transform is not None,
+        (Views, "views", ("crop",), transform is not None, f"views.transform is {transform}"),
+        (Chances, "views", ("flip", "jitter", "grey", "blur"), transform is not None,
          f"views.transform is {transform}"),
-        (Views, "views", ("grey",), decoder["channels"] == 1,
+        (Chances, "views", ("grey",), decoder["channels"] == 1,
          "images are grey (decoder.channels is 1)"),
         (LearnerSettings, "learner", ("draw",),
          learner["anchors"] == "stream" and not replays,

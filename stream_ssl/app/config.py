@@ -345,7 +345,7 @@ def _add_learner(parser: ArgumentParser) -> None:
         parser,
         Batches,
         "batches",
-        skip={"reader", "decoder", "quarantine", "start", "clock", "share", "joint", "originals"},
+        skip={"reader", "decoder", "quarantine", "start", "clock", "share", "originals"},
     )
     _section(parser, ResNet, "encoder", skip={"channels"})
     _add_model(parser)

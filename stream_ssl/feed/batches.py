@@ -68,7 +68,6 @@ class Batches:
         prefetch: number of batches that are prepared ahead, at least 1.
         clock: returns the time in seconds since the Unix epoch.
         share: the records to read, if several ranks share the journal, and the journal's id.
-        joint: this is one of several ranks that combine their batches in a step; see `next`.
         originals: keeps the bytes of samples as they were sent; None: they are not kept.
 
     Raises:
@@ -86,7 +85,6 @@ class Batches:
         prefetch: int = 2,
         clock: Callable[[], float] = time.time,
         share: JournalShare | None = None,
-        joint: bool = False,
         originals: KeptOriginals | None = None,
     ) -> None:
         if min(batch_size, workers, prefetch) < 1:
@@ -95,8 +93,8 @@ class Batches:
         self._prefetch, self._workers, self._clock = prefetch, workers, clock
         self._originals = originals
         self._batcher = Batcher(batch_size, decoder)
-        self._tasks = JournalTasks(reader, start, JournalShare() if share is None else share)
-        self._joint = joint
+        share = JournalShare() if share is None else share
+        self._tasks, self._joint = JournalTasks(reader, start, share), share.joint
         self._change = threading.Condition()  # guards the following attributes
         self._ready: deque[Batch[NDArray[Any]]] = deque()
         self._decoding: dict[int, float] = {}  # record being decoded -> time it was received
@@ -117,9 +115,9 @@ class Batches:
     def next(self, timeout: float) -> Batch[NDArray[Any]] | None:
         """Return the next batch, or None after the timeout or after `close`.
 
-        If `joint` is True, None also means that the rank has decoded all that the journal holds;
-        the rank does not return None while it still decodes. The journal then determines which
-        batches the ranks combine in a step. This wait ends after PATIENCE seconds.
+        If the share is `joint`, None also means that the rank has decoded all that the journal
+        holds; the rank does not return None while it still decodes. The journal then determines
+        which batches the ranks combine in a step. This wait ends after PATIENCE seconds.
 
         Args:
             timeout: seconds to wait for a batch.

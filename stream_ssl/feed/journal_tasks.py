@@ -47,12 +47,14 @@ class JournalShare:
             before these offsets are not read again.
         journal: id of the journal to which these offsets, and the offset of the start, refer; None:
             unknown.
+        joint: the ranks combine their batches in a step; see `Batches.next`.
     """
 
     rank: int = 0
     ranks: int = 1
     before: Sequence[Sequence[Offset]] = ()
     journal: str | None = None
+    joint: bool = False
 
     def first(self, record: int) -> int | None:
         """Return the first sample that this rank reads of a record, or None if it reads none."""

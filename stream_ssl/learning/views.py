@@ -56,6 +56,32 @@ SIMCLR = Colour()
 
 
 @dataclass(frozen=True)
+class Chances:
+    """Probabilities of the random changes of a view.
+
+    Args:
+        flip: probability of a horizontal flip, in [0, 1].
+        jitter: probability, in [0, 1], that brightness, contrast, saturation and hue of a sample
+            change at all.
+        grey: probability of removing the colour, in [0, 1].
+        blur: probability of a Gaussian blur, sigma 0.1 to 2 pixels, in [0, 1].
+
+    Raises:
+        ValueError: a probability is outside its range.
+    """
+
+    flip: float = 0.5
+    jitter: float = 0.8
+    grey: float = 0.2
+    blur: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, chance in asdict(self).items():
+            if not 0 <= chance <= 1:
+                raise ValueError(f"{name} is {chance}: a probability lies in [0, 1]")
+
+
+@dataclass(frozen=True)
 class DrawnViews:
     """The random numbers of one view of each sample, on the CPU.
 
@@ -110,16 +136,12 @@ class Views(nn.Module):
         size: side of the views, pixels.
         channels: 1 or 3.
         crop: smallest and largest share of the area kept before resizing back; null does not crop.
-        flip: probability of a horizontal flip, in [0, 1].
         colour: strengths of the changes of colour. Grey images have no saturation and hue.
-        jitter: probability, in [0, 1], that brightness, contrast, saturation and hue of a sample
-            change at all.
-        grey: probability of removing the colour, in [0, 1].
-        blur: probability of a Gaussian blur, sigma 0.1 to 2 pixels, in [0, 1].
         mean: number that is subtracted at the end, one per channel or one for all.
         std: number by which the result is then divided, one per channel or one for all, positive.
         transform: class path of a module that replaces all augmentation except mean and std. It
             takes and returns float32 images [B, C, H, W] in [0, 1].
+        chances: the arguments of `Chances`: `flip`, `jitter`, `grey` and `blur`.
 
     Raises:
         ValueError: an argument is outside its range.
@@ -135,21 +157,18 @@ class Views(nn.Module):
         size: int,
         channels: int = 3,
         crop: Range | None = (0.2, 1.0),
-        flip: float = 0.5,
         colour: Colour = SIMCLR,
-        jitter: float = 0.8,
-        grey: float = 0.2,
-        blur: float = 0.0,
         mean: Sequence[float] = (0.5,),
         std: Sequence[float] = (0.25,),
         transform: nn.Module | None = None,
+        **chances: float,
     ) -> None:
         super().__init__()
-        _check(channels, crop, {"flip": flip, "jitter": jitter, "grey": grey, "blur": blur})
+        self.chances = Chances(**chances)
+        _check(channels, crop)
         if transform is not None:
             _check_transform(transform, (channels, size, size))
-        self.transform = transform
-        self.crop, self.flip, self.jitter, self.grey, self.blur = crop, flip, jitter, grey, blur
+        self.transform, self.crop = transform, crop
         self._strength_41 = torch.tensor(astuple(colour)).unsqueeze(1)
         self._part_4P = _colour_parts(channels)
         buffers = {
@@ -181,19 +200,21 @@ class Views(nn.Module):
         area_TB, ratio_TB = torch.rand(2, TRIES, count)
         width_B, height_B = _sides(area_TB, ratio_TB, self.crop or (1.0, 1.0))
         x_B, y_B, flip_B, jitter_B, grey_B, blur_B, sigma_B = torch.rand(7, count)
-        change_4B = self._strength_41 * (2 * torch.rand(4, count) - 1) * (jitter_B < self.jitter)
+        change_4B = (
+            self._strength_41 * (2 * torch.rand(4, count) - 1) * (jitter_B < self.chances.jitter)
+        )
         b_B, c_B, s_B, h_B = change_4B
         return DrawnViews(
             left_B=x_B * (1 - width_B),
             top_B=y_B * (1 - height_B),
             width_B=width_B,
             height_B=height_B,
-            flipped_B=flip_B < self.flip,
+            flipped_B=flip_B < self.chances.flip,
             brightness_B=1 + b_B,
             contrast_B=1 + c_B,
-            saturation_B=(1 + s_B) * (grey_B >= self.grey),
+            saturation_B=(1 + s_B) * (grey_B >= self.chances.grey),
             hue_B=2 * math.pi * h_B,
-            sigma_B=(SIGMA[0] + (SIGMA[1] - SIGMA[0]) * sigma_B) * (blur_B < self.blur),
+            sigma_B=(SIGMA[0] + (SIGMA[1] - SIGMA[0]) * sigma_B) * (blur_B < self.chances.blur),
         )
 
     def augment(self, image_BCHW: Tensor, drawn: DrawnViews) -> Tensor:
@@ -204,10 +225,10 @@ class Views(nn.Module):
         ends = list(accumulate(part.shape[1] for part in numbers))
         affine_B4, colour_BP, tap_BK = packed_BP.tensor_split(ends[:-1], 1)
         view_BCHW = _floats(image_BCHW)
-        if self.crop is not None or self.flip:
+        if self.crop is not None or self.chances.flip:
             view_BCHW = self._resampled(view_BCHW, affine_B4)
         view_BCHW = self._coloured(view_BCHW, colour_BP)
-        return _blurred(view_BCHW, tap_BK) if self.blur else view_BCHW
+        return _blurred(view_BCHW, tap_BK) if self.chances.blur else view_BCHW
 
     def _colours(self, drawn: DrawnViews) -> Tensor:
         """Return [B, 1 + C C]: the share of the mean grey that is added, and the colour matrix.
@@ -347,11 +368,8 @@ def _check_transform(transform: nn.Module, shape: tuple[int, int, int]) -> None:
         raise ValueError(f"views.transform {name} gives {view_BCHW.dtype}: views are floats")
 
 
-def _check(channels: int, crop: Range | None, chances: dict[str, float]) -> None:
+def _check(channels: int, crop: Range | None) -> None:
     if channels not in (1, 3):
         raise ValueError(f"channels is {channels}: views are made of grey (1) or colour (3) images")
     if crop is not None and not 0 < crop[0] <= crop[1] <= 1:
         raise ValueError(f"crop is {crop}: give the least and largest area kept, 0 < least <= 1")
-    for name, chance in chances.items():
-        if not 0 <= chance <= 1:
-            raise ValueError(f"{name} is {chance}: a probability lies in [0, 1]")

@@ -18,6 +18,7 @@ from stream_ssl.batch import START, Batch
 from stream_ssl.encoder.efficientnet_lite import EfficientNetLite0
 from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.records import StepRecord
+from stream_ssl.learning.views import Chances
 from stream_ssl.memory.scores import VonMisesFisher
 from stream_ssl.methods import METHODS
 
@@ -138,7 +139,7 @@ def test_pretrained_weights_go_over_a_config(base: str, names: list[str]) -> Non
 def test_the_paper_s_settings_are_those_of_the_paper() -> None:
     settings = settings_of(CONFIGS / "laptop.yaml", preset("d-simclr"), preset("paper"))
     views = build.views(settings)
-    assert (views.crop, views.flip, views.jitter, views.grey) == (None, 0.5, 0.8, 0.2)
+    assert (views.crop, views.chances) == (None, Chances(0.5, 0.8, 0.2))
     assert (settings.projector.hidden, settings.projector.dim) == (0, 256)
     assert (settings.batches.batch_size, settings.memory.capacity) == (256, 512)
     assert settings.loss.temperature == 0.7

@@ -232,8 +232,7 @@ def _leg(folder: Path, count: int | None, group: RankGroup) -> dict[str, Any]:
             Quarantine(folder / f"quarantine-{group.rank}"),
             2 * BATCH // group.size,
             start,
-            share=JournalShare(*here, before),
-            joint=group.size > 1,
+            share=JournalShare(*here, before, joint=group.size > 1),
         )
         stream = Noted(stack.enter_context(batches))
         learner = build(group, stream, **SETTINGS["as shipped"]())
