@@ -14,7 +14,7 @@ from test_losses_known_classes import CLASSES, POINTS, TAU, World
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from stream_ssl.losses import Debiased, InfoNCE
+from stream_ssl.losses import Debiased, Decoupled, InfoNCE, Loss
 
 EVERY = CLASSES * POINTS  # points of the world, each of which is as likely as the others
 
@@ -137,3 +137,24 @@ def test_derivation_a6_inclusion_and_exclusion_give_the_loss_of_true_negatives(c
         for same in range(count + 1)
     )
     assert total / (1 - TAU) ** count == pytest.approx(expected([~own] * count), rel=1e-5)
+
+
+def test_decoupling_removes_the_multiplier_of_the_gradient() -> None:
+    """Slides, eq. 3: the gradient of InfoNCE is q_B times the gradient of DCL.
+
+    q_B is 1 minus the softmax share of the positive.
+    """
+    world = World(spread=1.0, times=1, t=0.2)
+    positive_B1D, (negative_BND, _) = world.positives(1), world.negatives(32)
+
+    def per_anchor(loss: Loss) -> tuple[Tensor, Tensor]:
+        anchor_BD = world.z_BD.clone().requires_grad_()
+        loss_B = loss(anchor_BD, positive_B1D, negative_BND).per_anchor
+        (gradient_BD,) = torch.autograd.grad(loss_B.sum(), anchor_BD)
+        return loss_B.detach(), gradient_BD
+
+    loss_B, coupled_BD = per_anchor(InfoNCE(0.2))
+    _, decoupled_BD = per_anchor(Decoupled(0.2))
+    multiplier_B = 1 - (-loss_B).exp()
+    assert torch.allclose(coupled_BD, multiplier_B[:, None] * decoupled_BD, atol=1e-6)
+    assert multiplier_B.min() < 0.9, "otherwise the two losses do not differ"
