@@ -36,6 +36,7 @@ COMMANDS = {
     "schema": "print a JSON Schema of the config file, for editors",
     "completion": "print a script with which bash or zsh completes commands and options",
     "status": "show the state of a running daemon: rates, lag, memory, last checkpoint",
+    "watch": "show a running daemon live in a terminal: answers, speed, memory and producers",
 }
 STDERR = 2
 DAEMONS = ("run", "receiver", "learner", "produce")

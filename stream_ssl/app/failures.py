@@ -42,7 +42,7 @@ EXTRAS = {
 }
 """The extra of the package that installs each module."""
 
-SLIM = ("receiver", "status", "produce", "keys")
+SLIM = ("receiver", "status", "watch", "produce", "keys")
 """Commands that need no torch. All others need the learner's extra, whichever module they miss."""
 
 TRUST_CODE = (

@@ -171,25 +171,25 @@ def _producers(
         assert unknown is not None, "a state has figures or an error"
         return Answer("Producers", unknown[0], unknown[1], links)
     connected = sum(one.get("producers") or 0.0 for one in answering)
-    rate = sum(one.get("received") or 0.0 for one in answering)
+    speed = sum(one.get("received") or 0.0 for one in answering)
     told = ["No producer is connected"]  # the rate is a mean of seconds in which one may have been
     if connected:
-        told = [f"{plural(connected, 'producer')} connected, {_rate(rate)} samples/s"]
+        told = [f"{plural(connected, 'producer')} connected, {rate(speed)} samples/s"]
     uses = learner.get("facts", {}).get("producers") or {}
     lit = _named(OF_PRODUCERS, problems)
     best, worst = uses.get("best"), uses.get("worst")
     if best is not None:
-        told.append(f"Best: {best['name']}, {_percent(best['used'])} of its samples are used")
+        told.append(f"Best: {best['name']}, {percent(best['used'])} of its samples are used")
     if worst is not None:
         told.append(
-            f"Worst: {worst['name']}, {_percent(worst['used'])} used, "
-            f"{_percent(worst['dropped'])} near-duplicates, {_percent(worst['bad'])} damaged"
+            f"Worst: {worst['name']}, {percent(worst['used'])} used, "
+            f"{percent(worst['dropped'])} near-duplicates, {percent(worst['bad'])} damaged"
         )
     shown = [one for one in lit if one["name"] != "everything-dropped" or one["producer"] == ""]
     told += [_told(one) for one in shown[:MOST_NAMED]]
     if lit:
         return Answer("Producers", _level(lit), _sentences(told), [*_runbooks(lit), *links])
-    level: Level = "good" if connected and rate else "watch"
+    level: Level = "good" if connected and speed else "watch"
     level = "wait" if not connected and best is None else level
     return Answer("Producers", level, _sentences(told), links)
 
@@ -205,17 +205,17 @@ def _memory(learner: State, problems: Sequence[Mapping[str, Any]]) -> Answer:
     told = [f"{slots:,.0f} of {plural(capacity, 'slot')} filled"]
     alike = figures.get("near_duplicates")
     if alike is not None:
-        told[0] += f", {_percent(alike)} near-duplicates"
+        told[0] += f", {percent(alike)} near-duplicates"
     classes, uses = facts.get("classes"), facts.get("producers") or {}
     if classes is not None:
         told.append(
             f"{classes['count']} {'class' if classes['count'] == 1 else 'classes'}; the largest, "
-            f"{classes['largest']}, has {_percent(classes['share'])} of the labelled slots"
+            f"{classes['largest']}, has {percent(classes['share'])} of the labelled slots"
         )
     elif (rank := figures.get("memory_rank")) is not None:
         told.append(f"No labels; the embeddings take {rank:.0f} directions (effective rank)")
     if (most := uses.get("most_slots")) is not None:
-        told.append(f"{most} has {_percent(uses['most_slots_share'])} of the slots")
+        told.append(f"{most} has {percent(uses['most_slots_share'])} of the slots")
     lit = _named(OF_MEMORY, problems)
     level: Level = "watch" if (alike or 0.0) > CROWDED else "good"
     level = "bad" if (alike or 0.0) > NEAR_DUPLICATE_SHARE else level
@@ -267,7 +267,7 @@ def _no_update(facts: Mapping[str, Any]) -> tuple[Level, str]:
     span, uses = seconds(facts.get("updates_span", 0.0)), facts.get("producers") or {}
     share = uses.get("dropped", 0.0) / max(1.0, uses.get("samples", 0.0))
     if share >= MOSTLY_DROPPED:
-        why = f"{_percent(share)} of the samples are dropped as near-duplicates"
+        why = f"{percent(share)} of the samples are dropped as near-duplicates"
         return "watch", f"No update in the last {span}, because {why}"
     if not facts.get("updates_done"):
         return "wait", f"No update yet, {span} after the start, because no batch is full"
@@ -282,8 +282,8 @@ def _accuracy(facts: Mapping[str, Any]) -> tuple[Level, list[str]]:
         value, rise, classes = trend["value"], trend["rise"], None
         if key == "held_out":
             classes = facts.get("held_out_classes")
-        says = f"kNN of {of} {_percent(value)}"
-        says += f" (chance {_percent(1 / classes)})" if classes else ""
+        says = f"kNN of {of} {percent(value)}"
+        says += f" (chance {percent(1 / classes)})" if classes else ""
         if trend["seconds"] >= LEAST_TREND_SECONDS:
             points, way = abs(100 * rise), "up" if rise > 0 else "down"
             change = f"{way} {points:.1f} points" if points >= 0.05 else "unchanged"
@@ -319,11 +319,13 @@ def _sentences(parts: Iterable[str]) -> str:
     return " ".join(ended)
 
 
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
+    """Return a share as the page, `status` and `watch` spell it, such as "46 %" or "2.5 %"."""
     return f"{100 * share:.0f} %" if share == 0 or share >= 0.1 else f"{100 * share:.1f} %"
 
 
-def _rate(value: float) -> str:
+def rate(value: float) -> str:
+    """Return a rate with one digit after the point if it is below 10."""
     return f"{value:,.0f}" if value >= 10 else f"{value:.1f}"
 
 

@@ -15,7 +15,7 @@ import pytest
 from forked import Forked
 from harness import TINY, Processes, processes, stop, until
 
-from stream_ssl.app import cli
+from stream_ssl.app import cli, run_states
 from stream_ssl.app.commands import status
 from stream_ssl.app.endpoints import load
 from stream_ssl.journal.journal import Journal
@@ -282,7 +282,7 @@ def test_run_starts_ranks_with_receivers_of_their_own(tmp_path: Path) -> None:
 
 def _figures(folder: Path) -> dict[str, Any] | None:
     """Return the figures of `status`, once all processes answer and report a full memory."""
-    addresses = {role: entry["http"] for role, entry in status.endpoints_of(folder).items()}
+    addresses = {role: entry["http"] for role, entry in run_states.endpoints_of(folder).items()}
     found = status.measure(addresses, 0.2)
     if not all(found["up"].values()) or found["group"] is None:
         return None
@@ -291,7 +291,7 @@ def _figures(folder: Path) -> dict[str, Any] | None:
 
 
 def _endpoint(folder: Path, role: str) -> str:
-    return str(status.endpoints_of(folder)[role]["http"])
+    return str(run_states.endpoints_of(folder)[role]["http"])
 
 
 def _address(run: Processes, folder: Path) -> str:

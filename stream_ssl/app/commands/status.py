@@ -2,36 +2,44 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import partial
 from http import HTTPStatus
-from http.client import HTTPConnection, HTTPException
+from http.client import HTTPException
+from json import dumps, loads
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 from jsonargparse import auto_cli
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from stream_ssl.app.endpoints import fault, holder, load
 from stream_ssl.app.failures import DONE, FAILED, USAGE
+from stream_ssl.app.run_states import (
+    ROLES,
+    Run,
+    RunPage,
+    ask,
+    ask_state,
+    broken_file,
+    endpoints_of,
+    not_a_folder,
+    rank_of,
+    run_at,
+    silence,
+    token_of,
+)
 from stream_ssl.observe.answers import Answer, answers, as_json
-from stream_ssl.observe.conditions import CONDITIONS, plural
-from stream_ssl.observe.http_access import Token
-from stream_ssl.observe.peers import hangs
+from stream_ssl.observe.conditions import plural
 from stream_ssl.observe.scrape import History, Scraper
 from stream_ssl.rate_limited_logger import printable
 
-ROLES = ("receiver", "learner")
 COLOURS = {"good": "green", "watch": "yellow", "bad": "red", "wait": "dim"}
 """The colour of each level of an answer."""
-HEALTH_SECONDS = 3.0
 RECEIVER_PARTS = (
     *("producers", "samples_per_second", "bytes_per_second", "samples", "acknowledged_samples"),
     *("journal_bytes", "journal_room_bytes", "journal_last_record"),
@@ -44,14 +52,18 @@ def status(
     run: Path,
     seconds: float = 2.0,
     json: bool = False,
+    history: bool = False,
+    token_file: Path | None = None,
     health: Literal["receiver", "learner"] | None = None,
 ) -> int:
     """Show what the processes of a run are doing. Exit status 1 if one of them does not answer.
 
     Args:
-        run: the run's folder, as `run:` in the config file.
+        run: the run's folder, as `run:` in the config file, or the address of its page.
         seconds: how long to measure rates, above 0.
         json: print the figures as JSON.
+        history: print the figures over time as JSON, which the page of another run can compare.
+        token_file: the file of the token that the page at an address requires.
         health: only ask this process whether its loops make progress, as a container's health check
             does. Exit status 1 if it does not answer, or if they do not.
     """
@@ -62,24 +74,62 @@ def status(
         )
         print(told, file=sys.stderr)
         return USAGE
-    if run.exists() and not run.is_dir():
-        print(
-            f"{run} is a file: give the run's folder, which is the option `run` of the config file",
-            file=sys.stderr,
-        )
+    if why := not_a_folder(run):
+        print(why, file=sys.stderr)
         return USAGE
-    endpoints = endpoints_of(run)
-    addresses = {role: entry["http"] for role, entry in endpoints.items()}
-    broken = next((why for one in (run, *receivers_of(run)) if (why := fault(one))), None)
-    if health is not None:
-        return check_health(health, addresses.get(health), broken)
     try:
-        token = token_of(endpoints)
+        place = run_at(run, token_file)
+        if history:
+            return print_history(place)
+        if isinstance(place, RunPage):
+            return of_page(place, json)
+        return of_folder(run, seconds, json, health)
     except ValueError as error:
         print(error, file=sys.stderr)
         return FAILED
-    console = Console()
-    if not addresses and all(_starting(run, role, {}) is None for role in ROLES):
+
+
+def print_history(run: Run) -> int:
+    """Print the figures of both roles over the whole time of their processes, as JSON."""
+    told: dict[str, Any] = {"run": Path(run.title).name}
+    for role in ROLES:
+        if found := run.ask(role, "history", track="whole"):
+            told[role] = found[0]
+    if len(told) == 1:
+        raise ValueError(f"{run.title}: no process answers, so there are no figures to print")
+    print(dumps(told))
+    return DONE
+
+
+def of_page(page: RunPage, json: bool) -> int:
+    """Print the answers that a page gives."""
+    reading = page.read()
+    if json:
+        Console().print_json(data={"answers": as_json(reading.answers)})
+    else:
+        shown = answers_table(page.title)
+        add_answers(shown, reading.answers)
+        Console().print(shown)
+    return FAILED if any("error" in state for state in reading.states.values()) else DONE
+
+
+def of_folder(run: Path, seconds: float, json: bool, health: str | None) -> int:
+    """Print the answers and the figures of the run in a folder.
+
+    Raises:
+        ValueError: this user may not read the token file.
+    """
+    endpoints, broken = endpoints_of(run), broken_file(run)
+    addresses = {role: entry["http"] for role, entry in endpoints.items()}
+    if health is not None:
+        return check_health(health, addresses.get(health), broken)
+    token, console = token_of(endpoints), Console()
+    nobody = {
+        name
+        for name, state in silence(run, {}, ROLES).items()
+        if {"pid", "unknown"}.isdisjoint(state)
+    }
+    if not addresses and len(nobody) == len(ROLES):
         told = f"{run}: no run has started here. Start it with: stream-ssl run CONFIG --run {run}"
         if (run / "journal").exists():
             told = f"{run}: no process of the run is running. Continue with: stream-ssl run CONFIG"
@@ -90,39 +140,22 @@ def status(
         console.print(told, markup=False, highlight=False, soft_wrap=True)
         return FAILED
     figures = measure(addresses, seconds, time.sleep, token)
-    silent = [role for role, answers in figures["up"].items() if not answers]
-    pids = {role: _starting(run, role, endpoints) for role in silent}
-    alive = {role: pid for role, pid in pids.items() if pid is not None}
-    figures["starting"] = {} if broken else alive
-    figures["unknown"] = dict.fromkeys(alive, broken) if broken else {}
-    holders = {role: _holder(run, role) for role in silent if role in addresses}
-    figures["hung"] = {
-        role: f"{hangs(role, pid, addresses[role])}. {CONDITIONS['process-hung'].remedy}"
-        for role, pid in holders.items()
-        if pid is not None and pid == endpoints[role].get("pid")
+    silent = silence(run, endpoints, [role for role, up in figures["up"].items() if not up])
+    for told, key in (("starting", "pid"), ("unknown", "unknown"), ("hung", "hung")):
+        figures[told] = {name: state[key] for name, state in silent.items() if key in state}
+    states = {
+        name: silent.get(name) or ask_state(addresses[name], name.partition("-")[0], token)
+        for name in figures["up"]
     }
-    found = answers(states(addresses, figures, token))
+    found = answers({
+        name: state or {"error": f"the {name} does not answer at {addresses[name]}"}
+        for name, state in states.items()
+    })  # fmt: skip
     if json:
         console.print_json(data={"answers": as_json(found), **figures})
     else:
         console.print(table(run, addresses, figures, found))
     return DONE if all(figures["up"].values()) else FAILED
-
-
-def _starting(run: Path, role: str, endpoints: Mapping[str, Mapping[str, Any]]) -> int | None:
-    """Return the id of a living process without a published address, or of its supervisor.
-
-    A process that has published its address and does not answer is not starting: it may hang.
-    """
-    own = _holder(run, role)
-    pid = own if own is not None else holder(run, "supervisor")
-    return None if pid == endpoints.get(role, {}).get("pid") else pid
-
-
-def _holder(run: Path, role: str) -> int | None:
-    """Return the id of the living process of a role, or of one of several receivers."""
-    one_of_several = role.startswith("receiver-")
-    return holder(run / role, "receiver") if one_of_several else holder(run, role)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -143,7 +176,7 @@ def check_health(role: str, address: str | None, broken: str | None = None) -> i
         print(broken or f"the {role} has not started")
         return FAILED
     try:
-        code, body = _ask(address, "/healthz")
+        code, body = ask(address, "/healthz")
     except (OSError, HTTPException) as error:
         print(f"the {role} does not answer at {address}: {error or type(error).__name__}")
         return FAILED
@@ -151,58 +184,13 @@ def check_health(role: str, address: str | None, broken: str | None = None) -> i
     return DONE if code == HTTPStatus.OK else FAILED
 
 
-def _ask(address: str, path: str, token: str | None = None) -> tuple[int, str]:
-    connection = HTTPConnection(urlsplit(address).netloc, timeout=HEALTH_SECONDS)
-    try:
-        headers = {} if token is None else {"authorization": f"Bearer {token}"}
-        connection.request("GET", path, headers=headers)
-        reply = connection.getresponse()
-        return reply.status, reply.read().decode(errors="replace")
-    finally:
-        connection.close()
-
-
 def readiness(address: str, token: str | None = None) -> dict[str, Any]:
     """Return the answer of /readyz (parts, conditions that need attention), or {} without one."""
     try:
-        told = json.loads(_ask(address, "/readyz", token)[1])
+        told = loads(ask(address, "/readyz", token)[1])
     except (OSError, HTTPException, ValueError):
         return {}
     return told if isinstance(told, dict) else {}
-
-
-def states(
-    addresses: Mapping[str, str], figures: Mapping[str, Any], token: str | None = None
-) -> dict[str, dict[str, Any]]:
-    """Return the state of each process, or an error if it does not answer, for `answers`."""
-    found: dict[str, dict[str, Any]] = {}
-    for name, up in figures["up"].items():
-        role = name.partition("-")[0]
-        if up:
-            found[name] = _state(addresses[name], role, token)
-        elif name in figures["starting"]:
-            found[name] = {"role": role, "starting": True}
-        elif why := figures["hung"].get(name):
-            found[name] = {"error": why}
-        elif why := figures["unknown"].get(name):
-            found[name] = {"error": f"the address of the {name} is unknown: {why}"}
-        elif name in addresses:
-            found[name] = {"error": f"the {name} does not answer at {addresses[name]}"}
-        else:
-            found[name] = {"error": f"the {name} has not started"}
-    return found
-
-
-def _state(address: str, role: str, token: str | None) -> dict[str, Any]:
-    """Return a process's answer to the question `state`, or an error."""
-    try:
-        status, body = _ask(address, f"/api/{role}/state", token)
-        state = json.loads(body)
-    except (OSError, HTTPException, ValueError) as error:
-        return {"error": f"the {role} at {address} gives no state: {error or type(error).__name__}"}
-    if status != HTTPStatus.OK or not isinstance(state, dict):
-        return {"error": f"the {role} at {address} gives no state: status {status}"}
-    return state
 
 
 def not_ready(told: Mapping[str, Any]) -> list[str]:
@@ -210,30 +198,6 @@ def not_ready(told: Mapping[str, Any]) -> list[str]:
     parts: Mapping[str, Any] = told.get("parts", {})
     failing = {name: part.get("detail") for name, part in parts.items() if not part["ok"]}
     return [f"{name}: {detail}" if detail else name for name, detail in failing.items()]
-
-
-def token_of(endpoints: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """Return the token that the run's processes require; None if they require none.
-
-    Raises:
-        ValueError: this user may not read the token file.
-    """
-    files = {entry["token_file"] for entry in endpoints.values() if "token_file" in entry}
-    return Token.load(Path(files.pop())).secret if files else None
-
-
-def endpoints_of(run: Path) -> dict[str, dict[str, Any]]:
-    """Return the endpoints of the run's folder, and of the receivers of `run --receivers` in it."""
-    found = load(run)
-    for folder in receivers_of(run):
-        if (entry := load(folder).get("receiver")) is not None:
-            found[folder.name] = entry
-    return found
-
-
-def receivers_of(run: Path) -> list[Path]:
-    """Return the folders of the receivers that `run --receivers` started."""
-    return sorted(run.glob("receiver-*"))
 
 
 def measure(
@@ -261,7 +225,7 @@ def measure(
     up = {name: bool(history.snapshots[-1].up) for name, history in histories.items()}
     ranks = _ranks(histories["learner"]) if up.get("learner") else None
     if ranks is not None:  # an earlier start of the group may have had more ranks
-        up = {name: answers for name, answers in up.items() if _number(name) < ranks}
+        up = {name: answers for name, answers in up.items() if rank_of(name) < ranks}
     answering = [name for name, answers in up.items() if answers]
     told = {name: readiness(addresses[name], token) for name in answering}
     return {
@@ -282,12 +246,6 @@ def measure(
 
 def _any(role: str, names: Iterable[str]) -> bool:
     return any(name.partition("-")[0] == role for name in names)
-
-
-def _number(name: str) -> int:
-    """Return the rank of a learner: 0 for "learner", 1 for "learner-1". A receiver gives -1."""
-    role, _, number = name.partition("-")
-    return int(number or 0) if role == "learner" else -1
 
 
 def _ranks(first: History) -> int:
@@ -369,7 +327,21 @@ def learner_figures(history: History) -> dict[str, float | None]:
     }
 
 
-COLOURS = {"good": "green", "watch": "yellow", "bad": "red", "wait": "dim"}
+def answers_table(title: str) -> Table:
+    """Return an empty table with the columns of the answers."""
+    shown = Table(title=escape(f"stream-ssl · {title}"), show_header=False, title_justify="left")
+    shown.add_column(style="bold")
+    shown.add_column()
+    return shown
+
+
+def add_answers(shown: Table, found: Sequence[Answer]) -> None:
+    """Add a row for each answer."""
+    for one in found:
+        runbooks = [link for _, link in one.links if one.question == "Health" and link[0] != "#"]
+        more = "".join(f"\n[dim]docs/{escape(link)}.md[/]" for link in runbooks)
+        says = escape(printable(one.says, 2000))
+        shown.add_row(f"[{COLOURS[one.level]}]●[/] {one.question}", f"{says}{more}")
 
 
 def table(
@@ -379,14 +351,8 @@ def table(
     found: Sequence[Answer] = (),
 ) -> Table:
     """Return the answers and the figures as a table for people."""
-    shown = Table(title=escape(f"stream-ssl · {run}"), show_header=False, title_justify="left")
-    shown.add_column(style="bold")
-    shown.add_column()
-    for one in found:
-        runbooks = [link for _, link in one.links if one.question == "Health" and link[0] != "#"]
-        more = "".join(f"\n[dim]docs/{escape(link)}.md[/]" for link in runbooks)
-        says = escape(printable(one.says, 2000))
-        shown.add_row(f"[{COLOURS[one.level]}]●[/] {one.question}", f"{says}{more}")
+    shown = answers_table(str(run))
+    add_answers(shown, found)
     shown.add_section()
     for role, up in sorted(figures["up"].items(), key=lambda item: item[0], reverse=True):
         address = addresses.get(role)
