@@ -18,6 +18,7 @@ import torch
 from jsonargparse import Namespace
 from torch import Tensor
 
+from stream_ssl.app.buckets import Bucket
 from stream_ssl.app.failures import first_line
 from stream_ssl.app.trust import DOWNLOADERS, without_downloads
 from stream_ssl.batch import START, Offset
@@ -434,6 +435,8 @@ def dry_run(settings: Namespace, ranks: int = 1) -> Learner:
         prequential(settings)
         held_out(settings, built)
         loggers(settings, {}, Deadline())
+        if settings.copies.to is not None:
+            Bucket(settings.copies.to)
     return built
 
 

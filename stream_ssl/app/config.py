@@ -45,6 +45,7 @@ LEARNER_SECTIONS = (
     "pace",
     "learner",
     "checkpoints",
+    "copies",
     "observe",
     "classes",
     "loggers",
@@ -307,6 +308,7 @@ def _add_receiver(parser: ArgumentParser) -> None:
 
 
 def _add_learner(parser: ArgumentParser) -> None:
+    from stream_ssl.app.copies import CopySettings
     from stream_ssl.app.names import choices  # from here on options take short names
     from stream_ssl.encoder.network import Projector, ResNet
     from stream_ssl.feed.batches import Batches
@@ -388,6 +390,7 @@ def _add_learner(parser: ArgumentParser) -> None:
     _section(parser, LearnerSettings, "learner", skip={"write_back"})
     parser.set_defaults({"learner.novelty": NOVELTY})
     _section(parser, Checkpointer, "checkpoints", skip={"folder", "ranks"})
+    parser.add_class_arguments(CopySettings, "copies")
     parser.add_class_arguments(RanksSettings, "ranks")
     _section(parser, Prequential, "observe.prequential")
     parser.add_argument(

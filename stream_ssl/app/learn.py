@@ -12,6 +12,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from stream_ssl.app import build, ranks, restart
 from stream_ssl.app.config import flat, resolved
+from stream_ssl.app.copies import CheckpointCopies
 from stream_ssl.app.endpoints import hold_role
 from stream_ssl.app.failures import Failure, Misconfigured, configuring
 from stream_ssl.app.learner_server import LearnerServer
@@ -137,6 +138,12 @@ class Process:
                 stack.callback(logs.close)
                 stack.enter_context(Background(name, logs.write, LOG_EVERY, at_once=True))
             stack.callback(deadline.start)  # before any of them closes
+            if settings.copies.to is not None:
+                copies = CheckpointCopies(
+                    settings.copies, settings.run, checkpointer.folder, self._metrics
+                )
+                copies.start()
+                stack.callback(copies.close)
         sender = VerdictSender(part.folder)
         stack.callback(sender.close)
         self._verdicts = VerdictFeed(self._view.slots, sender)

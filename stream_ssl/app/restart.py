@@ -49,6 +49,7 @@ MAY_CHANGE = (
     *("memory.duplicates", "memory.images_on", "memory.shares"),
     *("checkpoints.keep", "checkpoints.every_seconds", "checkpoints.every_steps"),
     *("checkpoints.behind", "checkpoints.history_bytes"),
+    *("copies.to", "copies.every_seconds", "copies.keep"),
     *("decoder.max_pixels", "batches.workers", "batches.prefetch"),
     *("quarantine.max_bytes", "originals.budget"),
     *("shadows", "classes", "loggers"),

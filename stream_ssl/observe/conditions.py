@@ -70,6 +70,7 @@ frames of a fixed camera in a street have 1.16."""
 HUNG_SECONDS = 60.0
 """A process hangs if it exists and has not answered for this many seconds."""
 CHECKPOINT_SECONDS = 3600.0
+COPY_SECONDS = 1800.0
 DISK_BYTES, DISK_CHECKPOINTS = 1e9, 2
 CLOCK_SECONDS = 60.0
 """The limit for a jump of this machine's clock, and for its difference to a producer's clock."""
@@ -309,6 +310,11 @@ TABLE: tuple[Condition, ...] = (
         "checkpoint-damaged", "learner", "warning",
         "a checkpoint is damaged and was renamed to damaged-*",
         "Check the disk. Remove checkpoints/damaged-* to end this condition.",
+    ),
+    Condition(
+        "copies-late", "learner", "warning",
+        "no checkpoint could be copied to the bucket for more than 30 minutes",
+        "Read the reason in the learner's log. The checkpoints of the run's folder are intact.",
     ),
     Condition(
         "collisions", "learner", "warning",

@@ -171,6 +171,10 @@ class LearnerChecks:
             were = "checkpoint was" if damaged == 1 else "checkpoints were"
             says = f"{damaged:.0f} {were} damaged and renamed to damaged-*"
             yield "checkpoint-damaged", "", says
+        late = figures.get("checkpoint_copy_late_seconds")
+        if late > at.COPY_SECONDS:
+            says = f"a checkpoint waits for {seconds(late)} to be copied to the bucket"
+            yield "copies-late", "", says
 
     def _quality(self, figures: Figures) -> Iterator[Finding]:
         kinds = figures.by("collision_probability", "kind").values()

@@ -504,4 +504,23 @@ LEARNER: tuple[Spec, ...] = (
         "learner", "counter", "checkpoint_failures_total", "checkpoints",
         "Checkpoints that could not be written.", "Any growth: the disk is full or read-only.",
     ),
+    Spec(
+        "learner", "counter", "checkpoint_copies_total", "checkpoints",
+        "Checkpoints that were copied to the bucket (copies.to).",
+        "No growth while checkpoint_step rises: see checkpoint_copy_late_seconds.",
+    ),
+    Spec(
+        "learner", "counter", "checkpoint_copy_failures_total", "checkpoints",
+        "Checkpoints that could not be copied to the bucket. Training continues.",
+        "Growth: the log names the reason once.",
+    ),
+    Spec(
+        "learner", "gauge", "checkpoint_copy_step", "steps",
+        "Step of the newest checkpoint in the bucket.", "It follows checkpoint_step.",
+    ),
+    Spec(
+        "learner", "gauge", "checkpoint_copy_late_seconds", "seconds",
+        "Time since which a checkpoint waits to be copied to the bucket. It is 0 if none waits.",
+        "More than 30 min: the bucket fails, or is too slow for the checkpoints.",
+    ),
 )  # fmt: skip

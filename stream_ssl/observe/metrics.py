@@ -338,6 +338,19 @@ class LearnerMetrics:
         """Count a checkpoint that could not be written."""
         self._families.add("checkpoint_failures_total")
 
+    def watch_copies(self, late: Callable[[], float]) -> None:
+        """Export for how many seconds a checkpoint waits to be copied to a bucket."""
+        self._families.compute("checkpoint_copy_late_seconds", late)
+
+    def copied(self, step: int) -> None:
+        """Report that the checkpoint of a step was copied to a bucket."""
+        self._families.add("checkpoint_copies_total")
+        self._families.set("checkpoint_copy_step", step)
+
+    def copy_failed(self) -> None:
+        """Count a checkpoint that could not be copied to a bucket."""
+        self._families.add("checkpoint_copy_failures_total")
+
     def _step(self, record: StepRecord) -> None:
         add = self._families.add
         self._families.fill(record)

@@ -231,6 +231,11 @@ def checkpoint_damaged(world: World, folder: Path) -> None:
     world.pass_(10, stepped(world))
 
 
+def copies_late(world: World, _: Path) -> None:
+    world.learner.watch_copies(lambda: 2400.0)
+    world.pass_(10, stepped(world))
+
+
 def collisions(world: World, _: Path) -> None:
     world.learner.observe_collisions(0.7, None)
     world.pass_(1820, stepped(world))
@@ -346,6 +351,7 @@ LEARNER: dict[str, tuple[Fault, str, str]] = {
         "",
         "1 checkpoint was damaged and renamed to damaged-*",
     ),
+    "copies-late": (copies_late, "", "waits for 40 min to be copied"),
     "collisions": (collisions, "", "with probability 0.70"),
     "near-duplicates": (near_duplicates, "", "80% of the memory's slots"),
     "drift": (drift, "", "the stream shows different things"),

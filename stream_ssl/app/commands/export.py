@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal
 
 from jsonargparse import ActionYesNo, ArgumentParser, Namespace
 
+from stream_ssl.app.buckets import is_url, local_folder
 from stream_ssl.app.failures import TRUST_CODE, configuring, reported
 from stream_ssl.app.threads import share_cores
 from stream_ssl.observe.conditions import plural
@@ -20,7 +22,8 @@ be running. docs/encoder.md explains how to use the files."""
 
 EXAMPLES = """examples:
   stream-ssl export runs/laptop --encoder encoder --memory samples
-  stream-ssl export runs/laptop/checkpoints/step-000004000 --encoder encoder --no-onnx"""
+  stream-ssl export runs/laptop/checkpoints/step-000004000 --encoder encoder --no-onnx
+  stream-ssl export runs/laptop --encoder s3://bucket/encoder"""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -43,15 +46,15 @@ def export_parser() -> ArgumentParser:
     add("run", type=Path, help="folder of a run (its newest whole checkpoint) or of a checkpoint")
     add(
         "--encoder",
-        type=Path | None,
+        type=str | None,
         default=None,
-        help="folder for the encoder; an existing export is replaced",
+        help="folder for the encoder, or its address in a bucket; an existing export is replaced",
     )
     add(
         "--memory",
-        type=Path | None,
+        type=str | None,
         default=None,
-        help="folder for the memory; an existing export is replaced",
+        help="folder for the memory, or its address in a bucket; an existing export is replaced",
     )
     add(
         "--of",
@@ -77,19 +80,23 @@ def export(settings: Namespace) -> None:
     from stream_ssl.app.encoder import ENCODER, read_newest
     from stream_ssl.app.export import MEMORY, check_onnx, check_target
 
-    with configuring():
+    places = {"encoder": settings.encoder, "memory": settings.memory}
+    with configuring(), ExitStack() as stack:
         check_settings(settings)
-        if settings.encoder is not None:
-            check_target("--encoder", settings.encoder, ENCODER)
-            if settings.onnx:
-                check_onnx()
-        if settings.memory is not None:
-            check_target("--memory", settings.memory, MEMORY)
-        read_newest(settings.run, lambda checkpoint: write(settings, checkpoint))
+        folders = {
+            name: stack.enter_context(local_folder(f"--{name}", place))
+            for name, place in places.items()
+            if place is not None
+        }
+        if settings.encoder is not None and settings.onnx:
+            check_onnx()
+        for name, folder in folders.items():
+            check_target(f"--{name}", folder, ENCODER if name == "encoder" else MEMORY)
+        read_newest(settings.run, lambda checkpoint: write(settings, checkpoint, folders))
 
 
-def write(settings: Namespace, checkpoint: Path) -> None:
-    """Write the encoder and the memory of one checkpoint."""
+def write(settings: Namespace, checkpoint: Path, folders: Mapping[str, Path]) -> None:
+    """Write the encoder and the memory of one checkpoint into their folders."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -98,7 +105,7 @@ def write(settings: Namespace, checkpoint: Path) -> None:
     print(f"checkpoint: {checkpoint}")
     if settings.encoder is not None:
         difference = export_encoder(
-            checkpoint, settings.encoder, settings.of, settings.onnx, settings.trust_code
+            checkpoint, folders["encoder"], settings.of, settings.onnx, settings.trust_code
         )
         print(f"encoder: {settings.encoder}")
         if difference is not None:
@@ -111,7 +118,7 @@ def write(settings: Namespace, checkpoint: Path) -> None:
             bar = progress.add_task("writing the memory", total=None)
             found = export_memory(
                 checkpoint,
-                settings.memory,
+                folders["memory"],
                 lambda done, total: progress.update(bar, completed=done, total=total),
                 settings.trust_code,
             )
@@ -138,10 +145,10 @@ def check_settings(settings: Namespace) -> None:
     Raises:
         ValueError: nothing is exported, or both targets are one folder.
     """
-    targets = [path for path in (settings.encoder, settings.memory) if path is not None]
+    targets = [place for place in (settings.encoder, settings.memory) if place is not None]
     if not targets:
         raise ValueError("nothing to export: give --encoder DIR, --memory DIR, or both")
-    if len({path.resolve() for path in targets}) < len(targets):
+    if len({place if is_url(place) else Path(place).resolve() for place in targets}) < len(targets):
         raise ValueError(
             f"--encoder and --memory are both {targets[0]}, and each replaces its folder: "
             "give two different folders"

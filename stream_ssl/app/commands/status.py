@@ -324,6 +324,9 @@ def learner_figures(history: History) -> dict[str, float | None]:
         "checkpoint_step": history.last("stream_ssl_checkpoint_step") if saved else None,
         "checkpoint_age_seconds": history.last("stream_ssl_checkpoint_age_seconds"),
         "checkpoint_failures": history.last("stream_ssl_checkpoint_failures_total"),
+        "checkpoint_copies": history.last("stream_ssl_checkpoint_copies_total"),
+        "checkpoint_copy_step": history.last("stream_ssl_checkpoint_copy_step"),
+        "checkpoint_copy_failures": history.last("stream_ssl_checkpoint_copy_failures_total"),
     }
 
 
@@ -464,4 +467,14 @@ def _checkpoint(figures: Mapping[str, float | None]) -> str:
     if figures["checkpoint_step"] is None:
         return f"none yet{failed}"
     age, step = figures["checkpoint_age_seconds"], figures["checkpoint_step"]
-    return f"step {step:,.0f}, {age:.0f} s ago{failed}"
+    return f"step {step:,.0f}, {age:.0f} s ago{failed}{_copies(figures)}"
+
+
+def _copies(figures: Mapping[str, float | None]) -> str:
+    """Return the newest copy in the bucket, and the failures; "" without copies."""
+    failures = figures["checkpoint_copy_failures"]
+    if not figures["checkpoint_copies"] and not failures:
+        return ""
+    step = figures["checkpoint_copy_step"]
+    newest = f"step {step:,.0f}" if figures["checkpoint_copies"] else "none yet"
+    return f"; in the bucket: {newest}" + (f", [red]{failures:.0f} failed[/]" if failures else "")

@@ -1,0 +1,150 @@
+"""Sealed folders in buckets, such as s3://bucket/folder, through fsspec."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from stream_ssl.app.failures import Failure, first_line
+from stream_ssl.bounded_files import parse_json
+from stream_ssl.durable import MANIFEST
+
+PACKAGES = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
+"""The extra of this package for each protocol that needs one."""
+# A server that does not answer is an error after two minutes, not after ten.
+TIMEOUTS = {"connect_timeout": 10, "read_timeout": 30, "retries": {"max_attempts": 1}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "file": {"auto_mkdir": True},
+    "local": {"auto_mkdir": True},
+    "s3": {"config_kwargs": TIMEOUTS},
+    "s3a": {"config_kwargs": TIMEOUTS},
+}
+MOST_MANIFEST = 1 << 24
+"""The most bytes of a manifest that are read."""
+
+
+def is_url(place: str) -> bool:
+    """Return whether a place is an address such as s3://bucket/folder, and no folder."""
+    return "://" in place
+
+
+class Bucket:
+    """A folder of a bucket. No call of this class is bounded in time.
+
+    Args:
+        url: PROTOCOL://BUCKET/FOLDER, of any protocol that fsspec knows.
+
+    Raises:
+        ValueError: the protocol is unknown, or its package is not installed.
+    """
+
+    def __init__(self, url: str) -> None:
+        import fsspec
+
+        self.url, protocol = url.rstrip("/"), url.partition("://")[0]
+        if not url.partition("://")[2].strip("/"):
+            raise ValueError(f"{url} names no bucket: give an address such as s3://bucket/folder")
+        try:
+            options = OPTIONS.get(protocol, {})
+            self._files: Any
+            self._files, self._root = fsspec.core.url_to_fs(
+                self.url, use_listings_cache=False, skip_instance_cache=True, **options
+            )
+        except ImportError as error:
+            extra = PACKAGES.get(protocol)
+            remedy = f"pip install 'stream-ssl[{extra}]'" if extra else str(error)
+            raise ValueError(f"{url} needs a package that is not installed: {remedy}") from error
+        except ValueError as error:
+            raise ValueError(
+                f"{url}: {first_line(error)}; give an address such as s3://bucket/folder, "
+                "gs://bucket/folder or file:///folder"
+            ) from error
+
+    def names(self, folder: str = "") -> set[str]:
+        """Return the names of the files and folders in a folder; empty if there is no folder."""
+        place = self._place(folder)
+        try:
+            found = self._files.ls(place, detail=False)
+        except FileNotFoundError:
+            return set()
+        names = {
+            posixpath.basename(path.rstrip("/")) for path in found if path.rstrip("/") != place
+        }
+        return names - {""}
+
+    def listed(self, folder: str = "") -> set[str]:
+        """Return the names of the files in a folder's manifest, and its own; empty without one."""
+        try:
+            text = self._files.cat_file(self._place(folder, MANIFEST), end=MOST_MANIFEST)
+            return {MANIFEST, *parse_json(text.decode())["files"]}
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return set()
+
+    def upload(self, folder: Path, target: str = "") -> None:
+        """Copy a sealed folder. It is whole once it has a manifest, which is written last.
+
+        Files of an earlier sealed folder are replaced or removed.
+        """
+        before = self.listed(target)
+        if before:
+            self._files.rm_file(self._place(target, MANIFEST))
+        names = sorted(path.name for path in folder.iterdir() if path.name != MANIFEST)
+        for name in (*names, MANIFEST):
+            self._files.put_file(str(folder / name), self._place(target, name))
+        for name in sorted(before - {*names, MANIFEST}):
+            self._files.rm_file(self._place(target, name))
+
+    def remove(self, folder: str) -> None:
+        """Remove a sealed folder: first its manifest, so that no reader takes it for whole."""
+        names = self.names(folder)
+        for name in (MANIFEST, *sorted(names - {MANIFEST})):
+            if name in names:
+                self._files.rm_file(self._place(folder, name))
+
+    def _place(self, *names: str) -> str:
+        return "/".join([self._root, *filter(None, names)])
+
+
+@contextmanager
+def local_folder(option: str, place: str) -> Iterator[Path]:
+    """Yield the folder to write: the place itself, or a temporary folder that is then copied to it.
+
+    Args:
+        option: the name of the option in errors.
+        place: a folder, or the address of one in a bucket.
+
+    Raises:
+        ValueError: the address cannot be used, or its folder holds files that no export wrote.
+        Failure: the bucket does not accept the files.
+    """
+    if not is_url(place):
+        yield Path(place)
+        return
+    bucket = Bucket(place)
+    with _reaching(option, place):
+        others = sorted(bucket.names() - bucket.listed())
+    if others:
+        raise ValueError(
+            f"{option} {place} contains {others[0]}, which no export has written; choose an "
+            "empty or a new folder"
+        )
+    with TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "export"
+        yield folder
+        with _reaching(option, place):
+            bucket.upload(folder)
+
+
+@contextmanager
+def _reaching(option: str, place: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # each protocol raises errors of its own
+        raise Failure(
+            f"{option} {place} cannot be written: {type(error).__name__}: {first_line(error)}; "
+            "check the bucket's name, its address (AWS_ENDPOINT_URL) and your credentials"
+        ) from error
