@@ -369,11 +369,6 @@ class SlotWalk:
         open_K: Flags = ~self._walk.barred(self._turn)[self.owner_K]
         return open_K
 
-    @property
-    def must_join(self) -> bool:
-        """Whether the next newcomer may not be refused: its producer is below its guarantee."""
-        return bool(self._walk.barred(self._turn)[self._owner_B[self._turn]])
-
     def first_open(self, tried_R: Sequence[int]) -> int:
         """Return the first of these slots that the next newcomer may take, see `random.walked`."""
         barred_P = self._walk.barred(self._turn)

@@ -5,8 +5,6 @@ Shapes: D embedding, K slots, N rows.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -24,17 +22,6 @@ def exact_counts(score: Score, z_KD: Tensor) -> Tensor:
     wide_KD = z_KD.to(torch.float64)
     count_K = [score(rows @ wide_KD.T).sum(dim=1) for rows in torch.split(wide_KD, 512)]
     return torch.cat(count_K) - score((wide_KD * wide_KD).sum(dim=1))
-
-
-def near_sums(score: Score, z_KD: Tensor, cell_K: list[int], near: list[set[int]]) -> list[float]:
-    """Return, for each row, the sum of h over every other row of its near cells, pair by pair."""
-    wide_KD = z_KD.to(torch.float64)
-    h_KK = score(wide_KD @ wide_KD.T)
-    total = []
-    for i, cell in enumerate(cell_K):
-        pairs = [float(h_KK[i, j]) for j, c in enumerate(cell_K) if j != i and c in near[cell]]
-        total.append(math.fsum(pairs))
-    return total
 
 
 def mean_by_sampling(score: Score, middle: float, spread: float) -> float:
@@ -62,29 +49,6 @@ def regrets(score: Score, z_KD: Tensor, plan: list[int], x_BD: Tensor) -> list[f
         count_K += near_K
         count_K[slot] = near_K.sum()
     return found
-
-
-class EveryRow:
-    """Rows by id in a dict. Every search compares all of them."""
-
-    def __init__(self) -> None:
-        self.row: dict[int, Tensor] = {}
-
-    def add(self, ids: list[int], z_ND: Tensor) -> None:
-        self.row.update(zip(ids, z_ND.to(torch.float64), strict=True))
-
-    def remove(self, ids: list[int]) -> None:
-        for one in ids:
-            del self.row[one]
-
-    def search(self, z_D: Tensor, k: int) -> list[tuple[float, int]]:
-        """Return cosine and id of the k nearest rows, the nearest first."""
-        found = [(float(row @ z_D.to(torch.float64)), one) for one, row in self.row.items()]
-        return sorted(found, reverse=True)[:k]
-
-    def within(self, z_D: Tensor, cosine: float) -> set[int]:
-        wide_D = z_D.to(torch.float64)
-        return {one for one, row in self.row.items() if float(row @ wide_D) >= cosine}
 
 
 def filled(

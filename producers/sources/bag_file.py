@@ -24,7 +24,6 @@ from stream_ssl.producers.sources.recordings import BrokenFileError
 MAGIC = b"#ROSBAG V2.0\n"
 MAX_HEADER = 1 << 20  # bytes of a record's header or of a connection's definition
 MESSAGE, BAG, CHUNK, CHUNK_INFO, CONNECTION = 2, 3, 5, 6, 7
-NO_COUNT = 2**32 - 1
 
 BadRecord = (BrokenFileError, ValueError, KeyError, struct.error)
 Header = dict[str, bytes]

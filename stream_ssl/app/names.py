@@ -6,8 +6,11 @@ for every option of such a type: in config files, on the command line, in the en
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+from collections.abc import Callable
+from typing import Any, cast
 
+import jsonargparse
 from jsonargparse import _typehints
 
 from stream_ssl.evaluation.labelled import Labelled
@@ -34,7 +37,27 @@ D_MOCO = (
 )
 """The error for a name that older versions read as MoCo with the default memory."""
 
-_by_class_name = _typehints.resolve_class_path_by_name
+LOOKUP = "resolve_class_path_by_name"
+"""The private function of jsonargparse by which it finds a class."""
+
+
+def checked_lookup(found: Any) -> Callable[[Any, str], str]:
+    """Return jsonargparse's lookup of a class by its name.
+
+    Raises:
+        ImportError: the lookup is missing or takes other arguments, so short names would be
+            unknown.
+    """
+    if not callable(found) or list(inspect.signature(found).parameters) != ["cls", "name"]:
+        raise ImportError(
+            f"jsonargparse {jsonargparse.__version__} finds classes in another way than by "
+            f"{LOOKUP}(cls, name), to which stream-ssl adds short names: install the version in "
+            "constraints.txt"
+        )
+    return cast(Callable[[Any, str], str], found)
+
+
+_by_class_name = checked_lookup(getattr(_typehints, LOOKUP, None))
 
 
 def class_path(cls: Any, name: str) -> str:
@@ -63,4 +86,4 @@ def choices(cls: Any) -> str:
 
 # jsonargparse has no public way to add a name for a class. All its entry points call this function;
 # tests/app/test_names.py checks each of them.
-_typehints.resolve_class_path_by_name = class_path
+setattr(_typehints, LOOKUP, class_path)

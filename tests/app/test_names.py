@@ -12,7 +12,7 @@ from table import table
 
 from stream_ssl.app import build, config
 from stream_ssl.app.commands import check, learner, receiver, run
-from stream_ssl.app.names import TABLES, class_path
+from stream_ssl.app.names import TABLES, checked_lookup, class_path
 from stream_ssl.memory.scores import Gaussian, Linear
 
 ROOT = Path(__file__).parents[2]
@@ -110,6 +110,13 @@ def test_a_wrong_name_is_answered_by_the_choices(
     said = capsys.readouterr().err
     assert message in said
     assert "or a class path such as package.module.Class" in said
+
+
+@pytest.mark.parametrize("found", [None, lambda cls, name, closed: name])
+def test_another_lookup_of_jsonargparse_is_an_error(found: object) -> None:
+    """Otherwise a newer jsonargparse would know no short name, or fail in the middle of a call."""
+    with pytest.raises(ImportError, match=r"jsonargparse [0-9.]+ finds .*: install the version in"):
+        checked_lookup(found)
 
 
 def test_d_moco_is_a_preset_that_counts_as_the_paper_does(
