@@ -1,5 +1,6 @@
 """Continual streams follow the laws that their arguments name."""
 
+import functools
 import itertools
 import json
 
@@ -20,6 +21,21 @@ KINDS = {
     "blocks": {"tasks": 5, "block": 17},
     "concurrent": {"tasks": 5, "concurrent": 3},
 }
+
+
+class Listed:
+    """Labelled samples that are made once, because a continual stream reads them for each task."""
+
+    name = "listed"
+
+    def __init__(self, classes):
+        self._given = list(Synthetic(count=20_000, classes=classes, size=2, shift=0).samples())
+
+    def samples(self, position=None):
+        return iter(self._given)
+
+
+listed = functools.cache(Listed)
 
 
 @pytest.fixture
@@ -75,7 +91,7 @@ def test_a_task_ends_after_so_many_samples(balanced):
 
 
 def test_blurred_rises_evenly_across_a_boundary_and_is_pure_beyond():
-    source = Synthetic(count=20_000, classes=2, size=2, shift=0)
+    source = listed(2)
     blur = 4000
     label = labels(Continual(source, "blurred", classes=2, blur=blur))
     border = int(np.count_nonzero(label == 0))
@@ -106,7 +122,7 @@ def test_what_is_over_comes_as_a_shorter_block(balanced):
 
 
 def test_concurrent_tasks_share_the_stream_evenly_and_are_replaced():
-    source = Synthetic(count=20_000, classes=5, size=2, shift=0)
+    source = listed(5)
     label = labels(Continual(source, "concurrent", classes=5, concurrent=2))
     start = label[:6000]
     assert set(start.tolist()) == {0, 1}
@@ -121,7 +137,7 @@ def test_concurrent_tasks_share_the_stream_evenly_and_are_replaced():
 
 @pytest.mark.parametrize(("kind", "rho"), [("keep", 9), ("incremental", 27), ("incremental", 1)])
 def test_one_class_is_so_many_times_as_frequent(kind, rho):
-    source = Synthetic(count=20_000, size=2, shift=0)
+    source = listed(10)
     counts = np.bincount(labels(Continual(source, kind, imbalance=rho)), minlength=10)
     plain = np.bincount(labels(source), minlength=10)
     assert counts[0] == plain[0]
@@ -133,7 +149,7 @@ def test_one_class_is_so_many_times_as_frequent(kind, rho):
 
 
 def test_a_long_tail_falls_by_one_factor():
-    source = Synthetic(count=20_000, size=2, shift=0)
+    source = listed(10)
     counts = np.bincount(labels(Continual(source, imbalance=100, profile="tail")), minlength=10)
     plain = np.bincount(labels(source), minlength=10)
     for label in range(10):
