@@ -14,6 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import torch
 from jsonargparse import Namespace
 from torch import Tensor
@@ -54,8 +55,10 @@ from stream_ssl.methods import Method
 from stream_ssl.observe.held_out import HeldOutProbe
 from stream_ssl.observe.logger_process import Deadline, LoggerProcess
 from stream_ssl.observe.loggers import Logger, TensorBoard
+from stream_ssl.observe.page.picture_search import PictureSearch
 from stream_ssl.observe.prequential import Prequential
 from stream_ssl.observe.shadow import Shadow, StepDescriptor
+from stream_ssl.producers._images import as_sample
 
 
 def method(settings: Namespace) -> Method:
@@ -286,6 +289,23 @@ def held_out(settings: Namespace, learner: Learner) -> HeldOutProbe | None:
         return learner.method.features(plain_BCHW)
 
     return HeldOutProbe(settings.observe.held_out, decoder(settings), features)
+
+
+def picture_search(settings: Namespace, learner: Learner) -> PictureSearch | None:
+    """Return the search of the memory for pictures; None for a memory without pictures."""
+
+    def encode(image_BCHW: Tensor) -> Tensor:
+        plain_BCHW = learner.views.plain(image_BCHW.to(learner.device))
+        return learner.method.encode_keys(plain_BCHW)
+
+    def decode(data: bytes) -> Tensor:
+        pixels_HWC = decoder_of_run.decode(as_sample(data, id="picture"))
+        return torch.from_numpy(np.array(pixels_HWC.transpose(2, 0, 1), order="C"))
+
+    decoder_of_run = decoder(settings)
+    if learner.memory.image_shape is None or isinstance(decoder_of_run, VectorDecoder):
+        return None
+    return PictureSearch(learner.memory, decode, encode)
 
 
 def loggers(

@@ -129,6 +129,7 @@ class Process:
         # Consumers of the records, which never change the state that is trained.
         self._step_log = StepLog(log)
         self._view = server.page.memory = MemoryView(self.learner.memory, self.learner.origins)
+        self._view.search = build.picture_search(settings, self.learner)
         stack.callback(self._view.close)  # before the server, which would wait for the view
         if group.group.rank == 0:
             deadline = Deadline()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -15,16 +16,20 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+import torch
 from page_world import Feed, receiving, serving
+from test_observe_picture_search import decode, encode, png
 
 from stream_ssl.batch import Offset
 from stream_ssl.learning.ranks import Work
 from stream_ssl.observe.http_access import Token
 from stream_ssl.observe.page.api import Sources
 from stream_ssl.observe.page.group import GroupView, Member
+from stream_ssl.observe.page.picture_search import PictureSearch
 from stream_ssl.receiver.sessions import ProducerTable
 
 sync_api = pytest.importorskip("playwright.sync_api")
+axe = pytest.importorskip("axe_playwright_python.base")
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
 
@@ -115,7 +120,11 @@ def listens(port: int) -> bool:
 
 @contextmanager
 def run(
-    slots: int = 300, producers: int = 3, token: Token | None = None, labelled: bool = True
+    slots: int = 300,
+    producers: int = 3,
+    token: Token | None = None,
+    labelled: bool = True,
+    searches: bool = False,
 ) -> Iterator[tuple[str, Any, Any]]:
     """Both processes of a run: the learner's address, the two servers."""
     table, addresses = ProducerTable(limit=4096), {}
@@ -127,6 +136,8 @@ def run(
     theirs = Sources(run=Path("runs/parked"), peer=addresses.get, token=token)
     with receiving(table, sources=mine) as receiver, serving(feed, sources=theirs) as (learner, v):
         assert v is not None
+        if searches:
+            v.search = PictureSearch(feed.memory, decode, encode)
         while len(feed.memory) < slots or feed.number < slots + 64:
             v.slots.consume(feed.step())
         addresses |= {"receiver": receiver.address, "learner": learner.address}
@@ -173,7 +184,7 @@ def test_the_keyboard_is_enough(chromium: Any) -> None:
         page.wait_for_selector("#verdict.ok")
         page.locator("#mosaic").scroll_into_view_if_needed()
         page.wait_for_selector(".tile >> nth=127")
-        page.focus("#mosaic-sort")
+        page.focus("#mosaic-file")
         page.keyboard.press("Tab")  # back is off on the first page
         page.keyboard.press("Tab")
         at = "[...document.querySelectorAll('#mosaic .tile')].indexOf(document.activeElement)"
@@ -310,6 +321,159 @@ def test_ticks_stand_where_their_labels_say(chromium: Any) -> None:
         for (ticks, name), labels in cases.items():
             asked = f"import('./static/charts.js').then(c => c.labels({ticks}, c.FORMATS.{name}))"
             assert visit.page.evaluate(asked) == labels
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1280])
+def test_axe_finds_nothing_serious(chromium: Any, scheme: str, width: int) -> None:
+    """On the whole page, in each dialog, on the log-in form and in a runbook."""
+    options = {"viewport": {"width": width, "height": 800}, "color_scheme": scheme}
+    with run(token=Token(SECRET)) as (url, learner, _), Visit(chromium, url, **options) as visit:
+        page = visit.page
+        assert serious(page) == [], "\n".join(serious(page))
+        page.fill("#token", SECRET)
+        page.press("#token", "Enter")
+        page.wait_for_selector("#verdict.ok")
+        learner.health.set("checkpoint", False, "the disk is full")
+        page.wait_for_selector("#verdict.bad")
+        page.locator("#charts").scroll_into_view_if_needed()
+        page.wait_for_selector(".chart canvas")
+        for place in ("#mosaic", "#evicted", "#map", "#producers", "#checkpoints"):
+            page.locator(place).scroll_into_view_if_needed()
+            page.wait_for_timeout(200)
+        page.click("#evicted summary")
+        page.click("#dropped summary")
+        page.wait_for_selector(".tile >> nth=127")
+        page.wait_for_selector("#producers-table bdi >> nth=3")
+        visit.picture(f"axe-{scheme}-{width}")
+        assert serious(page) == [], "\n".join(serious(page))
+        page.click("#producers-table td.name a >> text=camera-0001")
+        page.wait_for_selector("#producer-facts dt >> nth=5")
+        visit.picture(f"producer-{scheme}-{width}")
+        assert serious(page) == [], "\n".join(serious(page))
+        page.keyboard.press("Escape")
+        page.click("#mosaic .tile >> nth=3")
+        page.wait_for_selector("#slot-near .tile >> nth=20")
+        assert serious(page) == [], "\n".join(serious(page))
+        for address in ("runbooks/lag", "docs/metrics"):
+            page.goto(url + address)
+            assert serious(page) == [], "\n".join(serious(page))
+
+
+def serious(page: Any) -> list[str]:
+    """The serious and critical findings of axe-core, which the package brings with it."""
+    page.evaluate(axe.AXE_FILE_PATH.read_text())
+    found = page.evaluate("axe.run(document, { resultTypes: ['violations'] })")["violations"]
+    grave = [one for one in found if one["impact"] in ("serious", "critical")]
+    return [f"{one['id']}: {node['html'][:120]}" for one in grave for node in one["nodes"][:4]]
+
+
+def test_the_keyboard_reaches_every_control(chromium: Any) -> None:
+    """Tab alone visits each control that is shown; the grid of pictures counts as one."""
+    with run() as (url, _, _r), Visit(chromium, url) as visit:
+        page = visit.page
+        page.wait_for_selector("#verdict.ok")
+        for place in ("#mosaic", "#map", "#producers", "#checkpoints"):
+            page.locator(place).scroll_into_view_if_needed()
+        page.wait_for_selector(".tile >> nth=127")
+        page.wait_for_selector("#producers-table bdi >> nth=3")
+        named = "(e => e.id || e.getAttribute('href') || e.textContent.trim())"
+        controls = f"""
+            [...document.querySelectorAll("a[href], button, input, select, summary, canvas")]
+            .filter(e => e.checkVisibility() && !e.disabled && !e.closest("#mosaic"))
+            .filter(e => e.type !== "radio" || e.checked).map({named})"""
+        wanted = set(page.evaluate(controls))
+        assert {"mosaic-file", "compare", "range-in", "producers-find", "map-canvas"} <= wanted
+        page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
+        seen = set()
+        for _ in range(4 * len(wanted)):
+            page.keyboard.press("Tab")
+            seen.add(page.evaluate(f"{named}(document.activeElement)"))
+            if wanted <= seen:
+                break
+        assert wanted - seen == set()
+
+
+def test_one_producer_has_an_address(chromium: Any) -> None:
+    with run(producers=1000) as (url, _, _r), Visit(chromium, url) as visit:
+        page = visit.page
+        page.locator("#producers").scroll_into_view_if_needed()
+        page.fill("#producers-find", "onerror")
+        until(page, "document.querySelectorAll('#producers-table bdi').length === 1")
+        until(page, "document.querySelector('#producers-table .tile').style.backgroundImage")
+        page.click("#producers-table td.name a")
+        page.wait_for_selector("#producer[open] #producer-pictures .tile >> nth=23")
+        assert page.inner_text("#producer-title") == HOSTILE
+        assert "3 oversize" in page.inner_text("#producer-facts")
+        address = page.url
+        assert "#producer/" in address
+        page.keyboard.press("Escape")
+        until(page, "location.hash === '#producers'")
+        page.goto(address)  # as a link from elsewhere
+        page.reload()
+        page.wait_for_selector("#producer[open] #producer-pictures .tile >> nth=23")
+        page.click("#producer-evicted")
+        until(page, "document.querySelector('#mosaic-producer').value.endsWith('cam')")
+        page.wait_for_selector("#evicted[open] tbody tr >> nth=3")
+        page.fill("#mosaic-producer", "nobody")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#mosaic-where >> text=no slot of this producer")
+        page.fill("#mosaic-producer", "")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#mosaic .tile >> nth=127")
+
+
+def test_a_picture_is_searched_for(chromium: Any, tmp_path: Path) -> None:
+    good, bad = tmp_path / "<b>good.png", tmp_path / "bad.png"
+    good.write_bytes(png(torch.zeros(9, 9, 3, dtype=torch.uint8).numpy()))
+    bad.write_bytes(b"not a picture")
+    with run(searches=True) as (url, _, _r), Visit(chromium, url) as visit:
+        page = visit.page
+        page.locator("#mosaic").scroll_into_view_if_needed()
+        page.set_input_files("#mosaic-file", str(good))
+        page.wait_for_selector("#slot[open] #slot-near .tile >> nth=47")
+        assert page.inner_text("#slot-title") == "Slots like <b>good.png"
+        until(page, "document.querySelector('#slot-picture').style.backgroundImage")
+        visit.picture("search")
+        page.keyboard.press("Escape")
+        page.set_input_files("#mosaic-file", str(bad))
+        page.wait_for_selector("#slot-near >> text=the picture cannot be used")
+
+
+def test_any_range_and_another_run(chromium: Any, tmp_path: Path) -> None:
+    with run() as (url, _, _r), Visit(chromium, url) as visit:
+        page = visit.page
+        page.wait_for_selector(".chart canvas")
+        page.wait_for_timeout(5000)  # a few points of the history
+        note = "document.querySelector('#range-note').textContent"
+        box = page.locator(".chart .u-over >> nth=0").bounding_box()
+        page.mouse.move(box["x"] + 0.3 * box["width"], box["y"] + 40)
+        page.mouse.down()
+        page.mouse.move(box["x"] + 0.7 * box["width"], box["y"] + 40, steps=5)
+        page.mouse.up()
+        until(page, f"{note}.includes(' to ')")
+        page.focus("#range-reset")
+        page.keyboard.press("Enter")
+        until(page, f"{note} === ''")
+        page.focus("#range-out")
+        page.keyboard.press("Enter")  # there is no longer range than all
+        assert page.evaluate(note) == ""
+        history = {"run": "other <b>run"}
+        with httpx.Client(base_url=url, trust_env=False) as client:
+            for role in ("receiver", "learner"):
+                history[role] = client.get(f"api/{role}/history?track=whole").json()
+        file = tmp_path / "history.json"
+        file.write_text(json.dumps(history))
+        page.set_input_files("#compare", str(file))
+        page.wait_for_selector("#compare-note >> text=dashed: other <b>run")
+        visit.picture("compared")
+        page.click("#compare-end")
+        until(page, "document.querySelector('#compare-note').textContent === ''")
+        for wrong in ("", "[]", "{}", '{"learner": {"time": [1], "epoch": 0, "loss": []}}'):
+            file.write_text(wrong)
+            page.set_input_files("#compare", str(file))
+            page.wait_for_selector("#compare-note >> text=is not a history from")
+            page.evaluate("document.querySelector('#compare-note').textContent = ''")
 
 
 def until(page: Any, expression: str, seconds: float = 30.0) -> None:

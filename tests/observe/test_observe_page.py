@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import socket
+import threading
 import time
 from base64 import b64decode
 from dataclasses import replace
@@ -30,6 +31,7 @@ from stream_ssl.observe.page import memory as memory_page
 from stream_ssl.observe.page.api import Sources
 from stream_ssl.observe.page.history import HELP, SERIES, FigureHistory, Track
 from stream_ssl.observe.page.memory import MemoryView
+from stream_ssl.observe.page.producers import PAST, PAST_EVERY, ProducersView
 from stream_ssl.observe.server import Server
 from stream_ssl.receiver.sessions import ProducerTable
 
@@ -167,6 +169,33 @@ def test_each_producer_is_told_what_it_has_in_the_memory(feed: Feed) -> None:
         }
 
 
+def test_slots_and_evictions_of_one_producer(feed: Feed) -> None:
+    """Two producers in turn: each has its own slots and newest slot, and nobody has none."""
+    with serving(feed) as (server, view):
+        assert view is not None
+        for number in range(24):
+            feed.producer = f"cam-{number % 2}"
+            view.slots.consume(feed.step())
+        told = ask(server, "learner/memory/producers")["producers"]
+        everything = ask(server, "learner/memory/slots", limit=512)["slots"]
+        for name in ("cam-0", "cam-1"):
+            own = ask(server, "learner/memory/slots", limit=512, sort="newest", producer=name)
+            of_loop = {one["slot"] for one in everything if one["origin"]["producer"] == name}
+            assert {one["slot"] for one in own["slots"]} == of_loop
+            assert own["total"] == len(of_loop) == told[name]["held"]
+            youngest = min(one["age"] for one in own["slots"])
+            newest = told[name]["newest"]
+            assert {one["slot"]: one["age"] for one in own["slots"]}[newest["slot"]] == youngest
+            gone = ask(server, "learner/memory/evictions", producer=name, limit=256)["evictions"]
+            assert gone
+            assert all(
+                name in (one["origin"]["producer"], (one["by"] or one["origin"])["producer"])
+                for one in gone
+            )
+        assert ask(server, "learner/memory/slots", producer="nobody")["total"] == 0
+        assert ask(server, "learner/memory/evictions", producer="nobody")["evictions"] == []
+
+
 def test_samples_dropped_last_are_shown_beside_their_pictures(feed: Feed) -> None:
     picture_BCHW = torch.randint(0, 256, (30, 3, SIDE, SIDE), dtype=torch.uint8)
     origin = Origin("yard", "lens", "17", 100.0)
@@ -278,6 +307,32 @@ def test_the_table_of_producers_is_bounded_and_forgets_the_silent() -> None:
         first.reject(f"reason {number}", 1)
     assert len(first.rejected) <= 33
     assert first.rejected["other"] == 68
+
+
+def test_a_thousand_producers_in_bounded_memory_and_bytes() -> None:
+    """The past of ten minutes of each: exact rates, 100 B of memory, 600 B of an answer."""
+    clock = [1000.0]
+    table, view = ProducerTable(limit=4096), ProducersView(lambda: clock[0])
+    records = [table.opened(f"camera-{n:04d}", None, "agent", clock[0]) for n in range(1000)]
+    sent: list[list[int]] = [[] for _ in records]
+    for turn in range(50):  # 25 minutes, while nobody watches
+        for number, record in enumerate(records):
+            rise = (number + turn) % 7 * 30
+            record.samples += rise
+            sent[number].append(rise)
+        for _ in range(3):  # only one of these copies the table
+            view.offer(table.copy)
+        clock[0] += PAST_EVERY
+    threading.Timer(0.2, lambda: view.offer(table.copy)).start()
+    told = view.listing("name", "", 0, 1000)
+    for number, row in enumerate(told["producers"]):
+        assert len(row["past"]) == PAST
+        latest = sent[number][-len(row["past"]) + 1 :]
+        assert row["past"][:-1] == [rise / PAST_EVERY for rise in latest]
+    assert len(json.dumps(told)) < 600_000
+    assert sum(counts.nbytes for _, _, counts in view._past) <= (PAST + 1) * 8 * 1000
+    only = view.listing("name", "", 0, 10, name="camera-0001")["producers"]
+    assert [row["name"] for row in only] == ["camera-0001"]
 
 
 def test_each_process_answers_for_the_other(feed: Feed) -> None:

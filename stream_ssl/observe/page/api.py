@@ -1,12 +1,14 @@
 """The JSON API of the page: figures, memory, producers and checkpoints.
 
-Each question is a GET under `api/ROLE/`. A process forwards questions for the other role to the
-other process of the run. `api/run` has the states of both processes and the five answers.
+Each question is a GET under `api/ROLE/`; only a picture to search for is posted. A process forwards
+questions for the other role to the other process of the run. `api/run` has the states of both
+processes and the five answers.
 
 An error has a reason and one of these statuses:
 
 - 400: an argument is wrong.
 - 404: the thing does not exist.
+- 413, 415: a picture is too large, or the content type is wrong.
 - 502: the other process does not answer.
 - 503: the data is not available now.
 """
@@ -26,7 +28,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from starlette.requests import Request
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -54,8 +57,15 @@ MOST_ANSWER = 8 << 20
 """The maximum size of the other process's answer, in bytes."""
 PEER_SECONDS, STATE_SECONDS = 15.0, 4.0
 """Time-outs in seconds for questions to the other process, and for its `state` alone."""
+BYTES = "application/octet-stream"
 ASKED_BY_PEER = "x-stream-ssl-asked-by"
 MOST_ROWS = 512
+MOST_NAME = 256
+"""The maximum length of a producer's name in a question, in characters."""
+MOST_PICTURE = 8 << 20
+"""The maximum size of a picture that is searched for, in bytes."""
+MOST_SEARCHES = 2
+"""The most pictures that are read or searched for at once."""
 MOST_ORIGINAL = 5 << 20
 """The maximum size of an original that the page shows, in bytes."""
 LIMITS = {
@@ -116,7 +126,7 @@ class Api:
 
     def __init__(self, role: Role, health: Health, facts: Facts, sources: Sources) -> None:
         self._role, self._health, self._facts = role, health, facts
-        self._sources, self._started = sources, time.time()
+        self._sources, self._started, self._searches = sources, time.time(), 0
         self._questions: Mapping[str, Callable[[Query], object]] = {
             "state": self._state,
             "history": self._figures,
@@ -136,7 +146,50 @@ class Api:
 
     def routes(self) -> list[Route]:
         """Return the routes. Starlette answers them in a thread pool, because they may block."""
-        return [Route("/api/run", self.run), Route("/api/{role}/{question:path}", self.answer)]
+        return [
+            Route("/api/run", self.run),
+            Route("/api/{role}/memory/search", self.search, methods=["POST"]),
+            Route("/api/{role}/{question:path}", self.answer),
+        ]
+
+    async def search(self, request: Request) -> Response:
+        """Answer which slots look like the picture in the body, or forward it to the learner."""
+        if self._searches >= MOST_SEARCHES:
+            why = f"{MOST_SEARCHES} pictures are being searched for; try again"
+            return _json({"error": why}, 503)
+        self._searches += 1
+        try:
+            data = await _picture_in(request)
+            return await run_in_threadpool(self._search, request, data)
+        except Refused as refused:
+            return _json({"error": str(refused)}, refused.status)
+        except ClientDisconnect:
+            return _json({"error": "the client has left"}, 400)
+        finally:
+            self._searches -= 1
+
+    def _search(self, request: Request, data: bytes) -> Response:
+        role, query = request.path_params["role"], Query(request.query_params)
+        try:
+            if role != "learner":
+                raise Refused(404, "only the learner has a memory to search")
+            if self._role != "learner":
+                if ASKED_BY_PEER in request.headers:  # no endless forwarding
+                    raise Refused(502, f"this is the {self._role}: endpoints.json is out of date")
+                given = request.url.query
+                status, body = self._ask_peer(role, "memory/search", given, data)
+                return Response(body, status, {"cache-control": "no-store"}, "application/json")
+            count = query.integer("count", 24, 1, 64)
+            query.end()
+            return _json(self._view.like(data, count))
+        except Refused as refused:
+            return _json({"error": str(refused)}, refused.status)
+        except Busy as error:
+            return _json({"error": f"{error}; try again"}, 503)
+        except LookupError as error:
+            return _json({"error": str(error.args[0] if error.args else error)}, 404)
+        except ValueError as error:
+            return _json({"error": f"the picture cannot be used: {error}"}, 400)
 
     def run(self, _: Request) -> Response:
         """Answer with the states of both processes, what needs attention, and the five answers."""
@@ -220,10 +273,11 @@ class Api:
     def _producers(self, query: Query) -> object:
         sort, find = query.choice("sort", PRODUCER_SORTS), query.text("find", 64)
         offset, limit = query.integer("offset", 0, 0, 1 << 20), query.integer("limit", 100, 1, 1000)
+        name = query.text("name", MOST_NAME) or None
         query.end()
         if self._sources.producers is None:
             raise Refused(404, "only the receiver has the table of producers")
-        return self._sources.producers.listing(sort, find, offset, limit)
+        return self._sources.producers.listing(sort, find, offset, limit, name)
 
     def _ranks(self, query: Query) -> object:
         query.end()
@@ -253,8 +307,9 @@ class Api:
         sort = query.choice("sort", ("duplicates", "drawn", "oldest", "newest", "stalest"))
         offset = query.integer("offset", 0, 0, 1 << 40)
         limit = query.integer("limit", 128, 1, MOST_ROWS)
+        producer = query.text("producer", MOST_NAME) or None
         query.end()
-        return self._view.listing(sort, offset, limit)
+        return self._view.listing(sort, offset, limit, producer)
 
     def _slot(self, query: Query) -> object:
         slot, near = query.integer("slot", None, 0, 1 << 40), query.integer("near", 12, 1, 64)
@@ -292,8 +347,9 @@ class Api:
 
     def _evictions(self, query: Query) -> object:
         limit = query.integer("limit", 50, 1, 256)
+        producer = query.text("producer", MOST_NAME) or None
         query.end()
-        return self._view.evictions(limit)
+        return self._view.evictions(limit, producer)
 
     def _dropped(self, query: Query) -> object:
         limit = query.integer("limit", 24, 1, 24)
@@ -307,8 +363,10 @@ class Api:
 
     # -- The run's other process
 
-    def _ask_peer(self, role: str, question: str, query: str) -> tuple[int, bytes]:
-        """Return the status and the body of the other process's answer."""
+    def _ask_peer(
+        self, role: str, question: str, query: str, body: bytes | None = None
+    ) -> tuple[int, bytes]:
+        """Return the status and the body of the other process's answer. `body` is posted."""
         address = self._sources.peer(role)
         if address is None:
             raise Refused(502, f"no {role} has started in this run folder")
@@ -322,17 +380,36 @@ class Api:
         seconds = STATE_SECONDS if question == "state" else PEER_SECONDS
         connection = http.client.HTTPConnection(parts.netloc, timeout=seconds)
         try:
-            connection.request("GET", f"/api/{role}/{question}?{query}", headers=headers)
+            method = "GET" if body is None else "POST"
+            if body is not None:
+                headers["content-type"] = BYTES
+            connection.request(method, f"/api/{role}/{question}?{query}", body, headers)
             reply = connection.getresponse()
-            body = reply.read(MOST_ANSWER + 1)
+            told = reply.read(MOST_ANSWER + 1)
         except (OSError, http.client.HTTPException) as error:
             why = str(error) or type(error).__name__
             raise Refused(502, f"the {role} does not answer at {address}: {why}") from None
         finally:
             connection.close()
-        if len(body) > MOST_ANSWER:
+        if len(told) > MOST_ANSWER:
             raise Refused(502, f"the {role} answered with more than {MOST_ANSWER} bytes")
-        return reply.status, body
+        return reply.status, told
+
+
+async def _picture_in(request: Request) -> bytes:
+    """Return the body of a request. A browser lets no other website send this content type."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != BYTES:
+        raise Refused(415, f"send the bytes of a picture with the content type {BYTES}")
+    data = bytearray()
+    async for part in request.stream():
+        data += part
+        if len(data) > MOST_PICTURE:
+            raise Refused(
+                413, f"the picture has more than {MOST_PICTURE} bytes: send a smaller one"
+            )
+    if not data:
+        raise Refused(400, "the body is empty: must be a JPEG, PNG or WebP file")
+    return bytes(data)
 
 
 class Query:

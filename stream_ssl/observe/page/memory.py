@@ -13,7 +13,7 @@ import threading
 import time
 from base64 import b64encode
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -30,6 +30,7 @@ from stream_ssl.memory import WorkingMemory
 from stream_ssl.memory.index import kmeans
 from stream_ssl.observe.balance import entropy
 from stream_ssl.observe.page.memory_reader import TILE, MemoryReader, SlotsCopy
+from stream_ssl.observe.page.picture_search import PictureSearch
 from stream_ssl.observe.page.step_jobs import Busy, StepJobs
 from stream_ssl.observe.page.umap_plane import UmapPlane
 from stream_ssl.observe.slot_history import Eviction, Fate, SlotHistory, shrunk
@@ -60,6 +61,9 @@ class MemoryView:
         origins: the origins of the samples, as the learner keeps them.
         jobs: runs jobs on the learner's thread.
         clock: returns seconds since the Unix epoch.
+
+    Attributes:
+        search: finds slots that look like a picture; None until the learner sets it.
     """
 
     def __init__(
@@ -73,6 +77,7 @@ class MemoryView:
         self.slots = SlotHistory(memory, clock)
         self.reader = MemoryReader(memory, origins, clock)
         self._umap: UmapPlane[SlotsCopy] = UmapPlane()
+        self.search: PictureSearch | None = None
         self._memory, self._clock = memory, clock
         self._lock = threading.Lock()  # one thread makes a snapshot, the others wait for it
         self._snapshot: SlotsCopy | None = None
@@ -125,7 +130,9 @@ class MemoryView:
             "histograms": histograms,
         }
 
-    def listing(self, sort: str, offset: int, limit: int) -> dict[str, Any]:
+    def listing(
+        self, sort: str, offset: int, limit: int, producer: str | None = None
+    ) -> dict[str, Any]:
         """Return up to `limit` slots in order, from number `offset` on.
 
         Args:
@@ -133,14 +140,18 @@ class MemoryView:
                 duplicates, the most draws and so on come first.
             offset: the number of the first slot, from 0.
             limit: the number of slots, 1 to 512.
+            producer: only slots with samples of this producer; None: all slots.
 
         Raises:
             Busy: the learner has no time.
         """
         snapshot = self.snapshot()
         order = _order(snapshot, sort)
+        if producer is not None:
+            held = [one is not None and one.producer == producer for one in snapshot.origins_k]
+            order = order[np.array(held, bool)[order]]
         rows = [self._row(snapshot, int(slot)) for slot in order[offset : offset + limit]]
-        return {"at": snapshot.at, "total": len(snapshot), "offset": offset, "slots": rows}
+        return {"at": snapshot.at, "total": len(order), "offset": offset, "slots": rows}
 
     def slot(self, slot: int, neighbours: int = 12) -> dict[str, Any]:
         """Return one slot and its nearest slots, by cosine of descriptors and of embeddings.
@@ -153,15 +164,28 @@ class MemoryView:
         if not 0 <= slot < len(snapshot):
             raise LookupError(f"slot {slot}: the memory has slots 0 to {len(snapshot) - 1}")
         found = self.jobs.ask(lambda: self.reader.nearest(slot, neighbours))
-        near = {
-            space: [
-                {**self._row(snapshot, other), "cosine": round(cosine, 4)}
-                for other, cosine in pairs
-                if other < len(snapshot)
-            ]
-            for space, pairs in found.items()
-        }
-        return {**self._row(snapshot, slot), "near": near}
+        return {**self._row(snapshot, slot), "near": self._near(snapshot, found)}
+
+    def like(self, data: bytes, count: int) -> dict[str, Any]:
+        """Return the slots that look like a picture, and the picture as the learner sees it.
+
+        Args:
+            data: the bytes of a JPEG, PNG or WebP file.
+            count: the number of slots.
+
+        Raises:
+            LookupError: this memory keeps no pictures.
+            ValueError: the bytes are not a picture that the run would accept.
+            Busy: the learner has no time.
+        """
+        if (search := self.search) is None or not self.reader.most_pictures:
+            raise LookupError("this memory keeps no pictures, so none can look like another")
+        image_CHW = search.decode(data)
+        snapshot = self.snapshot()
+        found = self.jobs.ask(lambda: search.nearest(image_CHW, count))
+        side = min(TILE, image_CHW.shape[1])
+        seen = sheet(shrunk(image_CHW[None], side), 1)
+        return {"near": self._near(snapshot, found), "seen": seen}
 
     def pictures(self, slots: Sequence[int]) -> dict[str, Any]:
         """Return the current images of these slots, side by side in one JPEG or PNG.
@@ -212,15 +236,17 @@ class MemoryView:
         self.jobs.close()
         self._umap.close()
 
-    def evictions(self, limit: int) -> dict[str, Any]:
+    def evictions(self, limit: int, producer: str | None = None) -> dict[str, Any]:
         """Return the newest evictions, the last first, and their `pictures`.
+
+        With `producer`, these are the evictions of its samples, and those that its samples caused.
 
         `pictures` has the form that the method `pictures` returns. It is None without pictures.
 
         Raises:
             Busy: the learner has no time.
         """
-        lately, ids, image_nCHW = self.jobs.ask(lambda: self._evicted(limit))
+        lately, ids, image_nCHW = self.jobs.ask(lambda: self._evicted(limit, producer))
         told = [
             {
                 **asdict(eviction),
@@ -261,13 +287,21 @@ class MemoryView:
         return {"dropped": told, "pictures": pictures}
 
     def producers(self, limit: int) -> dict[str, Any]:
-        """Return for each producer the slots that it holds and the fate of its samples.
+        """Return for each producer its slots, its newest slot, and the fate of its samples.
 
         Raises:
             Busy: the learner has no time.
         """
         snapshot = self.snapshot()
-        held = Counter(origin.producer for origin in snapshot.origins_k if origin is not None)
+        held: Counter[str] = Counter()
+        newest: dict[str, int] = {}  # slot by producer
+        born_k = snapshot.born_k.tolist()
+        for slot, origin in enumerate(snapshot.origins_k):
+            if origin is not None:
+                held[origin.producer] += 1
+                best = newest.setdefault(origin.producer, slot)
+                if born_k[slot] > born_k[best]:
+                    newest[origin.producer] = slot
         fates = dict(self.slots.fates)  # copied in one step, because the learner goes on counting
         # A producer whose samples came before this process started also holds slots.
         chosen = sorted(fates.keys() | held, key=lambda name: (-held[name], name))[:limit]
@@ -275,7 +309,12 @@ class MemoryView:
             "occupied": len(snapshot),
             "offered": sum(fate.offered for fate in fates.values()),
             "producers": {
-                name: {**asdict(fates.get(name, Fate())), "held": held[name]} for name in chosen
+                name: {
+                    **asdict(fates.get(name, Fate())),
+                    "held": held[name],
+                    "newest": _placed_slot(snapshot, newest.get(name)),
+                }
+                for name in chosen
             },
         }
 
@@ -304,11 +343,30 @@ class MemoryView:
 
     # On the learner's thread.
 
-    def _evicted(self, limit: int) -> tuple[list[Eviction], list[int], Tensor]:
-        lately = list(self.slots.evictions)[: -limit - 1 : -1]
+    def _evicted(
+        self, limit: int, producer: str | None
+    ) -> tuple[list[Eviction], list[int], Tensor]:
+        shown = (
+            one
+            for one in reversed(self.slots.evictions)
+            if producer is None or producer in {o.producer for o in (one.origin, one.by) if o}
+        )
+        lately = list(itertools.islice(shown, limit))
         return lately, *self.slots.pictures.of([eviction.id for eviction in lately])
 
     # Computed from a snapshot.
+
+    def _near(
+        self, snapshot: SlotsCopy, found: Mapping[str, Sequence[tuple[int, float]]]
+    ) -> dict[str, list[dict[str, Any]]]:
+        return {
+            space: [
+                {**self._row(snapshot, slot), "cosine": round(cosine, 4)}
+                for slot, cosine in pairs
+                if slot < len(snapshot)
+            ]
+            for space, pairs in found.items()
+        }
 
     def _row(self, snapshot: SlotsCopy, slot: int) -> dict[str, Any]:
         counts_k = snapshot.duplicates_k
@@ -425,6 +483,11 @@ def _histogram(values_k: NDArray[Any], bins: int = 24) -> dict[str, list[float]]
         return {"edges": [], "counts": []}
     counts, edges = np.histogram(values_k, bins=bins)
     return {"edges": [round(float(e), 3) for e in edges], "counts": counts.tolist()}
+
+
+def _placed_slot(snapshot: SlotsCopy, slot: int | None) -> dict[str, Any] | None:
+    """Return a slot with the id of its sample, as the page asks for its picture."""
+    return None if slot is None else {"slot": slot, "id": str(snapshot.ids_k[slot])}
 
 
 def _origin(origin: Origin | None) -> dict[str, Any] | None:

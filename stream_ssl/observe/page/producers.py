@@ -1,6 +1,7 @@
 """The producers as the page shows them: sorted, filtered and with rates.
 
-The receiver's thread copies its table at most once a second, and only while a viewer asks.
+The receiver's thread copies its table at most once a second while a viewer asks, and otherwise once
+in PAST_EVERY seconds.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from stream_ssl.receiver.sessions import ProducerRecord
 
 EVERY = 1.0
@@ -19,6 +23,11 @@ WATCHED = 30.0
 """Seconds for which the table is copied after the last question."""
 WINDOW = 10.0
 """Seconds that the rates cover."""
+
+PAST_EVERY, PAST = 30.0, 20
+"""Seconds between two points of a producer's past, and the number of points: ten minutes.
+
+The table is copied this often also while nobody watches."""
 
 SORTS = ("silent", "name", "rate", "samples", "rejected", "repeated", "newest")
 
@@ -37,17 +46,22 @@ class ProducersView:
         self._watched_until = self._next = 0.0
         self._newest: tuple[float, list[ProducerRecord]] | None = None
         self._samples: deque[tuple[float, dict[str, int]]] = deque(maxlen=32)  # by name, by time
+        self._past: deque[tuple[float, Sequence[str], NDArray[np.int64]]] = deque(maxlen=PAST + 1)
 
     def offer(self, table: Callable[[], list[ProducerRecord]]) -> None:
-        """Copy the table if a viewer asked recently and EVERY seconds have passed.
+        """Copy the table if a viewer asked recently and EVERY seconds have passed, or for the past.
 
         Only the receiver's thread calls this method.
         """
         now = self._clock()
-        if now >= self._watched_until or now < self._next:
+        old = not self._past or now >= self._past[-1][0] + PAST_EVERY
+        if not old and (now >= self._watched_until or now < self._next):
             return
         self._next = now + EVERY
         records = table()
+        if old:
+            counts = np.fromiter((one.samples for one in records), np.int64, len(records))
+            self._past.append((now, [one.name for one in records], counts))
         with self._changed:
             while self._samples and now - self._samples[0][0] > 2 * WINDOW:
                 self._samples.popleft()
@@ -55,7 +69,9 @@ class ProducersView:
             self._newest = (now, records)
             self._changed.notify_all()
 
-    def listing(self, sort: str, find: str, offset: int, limit: int) -> dict[str, Any]:
+    def listing(
+        self, sort: str, find: str, offset: int, limit: int, name: str | None = None
+    ) -> dict[str, Any]:
         """Return up to `limit` producers in order, and the number of producers.
 
         Args:
@@ -63,18 +79,42 @@ class ProducersView:
             find: a part of the name; upper and lower case are the same.
             offset: the number of the first producer, from 0.
             limit: the number of producers.
+            name: the whole name of the only producer; None: all producers.
         """
         at, records, earlier = self._read()
         found = [
-            _row(record, at, earlier) for record in records if find.lower() in record.name.lower()
+            _row(record, at, earlier)
+            for record in records
+            if find.lower() in record.name.lower() and name in (None, record.name)
         ]
         found.sort(key=_KEYS[sort])
+        shown = found[offset : offset + limit]
+        past = self._rates([row["name"] for row in shown])
         return {
             "total": len(records),
             "connected": sum(record.connected is not None for record in records),
             "found": len(found),
-            "producers": found[offset : offset + limit],
+            "past_every": PAST_EVERY,
+            "producers": [{**row, "past": past[row["name"]]} for row in shown],
         }
+
+    def _rates(self, names: Sequence[str]) -> dict[str, list[float]]:
+        """Return the past rates of each producer, oldest first, from its first appearance on."""
+        wanted = dict.fromkeys(names)
+        before: dict[str, tuple[float, int]] = {}
+        found: dict[str, list[float]] = {name: [] for name in names}
+        for at, known, counts in list(self._past):
+            here = {
+                name: (at, int(count))
+                for name, count in zip(known, counts.tolist(), strict=True)
+                if name in wanted
+            }
+            for name in here.keys() & before.keys():
+                then, had = before[name]
+                rise = max(0, here[name][1] - had) / max(EVERY, at - then)
+                found[name].append(float(f"{rise:.3g}"))
+            before = here
+        return found
 
     def _read(self) -> tuple[float, Sequence[ProducerRecord], tuple[float, dict[str, int]]]:
         """Return the newest copy, and the samples by name from about WINDOW seconds before it."""

@@ -1,6 +1,7 @@
 // Charts of the figures over time, drawn by uPlot. Each chart is a card and shows both roles.
 import { ask, bytes, colour, duration, element, explained, number, onTheme, percent } from "./lib.js";
 
+const MOST_FILE = 32 << 20; // the size of a history to compare, in bytes
 const KEEP = 900; // the number of points that a process keeps
 const text = (format) => (value) => (value == null ? "–" : [format(value)].flat().join(" "));
 const NUMBER = text(number), PERCENT = text(percent), SECONDS = text(duration), BYTES = text(bytes);
@@ -35,18 +36,75 @@ export class Charts {
     this.tables = {}; // role -> columns
     this.limits = {}; // name -> value of a level that a chart draws
     this.events = []; // { at, name }: conditions that hold, by the time they began
-    this.cards = CHARTS.map((chart) => new Chart(chart));
+    this.range = null; // the chosen times, [from, to] in Unix seconds; null: all
+    this.other = null; // the history of another run
+    this.starts = {}; // role -> the start of its process, in Unix seconds
+    this.cards = CHARTS.map((chart) => new Chart(chart, (range) => this.choose(range)));
     parent.append(...this.cards.map((card) => card.figure));
     for (const radio of document.querySelectorAll("input[name=track]")) {
-      radio.addEventListener("change", () => { this.tables = {}; this.refresh(); });
+      radio.addEventListener("change", () => { this.choose(null); this.tables = {}; this.refresh(); });
     }
+    for (const [id, by] of Object.entries({ in: [0.25, -0.25], out: [-0.5, 0.5], back: [-0.5, -0.5], on: [0.5, 0.5] })) {
+      document.querySelector(`#range-${id}`).addEventListener("click", () => this.move(...by));
+    }
+    document.querySelector("#range-reset").addEventListener("click", () => this.choose(null));
+    document.querySelector("#compare").addEventListener("change", (event) => this.compare(event.target));
+    document.querySelector("#compare-end").addEventListener("click", () => this.show(null, ""));
     onTheme(() => this.cards.forEach((card) => card.rebuild()));
   }
 
   async refresh() {
     const track = document.querySelector("input[name=track]:checked").value;
     await Promise.allSettled(["receiver", "learner"].map((role) => this.extend(role, track)));
-    for (const card of this.cards) card.show(this.tables, this.limits, this.events);
+    this.draw();
+  }
+
+  draw() {
+    for (const card of this.cards) card.show(this.tables, this.limits, this.events, this);
+  }
+
+  /** Return the first and the last time that the charts have. */
+  all() {
+    const times = Object.values(this.tables).flatMap(({ time, epoch }) => (time.length ? [time[0] + epoch, time.at(-1) + epoch] : []));
+    return times.length ? [Math.min(...times), Math.max(...times)] : null;
+  }
+
+  /** Show a range of the time in all charts; null shows all of it. */
+  choose(range) {
+    this.range = range;
+    const note = document.querySelector("#range-note");
+    note.textContent = range ? `${clock(range[0], true)} to ${clock(range[1], true)}` : "";
+    document.querySelector("#range-reset").disabled = !range;
+    this.draw();
+  }
+
+  /** Move both ends of the range by parts of its length, within the times that exist. */
+  move(left, right) {
+    const all = this.all();
+    if (!all) return;
+    const [from, to] = this.range ?? all, span = to - from;
+    const length = Math.min(all[1] - all[0], Math.max(10, span * (1 - left + right)));
+    const start = Math.min(all[1] - length, Math.max(all[0], from + span * left));
+    this.choose(length >= all[1] - all[0] ? null : [start, start + length]);
+  }
+
+  /** Draw the history of another run from a file of `stream-ssl status RUN --history true`. */
+  async compare(input) {
+    const [file] = input.files;
+    input.value = ""; // the same file may be chosen again
+    if (!file) return;
+    try {
+      if (file.size > MOST_FILE) throw new Error(`it has more than ${text(bytes)(MOST_FILE)}`);
+      const found = checked(JSON.parse(await file.text()));
+      this.show(found, `dashed: ${found.run}, from its start on`);
+    } catch (error) { this.show(null, `${file.name} is not a history from \`stream-ssl status RUN --history true\`: ${error.message}`); }
+  }
+
+  show(other, note) {
+    this.other = other;
+    document.querySelector("#compare-note").textContent = note;
+    document.querySelector("#compare-end").hidden = !other;
+    this.draw();
   }
 
   async extend(role, track) {
@@ -62,9 +120,22 @@ export class Charts {
   }
 }
 
+/** Return a history if each role has a time and columns of numbers of one length. */
+function checked(told) {
+  const roles = ["receiver", "learner"].filter((role) => told?.[role]);
+  if (!roles.length) throw new Error("it has neither a receiver nor a learner");
+  for (const role of roles) {
+    const { time, epoch, every, ...columns } = told[role];
+    const good = (values) => Array.isArray(values) && values.length === time.length && values.every((v) => v === null || Number.isFinite(v));
+    if (!Array.isArray(time) || time.length > 2 * KEEP || !good(time) || !Number.isFinite(epoch)) throw new Error(`the ${role} has no times`);
+    for (const [name, values] of Object.entries(columns)) if (!good(values)) throw new Error(`the ${role} has a wrong column ${name.slice(0, 40)}`);
+  }
+  return { ...told, run: String(told.run ?? "another run").slice(0, 80) };
+}
+
 class Chart {
-  constructor({ title, lines, format, zero, some, limit, reach }) {
-    Object.assign(this, { title, lines, format, zero, some, limit, reach });
+  constructor({ title, lines, format, zero, some, limit, reach }, choose) {
+    Object.assign(this, { title, lines, format, zero, some, limit, reach, choose });
     this.limitShown = element("b");
     this.keys = element("span", { class: "keys" });
     this.plot = element("div", { class: "plot", role: "img" });
@@ -73,7 +144,8 @@ class Chart {
     new ResizeObserver(() => this.chart?.setSize({ width: this.plot.clientWidth, height: this.plot.clientHeight })).observe(this.plot);
   }
 
-  show(tables, limits, events) {
+  show(tables, limits, events, { range, other, starts }) {
+    this.range = range;
     this.level = this.limit ? limits[this.limit[0]] : null;
     this.events = events;
     if (this.level != null) this.limitShown.textContent = this.format(this.level);
@@ -82,8 +154,16 @@ class Chart {
     const drawn = there.length > 1 ? there.filter((line, at) => at === 0 || tables[line.role][line.name].some((v) => v)) : there;
     this.figure.hidden = drawn.length === 0;
     if (!drawn.length) return;
-    this.data = uPlot.join(drawn.map(({ role, name }) => [tables[role].time.map((at) => at + tables[role].epoch), tables[role][name]]));
-    const names = [...drawn.map((line) => line.label), this.level != null].join();
+    const own = drawn.map(({ role, name }) => [tables[role].time.map((at) => at + tables[role].epoch), tables[role][name]]);
+    const ends = own.flatMap(([time]) => (time.length ? [time[0], time.at(-1)] : []));
+    this.whole = [Math.min(...ends), Math.max(...ends)];
+    const compared = drawn.filter(({ role, name }) => other?.[role]?.time.length && other[role][name]);
+    this.data = uPlot.join([...own, ...compared.map(({ role, name }) => {
+      const { time, [name]: values } = other[role], shift = (starts[role] ?? this.whole[0]) - time[0];
+      return [time.map((at) => at + shift), values];
+    })]);
+    this.compared = compared.map((line) => drawn.indexOf(line));
+    const names = [...drawn.map((line) => line.label), this.level != null, ...this.compared].join();
     if (names !== this.names) { this.names = names; this.drawn = drawn; this.rebuild(); }
     else this.chart.setData(this.data);
     drawn.forEach((line, at) => { this.values[at].textContent = this.format(tables[line.role][line.name].findLast((v) => v != null)); });
@@ -103,13 +183,23 @@ class Chart {
     this.chart = new uPlot({
       width: this.plot.clientWidth || 320, height: this.plot.clientHeight || 150,
       padding: [8, 10, 0, 0], legend: { show: false },
-      cursor: { y: false, points: { size: 6 }, drag: { x: false } },
-      scales: { y: { range: (u, least, most) => this.span(least, most) } },
+      cursor: { y: false, points: { size: 6 }, drag: { x: true, y: false, setScale: false, dist: 5 }, bind: { dblclick: () => () => { this.choose(null); return null; } } },
+      scales: { x: { range: () => this.range ?? this.whole }, y: { range: (u, least, most) => this.span(least, most) } },
       axes: [{ ...axis, size: 26, space: 70, values: (u, ticks) => ticks.map((at) => clock(at, ticks[1] - ticks[0] < 60)) },
         { ...axis, size: 56, space: 32, ...(this.format === SECONDS ? { incrs: TIMES } : {}), values: (u, ticks) => labels(ticks, this.format) }],
-      series: [{}, ...this.drawn.map((line, at) => ({ label: line.label, stroke: colour(COLOURS[at]), width: 1.6, spanGaps: true, points: { show: false } }))],
-      hooks: { setCursor: [(u) => this.point(u)], draw: [(u) => this.marks(u)] },
+      series: [{}, ...this.drawn.map((line, at) => ({ label: line.label, stroke: colour(COLOURS[at]), width: 1.6, spanGaps: true, points: { show: false } })),
+        ...this.compared.map((at) => ({ label: `${this.drawn[at].label}, other run`, stroke: colour(COLOURS[at]), width: 1.2, dash: [5, 4], alpha: 0.75, spanGaps: true, points: { show: false } }))],
+      hooks: { setSelect: [(u) => this.select(u)], setCursor: [(u) => this.point(u)], draw: [(u) => this.marks(u)] },
     }, this.data, this.plot);
+  }
+
+  /** Show the times between the ends of a drag in all charts. */
+  select(u) {
+    const { left, width } = u.select;
+    if (width < 5) return;
+    const range = [u.posToVal(left, "x"), u.posToVal(left + width, "x")];
+    u.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
+    this.choose(range);
   }
 
   /** Return the range of the axis. With `reach`, or if the level is not far, it contains the level. */

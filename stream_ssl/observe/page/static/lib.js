@@ -4,7 +4,16 @@
 /** Ask one process with a role and a question, or the whole run with "run". */
 export async function ask(role, question, args = {}) {
   const query = new URLSearchParams(args).toString();
-  const answer = await fetch(`api/${question ? `${role}/${question}` : role}${query ? `?${query}` : ""}`, { headers: { accept: "application/json" } })
+  return send(`api/${question ? `${role}/${question}` : role}${query ? `?${query}` : ""}`);
+}
+
+/** Send the bytes of a file with a question. */
+export function post(role, question, file) {
+  return send(`api/${role}/${question}`, { method: "POST", body: file, headers: { "content-type": "application/octet-stream" } });
+}
+
+async function send(address, { headers = {}, ...options } = {}) {
+  const answer = await fetch(address, { ...options, headers: { accept: "application/json", ...headers } })
     .catch(() => { throw new Error("no answer: the process that serves this page has stopped or is restarting"); });
   if (answer.status === 401) location.href = "login";
   const body = await answer.json().catch(() => ({ error: `the answer is not JSON (status ${answer.status})` }));
@@ -38,7 +47,8 @@ export function plural(count, noun) { return `${number(count)} ${noun}${count ==
 
 export function rate(value) { return [number(value < 10 ? value : Math.round(value)), "/s"]; }
 
-export function percent(value) { return [(100 * value).toFixed(1), "%"]; }
+/** Return a share as `status` and `watch` spell it, such as "46 %" or "2.5 %". */
+export function percent(share) { return [(100 * share).toFixed(share === 0 || share >= 0.1 ? 0 : 1), "%"]; }
 
 export function bytes(value) {
   const units = ["B", "kB", "MB", "GB", "TB"];

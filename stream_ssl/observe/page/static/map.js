@@ -1,6 +1,6 @@
 // The map of slots, on the two principal axes or by UMAP. Each slot is a point, and a picture if
 // there is room.
-import { ask, colour, duration, element, onTheme, plural } from "./lib.js";
+import { ask, colour, duration, onTheme, percent, plural } from "./lib.js";
 
 const CELL = 58; // pixels of a cell for one picture
 const HUES = 12;
@@ -34,7 +34,7 @@ export class MapSection {
 
   tells() {
     if (this.data.by === "umap") return `by UMAP, ${duration(Math.max(0, Date.now() / 1000 - this.data.at)).join(" ")} ago`;
-    const [first, second] = this.data.share.map((share) => `${(100 * share).toFixed(0)} %`);
+    const [first, second] = this.data.share.map((share) => percent(share).join(" "));
     return `${this.data.note ? `${this.data.note}; until then ` : ""}the axes have ${first} and ${second} of the variance`;
   }
 

@@ -1,8 +1,9 @@
 // The memory: balance, histograms, the mosaic, one slot with its neighbours, and evictions.
 import { Histogram } from "./charts.js";
-import { ask, duration, element, number, plural, shade, who } from "./lib.js";
+import { ask, duration, element, number, percent, plural, post, shade, who } from "./lib.js";
 
 const PAGE = 128; // slots on one page of the mosaic
+const MOST_PICTURE = 8 << 20; // the size that the learner accepts, in bytes
 const HELD = 4096; // the number of pictures that are kept
 
 /** A cache of pictures by the sample's id. It only requests missing pictures. */
@@ -58,6 +59,7 @@ export class MemorySection {
   constructor() {
     this.pictures = new Pictures();
     this.offset = 0;
+    this.producer = ""; // show only slots and evictions of this producer
     this.rows = [];
     this.histograms = {
       duplicates: new Histogram("Duplicates", "slots by expected duplicates"),
@@ -69,6 +71,8 @@ export class MemorySection {
     this.mosaic = $("#mosaic");
     this.mosaic.addEventListener("keydown", (event) => this.move(event));
     $("#mosaic-sort").addEventListener("change", () => this.turn(-Infinity));
+    $("#mosaic-producer").addEventListener("change", (event) => this.only(event.target.value));
+    $("#mosaic-file").addEventListener("change", (event) => this.search(event.target));
     $("#mosaic-back").addEventListener("click", () => this.turn(-PAGE));
     $("#mosaic-on").addEventListener("click", () => this.turn(PAGE));
     $("#evicted").addEventListener("toggle", () => this.showEvicted());
@@ -92,9 +96,9 @@ export class MemorySection {
   }
 
   showSummary(s) {
-    const near = s.near_duplicates == null ? "" : `, ${(100 * s.near_duplicates).toFixed(1)} % have a near-duplicate (cosine ≥ ${s.near})`;
-    const turn = s.turnover == null ? "" : `, ${(100 * s.turnover).toFixed(0)} % hold one of the last ${plural(s.capacity, "sample")}`;
-    const cost = s.learner_share >= 1e-4 ? `; this page uses ${(100 * s.learner_share).toFixed(1)} % of the learner's time` : "";
+    const near = s.near_duplicates == null ? "" : `, ${percent(s.near_duplicates).join(" ")} have a near-duplicate (cosine ≥ ${s.near})`;
+    const turn = s.turnover == null ? "" : `, ${percent(s.turnover).join(" ")} hold one of the last ${plural(s.capacity, "sample")}`;
+    const cost = s.learner_share >= 1e-4 ? `; this page uses ${percent(s.learner_share).join(" ")} of the learner's time` : "";
     $("#memory-note").textContent = `${number(s.occupied)} of ${plural(s.capacity, "slot")}${near}${turn}; ${s.policy} on ${s.descriptor}${cost}`;
     const balance = $("#balance");
     const total = s.balance.slots.reduce((sum, [, count]) => sum + count, 0) || 1;
@@ -105,9 +109,37 @@ export class MemorySection {
       const fill = element("i");
       fill.style.width = `${(100 * count) / most}%`;
       return element("li", { title: plural(count, "slot") }, element("span", {}, `${s.balance.kind} ${name}`),
-        element("span", { class: "track" }, fill), element("span", { class: "n" }, `${((100 * count) / total).toFixed(1)} %`));
+        element("span", { class: "track" }, fill), element("span", { class: "n" }, percent(count / total).join(" ")));
     }));
     for (const [name, histogram] of Object.entries(this.histograms)) histogram.show(s.histograms[name] ?? { edges: [], counts: [] });
+  }
+
+  /** Show only slots and evictions of one producer; "" shows all. */
+  only(producer) {
+    this.producer = $("#mosaic-producer").value = producer;
+    this.turn(-Infinity);
+    this.showEvicted();
+  }
+
+  /** Send a picture to the learner, and show the slots that look like it. */
+  async search(input) {
+    const [file] = input.files;
+    input.value = ""; // the same file may be chosen again
+    if (!file) return;
+    $("#slot-title").replaceChildren("Slots like ", element("bdi", {}, file.name));
+    for (const part of ["#slot-facts", "#slot-near"]) $(part).replaceChildren();
+    $("#slot-picture").style.backgroundImage = "";
+    $("#slot-original").hidden = true;
+    if (!this.dialog.open) this.dialog.showModal();
+    try {
+      if (file.size > MOST_PICTURE) throw new Error(`the picture has ${number(file.size)} bytes: at most ${number(MOST_PICTURE)} are searched for`);
+      const got = await post("learner", "memory/search", file);
+      const url = URL.createObjectURL(blob(got.seen));
+      Object.assign($("#slot-picture").style, { backgroundImage: `url(${url})`, backgroundSize: "100% 100%", backgroundPosition: "0 0" });
+      $("#slot-facts").replaceChildren(element("dt", {}, "picture"), element("dd", {}, "as the learner would see it"));
+      if (this.pictures.most) await this.pictures.fetch(Object.values(got.near).flat());
+      this.showNear(got.near);
+    } catch (error) { $("#slot-near").replaceChildren(element("p", { class: "empty" }, error.message)); }
   }
 
   turn(by) {
@@ -116,11 +148,11 @@ export class MemorySection {
   }
 
   async showMosaic() {
-    const got = await ask("learner", "memory/slots", { sort: $("#mosaic-sort").value, offset: this.offset, limit: PAGE });
+    const got = await ask("learner", "memory/slots", { sort: $("#mosaic-sort").value, offset: this.offset, limit: PAGE, ...(this.producer ? { producer: this.producer } : {}) });
     if (!got.slots.length && this.offset) { this.turn(-Infinity); return; }
     this.rows = got.slots;
     this.peak = Math.max(this.offset ? this.peak ?? 0 : 0, ...got.slots.map((row) => row.duplicates ?? 0), 1); // below 1, all slots have few duplicates
-    $("#mosaic-where").textContent = got.total ? `${number(got.offset + 1)}–${number(got.offset + got.slots.length)} of ${number(got.total)}` : "empty";
+    $("#mosaic-where").textContent = got.total ? `${number(got.offset + 1)}–${number(got.offset + got.slots.length)} of ${number(got.total)}` : this.producer ? "no slot of this producer" : "empty";
     $("#mosaic-back").disabled = !got.offset;
     $("#mosaic-on").disabled = got.offset + PAGE >= got.total;
     const focused = this.mosaic.contains(document.activeElement) ? [...this.mosaic.children].indexOf(document.activeElement) : -1;
@@ -134,7 +166,7 @@ export class MemorySection {
   tile(at, row) {
     let tile = this.mosaic.children[at];
     if (!tile) {
-      tile = element("button", { class: "tile", role: "gridcell", tabindex: at ? -1 : 0, onclick: () => this.open(this.rows[at].slot) });
+      tile = element("button", { class: "tile", tabindex: at ? -1 : 0, onclick: () => this.open(this.rows[at].slot) });
       tile.addEventListener("focus", () => { for (const other of this.mosaic.children) other.tabIndex = other === tile ? 0 : -1; });
       this.mosaic.append(tile);
     }
@@ -231,7 +263,7 @@ export class MemorySection {
     if (!$("#evicted").open) return;
     const body = $("#evicted tbody");
     try {
-      const { evictions, pictures } = await ask("learner", "memory/evictions", { limit: 50 });
+      const { evictions, pictures } = await ask("learner", "memory/evictions", { limit: 50, ...(this.producer ? { producer: this.producer } : {}) });
       if (pictures) this.pictures.add(pictures);
       const now = Date.now() / 1000;
       body.replaceChildren(...(evictions.length ? evictions.map((one) => element("tr", {}, this.gone(one.id),

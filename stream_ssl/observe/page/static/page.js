@@ -3,6 +3,7 @@ import { Charts } from "./charts.js";
 import { GroupSection } from "./group.js";
 import { MemorySection } from "./memory.js";
 import { MapSection } from "./map.js";
+import { ProducerDialog } from "./producer.js";
 import { ProducersSection } from "./producers.js";
 import { ask, bytes, duration, element, explained, labelCells, number, percent, rate } from "./lib.js";
 
@@ -29,7 +30,7 @@ const TILES = [
   ["lag", "learner", "lag", (v) => duration(v)],
   ["loss", "learner", "loss", (v) => [v.toFixed(3), "nats"]],
   ["updates", "learner", "steps", (v) => [number(v), "/s"]],
-  ["memory", "learner", "slots", (v, f) => [Math.floor((100 * v) / Math.max(1, f.capacity)), `% of ${number(f.capacity)}`]],
+  ["memory", "learner", "slots", (v, f) => { const [full, unit] = percent(v / Math.max(1, f.capacity)); return [full, `${unit} of ${number(f.capacity)}`]; }],
   ["producers", "receiver", "producers", (v) => [number(v), "connected"]],
   ["journal", "receiver", "journal", (v) => bytes(v)],
   ["probe", "learner", "held_out", (v) => percent(v), (v) => v > 0],
@@ -54,6 +55,7 @@ async function showStates() {
     element("li", {}, element("details", open ? { open: "" } : {}, element("summary", {}, `${fine.length} ${fine.length === 1 ? "condition is" : "conditions are"} absent`),
       ...fine.map(([name, summary]) => element("span", { title: `not present: ${summary}` }, `${name} `)))));
   charts.limits = limitsOf(run);
+  charts.starts = { receiver: states.receiver?.started, learner: states.learner?.started };
   charts.events = problems.filter(({ since }) => since != null).map(({ since, name }) => ({ at: since, name }));
   const bad = problems.length;
   const verdict = document.querySelector("#verdict");
@@ -114,7 +116,8 @@ const charts = new Charts(document.querySelector("#charts"));
 const group = new GroupSection();
 const memory = new MemorySection();
 const map = new MapSection((slot) => memory.open(slot), memory.pictures);
-const producers = new ProducersSection();
+const producers = new ProducersSection(memory.pictures);
+new ProducerDialog(memory);
 
 document.querySelectorAll("table").forEach(labelCells);
 

@@ -1,9 +1,11 @@
 // The table of producers, one page at a time; silent producers come first.
-import { ask, bytes, duration, element, number, rate } from "./lib.js";
+import { ask, bytes, duration, element, number, percent, rate } from "./lib.js";
+import { addressOf } from "./producer.js";
 
 const PAGE = 50;
 // [order of the receiver or of these rows, title, tooltip]. The receiver sorts by its own columns, the page by those of the learner.
 const COLUMNS = [
+  [null, "newest", "The newest picture of the producer in the memory."],
   ["name", "name", "The name of the producer's key on the allow-list; in plain text, its own name."],
   ["silent", "last seen", "The time since the producer's last message."],
   ["rate", "rate", "Samples per second in the last ten seconds."],
@@ -18,12 +20,13 @@ const COLUMNS = [
 ];
 const OF_LEARNER = { admitted: (use) => use.admitted ?? 0, dropped: (use) => total(use.dropped), slots: (use) => use.slots ?? 0 };
 const total = (counts) => Object.values(counts ?? {}).reduce((sum, count) => sum + count, 0);
-const listed = (counts) => Object.entries(counts ?? {}).map(([reason, samples]) => `${number(samples)} ${reason.replaceAll("_", "-")}`).join(", ") || "–";
-const NUMBERS = new Set([2, 3, 4, 8, 10]); // columns of one number
+export const listed = (counts) => Object.entries(counts ?? {}).map(([reason, samples]) => `${number(samples)} ${reason.replaceAll("_", "-")}`).join(", ") || "–";
+const NUMBERS = new Set([3, 4, 5, 9, 11]); // columns of one number
 const LATE = 60; // seconds of silence after which a connected producer is marked
 
 export class ProducersSection {
-  constructor() {
+  constructor(pictures) {
+    this.pictures = pictures;
     this.sort = "silent";
     this.limit = PAGE;
     this.round = 0; // every third round also asks for the slots in the memory
@@ -50,19 +53,47 @@ export class ProducersSection {
       const weight = this.sort === "bad" ? (one) => total(one.rejected) + total(use(one).bad) : OF_LEARNER[this.sort] && ((one) => OF_LEARNER[this.sort](use(one)));
       if (weight) got.producers.sort((one, other) => weight(other) - weight(one));
       const rows = got.producers.map((one) => row(one, this.fates)).concat(this.find.value || got.found > this.limit ? [] : silent(got.producers, this.fates));
+      const focused = this.body.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
       this.body.replaceChildren(...(rows.length ? rows : [element("tr", {}, element("td", { colspan: COLUMNS.length, class: "empty" }, got.total ? "no producer has this name" : "no producer has connected since the receiver started"))]));
+      if (focused) [...this.body.querySelectorAll("a")].find((link) => link.getAttribute("href") === focused)?.focus({ preventScroll: true });
       this.more.hidden = got.found <= this.limit || this.limit >= 1000;
       COLUMNS.forEach(([sort], at) => { if (sort === this.sort) this.heads[at].setAttribute("aria-sort", "descending"); else this.heads[at].removeAttribute("aria-sort"); });
+      await this.paint();
     } catch (error) { note.textContent = error.message; }
+  }
+
+  /** Fetch and show the pictures of the rows on the screen. */
+  async paint() {
+    const tiles = [...this.body.querySelectorAll(".tile[data-id]")].filter((tile) => {
+      const { top, bottom } = tile.getBoundingClientRect();
+      return bottom > -100 && top < innerHeight + 100;
+    });
+    if (this.pictures.most && tiles.length) await this.pictures.fetch(tiles.map(({ dataset }) => ({ slot: dataset.slot, id: dataset.id })));
+    for (const tile of tiles) this.pictures.paint(tile, tile.dataset.id);
   }
 }
 
+/** Return a line of past rates, from 0 to the largest. */
+export function spark(past) {
+  const most = Math.max(...past, 1e-9), drawn = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  const points = past.map((value, at) => `${(100 * at) / Math.max(1, past.length - 1)},${19 - (18 * value) / most}`);
+  const line = document.createElementNS(drawn.namespaceURI, "polyline");
+  line.setAttribute("points", points.join(" "));
+  drawn.setAttribute("viewBox", "0 0 100 20");
+  drawn.setAttribute("preserveAspectRatio", "none");
+  drawn.setAttribute("class", "spark");
+  drawn.setAttribute("role", "img");
+  drawn.setAttribute("aria-label", `past rates, ${number(past.at(-1))}/s now, at most ${number(most)}/s`);
+  drawn.append(line);
+  return drawn;
+}
+
 /** Return the held slots beside the guarantee, and their share of the memory. */
-function inMemory(name, fates) {
+export function inMemory(name, fates) {
   const use = fates?.uses?.[name], held = use?.slots ?? fates?.producers[name]?.held;
   if (held == null) return "–";
-  const share = ((100 * held) / Math.max(1, fates.occupied)).toFixed(0);
-  return `${number(held)}${use?.guaranteed == null ? "" : ` of ${number(use.guaranteed)}`}, ${share} % of the memory`;
+  const share = percent(held / Math.max(1, fates.occupied)).join(" ");
+  return `${number(held)}${use?.guaranteed == null ? "" : ` of ${number(use.guaranteed)}`}, ${share} of the memory`;
 }
 
 /** Return rows for producers that hold slots but have sent nothing since the receiver started. */
@@ -70,9 +101,16 @@ function silent(producers, fates) {
   const known = new Set(producers.map((one) => one.name));
   return Object.keys(fates?.producers ?? {}).filter((name) => !known.has(name) && fates.producers[name].held).map((name) =>
     element("tr", { class: "gone" },
-      element("td", { class: "name" }, element("bdi", {}, name)),
+      newest(name, fates),
+      element("td", { class: "name" }, element("a", { href: addressOf(name) }, element("bdi", {}, name))),
       element("td", {}, "before the receiver's start"),
-      ...COLUMNS.slice(2).map(([sort], at) => (sort === "slots" ? element("td", {}, inMemory(name, fates)) : element("td", { class: NUMBERS.has(at + 2) ? "n" : null }, "–")))));
+      ...COLUMNS.slice(3).map(([sort], at) => (sort === "slots" ? element("td", {}, inMemory(name, fates)) : element("td", { class: NUMBERS.has(at + 3) ? "n" : null }, "–")))));
+}
+
+/** Return the cell for the newest picture, which `paint` fills when it is visible. */
+function newest(name, fates) {
+  const slot = fates?.producers[name]?.newest;
+  return element("td", {}, element("span", { class: "tile small", "data-slot": slot?.slot, "data-id": slot?.id }));
 }
 
 function row(one, fates) {
@@ -81,9 +119,10 @@ function row(one, fates) {
   const late = one.connected && one.silent > LATE;
   const key = one.key && one.key !== one.name ? ` key ${one.key}` : "";
   return element("tr", { class: one.connected ? null : "gone" },
-    element("td", { class: "name", title: one.agent }, element("bdi", {}, one.name), element("span", { class: "muted" }, key)),
+    newest(one.name, fates),
+    element("td", { class: "name", title: one.agent }, element("a", { href: addressOf(one.name) }, element("bdi", {}, one.name)), element("span", { class: "muted" }, key)),
     element("td", { class: late ? "late" : null }, one.connected ? `${duration(one.silent).join(" ")} ago` : `disconnected, ${duration(one.silent).join(" ")} ago`),
-    element("td", { class: "n" }, one.rate == null ? "–" : rate(one.rate).join(" ")),
+    element("td", { class: "n" }, one.rate == null ? "–" : rate(one.rate).join(" "), one.past.length > 1 ? spark(one.past) : ""),
     element("td", { class: "n", title: bytes(one.bytes).join(" ") }, number(one.samples)),
     element("td", { class: "n" }, number(use.admitted)),
     element("td", {}, listed(use.dropped)),

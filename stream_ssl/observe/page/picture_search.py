@@ -1,0 +1,67 @@
+"""The slots of a memory that look like a picture from outside.
+
+Shapes: B images, k occupied slots, D embedding, C H W image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from stream_ssl.memory import WorkingMemory
+from stream_ssl.memory.compute import to_host
+
+BESIDE = 31
+"""Images of the memory that are encoded beside the picture.
+
+BatchNorm may use the statistics of the batch, and a batch of one image has none."""
+SPACES: tuple[tuple[str, Literal["descriptors", "embeddings"]], ...] = (
+    ("descriptor", "descriptors"),
+    ("embedding", "embeddings"),
+)
+
+
+class PictureSearch:
+    """A search of a learner's memory for pictures. It changes neither memory nor learner.
+
+    Args:
+        memory: the working memory, which must keep images.
+        decode: returns the pixels [C, H, W] on which the learner would train for the bytes of a
+            file, or raises ValueError. Any thread may call it.
+        encode: returns unit rows [B, D] of uint8 images, as the learner encodes them for the
+            memory. Only the learner's thread calls it.
+    """
+
+    def __init__(
+        self,
+        memory: WorkingMemory,
+        decode: Callable[[bytes], Tensor],
+        encode: Callable[[Tensor], Tensor],
+    ) -> None:
+        self.decode = decode
+        self._memory, self._encode = memory, encode
+
+    @torch.no_grad()
+    def nearest(self, image_CHW: Tensor, count: int) -> dict[str, list[tuple[int, float]]]:
+        """Return the nearest (slot, cosine) of a picture, by space, on the learner's thread.
+
+        An empty memory has no slots.
+        """
+        memory = self._memory
+        if not len(memory):
+            return {space: [] for space, _ in SPACES}
+        assert memory.images is not None, "the constructor's caller checked it"
+        held = torch.linspace(0, len(memory) - 1, min(len(memory), BESIDE)).long()
+        beside_BCHW = memory.images[held.to(memory.images.device)]
+        image_1CHW = image_CHW[None].to(beside_BCHW.device)
+        z_1D = self._encode(torch.cat([image_1CHW, beside_BCHW]))[:1].to(memory.device)
+        rows = {"embeddings": z_1D, "descriptors": memory.descriptor(z_1D, image_1CHW)}
+        found = {}
+        for space, by in SPACES:
+            cosine_1n, slot_1n = memory.nearest(rows[by].float(), count, by)
+            pairs = zip(to_host(slot_1n[0]).tolist(), to_host(cosine_1n[0]).tolist(), strict=True)
+            found[space] = list(pairs)
+        return found
