@@ -390,8 +390,12 @@ def test_an_exported_memory_can_be_embedded_with_and_without_labels(
 @table(
     ("arguments", "status", "message"),
     [
-        ([], 2, "nothing to export: give --encoder DIR, --memory DIR, or both"),
-        (["--encoder", "HERE/x", "--memory", "HERE/y/../x"], 2, "are both .*: give two"),
+        ([], 2, "nothing to export: give --encoder DIR, --memory DIR, --hub DIR, or several"),
+        (
+            ["--encoder", "HERE/x", "--memory", "HERE/y/../x"],
+            2,
+            "two of --encoder, --memory and --hub are .*: give different",
+        ),
         (["--encoder", "HERE/other"], 2, "contains mine.txt, which no export has written"),
         (["--memory", "ENCODER"], 2, "contains encoder.json, which no export has written"),
         (["--encoder", "RUN/checkpoints/latest"], 2, "contains .*, which no export has written"),

@@ -23,6 +23,7 @@ be running. docs/encoder.md explains how to use the files."""
 EXAMPLES = """examples:
   stream-ssl export runs/laptop --encoder encoder --memory samples
   stream-ssl export runs/laptop/checkpoints/step-000004000 --encoder encoder --no-onnx
+  stream-ssl export runs/laptop --hub encoder-for-transformers
   stream-ssl export runs/laptop --encoder s3://bucket/encoder"""
 
 
@@ -37,7 +38,7 @@ def export_parser() -> ArgumentParser:
     """Return the parser of all options."""
     parser = ArgumentParser(
         prog="stream-ssl export",
-        usage="stream-ssl export RUN [--encoder DIR] [--memory DIR] [OPTIONS]",
+        usage="stream-ssl export RUN [--encoder DIR] [--memory DIR] [--hub DIR] [OPTIONS]",
         description=DESCRIPTION,
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -55,6 +56,13 @@ def export_parser() -> ArgumentParser:
         type=str | None,
         default=None,
         help="folder for the memory, or its address in a bucket; an existing export is replaced",
+    )
+    add(
+        "--hub",
+        type=str | None,
+        default=None,
+        help="folder for the encoder in the form of Hugging Face's transformers, or its address in "
+        "a bucket; an existing export is replaced",
     )
     add(
         "--of",
@@ -79,19 +87,20 @@ def export(settings: Namespace) -> None:
     """Write the requested files, and print their folders."""
     from stream_ssl.app.encoder import ENCODER, read_newest
     from stream_ssl.app.export import MEMORY, check_onnx, check_target
+    from stream_ssl.app.hub import CONFIG
 
-    places = {"encoder": settings.encoder, "memory": settings.memory}
+    markers = {"encoder": ENCODER, "memory": MEMORY, "hub": CONFIG}
     with configuring(), ExitStack() as stack:
         check_settings(settings)
         folders = {
-            name: stack.enter_context(local_folder(f"--{name}", place))
-            for name, place in places.items()
-            if place is not None
+            name: stack.enter_context(local_folder(f"--{name}", settings[name]))
+            for name in markers
+            if settings[name] is not None
         }
         if settings.encoder is not None and settings.onnx:
             check_onnx()
         for name, folder in folders.items():
-            check_target(f"--{name}", folder, ENCODER if name == "encoder" else MEMORY)
+            check_target(f"--{name}", folder, markers[name])
         read_newest(settings.run, lambda checkpoint: write(settings, checkpoint, folders))
 
 
@@ -101,6 +110,7 @@ def write(settings: Namespace, checkpoint: Path, folders: Mapping[str, Path]) ->
     from rich.progress import Progress
 
     from stream_ssl.app.export import ONNX_TOLERANCE, export_encoder, export_memory
+    from stream_ssl.app.hub import export_hub
 
     print(f"checkpoint: {checkpoint}")
     if settings.encoder is not None:
@@ -113,6 +123,10 @@ def write(settings: Namespace, checkpoint: Path, folders: Mapping[str, Path]) ->
                 f"ONNX differs from torch by at most {difference:.1e} of the largest value "
                 f"({ONNX_TOLERANCE:.0e} is allowed)"
             )
+    if settings.hub is not None:
+        accuracy = export_hub(checkpoint, folders["hub"], settings.trust_code)
+        told = "not measured" if accuracy is None else f"{accuracy:.1%}"
+        print(f"hub: {settings.hub}, accuracy of the memory's labels: {told}")
     if settings.memory is not None:
         with Progress(console=Console(stderr=True), transient=True) as progress:
             bar = progress.add_task("writing the memory", total=None)
@@ -143,13 +157,16 @@ def check_settings(settings: Namespace) -> None:
     """Reject options that contradict each other.
 
     Raises:
-        ValueError: nothing is exported, or both targets are one folder.
+        ValueError: nothing is exported, or two targets are one folder.
     """
-    targets = [place for place in (settings.encoder, settings.memory) if place is not None]
+    names = ("encoder", "memory", "hub")
+    targets = [settings[name] for name in names if settings[name] is not None]
     if not targets:
-        raise ValueError("nothing to export: give --encoder DIR, --memory DIR, or both")
+        raise ValueError(
+            "nothing to export: give --encoder DIR, --memory DIR, --hub DIR, or several"
+        )
     if len({place if is_url(place) else Path(place).resolve() for place in targets}) < len(targets):
         raise ValueError(
-            f"--encoder and --memory are both {targets[0]}, and each replaces its folder: "
-            "give two different folders"
+            f"two of --encoder, --memory and --hub are {targets[0]}, and each replaces its folder: "
+            "give different folders"
         )
