@@ -326,6 +326,7 @@ def learner_figures(history: History) -> dict[str, float | None]:
         "checkpoint_failures": history.last("stream_ssl_checkpoint_failures_total"),
         "checkpoint_copies": history.last("stream_ssl_checkpoint_copies_total"),
         "checkpoint_copy_step": history.last("stream_ssl_checkpoint_copy_step"),
+        "checkpoint_copy_late_seconds": history.last("stream_ssl_checkpoint_copy_late_seconds"),
         "checkpoint_copy_failures": history.last("stream_ssl_checkpoint_copy_failures_total"),
     }
 
@@ -471,10 +472,12 @@ def _checkpoint(figures: Mapping[str, float | None]) -> str:
 
 
 def _copies(figures: Mapping[str, float | None]) -> str:
-    """Return the newest copy in the bucket, and the failures; "" without copies."""
-    failures = figures["checkpoint_copy_failures"]
-    if not figures["checkpoint_copies"] and not failures:
+    """Return the newest copy in the bucket, its delay and the failures; "" without copies."""
+    failures, late = figures["checkpoint_copy_failures"], figures["checkpoint_copy_late_seconds"]
+    if not (figures["checkpoint_copies"] or failures or late):
         return ""
     step = figures["checkpoint_copy_step"]
     newest = f"step {step:,.0f}" if figures["checkpoint_copies"] else "none yet"
-    return f"; in the bucket: {newest}" + (f", [red]{failures:.0f} failed[/]" if failures else "")
+    waits = f", a checkpoint waits for {late:.0f} s" if late else ""
+    failed = f", [red]{failures:.0f} failed[/]" if failures else ""
+    return f"; in the bucket: {newest}{waits}{failed}"
