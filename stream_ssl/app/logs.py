@@ -38,7 +38,8 @@ def configure(environment: Mapping[str, str] = os.environ) -> None:
     handler.addFilter(LibraryLimit())
     handler.setFormatter(JsonLines(rank) if form == "json" else Lines(rank))
     logging.basicConfig(level=level, handlers=[handler])
-    for library in ("faiss", "onnx_ir", "onnxscript"):  # they log each attempt and each rewrite
+    # They log each attempt, each rewrite, and each place of credentials.
+    for library in ("faiss", "onnx_ir", "onnxscript", "aiobotocore", "botocore"):
         logging.getLogger(library).setLevel(logging.WARNING)
 
 

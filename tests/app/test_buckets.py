@@ -234,7 +234,7 @@ def test_a_run_learns_without_its_bucket_and_status_says_so(
         shown = run.start("status", str(tmp_path / "run"))
         shown.wait(60)
         told = " ".join(run.log("status").replace("│", " ").split())
-        assert re.search(r"in the bucket: none yet, a copy takes \d+ s so far, \d+ failed", told)
+        assert re.search(r"in the bucket: none yet, a checkpoint waits for \d+ s, \d+ failed", told)
         assert stop(daemon) == 0, run.log("run")
         assert run.log("run").count("was not copied to s3://box/laptop, training continues") == 1
 
