@@ -30,7 +30,7 @@ from benchmarks.experiments.footage.training import (
     near_duplicates,
     run_once,
 )
-from benchmarks.experiments.results import RunResult
+from benchmarks.experiments.results import Results, RunResult
 
 SIDE = 32
 TINY = Settings(capacity=128, updates=1)
@@ -266,3 +266,12 @@ def test_the_command_makes_missing_runs_once(
     assert "5 of 5: cameras / duel / seed4, 2 s" in capsys.readouterr().out
     assert "DUEL on embeddings" in (tmp_path / "tables.md").read_text()
     assert command.main(["--out", str(tmp_path / "empty")]) == 2
+
+
+def test_the_tables_of_a_page_are_those_of_all_stored_runs() -> None:
+    stored = Results(report.RUNS, Settings().facts())
+    made = report.tables(report.found_in(stored.by_name()))
+    for page in report.PAGES:
+        text = (report.ROOT / page).read_text(encoding="utf-8")
+        assert report.PLACE.search(text)
+        assert report.written(text, made) == text, "run: python -m benchmarks.experiments.footage"
