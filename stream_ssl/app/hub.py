@@ -144,7 +144,7 @@ def _own(shape: Mapping[str, Any]) -> dict[str, Any]:
     module = CODE.removesuffix(".py")
     told = {name: shape[name] for name in ("width", "depths", "stem", "block")}
     return told | {
-        "model_type": "stream_ssl_resnet",
+        "model_type": "stream-ssl-resnet",
         "architectures": ["StreamSslModel"],
         "num_channels": shape["channels"],
         "auto_map": {

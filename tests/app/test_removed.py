@@ -17,7 +17,7 @@ from stream_ssl.app import config, encoder, restart
 from stream_ssl.app.commands import check
 from stream_ssl.app.removed import REMOVED, without
 
-MOST_OPTIONS = 84
+MOST_OPTIONS = 87
 
 
 @cache

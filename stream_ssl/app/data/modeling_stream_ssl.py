@@ -20,7 +20,7 @@ class StreamSslConfig(PretrainedConfig):
         block: "basic" or "bottleneck".
     """
 
-    model_type = "stream_ssl_resnet"
+    model_type = "stream-ssl-resnet"
 
     def __init__(
         self, num_channels=3, width=64, depths=(2, 2, 2, 2), stem="cifar", block="basic", **more
