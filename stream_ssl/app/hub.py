@@ -37,7 +37,7 @@ PREPROCESSOR = "preprocessor_config.json"
 
 NEIGHBOURS = 20
 MOST_LABELLED = 4000
-"""The most labelled slots of which the accuracy is measured."""
+"""The accuracy is measured on at most this number of labelled slots."""
 NAMED = 10
 """The most sources that a model card names."""
 

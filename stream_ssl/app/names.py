@@ -38,7 +38,7 @@ D_MOCO = (
 """The error for a name that older versions read as MoCo with the default memory."""
 
 LOOKUP = "resolve_class_path_by_name"
-"""The private function of jsonargparse by which it finds a class."""
+"""jsonargparse finds a class with this private function."""
 
 
 def checked_lookup(found: Any) -> Callable[[Any, str], str]:

@@ -32,7 +32,7 @@ ANSWER = 30.0
 
 
 class Deadline:
-    """The time by which all loggers must end; unlimited until `start`."""
+    """The latest time at which loggers may still run. There is no limit before `start`."""
 
     def __init__(self) -> None:
         self.at = math.inf
@@ -49,7 +49,7 @@ class LoggerProcess:
         name: wandb or mlflow.
         run: the run folder.
         config: the resolved configuration.
-        deadline: the time by which the process must end.
+        deadline: the latest time at which the process may still run.
         step: not used, because these loggers keep all rows of earlier processes.
 
     Raises:

@@ -4,7 +4,7 @@ The folder has the parts that are used:
 
 - `patrol/patrol.mcap`, images of one robot, and `patrol/patrol.json`, one row for each image:
   number, log time, floor, stand (-1 while it drives), x, y, angle, {kind of object: pixels};
-- `clips/*`, films, of which `vtest.avi` shows a yard from a fixed camera;
+- `clips/*`, films. `vtest.avi` shows a yard from a fixed camera;
 - `web/web.json`, one row for each file of a crawl: path, class, name of the original, and the
   kind of the copy ("original" for the file that is no copy).
 
