@@ -82,7 +82,7 @@ def table(found: Found, recording: str, title: str = "") -> Rows:
 def _text(spread: Spread, unit: str) -> str:
     if unit == SHARE:
         return f"{100 * spread.mean:.1f}"
-    return f"{spread.mean:.3f}" if unit == NUMBER else f"{spread.mean:.4g}"
+    return f"{spread.mean:.3f}" if unit == NUMBER else f"{spread.mean:.1f}"
 
 
 def differences(found: Found, recording: str, ours: str = "duel") -> Rows:
