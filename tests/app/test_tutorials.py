@@ -54,6 +54,8 @@ class Reader:
             for role in ("receiver", "learner"):
                 self.daemons.append(self.run.start(role, *words[1:], *SMALL))
             assert self.run.address
+            # A reader sees the address of the page before they go on.
+            until(lambda: "page at" in self.run.log("learner"), lambda: self.run.log("learner"))
         else:
             process = self.run.start(*words)
             assert process.wait(120) == 0, self.run.log(words[0]) + self.run.log("learner")
