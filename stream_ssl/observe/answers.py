@@ -18,7 +18,7 @@ from stream_ssl.observe.conditions import (
     TABLE,
     plural,
 )
-from stream_ssl.observe.trends import seconds
+from stream_ssl.observe.trends import percent, seconds
 
 Level = Literal["good", "watch", "bad", "wait"]
 State = Mapping[str, Any]
@@ -317,11 +317,6 @@ def _sentences(parts: Iterable[str]) -> str:
     """Return the parts as sentences, each with a full stop."""
     ended = (part if part.endswith((".", "!", "?")) else f"{part}." for part in parts)
     return " ".join(ended)
-
-
-def percent(share: float) -> str:
-    """Return a share as the page, `status` and `watch` spell it, such as "46 %" or "2.5 %"."""
-    return f"{100 * share:.0f} %" if share == 0 or share >= 0.1 else f"{100 * share:.1f} %"
 
 
 def rate(value: float) -> str:

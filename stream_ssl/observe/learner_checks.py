@@ -49,7 +49,7 @@ class LearnerChecks:
             "bad-samples",
             bad,
             figures.by("producer_decoded_samples_total", "producer"),
-            "{share:.1%} of {who}'s samples within {span} could not be decoded",
+            "{share} of {who}'s samples within {span} could not be decoded",
         )
         yield from self._dropped(figures, dropped, admitted)
         yield from self._checkpoints(figures)
@@ -132,7 +132,11 @@ class LearnerChecks:
         wild = change > at.FLAT_CHANGE and updates >= at.WILD_UPDATES
         if self._trends.held("not-learning", flat and (still or wild)) > at.FLAT_SECONDS:
             why = f"the gradient's norm is {gradient:.2g}"
-            why = why if still else f"an update changes the weights by {change:.1%} of their norm"
+            why = (
+                why
+                if still
+                else f"an update changes the weights by {percent(change)} of their norm"
+            )
             says = (
                 "the encoder does not learn: the effective rank of the embeddings is "
                 f"{rank:.1f} while that of the images is {images:.1f}, and {why}"
@@ -141,8 +145,8 @@ class LearnerChecks:
         copies = figures.get("memory_near_duplicates_ratio")
         alike = images < at.ONE_PICTURE_RANK and copies >= at.ONE_PICTURE_COPIES
         if self._trends.held("one-picture", alike) > at.ONE_PICTURE_SECONDS:
-            says = f"the stream shows one picture over and over: {copies:.0%} of the memory's slots"
-            yield "one-picture", "", f"{says} are near-duplicates of others"
+            says = f"{percent(copies)} of the memory's slots are near-duplicates of others"
+            yield "one-picture", "", f"the stream shows one picture over and over: {says}"
 
     def _dropped(
         self, figures: Figures, dropped: Mapping[str, float], admitted: Mapping[str, float]
@@ -187,7 +191,7 @@ class LearnerChecks:
             self._trends.held("near-duplicates", alike > at.NEAR_DUPLICATE_SHARE)
             > at.QUALITY_SECONDS
         ):
-            says = f"{alike:.0%} of the memory's slots are near-duplicates of others"
+            says = f"{percent(alike)} of the memory's slots are near-duplicates of others"
             yield "near-duplicates", "", says
         changes = figures.by("drift_detections_total", "signal").get("image", 0.0)
         if self._trends.rise("drift", at.EVENT_SECONDS, {"image": changes})["image"] > 0:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from stream_ssl.observe import conditions as at
 from stream_ssl.observe.conditions import plural
 from stream_ssl.observe.health import Health
-from stream_ssl.observe.trends import Figures, Finding, Silence, Trends, counted, seconds
+from stream_ssl.observe.trends import Figures, Finding, Silence, Trends, counted, percent, seconds
 
 KEYS = frozenset({"denied", "unauthorised", "no-key", "plain-receiver", "server-key"})
 """Reasons of refusal that concern a key."""
@@ -82,7 +82,7 @@ class ReceiverChecks:
         risen = self._trends.rise("fsync", at.SLOW_SECONDS, {"all": commits, "slow": slow})
         if risen["slow"] >= max(at.SLOW_COMMITS, at.SLOW_COMMIT_SHARE * risen["all"]):
             share = risen["slow"] / risen["all"]
-            yield "slow-disk", "", f"{share:.1%} of the commits take longer than 0.25 s"
+            yield "slow-disk", "", f"{percent(share)} of the commits take longer than 0.25 s"
         yield from self._refusals(figures)
         if figures.get("allow_list_broken") > 0:
             says = (
@@ -94,7 +94,7 @@ class ReceiverChecks:
             "rejected-samples",
             figures.by("producer_rejected_samples_total", "producer"),
             figures.by("producer_samples_total", "producer"),
-            "{share:.1%} of {who}'s samples were refused by the receiver within {span}",
+            "{share} of {who}'s samples were refused by the receiver within {span}",
         )
         yield from self._clocks(figures)
 

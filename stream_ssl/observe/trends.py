@@ -195,7 +195,7 @@ class Trends:
         for who, count in worse.items():
             share = count / max(1.0, count + better.get(who, 0.0))
             if count >= at.BAD_SAMPLES and share > at.BAD_SHARE:
-                yield name, who, says.format(share=share, who=who, span=span)
+                yield name, who, says.format(share=percent(share), who=who, span=span)
 
 
 def counted(counts: Mapping[str, float]) -> str:
@@ -204,8 +204,16 @@ def counted(counts: Mapping[str, float]) -> str:
 
 
 def percent(share: float) -> str:
-    """Return a share as text, such as "99.90 %". Only a share of 1 gives "100 %"."""
-    return "100 %" if share == 1 else f"{min(share, 0.9999):.2%}".replace("%", " %")
+    """Return a share as the page, `status`, `watch` and the conditions spell it.
+
+    Only a share of 1 gives "100 %".
+
+    >>> [percent(share) for share in (0, 0.025, 0.46, 0.99999, 1)]
+    ['0 %', '2.5 %', '46 %', '99.99 %', '100 %']
+    """
+    if 0.99 < share < 1:
+        return f"{min(100 * share, 99.99):.2f} %"
+    return f"{100 * share:.{0 if share == 0 or share >= 0.1 else 1}f} %"
 
 
 def seconds(value: float) -> str:

@@ -26,6 +26,7 @@ from stream_ssl.observe.http_access import Token
 from stream_ssl.observe.page.api import Sources
 from stream_ssl.observe.page.group import GroupView, Member
 from stream_ssl.observe.page.picture_search import PictureSearch
+from stream_ssl.observe.trends import percent
 from stream_ssl.receiver.sessions import ProducerTable
 
 sync_api = pytest.importorskip("playwright.sync_api")
@@ -474,6 +475,13 @@ def test_any_range_and_another_run(chromium: Any, tmp_path: Path) -> None:
             page.set_input_files("#compare", str(file))
             page.wait_for_selector("#compare-note >> text=is not a history from")
             page.evaluate("document.querySelector('#compare-note').textContent = ''")
+
+
+def test_shares_are_spelled_as_in_the_terminal(chromium: Any) -> None:
+    shares = [0, 0.0004, 0.025, 0.0999, 0.1, 0.46, 0.99, 0.9951, 0.99999, 1]
+    with run() as (url, _, _r), Visit(chromium, url) as visit:
+        asked = f"import('./static/lib.js').then(l => {shares}.map(v => l.percent(v).join(' ')))"
+        assert visit.page.evaluate(asked) == [percent(share) for share in shares]
 
 
 def until(page: Any, expression: str, seconds: float = 30.0) -> None:

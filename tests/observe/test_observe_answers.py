@@ -182,7 +182,7 @@ def test_a_fault_is_named_where_it_belongs_and_in_what_to_do(name: str) -> None:
     assert found["To do"].links[0] == (condition, f"runbooks/{condition}")
     assert (condition, f"runbooks/{condition}") in found["Health"].links
     if name == "garbage sender":
-        assert "bad-samples: 66.7% of yard's samples" in found["Producers"].says
+        assert "bad-samples: 67 % of yard's samples" in found["Producers"].says
 
 
 def test_a_full_disk_is_the_first_thing_to_do(

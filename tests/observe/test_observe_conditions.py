@@ -334,9 +334,9 @@ LEARNER: dict[str, tuple[Fault, str, str]] = {
     "not-learning by large updates": (
         changing_too_much,
         "",
-        "an update changes the weights by 1.4% of their norm",
+        "an update changes the weights by 1.4 % of their norm",
     ),
-    "one-picture": (one_picture, "", "one picture over and over: 100% of the memory's slots"),
+    "one-picture": (one_picture, "", "one picture over and over: 100 % of the memory's slots"),
     "process-hung": (process_hung, "", "the receiver (pid 7) exists and has not answered"),
     "everything-dropped": (
         everything_dropped,
@@ -353,7 +353,7 @@ LEARNER: dict[str, tuple[Fault, str, str]] = {
     ),
     "copies-late": (copies_late, "", "waits for 40 min to be copied"),
     "collisions": (collisions, "", "with probability 0.70"),
-    "near-duplicates": (near_duplicates, "", "80% of the memory's slots"),
+    "near-duplicates": (near_duplicates, "", "80 % of the memory's slots"),
     "drift": (drift, "", "the stream shows different things"),
     "parked-journal": (parked_journal, "", "no rank reads 1 of the run's journals"),
     "slow-rank": (slow_rank, "", "rank 2 needs longer"),
@@ -526,7 +526,7 @@ def test_samples_that_wait_for_their_batch_count_as_good() -> None:
     world = World("learner")
     world.learner.observe_journal(0, 20, 0, {("damaged", "bad2"): 6}, {"bad2": 20})
     world.pass_(10)
-    assert world.lit["bad-samples", "bad2"].startswith("23.1% of bad2's samples within")
+    assert world.lit["bad-samples", "bad2"].startswith("23 % of bad2's samples within")
 
 
 def test_a_time_of_capture_beyond_all_clocks_is_told_in_few_words() -> None:

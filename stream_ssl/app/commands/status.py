@@ -36,6 +36,7 @@ from stream_ssl.app.run_states import (
 from stream_ssl.observe.answers import Answer, answers, as_json
 from stream_ssl.observe.conditions import plural
 from stream_ssl.observe.scrape import History, Scraper
+from stream_ssl.observe.trends import percent
 from stream_ssl.rate_limited_logger import printable
 
 COLOURS = {"good": "green", "watch": "yellow", "bad": "red", "wait": "dim"}
@@ -412,7 +413,7 @@ def table(
         shown.add_row(
             "memory",
             f"{learning['memory_slots']:,.0f} of {learning['memory_capacity_slots']:,.0f} slots, "
-            f"{learning['memory_near_duplicates_ratio']:.0%} near-duplicates, effective rank "
+            f"{percent(learning['memory_near_duplicates_ratio'])} near-duplicates, effective rank "
             f"{learning['memory_effective_rank']:.1f}"
             + ("" if rank is None else f" (stream {rank:.1f})"),
         )
@@ -422,8 +423,8 @@ def table(
         shown.add_row(
             "group",
             f"{plural(group['ranks'], 'rank')}; rank {group['slowest_rank']:.0f} is the "
-            f"slowest: it is busy for {group['slowest_busy_ratio']:.0%} of the time, and "
-            f"the fastest for {group['fastest_busy_ratio']:.0%}; each rank sends about "
+            f"slowest: it is busy for {percent(group['slowest_busy_ratio'])} of the time, and "
+            f"the fastest for {percent(group['fastest_busy_ratio'])}; each rank sends about "
             f"{group['sent_bytes_per_second'] / 1e6:.1f} MB/s"
             + (f"; [red]{plural(parked, 'journal')} parked[/]" if parked else ""),
         )

@@ -27,8 +27,9 @@ from rich.text import Text
 from stream_ssl.app.commands.status import COLOURS
 from stream_ssl.app.failures import DONE, FAILED, USAGE
 from stream_ssl.app.run_states import Reading, Run, not_a_folder, run_at
-from stream_ssl.observe.answers import percent, rate
+from stream_ssl.observe.answers import rate
 from stream_ssl.observe.conditions import plural
+from stream_ssl.observe.trends import percent
 from stream_ssl.observe.trends import seconds as duration
 from stream_ssl.rate_limited_logger import printable
 

@@ -48,7 +48,10 @@ export function plural(count, noun) { return `${number(count)} ${noun}${count ==
 export function rate(value) { return [number(value < 10 ? value : Math.round(value)), "/s"]; }
 
 /** Return a share as `status` and `watch` spell it, such as "46 %" or "2.5 %". */
-export function percent(share) { return [(100 * share).toFixed(share === 0 || share >= 0.1 ? 0 : 1), "%"]; }
+export function percent(share) {
+  if (share > 0.99 && share < 1) return [Math.min(100 * share, 99.99).toFixed(2), "%"];
+  return [(100 * share).toFixed(share === 0 || share >= 0.1 ? 0 : 1), "%"];
+}
 
 export function bytes(value) {
   const units = ["B", "kB", "MB", "GB", "TB"];
