@@ -86,6 +86,7 @@ class Nats:
     ) -> None:
         import nats  # noqa: F401  # fail early if it is not installed
 
+        files = TlsFiles(**tls)  # in a statement of its own, where jsonargparse finds the class
         for what, value in (
             ("in_flight", in_flight),
             ("ack_wait", ack_wait),
@@ -105,7 +106,7 @@ class Nats:
         connection = {
             "servers": [server.strip() for server in servers.split(",")],
             **({} if credentials is None else secrets_of(Path(credentials))),
-            **tls_of(servers, TlsFiles(**tls)),
+            **tls_of(servers, files),
         }
         settings = ConsumerSettings(stream, durable, subject, in_flight, ack_wait)
         self._consumer = DurableConsumer(name, connection, settings)

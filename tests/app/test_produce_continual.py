@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 from table import table
 
 from stream_ssl.app.commands import produce
 from stream_ssl.producers.shaping import Continual, Parked, Popularity, Shift, Stalls, Video
+from stream_ssl.producers.shaping.continual import Widths
+from stream_ssl.producers.shaping.shaped import Repeats
 from stream_ssl.producers.sources import Synthetic
+from stream_ssl.producers.sources.fetch import Patience
+from stream_ssl.producers.sources.nats_consumer import TlsFiles
+from stream_ssl.producers.sources.synthetic import Pictures
 
 BASE = ["--to", "tcp://127.0.0.1:1", "--name", "robot"]
 
@@ -85,3 +92,20 @@ def test_what_cannot_work_is_told(caplog: pytest.LogCaptureFixture) -> None:
     assert produce.main(["synthetic", *BASE, "--parked.share", "1.5"]) == 2
     assert "share 1.5: must lie in [0.001, 0.999]" in caplog.text
     assert "never ends, so its first task would not" in caplog.text
+
+
+@table(
+    ("source", "section", "group"),
+    [
+        ("nats", "source", TlsFiles),
+        ("crawl", "source", Patience),
+        ("synthetic", "source", Pictures),
+        ("synthetic", "shape", Repeats),
+        ("synthetic", "continual", Widths),
+    ],
+)
+def test_every_argument_of_a_group_is_an_option(source: str, section: str, group: type) -> None:
+    """A constructor takes a group as keyword arguments, and jsonargparse has to find its class."""
+    told = produce.source_parser(source).format_help()
+    for field in fields(group):
+        assert f"--{section}.{field.name} " in told, field.name
