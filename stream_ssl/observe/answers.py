@@ -179,7 +179,12 @@ def _producers(
     lit = _named(OF_PRODUCERS, problems)
     best, worst = uses.get("best"), uses.get("worst")
     if best is not None:
-        told.append(f"Best: {best['name']}, {percent(best['used'])} of its samples are used")
+        used = percent(best["used"])
+        if worst is not None and percent(worst["used"]) == used:
+            told.append(f"Each producer has {used} of its samples used")
+            worst = None
+        else:
+            told.append(f"Best: {best['name']}, {used} of its samples are used")
     if worst is not None:
         told.append(
             f"Worst: {worst['name']}, {percent(worst['used'])} used, "

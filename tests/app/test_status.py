@@ -215,7 +215,7 @@ def test_five_answers_come_first(tmp_path: Path, capsys: pytest.CaptureFixture[s
     ]
     assert [one["level"] for one in found] == ["bad", "bad", "watch", "bad", "bad"]
     assert found[0]["says"] == "The learner does not answer at http://127.0.0.1:1."
-    places = [said.index(f"● {one['question']}") for one in found]
+    places = [said.index(f"{status.MARKS[one['level']]} {one['question']}") for one in found]
     assert places == sorted(places)
     assert places[-1] < said.index("receiver up")
     assert "docs/runbooks/down.md" in said

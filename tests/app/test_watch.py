@@ -76,7 +76,8 @@ def test_every_size_has_the_five_answers(size: tuple[int, int], says: str, produ
     view = watch.View("runs/yard")
     view.take(lambda: a_look(says, producers))
     lines = shown(view, *size)
-    starts = [line.removeprefix("● ").split("  ")[0] for line in lines if line.startswith("● ")]
+    marked = [line for line in lines if line.startswith(tuple(status.MARKS.values()))]
+    starts = [line[2:].split("  ")[0] for line in marked]
     assert starts == [*QUESTIONS]
     assert "\x1b" not in "".join(lines)
     if size[1] >= 24 and producers:
@@ -177,7 +178,7 @@ def test_a_page_gives_the_answers_of_its_run(
         assert [question for question, _, _ in says[0]] == [*QUESTIONS]
         assert [words[:2] for words in says[0]] == [words[:2] for words in says[1]]
         assert status.main([str(address), "--token_file", str(file)]) == 0
-        assert "● Learning" in capsys.readouterr().out
+        assert f"{status.MARKS[says[1][0][1]]} Learning" in capsys.readouterr().out
         assert status.main([str(address)]) == 1
         assert "requires a token: give its file with --token_file FILE" in capsys.readouterr().err
         for place in (str(tmp_path), str(address)):

@@ -51,8 +51,7 @@ def test_healthy(healthy: Run) -> None:
     assert found["Health"].says.startswith("None of ")
     assert found["Health"].says.endswith("conditions holds, and receiver and learner answer.")
     assert found["Producers"].says == (
-        "2 producers connected, 2.0 samples/s. Best: gate, 100 % of its samples are used. "
-        "Worst: yard, 100 % used, 0 % near-duplicates, 0 % damaged."
+        "2 producers connected, 2.0 samples/s. Each producer has 100 % of its samples used."
     )
     assert found["Memory"].says == (
         "1,000 of 1,024 slots filled, 2.0 % near-duplicates. 3 classes; the largest, 0, has "
@@ -247,7 +246,7 @@ def test_producers_that_have_left_have_no_rate(healthy: Run) -> None:
     left = {**receiver, "figures": {**receiver["figures"], "producers": 0.0}}
     assert left["figures"]["received"] == 2.0, "a mean of the seconds before"
     found = asked(healthy, receiver=left)["Producers"]
-    assert found.says.startswith("No producer is connected. Best: gate, 100 %")
+    assert found.says.startswith("No producer is connected. Each producer has 100 %")
     assert found.level == "watch"
 
 

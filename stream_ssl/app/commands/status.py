@@ -41,6 +41,8 @@ from stream_ssl.rate_limited_logger import printable
 
 COLOURS = {"good": "green", "watch": "yellow", "bad": "red", "wait": "dim"}
 """The colour of each level of an answer."""
+MARKS = {"good": "●", "watch": "▲", "bad": "✖", "wait": "○"}
+"""The mark of each level, which also tells it without colours."""
 RECEIVER_PARTS = (
     *("producers", "samples_per_second", "bytes_per_second", "samples", "acknowledged_samples"),
     *("journal_bytes", "journal_room_bytes", "journal_last_record"),
@@ -346,7 +348,8 @@ def add_answers(shown: Table, found: Sequence[Answer]) -> None:
         runbooks = [link for _, link in one.links if one.question == "Health" and link[0] != "#"]
         more = "".join(f"\n[dim]docs/{escape(link)}.md[/]" for link in runbooks)
         says = escape(printable(one.says, 2000))
-        shown.add_row(f"[{COLOURS[one.level]}]●[/] {one.question}", f"{says}{more}")
+        mark = f"[{COLOURS[one.level]}]{MARKS[one.level]}[/]"
+        shown.add_row(f"{mark} {one.question}", f"{says}{more}")
 
 
 def table(

@@ -24,7 +24,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.text import Text
 
-from stream_ssl.app.commands.status import COLOURS
+from stream_ssl.app.commands.status import COLOURS, MARKS
 from stream_ssl.app.failures import DONE, FAILED, USAGE
 from stream_ssl.app.run_states import Reading, Run, not_a_folder, run_at
 from stream_ssl.observe.answers import rate
@@ -267,7 +267,7 @@ class View:
             if most < len(lines):
                 shown[-1] = f"{shown[-1][: max(8, width - NAME - 2) - 2].rstrip()} …"
             for number, line in enumerate(shown):
-                mark = f"● {one.question}" if not number else ""
+                mark = f"{MARKS[one.level]} {one.question}" if not number else ""
                 found.append(
                     Text.assemble((mark.ljust(NAME + 2), f"bold {COLOURS[one.level]}"), line)
                 )
