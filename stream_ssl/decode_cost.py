@@ -31,6 +31,7 @@ WORK_PER_CHARGED_BYTE = 16
 bytes."""
 
 SOS = b"\xff\xda"  # begins a scan of a JPEG
+APP1 = b"\xff\xe1"  # begins EXIF or XMP in a JPEG, which may tell an orientation
 _SCAN_BYTES = 10  # of the shortest marker of a scan
 _MARKER = re.compile(rb"\xff[^\x00\xff]")
 _ALONE = {0x01, *range(0xD0, 0xD9)}  # markers that no length follows

@@ -24,7 +24,7 @@ EXTRAS = {
     **dict.fromkeys(("lmdb", "prometheus_client", "starlette", "uvicorn"), "receiver"),
     **dict.fromkeys(("rich", "jinja2", "markdown_it"), "receiver"),
     **dict.fromkeys(("torch", "torchvision", "safetensors"), "learner,cpu"),
-    **dict.fromkeys(("river", "scipy", "matplotlib", "simplejpeg"), "learner,cpu"),
+    **dict.fromkeys(("river", "scipy", "matplotlib", "simplejpeg", "xxhash"), "learner,cpu"),
     **dict.fromkeys(("onnx", "onnxscript", "onnxruntime"), "export"),
     "faiss": "cpu",
     "PIL": "images",

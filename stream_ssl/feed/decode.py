@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -19,9 +20,10 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 from torch.nn import functional as F
+from xxhash import xxh3_64_intdigest
 
 from stream_ssl.batch import Batch, Origin
-from stream_ssl.decode_cost import MOST_SCANS, SOS, decode_work, most_work, scans_of
+from stream_ssl.decode_cost import APP1, MOST_SCANS, SOS, decode_work, most_work, scans_of
 from stream_ssl.pictures import over_white, plain, turn
 from stream_ssl.wire import Sample, sample_of
 from stream_ssl.wire.sample import DTYPES, MAX_ID_BYTES
@@ -124,7 +126,8 @@ class Payloads(Protocol):
 
     shape_HWC: tuple[int, int, int]
 
-    def __call__(self, row: Row, data: bytes | memoryview, source: str) -> Pixels: ...
+    def read(self, sample: Sample) -> Pixels: ...
+    def stacked(self, images: Sequence[Pixels]) -> Pixels: ...
     def decode(self, sample: Sample) -> Pixels: ...
     def block(self, rows: Sequence[Row], payload: bytes | memoryview) -> Pixels | None: ...
 
@@ -150,13 +153,12 @@ def decode_chunk(decoder: Payloads, task: DecodeTask, keep: Keep | None = None) 
         data = task.payload[start : start + row["size"]]
         start += row["size"]
         try:
-            images.append(decoder(row, data, task.source))
+            images.append(decoder.read(checked(row, data, task.source)))
             originals.append(None if keep is None else keep(row, data))
             good.append(index)
         except BadSample as error:
             rejected.append(RejectedSample(task.begin + index, error, row, task.source, data))
-    image_BHWC = np.stack(images) if images else np.empty((0, *decoder.shape_HWC), np.uint8)
-    return _chunk(task, image_BHWC, good, rejected, originals)
+    return _chunk(task, decoder.stacked(images), good, rejected, originals)
 
 
 def rejected_packet(record: JournalRecord, error: Exception) -> Chunk:
@@ -172,19 +174,21 @@ def sample_ids(source: str, ids: Sequence[str]) -> NDArray[np.int64]:
     An id is the big-endian BLAKE2b-64 of the source, a NUL byte and the id, without its lowest bit.
     """
     head = source.encode() + b"\0"
-    return _numbers([blake2b(head + name.encode(), digest_size=8).digest() for name in ids])
+    digests = [blake2b(head + name.encode(), digest_size=8).digest() for name in ids]
+    return (np.frombuffer(b"".join(digests), ">u8") >> np.uint64(1)).astype(np.int64)
 
 
 def content_hashes(image_BHWC: Pixels) -> NDArray[np.int64]:
     """Return the 63-bit hashes of pixels, int64 [B], > 0.
 
-    A hash is the big-endian BLAKE2b-64 of the pixels' bytes, without its lowest bit. 0 would mean
-    "unknown", so it is replaced by 1.
+    A hash is the XXH3-64 of the pixels' bytes, without its lowest bit. 0 would mean "unknown", so
+    it is replaced by 1. XXH3 takes a fortieth of the time of BLAKE2b, all of it under the
+    interpreter's lock. A producer who makes two images of one hash only removes a negative.
     """
     step = math.prod(image_BHWC.shape[1:])
     flat = image_BHWC.reshape(-1).data
-    digests = [_digest(flat[at : at + step]) for at in range(0, len(flat), step)]
-    return np.maximum(_numbers(digests), 1)
+    hashes = [xxh3_64_intdigest(flat[at : at + step]) >> 1 for at in range(0, len(flat), step)]
+    return np.maximum(np.array(hashes, np.int64), 1)
 
 
 def _chunk(
@@ -211,22 +215,6 @@ def _chunk(
     index_B = np.array(good, np.int64) + task.begin
     end = task.begin + len(task.rows)
     return Chunk(task.record, task.begin, end, task.last, batch, index_B, rejected)
-
-
-def _digest(data: memoryview) -> bytes:
-    """Return the BLAKE2b-64 digest, computed in steps that do not release the interpreter's lock.
-
-    From 2,048 bytes on, hashlib releases the lock. Getting it back from a thread that is busy in
-    Python takes up to 5 ms. Beside a training loop, decoding would have a fortieth of the speed.
-    """
-    hashed = blake2b(digest_size=8)
-    for at in range(0, len(data), 2047):
-        hashed.update(data[at : at + 2047])
-    return hashed.digest()
-
-
-def _numbers(digests: Sequence[bytes]) -> NDArray[np.int64]:
-    return (np.frombuffer(b"".join(digests), ">u8") >> np.uint64(1)).astype(np.int64)
 
 
 def _conforms(rows: Sequence[Row]) -> bool:
@@ -300,36 +288,60 @@ class Decoder:
         self.size, self.channels, self.max_pixels = size, channels, int(max_pixels)
         self.fit = fit
         self.shape_HWC = (size, size, int(channels))
+        self._sides = size, size
         # Pillow warns about each damaged file, and Python stores the text of every warning, so a
         # hostile producer could exhaust the memory. Real errors are raised as BadSample.
         warnings.filterwarnings("ignore", module=r"PIL\.")
 
-    def __call__(self, row: Row, data: bytes | memoryview, source: str) -> Pixels:
+    def decode(self, sample: Sample) -> Pixels:
         """Return the pixels of one sample, uint8 [size, size, channels].
 
-        The result may be a read-only view of `data`.
-
-        Args:
-            row: the map of the sample in the packet's header.
-            data: the payload of the sample.
-            source: the source of the packet.
+        The result may be a read-only view of the sample's data. The sample's fields must be
+        checked (`checked`).
 
         Raises:
             BadSample: the sample cannot be decoded.
         """
-        return self.decode(checked(row, data, source))
+        image_HWC = self._pixels(sample)
+        if image_HWC.shape != self.shape_HWC:
+            (image_HWC,) = scaled(image_HWC[None], self._sides)
+        return image_HWC
 
-    def decode(self, sample: Sample) -> Pixels:
-        """Return the pixels of a sample whose fields are already checked.
+    def read(self, sample: Sample) -> Pixels:
+        """Return the pixels of a sample for `stacked`, which scales many of them at once.
+
+        They are the final pixels if a subclass has a `decode` of its own.
 
         Raises:
             BadSample: the sample cannot be decoded.
         """
+        as_here = type(self).decode is Decoder.decode
+        return self._pixels(sample) if as_here else self.decode(sample)
+
+    def _pixels(self, sample: Sample) -> Pixels:
         if sample.codec == "vector":
             raise BadSample(
                 "format", "a vector came, and this run learns from images; vectors need vectors.dim"
             )
         return self._raw(sample) if sample.codec == "raw" else self._encoded(sample)
+
+    def stacked(self, images: Sequence[Pixels]) -> Pixels:
+        """Return the results of `read` in their final shape, uint8 [B, size, size, channels].
+
+        All squares of one size are scaled in one call.
+        """
+        of_shape = defaultdict[tuple[int, ...], list[int]](list)
+        for index, image_HWC in enumerate(images):
+            of_shape[image_HWC.shape].append(index)
+        fitted_BHWC = np.empty((len(images), *self.shape_HWC), np.uint8)
+        for shape, indices in of_shape.items():
+            same_BHWC = np.stack([images[index] for index in indices])
+            if shape != self.shape_HWC:
+                same_BHWC = scaled(same_BHWC, self._sides)
+            if len(of_shape) == 1:
+                return same_BHWC
+            fitted_BHWC[indices] = same_BHWC
+        return fitted_BHWC
 
     def block(self, rows: Sequence[Row], payload: bytes | memoryview) -> Pixels | None:
         """Return all samples at once, uint8 [B, size, size, channels], without decoding.
@@ -350,30 +362,31 @@ class Decoder:
                 "pixels", f"{width} x {height} pixels; at most {self.max_pixels} are decoded"
             )
 
-    def _check_scans(self, data: bytes, width: int, height: int) -> None:
-        """Reject a JPEG with too many scans: each needs few bytes and decodes all pixels."""
-        most = MOST_SCANS * self.max_pixels // (width * height)
-        if data.count(SOS) > most and (scans := scans_of(data)) > most:
-            raise BadSample(
-                "pixels",
-                f"{width} x {height} pixels in {scans} scans; at most {most} scans of so many "
-                "pixels are decoded",
-            )
+    def _check(self, data: bytes, codec: str, width: int, height: int) -> None:
+        """Reject an image with too many pixels or scans, and a small file that takes long.
 
-    def _check_work(self, data: bytes, codec: str, width: int, height: int) -> None:
-        """Reject a small file that takes long to decode.
-
-        The rule uses only the header and not a clock, so that a replay has the same result.
+        Each scan of a JPEG needs few bytes and decodes all pixels. The rules use only the header
+        and not a clock, so that a replay has the same result.
         """
-        pixels, most = width * height, most_work(len(data))
-        work = decode_work(pixels, data.count(SOS) if codec == "jpeg" else None)
-        if codec == "jpeg" and work > most:
-            work = decode_work(pixels, scans_of(data))
-        if work > most:
+        self._check_size(width, height)
+        pixels, most_of_file = width * height, most_work(len(data))
+        most, scans = MOST_SCANS * self.max_pixels // pixels, None
+        if codec == "jpeg":
+            scans = data.count(SOS)  # quick, and never too low
+            if scans > most or decode_work(pixels, scans) > most_of_file:
+                scans = scans_of(data)
+            if scans > most:
+                raise BadSample(
+                    "pixels",
+                    f"{width} x {height} pixels in {scans} scans; at most {most} scans of so many "
+                    "pixels are decoded",
+                )
+        work = decode_work(pixels, scans)
+        if work > most_of_file:
             raise BadSample(
                 "expensive",
                 f"{width} x {height} pixels in {len(data)} bytes take as long to decode as {work} "
-                f"pixels; of so few bytes at most {most} are decoded",
+                f"pixels; of so few bytes at most {most_of_file} are decoded",
             )
 
     def _raw(self, sample: Sample) -> Pixels:
@@ -388,14 +401,11 @@ class Decoder:
     def _encoded(self, sample: Sample) -> Pixels:
         data = bytes(sample.data)
         try:
+            if sample.codec == "jpeg" and (found_HWC := self._jpeg(data)) is not None:
+                return found_HWC
             with Image.open(BytesIO(data), formats=(sample.codec.upper(),)) as image:
-                self._check_size(*image.size)
-                if sample.codec == "jpeg":
-                    self._check_scans(data, *image.size)
-                self._check_work(data, sample.codec, *image.size)
+                self._check(data, sample.codec, *image.size)
                 if sample.codec == "jpeg" and image.mode in ("L", "RGB"):
-                    if (scaled_HWC := self._jpeg(data, image.size)) is not None:
-                        return self._boxed(_turned(scaled_HWC, turn(image)))
                     image.draft("L" if self.channels == 1 else image.mode, self._inner(*image.size))
                 return self._shape(image)
         except (BadSample, MemoryError):  # running out of memory is not an error of the sample
@@ -411,14 +421,29 @@ class Decoder:
                 ) from None
             raise BadSample("damaged", f"{type(error).__name__}: {error}") from None
 
-    def _jpeg(self, data: bytes, size: tuple[int, int]) -> Pixels | None:
+    def _jpeg(self, data: bytes) -> Pixels | None:
         """Decode an intact grey or colour JPEG quickly; return None if Pillow must try instead.
 
-        With "letterbox", the result has no bars yet. `size` is the width and height of the file.
+        simplejpeg raises an error in cases in which libjpeg, and so Pillow, only warns. Only a file
+        with an APP1 segment can have an orientation, and only for it is Pillow asked: its reading
+        of the header takes 60 microseconds under the interpreter's lock.
 
-        simplejpeg raises an error in cases in which libjpeg, and so Pillow, only warns.
+        Returns:
+            With "crop", a square that may be up to twice as large as the result, so that many can
+            be scaled at once.
         """
-        sides = self._inner(*size)
+        try:
+            height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
+        except ValueError:
+            return None
+        self._check(data, "jpeg", width, height)
+        if colours not in ("Gray", "YCbCr", "RGB"):
+            return None
+        how = None
+        if data.find(APP1, 0, data.find(SOS)) >= 0:
+            with Image.open(BytesIO(data), formats=("JPEG",)) as image:
+                how = turn(image)
+        sides = self._inner(width, height)
         try:
             found_HWC: Pixels = simplejpeg.decode_jpeg(
                 data,
@@ -430,11 +455,15 @@ class Decoder:
             return None
         height, width, _ = found_HWC.shape
         if self.fit == "letterbox":
-            return found_HWC if (width, height) == sides else _scaled(found_HWC, sides[::-1])
+            if (width, height) != sides:
+                (found_HWC,) = scaled(found_HWC[None], sides[::-1])
+            return self._boxed(_turned(found_HWC, how))
         side = min(height, width)
         top, left = (height - side) // 2, (width - side) // 2
         middle_HWC = np.ascontiguousarray(found_HWC[top : top + side, left : left + side])
-        return middle_HWC if side == self.size else _scaled(middle_HWC, (self.size, self.size))
+        if how is not None or side > 2 * self.size:
+            (middle_HWC,) = scaled(middle_HWC[None], self._sides)
+        return _turned(middle_HWC, how)
 
     def _inner(self, width: int, height: int) -> tuple[int, int]:
         """Return the width and height to which an image is scaled, at least, before it is fitted.
@@ -492,16 +521,8 @@ class VectorDecoder:
         self._kept = np.dtype(DTYPES[dtype])
         self.shape_HWC = (1, 1, dim * self._kept.itemsize)
 
-    def __call__(self, row: Row, data: bytes | memoryview, source: str) -> Pixels:
-        """Return the bytes of one sample, uint8 [1, 1, D * itemsize]; see `Decoder`.
-
-        Raises:
-            BadSample: the sample is not a vector of D finite numbers with a finite sum of squares.
-        """
-        return self.decode(checked(row, data, source))
-
-    def decode(self, sample: Sample) -> Pixels:
-        """Return the bytes of a sample whose fields are already checked.
+    def read(self, sample: Sample) -> Pixels:
+        """Return the bytes of a sample, uint8 [1, 1, D * itemsize]; see `Decoder`.
 
         Raises:
             BadSample: the sample is not a vector of D finite numbers with a finite sum of squares.
@@ -520,6 +541,12 @@ class VectorDecoder:
                 "damaged", f"numbers, or a sum of squares, that are not finite as {self.dtype}"
             )
         return value_D.view(np.uint8).reshape(self.shape_HWC)
+
+    decode = read  # a vector needs no scaling
+
+    def stacked(self, images: Sequence[Pixels]) -> Pixels:
+        """Return the results of `read` together, uint8 [B, 1, 1, D * itemsize]."""
+        return np.stack(images) if images else np.empty((0, *self.shape_HWC), np.uint8)
 
     def block(self, rows: Sequence[Row], payload: bytes | memoryview) -> Pixels | None:
         """Return all samples as a view of `payload`; None if one is bad or needs a conversion."""
@@ -548,12 +575,12 @@ def _usable(value: NDArray[Any]) -> bool:
     return bool(np.isfinite(square).all())
 
 
-def _scaled(image_HWC: Pixels, sides: tuple[int, int]) -> Pixels:
-    """Scale an image to (height, width), with Pillow's filter in a fifth of its time."""
-    image_1CHW = torch.from_numpy(image_HWC).unsqueeze(0).permute(0, 3, 1, 2)  # needs no copy
-    scaled_1CHW = F.interpolate(image_1CHW, sides, mode="bilinear", antialias=True)
-    scaled_HWC: Pixels = scaled_1CHW.permute(0, 2, 3, 1)[0].numpy()
-    return scaled_HWC
+def scaled(image_BHWC: Pixels, sides: tuple[int, int]) -> Pixels:
+    """Scale images to (height, width), with Pillow's filter in a fifth of its time."""
+    image_BCHW = torch.from_numpy(image_BHWC).permute(0, 3, 1, 2)  # needs no copy
+    scaled_BCHW = F.interpolate(image_BCHW, sides, mode="bilinear", antialias=True)
+    scaled_BHWC: Pixels = scaled_BCHW.permute(0, 2, 3, 1).numpy()
+    return scaled_BHWC
 
 
 def _turned(image_HWC: Pixels, how: Image.Transpose | None) -> Pixels:

@@ -25,7 +25,7 @@ from stream_ssl.app import encoder as encoders
 from stream_ssl.app import export as exporting
 from stream_ssl.app.commands import embed, export
 from stream_ssl.durable import seal
-from stream_ssl.feed.decode import Decoder
+from stream_ssl.feed.decode import Decoder, checked
 from stream_ssl.memory import index
 from stream_ssl.producers.sources import Synthetic, WebDataset
 
@@ -210,7 +210,7 @@ def test_an_image_becomes_what_the_learner_would_see(exported: Path, tmp_path: P
     file = tmp_path / "image.png"
     Image.fromarray(colour_HWC).save(file)
     row = {"id": "a", "codec": "png", "time": 0.0}
-    expected_HWC = Decoder(12, 1)(row, file.read_bytes(), "camera")
+    expected_HWC = Decoder(12, 1).decode(checked(row, file.read_bytes(), "camera"))
     for image in (file, str(file), file.read_bytes(), Image.open(file), colour_HWC):
         found_CHW = encoder.preprocess(image)
         assert found_CHW.dtype == torch.uint8

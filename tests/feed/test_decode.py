@@ -18,7 +18,8 @@ from PIL import Image
 from table import table
 
 from stream_ssl.decode_cost import scans_of
-from stream_ssl.feed.decode import REASONS, BadSample, Decoder
+from stream_ssl.feed.decode import REASONS, BadSample, Decoder, checked
+from stream_ssl.wire import Sample
 
 RNG = np.random.default_rng(0)
 RED, GREEN, BLUE, GREY = (255, 0, 0), (0, 255, 0), (0, 0, 255), (90, 90, 90)
@@ -26,12 +27,12 @@ RED, GREEN, BLUE, GREY = (255, 0, 0), (0, 255, 0), (0, 0, 255), (90, 90, 90)
 
 def decode(data: bytes, codec: str = "png", size: int = 8, **options: Any) -> Any:
     row = {"id": "a", "time": 1.0, "codec": codec, "size": len(data)}
-    return Decoder(size, **options)(row, data, "cam")
+    return Decoder(size, **options).decode(checked(row, data, "cam"))
 
 
 def decode_raw(shape: Any, data: bytes, size: int = 8, **options: Any) -> Any:
     row = {"id": "a", "time": 1.0, "codec": "raw", "size": len(data), "shape": shape}
-    return Decoder(size, **options)(row, data, "cam")
+    return Decoder(size, **options).decode(checked(row, data, "cam"))
 
 
 def refused(data: bytes, codec: str = "png", **options: Any) -> BadSample:
@@ -474,7 +475,7 @@ def test_fields_that_break_the_wire_s_rules(wrong: dict[str, Any]) -> None:
     data = encoded(picture(RNG, 8, 8), "PNG")
     row = {"id": "a", "time": 1.0, "codec": "png", "size": len(data), **wrong}
     with pytest.raises(BadSample) as caught:
-        Decoder(8)(row, data, "cam")
+        Decoder(8).decode(checked(row, data, "cam"))
     assert caught.value.reason == ("shape" if "shape" in wrong else "fields")
 
 
@@ -491,13 +492,42 @@ def test_running_out_of_memory_is_not_the_sample_s_fault(monkeypatch: pytest.Mon
 # -- the decoder
 
 
+@pytest.mark.parametrize("fit", ["crop", "letterbox"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_scaled_together_are_as_one_by_one(fit: Any, channels: Any) -> None:
+    """Sizes that are scaled together, alone and not at all, with orientations between them."""
+    decoder = Decoder(16, channels, fit=fit)
+    sides = [(16, 16), (20, 24), (31, 30), (20, 24), (200, 150), (20, 24), (9, 40), (8, 8)]
+    files = [("JPEG", encoded(picture(RNG, *side), "JPEG")) for side in sides]
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    files += [("JPEG", encoded(picture(RNG, 20, 24), "JPEG", exif=exif))]
+    files += [("PNG", encoded(picture(RNG, 20, 24), "PNG"))]
+    samples = [Sample("a", data, codec.lower()) for codec, data in files]
+    together_BHWC = decoder.stacked([decoder.read(sample) for sample in samples])
+    assert together_BHWC.shape == (len(samples), 16, 16, channels)
+    for one_HWC, sample in zip(together_BHWC, samples, strict=True):
+        assert np.array_equal(one_HWC, decoder.decode(sample))
+    assert decoder.stacked([]).shape == (0, 16, 16, channels)
+
+
+def test_the_decode_of_a_subclass_is_used_for_whole_packets() -> None:
+    class Negative(Decoder):
+        def decode(self, sample: Sample) -> Any:
+            return 255 - super().decode(sample)
+
+    sample = Sample("a", encoded(picture(RNG, 20, 24), "JPEG"), "jpeg")
+    (found_HWC,) = Negative(16).stacked([Negative(16).read(sample)])
+    assert np.array_equal(found_HWC, 255 - Decoder(16).decode(sample))
+
+
 def test_threads_decode_alike() -> None:
     decoder, data = Decoder(8), encoded(picture(RNG, 100, 80), "JPEG")
     row = {"id": "a", "time": 1.0, "codec": "jpeg", "size": len(data)}
     found: list[bytes] = []
 
     def work() -> None:
-        found.extend(decoder(row, data, "cam").tobytes() for _ in range(20))
+        found.extend(decoder.decode(checked(row, data, "cam")).tobytes() for _ in range(20))
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:

@@ -20,7 +20,7 @@ from torch import Tensor
 from stream_ssl import load_encoder
 from stream_ssl.app import build, cli, config
 from stream_ssl.batch import START
-from stream_ssl.feed.decode import BadSample, Decoder, VectorDecoder
+from stream_ssl.feed.decode import BadSample, Decoder, VectorDecoder, checked
 from stream_ssl.journal.journal import Journal
 from stream_ssl.journal.reader import JournalReader
 from stream_ssl.journal.segment import JournalEntry
@@ -81,7 +81,7 @@ def test_a_decoder_keeps_one_dtype_and_refuses_by_reason() -> None:
     sample = Sample.from_vector(value_D, "v")
     for dtype in ("float32", "float16"):
         decoder = VectorDecoder(DIM, dtype)
-        kept = decoder(row_of(sample), sample.data, "s")
+        kept = decoder.decode(checked(row_of(sample), sample.data, "s"))
         assert kept.shape == decoder.shape_HWC
         assert np.array_equal(kept.ravel().view(dtype), value_D.astype(dtype))
         whole = decoder.block([row_of(sample)] * 2, sample.data * 2)
@@ -101,7 +101,7 @@ def test_a_decoder_keeps_one_dtype_and_refuses_by_reason() -> None:
         (Decoder(8), sample, sample.data, "format"),
     ):
         with pytest.raises(BadSample) as refused:
-            decoder(row_of(of), data, "s")
+            decoder.decode(checked(row_of(of), data, "s"))
         assert refused.value.reason == reason
     for data in (lost, huge.data):
         assert VectorDecoder(DIM).block([row_of(sample)], data) is None
