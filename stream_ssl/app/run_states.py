@@ -130,7 +130,7 @@ class RunPage:
 
     def read(self) -> Reading:
         run = self._ask("/api/run")
-        given = [Answer(**{**one, "links": []}) for one in run["answers"]]
+        given = [Answer(one["question"], one["level"], one["says"], []) for one in run["answers"]]
         return Reading(run["states"], given)
 
     def ask(self, role: str, question: str, **arguments: object) -> list[dict[str, Any]]:

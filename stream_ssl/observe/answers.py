@@ -14,18 +14,24 @@ from stream_ssl.observe.conditions import (
     CONDITIONS,
     DOWN,
     DROPPED_SHARE,
-    NEAR_DUPLICATE_SHARE,
     TABLE,
+    of_role,
     plural,
 )
+from stream_ssl.observe.metric_spec import Role
+from stream_ssl.observe.page.history import LATELY
 from stream_ssl.observe.trends import percent, seconds
 
-Level = Literal["good", "watch", "bad", "wait"]
+Level = Literal["good", "watch", "bad", "wait", "unknown"]
 State = Mapping[str, Any]
 """A process's answer to the question `state` of `page/api.py`, or {"error": a sentence}."""
 
 YOUNG_UPDATES = 300
 """With fewer updates, an accuracy near chance says nothing."""
+BELOW_CHANCE = 0.95
+"""A loss below this share of chance shows that the encoder learns."""
+IDLE_SECONDS, IDLE_GAPS = 60.0, 5.0
+"""No update for this many seconds, and for this many of the usual gaps, is worth a look."""
 ABOVE_CHANCE = 1.5
 """An accuracy of this many times chance shows that the encoder learns."""
 FORGOTTEN = 0.05
@@ -36,6 +42,17 @@ MOSTLY_DROPPED = 0.9
 """A share of dropped samples above this explains why no update is made."""
 CROWDED = 0.1
 """A share of near-duplicate slots above this is worth a look."""
+FEW_DIRECTIONS = 2.0
+"""Embeddings of fewer directions hardly differ, which is worth a look."""
+BREAKS = ("learner-halted", "divergence", "collapse", "not-learning", "one-picture")
+"""While one of these conditions holds, accuracy and loss are those of before."""
+WITHOUT_CHECKPOINT = {
+    "collapse": "Stop the run, lower optimiser.learning_rate, and begin a new run",
+    "not-learning": "Lower optimiser.learning_rate (0.001 suits Adam), and begin a new run",
+}
+"""The remedies of conditions whose usual remedy goes back to a checkpoint."""
+RESTARTS = ("divergence", "learner-halted")
+"""The conditions whose remedy restarts the learner from its newest checkpoint."""
 OF_LEARNING = (
     *("learner-halted", "divergence", "collapse", "not-learning", "one-picture"),
     *("learner-stuck", "loop-stopped", "updates-skipped", "lag"),
@@ -48,6 +65,7 @@ OF_MEMORY = ("near-duplicates", "collisions")
 """The conditions that each answer names, in the order of their weight."""
 MOST_NAMED = 3
 """The most conditions that an answer names."""
+ROLES: Sequence[Role] = ("receiver", "learner")
 ORDER = {condition.name: number for number, condition in enumerate(TABLE)}
 
 
@@ -57,7 +75,8 @@ class Answer:
 
     Attributes:
         question: the name of the question.
-        level: good, watch (worth a look), bad, or wait (nothing is known yet).
+        level: good, watch (worth a look), bad, wait (nothing is known yet), or unknown (the process
+            that knows it does not answer).
         says: one or two sentences with a number.
         links: pairs of (text, address on the page) with the evidence.
     """
@@ -66,6 +85,48 @@ class Answer:
     level: Level
     says: str
     links: Sequence[tuple[str, str]]
+
+    @property
+    def word(self) -> str:
+        """The level as a word, which tells it without colours: good, look, bad, now, soon..."""
+        words = TO_DO_WORDS if self.question == "To do" else WORDS
+        return words[self.level]
+
+
+WORDS: Mapping[Level, str] = {
+    "good": "good",
+    "watch": "look",
+    "bad": "bad",
+    "wait": "wait",
+    "unknown": "unknown",
+}
+TO_DO_WORDS: Mapping[Level, str] = {**WORDS, "good": "nothing", "watch": "soon", "bad": "now"}
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """The names of all conditions, each in one of three groups.
+
+    Attributes:
+        present: the conditions that hold.
+        absent: the conditions that do not hold.
+        unknown: the conditions that only a process without an answer could decide.
+    """
+
+    present: Sequence[str]
+    absent: Sequence[str]
+    unknown: Sequence[str]
+
+
+def census(states: Mapping[str, State], problems: Sequence[Mapping[str, Any]]) -> Census:
+    """Return which conditions hold, do not hold, and are unknown; "down" is one of them."""
+    present = list(dict.fromkeys(one["name"] for one in problems))
+    silent = {name.partition("-")[0] for name, state in states.items() if "watched" not in state}
+    unwatched = [one.name for role in ROLES if role in silent for one in of_role(role)]
+    unknown = [name for name in dict.fromkeys(unwatched) if name not in present]
+    known = [one["name"] for state in states.values() for one in state.get("watched", [])]
+    absent = [name for name in dict.fromkeys(("down", *known)) if name not in (*present, *unknown)]
+    return Census(present, absent, unknown)
 
 
 def problems_of(states: Mapping[str, State]) -> list[dict[str, Any]]:
@@ -114,7 +175,7 @@ def answers(states: Mapping[str, State]) -> list[Answer]:
 
 def as_json(given: Iterable[Answer]) -> list[dict[str, Any]]:
     """Return answers as plain values."""
-    return [asdict(one) for one in given]
+    return [{**asdict(one), "word": one.word} for one in given]
 
 
 # -- one question each
@@ -129,35 +190,52 @@ def _learning(learner: State, problems: Sequence[Mapping[str, Any]]) -> Answer:
     loss, chance = figures.get("loss"), facts.get("chance")
     limit = "" if chance is None else f"; chance is {chance:.2f}"
     numbers = [*accuracy, *([] if loss is None else [f"Loss {loss:.2f}{limit}"])]
-    if lit := _named(OF_LEARNING, problems):
+    lit = _named(OF_LEARNING, problems)
+    if lit and lit[0]["name"] in BREAKS:
+        says = _sentences([_told(lit[0]), *_accuracy(facts, before=True)[1]])
+        return Answer("Learning", _level(lit), says, [*_runbooks(lit), *links])
+    if lit:
         says = _sentences([_told(lit[0]), *numbers])
         return Answer("Learning", _level(lit), says, [*_runbooks(lit), *links])
-    updates = facts.get("updates", 0.0)
-    if not updates:
-        level, why = _no_update(facts)
+    updates, done = facts.get("updates", 0.0), facts.get("updates_done", 0.0)
+    if _is_idle(facts):
+        level, why = _no_update(facts, problems)
         return Answer("Learning", level, _sentences([why, *numbers]), links)
+    young = done < YOUNG_UPDATES
     if not accuracy:
-        level = "good" if chance is None or loss is None or loss < chance else "watch"
+        learns = (
+            loss < BELOW_CHANCE * chance if chance is not None and loss is not None else not young
+        )
+        level = "good" if learns else "wait" if young else "watch"
         numbers.append("No accuracy is known: it needs labels or a held-out set")
-    pace = f"{plural(updates, 'update')} in the last {seconds(facts['updates_span'])}"
+    if level == "wait":
+        numbers.insert(0, f"Too early to tell after {plural(done, 'update')}")
+    pace = f"{plural(updates, 'update')} in the last {_lately(facts['updates_span'])}"
+    if not updates:
+        pace = f"The last update is {seconds(facts['idle'])} old, as usual for this stream"
     return Answer("Learning", level, _sentences([*numbers, pace]), links)
 
 
 def _health(states: Mapping[str, State], problems: Sequence[Mapping[str, Any]]) -> Answer:
     checks = [("all conditions", "#health")]
+    found = census(states, problems)
     if problems:
-        known = list(dict.fromkeys(one["name"] for one in problems))
-        names = ", ".join(known[:MOST_NAMED]) + (
-            f" and {len(known) - MOST_NAMED} more" if len(known) > MOST_NAMED else ""
-        )
-        verb = "holds" if len(problems) == 1 else "hold"
-        says = f"{plural(len(problems), 'condition')} {verb} now: {names}."
-        return Answer("Health", _level(problems), says, [*_runbooks(problems), *checks])
+        names = [_with_producers(name, problems) for name in found.present]
+        shown = ", ".join(names[:MOST_NAMED])
+        shown += f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+        verb = "holds" if len(names) == 1 else "hold"
+        told = [f"{plural(len(names), 'condition')} {verb} now: {shown}"]
+        elsewhere = (*OF_LEARNING, *OF_PRODUCERS, *OF_MEMORY)
+        told += [_told(one) for one in problems if one["name"] not in elsewhere][:MOST_NAMED]
+        if found.unknown:
+            told.append(f"{len(found.unknown)} of the others are unknown")
+        return Answer("Health", _level(problems), _sentences(told), [*_runbooks(problems), *checks])
     starting = [name for name, state in states.items() if state.get("starting")]
     if starting:
         return Answer("Health", "wait", f"{_and(starting)}: starting.", checks)
-    watched = {one["name"] for state in states.values() for one in state.get("watched", [])}
-    says = f"None of {plural(len(watched), 'condition')} holds, and {_and(list(states))} answer."
+    says = (
+        f"None of {plural(len(found.absent), 'condition')} holds, and {_and(list(states))} answer."
+    )
     return Answer("Health", "good", says, checks)
 
 
@@ -174,24 +252,25 @@ def _producers(
     speed = sum(one.get("received") or 0.0 for one in answering)
     told = ["No producer is connected"]  # the rate is a mean of seconds in which one may have been
     if connected:
-        told = [f"{plural(connected, 'producer')} connected, {rate(speed)} samples/s"]
+        told = [
+            f"{plural(connected, 'producer')} connected, {rate(speed)} samples/s in the last minute"
+        ]
     uses = learner.get("facts", {}).get("producers") or {}
     lit = _named(OF_PRODUCERS, problems)
     best, worst = uses.get("best"), uses.get("worst")
     if best is not None:
-        used = percent(best["used"])
+        used, span = percent(best["used"]), seconds(learner["facts"].get("span", 0.0))
         if worst is not None and percent(worst["used"]) == used:
-            told.append(f"Each producer has {used} of its samples used")
+            told.append(f"In the last {span}, each producer has {used} of its samples used")
             worst = None
         else:
-            told.append(f"Best: {best['name']}, {used} of its samples are used")
-    if worst is not None:
+            told.append(f"Best of the last {span}: {best['name']}, {used} of its samples are used")
+    if worst is not None and worst["name"] not in {one["producer"] for one in lit}:
         told.append(
             f"Worst: {worst['name']}, {percent(worst['used'])} used, "
             f"{percent(worst['dropped'])} near-duplicates, {percent(worst['bad'])} damaged"
         )
-    shown = [one for one in lit if one["name"] != "everything-dropped" or one["producer"] == ""]
-    told += [_told(one) for one in shown[:MOST_NAMED]]
+    told += [_told(one) for one in lit[:MOST_NAMED]]
     if lit:
         return Answer("Producers", _level(lit), _sentences(told), [*_runbooks(lit), *links])
     level: Level = "good" if connected and speed else "watch"
@@ -206,27 +285,32 @@ def _memory(learner: State, problems: Sequence[Mapping[str, Any]]) -> Answer:
     figures, facts = learner.get("figures", {}), learner.get("facts", {})
     slots, capacity = figures.get("slots") or 0.0, figures.get("capacity") or 0.0
     if not slots:
-        return Answer("Memory", "wait", f"0 of {plural(capacity, 'slot')} hold a sample.", links)
+        empty = f"0 of {plural(capacity, 'slot')} hold" if capacity else "No slot holds"
+        return Answer("Memory", "wait", f"{empty} a sample yet.", links)
     told = [f"{slots:,.0f} of {plural(capacity, 'slot')} filled"]
     alike = figures.get("near_duplicates")
     if alike is not None:
         told[0] += f", {percent(alike)} near-duplicates"
+    rank = figures.get("memory_rank")
     classes, uses = facts.get("classes"), facts.get("producers") or {}
     if classes is not None:
         told.append(
-            f"{classes['count']} {'class' if classes['count'] == 1 else 'classes'}; the largest, "
+            f"{'More than ' if classes.get('more') else ''}{classes['count']} "
+            f"{'class' if classes['count'] == 1 else 'classes'}; the largest, class "
             f"{classes['largest']}, has {percent(classes['share'])} of the labelled slots"
         )
-    elif (rank := figures.get("memory_rank")) is not None:
-        told.append(f"No labels; the embeddings take {rank:.0f} directions (effective rank)")
+    elif rank is not None:
+        told.append(f"No labels; the embeddings take {rank:.0f} directions")
+    few = alike is None and rank is not None and rank < FEW_DIRECTIONS
+    if few:
+        told.append("The pictures hardly differ for the encoder; look at the mosaic")
     if (most := uses.get("most_slots")) is not None:
         told.append(f"{most} has {percent(uses['most_slots_share'])} of the slots")
     lit = _named(OF_MEMORY, problems)
-    level: Level = "watch" if (alike or 0.0) > CROWDED else "good"
-    level = "bad" if (alike or 0.0) > NEAR_DUPLICATE_SHARE else level
+    level: Level = "watch" if few or (alike or 0.0) > CROWDED else "good"
     told += [_told(one) for one in lit]
     return Answer(
-        "Memory", level if not lit else "bad", _sentences(told), [*_runbooks(lit), *links]
+        "Memory", level if not lit else _level(lit), _sentences(told), [*_runbooks(lit), *links]
     )
 
 
@@ -236,10 +320,11 @@ def _to_do(
     if problems:
         first = problems[0]
         who = f" ({first['producer']})" if first["producer"] else ""
-        more = len(problems) - 1
-        says = f"First, {first['name']}{who}: {first['remedy'] or first['says']}"
+        more = [name for name in census(states, problems).present if name != first["name"]]
+        says = f"First, {first['name']}{who}: {_remedy(first, learner)}"
         if more:
-            says = f"{says.rstrip('.')}. Then {plural(more, 'more condition')}"
+            says = f"{says.rstrip('.')}. Then: {', '.join(more[:MOST_NAMED])}"
+            says += f" and {len(more) - MOST_NAMED} more" if len(more) > MOST_NAMED else ""
         return Answer("To do", _level([first]), _sentences([says]), _runbooks([first]))
     if any(state.get("starting") for state in states.values()):
         return Answer("To do", "wait", "Nothing yet: the run is starting.", [])
@@ -252,7 +337,36 @@ def _to_do(
             f"{worst['name']} shows nothing new. {remedy}",
             [("everything-dropped", "runbooks/everything-dropped")],
         )
+    if _learning(learner, problems).level == "wait":
+        return Answer("To do", "wait", _wait(learner.get("facts", {})), [])
     return Answer("To do", "good", "Nothing: 0 conditions need attention.", [])
+
+
+def _wait(facts: Mapping[str, Any]) -> str:
+    """Return for how long a young run needs no attention."""
+    done, updates = facts.get("updates_done", 0.0), facts.get("updates", 0.0)
+    if not updates or done >= YOUNG_UPDATES:
+        return "Wait: look again when the first updates are done."
+    left = (YOUNG_UPDATES - done) * facts["updates_span"] / updates
+    then = f"the run then has {YOUNG_UPDATES} updates"
+    return f"Wait {seconds(max(60.0, left))}, and look again: {then}."
+
+
+def _remedy(problem: Mapping[str, Any], learner: State) -> str:
+    """Return what to do about a problem, in a sentence that fits the run's checkpoints."""
+    name, usual = problem["name"], problem["remedy"] or problem["says"]
+    facts = learner.get("facts", {})
+    if name not in (*WITHOUT_CHECKPOINT, *RESTARTS) or "checkpoint" not in facts:
+        return str(usual)
+    if (saved := facts["checkpoint"]) is None:
+        if name in RESTARTS:
+            return f"{usual} No checkpoint exists, so it begins with new weights."
+        return f"{WITHOUT_CHECKPOINT[name]}: no checkpoint exists to go back to."
+    told = f"{usual} The newest checkpoint is {seconds(saved['age'])} old"
+    since = problem.get("since")
+    if name in RESTARTS or since is None:
+        return f"{told}."
+    return f"{told}; the condition began {seconds(max(0.0, learner['now'] - since))} ago."
 
 
 # -- parts of sentences
@@ -261,35 +375,55 @@ def _to_do(
 def _unknown(state: State) -> tuple[Level, str] | None:
     """Return (level, sentence) for a process without figures; None if it has some."""
     if (error := state.get("error")) is not None:
-        return "bad", _sentences([f"{error[:1].upper()}{error[1:]}"])
+        return "unknown", _sentences([f"{error[:1].upper()}{error[1:]}"])
     if state.get("starting"):
         return "wait", f"The {state['role']} is starting."
     return None
 
 
-def _no_update(facts: Mapping[str, Any]) -> tuple[Level, str]:
-    """Return (level, sentence) for a learner that made no update lately."""
-    span, uses = seconds(facts.get("updates_span", 0.0)), facts.get("producers") or {}
-    share = uses.get("dropped", 0.0) / max(1.0, uses.get("samples", 0.0))
-    if share >= MOSTLY_DROPPED:
-        why = f"{percent(share)} of the samples are dropped as near-duplicates"
-        return "watch", f"No update in the last {span}, because {why}"
+def _lately(span: float) -> str:
+    """Return a span for "in the last ...", such as "minute" for LATELY."""
+    return "minute" if LATELY <= span < 1.5 * LATELY else seconds(span)
+
+
+def _is_idle(facts: Mapping[str, Any]) -> bool:
+    """Return whether the learner has made no update for longer than usual, or none at all."""
     if not facts.get("updates_done"):
-        return "wait", f"No update yet, {span} after the start, because no batch is full"
-    return "watch", f"No update in the last {span}, because no full batch of samples came"
+        return True
+    usual = facts.get("update_gap") or 0.0
+    return bool(facts.get("idle", 0.0) > max(IDLE_SECONDS, IDLE_GAPS * usual))
 
 
-def _accuracy(facts: Mapping[str, Any]) -> tuple[Level, list[str]]:
-    """Return (level, sentence) of the best accuracy that is known; no sentence without one."""
+def _no_update(
+    facts: Mapping[str, Any], problems: Sequence[Mapping[str, Any]]
+) -> tuple[Level, str]:
+    """Return (level, sentence) for a learner that made no update lately."""
+    span, uses = seconds(facts.get("idle", 0.0)), facts.get("producers") or {}
+    share = uses.get("dropped", 0.0) / max(1.0, uses.get("samples", 0.0))
+    if share >= MOSTLY_DROPPED or _named(("everything-dropped",), problems):
+        return "watch", f"No update for {span}, because the samples are dropped as near-duplicates"
+    if not facts.get("updates_done"):
+        began = seconds(facts.get("span", 0.0))
+        return "wait", f"No update yet, {began} after the start, because no batch is full"
+    return "watch", f"No update for {span}, because no full batch of samples came"
+
+
+def _accuracy(facts: Mapping[str, Any], before: bool = False) -> tuple[Level, list[str]]:
+    """Return (level, sentence) of the best accuracy that is known; no sentence without one.
+
+    Args:
+        facts: the learner's facts.
+        before: the accuracy is from before a fault, so its change says nothing.
+    """
     for key, of in (("held_out", "held-out images"), ("stream_knn", "the stream's next samples")):
         if (trend := facts.get(key)) is None:
             continue
         value, rise, classes = trend["value"], trend["rise"], None
         if key == "held_out":
             classes = facts.get("held_out_classes")
-        says = f"kNN of {of} {percent(value)}"
+        says = f"kNN of {of} {'was ' * before}{percent(value)}"
         says += f" (chance {percent(1 / classes)})" if classes else ""
-        if trend["seconds"] >= LEAST_TREND_SECONDS:
+        if trend["seconds"] >= LEAST_TREND_SECONDS and not before:
             points, way = abs(100 * rise), "up" if rise > 0 else "down"
             change = f"{way} {points:.1f} points" if points >= 0.05 else "unchanged"
             says += f", {change} in the last {seconds(trend['seconds'])}"
@@ -303,6 +437,13 @@ def _accuracy(facts: Mapping[str, Any]) -> tuple[Level, list[str]]:
 def _named(names: Sequence[str], problems: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return the problems with these names, in the order of the names."""
     return [one for name in names for one in problems if one["name"] == name]
+
+
+def _with_producers(name: str, problems: Sequence[Mapping[str, Any]]) -> str:
+    """Return the name of a condition with its producers, such as "lag" or "bad-samples (yard)"."""
+    who = [one["producer"] for one in problems if one["name"] == name and one["producer"]]
+    shown = ", ".join(who[:MOST_NAMED]) + ("…" if len(who) > MOST_NAMED else "")
+    return f"{name} ({shown})" if who else name
 
 
 def _told(one: Mapping[str, Any]) -> str:

@@ -69,7 +69,9 @@ Measured ranks: one picture has 1.00, and 1.01 with noise of 5 levels. Two pictu
 frames of a fixed camera in a street have 1.16."""
 HUNG_SECONDS = 60.0
 """A process hangs if it exists and has not answered for this many seconds."""
-CHECKPOINT_SECONDS = 3600.0
+CHECKPOINT_SECONDS, FIRST_CHECKPOINT_SECONDS = 3600.0, 300.0
+"""The least age of unsaved updates that counts, with an older checkpoint and without any. Three
+intervals between two checkpoints also have to pass."""
 COPY_SECONDS = 1800.0
 DISK_BYTES, DISK_CHECKPOINTS = 1e9, 2
 CLOCK_SECONDS = 60.0
@@ -192,8 +194,8 @@ TABLE: tuple[Condition, ...] = (
     Condition(
         "producer-silent", "receiver", "warning",
         "{producer} has sent nothing for longer than 20 times its usual gap",
-        "Look at the log of this producer and at its camera or source. The receiver does "
-        "not wait for a producer that said BYE.",
+        "Look at the log of this producer and at its camera or source. A producer that ends "
+        "normally is not expected to send.",
     ),
     Condition(
         "no-credit", "receiver", "warning",
@@ -297,7 +299,7 @@ TABLE: tuple[Condition, ...] = (
     ),
     Condition(
         "checkpoint-old", "learner", "critical",
-        "updates from more than an hour ago are in no checkpoint",
+        "old updates are in no checkpoint",
         "Read the reason in the learner's log, and remove it. Until then, the journal is "
         "not trimmed.",
     ),
@@ -386,8 +388,9 @@ groups:
 
 DOWN_SUMMARY = "{{ $labels.role }} at {{ $labels.instance }} does not answer"
 DOWN = (
-    "Read the process's log. No sample is lost: the journal keeps acknowledged samples, "
-    "and producers keep the others."
+    "Read the end of the process's log, which is the output of stream-ssl run or the journal of "
+    "its systemd unit. Then start the process again. No sample is lost: the journal keeps "
+    "acknowledged samples, and producers keep the others."
 )
 
 

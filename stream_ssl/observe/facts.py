@@ -14,15 +14,14 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
+from stream_ssl.observe.families import OTHER
 from stream_ssl.observe.metric_spec import PREFIX, Role
 from stream_ssl.observe.metrics import WORKING
-from stream_ssl.observe.page.history import FigureHistory
+from stream_ssl.observe.page.history import LATELY, FigureHistory
 from stream_ssl.observe.trends import Figures, Rise
 
 WINDOW = 600.0
 """Seconds that the counts by producer cover."""
-UPDATE_SECONDS = 120.0
-"""Seconds over which the updates are counted."""
 TREND_SECONDS = 3600.0
 """Seconds over which the change of an accuracy is given."""
 MOST_NAMED = 4
@@ -36,6 +35,7 @@ COUNTS: Mapping[Role, tuple[str, ...]] = {
         "producer_admitted_samples_total",
         "dropped_samples_total",
         "quarantined_samples_total",
+        "producer_decoded_samples_total",
     ),
 }
 """The counters by producer that each role exports."""
@@ -48,6 +48,8 @@ GAUGES: Mapping[Role, tuple[str, ...]] = {
         "memory_class_slots",
         "loss_diagnostic",
         "held_out_class_accuracy",
+        "checkpoint_step",
+        "checkpoint_age_seconds",
     ),
 }
 
@@ -75,7 +77,7 @@ class Facts:
         names = [PREFIX + name for name in (*COUNTS[role], *GAUGES[role])]
         self._registry = registry.restricted_registry(sorted(names))
         self._rises = {name: Rise(WINDOW, clock) for name in COUNTS[role]}
-        self._updates = Rise(UPDATE_SECONDS, clock)
+        self._updates, self._usual = Rise(LATELY, clock), Rise(WINDOW, clock)
         self._lock = threading.Lock()
         self._next = -math.inf
 
@@ -96,14 +98,19 @@ class Facts:
             done = figures.get("steps_total")
             updates = self._updates({"": done})[""]
             waited = self._updates.span
+            usually = self._usual({"": done})[""]
             span = self._rises[COUNTS[self._role][0]].span
         if self._role == "receiver":
             return {"span": span, "known": len(figures.by("producer_samples_total", "producer"))}
+        idle = self.history.unchanged("steps")
         return {
             "span": span,
             "updates": updates if math.isfinite(updates) else 0.0,
             "updates_span": waited,
             "updates_done": done if math.isfinite(done) else 0.0,
+            "update_gap": max(0.0, span - idle) / usually if usually > 1 else None,
+            "idle": idle,
+            "checkpoint": _checkpoint(figures),
             "chance": _chance(figures),
             "held_out": self._trend("held_out"),
             "held_out_classes": len(figures.by("held_out_class_accuracy", "class")),
@@ -153,6 +160,14 @@ def _chance(figures: Figures) -> float | None:
     return math.log(negatives + 1) if negatives > 0 else None
 
 
+def _checkpoint(figures: Figures) -> dict[str, float] | None:
+    """Return the step and the age of the newest checkpoint; None without one."""
+    step = figures.get("checkpoint_step")
+    return (
+        None if math.isnan(step) else {"step": step, "age": figures.get("checkpoint_age_seconds")}
+    )
+
+
 def _classes(figures: Figures) -> dict[str, Any] | None:
     """Return the number of classes in the memory and the largest class; None without labels."""
     held = figures.by("memory_class_slots", "class", memory=WORKING)
@@ -162,6 +177,7 @@ def _classes(figures: Figures) -> dict[str, Any] | None:
     largest = max(slots, key=lambda name: slots[name])
     return {
         "count": len(slots),
+        "more": OTHER in slots,
         "largest": largest,
         "share": slots[largest] / sum(slots.values()),
     }
@@ -170,13 +186,14 @@ def _classes(figures: Figures) -> dict[str, Any] | None:
 def _uses(counts: Mapping[str, Mapping[str, float]], slots: Mapping[str, float]) -> dict[str, Any]:
     """Return what became of the producers' samples, with the best and the worst producer.
 
-    The use of a producer is the share of its samples that were new and could be decoded.
+    The use of a producer is the share of its samples that were new and could be decoded. Samples
+    that wait, or that the pace skips, count as neither used nor dropped.
     """
-    admitted, dropped, bad = (counts[name] for name in COUNTS["learner"])
+    admitted, dropped, bad, decoded = (counts[name] for name in COUNTS["learner"])
     rows: list[dict[str, Any]] = []
     for name in {*admitted, *dropped, *bad}:
         parts = [one.get(name, 0.0) for one in (admitted, dropped, bad)]
-        if (samples := sum(parts)) >= LEAST_SAMPLES:
+        if (samples := max(decoded.get(name, 0.0), sum(parts[:2])) + parts[2]) >= LEAST_SAMPLES:
             used, away, broken = (part / samples for part in parts)
             rows.append(
                 {"name": name, "samples": samples, "used": used, "dropped": away, "bad": broken}

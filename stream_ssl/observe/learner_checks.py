@@ -32,6 +32,9 @@ class LearnerChecks:
         clock: Callable[[], float],
     ) -> None:
         self._trends, self._first, self._clock = trends, first, clock
+        self._first_limit = at.CHECKPOINT_SECONDS
+        if checkpoint_seconds is not None:
+            self._first_limit = max(at.FIRST_CHECKPOINT_SECONDS, 3 * checkpoint_seconds)
         self._checkpoint_limit = max(at.CHECKPOINT_SECONDS, 3 * (checkpoint_seconds or 0.0))
         self._lags: deque[tuple[float, float]] = deque()
         self._progress = (math.nan, clock())  # (samples, time of the last change)
@@ -158,17 +161,21 @@ class LearnerChecks:
             self._updated = (steps, self._clock())
         still = self._clock() - self._updated[1]
         idle = f"; no update for {seconds(still)}" if still >= 60 else ""
+        span = seconds(self._trends.span("dropped"))
         over = self._trends.span("dropped") >= 0.9 * at.DROPPED_SECONDS
         for who, count in away.items():
             share = count / max(1.0, count + kept.get(who, 0.0))
             if over and count >= at.DROPPED_SAMPLES and share >= at.DROPPED_SHARE:
-                says = f"{percent(share)} of {who}'s samples were dropped as near-duplicates{idle}"
+                says = f"{percent(share)} of {who}'s samples within {span} were dropped"
+                says += f" as near-duplicates{idle}"
                 yield "everything-dropped", who, says
 
     def _checkpoints(self, figures: Figures) -> Iterator[Finding]:
         behind = figures.get("checkpoint_lag_seconds")
-        if behind > self._checkpoint_limit:
+        none = math.isnan(figures.get("checkpoint_step"))
+        if behind > (self._first_limit if none else self._checkpoint_limit):
             says = f"updates from {seconds(behind)} ago are in no checkpoint yet"
+            says += ", and the run has no checkpoint" if none else ""
             yield "checkpoint-old", "", says
         damaged = figures.get("checkpoints_damaged")
         if damaged > 0:

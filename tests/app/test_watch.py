@@ -80,6 +80,8 @@ def test_every_size_has_the_five_answers(size: tuple[int, int], says: str, produ
     starts = [line[2:].split("  ")[0] for line in marked]
     assert starts == [*QUESTIONS]
     assert "\x1b" not in "".join(lines)
+    if size[0] >= 40:
+        assert [line[13:].split()[0] for line in marked] == ["good:"] * 4 + ["nothing:"]
     if size[1] >= 24 and producers:
         at = next(n for n, line in enumerate(lines) if line.startswith("  producers"))
         assert len(lines) - 2 - at >= watch.LEAST_PRODUCERS - 1

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
-from answers_world import NEGATIVES, Run, origins
+from answers_world import NEGATIVES, STATS, Run, origins
 
 from stream_ssl.learning.divergence import Divergence
 from stream_ssl.observe import families as exported
-from stream_ssl.observe.answers import Answer, answers, problems_of
+from stream_ssl.observe.answers import Answer, Level, answers, census, problems_of
+from stream_ssl.observe.conditions import TABLE
+from stream_ssl.observe.trends import percent
 from stream_ssl.observe.watch import Watched
 
 QUESTIONS = ["Learning", "Health", "Producers", "Memory", "To do"]
@@ -45,16 +48,17 @@ def test_healthy(healthy: Run) -> None:
     learning = found["Learning"]
     assert learning.says == (
         "kNN of held-out images 46 % (chance 10 %), up 3.0 points in the last 20 min. "
-        f"Loss 4.00; chance is {CHANCE}. 14 updates in the last 2 min."
+        f"Loss 4.00; chance is {CHANCE}. 8 updates in the last minute."
     )
     assert ("loss and accuracy", "#figures") in learning.links
     assert found["Health"].says.startswith("None of ")
     assert found["Health"].says.endswith("conditions holds, and receiver and learner answer.")
     assert found["Producers"].says == (
-        "2 producers connected, 2.0 samples/s. Each producer has 100 % of its samples used."
+        "2 producers connected, 2.0 samples/s in the last minute. "
+        "In the last 10 min, each producer has 100 % of its samples used."
     )
     assert found["Memory"].says == (
-        "1,000 of 1,024 slots filled, 2.0 % near-duplicates. 3 classes; the largest, 0, has "
+        "1,000 of 1,024 slots filled, 2.0 % near-duplicates. 3 classes; the largest, class 0, has "
         "40 % of the labelled slots. gate has 70 % of the slots."
     )
     assert found["To do"].says == "Nothing: 0 conditions need attention."
@@ -72,7 +76,11 @@ def test_young() -> None:
     run.pass_(30, run.sends(), run.learns(loss=5.55))
     found = asked(run)
     assert found["Learning"].level == "wait"
-    assert found["Learning"].says.startswith("kNN of held-out images 10 % (chance 10 %). Loss 5.55")
+    assert found["Learning"].says.startswith(
+        "Too early to tell after 3 updates. kNN of held-out images 10 % (chance 10 %). Loss 5.55"
+    )
+    assert (found["To do"].level, found["To do"].word) == ("wait", "wait")
+    assert found["To do"].says == "Wait 66 min, and look again: the run then has 300 updates."
     assert "No labels; the embeddings take 38 directions" in found["Memory"].says
     run.starts()
     found = asked(run)
@@ -85,8 +93,126 @@ def test_without_labels_the_loss_is_compared_with_chance() -> None:
     learning = asked(run)["Learning"]
     assert learning.level == "good"
     assert "it needs labels" in learning.says
-    run.pass_(60, run.sends(), run.learns(loss=5.6))
-    assert asked(run)["Learning"].level == "watch"
+    run.pass_(60, run.sends(), run.learns(loss=5.5))
+    found = asked(run)
+    assert [found[one].level for one in ("Learning", "To do")] == ["wait", "wait"]
+    run.pass_(3000, run.sends(), run.learns(loss=5.5))
+    found = asked(run)
+    assert [found[one].level for one in ("Learning", "To do")] == ["watch", "good"]
+
+
+def test_updates_that_stop_are_told(healthy: Run) -> None:
+    """A rate of 0 is no good news, also while the last updates are in the window of a count."""
+    run = Run()
+    run.fills()
+    run.probes(0.44)
+    run.pass_(300, run.sends(), run.learns())
+    assert asked(run)["Learning"].level == "good"
+    run.pass_(90, run.nothing())
+    learning = asked(run)["Learning"]
+    assert learning.level == "watch"
+    assert learning.says.startswith("No update for 2 min, because no full batch of samples came. ")
+    assert run.states()["learner"]["figures"]["steps"] == 0.0
+
+
+def test_a_slow_learner_is_not_idle_between_its_updates() -> None:
+    run = Run()
+    run.fills()
+    run.probes(0.44)
+    for _ in range(5):
+        run.pass_(10, run.sends(2), run.learns())
+        run.pass_(110, run.sends(2))
+    learning = asked(run)["Learning"]
+    assert learning.level == "good"
+    assert learning.says.endswith("The last update is 2 min old, as usual for this stream.")
+
+
+@pytest.mark.parametrize("name", ["diverged", "collapsed"])
+def test_an_accuracy_from_before_a_fault_is_no_good_news(name: str) -> None:
+    run = Run()
+    run.probes(0.43)
+    run.pass_(120, run.sends(), run.learns())
+    run.probes(0.44)
+    FAULTS[name][0](run)
+    learning = asked(run)["Learning"]
+    assert learning.level == "bad"
+    assert learning.says.endswith("kNN of held-out images was 44 % (chance 10 %).")
+    assert "up" not in learning.says.replace("updates", "")
+    assert "Loss" not in learning.says
+
+
+def test_the_remedy_fits_the_checkpoints() -> None:
+    run = Run()
+    run.pass_(60, run.sends(), run.learns())
+    collapsed(run)
+    says = asked(run)["To do"].says
+    assert says.startswith(
+        "First, collapse: Stop the run, lower optimiser.learning_rate, and begin"
+    )
+    assert says.endswith("no checkpoint exists to go back to.")
+    run.learner.learner.resumed(5, run.learner.wall - 600)
+    says = asked(run)["To do"].says
+    assert "go back to an earlier checkpoint" in says
+    assert "The newest checkpoint is 10 min old; the condition began " in says
+    run = Run()
+    diverged(run)
+    assert "No checkpoint exists, so it begins with new weights" in asked(run)["To do"].says
+    run.learner.learner.resumed(5, run.learner.wall - 600)
+    assert "The newest checkpoint is 10 min old. Then: updates-skipped" in asked(run)["To do"].says
+
+
+def test_each_condition_is_counted_once(healthy: Run) -> None:
+    """Those that hold, those that do not, and those that only a silent process could decide."""
+    all_of_them = {"down", *(one.name for one in TABLE)}
+    states = healthy.states()
+    away = {**states, "learner": {"error": "the learner does not answer"}}
+    starved_run = Run()
+    starved_run.pass_(60, starved_run.sends(), starved_run.learns())
+    starved(starved_run)
+    for given, unknown in ((states, 0), (away, 1), (starved_run.states(), 0)):
+        found = census(given, problems_of(given))
+        names = [*found.present, *found.absent, *found.unknown]
+        assert sorted(names) == sorted(all_of_them)
+        assert bool(found.unknown) == bool(unknown)
+    health = asked(starved_run)["Health"].says
+    assert health.startswith("1 condition holds now: everything-dropped (gate, yard).")
+
+
+def test_each_condition_is_told_by_one_answer() -> None:
+    for fault in (starved, lagging, garbage, camera_gone):
+        run = Run()
+        run.pass_(60, run.sends(), run.learns())
+        fault(run)
+        found, problems = asked(run), problems_of(run.states())
+        told = " ".join(found[one].says for one in QUESTIONS)
+        assert problems
+        for one in problems:
+            assert told.count(one["says"]) == 1, one
+
+
+def test_shares_of_bad_samples_are_the_same_in_both_places() -> None:
+    run = Run()
+    run.pass_(60, run.sends(), run.learns())
+    garbage(run)
+    worst = run.facts["learner"].read()["producers"]["worst"]
+    assert f"bad-samples: {percent(worst['bad'])} of yard's" in asked(run)["Producers"].says
+
+
+def test_pictures_that_hardly_differ_are_not_good_where_near_duplicates_are_not_measured() -> None:
+    run = Run()
+    stats = replace(STATS, effective_rank=1.2)
+    run.learner.learner.of_memories.observe("working", stats, None)
+    run.pass_(10, run.sends(), run.learns())
+    memory = asked(run)["Memory"]
+    assert memory.level == "watch"
+    assert memory.says.endswith("The pictures hardly differ for the encoder; look at the mosaic.")
+
+
+def test_each_level_has_a_word() -> None:
+    words = {Answer("Learning", level, "", []).word for level in get_args(Level)}
+    assert words == {"good", "look", "bad", "wait", "unknown"}
+    words = {Answer("To do", level, "", []).word for level in get_args(Level)}
+    assert words == {"nothing", "soon", "now", "wait", "unknown"}
 
 
 def lagging(run: Run) -> None:
@@ -139,7 +265,7 @@ FAULTS: dict[str, tuple[Callable[[Run], None], str, str, str, str]] = {
     "lagging": (lagging, "Learning", "watch", "lag: the learner is 37 min behind", "lag"),
     "starved by drops": (
         *(starved, "Learning", "watch"),
-        "No update in the last 2 min, because 94 % of the samples are dropped",
+        "No update for 5 min, because the samples are dropped as near-duplicates",
         "everything-dropped (",
     ),
     "camera gone": (
@@ -149,7 +275,7 @@ FAULTS: dict[str, tuple[Callable[[Run], None], str, str, str, str]] = {
     ),
     "garbage sender": (
         *(garbage, "Producers", "watch"),
-        "Worst: yard, ",
+        "bad-samples: 67 % of yard's samples",
         "bad-samples (yard)",
     ),
     "diverged": (
@@ -198,27 +324,33 @@ def test_a_full_disk_is_the_first_thing_to_do(
     assert found["Producers"].level == "watch"
     assert "no-credit: for 1" in found["Producers"].says
     assert found["Health"].level == "bad"
-    assert found["Health"].says.endswith("now: journal-failing, disk-low, no-credit.")
+    names, _, says = found["Health"].says.partition(". ")
+    assert names == "3 conditions hold now: journal-failing, disk-low, no-credit"
+    assert says.startswith("journal-failing: the journal cannot be written")
+    assert "50 MB are left on the disk" in says
+    assert "no-credit" not in says, "the producers' answer has it"
+    assert found["To do"].says.endswith("Then: disk-low, no-credit.")
     assert found["To do"].says.startswith("First, journal-failing: Make room on the disk")
 
 
 def test_a_dead_learner_leaves_the_receivers_answers(healthy: Run) -> None:
     error = "the learner does not answer: timed out"
     found = asked(healthy, learner={"error": error})
-    assert (found["Learning"].level, found["Memory"].level) == ("bad", "bad")
+    assert (found["Learning"].level, found["Memory"].level) == ("unknown", "unknown")
     assert found["Learning"].says == "The learner does not answer: timed out."
-    assert found["Producers"].says == "2 producers connected, 2.0 samples/s."
-    assert found["Health"].says == "1 condition holds now: down."
-    assert found["To do"].says.startswith("First, down: Read the process's log.")
+    assert found["Producers"].says == "2 producers connected, 2.0 samples/s in the last minute."
+    assert found["Health"].says.startswith("1 condition holds now: down. down: the learner")
+    assert found["Health"].says.endswith(" of the others are unknown.")
+    assert found["To do"].says.startswith("First, down: Read the end of the process's log,")
     assert found["To do"].links == [("down", "runbooks/down")]
 
 
-def test_a_memory_full_of_near_duplicates_is_bad() -> None:
+def test_a_memory_full_of_near_duplicates_is_not_good() -> None:
     run = Run()
     run.fills(alike=0.8)
     run.pass_(10, run.sends(), run.learns())
     memory = asked(run)["Memory"]
-    assert memory.level == "bad"
+    assert memory.level == "watch", "as the condition near-duplicates, which begins later"
     assert memory.says.startswith("1,000 of 1,024 slots filled, 80 % near-duplicates.")
     run.fills(alike=0.2)
     run.pass_(10, run.sends(), run.learns())
@@ -246,14 +378,14 @@ def test_producers_that_have_left_have_no_rate(healthy: Run) -> None:
     left = {**receiver, "figures": {**receiver["figures"], "producers": 0.0}}
     assert left["figures"]["received"] == 2.0, "a mean of the seconds before"
     found = asked(healthy, receiver=left)["Producers"]
-    assert found.says.startswith("No producer is connected. Each producer has 100 %")
+    assert found.says.startswith("No producer is connected. In the last 10 min, each producer")
     assert found.level == "watch"
 
 
 def test_no_process_answers() -> None:
     error = {"error": "no receiver has started in this run folder"}
     found = {one.question: one for one in answers({"receiver": error})}
-    assert {one.level for one in found.values()} == {"bad"}
+    assert {one.level for one in found.values()} == {"bad", "unknown"}
     assert len(problems_of({"receiver": error})) == 1
 
 
@@ -265,7 +397,7 @@ def test_several_receivers_count_together(healthy: Run) -> None:
         for one in answers({**twin, "learner": states["learner"]})
         if one.question == "Producers"
     )
-    assert producers.says.startswith("4 producers connected, 4.0 samples/s.")
+    assert producers.says.startswith("4 producers connected, 4.0 samples/s in the last")
 
 
 def test_a_producer_without_use_is_named_before_its_condition_holds() -> None:

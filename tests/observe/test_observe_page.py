@@ -73,9 +73,7 @@ def test_memory_is_told_as_it_is(feed: Feed) -> None:
             if count
         }
         assert sum(summary["histograms"]["ages"]["counts"]) == 32
-        z = feed.memory.embeddings.numpy()
-        near = ((z @ z.T - 2 * np.eye(32)).max(axis=1) >= 0.99 - 1e-6).mean()
-        assert summary["near_duplicates"] == pytest.approx(near, abs=1e-4)
+        assert summary["near_duplicates"] is None, "not measured yet"
         listed = ask(server, "learner/memory/slots", sort="duplicates", limit=512)["slots"]
         counts = feed.memory.counts().tolist()
         assert [row["duplicates"] for row in listed] == pytest.approx(
@@ -364,10 +362,13 @@ def test_each_process_answers_for_the_other(feed: Feed) -> None:
         addresses["learner"] = "http://127.0.0.1:1"
         status, error = refused(receiver, "learner/state")
         assert status == 502
-        assert "the learner does not answer at http://127.0.0.1:1" in error
+        assert error.endswith(
+            "at http://127.0.0.1:1: nothing listens there, so the process has stopped"
+        )
         run = ask(receiver, "run")
         assert run["problems"][0]["says"] == run["states"]["learner"]["error"] == error
-        assert [one["level"] for one in run["answers"]].count("bad") == 4
+        assert [one["level"] for one in run["answers"]].count("bad") == 2
+        assert [one["word"] for one in run["answers"]].count("unknown") == 2
 
 
 def test_a_hung_process_is_not_waited_for(feed: Feed) -> None:

@@ -368,8 +368,23 @@ def test_a_condition_begins_at_its_threshold(case: str) -> None:
     assert (name, producer) in world.lit
 
 
+def test_a_run_without_any_checkpoint_is_told_after_three_intervals() -> None:
+    world = begun("learner", checkpoint_seconds=600.0)
+    unsaved(1700)(world)
+    assert world.lit == {}
+    unsaved(150)(world)
+    assert world.lit["checkpoint-old", ""].endswith("yet, and the run has no checkpoint")
+    world = begun("learner", checkpoint_seconds=600.0)
+    world.learner.resumed(1, world.wall)
+    world.pass_(10, stepped(world))
+    unsaved(3400)(world)
+    assert world.lit == {}, "a checkpoint exists, so an hour is allowed"
+
+
 def test_rare_checkpoints_are_old_after_three_times_their_interval() -> None:
     world = begun("learner", checkpoint_seconds=3600.0)
+    world.learner.resumed(1, world.wall)
+    world.pass_(10, stepped(world))
     unsaved(10_000)(world)
     assert world.lit == {}
     unsaved(1000)(world)

@@ -39,9 +39,9 @@ from stream_ssl.observe.scrape import History, Scraper
 from stream_ssl.observe.trends import percent
 from stream_ssl.rate_limited_logger import printable
 
-COLOURS = {"good": "green", "watch": "yellow", "bad": "red", "wait": "dim"}
+COLOURS = {"good": "green", "watch": "yellow", "bad": "red", "wait": "dim", "unknown": "dim"}
 """The colour of each level of an answer."""
-MARKS = {"good": "●", "watch": "▲", "bad": "✖", "wait": "○"}
+MARKS = {"good": "●", "watch": "▲", "bad": "✖", "wait": "○", "unknown": "?"}
 """The mark of each level, which also tells it without colours."""
 RECEIVER_PARTS = (
     *("producers", "samples_per_second", "bytes_per_second", "samples", "acknowledged_samples"),
@@ -349,7 +349,7 @@ def add_answers(shown: Table, found: Sequence[Answer]) -> None:
         more = "".join(f"\n[dim]docs/{escape(link)}.md[/]" for link in runbooks)
         says = escape(printable(one.says, 2000))
         mark = f"[{COLOURS[one.level]}]{MARKS[one.level]}[/]"
-        shown.add_row(f"{mark} {one.question}", f"{says}{more}")
+        shown.add_row(f"{mark} {one.question}", f"{one.word}: {says}{more}")
 
 
 def table(

@@ -257,7 +257,8 @@ class View:
         """Return the answers. The longest ones are cut until they fit into `room` lines."""
         assert self._look is not None
         given = self._look.reading.answers
-        folded = [_folded(printable(one.says, 2000), max(8, width - NAME - 2)) for one in given]
+        told = [printable(f"{one.word}: {one.says}", 2000) for one in given]
+        folded = [_folded(one, max(8, width - NAME - 2)) for one in told]
         kept = [len(lines) for lines in folded]
         while sum(kept) > max(len(kept), room):
             kept[max(range(len(kept)), key=kept.__getitem__)] -= 1
@@ -303,7 +304,7 @@ class View:
             return []
         found = [
             Text(
-                f"  {'producers':<20}{'rate':>9}{'admitted':>10}{'dropped':>10}{'bad':>7}"
+                f"  {'producers':<20}{'rate':>9}{'used':>10}{'dropped':>10}{'bad':>7}"
                 f"{'slots':>8}  last seen",
                 "bold",
             )

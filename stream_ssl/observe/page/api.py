@@ -301,7 +301,9 @@ class Api:
 
     def _memory(self, query: Query) -> object:
         query.end()
-        return self._view.summary()
+        # The share is the metric of the answers, so that the page tells one number.
+        alike = self._facts.history.latest()["near_duplicates"]
+        return {**self._view.summary(), "near_duplicates": alike}
 
     def _slots(self, query: Query) -> object:
         sort = query.choice("sort", ("duplicates", "drawn", "oldest", "newest", "stalest"))
@@ -387,13 +389,20 @@ class Api:
             reply = connection.getresponse()
             told = reply.read(MOST_ANSWER + 1)
         except (OSError, http.client.HTTPException) as error:
-            why = str(error) or type(error).__name__
+            why = _why(error)
             raise Refused(502, f"the {role} does not answer at {address}: {why}") from None
         finally:
             connection.close()
         if len(told) > MOST_ANSWER:
             raise Refused(502, f"the {role} answered with more than {MOST_ANSWER} bytes")
         return reply.status, told
+
+
+def _why(error: Exception) -> str:
+    """Return the reason of a failed question without the number of the system's error."""
+    if isinstance(error, ConnectionRefusedError):
+        return "nothing listens there, so the process has stopped"
+    return str(error) or type(error).__name__
 
 
 async def _picture_in(request: Request) -> bytes:

@@ -20,7 +20,9 @@ from stream_ssl.observe.metric_spec import PREFIX, Role
 EVERY = 2.0
 """Seconds between two points of the track "recent"."""
 RATE_SECONDS = 10.0
-"""Seconds that a rate covers, so that a slow learner's updates do not look like pauses."""
+"""Seconds that a rate of a chart covers. A slow learner's updates then do not look like pauses."""
+LATELY = 60.0
+"""Seconds that the newest rates and the answers cover: the last minute."""
 POINTS = 900
 """The maximum number of points of a track: half an hour for the track "recent"."""
 
@@ -215,10 +217,22 @@ class FigureHistory:
             rows += self._tracks["recent"].rows(now - 2 * EVERY)[-1:]
         return [(at, row[number]) for at, row in rows if math.isfinite(row[number])]
 
-    def latest(self) -> dict[str, float | None]:
-        """Return the newest value of each series. Rates cover the last ten seconds."""
+    def unchanged(self, name: str) -> float:
+        """Return for how many seconds a series has had its value, as far as the track reaches."""
+        number, now = list(self.series).index(name), self._clock()
         with self._lock:
-            rows = self._tracks["recent"].rows(self._clock() - RATE_SECONDS)
+            rows = self._tracks["recent"].rows(-math.inf)
+        since = now
+        for at, row in reversed(rows):
+            if row[number] != rows[-1][1][number]:
+                break
+            since = at
+        return now - since
+
+    def latest(self) -> dict[str, float | None]:
+        """Return the newest value of each series. Rates cover the last minute."""
+        with self._lock:
+            rows = self._tracks["recent"].rows(self._clock() - LATELY)
         return {
             name: (_rate if series.rate else _value)(rows[0], rows[-1], number) if rows else None
             for number, (name, series) in enumerate(self.series.items())

@@ -97,7 +97,7 @@ class MemoryView:
     # Questions, from any other thread.
 
     def summary(self) -> dict[str, Any]:
-        """Return the balance, the share of near-duplicates, and histograms of the slots.
+        """Return the balance and histograms of the slots.
 
         Raises:
             Busy: the learner has no time.
@@ -121,8 +121,6 @@ class MemoryView:
             "pictures": self.reader.most_pictures,
             "learner_share": round(self.jobs.used, 5),
             "umap": self._umap.installed(),
-            "near": self.reader.threshold,
-            "near_duplicates": _number(snapshot.near_duplicates),
             "turnover": _number(float((ages_k <= self._memory.capacity).mean()))
             if len(snapshot)
             else None,
@@ -421,8 +419,8 @@ def _placed(snapshot: SlotsCopy, point_S2: NDArray[np.float32], by: str = "pca")
 def balance(snapshot: SlotsCopy) -> dict[str, Any]:
     """Return the slots by class, or by embedding cluster without labels; the largest first."""
     if (snapshot.labels_k >= 0).any():
-        names, counts = np.unique(snapshot.labels_k, return_counts=True)
-        named = [(str(n) if n >= 0 else "none", int(c)) for n, c in zip(names, counts, strict=True)]
+        names, counts = np.unique(snapshot.labels_k[snapshot.labels_k >= 0], return_counts=True)
+        named = [(str(n), int(c)) for n, c in zip(names, counts, strict=True)]
         kind = "class"
     else:
         kind, named = "cluster", []
@@ -433,7 +431,13 @@ def balance(snapshot: SlotsCopy) -> dict[str, Any]:
             named = [(str(n), round(c * scale)) for n, c in enumerate(sizes)]
     named.sort(key=lambda pair: -pair[1])
     effective = math.exp(entropy(count for _, count in named))
-    return {"kind": kind, "slots": named[:64], "effective": round(effective, 2)}
+    return {
+        "kind": kind,
+        "count": len(named),
+        "slots": named[:64],
+        "unlabelled": len(snapshot) - sum(count for _, count in named) if kind == "class" else 0,
+        "effective": round(effective, 2),
+    }
 
 
 def _pictures(ids: Sequence[str | None], image_nCHW: Tensor) -> dict[str, Any] | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -28,16 +27,12 @@ from stream_ssl.observe.slot_history import shrunk
 
 MAPPED = 4096
 """The maximum number of slots on the map. A larger memory shows this many, evenly spaced."""
-COMPARED = 1 << 20
-"""Pairs of slots that one snapshot compares for the share of near-duplicates."""
 TILE = 96
 """The maximum side of a picture on the page, in pixels."""
 PIXELS = 8 << 20
 """The maximum number of values (pixels times channels) of the pictures read at once."""
 TILES = 256
 """The maximum number of pictures sent at once. Large pictures lower it; see PIXELS."""
-NEAR = 0.98
-"""The cosine of near-duplicate slots if the memory's `duplicates` gives no threshold."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +55,6 @@ class SlotsCopy:
     duplicates_k: NDArray[np.float64] | None
     slots_S: NDArray[np.int64]
     z_SD: Tensor
-    near_duplicates: float  # share of the compared slots that have a near-duplicate
     seconds: float  # time that the learner spent on the copy
 
     def __len__(self) -> int:
@@ -81,8 +75,6 @@ class MemoryReader:
         self, memory: WorkingMemory, origins: Origins, clock: Callable[[], float] = time.time
     ) -> None:
         self._memory, self._origins, self._clock = memory, origins, clock
-        self._generator = torch.Generator().manual_seed(0)  # the learner has its own draws
-        self._compared: deque[tuple[int, int]] = deque(maxlen=32)
         nearest(torch.eye(2), torch.eye(2), k=1)  # load faiss now, not between two steps
 
     @torch.no_grad()
@@ -108,7 +100,6 @@ class MemoryReader:
             duplicates_k=None if count_k is None else to_host(count_k).clone().numpy(),
             slots_S=slots_S,
             z_SD=z_SD,
-            near_duplicates=self._near_duplicates(),
             seconds=time.perf_counter() - began,
         )
 
@@ -124,31 +115,6 @@ class MemoryReader:
         if shape is None or shape[0] not in (1, 3):  # the images are the bytes of vectors
             return 0
         return min(TILES, max(1, PIXELS // math.prod(shape)))
-
-    @property
-    def threshold(self) -> float:
-        """The cosine from which two slots are near-duplicates."""
-        duplicates = self._memory.duplicates
-        if duplicates is None or duplicates.threshold == "auto":
-            return NEAR
-        return duplicates.threshold
-
-    def _near_duplicates(self) -> float:
-        """Return the share of the recently compared slots that have a near-duplicate.
-
-        Each call compares a few random slots with all others.
-        """
-        row_kA = self._memory.descriptors
-        if len(row_kA) < 2:
-            return math.nan
-        count = min(len(row_kA), max(8, COMPARED // len(row_kA)))
-        slots = torch.randperm(len(row_kA), generator=self._generator)[:count].to(row_kA.device)
-        cosine_n2, _ = nearest(row_kA[slots], row_kA, k=2)
-        if count == len(row_kA):
-            self._compared.clear()
-        self._compared.append((int((cosine_n2[:, 1] >= self.threshold - 1e-6).sum()), count))
-        found, compared = np.sum(self._compared, axis=0)
-        return float(found / compared)
 
     @torch.no_grad()
     def nearest(self, slot: int, neighbours: int) -> dict[str, list[tuple[int, float]]]:
