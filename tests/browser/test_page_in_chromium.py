@@ -235,6 +235,7 @@ def test_red_lights_say_why_and_what_to_do(chromium: Any) -> None:
         page.wait_for_selector("#verdict.ok")
         receiver.close()
         page.wait_for_selector("#verdict.bad >> text=1 condition needs attention")
+        page.click("text=all conditions")
         page.wait_for_selector("#checks .bad >> text=the receiver does not answer at http://127")
         learner.health.set("checkpoint", False, "disk full <b>now</b>")
         page.wait_for_selector("#checks .bad >> text=disk full <b>now</b>")

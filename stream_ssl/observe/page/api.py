@@ -23,7 +23,7 @@ import threading
 import time
 from base64 import b64encode
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -36,7 +36,7 @@ from starlette.routing import Route
 from stream_ssl import __version__
 from stream_ssl.learning.checkpoint_layout import FOLDER, LATEST, facts_in, size_of, steps_in
 from stream_ssl.observe import conditions
-from stream_ssl.observe.answers import answers, as_json, problems_of
+from stream_ssl.observe.answers import answers, as_json, census, problems_of
 from stream_ssl.observe.conditions import CONDITIONS, of_role
 from stream_ssl.observe.facts import Facts
 from stream_ssl.observe.health import Health
@@ -202,11 +202,12 @@ class Api:
                     states[role] = json.loads(self._ask_peer(role, "state", "")[1])
             except (Refused, ValueError) as error:
                 states[role] = {"error": str(error)}
-        found = answers(states)
+        found, problems = answers(states), problems_of(states)
         return _json(
             {
                 "states": states,
-                "problems": problems_of(states),
+                "problems": problems,
+                "conditions": asdict(census(states, problems)),
                 "answers": as_json(found),
                 "limits": LIMITS,
             }

@@ -162,11 +162,12 @@ class Chart {
       const { time, [name]: values } = other[role], shift = (starts[role] ?? this.whole[0]) - time[0];
       return [time.map((at) => at + shift), values];
     })]);
+    this.newest = drawn.map((line) => tables[line.role][line.name].at(-1));
     this.compared = compared.map((line) => drawn.indexOf(line));
     const names = [...drawn.map((line) => line.label), this.level != null, ...this.compared].join();
     if (names !== this.names) { this.names = names; this.drawn = drawn; this.rebuild(); }
     else this.chart.setData(this.data);
-    drawn.forEach((line, at) => { this.values[at].textContent = this.format(tables[line.role][line.name].findLast((v) => v != null)); });
+    drawn.forEach((line, at) => { this.values[at].textContent = this.format(this.newest[at]); });
     this.plot.setAttribute("aria-label", `${this.title}: ${drawn.map((line, at) => `${line.label} ${this.values[at].textContent}`).join(", ")}`);
   }
 
@@ -182,7 +183,7 @@ class Chart {
     const axis = { stroke: muted, grid, ticks: { show: false }, font: "11px system-ui, sans-serif", gap: 4 };
     this.chart = new uPlot({
       width: this.plot.clientWidth || 320, height: this.plot.clientHeight || 150,
-      padding: [8, 10, 0, 0], legend: { show: false },
+      padding: [8, 24, 0, 0], legend: { show: false },
       cursor: { y: false, points: { size: 6 }, drag: { x: true, y: false, setScale: false, dist: 5 }, bind: { dblclick: () => () => { this.choose(null); return null; } } },
       scales: { x: { range: () => this.range ?? this.whole }, y: { range: (u, least, most) => this.span(least, most) } },
       axes: [{ ...axis, size: 26, space: 70, values: (u, ticks) => ticks.map((at) => clock(at, ticks[1] - ticks[0] < 60)) },
@@ -229,7 +230,8 @@ class Chart {
   point(u) {
     this.drawn.forEach((line, at) => {
       const column = this.data[at + 1];
-      const value = u.cursor.idx == null ? column.findLast((v) => v != null) : column.slice(0, u.cursor.idx + 1).findLast((v) => v != null);
+      if (u.cursor.idx == null) { this.values[at].textContent = this.format(this.newest[at]); return; }
+      const value = column.slice(0, u.cursor.idx + 1).findLast((v) => v != null);
       this.values[at].textContent = this.format(value);
     });
   }
@@ -298,7 +300,7 @@ export class Histogram {
     const middles = this.counts.map((_, at) => (this.edges[at] + this.edges[at + 1]) / 2);
     const axis = { stroke: muted, ticks: { show: false }, font: "11px system-ui, sans-serif", gap: 4 };
     this.chart = new uPlot({
-      width: this.plot.clientWidth, height: this.plot.clientHeight, padding: [8, 8, 0, 0], legend: { show: false }, cursor: { show: false },
+      width: this.plot.clientWidth, height: this.plot.clientHeight, padding: [8, 24, 0, 0], legend: { show: false }, cursor: { show: false },
       scales: { x: { time: false, range: [this.edges[0], this.edges.at(-1)] }, y: { range: (u, least, most) => [0, most * 1.05 || 1] } },
       axes: [{ ...axis, size: 24, space: 50, grid: { show: false }, values: (u, ticks) => ticks.map((v) => number(v)) },
         { ...axis, size: 44, space: 40, grid: { stroke: colour("--line"), width: 1 }, values: (u, ticks) => ticks.map((v) => number(v)) }],

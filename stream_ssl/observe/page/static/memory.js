@@ -96,15 +96,17 @@ export class MemorySection {
   }
 
   showSummary(s) {
-    const near = s.near_duplicates == null ? "" : `, ${percent(s.near_duplicates).join(" ")} have a near-duplicate (cosine ≥ ${s.near})`;
+    const near = s.near_duplicates == null ? "" : `, ${percent(s.near_duplicates).join(" ")} near-duplicates`;
     const turn = s.turnover == null ? "" : `, ${percent(s.turnover).join(" ")} hold one of the last ${plural(s.capacity, "sample")}`;
     const cost = s.learner_share >= 1e-4 ? `; this page uses ${percent(s.learner_share).join(" ")} of the learner's time` : "";
-    $("#memory-note").textContent = `${number(s.occupied)} of ${plural(s.capacity, "slot")}${near}${turn}; ${s.policy} on ${s.descriptor}${cost}`;
+    $("#memory-note").textContent = `${number(s.occupied)} of ${plural(s.capacity, "slot")}${near}${turn}; eviction by ${s.policy}, similarity by ${s.descriptor}${cost}`;
     const balance = $("#balance");
     const total = s.balance.slots.reduce((sum, [, count]) => sum + count, 0) || 1;
     const most = s.balance.slots[0]?.[1] || 1;
-    balance.querySelector("figcaption").textContent = s.balance.kind === "class"
-      ? `Slots by class, ${s.balance.effective} effective` : `Slots by cluster, ${s.balance.effective} effective`;
+    const { kind, count, effective, unlabelled } = s.balance;
+    balance.querySelector("figcaption").textContent = `Slots by ${kind}`;
+    const kinds = count === 1 ? kind : { class: "classes", cluster: "clusters" }[kind];
+    balance.querySelector("p").textContent = s.occupied ? `${number(count)} ${kinds}, as varied as ${effective} of equal size${unlabelled ? `; ${plural(unlabelled, "slot")} without a label` : ""}` : "no slot holds a sample yet";
     balance.querySelector("ol").replaceChildren(...s.balance.slots.map(([name, count]) => {
       const fill = element("i");
       fill.style.width = `${(100 * count) / most}%`;

@@ -9,7 +9,7 @@ import { ask, bytes, duration, element, explained, labelCells, number, percent, 
 
 const ROLES = ["receiver", "learner"];
 const states = {}; // role -> its last state, or { error }
-const LEVELS = { good: "good", watch: "look", bad: "bad", wait: "wait" };
+const PHONE = matchMedia("(max-width: 40rem)");
 
 /** Ask again `seconds` after each answer, while `where` and the page are visible. */
 function repeat(seconds, where, work) {
@@ -26,7 +26,7 @@ function repeat(seconds, where, work) {
 
 const TILES = [
   ["received", "receiver", "received", (v) => rate(v)],
-  ["trained", "learner", "trained", (v, f) => { const [all, unit] = rate(v + (f.replayed ?? 0)); return [all, `${unit}, ${number(v)} new`]; }],
+  ["trained", "learner", "trained", (v, f) => { const [all, unit] = rate(v + (f.replayed ?? 0)); return [all, `${unit}, ${number(v)} of them new`]; }],
   ["lag", "learner", "lag", (v) => duration(v)],
   ["loss", "learner", "loss", (v) => [v.toFixed(3), "nats"]],
   ["updates", "learner", "steps", (v) => [number(v), "/s"]],
@@ -39,36 +39,37 @@ const TILES = [
 
 async function showStates() {
   const run = await ask("run").catch((error) => unreachable(error.message));
-  const { problems } = run;
+  const { problems, conditions: { present, absent, unknown } } = run;
   ROLES.forEach((role) => { states[role] = run.states[role]; });
   showAnswers(run.answers);
-  const lit = new Set(problems.map((problem) => problem.name));
-  const well = new Map(ROLES.flatMap((role) => (states[role]?.watched ?? []).map((one) => [one.name, one.summary])));
-  const fine = [...well].filter(([name]) => !lit.has(name));
-  const open = document.querySelector("#checks details")?.open ?? false;
+  const tells = new Map(ROLES.flatMap((role) => (states[role]?.watched ?? []).map((one) => [one.name, one.summary])));
+  const list = (title, names) => (names.length ? [element("li", { class: "names" }, element("b", {}, title), ...names.map((name) => element("span", { title: tells.get(name) ?? null }, name)))] : []);
   const starting = ROLES.filter((role) => states[role]?.starting);
   document.querySelector("#checks").replaceChildren(
     ...problems.map(({ name, producer, says, remedy, runbook, severity }) => element("li", { class: `bad ${severity}` },
       element("span", {}, element("b", {}, name), ` — ${says}. `, remedy ? `${remedy} ` : ""),
       ...(runbook ? [element("a", { href: runbook }, "what to do")] : []))),
     ...starting.map((role) => element("li", { class: "wait" }, `the ${role} is starting`)),
-    element("li", {}, element("details", open ? { open: "" } : {}, element("summary", {}, `${fine.length} ${fine.length === 1 ? "condition is" : "conditions are"} absent`),
-      ...fine.map(([name, summary]) => element("span", { title: `not present: ${summary}` }, `${name} `)))));
+    ...list("unknown", unknown), ...list("do not hold", absent));
+  const counts = [[present, present.length === 1 ? "holds" : "hold"], [absent, absent.length === 1 ? "does not" : "do not"], [unknown, "unknown"]];
+  const told = counts.filter(([names], at) => !at || names.length).map(([names, verb]) => `${names.length} ${verb}`).join(", ");
+  document.querySelector("#conditions summary").textContent = `Conditions: ${told}`;
+  if (!run.answers) document.querySelector("#conditions").open = true; // nothing else tells the reason
   charts.limits = limitsOf(run);
   charts.starts = { receiver: states.receiver?.started, learner: states.learner?.started };
   charts.events = problems.filter(({ since }) => since != null).map(({ since, name }) => ({ at: since, name }));
-  const bad = problems.length;
+  const bad = present.length, grave = problems.some(({ severity }) => severity === "critical");
   const verdict = document.querySelector("#verdict");
   const text = bad ? `${bad} ${bad === 1 ? "condition needs" : "conditions need"} attention` : starting.length ? "starting" : "healthy";
   if (verdict.textContent !== text) verdict.textContent = text;
   const name = states.learner?.run ?? states.receiver?.run ?? document.body.dataset.run;
   document.title = `${bad ? "▲" : starting.length ? "○" : "●"} ${bad ? text.replace(" need attention", "").replace(" needs attention", "") : text} — ${name}`;
-  verdict.className = `pill ${bad ? "bad" : starting.length ? "wait" : "ok"}`;
+  verdict.className = `pill ${grave ? "bad" : bad ? "warn" : starting.length ? "wait" : "ok"}`;
   document.querySelector("#tiles").replaceChildren(...TILES.flatMap(([name, role, figure, format, shown]) => {
     const figures = states[role]?.figures ?? {};
     const value = figures[figure];
     if (shown && !(value != null && shown(value))) return [];
-    const [big, ...small] = value == null ? ["–"] : [format(value, figures)].flat();
+    const [big, ...small] = value == null ? name === "loss" && states.learner?.facts?.updates_done ? ["none", "last update skipped"] : ["–"] : [format(value, figures)].flat();
     return [element("div", {}, element("dt", {}, explained(role, figure, name)), element("dd", {}, big, element("small", {}, small.join(" "))))];
   }));
 }
@@ -77,20 +78,21 @@ async function showStates() {
 function limitsOf({ limits, states: { learner, receiver } }) {
   const classes = learner?.facts?.held_out_classes, { journal, room } = receiver?.figures ?? {};
   return { ...limits, chance: learner?.facts?.chance, held_out_chance: classes ? 1 / classes : null,
-    journal: journal != null && room != null ? journal + room : null };
+    journal: journal + room || null };
 }
 
 /** Return what the page shows if its own process does not answer. */
 function unreachable(says) {
   const problem = { name: "down", says, remedy: "The state of the run is unknown.", severity: "critical", runbook: document.body.dataset.down };
-  return { states: {}, problems: [problem], answers: null };
+  return { states: {}, problems: [problem], answers: null, conditions: { present: ["down"], absent: [], unknown: [] } };
 }
 
 function showAnswers(answers) {
   const list = document.querySelector("#answers-list");
   list.classList.toggle("old", !answers); // the last answers stay, and are marked as out of date
-  list.replaceChildren(...(answers ? answers.map(({ question, level, says, links }) => element("li", { class: level },
-    element("b", {}, question), element("span", { class: "level" }, LEVELS[level]), element("p", {}, says),
+  if (answers && PHONE.matches) answers.unshift(answers.pop()); // "To do" fits on the first screen of a phone only as the first
+  list.replaceChildren(...(answers ? answers.map(({ question, level, word, says, links }) => element("li", { class: level },
+    element("b", {}, question), element("span", { class: "level" }, word), element("p", {}, says),
     element("span", { class: "links" }, ...links.map(([text, href]) => element("a", { href }, text))))) : [...list.children]));
 }
 
@@ -120,6 +122,7 @@ const producers = new ProducersSection(memory.pictures);
 new ProducerDialog(memory);
 
 document.querySelectorAll("table").forEach(labelCells);
+addEventListener("click", ({ target }) => { if (target.closest?.('a[href="#health"]')) document.querySelector("#conditions").open = true; });
 
 repeat(2, null, showStates);
 repeat(4, document.querySelector("#charts"), () => charts.refresh());

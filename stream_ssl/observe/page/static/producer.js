@@ -70,13 +70,13 @@ export class ProducerDialog {
       one && ["rate", one.rate == null ? "–" : rate(one.rate).join(" ")],
       one?.past.length && [`last ${duration(one.past.length * every).join(" ")}`, spark(one.past)],
       one && ["received", `${number(one.samples)} samples, ${bytes(one.bytes).join(" ")}`],
-      ["admitted", number(use.admitted)],
+      ["used", number(use.admitted)],
       ["dropped", listed(use.dropped)],
       ["bad samples", listed(bad)],
       ["slots", inMemory(this.name, fates)],
       one && ["sent again", number(one.repeated)],
       one && ["first connected", `${duration(one.since).join(" ")} ago, ${number(one.hellos)} connection${one.hellos === 1 ? "" : "s"}`],
-      one?.connected && ["credit", bytes(one.credit).join(" ")],
+      one?.connected && ["may send", bytes(one.credit).join(" ")],
       one?.agent && ["program", one.agent],
     ].filter(Boolean);
     $("#producer-facts").replaceChildren(...facts.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value instanceof Node ? value : element("bdi", {}, value))]));

@@ -10,13 +10,13 @@ const COLUMNS = [
   ["silent", "last seen", "The time since the producer's last message."],
   ["rate", "rate", "Samples per second in the last ten seconds."],
   ["samples", "received", "Samples received for the first time since the receiver's start.", "producer_samples_total"],
-  ["admitted", "admitted", "Samples that passed the near-duplicate test since the learner's start.", "producer_admitted_samples_total"],
+  ["admitted", "used", "Samples that were new and could be decoded, since the learner's start: they passed the near-duplicate test.", "producer_admitted_samples_total"],
   ["dropped", "dropped", "Samples dropped before they were encoded, by reason.", "dropped_samples_total"],
   ["bad", "bad samples", "Samples that the receiver refused or the learner could not decode, by reason.", "quarantined_samples_total"],
-  ["slots", "slots of guarantee", "Slots of the memory that it holds, and slots that it keeps once it has filled them.", "producer_guaranteed_slots"],
+  ["slots", "slots", "Slots of the memory that it holds. Guaranteed slots are kept for it once it has filled them.", "producer_guaranteed_slots"],
   ["repeated", "sent again", "Samples sent again after a lost acknowledgement, and left out.", "duplicate_samples_total"],
   ["newest", "first connected", "The time since the producer first connected."],
-  [null, "credit", "Bytes that the producer may have unacknowledged.", "credit_bytes"],
+  [null, "may send", "Bytes that the producer may send before the next acknowledgement (its credit).", "credit_bytes"],
 ];
 const OF_LEARNER = { admitted: (use) => use.admitted ?? 0, dropped: (use) => total(use.dropped), slots: (use) => use.slots ?? 0 };
 const total = (counts) => Object.values(counts ?? {}).reduce((sum, count) => sum + count, 0);
@@ -93,7 +93,7 @@ export function inMemory(name, fates) {
   const use = fates?.uses?.[name], held = use?.slots ?? fates?.producers[name]?.held;
   if (held == null) return "–";
   const share = percent(held / Math.max(1, fates.occupied)).join(" ");
-  return `${number(held)}${use?.guaranteed == null ? "" : ` of ${number(use.guaranteed)}`}, ${share} of the memory`;
+  return `${number(held)}${use?.guaranteed == null ? "" : ` (${number(use.guaranteed)} guaranteed)`}, ${share} of the memory`;
 }
 
 /** Return rows for producers that hold slots but have sent nothing since the receiver started. */
