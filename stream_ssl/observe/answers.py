@@ -220,13 +220,11 @@ def _health(states: Mapping[str, State], problems: Sequence[Mapping[str, Any]]) 
     checks = [("all conditions", "#health")]
     found = census(states, problems)
     if problems:
-        names = [_with_producers(name, problems) for name in found.present]
+        names = [_in_brief(name, problems) for name in found.present]
         shown = ", ".join(names[:MOST_NAMED])
         shown += f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
         verb = "holds" if len(names) == 1 else "hold"
         told = [f"{plural(len(names), 'condition')} {verb} now: {shown}"]
-        elsewhere = (*OF_LEARNING, *OF_PRODUCERS, *OF_MEMORY)
-        told += [_told(one) for one in problems if one["name"] not in elsewhere][:MOST_NAMED]
         if found.unknown:
             told.append(f"{len(found.unknown)} of the others are unknown")
         return Answer("Health", _level(problems), _sentences(told), [*_runbooks(problems), *checks])
@@ -375,6 +373,7 @@ def _remedy(problem: Mapping[str, Any], learner: State) -> str:
 def _unknown(state: State) -> tuple[Level, str] | None:
     """Return (level, sentence) for a process without figures; None if it has some."""
     if (error := state.get("error")) is not None:
+        error = error.partition(" at http")[0]  # the answer on health has the address
         return "unknown", _sentences([f"{error[:1].upper()}{error[1:]}"])
     if state.get("starting"):
         return "wait", f"The {state['role']} is starting."
@@ -439,9 +438,15 @@ def _named(names: Sequence[str], problems: Sequence[Mapping[str, Any]]) -> list[
     return [one for name in names for one in problems if one["name"] == name]
 
 
-def _with_producers(name: str, problems: Sequence[Mapping[str, Any]]) -> str:
-    """Return the name of a condition with its producers, such as "lag" or "bad-samples (yard)"."""
-    who = [one["producer"] for one in problems if one["name"] == name and one["producer"]]
+def _in_brief(name: str, problems: Sequence[Mapping[str, Any]]) -> str:
+    """Return the name of a condition with its sentences, or with its producers.
+
+    The sentences of a condition in OF_LEARNING, OF_PRODUCERS and OF_MEMORY stand in those answers.
+    """
+    same = [one for one in problems if one["name"] == name]
+    if name not in (*OF_LEARNING, *OF_PRODUCERS, *OF_MEMORY):
+        return f"{name} ({'; '.join(one['says'] for one in same)})"
+    who = [one["producer"] for one in same if one["producer"]]
     shown = ", ".join(who[:MOST_NAMED]) + ("…" if len(who) > MOST_NAMED else "")
     return f"{name} ({shown})" if who else name
 

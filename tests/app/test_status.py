@@ -214,8 +214,9 @@ def test_five_answers_come_first(tmp_path: Path, capsys: pytest.CaptureFixture[s
         *("Learning", "Health", "Producers", "Memory", "To do")
     ]
     assert [one["level"] for one in found] == [*("unknown", "bad", "watch", "unknown", "bad")]
-    assert "unknown: The learner does not answer at http://127.0.0.1:1." in said
-    assert found[0]["says"] == "The learner does not answer at http://127.0.0.1:1."
+    assert "unknown: The learner does not answer." in said
+    assert "down (the learner does not answer at http://127.0.0.1:1)" in said
+    assert found[0]["says"] == "The learner does not answer."
     places = [said.index(f"{status.MARKS[one['level']]} {one['question']}") for one in found]
     assert places == sorted(places)
     assert places[-1] < said.index("receiver up")

@@ -138,7 +138,7 @@ def test_a_learner_that_goes_and_comes_back(tmp_path: Path) -> None:
         (tmp_path / FILE).write_text(json.dumps({"receiver": here, "learner": gone}))
         view.take(asker.look)
         said = " ".join(" ".join(shown(view, 120, 40)).split())
-        assert "The learner does not answer at http://127.0.0.1:1." in said
+        assert "The learner does not answer." in said
         assert "lag -" in said
     with processes(tmp_path, "receiver", "learner"):
         view.take(asker.look)
