@@ -159,6 +159,7 @@ print(" ".join(name for name in {heavy!r} if name in sys.modules))
             "stream_ssl.app.learn",
             ("torchvision", "torch._dynamo", "sympy", "river", "sklearn", "scipy.optimize"),
         ),
+        ("stream_ssl.app.hub", ("torchvision", "torch._dynamo", "transformers")),
     ],
 )
 def test_what_an_import_does_not_load(module: str, heavy: tuple[str, ...]) -> None:
@@ -181,3 +182,22 @@ def test_a_check_of_a_configuration_does_not_load_the_compiler(tmp_path: Path) -
         [sys.executable, "-c", probe], capture_output=True, text=True, check=True, timeout=120
     )
     assert done.stdout.splitlines()[-1] == "False"
+
+
+@table(
+    ("arguments", "message"),
+    [
+        (["export", "run"], "nothing to export"),
+        (["search", "run", "photo.jpg", "--k", "0"], "--k 0: must be at least 1"),
+    ],
+)
+def test_a_wrong_option_is_told_before_torch_is_loaded(arguments: list[str], message: str) -> None:
+    probe = (
+        "import sys; from stream_ssl.app.cli import main; "
+        f"assert main({arguments}) == 2; print('torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", probe], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert done.stdout.strip() == "False"
+    assert message in done.stderr

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import itertools
 import json
+import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -51,9 +54,17 @@ def build_source(cls: Callable[..., Source], arguments: Mapping[str, Any]) -> So
     """Return a source built from its arguments.
 
     Raises:
-        ValueError: an argument is invalid, or the source has no name.
+        ValueError: an argument is invalid, the constructor of a source from outside fails, or the
+            source has no name.
     """
-    source = cls(**arguments)
+    try:
+        source = cls(**arguments)
+    except ModuleNotFoundError:
+        raise
+    except Exception as error:  # code from outside may raise any error
+        if cls.__module__.startswith("stream_ssl."):
+            raise
+        raise ValueError(_failed(_path(cls), "its constructor", error)) from error
     if not isinstance(getattr(source, "name", None), str):
         raise ValueError(
             f"{_path(cls)} has no name: set the attribute `name` of the class or instance to a text"
@@ -123,13 +134,23 @@ def _checked(path: str, pairs: Any) -> Iterator[tuple[Sample, Position]]:
     """Yield the pairs of a source from outside.
 
     Raises:
-        SourceError: one is no pair of a sample and a position that survives JSON.
+        SourceError: one is no pair of a sample and a position that survives JSON, or the source's
+            own code fails.
     """
     if not hasattr(pairs, "__iter__"):
         raise SourceError(
             f"source {path}: samples() returned {_short(pairs)}; it must yield (Sample, position)"
         )
-    for pair in pairs:
+    rows = iter(pairs)
+    for count in itertools.count():
+        try:
+            pair = next(rows)
+        except StopIteration:
+            return
+        except (SourceError, ModuleNotFoundError):
+            raise
+        except Exception as error:  # code from outside may raise any error
+            raise SourceError(_failed(path, f"samples() at sample {count + 1}", error)) from error
         if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], Sample)):
             raise SourceError(
                 f"source {path}: samples() yielded {_short(pair)}; it must yield a tuple "
@@ -150,8 +171,21 @@ def _checked(path: str, pairs: Any) -> Iterator[tuple[Sample, Position]]:
         yield pair
 
 
+def _failed(path: str, what: str, error: Exception) -> str:
+    """Return one line about an error of the source's own code, with the last line that is its."""
+    module = sys.modules.get(path.rpartition(".")[0])
+    own = getattr(module, "__file__", None)
+    lines = [one for one in traceback.extract_tb(error.__traceback__) if one.filename == own]
+    where = f" ({own}, line {lines[-1].lineno})" if lines else ""
+    reason = " ".join(f"{type(error).__name__}: {error}".split())
+    return (
+        f"source {path}: {what} failed{where}: {reason}. Handle this error there, or raise "
+        "SourceError with a remedy; STREAM_SSL_LOG=DEBUG shows the traceback"
+    )
+
+
 def _short(value: object) -> str:
-    shown = repr(value)
+    shown = " ".join(repr(value).split())
     return shown if len(shown) <= 80 else f"{shown[:77]}..."
 
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import safetensors.torch
 import torch
-import torchvision
 from torch import Tensor, nn
 
 from stream_ssl import __version__
@@ -93,6 +92,8 @@ def shape_of(encoder: Encoder) -> dict[str, Any]:
     Raises:
         ValueError: the encoder is another network.
     """
+    import torchvision  # loads torch's compiler, which takes seconds
+
     network = encoder.backbone.module if isinstance(encoder.backbone, Model) else encoder.backbone
     plain = isinstance(network, torchvision.models.ResNet) and network.groups == 1
     if isinstance(encoder.decoder, VectorDecoder) or not (plain or isinstance(network, ResNet)):

@@ -10,6 +10,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 from harness import TINY, processes
 from source_files import encoded
@@ -132,6 +133,14 @@ class Positions(Yields):
     def samples(self, position=None):
         for one in self.what:
             yield Sample("1", b"abcd", shape=(2, 2, 1), source="x"), one
+class Fails(Yields):
+    def samples(self, position=None):
+        yield Sample("1", b"abcd", shape=(2, 2, 1), source="x"), 1
+        raise self.what[0]
+class NoStart:
+    name = "x"
+    def __init__(self): raise OSError("no camera")
+    def samples(self, position=None): yield
 '''
 
 
@@ -180,6 +189,13 @@ def test_a_source_without_a_name_is_refused(bad: str) -> None:
         ("Returns", (), r"samples\(\) returned None; it must yield \(Sample, position\)"),
         ("Yields", (3,), r"samples\(\) yielded 3; it must yield a tuple"),
         ("Yields", ((1, 2),), r"yielded \(1, 2\)"),
+        ("Yields", (np.zeros((9, 9)),), r"yielded array\(\[\[0., .* \(Sample"),
+        (
+            "Fails",
+            (KeyError("a"),),
+            r"samples\(\) at sample 2 failed \(.*bad.py, line \d+\): KeyError",
+        ),
+        ("Fails", (OSError("no\ncamera"),), "OSError: no camera. Handle this error there"),
         ("Positions", ({1: 2},), "as a position: .*use text keys"),
         ("Positions", (b"bytes",), "as a position: .*bytes is not JSON serializable"),
         ("Positions", ({"at": {1, 2}},), "as a position"),
@@ -194,6 +210,13 @@ def test_pairs_that_break_the_contract_end_the_source(
     source = find_source(f"outside_bad.{name}")(*what)
     with pytest.raises(SourceError, match=rf"source outside_bad.{name}: .*{message}"):
         list(source.samples())
+
+
+def test_a_constructor_that_fails_is_named(bad: str) -> None:
+    with pytest.raises(
+        ValueError, match=r"source outside_bad.NoStart: its constructor failed \(.*no camera"
+    ):
+        build_source(find_source("outside_bad.NoStart"), {})
 
 
 def test_good_positions_pass_unchanged(bad: str) -> None:

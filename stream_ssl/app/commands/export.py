@@ -85,13 +85,15 @@ def export_parser() -> ArgumentParser:
 
 def export(settings: Namespace) -> None:
     """Write the requested files, and print their folders."""
+    with configuring():
+        check_settings(settings)
+    # After the check: these imports take seconds.
     from stream_ssl.app.encoder import ENCODER, read_newest
     from stream_ssl.app.export import MEMORY, check_onnx, check_target
     from stream_ssl.app.hub import CONFIG
 
     markers = {"encoder": ENCODER, "memory": MEMORY, "hub": CONFIG}
     with configuring(), ExitStack() as stack:
-        check_settings(settings)
         folders = {
             name: stack.enter_context(local_folder(f"--{name}", settings[name]))
             for name in markers

@@ -68,10 +68,6 @@ def search_parser() -> ArgumentParser:
 
 def run(settings: Namespace) -> None:
     """Print the table of the results, and write the pictures."""
-    from stream_ssl import durable
-    from stream_ssl.app.encoder import read_newest
-    from stream_ssl.app.search import page, search, sheet
-
     out: Path | None = settings.out
     with configuring():
         if settings.k < 1:
@@ -82,6 +78,12 @@ def run(settings: Namespace) -> None:
             if out.is_dir():
                 raise ValueError(f"--out {out} is a folder: name a file, such as similar.html")
             check_writable(out.parent, "the folder of --out,", "choose another")
+    # After the checks: these imports take seconds.
+    from stream_ssl import durable
+    from stream_ssl.app.encoder import read_newest
+    from stream_ssl.app.search import page, search, sheet
+
+    with configuring():
         result = read_newest(
             settings.run,
             lambda checkpoint: search(
