@@ -186,13 +186,13 @@ def _learning(learner: State, problems: Sequence[Mapping[str, Any]]) -> Answer:
     if (unknown := _unknown(learner)) is not None:
         return Answer("Learning", unknown[0], unknown[1], links)
     figures, facts = learner.get("figures", {}), learner.get("facts", {})
-    level, accuracy = _accuracy(facts)
+    level, accuracy = _accuracy(facts, figures.get("majority"))
     loss, chance = figures.get("loss"), facts.get("chance")
     limit = "" if chance is None else f"; chance is {chance:.2f}"
     numbers = [*accuracy, *([] if loss is None else [f"Loss {loss:.2f}{limit}"])]
     lit = _named(OF_LEARNING, problems)
     if lit and lit[0]["name"] in BREAKS:
-        says = _sentences([_told(lit[0]), *_accuracy(facts, before=True)[1]])
+        says = _sentences([_told(lit[0]), *_accuracy(facts, None, before=True)[1]])
         return Answer("Learning", _level(lit), says, [*_runbooks(lit), *links])
     if lit:
         says = _sentences([_told(lit[0]), *numbers])
@@ -407,11 +407,14 @@ def _no_update(
     return "watch", f"No update for {span}, because no full batch of samples came"
 
 
-def _accuracy(facts: Mapping[str, Any], before: bool = False) -> tuple[Level, list[str]]:
+def _accuracy(
+    facts: Mapping[str, Any], majority: float | None, before: bool = False
+) -> tuple[Level, list[str]]:
     """Return (level, sentence) of the best accuracy that is known; no sentence without one.
 
     Args:
         facts: the learner's facts.
+        majority: the accuracy on the stream of always the most frequent class; None: unknown.
         before: the accuracy is from before a fault, so its change says nothing.
     """
     for key, of in (("held_out", "held-out images"), ("stream_knn", "the stream's next samples")):
@@ -421,13 +424,17 @@ def _accuracy(facts: Mapping[str, Any], before: bool = False) -> tuple[Level, li
         if key == "held_out":
             classes = facts.get("held_out_classes")
         says = f"kNN of {of} {'was ' * before}{percent(value)}"
+        chance = 1 / classes if classes else None
         says += f" (chance {percent(1 / classes)})" if classes else ""
+        if key == "stream_knn" and majority is not None and not before:
+            chance = majority / ABOVE_CHANCE  # any accuracy above it shows that the encoder learns
+            says += f" (always the most frequent class: {percent(majority)})"
         if trend["seconds"] >= LEAST_TREND_SECONDS and not before:
             points, way = abs(100 * rise), "up" if rise > 0 else "down"
             change = f"{way} {points:.1f} points" if points >= 0.05 else "unchanged"
             says += f", {change} in the last {seconds(trend['seconds'])}"
         level: Level = "watch" if rise < -FORGOTTEN else "good"
-        if classes and value < ABOVE_CHANCE / classes:
+        if chance is not None and value < ABOVE_CHANCE * chance:
             level = "wait" if facts.get("updates_done", 0) < YOUNG_UPDATES else "watch"
         return level, [says]
     return "wait", []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -22,6 +23,7 @@ from test_observe_picture_search import decode, encode, png
 
 from stream_ssl.batch import Offset
 from stream_ssl.learning.ranks import Work
+from stream_ssl.observe.conditions import CONDITIONS, Lit
 from stream_ssl.observe.http_access import Token
 from stream_ssl.observe.page.api import Sources
 from stream_ssl.observe.page.group import GroupView, Member
@@ -240,6 +242,54 @@ def test_red_lights_say_why_and_what_to_do(chromium: Any) -> None:
         learner.health.set("checkpoint", False, "disk full <b>now</b>")
         page.wait_for_selector("#checks .bad >> text=disk full <b>now</b>")
         visit.picture("red")
+
+
+def test_each_condition_is_told_once_and_in_one_colour(chromium: Any) -> None:
+    """A warning is amber in the pill, the answer and the list; the list opens by its links."""
+    with run() as (url, learner, _), Visit(chromium, url) as visit:
+        page = visit.page
+        page.wait_for_selector("#verdict.ok")
+        lit = Lit(CONDITIONS["lag"], "", "the learner is 37 min behind the stream", time.time())
+        learner.health.conditions = (lit,)
+        page.wait_for_selector("#verdict.warn >> text=1 condition needs attention")
+        page.wait_for_selector("#answers .watch >> text=37 min behind")
+        assert page.locator("text=37 min behind >> visible=true").count() == 1
+        told = re.findall(r"\d+", page.inner_text("#conditions summary"))
+        assert [int(one) for one in told] == [1, len(CONDITIONS)]
+        page.click("nav a[href='#health']")
+        page.wait_for_selector("#checks .warning >> text=37 min behind")
+        colour = "e => getComputedStyle(e).borderTopColor"
+        warn = page.eval_on_selector("#checks .warning", colour)
+        assert page.eval_on_selector("#verdict", colour) == warn
+
+
+def test_a_phone_shows_what_to_do_and_its_whole_menu(chromium: Any) -> None:
+    phone = {"viewport": {"width": 390, "height": 844}}
+    with run() as (url, _, _r), Visit(chromium, url, **phone) as visit:
+        page = visit.page
+        page.wait_for_selector("#answers li >> nth=4")
+        assert page.inner_text("#answers li:first-child b") == "To do"
+        bottom = "document.querySelector('#answers li').getBoundingClientRect().bottom"
+        assert page.evaluate(bottom) < 844
+        for link in page.locator("nav a >> visible=true").all():
+            box = link.bounding_box()
+            assert box["x"] >= 0
+            assert box["x"] + box["width"] <= 390, link.inner_text()
+
+
+def test_the_last_label_of_an_axis_is_whole(chromium: Any) -> None:
+    """The label stands in the middle below the last tick, which may be the end of the axis."""
+    with run() as (url, _, _r), Visit(chromium, url) as visit:
+        page = visit.page
+        page.locator("#histograms").scroll_into_view_if_needed()
+        page.wait_for_selector("#histograms canvas >> nth=3")
+        room = """[...document.querySelectorAll(".chart canvas")].map(c => {
+            const over = c.parentElement.querySelector(".u-over").getBoundingClientRect();
+            return c.getBoundingClientRect().right - over.right; })"""
+        label = """(() => { const pen = document.createElement("canvas").getContext("2d");
+            pen.font = "11px system-ui, sans-serif";
+            return pen.measureText("10,000").width / 2 })()"""
+        assert min(page.evaluate(room)) >= page.evaluate(label)
 
 
 def test_what_producers_are_called_is_text(chromium: Any) -> None:

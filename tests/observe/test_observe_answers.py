@@ -208,6 +208,19 @@ def test_pictures_that_hardly_differ_are_not_good_where_near_duplicates_are_not_
     assert memory.says.endswith("The pictures hardly differ for the encoder; look at the mosaic.")
 
 
+def test_an_accuracy_on_the_stream_stands_beside_that_of_the_most_frequent_class() -> None:
+    run = Run()
+    put = run.learner.learner._families.set
+    for knn, level in ((0.54, "good"), (0.45, "wait")):
+        put("prequential_accuracy", knn, classifier="knn")
+        put("prequential_accuracy", 0.46, classifier="majority")
+        run.pass_(60, run.sends(), run.learns())
+        learning = asked(run)["Learning"]
+        assert learning.level == level
+        says = f"kNN of the stream's next samples {percent(knn)}"
+        assert f"{says} (always the most frequent class: 46 %)" in learning.says
+
+
 def test_each_level_has_a_word() -> None:
     words = {Answer("Learning", level, "", []).word for level in get_args(Level)}
     assert words == {"good", "look", "bad", "wait", "unknown"}

@@ -26,7 +26,7 @@ function repeat(seconds, where, work) {
 
 const TILES = [
   ["received", "receiver", "received", (v) => rate(v)],
-  ["trained", "learner", "trained", (v, f) => { const [all, unit] = rate(v + (f.replayed ?? 0)); return [all, `${unit}, ${number(v)} new samples`]; }],
+  ["trained", "learner", "trained", (v, f) => { const [all, unit] = rate(v + (f.replayed ?? 0)); return [all, `${unit}, ${number(v < 10 ? v : Math.round(v))} new`]; }],
   ["lag", "learner", "lag", (v) => duration(v)],
   ["loss", "learner", "loss", (v) => [v.toFixed(3), "nats"]],
   ["updates", "learner", "steps", (v) => [number(v), "/s"]],
@@ -36,6 +36,8 @@ const TILES = [
   ["probe", "learner", "held_out", (v) => percent(v), (v) => v > 0],
   ["checkpoint", "learner", "checkpoint_age", (v, f) => (f.checkpoint_step ? [...duration(v), "ago"] : ["none", "yet"])],
 ];
+
+const TIPS = { trained: "Samples that updates use. New samples come from the stream; the others were drawn from the memory." };
 
 async function showStates() {
   const run = await ask("run").catch((error) => unreachable(error.message));
@@ -70,7 +72,7 @@ async function showStates() {
     const value = figures[figure];
     if (shown && !(value != null && shown(value))) return [];
     const [big, ...small] = value == null ? name === "loss" && states.learner?.facts?.updates_done ? ["none", "last update skipped"] : ["–"] : [format(value, figures)].flat();
-    return [element("div", {}, element("dt", {}, explained(role, figure, name)), element("dd", {}, big, element("small", {}, small.join(" "))))];
+    return [element("div", {}, element("dt", {}, explained(role, figure, name)), element("dd", { title: TIPS[name] ?? null }, big, element("small", {}, small.join(" "))))];
   }));
 }
 
