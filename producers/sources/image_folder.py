@@ -45,7 +45,9 @@ class ImageFolder(Finite):
         self._root = Path(root)
         if not self._root.is_dir():
             raise FileNotFoundError(
-                f"no folder {root}: create it, or name another with --source.root"
+                f"{root} is a file: name its folder with --source.root"
+                if self._root.exists()
+                else f"no folder {root}: create it, or name another with --source.root"
             )
         name = name or self._root.absolute().name
         self.skipped = Skipped(name)

@@ -102,7 +102,9 @@ class WatchedFolder:
     ) -> None:
         if not Path(root).is_dir():
             raise FileNotFoundError(
-                f"no folder {root}: create it, or name another with --source.root"
+                f"{root} is a file: name its folder with --source.root"
+                if Path(root).exists()
+                else f"no folder {root}: create it, or name another with --source.root"
             )
         if settle_seconds < 0 or poll_seconds < 0 or (idle_seconds or 0.0) < 0:
             raise ValueError(

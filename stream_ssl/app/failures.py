@@ -55,6 +55,9 @@ TRUST_CODE = (
 
 NO_MEMORY = re.compile("out of memory|can't allocate memory|not enough memory", re.IGNORECASE)
 
+CHOICES = re.compile(r"Expected a typing\.Literal\[(.*?)\]\. Got value: (.*)")
+"""jsonargparse's error about a value that is none of the choices."""
+
 NOISE = re.compile(
     r"\s*(- )?(Does not validate against any of the Union subtypes|Subtypes: .*|Errors:"
     r"|- Expected a path but .* either not accessible or invalid"
@@ -152,6 +155,7 @@ def listening(listen: Callable[[], T]) -> T:
 
 def readable(message: str) -> str:
     """Return an error of jsonargparse without its layers around the constructor's own error."""
+    message = CHOICES.sub(r"'\2': must be one of \1", message)
     lines = message.splitlines()
     told = [line for line in lines if not NOISE.fullmatch(line)]
     if not told or len(told) == len(lines):

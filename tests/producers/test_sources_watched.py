@@ -10,7 +10,7 @@ import pytest
 from source_files import age, encoded, pixels, write_images
 
 from stream_ssl.producers.shaping import Shaped
-from stream_ssl.producers.sources import WatchedFolder, watched
+from stream_ssl.producers.sources import ImageFolder, WatchedFolder, watched
 
 
 class Clock:
@@ -298,6 +298,10 @@ def test_wrong_arguments_are_named(tmp_path):
         FileNotFoundError, match=r"no folder .*none: create it, or name another with --source\.root"
     ):
         WatchedFolder(tmp_path / "none")
+    (tmp_path / "a.txt").touch()
+    for kind in (WatchedFolder, ImageFolder):
+        with pytest.raises(FileNotFoundError, match=r"a\.txt is a file: name its folder"):
+            kind(tmp_path / "a.txt")
     with pytest.raises(ValueError, match="poll_seconds -1"):
         WatchedFolder(tmp_path, poll_seconds=-1)
     write_images(tmp_path, 1)
