@@ -133,6 +133,22 @@ def test_the_map_turns_with_nothing_but_the_memory(feed: Feed) -> None:
         assert (again["x"], again["y"]) == (first["x"], first["y"])  # signs of axes are kept
 
 
+def test_the_map_of_one_producer_keeps_the_places(feed: Feed) -> None:
+    with serving(feed) as (server, view):
+        fill(feed, view, steps=2)
+        feed.producer = "yard"
+        fill(feed, view, steps=2)
+        whole = ask(server, "learner/memory/map")
+        origins = feed.origins.of(feed.memory.ids.tolist())
+        for name in ("yard", "camera", "nobody"):
+            part = ask(server, "learner/memory/map", producer=name)
+            at = [n for n, one in enumerate(origins) if one is not None and one.producer == name]
+            assert part["slots"] == at
+            assert bool(at) == (name != "nobody")
+            for column in ("ids", "x", "y", "labels", "duplicates"):
+                assert part[column] == [whole[column][n] for n in at]
+
+
 def test_a_clock_set_back_freezes_nothing(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_page, "FRESH", 0.0)
     with serving(feed) as (server, view):

@@ -345,8 +345,9 @@ class Api:
 
     def _map(self, query: Query) -> object:
         by = query.choice("by", ("pca", "umap"))
+        producer = query.text("producer", MOST_NAME) or None
         query.end()
-        return self._view.map(by)
+        return self._view.map(by, producer)
 
     def _evictions(self, query: Query) -> object:
         limit = query.integer("limit", 50, 1, 256)

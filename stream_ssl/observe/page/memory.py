@@ -202,12 +202,14 @@ class MemoryView:
         assert found is not None, "slots is empty: must have at least one number"
         return found
 
-    def map(self, by: str = "pca") -> dict[str, Any]:
+    def map(self, by: str = "pca", producer: str | None = None) -> dict[str, Any]:
         """Return the slots as points on a plane, with coordinates from -1 to 1.
 
         Args:
             by: "pca" for the two principal axes of the embeddings, or "umap". If no UMAP map exists
                 yet, the result is the PCA map, and its `note` gives the reason.
+            producer: only slots with samples of this producer; None: all slots. They stand where
+                they stand among all slots.
 
         Raises:
             LookupError: UMAP is not installed.
@@ -221,13 +223,14 @@ class MemoryView:
                 self._map = (snapshot, self._project(snapshot))
             axes = self._map[1]
         if by == "pca":
-            return axes
+            return _only(producer, snapshot, axes)
         begin_S2 = np.array([axes["x"], axes["y"]], np.float32).T
         made = self._umap.newest(snapshot, snapshot.z_SD.numpy(), begin_S2)
         if made is None:
             failed = f"UMAP failed: {self._umap.failure}"
-            return {**axes, "note": failed if self._umap.failure else "UMAP is being computed"}
-        return _placed(*made, by="umap")
+            note = failed if self._umap.failure else "UMAP is being computed"
+            return {**_only(producer, snapshot, axes), "note": note}
+        return _only(producer, made[0], _placed(*made, by="umap"))
 
     def close(self) -> None:
         """Close the jobs and end UMAP. Waiting and later questions raise Busy."""
@@ -414,6 +417,17 @@ def _placed(snapshot: SlotsCopy, point_S2: NDArray[np.float32], by: str = "pca")
         "labels": labels_S.tolist() if (labels_S >= 0).any() else None,
         "duplicates": None if counts_k is None else counts_k[slots_S].round(3).tolist(),
     }
+
+
+def _only(producer: str | None, snapshot: SlotsCopy, told: dict[str, Any]) -> dict[str, Any]:
+    """Return the points of a map whose slots hold samples of a producer; None: all points."""
+    if producer is None:
+        return told
+    origins = [snapshot.origins_k[slot] for slot in told["slots"]]
+    kept = [n for n, one in enumerate(origins) if one is not None and one.producer == producer]
+    columns = ("slots", "ids", "x", "y", "labels", "duplicates")
+    held = {name: told[name] for name in columns if told[name] is not None}
+    return {**told, **{name: [values[n] for n in kept] for name, values in held.items()}}
 
 
 def balance(snapshot: SlotsCopy) -> dict[str, Any]:

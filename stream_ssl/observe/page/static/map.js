@@ -13,7 +13,7 @@ export class MapSection {
     new ResizeObserver(redraw).observe(this.canvas);
     onTheme(redraw);
     document.querySelector("#map-colour").addEventListener("change", redraw);
-    document.querySelector("#map-by").addEventListener("change", () => this.refresh());
+    for (const name of ["by", "producer"]) document.querySelector(`#map-${name}`).addEventListener("change", () => this.refresh());
     this.canvas.addEventListener("pointermove", (event) => this.choose(this.at(event)));
     this.canvas.addEventListener("pointerleave", () => this.choose(-1));
     this.canvas.addEventListener("click", (event) => { const at = this.at(event); if (at >= 0) this.open(this.data.slots[at]); });
@@ -22,10 +22,11 @@ export class MapSection {
   }
 
   async refresh() {
-    const note = document.querySelector("#map-note");
+    const note = document.querySelector("#map-note"), producer = document.querySelector("#map-producer").value;
     try {
-      this.data = await ask("learner", "memory/map", { by: document.querySelector("#map-by").value });
-      note.textContent = this.data.slots.length ? `${plural(this.data.slots.length, "slot")}; ${this.tells()}` : "too few slots";
+      this.data = await ask("learner", "memory/map", { by: document.querySelector("#map-by").value, ...(producer ? { producer } : {}) });
+      if (this.chosen >= this.data.slots.length) this.choose(-1);
+      note.textContent = this.data.slots.length ? `${plural(this.data.slots.length, "slot")}; ${this.tells()}` : producer ? "no slot of this producer" : "too few slots";
       document.querySelector("#map-colour option[value=labels]").disabled = !this.data.labels;
       this.draw();
       await this.fetchPictures();
