@@ -55,7 +55,7 @@ PATIENCE = 120.0
 def learn(parser: ArgumentParser, settings: Namespace, stop: Stop) -> None:
     """Train until `stop` is set. Then write a last checkpoint and return.
 
-    A signal before the first step ends the process at once, because there is nothing to save.
+    A signal before the first step ends the process at once, because nothing has changed yet.
 
     Args:
         parser: the parser that returned `settings`.
@@ -63,7 +63,7 @@ def learn(parser: ArgumentParser, settings: Namespace, stop: Stop) -> None:
         stop: set to end the process.
     """
     with ExitStack() as stack:
-        farewell = "stopped before the first step; there is nothing to save"
+        farewell = "stopped before the first step: nothing has changed that a checkpoint would hold"
         with configuring(), stop.at_once(farewell):
             stack.enter_context(hold_role(settings.run, ranks.role()))
             process = Process(parser, settings, stack)
@@ -122,7 +122,7 @@ class Process:
             self._metrics.resumed(saved.step, float(saved.facts["created"]))
         first = self.learner.capture().copied() if saved is None else None
         # The links to the disk.
-        self._receiver = ReceiverLink(self.learner, checkpointer, part, server)
+        self._receiver = ReceiverLink(self.learner, self._batches, checkpointer, part, server)
         self._saver = Saver(
             self.learner, checkpointer, config, first, self._originals, self._receiver, server
         )

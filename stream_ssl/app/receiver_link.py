@@ -10,6 +10,7 @@ from collections.abc import Callable
 from stream_ssl.app.learner_server import LearnerServer
 from stream_ssl.app.ranks import Part
 from stream_ssl.batch import START
+from stream_ssl.feed.batches import Batches
 from stream_ssl.journal.consumer_offsets import ConsumerOffsets
 from stream_ssl.learning.checkpoint import Checkpointer, CheckpointRecord
 from stream_ssl.learning.learner import Learner
@@ -28,15 +29,22 @@ class ReceiverLink:
 
     Args:
         learner: the learner.
+        batches: the reader of this rank's journal.
         checkpointer: knows the records that checkpoints would replay.
         part: the journal of this rank. Only its first reader writes to the receiver.
         server: publishes the state of the link, and this process's addresses.
     """
 
     def __init__(
-        self, learner: Learner, checkpointer: Checkpointer, part: Part, server: LearnerServer
+        self,
+        learner: Learner,
+        batches: Batches,
+        checkpointer: Checkpointer,
+        part: Part,
+        server: LearnerServer,
     ) -> None:
-        self._learner, self._checkpointer, self._part = learner, checkpointer, part
+        self._learner, self._batches = learner, batches
+        self._checkpointer, self._part = checkpointer, part
         self._health, self._announcement = server.health, server.announcement
         self._offsets = ConsumerOffsets(part.folder)
         self._checkpointed = (checkpointer.needed() or START).record
@@ -61,10 +69,12 @@ class ReceiverLink:
 
     def _publish(self) -> None:
         told, ranks = self._learner.ranks.last.offsets, self._learner.ranks
-        offsets = [self._learner.offset]
-        if self._learner.step and len(told) == ranks.group.size:  # the ranks have met
-            offsets = [told[rank] for rank in self._part.readers]
-        read = max(min(offsets).record, self._checkpointed)
+        read = self._learner.offset.record
+        if ranks.alone:  # a batch may be larger than the lag that is allowed
+            read = self._batches.unread
+        elif self._learner.step and len(told) == ranks.group.size:  # the ranks have met
+            read = min(told[rank] for rank in self._part.readers).record
+        read = max(read, self._checkpointed)
         try:
             size = self._checkpoint_bytes if self._one_disk() else 0
             self._offsets.publish(read, self._checkpointed, self._checkpointer.journal, size)
@@ -125,6 +135,8 @@ class ReceiverLink:
             save()
             return
         needed = self._checkpointer.needed(beyond=self._checkpointed)
+        if needed is None and self._free_rejected():
+            return
         if needed is None:
             self._limited_log.warning(
                 "small",
@@ -141,6 +153,25 @@ class ReceiverLink:
         )
         self._checkpointed = needed.record
         self.tell()
+
+    def _free_rejected(self) -> bool:
+        """Let the receiver trim samples that could not be decoded; return whether there are any.
+
+        Without a step there is no new checkpoint, so only this frees the journal of a stream of
+        nothing else. All samples before them must be in a checkpoint.
+        """
+        ranks, reached = self._learner.ranks, self._batches.offset.record
+        if not (ranks.alone and self._learner.offset.record <= self._checkpointed < reached):
+            return False
+        self._limited_log.warning(
+            "rejected",
+            f"the journal is full of samples that cannot be decoded: records before {reached} may "
+            "now be trimmed. Their reasons are in the quarantine. After a restart before the next "
+            "checkpoint, they count as lost",
+        )
+        self._checkpointed = reached
+        self.tell()
+        return True
 
 
 def expected_bytes(learner: Learner) -> int:

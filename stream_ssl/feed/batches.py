@@ -164,12 +164,21 @@ class Batches:
     def offset(self) -> Offset:
         """The offset of the first sample that was not returned and not rejected.
 
-        Publish this offset while `next` returns None. The offset of the last batch does not advance
-        in a stream of only bad samples, so the journal could not be trimmed and would fill up. A
-        run that starts at this offset counts fewer `rejected` samples.
+        The offset of the last batch does not advance in a stream of only bad samples. A run that
+        starts at this offset counts fewer `rejected` samples.
         """
         with self._change:
             return self._offset if self._ready else max(self._offset, self._rejected_until)
+
+    @property
+    def unread(self) -> int:
+        """The first journal record that still waits to be read.
+
+        Samples that were read and do not fill a batch wait for others and not for the learner. They
+        are therefore behind this record.
+        """
+        with self._change:
+            return self._offset.record if self._ready or self._decoding else self._read
 
     def lag(self) -> float:
         """Return the age of the oldest waiting batch in seconds, since its last sample arrived.

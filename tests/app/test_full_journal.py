@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 from harness import TINY, processes, stop, until
 
+from stream_ssl.producers import Producer
+from stream_ssl.wire import Sample
+
 pytestmark = pytest.mark.timeout(400)
 
 BATCH = 64
@@ -48,3 +51,31 @@ def test_a_stream_larger_than_the_journal_is_learned(
         # A counter begins anew with its process.
         until(lambda: run.metric("trained_samples_total") == 2 * BATCH, lambda: run.log("learner"))
         assert stop(again) == 0
+
+
+def test_samples_that_cannot_be_decoded_never_fill_the_journal(tmp_path: Path) -> None:
+    with processes(tmp_path / "run", SMALL) as run:
+        run.role("receiver")
+        run.role("learner")
+        rubbish = b"\xff\xd8" + bytes(10_000)
+        with Producer(run.address, "garbage") as producer:
+            for number in range(160):  # more than the journal holds
+                producer.send(Sample(str(number), rubbish, "jpeg"), timeout=60)
+            producer.flush(60)
+        good = run.produce(2 * BATCH)
+        until(lambda: run.metric("trained_samples_total") == 2 * BATCH, lambda: run.log("learner"))
+        assert good.wait(30) == 0, run.log("robot")
+        assert "full of samples that cannot be decoded" in run.log("learner")
+
+
+def test_a_batch_may_be_larger_than_the_lag_that_is_allowed(tmp_path: Path) -> None:
+    packet = 1 << 16
+    limits = {**SMALL["receiver"], "max_lag_bytes": packet}
+    settings = {**SMALL, "receiver": limits, "batches": {"batch_size": 512}}
+    with processes(tmp_path / "run", settings) as run:
+        run.role("receiver")
+        run.role("learner")
+        assert packet < 512 * 16 * 16
+        good = run.produce(4 * 512)
+        until(lambda: run.metric("trained_samples_total") == 4 * 512, lambda: run.log("learner"))
+        assert good.wait(30) == 0, run.log("robot")

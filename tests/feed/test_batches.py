@@ -284,10 +284,12 @@ def test_what_is_short_of_a_batch_is_pending_and_no_lag(quarantine: Quarantine) 
         now[0] = 3600.0
         until(lambda: batches.waiting() == 0)
         assert (batches.lag(), batches.pending(), batches.offset) == (0.0, 2, Offset(2, 2))
+        assert batches.unread == 3
         reader.records = [*records, record(3, good(np.random.default_rng(3), 1), received=3600.0)]
         until(lambda: batches._ready)
         now[0] = 3700.0
         assert (batches.lag(), batches.waiting(), batches.pending()) == (100.0, 2, 3)
+        assert batches.unread == 2
 
 
 def test_what_is_read_and_not_yet_decoded_is_lag(
