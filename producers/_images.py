@@ -99,8 +99,8 @@ def as_sample(image: Any, id: str, codec: str | None = None, **fields: Any) -> S
         codec = codec_of(data) if "shape" not in fields else "raw"
     if codec is None:
         raise ValueError(
-            f"the bytes {data[:12]!r}... are no JPEG, PNG or WebP; raw pixels need codec='raw' and "
-            "shape=(H, W, C)"
+            f"the bytes {data[:12]!r}... are no JPEG, PNG or WebP: convert the picture to one of "
+            "these. Raw pixels from a producer need codec='raw' and shape=(H, W, C)"
         )
     return Sample(id, data, codec, **fields)
 

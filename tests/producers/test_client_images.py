@@ -80,7 +80,7 @@ def test_pixels_travel_as_they_are(given: Any, shape: tuple[int, ...]) -> None:
 def test_raw_bytes_need_their_shape() -> None:
     assert as_sample(bytes(12), "x", shape=(2, 2, 3)).codec == "raw"
     assert as_sample(memoryview(PIXELS), "x", codec="raw", shape=(4, 5, 3)).data == PIXELS.tobytes()
-    with pytest.raises(ValueError, match=r"no JPEG, PNG or WebP; raw pixels need .*shape"):
+    with pytest.raises(ValueError, match=r"no JPEG, PNG or WebP: convert .*Raw pixels .*shape"):
         as_sample(bytes(12), "x")
 
 
