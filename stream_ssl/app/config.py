@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import yaml
 from jsonargparse import ArgumentParser, Namespace
 
-from stream_ssl.app.failures import readable
 from stream_ssl.app.help import HelpFormatter
+from stream_ssl.app.parser import Parser
 from stream_ssl.app.removed import REMOVED, why_refused
 from stream_ssl.bounded_files import DEPTH, read_bytes
 
@@ -142,39 +140,6 @@ OWN_PARTS = ("encoder.model", "views.transform", "decoder.subclass")
 """Options that name a class or function by its path, and that `build` calls."""
 
 
-ABOVE_0 = {
-    "optimiser.learning_rate",
-    "optimiser.clip",
-    "pace.updates_per_sample",
-    "checkpoints.every_seconds",
-    "ranks.timeout",
-    "loss.init_args.temperature",
-    "temperature",
-}
-"""Options whose numbers must be above 0, for the error about a number that is not finite."""
-
-NOT_FINITE = re.compile(
-    r"<class 'float'>.*(?:Got|Given) value: (?:[^\n]*[\[( ,'])?([-+]?(?:nan|inf(?:inity)?))\b",
-    re.IGNORECASE | re.DOTALL,
-)
-
-
-class Parser(ArgumentParser):
-    """A parser that explains its errors and refuses numbers that are not finite."""
-
-    def parse_args(self, *arguments: Any, **options: Any) -> Namespace:  # type: ignore[override]
-        """Parse as jsonargparse does, and exit with an error on a number that is not finite."""
-        found: Namespace = super().parse_args(*arguments, **options)
-        for name, value in found.items():
-            for number in _not_finite(value):
-                self.error(finite(name, number))
-        return found
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        written = {one.dest: (*one.option_strings, one.dest.upper())[0] for one in self._actions}
-        super().error(hinted(readable(message), written), ex)
-
-
 class _Parser(Parser):
     """A parser of the sections of a config file."""
 
@@ -189,61 +154,6 @@ class _Parser(Parser):
             for key, value in ((namespace.get(name) or {}).get("dict_kwargs") or {}).items():
                 built[f"{name}.init_args.{key}"] = value
         return built
-
-
-def finite(name: str, value: object) -> str:
-    """Return the error about an option whose number is not finite."""
-    return f"{name} is {value}: it must be a finite number{' above 0' if name in ABOVE_0 else ''}"
-
-
-def _not_finite(value: object) -> Iterator[float]:
-    """Yield the numbers within an option's value that are not finite."""
-    if isinstance(value, float) and not math.isfinite(value):
-        yield value
-    elif isinstance(value, Namespace):
-        yield from _not_finite(value.as_dict())
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from _not_finite(part)
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _not_finite(part)
-
-
-def hinted(message: str, written: Mapping[str, str]) -> str:
-    """Return an error of jsonargparse with the options as users write them, and a suggestion.
-
-    Args:
-        message: the error.
-        written: the written form of each option by its name, such as
-            {"learner.seed": "--learner.seed", "run": "RUN"}.
-    """
-    if number := NOT_FINITE.search(message):
-        keys = re.findall(r'Parser key "([^"]+)":', message)
-        if keys:
-            return finite(".init_args.".join(keys), number[1])
-    if message.startswith('Parser key "access":'):
-        return message + (
-            "\n  access is `plain`, or two files: --access.keys NAME.secret.json --access.allow "
-            "LIST.json"
-        )
-    if required := re.fullmatch(r"(the following arguments are required: )(.+)", message):
-        return required[1] + ", ".join(written.get(name, name) for name in required[2].split(", "))
-    if unknown := re.match(r"unrecognized arguments: --([^\s=]+)", message):
-        wrong, known = unknown[1], [*written]
-        if "." not in wrong:  # its section may have been forgotten
-            known += [name.rpartition(".")[2] for name in written]
-    elif unknown := re.fullmatch(r"Group '(.+)' does not accept option '(.+)'", message):
-        wrong, known = f"{unknown[1]}.{unknown[2]}", [*written]
-    else:
-        return message
-    if (gone := why_refused(wrong, None)) is not None:
-        return gone
-    close = difflib.get_close_matches(wrong, known, 1, cutoff=0.75)
-    meant = [
-        written[name] for name in sorted(written) if close and f".{name}".endswith(f".{close[0]}")
-    ]
-    return message + (f"; did you mean {' or '.join(meant)}?" if meant else "")
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""The error about an option whose value is none of its choices."""
+"""The errors about options whose values are none of their choices, or of another type."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from table import table
 
+from stream_ssl.app.cli import main
 from stream_ssl.app.config import learner_parser
 
 
@@ -30,3 +31,29 @@ def test_it_names_the_value_and_the_choices(
     assert f'"{option}"' in told
     assert message in told
     assert "Literal" not in told
+
+
+@table(
+    ("words", "message"),
+    [
+        ("export RUN --encoder DIR --of foo", "'foo': must be one of 'features', 'embeddings'"),
+        ("search RUN FILE --k foo", "'foo': must be a whole number"),
+        ("status RUN --seconds foo", "'foo': must be a number"),
+        ("watch RUN --seconds foo", "'foo': must be a number"),
+        ("demo --seconds foo", "'foo': must be a number"),
+        ("status RUN --json maybe", "'maybe': must be true or false"),
+        (
+            "produce images --name a --to tcp://h:1 --shape.limit foo",
+            "'foo': must be a whole number",
+        ),
+    ],
+)
+def test_every_command_names_the_value_and_the_rule(
+    words: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words.split())
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert message in told
+    assert "Expected" not in told

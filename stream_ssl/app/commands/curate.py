@@ -12,8 +12,9 @@ from typing import Literal
 
 from jsonargparse import Namespace
 
-from stream_ssl.app.config import Parser, check_files
+from stream_ssl.app.config import check_files
 from stream_ssl.app.failures import Failure, check_writable, configuring, reported
+from stream_ssl.app.parser import Parser
 from stream_ssl.app.signals import stop_on_signals
 from stream_ssl.app.threads import share_cores
 from stream_ssl.producers.sources import SOURCES, Source

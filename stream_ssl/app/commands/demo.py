@@ -7,6 +7,8 @@ from pathlib import Path
 
 from jsonargparse import auto_cli
 
+from stream_ssl.app.parser import Parser
+
 
 def demo(seconds: float = 120.0, out: Path = Path("demo-out")) -> int:
     """Stream embedded real images to a receiver and a learner, then report what was learned.
@@ -26,6 +28,6 @@ def demo(seconds: float = 120.0, out: Path = Path("demo-out")) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    status = auto_cli(demo, args=list(arguments), prog="stream-ssl demo")
+    status = auto_cli(demo, args=list(arguments), parser_class=Parser, prog="stream-ssl demo")
     assert isinstance(status, int)
     return status

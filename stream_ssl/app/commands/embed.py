@@ -10,8 +10,8 @@ from typing import Literal
 
 from jsonargparse import Namespace
 
-from stream_ssl.app.config import Parser
 from stream_ssl.app.failures import TRUST_CODE, check_writable, configuring, reported
+from stream_ssl.app.parser import Parser
 from stream_ssl.app.threads import share_cores
 from stream_ssl.observe.conditions import plural
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from stream_ssl.app.config import Parser
 from stream_ssl.app.failures import TRUST_CODE, reported
+from stream_ssl.app.parser import Parser
 from stream_ssl.app.threads import share_cores
 
 DESCRIPTION = """Evaluates a checkpoint's encoder on a labelled set that it was not trained on:

@@ -9,10 +9,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal
 
-from jsonargparse import ActionYesNo, ArgumentParser, Namespace
+from jsonargparse import ActionYesNo, Namespace
 
 from stream_ssl.app.buckets import is_url, local_folder
 from stream_ssl.app.failures import TRUST_CODE, configuring, reported
+from stream_ssl.app.parser import Parser
 from stream_ssl.app.threads import share_cores
 from stream_ssl.observe.conditions import plural
 
@@ -34,9 +35,9 @@ def main(arguments: Sequence[str]) -> int:
     return reported(lambda: export(settings))
 
 
-def export_parser() -> ArgumentParser:
+def export_parser() -> Parser:
     """Return the parser of all options."""
-    parser = ArgumentParser(
+    parser = Parser(
         prog="stream-ssl export",
         usage="stream-ssl export RUN [--encoder DIR] [--memory DIR] [--hub DIR] [OPTIONS]",
         description=DESCRIPTION,

@@ -9,6 +9,7 @@ from pathlib import Path
 from jsonargparse import auto_cli
 
 from stream_ssl.app.failures import DONE, FAILED, USAGE, check_writable
+from stream_ssl.app.parser import Parser
 from stream_ssl.wire.keys import Keys
 
 
@@ -55,6 +56,6 @@ def keys(name: str, folder: Path = Path("keys"), allow: Path | None = None) -> i
 
 
 def main(arguments: Sequence[str]) -> int:
-    status = auto_cli(keys, args=list(arguments), prog="stream-ssl keys")
+    status = auto_cli(keys, args=list(arguments), parser_class=Parser, prog="stream-ssl keys")
     assert isinstance(status, int)
     return status

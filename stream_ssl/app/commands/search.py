@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import Namespace
 
 from stream_ssl.app.failures import TRUST_CODE, check_writable, configuring, reported
+from stream_ssl.app.parser import Parser
 from stream_ssl.app.threads import share_cores
 from stream_ssl.rate_limited_logger import printable
 
@@ -36,9 +37,9 @@ def main(arguments: Sequence[str]) -> int:
     return reported(lambda: run(settings))
 
 
-def search_parser() -> ArgumentParser:
+def search_parser() -> Parser:
     """Return the parser of all options."""
-    parser = ArgumentParser(
+    parser = Parser(
         prog="stream-ssl search",
         usage="stream-ssl search RUN IMAGE [OPTIONS]",
         description=DESCRIPTION,

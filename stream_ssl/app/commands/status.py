@@ -19,6 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from stream_ssl.app.failures import DONE, FAILED, USAGE
+from stream_ssl.app.parser import Parser
 from stream_ssl.app.run_states import (
     ROLES,
     Run,
@@ -162,7 +163,7 @@ def of_folder(run: Path, seconds: float, json: bool, health: str | None) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    result = auto_cli(status, args=list(arguments), prog="stream-ssl status")
+    result = auto_cli(status, args=list(arguments), parser_class=Parser, prog="stream-ssl status")
     assert isinstance(result, int)
     return result
 

@@ -26,6 +26,7 @@ from rich.text import Text
 
 from stream_ssl.app.commands.status import COLOURS, MARKS
 from stream_ssl.app.failures import DONE, FAILED, USAGE
+from stream_ssl.app.parser import Parser
 from stream_ssl.app.run_states import Reading, Run, not_a_folder, run_at
 from stream_ssl.observe.answers import rate
 from stream_ssl.observe.conditions import plural
@@ -84,7 +85,7 @@ def watch(run: Path, seconds: float = 2.0, token_file: Path | None = None) -> in
 
 
 def main(arguments: Sequence[str]) -> int:
-    result = auto_cli(watch, args=list(arguments), prog="stream-ssl watch")
+    result = auto_cli(watch, args=list(arguments), parser_class=Parser, prog="stream-ssl watch")
     assert isinstance(result, int)
     return result
 
