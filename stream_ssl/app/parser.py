@@ -94,6 +94,9 @@ def hinted(message: str, written: Mapping[str, str]) -> str:
             "\n  access is `plain`, or two files: --access.keys NAME.secret.json --access.allow "
             "LIST.json"
         )
+    of_run = not {"receiver.bind", "learner.seed"}.isdisjoint(written)
+    if of_run and message.startswith('Parser key "config": File does not exist'):
+        return f"{message}; `stream-ssl init laptop > laptop.yaml` writes a configuration"
     if required := re.fullmatch(r"(the following arguments are required: )(.+)", message):
         return required[1] + ", ".join(written.get(name, name) for name in required[2].split(", "))
     if unknown := re.match(r"unrecognized arguments: --([^\s=]+)", message):

@@ -40,6 +40,7 @@ def test_it_names_the_value_and_the_choices(
         ("search RUN FILE --k foo", "'foo': must be a whole number"),
         ("status RUN --seconds foo", "'foo': must be a number"),
         ("watch RUN --seconds foo", "'foo': must be a number"),
+        ("run none.yaml", "none.yaml'; `stream-ssl init laptop > laptop.yaml` writes a config"),
         ("demo --seconds foo", "'foo': must be a number"),
         ("status RUN --json maybe", "'maybe': must be true or false"),
         (

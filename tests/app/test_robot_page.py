@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
+import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -12,6 +15,9 @@ import numpy as np
 from foxglove.channels import RawImageChannel
 from foxglove.messages import RawImage, Timestamp
 from harness import processes, stop, until
+from PIL import Image
+
+from stream_ssl.producers.sources import Ros
 
 PAGE = Path(__file__).parents[2] / "docs" / "robot.md"
 
@@ -62,3 +68,26 @@ def test_images_of_a_robot_become_an_encoder(tmp_path: Path) -> None:
     finally:
         server.stop()
     assert any((tmp_path / "encoder").iterdir())
+
+
+def test_the_page_s_program_plays_a_robot(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    sent = []
+    for level in (0, 90, 200):
+        file = tmp_path / "photos" / f"{level}.jpg"
+        Image.new("L", (16, 16), level).save(file)
+        sent.append(file.read_bytes())
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    found = re.search(r"```python\n(.+?)```", PAGE.read_text(), re.DOTALL)
+    assert found is not None
+    program = found[1].replace("port=8765", f"port={port}")
+    assert program != found[1]
+    with subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path) as robot:
+        try:
+            source = Ros(f"ws://127.0.0.1:{port}", retry_seconds=0.1, timeout=20.0)
+            sample, _ = next(iter(source.samples()))
+        finally:
+            robot.kill()
+    assert bytes(sample.data) in sent
+    assert sample.codec == "jpeg"
