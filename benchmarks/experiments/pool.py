@@ -10,8 +10,9 @@ import signal
 import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from multiprocessing import active_children, get_context
+from multiprocessing import active_children, get_context, parent_process
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from benchmarks.experiments.data import LabelledData, stored
@@ -79,8 +80,9 @@ def finished(
 
 def _start(data: str) -> None:
     global DATA
-    # The parent process handles Ctrl-C.
+    # The parent process handles Ctrl-C, and nobody needs a worker without it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Thread(target=_end_with_the_parent, daemon=True).start()
     import logging
 
     import torch
@@ -88,6 +90,14 @@ def _start(data: str) -> None:
     torch.set_num_threads(1)
     logging.getLogger("faiss").setLevel(logging.WARNING)  # it logs each missing build
     DATA = stored(Path(data))
+
+
+def _end_with_the_parent() -> None:
+    """End this worker when its parent was killed. Its queues alone would keep it for ever."""
+    parent = parent_process()
+    assert parent is not None, "only workers run this"
+    parent.join()
+    os._exit(1)
 
 
 def _work(once: Once, run: Run) -> dict[str, Any]:

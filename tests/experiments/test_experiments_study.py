@@ -10,6 +10,7 @@ import signal
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from forked import Forked
@@ -74,8 +75,11 @@ def test_a_killed_study_goes_on_where_it_was(cifar: Path, tmp_path: Path) -> Non
         for line in told:
             if line.startswith("x27-iid queue/stream/stale seed0: linear"):
                 break
+        workers = psutil.Process(process.pid).children(recursive=True)
         process.kill()
     assert process.wait() == -signal.SIGKILL
+    assert workers
+    assert not psutil.wait_procs(workers, timeout=30)[1], "a worker outlives the study"
     before = lines(tmp_path)
     assert 1 <= len(before) < 3
     with (tmp_path / "runs.jsonl").open("a") as file:
