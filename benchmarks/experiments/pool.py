@@ -80,7 +80,7 @@ def finished(
 
 def _start(data: str) -> None:
     global DATA
-    # The parent process handles Ctrl-C, and nobody needs a worker without it.
+    # The parent process handles Ctrl-C. A worker ends with its parent.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Thread(target=_end_with_the_parent, daemon=True).start()
     import logging

@@ -45,7 +45,7 @@ CROWDED = 0.1
 FEW_DIRECTIONS = 2.0
 """Embeddings of fewer directions hardly differ, which is worth a look."""
 BREAKS = ("learner-halted", "divergence", "collapse", "not-learning", "one-picture")
-"""While one of these conditions holds, accuracy and loss are those of before."""
+"""While one of these conditions holds, the known accuracy and loss are from before it began."""
 WITHOUT_CHECKPOINT = {
     "collapse": "Stop the run, lower optimiser.learning_rate, and begin a new run",
     "not-learning": "Lower optimiser.learning_rate (0.001 suits Adam), and begin a new run",
@@ -413,7 +413,7 @@ def _accuracy(
     """Return (level, sentence) of the best accuracy that is known; no sentence without one.
 
     Args:
-        facts: the learner's facts.
+        facts: the facts of the learner's state; `observe/facts.py` makes them.
         majority: the accuracy on the stream of always the most frequent class; None: unknown.
         before: the accuracy is from before a fault, so its change says nothing.
     """
@@ -448,7 +448,8 @@ def _named(names: Sequence[str], problems: Sequence[Mapping[str, Any]]) -> list[
 def _in_brief(name: str, problems: Sequence[Mapping[str, Any]]) -> str:
     """Return the name of a condition with its sentences, or with its producers.
 
-    The sentences of a condition in OF_LEARNING, OF_PRODUCERS and OF_MEMORY stand in those answers.
+    The answers to other questions tell the sentences of the conditions in OF_LEARNING, OF_PRODUCERS
+    and OF_MEMORY.
     """
     same = [one for one in problems if one["name"] == name]
     if name not in (*OF_LEARNING, *OF_PRODUCERS, *OF_MEMORY):

@@ -16,9 +16,10 @@ import simplejpeg
 from batches_naive import encoded, picture, png_bomb, raw
 from PIL import Image
 from table import table
+from xxhash import xxh3_64_intdigest
 
 from stream_ssl.decode_cost import scans_of
-from stream_ssl.feed.decode import REASONS, BadSample, Decoder, checked
+from stream_ssl.feed.decode import REASONS, BadSample, Decoder, checked, content_hashes
 from stream_ssl.wire import Sample
 
 RNG = np.random.default_rng(0)
@@ -509,6 +510,12 @@ def test_images_scaled_together_are_as_one_by_one(fit: Any, channels: Any) -> No
     for one_HWC, sample in zip(together_BHWC, samples, strict=True):
         assert np.array_equal(one_HWC, decoder.decode(sample))
     assert decoder.stacked([]).shape == (0, 16, 16, channels)
+
+
+def test_the_hash_of_a_large_image_is_that_of_its_bytes() -> None:
+    image_BHWC = RNG.integers(0, 256, (2, 224, 224, 3), np.uint8)
+    expected = [xxh3_64_intdigest(one_HWC.tobytes()) >> 1 for one_HWC in image_BHWC]
+    assert content_hashes(image_BHWC).tolist() == expected
 
 
 def test_the_decode_of_a_subclass_is_used_for_whole_packets() -> None:
