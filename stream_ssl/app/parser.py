@@ -100,17 +100,31 @@ def hinted(message: str, written: Mapping[str, str]) -> str:
     if required := re.fullmatch(r"(the following arguments are required: )(.+)", message):
         return required[1] + ", ".join(written.get(name, name) for name in required[2].split(", "))
     if unknown := re.match(r"unrecognized arguments: --([^\s=]+)", message):
-        wrong, known = unknown[1], [*written]
-        if "." not in wrong:  # its section may have been forgotten
-            known += [name.rpartition(".")[2] for name in written]
+        wrong = unknown[1]
     elif unknown := re.fullmatch(r"Group '(.+)' does not accept option '(.+)'", message):
-        wrong, known = f"{unknown[1]}.{unknown[2]}", [*written]
+        wrong = f"{unknown[1]}.{unknown[2]}"
     else:
         return message
     if (gone := why_refused(wrong, None)) is not None:
         return gone
-    close = difflib.get_close_matches(wrong, known, 1, cutoff=0.75)
-    meant = [
-        written[name] for name in sorted(written) if close and f".{name}".endswith(f".{close[0]}")
-    ]
-    return message + (f"; did you mean {' or '.join(meant)}?" if meant else "")
+    return message + _instead(wrong, written)
+
+
+def _instead(wrong: str, written: Mapping[str, str]) -> str:
+    """Return the options that may be meant by a wrong name, as the end of an error."""
+    section, _, last = wrong.rpartition(".")
+    of_section = {name: name.rpartition(".")[2] for name in written}
+    if section:
+        of_section = {n: e for n, e in of_section.items() if n == f"{section}.{e}"}
+    close = difflib.get_close_matches(last, of_section.values(), 1, cutoff=0.7)
+    meant = [name for name, end in of_section.items() if end in close]
+    if not meant and not of_section:  # the section's name may be the one that is wrong
+        meant = difflib.get_close_matches(wrong, written, 1, cutoff=0.75)
+    if not meant and section:  # an option of the wrong section, or a section
+        meant = [n for n in written if n.startswith(f"{last}.")]
+        meant = meant or [n for n in written if n.endswith(f".{last}")]
+    if meant:
+        return f"; did you mean {' or '.join(written[name] for name in sorted(meant))}?"
+    if section and of_section:
+        return f"; the options of {section} are {', '.join(written[n] for n in sorted(of_section))}"
+    return ""

@@ -130,7 +130,8 @@ def receive(settings: Namespace, resolved: Mapping[str, Any], stop: threading.Ev
             health.refused = {**health.refused, **record.refused_last}
             sources.producers.offer(receiver.producers)
             health.tick("receiver")
-            health.set("journal", record.ready, "" if record.ready else "cannot be written")
+            failed = "a write failed; no packet is acknowledged until a write works"
+            health.set("journal", record.ready, "" if record.ready else failed)
             served = not record.full and (record.credit > 0 or not record.producers)
             health.set("credit", served, "" if served else f"no producer may send: {_why(record)}")
         health.forget("receiver")
@@ -164,14 +165,14 @@ def listen_again(listen: Callable[[str], T], bind: str, run: Path) -> T:
 
 
 def _why(record: ReceiverRecord) -> str:
-    """Return why producers get no credit, and the remedy."""
+    """Return why producers get no credit."""
     if record.disk_full:
         return (
             "the disk of the journal is full, and the journal's budget is not; free space "
             "on the disk"
         )
     if record.full:
-        return "the journal has used its budget; check that the learner runs and saves checkpoints"
+        return "the journal has used its budget"
     return "the learner is too far behind"
 
 
