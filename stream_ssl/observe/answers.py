@@ -27,19 +27,23 @@ State = Mapping[str, Any]
 """A process's answer to the question `state` of `page/api.py`, or {"error": a sentence}."""
 
 YOUNG_UPDATES = 300
-"""With fewer updates, an accuracy near chance says nothing."""
+"""With fewer updates, neither loss nor accuracy shows whether the encoder learns."""
 BELOW_CHANCE = 0.95
 """A loss below this share of chance shows that the encoder learns."""
 IDLE_SECONDS, IDLE_GAPS = 60.0, 5.0
 """No update for this many seconds, and for this many of the usual gaps, is worth a look."""
 ABOVE_CHANCE = 1.5
 """An accuracy of this many times chance shows that the encoder learns."""
+ABOVE_MAJORITY = 1.1
+"""An accuracy of this many times that of always the most frequent class shows it, too."""
+NO_CLASSES = "This shows nothing if the labels are no classes, such as names of folders"
 FORGOTTEN = 0.05
 """An accuracy that fell by more than this is worth a look."""
 LEAST_TREND_SECONDS = 60.0
 """A change over a shorter time is left out."""
 MOSTLY_DROPPED = 0.9
 """A share of dropped samples above this explains why no update is made."""
+DROPPED_NOW = "the samples are dropped as near-duplicates"
 CROWDED = 0.1
 """A share of near-duplicate slots above this is worth a look."""
 FEW_DIRECTIONS = 2.0
@@ -164,13 +168,13 @@ def answers(states: Mapping[str, State]) -> list[Answer]:
     problems = problems_of(states)
     receivers = [one for name, one in states.items() if name.startswith("receiver")]
     learner = states.get("learner", {"error": "the learner has not started"})
-    return [
+    found = [
         _learning(learner, problems),
         _health(states, problems),
         _producers(receivers, learner, problems),
         _memory(learner, problems),
-        _to_do(states, learner, problems),
     ]
+    return [*found, _to_do(states, learner, problems, found)]
 
 
 def as_json(given: Iterable[Answer]) -> list[dict[str, Any]]:
@@ -201,12 +205,14 @@ def _learning(learner: State, problems: Sequence[Mapping[str, Any]]) -> Answer:
     if _is_idle(facts):
         level, why = _no_update(facts, problems)
         return Answer("Learning", level, _sentences([why, *numbers]), links)
-    young = done < YOUNG_UPDATES
+    young = max(done, facts.get("step", 0.0)) < YOUNG_UPDATES
+    if young:
+        level = "wait"  # an encoder without any update may be above chance, too
     if not accuracy:
         learns = (
             loss < BELOW_CHANCE * chance if chance is not None and loss is not None else not young
         )
-        level = "good" if learns else "wait" if young else "watch"
+        level = "wait" if young else "good" if learns else "watch"
         numbers.append("No accuracy is known: it needs labels or a held-out set")
     if level == "wait":
         numbers.insert(0, f"Too early to tell after {plural(done, 'update')}")
@@ -284,6 +290,8 @@ def _memory(learner: State, problems: Sequence[Mapping[str, Any]]) -> Answer:
     slots, capacity = figures.get("slots") or 0.0, figures.get("capacity") or 0.0
     if not slots:
         empty = f"0 of {plural(capacity, 'slot')} hold" if capacity else "No slot holds"
+        if _mostly_dropped(facts, problems):
+            return Answer("Memory", "watch", f"{empty} a sample, because {DROPPED_NOW}.", links)
         return Answer("Memory", "wait", f"{empty} a sample yet.", links)
     told = [f"{slots:,.0f} of {plural(capacity, 'slot')} filled"]
     alike = figures.get("near_duplicates")
@@ -313,13 +321,16 @@ def _memory(learner: State, problems: Sequence[Mapping[str, Any]]) -> Answer:
 
 
 def _to_do(
-    states: Mapping[str, State], learner: State, problems: Sequence[Mapping[str, Any]]
+    states: Mapping[str, State],
+    learner: State,
+    problems: Sequence[Mapping[str, Any]],
+    others: Sequence[Answer],
 ) -> Answer:
     if problems:
         first = problems[0]
-        who = f" ({first['producer']})" if first["producer"] else ""
+        who = _who(_named((first["name"],), problems))
         more = [name for name in census(states, problems).present if name != first["name"]]
-        says = f"First, {first['name']}{who}: {_remedy(first, learner)}"
+        says = f"First, {first['name']}{who and f' ({who})'}: {_remedy(first, learner)}"
         if more:
             says = f"{says.rstrip('.')}. Then: {', '.join(more[:MOST_NAMED])}"
             says += f" and {len(more) - MOST_NAMED} more" if len(more) > MOST_NAMED else ""
@@ -335,14 +346,19 @@ def _to_do(
             f"{worst['name']} shows nothing new. {remedy}",
             [("everything-dropped", "runbooks/everything-dropped")],
         )
-    if _learning(learner, problems).level == "wait":
+    for one in others:
+        if one.level == "watch":
+            says = f"No condition holds, but look at {one.question}: {one.says}"
+            return Answer("To do", "watch", says, one.links)
+    if others[0].level == "wait":
         return Answer("To do", "wait", _wait(learner.get("facts", {})), [])
     return Answer("To do", "good", "Nothing: 0 conditions need attention.", [])
 
 
 def _wait(facts: Mapping[str, Any]) -> str:
     """Return for how long a young run needs no attention."""
-    done, updates = facts.get("updates_done", 0.0), facts.get("updates", 0.0)
+    done = max(facts.get("updates_done", 0.0), facts.get("step", 0.0))
+    updates = facts.get("updates", 0.0)
     if not updates or done >= YOUNG_UPDATES:
         return "Wait: look again when the first updates are done."
     left = (YOUNG_UPDATES - done) * facts["updates_span"] / updates
@@ -397,14 +413,20 @@ def _no_update(
     facts: Mapping[str, Any], problems: Sequence[Mapping[str, Any]]
 ) -> tuple[Level, str]:
     """Return (level, sentence) for a learner that made no update lately."""
-    span, uses = seconds(facts.get("idle", 0.0)), facts.get("producers") or {}
-    share = uses.get("dropped", 0.0) / max(1.0, uses.get("samples", 0.0))
-    if share >= MOSTLY_DROPPED or _named(("everything-dropped",), problems):
-        return "watch", f"No update for {span}, because the samples are dropped as near-duplicates"
+    told = f"No update for {seconds(facts.get('idle', 0.0))}"
     if not facts.get("updates_done"):
-        began = seconds(facts.get("span", 0.0))
-        return "wait", f"No update yet, {began} after the start, because no batch is full"
-    return "watch", f"No update for {span}, because no full batch of samples came"
+        told = f"No update yet, {seconds(facts.get('span', 0.0))} after the start"
+    if _mostly_dropped(facts, problems):
+        return "watch", f"{told}, because {DROPPED_NOW}"
+    if not facts.get("updates_done"):
+        return "wait", f"{told}, because no batch is full"
+    return "watch", f"{told}, because no full batch of samples came"
+
+
+def _mostly_dropped(facts: Mapping[str, Any], problems: Sequence[Mapping[str, Any]]) -> bool:
+    uses = facts.get("producers") or {}
+    share = uses.get("dropped", 0.0) / max(1.0, uses.get("samples", 0.0))
+    return bool(share >= MOSTLY_DROPPED or _named(("everything-dropped",), problems))
 
 
 def _accuracy(
@@ -427,7 +449,7 @@ def _accuracy(
         chance = 1 / classes if classes else None
         says += f" (chance {percent(1 / classes)})" if classes else ""
         if key == "stream_knn" and majority is not None and not before:
-            chance = majority / ABOVE_CHANCE  # any accuracy above it shows that the encoder learns
+            chance = majority * ABOVE_MAJORITY / ABOVE_CHANCE
             says += f" (always the most frequent class: {percent(majority)})"
         if trend["seconds"] >= LEAST_TREND_SECONDS and not before:
             points, way = abs(100 * rise), "up" if rise > 0 else "down"
@@ -435,7 +457,9 @@ def _accuracy(
             says += f", {change} in the last {seconds(trend['seconds'])}"
         level: Level = "watch" if rise < -FORGOTTEN else "good"
         if chance is not None and value < ABOVE_CHANCE * chance:
-            level = "wait" if facts.get("updates_done", 0) < YOUNG_UPDATES else "watch"
+            level = "watch"
+            if key == "stream_knn":
+                return level, [says, NO_CLASSES]
         return level, [says]
     return "wait", []
 
@@ -454,9 +478,14 @@ def _in_brief(name: str, problems: Sequence[Mapping[str, Any]]) -> str:
     same = [one for one in problems if one["name"] == name]
     if name not in (*OF_LEARNING, *OF_PRODUCERS, *OF_MEMORY):
         return f"{name} ({'; '.join(one['says'] for one in same)})"
+    who = _who(same)
+    return f"{name} ({who})" if who else name
+
+
+def _who(same: Sequence[Mapping[str, Any]]) -> str:
+    """Return the producers of problems; "" if they concern none."""
     who = [one["producer"] for one in same if one["producer"]]
-    shown = ", ".join(who[:MOST_NAMED]) + ("…" if len(who) > MOST_NAMED else "")
-    return f"{name} ({shown})" if who else name
+    return ", ".join(who[:MOST_NAMED]) + ("…" if len(who) > MOST_NAMED else "")
 
 
 def _told(one: Mapping[str, Any]) -> str:

@@ -43,6 +43,7 @@ GAUGES: Mapping[Role, tuple[str, ...]] = {
     "receiver": ("producer_finished",),
     "learner": (
         "steps_total",
+        "step",
         "producer_slots",
         "producer_guaranteed_slots",
         "memory_class_slots",
@@ -108,6 +109,7 @@ class Facts:
             "updates": updates if math.isfinite(updates) else 0.0,
             "updates_span": waited,
             "updates_done": done if math.isfinite(done) else 0.0,
+            "step": step if math.isfinite(step := figures.get("step")) else 0.0,
             "update_gap": max(0.0, span - idle) / usually if usually > 1 else None,
             "idle": idle,
             "checkpoint": _checkpoint(figures),

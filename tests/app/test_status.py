@@ -45,7 +45,7 @@ def test_a_process_that_is_up_and_not_ready_says_why(
     reasons = {"receiver": ["journal: cannot be written [Errno 28]"], "learner": []}
     assert figures["not_ready"] == reasons
     assert "not ready: journal: cannot be written [Errno 28]" in said
-    assert (figures["learner"]["loss"], "no step yet" in said) == (None, True)
+    assert (figures["learner"]["loss"], "no update yet" in said) == (None, True)
 
 
 def test_a_run_that_was_stopped_is_told_how_it_goes_on(

@@ -58,9 +58,10 @@ class Run:
 
     def states(self) -> dict[str, Any]:
         """Return the state of each process, as the page and `stream-ssl status` read it."""
-        return {role: self._state(role) for role in self.worlds}
+        return {role: self.ask(role, f"{role}/state") for role in self.worlds}
 
-    def _state(self, role: Any) -> Any:
+    def ask(self, role: Any, question: str) -> Any:
+        """Return one process's answer. It knows no address of the other process."""
         world = self.worlds[role]
         sources = Sources(run=Path("runs/yard"))
         app = application(world.registry, world.health, role, self.facts[role], sources)
@@ -68,7 +69,7 @@ class Run:
         async def ask() -> Any:
             wire = httpx.ASGITransport(app=app)
             async with httpx.AsyncClient(transport=wire, base_url="http://127.0.0.1") as client:
-                return (await client.get(f"/api/{role}/state")).json()
+                return (await client.get(f"/api/{question}")).json()
 
         return asyncio.run(ask())
 

@@ -413,14 +413,7 @@ def table(
             f"{learning['lag_seconds']:.1f} s, {plural(learning['lag_records'], 'packet')}; "
             f"{plural(learning['pending_samples'], 'sample')} read and not yet trained on",
         )
-        rank = learning["stream_effective_rank"]
-        shown.add_row(
-            "memory",
-            f"{learning['memory_slots']:,.0f} of {learning['memory_capacity_slots']:,.0f} slots, "
-            f"{percent(learning['memory_near_duplicates_ratio'])} near-duplicates, effective rank "
-            f"{learning['memory_effective_rank']:.1f}"
-            + ("" if rank is None else f" (stream {rank:.1f})"),
-        )
+        shown.add_row("memory", _memory(learning))
         shown.add_row("checkpoint", _checkpoint(learning))
     if (group := figures["group"]) is not None:
         parked = group["parked_journals"]
@@ -437,7 +430,8 @@ def table(
 
 def _verdict(figures: Mapping[str, Any]) -> str:
     """Return a line on the run's health: "all well" only if every process answers and is ready."""
-    conditions = sum(len(found) for found in figures["conditions"].values())
+    present = figures["conditions"].values()
+    conditions = len({one["name"] for found in present for one in found})
     starting = figures["starting"]
     down = [role for role in sorted(figures["up"], reverse=True) if not figures["up"][role]]
     silent = [role for role in down if role not in starting]
@@ -447,7 +441,8 @@ def _verdict(figures: Mapping[str, Any]) -> str:
         verb = "does" if len(silent) == 1 else "do"
         return f"[red]unknown[/]: {' and '.join(silent)} {verb} not answer"
     if conditions:
-        return f"[red]{conditions} need{'s' if conditions == 1 else ''} attention[/], see above"
+        verb = "needs" if conditions == 1 else "need"
+        return f"[red]{plural(conditions, 'condition')} {verb} attention[/], see above"
     if starting:
         return f"[yellow]starting[/]: {' and '.join(down)}"
     if any(figures["not_ready"].values()):
@@ -464,7 +459,19 @@ def _loss(figures: Mapping[str, float | None]) -> str:
         )
     if figures["steps"] or figures["divergence_reloads"]:
         return "no loss: the last updates were skipped"
-    return "no step yet"
+    return "no update yet"
+
+
+def _memory(figures: Mapping[str, Any]) -> str:
+    told = f"{figures['memory_slots']:,.0f} of {figures['memory_capacity_slots']:,.0f} slots"
+    if not figures["memory_slots"]:
+        return told
+    rank = figures["stream_effective_rank"]
+    return (
+        f"{told}, {percent(figures['memory_near_duplicates_ratio'])} near-duplicates, effective "
+        f"rank {figures['memory_effective_rank']:.1f}"
+        + ("" if rank is None else f" (stream {rank:.1f})")
+    )
 
 
 def _checkpoint(figures: Mapping[str, float | None]) -> str:

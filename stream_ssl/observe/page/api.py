@@ -202,6 +202,8 @@ class Api:
                     states[role] = json.loads(self._ask_peer(role, "state", "")[1])
             except (Refused, ValueError) as error:
                 states[role] = {"error": str(error)}
+                if self._health.starting:  # the processes of a run start together
+                    states[role] = {"role": role, "starting": True}
         found, problems = answers(states), problems_of(states)
         return _json(
             {

@@ -246,7 +246,7 @@ function span(least, most, zero) {
 
 /** Return labels that state the exact values of evenly spaced ticks. */
 export function labels(ticks, format) {
-  const step = ticks[1] - ticks[0];
+  const step = ticks.length > 1 ? ticks[1] - ticks[0] : Math.abs(ticks[0]) || 1;
   if (format === SECONDS) {
     const [size, unit] = step >= 86400 ? [86400, "d"] : step >= 3600 ? [3600, "h"] : step >= 60 ? [60, "min"] : [1, "s"];
     return ticks.map((v) => `${exact(v / size, step / size)} ${unit}`);
