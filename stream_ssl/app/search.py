@@ -22,7 +22,6 @@ from torch import Tensor
 
 from stream_ssl.app.encoder import Encoder, facts, load_encoder, stored_settings
 from stream_ssl.app.export import images_of
-from stream_ssl.app.failures import Failure
 from stream_ssl.batch import Origin
 from stream_ssl.feed.decode import VectorDecoder
 from stream_ssl.learning.origins import Origins
@@ -95,10 +94,7 @@ def search(
             f"{checkpoint} learns from vectors, and this command searches for pictures: export the "
             "memory (stream-ssl export RUN --memory DIR) and search its index.faiss"
         )
-    try:
-        query_CHW = encoder.preprocess(image)
-    except OSError as error:
-        raise Failure(f"{image} cannot be read: {error.strerror or error}") from error
+    query_CHW = encoder.preprocess(image)
     state = upgraded(memory_of(checkpoint))
     columns = part(state, "columns")
     if not len(columns["ids"]):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from jsonargparse import Namespace
 
-from stream_ssl.app.failures import TRUST_CODE, check_writable, configuring, reported
+from stream_ssl.app.failures import TRUST_CODE, Failure, check_writable, configuring, reported
 from stream_ssl.app.parser import Parser
 from stream_ssl.app.threads import share_cores
 from stream_ssl.rate_limited_logger import printable
@@ -79,6 +79,7 @@ def run(settings: Namespace) -> None:
             if out.is_dir():
                 raise ValueError(f"--out {out} is a folder: name a file, such as similar.html")
             check_writable(out.parent, "the folder of --out,", "choose another")
+        _check_picture(settings.image)
     # After the checks: these imports take seconds.
     from stream_ssl import durable
     from stream_ssl.app.encoder import read_newest
@@ -98,6 +99,19 @@ def run(settings: Namespace) -> None:
         out.parent.mkdir(parents=True, exist_ok=True)
         durable.write(out, sheet(result) if out.suffix.lower() == ".png" else page(result))
         print(f"pictures: {out}")
+
+
+def _check_picture(file: Path) -> None:
+    """Raise an error if no run can decode the picture."""
+    from stream_ssl.feed.decode import Decoder
+    from stream_ssl.producers._images import as_sample
+
+    try:
+        Decoder().decode(as_sample(file, id="picture"))
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
+    except OSError as error:
+        raise Failure(f"{file} cannot be read: {error.strerror or error}") from error
 
 
 def table(hits: Sequence[Hit]) -> list[str]:
