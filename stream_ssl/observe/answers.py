@@ -41,6 +41,10 @@ FORGOTTEN = 0.05
 """An accuracy that fell by more than this is worth a look."""
 LEAST_TREND_SECONDS = 60.0
 """A change over a shorter time is left out."""
+BEHIND_SECONDS, BEHIND_MORE_SECONDS, BEHIND_SPAN = 30.0, 10.0, 45.0
+"""A lag above the first number is worth a look if it has grown by more than the second within the
+last minute, of which at least BEHIND_SPAN seconds must be known. The condition `lag` begins later.
+"""
 MOSTLY_DROPPED = 0.9
 """A share of dropped samples above this explains why no update is made."""
 DROPPED_NOW = "the samples are dropped as near-duplicates"
@@ -140,7 +144,7 @@ def problems_of(states: Mapping[str, State]) -> list[dict[str, Any]]:
         states: the state of each process, by its name, such as "learner" or "receiver-1".
     """
     found: list[dict[str, Any]] = []
-    for state in states.values():
+    for name, state in states.items():
         if (error := state.get("error")) is not None:
             found.append(
                 {
@@ -148,7 +152,7 @@ def problems_of(states: Mapping[str, State]) -> list[dict[str, Any]]:
                     "producer": "",
                     "severity": "critical",
                     "says": error,
-                    "remedy": DOWN,
+                    "remedy": DOWN.replace("the process", f"the {name}", 1),
                     "since": None,
                     "runbook": "runbooks/down",
                 }
@@ -217,6 +221,9 @@ def _learning(learner: State, problems: Sequence[Mapping[str, Any]]) -> Answer:
     if level == "wait":
         numbers.insert(0, f"Too early to tell after {plural(done, 'update')}")
     pace = f"{plural(updates, 'update')} in the last {_lately(facts['updates_span'])}"
+    if (behind := _behind(facts)) is not None:
+        level, numbers = "watch", [behind, *numbers]
+        links = [("lag", "runbooks/lag"), *links]
     if not updates:
         pace = f"The last update is {seconds(facts['idle'])} old, as usual for this stream"
     return Answer("Learning", level, _sentences([*numbers, pace]), links)
@@ -270,10 +277,11 @@ def _producers(
         else:
             told.append(f"Best of the last {span}: {best['name']}, {used} of its samples are used")
     if worst is not None and worst["name"] not in {one["producer"] for one in lit}:
-        told.append(
-            f"Worst: {worst['name']}, {percent(worst['used'])} used, "
-            f"{percent(worst['dropped'])} near-duplicates, {percent(worst['bad'])} damaged"
-        )
+        parts = [(worst["dropped"], "near-duplicates"), (worst["bad"], "damaged")]
+        why = "".join(f", {percent(share)} {what}" for share, what in parts if share)
+        told.append(f"Worst: {worst['name']}, {percent(worst['used'])} used{why}")
+    if connected and "error" in learner:
+        told.append("The learner, which knows how many of their samples are used, does not answer")
     told += [_told(one) for one in lit[:MOST_NAMED]]
     if lit:
         return Answer("Producers", _level(lit), _sentences(told), [*_runbooks(lit), *links])
@@ -346,6 +354,9 @@ def _to_do(
             f"{worst['name']} shows nothing new. {remedy}",
             [("everything-dropped", "runbooks/everything-dropped")],
         )
+    if (behind := _behind(learner.get("facts", {}))) is not None:
+        says = _sentences([behind, CONDITIONS["lag"].remedy])
+        return Answer("To do", "watch", says, [("lag", "runbooks/lag")])
     for one in others:
         if one.level == "watch":
             says = f"No condition holds, but look at {one.question}: {one.says}"
@@ -384,6 +395,19 @@ def _remedy(problem: Mapping[str, Any], learner: State) -> str:
 
 
 # -- parts of sentences
+
+
+def _behind(facts: Mapping[str, Any]) -> str | None:
+    """Return a sentence if the learner falls further and further behind the stream."""
+    lag = facts.get("lag")
+    if lag is None or lag["seconds"] < BEHIND_SPAN or lag["value"] < BEHIND_SECONDS:
+        return None
+    if lag["rise"] < BEHIND_MORE_SECONDS:
+        return None
+    return (
+        f"The learner is {seconds(lag['value'])} behind the stream, "
+        f"{seconds(lag['rise'])} more than {seconds(lag['seconds'])} ago"
+    )
 
 
 def _unknown(state: State) -> tuple[Level, str] | None:

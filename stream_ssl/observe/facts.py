@@ -113,6 +113,7 @@ class Facts:
             "update_gap": max(0.0, span - idle) / usually if usually > 1 else None,
             "idle": idle,
             "checkpoint": _checkpoint(figures),
+            "lag": self._trend("lag", LATELY),
             "chance": _chance(figures),
             "held_out": self._trend("held_out"),
             "held_out_classes": len(figures.by("held_out_class_accuracy", "class")),
@@ -144,9 +145,9 @@ class Facts:
                 found[producer][key] = value
         return dict(found)
 
-    def _trend(self, series: str) -> dict[str, float] | None:
+    def _trend(self, series: str, window: float = TREND_SECONDS) -> dict[str, float] | None:
         """Return the newest value of a series, its rise, and the seconds that the rise covers."""
-        points = self.history.values(series, TREND_SECONDS)
+        points = self.history.values(series, window)
         if not points:
             return None
         (began, first), (ended, last) = points[0], points[-1]

@@ -131,6 +131,23 @@ def test_without_labels_the_loss_is_compared_with_chance() -> None:
     assert found["To do"].says.startswith("No condition holds, but look at Learning: Loss 5.50")
 
 
+def test_a_lag_that_grows_is_told_before_its_condition_begins() -> None:
+    run = Run()
+    run.steps = 300
+    for lag in range(0, 120, 10):
+        run.pass_(10, run.sends(), run.learns(lag_seconds=float(lag)))
+    found = asked(run)
+    assert [found[one].level for one in ("Learning", "Health", "To do")] == [
+        *("watch", "good", "watch")
+    ]
+    told = "The learner is 2 min behind the stream, 50 s more than 50 s ago. "
+    assert found["Learning"].says.startswith(told)
+    assert found["To do"].says.startswith(told + "Give the learner more workers or a GPU")
+    assert found["To do"].links == [("lag", "runbooks/lag")]
+    run.pass_(100, run.sends(), run.learns(lag_seconds=110.0))
+    assert {one.level for one in asked(run).values()} == {"good", "wait"}, "an old lag that waits"
+
+
 def test_updates_that_stop_are_told(healthy: Run) -> None:
     """A rate of 0 is no good news, also while the last updates are in the window of a count."""
     run = Run()
@@ -384,10 +401,13 @@ def test_a_dead_learner_leaves_the_receivers_answers(healthy: Run) -> None:
     found = asked(healthy, learner={"error": error})
     assert (found["Learning"].level, found["Memory"].level) == ("unknown", "unknown")
     assert found["Learning"].says == "The learner does not answer."
-    assert found["Producers"].says == "2 producers connected, 2.0 samples/s in the last minute."
+    assert found["Producers"].says == (
+        "2 producers connected, 2.0 samples/s in the last minute. "
+        "The learner, which knows how many of their samples are used, does not answer."
+    )
     assert found["Health"].says.startswith("1 condition holds now: down (the learner does not")
     assert found["Health"].says.endswith(" of the others are unknown.")
-    assert found["To do"].says.startswith("First, down: Read the end of the process's log,")
+    assert found["To do"].says.startswith("First, down: Read the end of the learner's log,")
     assert found["To do"].links == [("down", "runbooks/down")]
 
 
