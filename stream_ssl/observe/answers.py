@@ -300,6 +300,9 @@ def _memory(learner: State, problems: Sequence[Mapping[str, Any]]) -> Answer:
         empty = f"0 of {plural(capacity, 'slot')} hold" if capacity else "No slot holds"
         if _mostly_dropped(facts, problems):
             return Answer("Memory", "watch", f"{empty} a sample, because {DROPPED_NOW}.", links)
+        if _named(("learner-halted",), problems):
+            why = "the learner has stopped taking samples"
+            return Answer("Memory", "watch", f"{empty} a sample, because {why}.", links)
         return Answer("Memory", "wait", f"{empty} a sample yet.", links)
     told = [f"{slots:,.0f} of {plural(capacity, 'slot')} filled"]
     alike = figures.get("near_duplicates")
@@ -513,7 +516,9 @@ def _who(same: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _told(one: Mapping[str, Any]) -> str:
-    return f"{one['name']}: {one['says']}"
+    """Return what holds as the beginning of a sentence. The answer on health has its name."""
+    says, who = one["says"], one["producer"]
+    return str(says if who and says.startswith(who) else says[:1].upper() + says[1:])
 
 
 def _level(lit: Iterable[Mapping[str, Any]]) -> Level:

@@ -126,7 +126,8 @@ class LearnerChecks:
         flat = self._trends.held("flat", varied and rank < at.COLLAPSED_RANK)
         if fallen > at.COLLAPSE_SECONDS or flat > at.COLLAPSED_SECONDS:
             says = (
-                f"the effective rank of the embeddings is {rank:.1f}, and it was {peak:.1f} before"
+                "the embeddings have collapsed: their effective rank is "
+                f"{rank:.1f}, and it was {peak:.1f} before"
             )
             yield "collapse", "", says
         gradient, change = figures.get("gradient_norm"), figures.get("relative_weight_change")

@@ -329,7 +329,7 @@ LEARNER: dict[str, tuple[Fault, str, str]] = {
     "learner-stuck": (learner_stuck, "", "the learner has trained on none for"),
     "divergence": (divergence, "", "updates in a row had no finite loss"),
     "updates-skipped": (updates_skipped, "", "updates within an hour were skipped"),
-    "collapse": (collapse, "", "the effective rank of the embeddings is 1.1"),
+    "collapse": (collapse, "", "the embeddings have collapsed: their effective rank is 1.1"),
     "not-learning": (not_learning, "", "the encoder does not learn: the effective rank of the"),
     "not-learning by large updates": (
         changing_too_much,

@@ -373,7 +373,12 @@ def table(
             state = f"[red]its address is unknown[/]: {escape(why)}"
         else:
             state = f"[red]does not answer[/] at {address}" if address else "[red]not started[/]"
-        failing = figures["not_ready"].get(role, [])
+        present = {one["name"] for one in figures["conditions"].get(role, [])}
+        failing = [  # a reason that is a condition stands below, with its remedy
+            reason
+            for reason in figures["not_ready"].get(role, [])
+            if reason.partition(":")[0] not in present
+        ]
         reasons = "".join(f"\n[red]not ready[/]: {escape(reason)}" for reason in failing)
         reasons += "".join(
             f"\n[red]{one['name']}[/]: {escape(one['says'])}. {escape(one['remedy'])}"

@@ -15,7 +15,7 @@ const l = (name, label) => ({ role: "learner", name, label });
 const CHARTS = [
   { title: "Stream, samples/s", lines: [r("received", "received"), l("trained", "trained"), l("replayed", "replayed"), r("repeated", "sent again")], format: NUMBER, zero: true },
   { title: "Lag", lines: [l("lag", "oldest waiting sample")], format: SECONDS, zero: true, limit: ["lag", "limit"] },
-  { title: "Loss, nats", lines: [l("loss", "loss")], format: NUMBER, limit: ["chance", "chance"], reach: true },
+  { title: "Loss", lines: [l("loss", "loss")], format: NUMBER, limit: ["chance", "chance"], reach: true },
   { title: "Learning rate", lines: [l("learning_rate", "rate")], format: NUMBER, zero: true },
   { title: "Gradient norm", lines: [l("gradient", "norm")], format: NUMBER, zero: true },
   { title: "Probes, accuracy", lines: [l("held_out", "held out, kNN"), l("knn", "stream, kNN"), l("linear", "stream, linear"), l("majority", "majority")], format: PERCENT, some: true, limit: ["held_out_chance", "chance"], reach: true },
@@ -264,6 +264,7 @@ function exact(value, step) {
   if (Math.abs(value) < step / 1e6) return "0";
   const digits = Math.max(1, Math.min(12, Math.floor(Math.log10(Math.abs(value) / step) + 1e-9) + 3));
   const shown = Number(value.toPrecision(digits)), size = Math.abs(shown);
+  if (size >= 1e12) return shown.toExponential();
   if (size >= 1e9) return `${Number((shown / 1e9).toPrecision(digits))}G`;
   if (size >= 1e6) return `${Number((shown / 1e6).toPrecision(digits))}M`;
   return size < 1e-3 ? Number(shown.toPrecision(digits)).toExponential() : shown.toLocaleString("en", { maximumFractionDigits: 9 });

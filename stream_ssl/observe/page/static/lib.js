@@ -35,6 +35,7 @@ export function element(tag, attributes = {}, ...children) {
 export function number(value, digits = 3) {
   if (value == null || !Number.isFinite(value)) return "–";
   const size = Math.abs(value);
+  if (size >= 1e12) return value.toExponential(1);
   if (size >= 1e9) return `${(value / 1e9).toPrecision(digits)}G`;
   if (size >= 1e6) return `${(value / 1e6).toPrecision(digits)}M`;
   if (size >= 100 || Number.isInteger(value)) return Math.round(value).toLocaleString("en");

@@ -28,13 +28,13 @@ const TILES = [
   ["received", "receiver", "received", (v) => rate(v)],
   ["trained", "learner", "trained", (v, f) => { const [all, unit] = rate(v + (f.replayed ?? 0)); return [all, `${unit}, ${number(v < 10 ? v : Math.round(v))} new`]; }],
   ["lag", "learner", "lag", (v) => duration(v)],
-  ["loss", "learner", "loss", (v) => [v.toFixed(3), "nats"]],
+  ["loss", "learner", "loss", (v) => [v.toFixed(3)]],
   ["updates", "learner", "steps", (v) => [number(v), "/s"]],
   ["memory", "learner", "slots", (v, f) => { const [full, unit] = percent(v / Math.max(1, f.capacity)); return [full, `${unit} of ${number(f.capacity)}`]; }],
   ["producers", "receiver", "producers", (v) => [number(v), "connected"]],
   ["journal", "receiver", "journal", (v) => bytes(v)],
   ["probe", "learner", "held_out", (v) => percent(v), (v) => v > 0],
-  ["checkpoint", "learner", "checkpoint_age", (v, f) => (f.checkpoint_step ? [...duration(v), "ago"] : ["none", "yet"])],
+  ["checkpoint", "learner", "checkpoint_age", (v, f) => (f.checkpoint_step != null ? [...duration(v), "ago"] : ["none", "yet"])],
 ];
 
 const TIPS = { trained: "Samples that updates use. New samples come from the stream; the others were drawn from the memory." };
@@ -94,7 +94,7 @@ function showAnswers(answers) {
   list.classList.toggle("old", !answers); // the last answers stay, and are marked as out of date
   if (answers && PHONE.matches) answers.unshift(answers.pop()); // "To do" fits on the first screen of a phone only as the first
   list.replaceChildren(...(answers ? answers.map(({ question, level, word, says, links }) => element("li", { class: level },
-    element("b", {}, question), element("span", { class: "level" }, word), element("p", {}, says),
+    element("b", {}, question), element("span", { class: "level" }, word), element("p", {}, says.replace(/(\d) (?=%)/g, "$1\u00a0")),
     element("span", { class: "links" }, ...links.map(([text, href]) => element("a", { href }, text))))) : [...list.children]));
 }
 
