@@ -445,6 +445,8 @@ def _no_update(
         told = f"No update yet, {seconds(facts.get('span', 0.0))} after the start"
     if _mostly_dropped(facts, problems):
         return "watch", f"{told}, because {DROPPED_NOW}"
+    if _named(("no-credit",), problems):
+        return "watch", f"{told}, because no producer may send"
     if not facts.get("updates_done"):
         return "wait", f"{told}, because no batch is full"
     return "watch", f"{told}, because no full batch of samples came"

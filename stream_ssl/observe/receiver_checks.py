@@ -109,7 +109,7 @@ class ReceiverChecks:
         blocked = self._trends.held("no-credit", connected > 0 and credit == 0)
         if blocked > at.NO_CREDIT_SECONDS:
             detail = self._health.ready().parts.get("credit", {}).get("detail") or "no credit"
-            yield "no-credit", "", f"{detail}, for {seconds(blocked)} now"
+            yield "no-credit", "", f"for {seconds(blocked)}, {detail}"
         finished = figures.by("producer_finished", "producer")
         for producer in by_producer:
             if finished.get(producer):

@@ -385,8 +385,9 @@ def test_a_full_disk_is_the_first_thing_to_do(
     run.receiver.health.set("credit", False, "no producer may send: the disk is full")
     run.pass_(90, run.nothing(credit=0))
     found = asked(run)
+    assert found["Learning"].says.endswith(" after the start, because no producer may send.")
     assert found["Producers"].level == "watch"
-    assert "No producer may send: the disk is full, for 1 min now." in found["Producers"].says
+    assert "For 1 min, no producer may send: the disk is full." in found["Producers"].says
     assert found["Health"].level == "bad"
     says = found["Health"].says
     assert says.startswith("3 conditions hold now: journal-failing (the journal cannot be written")
