@@ -34,6 +34,9 @@ NO_PRODUCER_SECONDS = 90.0
 NO_CREDIT_SECONDS = 60.0
 BAD_SHARE, BAD_SAMPLES, BAD_SECONDS = 0.01, 3, 600.0
 """Bad samples: more than this share, and at least this number, within this many seconds."""
+BAD_DEVIATIONS = 2.0
+"""The number must also exceed the share by this many standard deviations of a Poisson count. Three
+bad samples of the first 270 are no news from a crawl with 0.6 % of them."""
 DROPPED_SHARE, DROPPED_SAMPLES, DROPPED_SECONDS = 0.99, 20, 100.0
 """Near-duplicates: at least this share, and at least this number, within this many seconds."""
 STUCK_SECONDS = 90.0

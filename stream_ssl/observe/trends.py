@@ -193,9 +193,11 @@ class Trends:
         better = self.rise(f"{name} good", at.BAD_SECONDS, good)
         span = seconds(max(EVERY, self.span(f"{name} bad")))
         for who, count in worse.items():
-            share = count / max(1.0, count + better.get(who, 0.0))
-            if count >= at.BAD_SAMPLES and share > at.BAD_SHARE:
-                yield name, who, says.format(share=percent(share), who=who, span=span)
+            samples = max(1.0, count + better.get(who, 0.0))
+            usual = at.BAD_SHARE * samples
+            if count >= at.BAD_SAMPLES and count > usual + at.BAD_DEVIATIONS * math.sqrt(usual):
+                share = percent(count / samples)
+                yield name, who, says.format(share=share, who=who, span=span)
 
 
 def counted(counts: Mapping[str, float]) -> str:

@@ -97,7 +97,7 @@ def allow_list(world: World, _: Path) -> None:
 
 
 def rejected_samples(world: World, _: Path) -> None:
-    world.pass_(30, sent(world, producer_rejected={"yard": 1}))
+    world.pass_(30, sent(world, producer_rejected={"yard": 4}))
 
 
 def clock_jumped(world: World, _: Path) -> None:

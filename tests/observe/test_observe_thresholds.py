@@ -265,7 +265,7 @@ SIDES: dict[str, tuple[str, Fault, Fault, str]] = {
     "10 min in which lag grows": ("lag", growing(9), growing(12), ""),
     "lag that grows and falls": ("lag", growing(12, fall_at=6), growing(12), ""),
     "lag that grows below a minute": ("lag", growing(12, first=20), growing(12, first=70), ""),
-    "1 % bad samples": ("bad-samples", bad_samples(4, 500), bad_samples(6, 500), "yard"),
+    "1 % bad samples": ("bad-samples", bad_samples(9, 500), bad_samples(10, 500), "yard"),
     "3 bad samples": ("bad-samples", bad_samples(2, 4), bad_samples(3, 4), "yard"),
     "bad samples of another": (
         "bad-samples", bad_samples(4, 500), bad_samples(4, 500, "gate"), "yard",
