@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.unit_rows import BATCH, DIM, Stream
+from benchmarks.unit_rows import BATCH, DIM, UnitVectors
 from stream_ssl.memory.columns import Columns
 from stream_ssl.memory.duel.approximate import ApproximateCounts
 from stream_ssl.memory.scores import BLOCK_ELEMENTS, Score, VonMisesFisher
@@ -105,11 +105,11 @@ class Judge:
         return (most - own) / most
 
 
-class Run:
+class TimedMemory:
     """A full memory with approximate counts, timed batch by batch."""
 
     def __init__(self, capacity: int, score: Score) -> None:
-        self.stream = Stream("clustered")
+        self.stream = UnitVectors("clustered")
         self.columns = Columns(capacity, DIM)
         self.columns.embeddings.copy_(torch.from_numpy(self.stream.draw(capacity)))
         self.columns.occupied = capacity
@@ -139,7 +139,7 @@ class Run:
         return regret
 
 
-def watch(run: Run, everything: bool) -> Tensor | None:
+def watch(run: TimedMemory, everything: bool) -> Tensor | None:
     """Return the slots with the highest counts and as many random slots, or None for all slots."""
     if everything or run.columns.capacity <= 4 * WATCHED:
         return None
@@ -168,7 +168,7 @@ def measure(
         score: the score h; None: VonMisesFisher(0.1).
     """
     score = VonMisesFisher(0.1) if score is None else score
-    run = Run(capacity, score)
+    run = TimedMemory(capacity, score)
     for _ in range(batches - judged):
         run.batch(None)
     judge, regret = None, []

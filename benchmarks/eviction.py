@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.approximate import MOST_REGRET, measure
 from benchmarks.minred import published_step, redundancy
-from benchmarks.unit_rows import BATCH, DIM, Stream
+from benchmarks.unit_rows import BATCH, DIM, UnitVectors
 from stream_ssl.memory import WorkingMemory
 from stream_ssl.memory.columns import Columns
 from stream_ssl.memory.duel.exact import ExactCounts
@@ -33,7 +33,7 @@ MOST_EXTRA_MB = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class EvictionRow:
     """One measured line.
 
     Attributes:
@@ -58,9 +58,9 @@ class Row:
     met: bool | None = None
 
 
-def filled(policy: Policy, capacity: int, kind: str) -> tuple[WorkingMemory, Stream]:
+def filled(policy: Policy, capacity: int, kind: str) -> tuple[WorkingMemory, UnitVectors]:
     """Return a full memory, and the stream that continues."""
-    stream = Stream(kind)
+    stream = UnitVectors(kind)
     memory = WorkingMemory(capacity, DIM, policy)
     memory.add(np.arange(capacity), stream.draw(capacity))
     return memory, stream
@@ -73,7 +73,9 @@ def timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def seconds(memory: WorkingMemory, stream: Stream, batches: int, batch: int = BATCH) -> list[float]:
+def seconds(
+    memory: WorkingMemory, stream: UnitVectors, batches: int, batch: int = BATCH
+) -> list[float]:
     """Return the seconds of each batch after the first two."""
     found = []
     for _ in range(batches + 2):
@@ -82,12 +84,12 @@ def seconds(memory: WorkingMemory, stream: Stream, batches: int, batch: int = BA
     return found[2:]
 
 
-def rate(memory: WorkingMemory, stream: Stream, batches: int, batch: int = BATCH) -> float:
+def rate(memory: WorkingMemory, stream: UnitVectors, batches: int, batch: int = BATCH) -> float:
     """Return the samples per second, by the median over batches."""
     return batch / statistics.median(seconds(memory, stream, batches, batch))
 
 
-def exact(score: Score, capacity: int, kind: str, least: int, batches: int) -> Row:
+def exact(score: Score, capacity: int, kind: str, least: int, batches: int) -> EvictionRow:
     """Measure the speed of exact counts.
 
     The first batches find the counts that the stream produced. Evictions make the counts more
@@ -97,7 +99,7 @@ def exact(score: Score, capacity: int, kind: str, least: int, batches: int) -> R
     memory, stream = filled(MostDuplicated(score), capacity, kind)
     took = sorted(seconds(memory, stream, batches))
     found = BATCH / statistics.median(took)
-    return Row(
+    return EvictionRow(
         work="exact",
         score=repr(score),
         capacity=capacity,
@@ -109,10 +111,10 @@ def exact(score: Score, capacity: int, kind: str, least: int, batches: int) -> R
     )
 
 
-def approximate(capacity: int, least: int, batches: int, judged: int) -> Row:
+def approximate(capacity: int, least: int, batches: int, judged: int) -> EvictionRow:
     """Measure the speed and the regret of approximate counts."""
     line = measure(capacity, batches, judged)
-    return Row(
+    return EvictionRow(
         work="approximate (ivf)",
         score=repr(SHARP),
         capacity=capacity,
@@ -155,7 +157,7 @@ def plain_loop(score: Score, count_K: torch.Tensor, z_KD: torch.Tensor, x_BD: to
         count_K[slot] = h_K.sum()
 
 
-def against_plain(score: Score, capacity: int, kind: str, batches: int) -> Row:
+def against_plain(score: Score, capacity: int, kind: str, batches: int) -> EvictionRow:
     """Compare with the plain loop on the same rows from the same memory, one batch each in turn."""
     memory, stream = filled(MostDuplicated(score), capacity, kind)
     z_KD, count_K = memory.embeddings.clone(), memory.counts()
@@ -164,7 +166,7 @@ def against_plain(score: Score, capacity: int, kind: str, batches: int) -> Row:
         x_BD, ids = torch.from_numpy(stream.draw(BATCH)), np.arange(BATCH)
         ours.append(timed(lambda: memory.add(ids, x_BD)))  # noqa: B023
         plain.append(timed(lambda: plain_loop(score, count_K, z_KD, x_BD)))  # noqa: B023
-    return Row(
+    return EvictionRow(
         work="the plainest loop: two products a newcomer",
         score=repr(score),
         capacity=capacity,
@@ -174,7 +176,9 @@ def against_plain(score: Score, capacity: int, kind: str, batches: int) -> Row:
     )
 
 
-def against_printed(score: Score, capacity: int, times: int, batches: int = 40) -> Iterator[Row]:
+def against_printed(
+    score: Score, capacity: int, times: int, batches: int = 40
+) -> Iterator[EvictionRow]:
     """Compare with the printed algorithm on the same rows, in turn.
 
     Each turn adds one batch with ours, and then the first two samples of that batch with the
@@ -200,7 +204,7 @@ def against_printed(score: Score, capacity: int, times: int, batches: int = 40) 
     ratios = statistics.median(naive) / own, statistics.median(product) / own
     sequence = "same sequence" if same else "ANOTHER SEQUENCE"
     common: dict[str, Any] = {"score": repr(score), "capacity": capacity, "stream": "clustered"}
-    yield Row(
+    yield EvictionRow(
         work=f"against Algorithm 2 as printed, {sequence}",
         samples_per_second=1 / own,
         times_faster=ratios[0],
@@ -208,10 +212,10 @@ def against_printed(score: Score, capacity: int, times: int, batches: int = 40) 
         met=ratios[0] >= times and same,
         **common,
     )
-    yield Row(work="against one K x K product a sample", times_faster=ratios[1], **common)
+    yield EvictionRow(work="against one K x K product a sample", times_faster=ratios[1], **common)
 
 
-def against_minred(capacity: int, times: int, batches: int) -> Row:
+def against_minred(capacity: int, times: int, batches: int) -> EvictionRow:
     """Compare with MinRed as published.
 
     The published form is timed for its matrix and four of its B removals.
@@ -222,7 +226,7 @@ def against_minred(capacity: int, times: int, batches: int) -> Row:
     few = [timed(lambda: published_step(memory.embeddings, x_BD[:n])) for n in (1, 5)]  # noqa: B023
     removal = (few[1] - few[0]) / 4
     published = few[0] + (BATCH - 1) * removal
-    return Row(
+    return EvictionRow(
         work=f"MinRed against MinRed as published ({removal:.2f} s a removal)",
         score="",
         capacity=capacity,
@@ -234,7 +238,7 @@ def against_minred(capacity: int, times: int, batches: int) -> Row:
     )
 
 
-def minred_left(capacity: int = 1024, batch: int = 64, batches: int = 8) -> Row:
+def minred_left(capacity: int = 1024, batch: int = 64, batches: int = 8) -> EvictionRow:
     """Compare the redundancy that remains in both memories after the same rows."""
     memory, stream = filled(MinimumRedundancy(), capacity, "clustered")
     published_KD = memory.embeddings.clone()
@@ -243,7 +247,7 @@ def minred_left(capacity: int = 1024, batch: int = 64, batches: int = 8) -> Row:
         memory.add(np.arange(batch), x_BD)
         published_KD = published_step(published_KD, x_BD)
     ours, theirs = redundancy(memory.embeddings), redundancy(published_KD)
-    return Row(
+    return EvictionRow(
         work=f"MinRed's redundancy left: {ours:.1f}, as published {theirs:.1f}",
         score="",
         capacity=capacity,
@@ -253,13 +257,13 @@ def minred_left(capacity: int = 1024, batch: int = 64, batches: int = 8) -> Row:
     )
 
 
-def extra_memory(score: Score, capacity: int = MILLION) -> Row:
+def extra_memory(score: Score, capacity: int = MILLION) -> EvictionRow:
     """Measure by how much the process grows beyond the slots while two batches are placed.
 
     The exact counts are random numbers, because counting a million slots takes an hour and does not
     change the memory use.
     """
-    stream = Stream("clustered")
+    stream = UnitVectors("clustered")
     columns = Columns(capacity, DIM)
     counts = LinearCounts(columns) if isinstance(score, Linear) else ExactCounts(columns, score)
     for start in range(0, capacity, 1 << 16):
@@ -278,7 +282,7 @@ def extra_memory(score: Score, capacity: int = MILLION) -> Row:
             columns.embeddings[plan[-1:]] = x_BD[len(plan) - 1 : len(plan)]
             x_BD = x_BD[len(plan) :]
     grown = peak() - before
-    return Row(
+    return EvictionRow(
         work="memory over the slots",
         score=repr(score),
         capacity=capacity,
@@ -297,7 +301,7 @@ def peak() -> float:
     raise OSError("/proc/self/status states no VmHWM: Linux is needed to measure memory")
 
 
-def rows(quick: bool) -> Iterator[Row]:
+def rows(quick: bool) -> Iterator[EvictionRow]:
     """Yield the lines one by one. The largest memories come last."""
     if not quick:  # must come first, while the process is still small
         yield extra_memory(Linear())
@@ -330,7 +334,7 @@ def rows(quick: bool) -> Iterator[Row]:
             yield against_plain(score, capacity, "clustered", batches)
 
 
-def run(quick: bool = False) -> list[Row]:
+def run(quick: bool = False) -> list[EvictionRow]:
     """Return the table. `quick` leaves out the lines that take minutes."""
     found = []
     for row in rows(quick):

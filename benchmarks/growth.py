@@ -30,7 +30,7 @@ BATCHES = (16, 64, 256, 1024, 4096)
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class GrowthRow:
     """The median microseconds per sample over batches of clustered data."""
 
     policy: str
@@ -39,7 +39,7 @@ class Row:
     microseconds: float
 
 
-def rows() -> Iterator[Row]:
+def rows() -> Iterator[GrowthRow]:
     """Yield the points over the memory's size, then the points over the batch size."""
     for name, maker in MAKERS.items():
         capacity = 1 << 10
@@ -50,15 +50,15 @@ def rows() -> Iterator[Row]:
         yield from measured(name, maker(), 1 << 14, BATCHES)
 
 
-def measured(name: str, policy: Policy, capacity: int, sizes: Sequence[int]) -> Iterator[Row]:
+def measured(name: str, policy: Policy, capacity: int, sizes: Sequence[int]) -> Iterator[GrowthRow]:
     """Yield the points of one policy and memory, one for each batch size."""
     memory, stream = filled(policy, capacity, "clustered")
     for batch in sizes:
         batches = max(6, min(30, 8192 // batch))
-        yield Row(name, capacity, batch, 1e6 / rate(memory, stream, batches, batch))
+        yield GrowthRow(name, capacity, batch, 1e6 / rate(memory, stream, batches, batch))
 
 
-def run() -> list[Row]:
+def run() -> list[GrowthRow]:
     """Return every point of the plot."""
     return list(rows())
 

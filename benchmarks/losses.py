@@ -39,7 +39,7 @@ HOW = "pip install 'stream-ssl[bench]'"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class LossRow:
     """One measured line: forward and backward of a batch of 256 in 128 dimensions.
 
     Attributes:
@@ -140,14 +140,14 @@ def compare(
     other: Callable[[], float],
     repeats: int = 9,
     targets: bool = False,
-) -> Row:
+) -> LossRow:
     """Measure both in turn, so that other load on the machine affects both equally."""
     memory = grown(ours), grown(other)
     difference = abs(ours() - other())
     pairs = [(spent(ours), spent(other)) for _ in range(repeats)]
     ratio, cpu = (statistics.median(own[i] / others[i] for own, others in pairs) for i in (0, 1))
     share = memory[0] / max(memory[1], 1e-9)
-    return Row(
+    return LossRow(
         work=work,
         negatives=count,
         ms=1000 * statistics.median(own[0] for own, _ in pairs),
@@ -179,7 +179,7 @@ PAIRS: dict[str, tuple[Callable[[], Loss], plain_losses.Plain]] = {
 }
 
 
-def against_plain(name: str, masked: bool) -> Row:
+def against_plain(name: str, masked: bool) -> LossRow:
     """Compare a loss with its plain form at SLOTS negatives."""
     build, plain = PAIRS[name]
     loss, given = build(), inputs(SLOTS, masked)
@@ -192,11 +192,11 @@ def against_plain(name: str, masked: bool) -> Row:
     )
 
 
-def a_million(name: str) -> Row:
+def a_million(name: str) -> LossRow:
     """Measure the memory use of a loss with a million negatives."""
     loss, given = PAIRS[name][0](), inputs(MILLION, masked=False)
     extra = grown(lambda: step(loss, given))
-    return Row(
+    return LossRow(
         work=name,
         negatives=MILLION,
         extra_mb=extra,
@@ -205,13 +205,13 @@ def a_million(name: str) -> Row:
     )
 
 
-def against_lightly(count: int) -> Row:
+def against_lightly(count: int) -> LossRow:
     """Compare with lightly, whose loss owns the bank, clones it, and writes each batch into it."""
     work = "InfoNCE against lightly's NTXentLoss with memory bank"
     try:
         from lightly.loss import NTXentLoss
     except ImportError:
-        return Row(f"{work}: not installed, {HOW}", count)
+        return LossRow(f"{work}: not installed, {HOW}", count)
     given, ours = inputs(count, masked=False), InfoNCE(T)
     other = NTXentLoss(temperature=T, memory_bank_size=(count, DIM))
 
@@ -230,7 +230,7 @@ def against_lightly(count: int) -> Row:
     return compare(work, count, lambda: step(ours, given), their_step)
 
 
-def against_metric_learning(name: str, count: int) -> Row:
+def against_metric_learning(name: str, count: int) -> LossRow:
     """Compare with pytorch-metric-learning, whose memory is a queue of embeddings and labels.
 
     Its NTXentLoss holds all pairs of pairs, and its SupConLoss holds the logits.
@@ -239,7 +239,7 @@ def against_metric_learning(name: str, count: int) -> Row:
     try:
         from pytorch_metric_learning import losses as theirs
     except ImportError:
-        return Row(f"{work}: not installed, {HOW}", count)
+        return LossRow(f"{work}: not installed, {HOW}", count)
     given, ours = inputs(count, masked=False), InfoNCE(T)
     # Its queue also takes one key per anchor from the batch; the rest are negatives.
     memory = theirs.CrossBatchMemory(getattr(theirs, name)(temperature=T), DIM, count + BATCH)
@@ -263,7 +263,7 @@ def against_metric_learning(name: str, count: int) -> Row:
     return compare(work, count + BATCH, lambda: step(ours, same), their_step, repeats=3)
 
 
-def rows(quick: bool) -> Iterator[Row]:
+def rows(quick: bool) -> Iterator[LossRow]:
     """Yield the lines one by one."""
     small = inputs(1024, masked=True)
     for build, plain in PAIRS.values():  # warm up: libraries allocate some memory once
@@ -282,7 +282,7 @@ def rows(quick: bool) -> Iterator[Row]:
         yield against_metric_learning("NTXentLoss", 1024)
 
 
-def run(quick: bool = False) -> list[Row]:
+def run(quick: bool = False) -> list[LossRow]:
     """Return the table. `quick` leaves out the million negatives."""
     found = []
     for row in rows(quick):

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 DIM, BATCH = 128, 256
 
 
-class Stream:
+class UnitVectors:
     """A stream of seeded unit vectors.
 
     They form 20 clusters with sizes proportional to 1/rank, or are uniform on the sphere.

@@ -17,7 +17,7 @@ from stream_ssl.app.threads import share_cores
 
 if TYPE_CHECKING:
     from benchmarks.experiments.data import LabelledData
-    from benchmarks.experiments.work import Work
+    from benchmarks.experiments.work import ExperimentWork
 
 NAMES = {
     "duel": "methods under bias x1 to x27, the score h, entropy of the memory",
@@ -98,10 +98,10 @@ def parser_of(name: str) -> ArgumentParser:
     add("--list", action="store_true", help="name the runs and end")
     add("--report", action="store_true", help="tables and plots of the finished runs, no training")
     if name == "study":
-        from benchmarks.experiments.study.training import Settings
+        from benchmarks.experiments.study.training import StudySettings
 
         add("--streams", type=Path | None, default=None, help="draw the streams here and end")
-        for field in fields(Settings):
+        for field in fields(StudySettings):
             kind, says = type(field.default), field.metadata["help"]
             add(f"--{field.name}", type=kind, default=field.default, help=says)
         return parser
@@ -156,18 +156,18 @@ def experiment(settings: Namespace, source: str | None) -> int:
     return 130 if stopped else DONE
 
 
-def study(settings: Namespace, source: str | None) -> Work[Any]:
+def study(settings: Namespace, source: str | None) -> ExperimentWork[Any]:
     """Return the study with the settings of the command line."""
-    from benchmarks.experiments.study.training import Settings
+    from benchmarks.experiments.study.training import StudySettings
     from benchmarks.experiments.study.work import Study
 
     if source is not None:
         data_of(settings, source)
-    told = Settings(**{field.name: settings[field.name] for field in fields(Settings)})
+    told = StudySettings(**{field.name: settings[field.name] for field in fields(StudySettings)})
     return Study(told, settings.out or REPORTS / "study")
 
 
-def reproduction(settings: Namespace, source: str | None) -> Work[Any]:
+def reproduction(settings: Namespace, source: str | None) -> ExperimentWork[Any]:
     """Return an experiment of the papers with the preset of the command line."""
     from benchmarks.experiments.papers import EXPERIMENTS
     from benchmarks.experiments.papers.presets import PRESETS as SIZES

@@ -16,7 +16,7 @@ from stream_ssl.batch import Batch, Offset
 from stream_ssl.evaluation.labelled import LabelledBatch
 
 
-class Images(NamedTuple):
+class LabelledImages(NamedTuple):
     """uint8 images [N, H, W, C] and their classes, int64 [N]."""
 
     image_NHWC: NDArray[np.uint8]
@@ -29,8 +29,8 @@ class Images(NamedTuple):
 class LabelledData(NamedTuple):
     """Training images for the stream and the probes, and test images."""
 
-    train: Images
-    test: Images
+    train: LabelledImages
+    test: LabelledImages
     classes: int
 
 
@@ -48,7 +48,7 @@ def gather(parts: Iterable[LabelledBatch]) -> LabelledData:
         if not found[name]:
             raise ValueError(f"the data set gave no {kind} images: choose one that has them")
     train, test = (
-        Images(
+        LabelledImages(
             np.concatenate([part.image_BHWC for part in found[name]]),
             np.concatenate([part.label_B for part in found[name]]),
         )
@@ -64,15 +64,15 @@ def gather(parts: Iterable[LabelledBatch]) -> LabelledData:
     return LabelledData(train, _balanced(test), classes)
 
 
-def first_of_each(images: Images, each: int) -> Images:
+def first_of_each(images: LabelledImages, each: int) -> LabelledImages:
     """Return the first `each` images of every class, or fewer if the rarest class has fewer."""
     rows = [np.flatnonzero(images.label_N == label) for label in np.unique(images.label_N)]
     each = min(each, min(map(len, rows)))
     chosen = np.sort(np.concatenate([row[:each] for row in rows]))
-    return Images(images.image_NHWC[chosen], images.label_N[chosen])
+    return LabelledImages(images.image_NHWC[chosen], images.label_N[chosen])
 
 
-def _balanced(images: Images) -> Images:
+def _balanced(images: LabelledImages) -> LabelledImages:
     return first_of_each(images, len(images))
 
 
@@ -86,7 +86,7 @@ def store(data: LabelledData, folder: Path) -> None:
 def stored(folder: Path) -> LabelledData:
     """Return the data that `store` wrote, mapped from the files."""
     train, test = (
-        Images(
+        LabelledImages(
             np.load(folder / f"{name}-images.npy", mmap_mode="r", allow_pickle=False),
             np.load(folder / f"{name}-labels.npy", allow_pickle=False),
         )
@@ -115,7 +115,7 @@ class Biased:
     """
 
     def __init__(
-        self, images: Images, classes: int, bias: int, batch: int, seed: int, block: int = 1
+        self, images: LabelledImages, classes: int, bias: int, batch: int, seed: int, block: int = 1
     ) -> None:
         self._images, self._batch, self._size = images, batch, block
         weight_C = np.ones(classes)

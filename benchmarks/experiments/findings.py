@@ -86,7 +86,7 @@ def holm(values: Mapping[int, float]) -> dict[int, float]:
     return corrected
 
 
-def pooled_deviation(families: Iterable[Found], number: str) -> Deviation | None:
+def pooled_deviation(families: Iterable[FinishedRuns], number: str) -> Deviation | None:
     """Return the standard deviation of a paired difference of two arms, pooled over all pairs.
 
     Pairs are arms of one family under the same condition with two or more common seeds. Each pair
@@ -104,13 +104,13 @@ def pooled_deviation(families: Iterable[Found], number: str) -> Deviation | None
 
 
 @dataclass(frozen=True)
-class Found:
+class FinishedRuns:
     """Finished runs by cell and seed."""
 
     results: Mapping[Cell, Mapping[int, RunResult]]
 
     @classmethod
-    def of(cls, runs: Iterable[tuple[Cell, int, RunResult]]) -> Found:
+    def of(cls, runs: Iterable[tuple[Cell, int, RunResult]]) -> FinishedRuns:
         """Gather the runs of each cell, with the cells in the order of their first run."""
         cells: dict[Cell, dict[int, RunResult]] = {}
         for cell, seed, result in runs:

@@ -16,7 +16,7 @@ from threading import Thread
 from typing import Any
 
 from benchmarks.experiments.data import LabelledData, stored
-from benchmarks.experiments.results import Run
+from benchmarks.experiments.results import AnyRun
 
 Once = Callable[[Any, LabelledData], dict[str, Any]]
 """Makes a run and returns its numbers. It is pickled by its import name."""
@@ -27,13 +27,13 @@ DATA: LabelledData | None = None
 
 def finished(
     once: Once,
-    runs: Sequence[Run],
+    runs: Sequence[AnyRun],
     data: Path,
     workers: int,
     minutes: float | None = None,
     on_cpu: bool = True,
     clock: Callable[[], float] = time.monotonic,
-) -> Generator[tuple[Run, dict[str, Any]], None, None]:
+) -> Generator[tuple[AnyRun, dict[str, Any]], None, None]:
     """Yield runs and their numbers as they end.
 
     Runs begin in order, and no run begins that would end after `minutes`. The duration of a run is
@@ -49,10 +49,10 @@ def finished(
         clock: returns seconds.
     """
     began = clock()
-    waiting, on = list(runs), dict[Future[Any], tuple[Run, float]]()
+    waiting, on = list(runs), dict[Future[Any], tuple[AnyRun, float]]()
     rate: list[tuple[float, float]] = []  # (seconds, cost) of finished runs
 
-    def fits(run: Run) -> bool:
+    def fits(run: AnyRun) -> bool:
         if minutes is None:
             return True
         seconds = sum(took for took, _ in rate) / max(1e-9, sum(cost for _, cost in rate))
@@ -100,6 +100,6 @@ def _end_with_the_parent() -> None:
     os._exit(1)
 
 
-def _work(once: Once, run: Run) -> dict[str, Any]:
+def _work(once: Once, run: AnyRun) -> dict[str, Any]:
     assert DATA is not None
     return once(run, DATA)

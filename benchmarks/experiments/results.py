@@ -15,7 +15,7 @@ Cell = tuple[str, str]
 """(arm, condition): the row and the column of a table."""
 
 
-class Run(Protocol):
+class AnyRun(Protocol):
     """An arm under a condition with a seed, which draws the weights, the stream and the views."""
 
     @property
@@ -56,7 +56,7 @@ class Results:
 
     Args:
         path: the file. The first added run creates it.
-        settings: the settings that all runs share; see `Run.facts` for the others.
+        settings: the settings that all runs share; see `AnyRun.facts` for the others.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
@@ -70,7 +70,7 @@ class Results:
             for entry in entries(path)
         }
 
-    def get(self, run: Run) -> RunResult | None:
+    def get(self, run: AnyRun) -> RunResult | None:
         """Return the result of a run, or None if the run is not finished."""
         found = self._found.get(_key(run.name, self._settings(run)))
         return None if found is None else found[2]
@@ -84,7 +84,7 @@ class Results:
             if _key("", settings) == shared
         }
 
-    def add(self, run: Run, numbers: Mapping[str, Any], made: Mapping[str, str]) -> None:
+    def add(self, run: AnyRun, numbers: Mapping[str, Any], made: Mapping[str, str]) -> None:
         """Append a run. The line is durable when this method returns."""
         settings = self._settings(run)
         entry = {"run": run.name, "settings": settings, "numbers": numbers, "made": dict(made)}
@@ -92,7 +92,7 @@ class Results:
         result = RunResult(json.loads(json.dumps(numbers)), dict(made))
         self._found[_key(run.name, settings)] = (run.name, settings, result)
 
-    def _settings(self, run: Run) -> dict[str, Any]:
+    def _settings(self, run: AnyRun) -> dict[str, Any]:
         return {**self.settings, **run.facts()}
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from rich.table import Table
 
 
-class Rows(NamedTuple):
+class TextTable(NamedTuple):
     """The headings and text rows of a table.
 
     The first `names` columns contain names, the others numbers.
@@ -20,7 +20,7 @@ class Rows(NamedTuple):
     names: int = 2
 
 
-def markdown(table: Rows) -> str:
+def markdown(table: TextTable) -> str:
     """Return the table as Markdown, under a heading."""
     numbers = len(table.headings) - table.names
     lines = [
@@ -32,7 +32,7 @@ def markdown(table: Rows) -> str:
     return "\n".join(lines) + "\n"
 
 
-def console(table: Rows) -> Table:
+def console(table: TextTable) -> Table:
     """Return the table for a terminal.
 
     In a table with two name columns, a line separates rows with different first names.

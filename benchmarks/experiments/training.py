@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.experiments.data import Images
+from benchmarks.experiments.data import LabelledImages
 from stream_ssl.evaluation.geometry import class_similarity
 from stream_ssl.evaluation.linear import CONVEX, linear_probe
 from stream_ssl.evaluation.neighbours import knn_accuracy, retrieval
@@ -30,7 +30,7 @@ NEIGHBOURS = 20
 Measure = Callable[[StepRecord], Mapping[str, float]]
 
 
-class Watch:
+class Measurements:
     """Measurements of a run while it learns, every few updates.
 
     Args:
@@ -60,7 +60,7 @@ class Watch:
         }
 
 
-def train(learner: Learner, watch: Watch, steps: int) -> list[float]:
+def train(learner: Learner, watch: Measurements, steps: int) -> list[float]:
     """Make `steps` updates, and return the seconds of each step except the first few.
 
     On a CPU these are processor seconds, which do not depend on other work of the machine.
@@ -85,8 +85,8 @@ def train(learner: Learner, watch: Watch, steps: int) -> list[float]:
 def evaluate(
     method: Method,
     views: Views,
-    reference: Images,
-    test: Images,
+    reference: LabelledImages,
+    test: LabelledImages,
     device: str = "cpu",
     probe: Any = CONVEX,
 ) -> dict[str, float]:
@@ -108,7 +108,7 @@ def evaluate(
 
 
 def quick_accuracy(
-    method: Method, views: Views, reference: Images, test: Images, device: str
+    method: Method, views: Views, reference: LabelledImages, test: LabelledImages, device: str
 ) -> float:
     """Return the kNN accuracy on a few images."""
     feature_NF, feature_QF = (features(method, views, part, device) for part in (reference, test))
@@ -116,7 +116,7 @@ def quick_accuracy(
     return knn_accuracy(feature_QF, label_Q, feature_NF, label_N, NEIGHBOURS).accuracy
 
 
-def features(method: Method, views: Views, images: Images, device: str) -> Tensor:
+def features(method: Method, views: Views, images: LabelledImages, device: str) -> Tensor:
     """Return the encoder's features [N, F] of images without augmentation."""
     parts = []
     for start in range(0, len(images), CHUNK):

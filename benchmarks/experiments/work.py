@@ -17,16 +17,16 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from benchmarks.experiments.data import LabelledData, store
 from benchmarks.experiments.pool import finished
-from benchmarks.experiments.results import Results, Run
+from benchmarks.experiments.results import AnyRun, Results
 from stream_ssl.app.demo import machine
 
-R = TypeVar("R", bound=Run)
+R = TypeVar("R", bound=AnyRun)
 
 MACHINE = f"{machine.processor()}, {machine.cores()} cores"
 """The name of this machine in reports."""
 
 
-class Work(ABC, Generic[R]):
+class ExperimentWork(ABC, Generic[R]):
     """An experiment with its results in a folder. Worker processes receive a pickled copy.
 
     Attributes:

@@ -89,7 +89,7 @@ class MinimumRedundancy(Policy):
         if capacity == 1:
             return torch.zeros(len(rows), dtype=torch.int64)
         x_TA = rows.descriptors[: rows_at_a_time(capacity)]
-        block = Block(self._lists, self.columns.descriptors, x_TA)
+        block = NewcomerBlock(self._lists, self.columns.descriptors, x_TA)
         for _ in range(len(x_TA)):
             block.place(walk)
         self._lists.insert_block(*block.outcome())
@@ -228,7 +228,7 @@ class NeighbourLists:
         return True, ""
 
 
-class Block:
+class NewcomerBlock:
     """A block of newcomers that take slots in turn, while columns and lists do not change.
 
     Points are rows: points 0 to K - 1 are the rows of the slots, and point K + t is newcomer t.

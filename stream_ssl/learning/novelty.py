@@ -17,7 +17,7 @@ from torch import Tensor
 from stream_ssl.batch import Batch, Origin
 from stream_ssl.learning.origins import packed, unpacked
 from stream_ssl.learning.ranks import Turn
-from stream_ssl.learning.records import Dropped
+from stream_ssl.learning.records import DroppedSample
 from stream_ssl.learning.step import joined
 from stream_ssl.memory import Duplicates, WorkingMemory
 from stream_ssl.memory.compute import to_host
@@ -71,7 +71,7 @@ class Novelty:
             self._test = _Cosine(memory, threshold)
         self._waiting: Batch[Tensor] | None = None
         self.dropped_origins: Sequence[Origin | None] = ()
-        self.dropped: Sequence[Dropped] = ()
+        self.dropped: Sequence[DroppedSample] = ()
         self.distances: Sequence[tuple[Origin | None, float]] = ()
         self.fresh: Sequence[int] = ()
 
@@ -136,7 +136,7 @@ class Novelty:
         held = _Held(self._memory, self._waiting, batch, own.start)
         labels = held.labels(np.concatenate([nearest[numbers], held.rows_of_batch(numbers)]))
         self.dropped = [
-            Dropped(
+            DroppedSample(
                 origin=origins_B[number],
                 distance=distances[number],
                 label=labels[len(numbers) + at],

@@ -23,7 +23,7 @@ NOT_FINITE = ("loss", "gradient", "keys")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Dropped:
+class DroppedSample:
     """A sample that was dropped as a near-duplicate, with the picture that it duplicates.
 
     Attributes:
@@ -107,7 +107,7 @@ class StepRecord:
     rejected: Mapping[str, int] = field(default_factory=dict)
     near_duplicates: int = 0
     dropped_origins: Sequence[Origin | None] = ()
-    dropped: Sequence[Dropped] = ()
+    dropped: Sequence[DroppedSample] = ()
     novelty: Sequence[tuple[Origin | None, float]] = ()
     waiting: int = 0
     images_BCHW: Tensor | None = None

@@ -9,8 +9,8 @@ from rich.console import Console
 
 from stream_ssl.app.demo.data import CLASSES
 from stream_ssl.app.demo.display import (
+    DemoProgress,
     Display,
-    Progress,
     Share,
     Sparkline,
     clock,
@@ -32,7 +32,7 @@ def drawn(renderable, width: int, encoding: str = "utf-8") -> list[str]:
 
 @pytest.mark.parametrize("width", [80, 150])
 def test_page_shows_every_figure_in_its_room(width):
-    lines = drawn(page(made_up_history(60), Progress(120, "training", 60), width), width)
+    lines = drawn(page(made_up_history(60), DemoProgress(120, "training", 60), width), width)
     text = "\n".join(lines)
     assert len(lines) <= 23  # a terminal of 24 lines keeps one for the cursor
     assert max(map(len, lines)) <= width
@@ -56,19 +56,21 @@ def test_bars_have_the_length_of_their_shares():
 
 
 def test_plain_encodings_get_plain_marks():
-    lines = drawn(page(made_up_history(60), Progress(120, "training", 60), 80, True), 80, "ascii")
+    lines = drawn(
+        page(made_up_history(60), DemoProgress(120, "training", 60), 80, True), 80, "ascii"
+    )
     assert "* training" in "\n".join(lines)
     assert "####" in next(drawn_line for drawn_line in lines if "T-shirt/top" in drawn_line)
 
 
 def test_page_before_anything_has_come():
-    lines = drawn(page(History(), Progress(120), 80), 80)
+    lines = drawn(page(History(), DemoProgress(120), 80), 80)
     assert "● starting" in "\n".join(lines)
     assert len(lines) <= 23
 
 
 def test_narrow_terminals_keep_the_classes():
-    lines = drawn(page(made_up_history(60), Progress(120, "training", 60), 60), 60)
+    lines = drawn(page(made_up_history(60), DemoProgress(120, "training", 60), 60), 60)
     assert max(map(len, lines)) <= 60
     assert sum(name in "\n".join(lines) for name in CLASSES) == 10
 
@@ -90,18 +92,18 @@ def test_units():
 
 
 def test_line_says_the_same_in_words():
-    text = line(made_up_history(60), Progress(120, "training", 60))
+    text = line(made_up_history(60), DemoProgress(120, "training", 60))
     assert text.startswith("[1:00] training: 400 samples/s, 0.31 MB/s, lag 0.6 s, step 360, loss ")
     assert "queue collides 57.2%" in text
     assert "effective classes: stream 3.0, queue 3.0, DUEL memory 9." in text
-    assert "nan" not in line(History(), Progress(120, "streaming"))
+    assert "nan" not in line(History(), DemoProgress(120, "streaming"))
 
 
 def test_without_a_terminal_a_line_comes_now_and_then():
     now = 0.0
     file = io.StringIO()
     with Display(
-        made_up_history(10), Progress(120), Console(file=file), every=5, now=lambda: now
+        made_up_history(10), DemoProgress(120), Console(file=file), every=5, now=lambda: now
     ) as shown:
         shown.update("streaming")
         now = 1.0
@@ -123,7 +125,7 @@ def test_without_a_terminal_a_line_comes_now_and_then():
 def test_in_a_terminal_the_page_is_redrawn_in_place():
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=80, height=24)
-    with Display(made_up_history(10), Progress(120), console) as shown:
+    with Display(made_up_history(10), DemoProgress(120), console) as shown:
         shown.update("training")
     assert "Receiver" in file.getvalue()
     assert "● training" in file.getvalue()

@@ -10,7 +10,7 @@ import pytest
 from table import table
 
 from benchmarks.experiments.__main__ import REPORTS
-from benchmarks.experiments.findings import Deviation, Found, Spread, pooled_deviation
+from benchmarks.experiments.findings import Deviation, FinishedRuns, Spread, pooled_deviation
 from benchmarks.experiments.results import RunResult
 from benchmarks.experiments.study import claims
 
@@ -18,13 +18,13 @@ RUNS = REPORTS / "study" / "runs.jsonl"
 
 
 @pytest.fixture(scope="module")
-def stored() -> claims.Stored:
-    return claims.Stored(RUNS)
+def stored() -> claims.StoredRuns:
+    return claims.StoredRuns(RUNS)
 
 
 @pytest.mark.parametrize("page", claims.PAGES)
 def test_the_tables_of_a_page_are_those_of_all_stored_runs(
-    page: str, stored: claims.Stored
+    page: str, stored: claims.StoredRuns
 ) -> None:
     text = (claims.ROOT / page).read_text(encoding="utf-8")
     assert claims.PLACE.search(text)
@@ -36,7 +36,7 @@ def test_every_table_stands_on_a_page() -> None:
     assert {name for _, name, _ in claims.PLACE.findall(pages)} == {*claims.TABLES}
 
 
-def test_the_deviations_that_the_study_tells_are_the_pooled_ones(stored: claims.Stored) -> None:
+def test_the_deviations_that_the_study_tells_are_the_pooled_ones(stored: claims.StoredRuns) -> None:
     told = "({knn:.2f} points kNN and {linear:.2f}\nlinear".format(
         **{probe: 100 * found.value for probe, found in stored.deviation.items() if found}
     )
@@ -50,14 +50,14 @@ def test_a_run_that_is_added_changes_the_tables(tmp_path: Path) -> None:
     best = next(line for line in lines if line.startswith('{"run": "parked queue/stream/stale'))
     with (tmp_path / "runs.jsonl").open("a") as file:
         file.write(best.replace(" seed0", " seed7").replace(" seed1", " seed7") + "\n")
-    made = claims.made(text, claims.Stored(tmp_path / "runs.jsonl"))
+    made = claims.made(text, claims.StoredRuns(tmp_path / "runs.jsonl"))
     assert made != text
     assert "linear probe, % | seeds |" in made
 
 
-def found(**values: tuple[float, ...]) -> Found:
+def found(**values: tuple[float, ...]) -> FinishedRuns:
     """Return arms, each with a value for each seed, on one stream."""
-    return Found(
+    return FinishedRuns(
         {
             (arm, "parked"): {
                 seed: RunResult({"knn": value}, {}) for seed, value in enumerate(each)
@@ -94,6 +94,6 @@ def test_a_difference_has_the_pooled_error_of_its_seeds(
     assert Spread(values).difference(Deviation(0.008, 9)) == told
 
 
-def test_a_page_cannot_name_a_table_that_is_not_made(stored: claims.Stored) -> None:
+def test_a_page_cannot_name_a_table_that_is_not_made(stored: claims.StoredRuns) -> None:
     with pytest.raises(KeyError, match="nothing"):
         claims.made("<!-- study: nothing -->\n<!-- end -->", stored)

@@ -16,7 +16,7 @@ from tiny_reproduction import EXPERIMENT, MADE, reproduction, results
 
 from benchmarks.experiments.findings import Spread, holm
 from benchmarks.experiments.papers import report
-from benchmarks.experiments.papers.arms import Run
+from benchmarks.experiments.papers.arms import PaperRun
 from benchmarks.experiments.papers.verdicts import p_value, pooled, total, verdicts
 
 BASE, BETTER = ("base", "x1"), ("better", "x1")
@@ -139,11 +139,11 @@ def test_a_report_is_redrawn_to_the_same_bytes(tmp_path: Path) -> None:
 
 def test_other_settings_are_kept_apart(tmp_path: Path) -> None:
     results(tmp_path, {(*BASE, 0): 0.5})
-    run = Run(EXPERIMENT.arms[0], 0)
+    run = PaperRun(EXPERIMENT.arms[0], 0)
     assert reproduction(tmp_path).results.get(run) is not None
     assert reproduction(tmp_path, dim=9).results.get(run) is None
     assert reproduction(tmp_path, data="another").results.get(run) is None
-    changed = Run(replace(run.arm, bias=5), 0)
+    changed = PaperRun(replace(run.arm, bias=5), 0)
     assert reproduction(tmp_path).results.get(changed) is None
 
 
@@ -161,7 +161,7 @@ def test_a_torn_line_is_no_result_and_spoils_no_other(tmp_path: Path) -> None:
     stored.path.write_bytes(content[:-20])
     again = reproduction(tmp_path)
     assert len(again.found().results) == 1
-    again.results.add(Run(EXPERIMENT.arms[1], 0), {"linear": 0.7}, MADE)
+    again.results.add(PaperRun(EXPERIMENT.arms[1], 0), {"linear": 0.7}, MADE)
     lines = stored.path.read_text().splitlines()
     assert len(lines) == 3
     assert json.loads(lines[-1])["numbers"] == {"linear": 0.7}

@@ -19,12 +19,12 @@ from PIL import Image
 
 from benchmarks.experiments.footage import __main__ as command
 from benchmarks.experiments.footage import report
-from benchmarks.experiments.footage.recordings import RECORDINGS, Frames, Recording, robot
+from benchmarks.experiments.footage.recordings import RECORDINGS, Footage, Recording, robot
 from benchmarks.experiments.footage.training import (
     ARMS,
     TITLES,
     FootageRun,
-    Settings,
+    FootageSettings,
     Shown,
     holdings,
     near_duplicates,
@@ -33,7 +33,7 @@ from benchmarks.experiments.footage.training import (
 from benchmarks.experiments.results import Results, RunResult
 
 SIDE = 32
-TINY = Settings(capacity=128, updates=1)
+TINY = FootageSettings(capacity=128, updates=1)
 
 
 def pictures(count: int, seed: int = 0, side: int = SIDE) -> NDArray[np.uint8]:
@@ -42,7 +42,7 @@ def pictures(count: int, seed: int = 0, side: int = SIDE) -> NDArray[np.uint8]:
     return blocks.repeat(side // 8, axis=1).repeat(side // 8, axis=2)
 
 
-def frames(image_NHWC: NDArray[np.uint8], **known: Any) -> Frames:
+def frames(image_NHWC: NDArray[np.uint8], **known: Any) -> Footage:
     count = len(image_NHWC)
     facts: dict[str, Any] = {
         "producers": ["robot"] * count,
@@ -51,7 +51,7 @@ def frames(image_NHWC: NDArray[np.uint8], **known: Any) -> Frames:
         "original_N": np.arange(count),
         "kinds": [frozenset({"door"} if n % 2 else {"lamp"}) for n in range(count)],
     }
-    return Frames(image_NHWC, **(facts | known))
+    return Footage(image_NHWC, **(facts | known))
 
 
 def encoded(image_HWC: NDArray[np.uint8], kind: str) -> bytes:
@@ -253,7 +253,7 @@ def test_the_command_makes_missing_runs_once(
 ) -> None:
     made: list[str] = []
 
-    def once(settings: Settings, run: FootageRun, recording: Recording) -> dict[str, float]:
+    def once(settings: FootageSettings, run: FootageRun, recording: Recording) -> dict[str, float]:
         assert len(recording.stream) == 18 + 12 + 5
         made.append(run.name)
         numbers = dict.fromkeys(report.COLUMNS["cameras"], 0.5)
@@ -269,7 +269,7 @@ def test_the_command_makes_missing_runs_once(
 
 
 def test_the_tables_of_a_page_are_those_of_all_stored_runs() -> None:
-    stored = Results(report.RUNS, Settings().facts())
+    stored = Results(report.RUNS, FootageSettings().facts())
     made = report.tables(report.found_in(stored.by_name()))
     for page in report.PAGES:
         text = (report.ROOT / page).read_text(encoding="utf-8")

@@ -13,7 +13,7 @@ from tiny_reproduction import CLASSES, DATA, TINY
 from benchmarks.experiments import __main__ as command
 from benchmarks.experiments.network import encoder
 from benchmarks.experiments.papers import EXPERIMENTS
-from benchmarks.experiments.papers.arms import Arm, Experiment, Run
+from benchmarks.experiments.papers.arms import Experiment, PaperArm, PaperRun
 from benchmarks.experiments.papers.presets import PRESETS
 from benchmarks.experiments.papers.training import build, run_once, views_of
 from benchmarks.experiments.papers.verdicts import MEASURES
@@ -22,9 +22,9 @@ EVERY = pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=EXPERIME
 TIMES = ("train_s", "evaluate_s", "step_ms")
 
 
-def kinds(experiment: Experiment) -> list[Arm]:
+def kinds(experiment: Experiment) -> list[PaperArm]:
     """The first arm of each row, with tiny batches."""
-    firsts: dict[str, Arm] = {}
+    firsts: dict[str, PaperArm] = {}
     for arm in experiment.arms:
         firsts.setdefault(arm.row, arm)
     return [replace(arm, batch=None, share=min(1.0, arm.share)) for arm in firsts.values()]
@@ -38,10 +38,10 @@ ARMS = [
 
 
 @table(("experiment", "arm"), ARMS)
-def test_an_arm_learns_and_is_measured(experiment: Experiment, arm: Arm) -> None:
+def test_an_arm_learns_and_is_measured(experiment: Experiment, arm: PaperArm) -> None:
     before = torch.random.get_rng_state()
     try:
-        numbers = run_once(experiment, TINY, Run(arm, 0), DATA)
+        numbers = run_once(experiment, TINY, PaperRun(arm, 0), DATA)
     finally:
         torch.random.set_rng_state(before)
     plain = [value for value in numbers.values() if not isinstance(value, list)]
@@ -116,7 +116,7 @@ def test_the_command_knows_every_experiment_and_preset() -> None:
 
 def test_a_run_repeats_itself() -> None:
     experiment = EXPERIMENTS["self-labeling"]
-    run = Run(experiment.arms[3], 1)
+    run = PaperRun(experiment.arms[3], 1)
     first, again = (run_once(experiment, TINY, run, DATA) for _ in range(2))
     for name in TIMES:
         del first[name], again[name]
@@ -127,12 +127,12 @@ def test_arms_of_a_seed_share_weights_and_stream() -> None:
     experiment = EXPERIMENTS["duel"]
     settings = TINY.of("duel")
     arms = [arm for arm in experiment.arms if arm.column == "x27" and arm.row != "SimSiam"][:2]
-    learners = [build(Run(arm, 1), settings, DATA, views_of(arm, settings)) for arm in arms]
+    learners = [build(PaperRun(arm, 1), settings, DATA, views_of(arm, settings)) for arm in arms]
     weights = [next(iter(one.method.encoder.parameters())) for one in learners]
     batches = [one.batches.next(0.0) for one in learners]
     assert torch.equal(*weights)
     assert batches[0].hashes_B.tolist() == batches[1].hashes_B.tolist()
-    other = build(Run(arms[0], 2), settings, DATA, views_of(arms[0], settings))
+    other = build(PaperRun(arms[0], 2), settings, DATA, views_of(arms[0], settings))
     assert not torch.equal(weights[0], next(iter(other.method.encoder.parameters())))
 
 

@@ -18,7 +18,7 @@ from tiny_reproduction import CLASSES, DATA, EXPERIMENT
 from benchmarks.experiments import pool
 from benchmarks.experiments.data import Biased, first_of_each, gather, store, stored
 from benchmarks.experiments.papers.watch import priors, soft_labels
-from benchmarks.experiments.training import Watch
+from benchmarks.experiments.training import Measurements
 from stream_ssl.evaluation.labelled import LabelledBatch
 from stream_ssl.losses import Debiased, SelfLabeling
 from stream_ssl.memory import WorkingMemory
@@ -183,7 +183,7 @@ def test_no_run_is_begun_that_would_end_too_late(
 
 def test_a_watch_looks_every_few_updates_and_means_the_second_half() -> None:
     values = iter([1.0, math.nan, 4.0, 6.0])
-    watch = Watch(lambda record: {"entropy": next(values)}, steps=10, every=3)
+    watch = Measurements(lambda record: {"entropy": next(values)}, steps=10, every=3)
     for update in range(1, 11):
         watch.look(SimpleNamespace(), update)  # type: ignore[arg-type]
     assert watch.traces == {"entropy": [(3, 1.0), (9, 4.0), (10, 6.0)]}

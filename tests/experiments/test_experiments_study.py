@@ -20,7 +20,7 @@ from tiny_reproduction import DATA, write_cifar
 
 from benchmarks.experiments import work
 from benchmarks.experiments.__main__ import REPORTS, load, main, parser_of
-from benchmarks.experiments.data import Images
+from benchmarks.experiments.data import LabelledImages
 from benchmarks.experiments.findings import Spread
 from benchmarks.experiments.results import Results
 from benchmarks.experiments.study import report
@@ -33,14 +33,14 @@ from benchmarks.experiments.study.arms import (
     SEEDS,
     TITLES,
     USERS,
-    Run,
+    StudyRun,
     drawn,
     plan,
 )
 from benchmarks.experiments.study.oracles import ClassBalanced, ImageBalanced
 from benchmarks.experiments.study.streams import CLASSES, STREAMS, STRIDE, frames
 from benchmarks.experiments.study.streams import TITLES as STREAM_TITLES
-from benchmarks.experiments.study.training import Settings, distinct, run_once
+from benchmarks.experiments.study.training import StudySettings, distinct, run_once
 from benchmarks.experiments.study.work import Study
 from stream_ssl.app.evaluate import sets
 from stream_ssl.memory import WorkingMemory
@@ -90,7 +90,7 @@ def test_a_killed_study_goes_on_where_it_was(cifar: Path, tmp_path: Path) -> Non
     assert [line["run"] for line in after] == [
         f"x27-iid queue/stream/stale seed{seed}" for seed in range(3)
     ]
-    assert after[0]["settings"] == {**Settings(**SETTINGS).facts(), "threads": 1}
+    assert after[0]["settings"] == {**StudySettings(**SETTINGS).facts(), "threads": 1}
     numbers = after[0]["numbers"]
     assert 0 <= numbers["knn"] <= 1
     assert 0 <= numbers["entropy"] <= math.log(CLASSES)
@@ -110,14 +110,14 @@ def test_the_streams_are_drawn(cifar: Path, tmp_path: Path) -> None:
 def test_a_repeated_run_gives_the_same_numbers() -> None:
     found = []
     for _ in range(2):
-        numbers = run_once(Settings(**SETTINGS), Run("parked", NOVEL, 0), DATA)
+        numbers = run_once(StudySettings(**SETTINGS), StudyRun("parked", NOVEL, 0), DATA)
         found.append({name: n for name, n in numbers.items() if not name.endswith("_s")})
     assert found[0] == found[1]
     assert found[0]["written_back"] <= 1
 
 
 def test_stored_runs_of_the_repository_are_read() -> None:
-    study = Study(Settings(), REPORTS / "study")
+    study = Study(StudySettings(), REPORTS / "study")
     done = [run.name for run in study.planned() if study.results.get(run) is not None]
     assert len(done) >= 178
     assert set(done) <= set(study.results.by_name())
@@ -134,7 +134,9 @@ PAIRS = [
 
 @pytest.mark.parametrize(("policy", "descriptor", "stream"), PAIRS)
 def test_every_policy_descriptor_and_stream_runs(policy: str, descriptor: str, stream: str) -> None:
-    numbers = run_once(Settings(**SETTINGS), Run(stream, drawn(policy, descriptor), 0), DATA)
+    numbers = run_once(
+        StudySettings(**SETTINGS), StudyRun(stream, drawn(policy, descriptor), 0), DATA
+    )
     assert 0 <= numbers["knn"] <= 1
     assert 0 <= numbers["copies"] < 1
     assert 1 <= numbers["distinct"] <= SETTINGS["capacity"]
@@ -142,9 +144,9 @@ def test_every_policy_descriptor_and_stream_runs(policy: str, descriptor: str, s
 
 
 def test_a_run_that_turns_copies_away_takes_more_frames_for_as_many_updates() -> None:
-    settings = Settings(**{**SETTINGS, "steps": 12})
+    settings = StudySettings(**{**SETTINGS, "steps": 12})
     follows, stays = (
-        run_once(settings, Run("parked", arm, 0), DATA)["frames"] for arm in (FOLLOWING, NOVEL)
+        run_once(settings, StudyRun("parked", arm, 0), DATA)["frames"] for arm in (FOLLOWING, NOVEL)
     )
     # Frames go to fill a batch with what is new, where the other arm updates on the memory.
     assert follows >= settings.steps / 4 * settings.batch
@@ -180,7 +182,7 @@ def test_wrong_usage_is_refused(tmp_path: Path, capsys, caplog) -> None:
         main(["study", "--out", str(tmp_path)])
     assert ended.value.code == 2
     assert "--data is missing" in capsys.readouterr().err
-    only = Images(np.zeros((3, 32, 32, 3), np.uint8), np.arange(3))
+    only = LabelledImages(np.zeros((3, 32, 32, 3), np.uint8), np.arange(3))
     with pytest.raises(ValueError, match="none of class 3"):
         frames("x27-iid", only, 4, 0).next(0)
 
@@ -210,7 +212,7 @@ def test_images_come_back_as_they_were_written(cifar: Path) -> None:
 @table("name", STREAMS)
 def test_a_stream_repeats_itself_and_names_the_image_of_each_frame(name: str) -> None:
     draw = np.random.default_rng(0)
-    images = Images(
+    images = LabelledImages(
         draw.integers(0, 256, (400, 32, 32, 3), dtype=np.uint8), np.arange(400) % CLASSES
     )
     one, other = (frames(name, images, 64, seed=5) for _ in range(2))
@@ -269,8 +271,8 @@ def test_rows_pair_each_run_with_the_queue_of_its_seed(tmp_path: Path) -> None:
         for arm, value in ((BASE, base), (NOVEL, other)):
             if value is not None:
                 numbers = dict.fromkeys(("entropy", "copies", "knn", "linear"), value)
-                results.add(Run("parked", arm, seed), numbers, {})
-    results.add(Run("shuffled", BASE, 1), {"knn": 0.5, "linear": 0.5}, {})
+                results.add(StudyRun("parked", arm, seed), numbers, {})
+    results.add(StudyRun("shuffled", BASE, 1), {"knn": 0.5, "linear": 0.5}, {})
     found = report.found_in(Results(tmp_path / "runs.jsonl", {}).by_name())
     ceiling, best, base = found.results
     assert (best, base, ceiling[1]) == ((NOVEL.name, "parked"), (BASE.name, "parked"), "shuffled")

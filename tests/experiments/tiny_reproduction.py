@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.experiments.data import Images, LabelledData
-from benchmarks.experiments.papers.arms import Arm, Experiment, Run, above
+from benchmarks.experiments.data import LabelledData, LabelledImages
+from benchmarks.experiments.papers.arms import Experiment, PaperArm, PaperRun, above
 from benchmarks.experiments.papers.presets import Preset
 from benchmarks.experiments.papers.work import Reproduction
 
@@ -26,10 +26,10 @@ TINY = Preset(
 MADE = {"day": "2026-01-02", "machine": "Abacus, 2 cores"}
 
 
-def images(each: int, seed: int = 0) -> Images:
+def images(each: int, seed: int = 0) -> LabelledImages:
     draw = np.random.default_rng(seed)
     label_N = draw.permutation(np.repeat(np.arange(CLASSES), each))
-    return Images(draw.integers(0, 256, (len(label_N), 32, 32, 3), dtype=np.uint8), label_N)
+    return LabelledImages(draw.integers(0, 256, (len(label_N), 32, 32, 3), dtype=np.uint8), label_N)
 
 
 DATA = LabelledData(images(10), images(4, seed=1), CLASSES)
@@ -49,9 +49,9 @@ EXPERIMENT = Experiment(
     title="Two arms",
     says="Two arms.",
     arms=[
-        Arm("base", "x1", key=True),
-        Arm("better", "x1", memory="linear", against="base", key=True),
-        Arm("base", "x2", bias=2),
+        PaperArm("base", "x1", key=True),
+        PaperArm("better", "x1", memory="linear", against="base", key=True),
+        PaperArm("base", "x2", bias=2),
     ],
     columns=["x1", "x2"],
     claims=[
@@ -85,5 +85,5 @@ def results(
             "entropy": more.get("entropy", {}).get(row, 0.5),
             "trace.entropy": [[1, 0.4], [2, 0.5]],
         }
-        found.results.add(Run(arms[row, column], seed), numbers, MADE)
+        found.results.add(PaperRun(arms[row, column], seed), numbers, MADE)
     return found

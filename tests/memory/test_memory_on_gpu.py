@@ -13,7 +13,7 @@ import torch
 from torch.nn.functional import normalize
 
 from benchmarks.simulated_gpu import GPU, SimulatedGpu
-from benchmarks.unit_rows import Stream
+from benchmarks.unit_rows import UnitVectors
 from stream_ssl.memory import Duplicates, WorkingMemory
 from stream_ssl.memory.descriptors import Descriptor, Embedding, Thumbnail, Weighted
 from stream_ssl.memory.duel import exact
@@ -186,7 +186,7 @@ Approximate counts have no budget, because they launch kernels per cell whenever
 def test_a_batch_stays_within_its_budget(name: str, shares: float | None) -> None:
     """A loop over newcomers on the device would launch at least 512 kernels."""
     make, kernels, waits = BUDGETS[name]
-    stream, capacity, batch = Stream("clustered"), 1024, 512
+    stream, capacity, batch = UnitVectors("clustered"), 1024, 512
     with SimulatedGpu() as gpu:
         memory = WorkingMemory(capacity, 128, make(), device="cuda:0", shares=shares)
         spent = []

@@ -19,7 +19,7 @@ from stream_ssl.feed import decode
 from stream_ssl.learning import records
 from stream_ssl.learning.checkpoint import CheckpointRecord
 from stream_ssl.learning.divergence import ROW, Divergence
-from stream_ssl.learning.records import NOT_FINITE, Dropped, Idle
+from stream_ssl.learning.records import NOT_FINITE, DroppedSample, Idle
 from stream_ssl.memory import MemoryStats
 from stream_ssl.memory.process_group import RankGroup
 from stream_ssl.memory.shares import Holding
@@ -175,7 +175,11 @@ def test_near_duplicates_are_counted_by_memory() -> None:
 def test_what_was_dropped_is_told_by_producer_class_and_distance() -> None:
     metrics = learner()
     robot, yard = (Origin(name, "lens", "1", 0.0) for name in ("robot", "yard"))
-    dropped = [Dropped(yard, 0.1, 3, 3), Dropped(yard, 0.1, 3, 4), Dropped(yard, 0.1, 3, -1)]
+    dropped = [
+        DroppedSample(yard, 0.1, 3, 3),
+        DroppedSample(yard, 0.1, 3, 4),
+        DroppedSample(yard, 0.1, 3, -1),
+    ]
     novelty = [(robot, math.inf), (yard, 0.1), (yard, 0.1), (yard, 0.1)]
     dropped_origins = [one.origin for one in dropped]
     metrics.consume(step(dropped_origins=dropped_origins, dropped=dropped, novelty=novelty))

@@ -23,7 +23,7 @@ from prometheus_client import CollectorRegistry
 from table import table
 
 from stream_ssl.batch import Origin
-from stream_ssl.learning.records import Dropped
+from stream_ssl.learning.records import DroppedSample
 from stream_ssl.observe.conditions import CONDITIONS
 from stream_ssl.observe.metrics import LearnerMetrics, ReceiverMetrics
 from stream_ssl.observe.page import api, runbooks
@@ -214,7 +214,7 @@ def test_samples_dropped_last_are_shown_beside_their_pictures(feed: Feed) -> Non
     picture_BCHW = torch.randint(0, 256, (30, 3, SIDE, SIDE), dtype=torch.uint8)
     origin = Origin("yard", "lens", "17", 100.0)
     dropped = [
-        Dropped(origin, 0.125, 3, number - 1, one_CHW, one_CHW.flip(2) if number else None)
+        DroppedSample(origin, 0.125, 3, number - 1, one_CHW, one_CHW.flip(2) if number else None)
         for number, one_CHW in enumerate(picture_BCHW)
     ]
     with serving(feed) as (server, view):

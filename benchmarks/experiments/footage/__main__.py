@@ -17,7 +17,7 @@ from rich.console import Console
 from benchmarks.experiments import tables
 from benchmarks.experiments.footage import report
 from benchmarks.experiments.footage.recordings import RECORDINGS, Recording
-from benchmarks.experiments.footage.training import ARMS, FootageRun, Settings, run_once
+from benchmarks.experiments.footage.training import ARMS, FootageRun, FootageSettings, run_once
 from benchmarks.experiments.results import Results
 from benchmarks.experiments.work import MACHINE
 
@@ -32,7 +32,9 @@ folder of recordings."""
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run and report; return the exit status, which is 130 when interrupted."""
     settings = _parser().parse_args(arguments)
-    chosen = Settings(**{field.name: getattr(settings, field.name) for field in fields(Settings)})
+    chosen = FootageSettings(
+        **{field.name: getattr(settings, field.name) for field in fields(FootageSettings)}
+    )
     results = Results(settings.out / "runs.jsonl", chosen.facts())
     console = Console()
     logging.getLogger("faiss").setLevel(logging.WARNING)
@@ -57,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _train(
-    folder: Path, chosen: Settings, results: Results, only: Sequence[str], console: Console
+    folder: Path, chosen: FootageSettings, results: Results, only: Sequence[str], console: Console
 ) -> None:
     runs = [
         FootageRun(recording, arm, seed)
@@ -87,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     add("folder", nargs="?", type=Path, help="folder of the recordings; without it, only report")
     add("--out", type=Path, default=report.RUNS.parent, help="folder of results and tables")
     add("--only", nargs="+", default=[], metavar="TEXT", help="runs whose name holds all of these")
-    for field in fields(Settings):
+    for field in fields(FootageSettings):
         says = f"{field.metadata['help']} (default: {field.default})"
         add(f"--{field.name}", type=int, default=field.default, help=says)
     return parser

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.experiments.data import Images
+from benchmarks.experiments.data import LabelledImages
 from stream_ssl.bounded_files import read_text
 from stream_ssl.feed.decode import BadSample, Decoder
 from stream_ssl.producers.sources.mcap import McapFiles
@@ -37,7 +37,7 @@ SUFFIXES = {".jpg": "jpeg", ".jpeg": "jpeg", ".png": "png", ".webp": "webp"}
 
 
 @dataclass(frozen=True)
-class Frames:
+class Footage:
     """Frames in the order of a stream.
 
     Attributes:
@@ -60,9 +60,9 @@ class Frames:
     def __len__(self) -> int:
         return len(self.image_NHWC)
 
-    def at(self, rows: NDArray[np.int64]) -> Frames:
+    def at(self, rows: NDArray[np.int64]) -> Footage:
         """Return the frames of these rows."""
-        return Frames(
+        return Footage(
             self.image_NHWC[rows],
             [self.producers[row] for row in rows],
             self.label_N[rows],
@@ -71,10 +71,10 @@ class Frames:
             [self.kinds[row] for row in rows],
         )
 
-    def images(self, label_N: NDArray[np.int64]) -> Images:
+    def images(self, label_N: NDArray[np.int64]) -> LabelledImages:
         """Return the images that have a label, and the labels."""
         rows = np.flatnonzero(label_N >= 0)
-        return Images(self.image_NHWC[rows], label_N[rows])
+        return LabelledImages(self.image_NHWC[rows], label_N[rows])
 
     def objects(self, names: Sequence[str]) -> NDArray[np.int64]:
         """Return the number of the only kind of object in each frame, -1 for none or several."""
@@ -93,8 +93,8 @@ class Recording:
         tested: other frames of the same world.
     """
 
-    stream: Frames
-    tested: Frames
+    stream: Footage
+    tested: Footage
 
 
 def _decoded(samples: Iterator[Sample], size: int) -> tuple[NDArray[np.uint8], list[int]]:
@@ -118,7 +118,7 @@ def robot(folder: Path, size: int) -> Recording:
         raise ValueError(f"patrol.mcap has {len(numbers)} images, patrol.json {len(rows)} rows")
     label_N = np.array([row[2] for row in rows])
     stands = {place: number for number, place in enumerate(sorted({(r[2], r[3]) for r in rows}))}
-    frames = Frames(
+    frames = Footage(
         image_NHWC,
         ["robot"] * len(rows),
         label_N,
@@ -144,7 +144,7 @@ def cameras(folder: Path, size: int) -> Recording:
         passes = 2 if path.name == YARD else 1
         count = passes * len(image_NHWC)
         parts.append(
-            Frames(
+            Footage(
                 np.concatenate([image_NHWC] * passes),
                 ["yard" if path.name == YARD else "films"] * count,
                 np.full(count, -1),
@@ -156,10 +156,10 @@ def cameras(folder: Path, size: int) -> Recording:
     return replace(walk, stream=_interleaved(parts))
 
 
-def _interleaved(parts: Sequence[Frames]) -> Frames:
+def _interleaved(parts: Sequence[Footage]) -> Footage:
     """Return the frames of parts that begin and end at the same time."""
     when = np.concatenate([(np.arange(len(part)) + 0.5) / len(part) for part in parts])
-    whole = Frames(
+    whole = Footage(
         np.concatenate([part.image_NHWC for part in parts]),
         [name for part in parts for name in part.producers],
         np.concatenate([part.label_N for part in parts]),
@@ -184,7 +184,7 @@ def crawl(folder: Path, size: int) -> Recording:
     rows = [rows[number] for number in numbers]
     classes = {name: number for number, name in enumerate(sorted({row[1] for row in rows}))}
     original_N = np.array([zlib.crc32(row[2].encode()) for row in rows])
-    frames = Frames(
+    frames = Footage(
         image_NHWC,
         ["crawler"] * len(rows),
         np.array([classes[row[1]] for row in rows]),

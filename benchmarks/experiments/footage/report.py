@@ -9,10 +9,10 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.experiments.findings import Deviation, Found, Spread, pooled_deviation
+from benchmarks.experiments.findings import Deviation, FinishedRuns, Spread, pooled_deviation
 from benchmarks.experiments.footage.training import ARMS, TITLES
 from benchmarks.experiments.results import RunResult
-from benchmarks.experiments.tables import Rows, markdown
+from benchmarks.experiments.tables import TextTable, markdown
 
 ROOT = Path(__file__).parents[3]
 RUNS = ROOT / "benchmarks" / "reports" / "footage" / "runs.jsonl"
@@ -50,17 +50,17 @@ COLUMNS: Mapping[str, Mapping[str, tuple[str, str]]] = {
 COMPARED = ("knn_balanced", "linear_balanced", "object_knn_balanced", "object_linear_balanced")
 
 
-def found_in(results: Mapping[str, RunResult]) -> Found:
+def found_in(results: Mapping[str, RunResult]) -> FinishedRuns:
     """Return the runs by (arm, recording) and seed, in the order of ARMS."""
     runs = []
     for name, result in results.items():
         recording, arm, seed = name.split(" / ")
         runs.append(((arm, recording), int(seed.removeprefix("seed")), result))
     runs.sort(key=lambda run: (*ARMS,).index(run[0][0]))
-    return Found.of(runs)
+    return FinishedRuns.of(runs)
 
 
-def table(found: Found, recording: str, title: str = "") -> Rows:
+def table(found: FinishedRuns, recording: str, title: str = "") -> TextTable:
     """Return what each arm's memory holds, as means over seeds."""
     columns = {
         number: shown
@@ -76,7 +76,9 @@ def table(found: Found, recording: str, title: str = "") -> Rows:
         for cell in found.results
         if cell[1] == recording
     ]
-    return Rows(title, ["memory", "seeds", *(name for name, _ in columns.values())], rows, names=1)
+    return TextTable(
+        title, ["memory", "seeds", *(name for name, _ in columns.values())], rows, names=1
+    )
 
 
 def _text(spread: Spread, unit: str) -> str:
@@ -85,7 +87,7 @@ def _text(spread: Spread, unit: str) -> str:
     return f"{spread.mean:.3f}" if unit == NUMBER else f"{spread.mean:.1f}"
 
 
-def differences(found: Found, recording: str, ours: str = "duel") -> Rows:
+def differences(found: FinishedRuns, recording: str, ours: str = "duel") -> TextTable:
     """Return the paired differences of accuracies between `ours` and each other arm, in points."""
     numbers = [
         number
@@ -101,11 +103,11 @@ def differences(found: Found, recording: str, ours: str = "duel") -> Rows:
     headings = [
         f"{COLUMNS[recording][number][0]} points".replace(", % ", ", ") for number in numbers
     ]
-    return Rows("", [f"{TITLES[ours]}, minus", *headings], rows, names=1)
+    return TextTable("", [f"{TITLES[ours]}, minus", *headings], rows, names=1)
 
 
 def _gain(
-    found: Found,
+    found: FinishedRuns,
     arms: tuple[str, str],
     recording: str,
     deviations: Mapping[str, Deviation | None],
@@ -115,9 +117,9 @@ def _gain(
     return found.gain(ours, theirs, number).difference(deviations[number])
 
 
-def tables(found: Found) -> dict[str, Rows]:
+def tables(found: FinishedRuns) -> dict[str, TextTable]:
     """Return all tables by the names that pages use."""
-    made: dict[str, Rows] = {}
+    made: dict[str, TextTable] = {}
     for recording in COLUMNS:
         if any(cell[1] == recording for cell in found.results):
             made[recording] = table(found, recording)
@@ -125,7 +127,7 @@ def tables(found: Found) -> dict[str, Rows]:
     return made
 
 
-def text(made: Mapping[str, Rows]) -> str:
+def text(made: Mapping[str, TextTable]) -> str:
     """Return all tables as one page of Markdown."""
     parts: Sequence[str] = [
         markdown(rows._replace(title=name.replace("_", ", "))) for name, rows in made.items()
@@ -133,7 +135,7 @@ def text(made: Mapping[str, Rows]) -> str:
     return "\n".join(["# Footage\n", *parts])
 
 
-def written(page: str, made: Mapping[str, Rows]) -> str:
+def written(page: str, made: Mapping[str, TextTable]) -> str:
     """Return the text of a page with these tables.
 
     Raises:

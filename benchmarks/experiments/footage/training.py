@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, normalize
 
-from benchmarks.experiments.data import Images
-from benchmarks.experiments.footage.recordings import Frames, Recording
+from benchmarks.experiments.data import LabelledImages
+from benchmarks.experiments.footage.recordings import Footage, Recording
 from benchmarks.experiments.training import features
 from benchmarks.full_learner import settings_of
 from stream_ssl.app import build
@@ -78,7 +78,7 @@ def _option(default: Any, says: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Settings:
+class FootageSettings:
     """The settings that all runs share. Results of other settings are kept apart."""
 
     size: int = _option(32, "side of an image in pixels")
@@ -113,7 +113,7 @@ class FootageRun:
 class Shown:
     """Batches of a recording that is shown some times. An id is the frame's place in the stream."""
 
-    def __init__(self, frames: Frames, batch: int, passes: int) -> None:
+    def __init__(self, frames: Footage, batch: int, passes: int) -> None:
         self._frames, self._batch = frames, batch
         self.batches, self._next = passes * len(frames) // batch, 0
 
@@ -140,7 +140,7 @@ class Shown:
         return 0.0
 
 
-def run_once(settings: Settings, run: FootageRun, recording: Recording) -> dict[str, Any]:
+def run_once(settings: FootageSettings, run: FootageRun, recording: Recording) -> dict[str, Any]:
     """Train, and return what the memory holds and how well the encoder tells what it sees."""
     began = time.monotonic()
     learner = _learner(settings, run, recording.stream)
@@ -167,7 +167,7 @@ def run_once(settings: Settings, run: FootageRun, recording: Recording) -> dict[
     }
 
 
-def _learner(settings: Settings, run: FootageRun, frames: Frames) -> Learner:
+def _learner(settings: FootageSettings, run: FootageRun, frames: Footage) -> Learner:
     seed_everything(run.seed, 1)
     found = settings_of(
         [
@@ -184,11 +184,11 @@ def _learner(settings: Settings, run: FootageRun, frames: Frames) -> Learner:
     return build.learner(found, stream, START)
 
 
-def _held_rows(memory: WorkingMemory, frames: Frames) -> NDArray[np.int64]:
+def _held_rows(memory: WorkingMemory, frames: Footage) -> NDArray[np.int64]:
     return memory.ids.cpu().numpy() % len(frames)
 
 
-def holdings(held: Frames, seen: Frames) -> dict[str, float]:
+def holdings(held: Footage, seen: Footage) -> dict[str, float]:
     """Return what a memory with these frames holds of what was seen."""
     count = len(held)
     found = {f"slots {name}": held.producers.count(name) for name in sorted({*seen.producers})}
@@ -256,9 +256,11 @@ def accuracies(learner: Learner, recording: Recording) -> dict[str, float]:
     return found
 
 
-def _accuracy(learner: Learner, seen: Images, tested: Images, of: str) -> dict[str, float]:
+def _accuracy(
+    learner: Learner, seen: LabelledImages, tested: LabelledImages, of: str
+) -> dict[str, float]:
     known = np.isin(tested.label_N, seen.label_N)  # others cannot be recognised
-    tested = Images(tested.image_NHWC[known], tested.label_N[known])
+    tested = LabelledImages(tested.image_NHWC[known], tested.label_N[known])
     assert isinstance(learner.views, Views), "recordings are images"
     feature_N, feature_Q = (
         features(learner.method, learner.views, part, "cpu") for part in (seen, tested)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.experiments.papers.arms import Arm, Claim, Experiment, above
+from benchmarks.experiments.papers.arms import Claim, Experiment, PaperArm, above
 
 GROUPING, COMBINATION = "pos-grouping", "loss-combination"
 LONGER = "M = 1, longer"
@@ -18,9 +18,9 @@ and 308.25 (M = 4, at batch 64). Here every view is an anchor, so that loss-comb
 each pair once for each of them: its time is an upper bound."""
 
 
-def _arm(row: str, positives: int, loss: str, **more: Any) -> Arm:
+def _arm(row: str, positives: int, loss: str, **more: Any) -> PaperArm:
     options = more.pop("loss_options", {"temperature": 0.5})
-    return Arm(
+    return PaperArm(
         row,
         more.pop("column", f"M = {positives}"),
         "simclr",
@@ -31,7 +31,7 @@ def _arm(row: str, positives: int, loss: str, **more: Any) -> Arm:
     )
 
 
-def _positive(aggregation: str, positives: int, **more: Any) -> Arm:
+def _positive(aggregation: str, positives: int, **more: Any) -> PaperArm:
     options = {**OPTIONS, "aggregation": aggregation}
     return _arm(aggregation, positives, "positive-debiased", loss_options=options, **more)
 
@@ -53,7 +53,7 @@ AGGREGATION = Experiment(
             for positives in (1, 2, 4)
         ),
         _arm("biased", 1, "infonce", column=LONGER, share=2.5, against=GROUPING),
-        Arm("untrained", "M = 1", share=0.0),
+        PaperArm("untrained", "M = 1", share=0.0),
     ],
     columns=["M = 1", "M = 2", "M = 4", LONGER],
     claims=[

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from benchmarks.experiments.findings import Found
+from benchmarks.experiments.findings import FinishedRuns
 from benchmarks.experiments.results import Cell
 
 Options = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Arm:
+class PaperArm:
     """One cell of the tables: everything that distinguishes a run within its experiment.
 
     Args:
@@ -78,10 +78,10 @@ class Arm:
 
 
 @dataclass(frozen=True)
-class Run:
+class PaperRun:
     """An arm with a seed, which draws the weights, the stream and the views."""
 
-    arm: Arm
+    arm: PaperArm
     seed: int
 
     @property
@@ -143,7 +143,7 @@ class Experiment:
     name: str
     title: str
     says: str
-    arms: Sequence[Arm]
+    arms: Sequence[PaperArm]
     columns: Sequence[str]
     claims: Sequence[Claim]
     measures: Sequence[str] = ("linear", "knn")
@@ -152,21 +152,24 @@ class Experiment:
     traces: Sequence[str] = ()
     probe: str = "debiased"
 
-    def found(self, found: Found) -> Iterator[Arm]:
+    def found(self, found: FinishedRuns) -> Iterator[PaperArm]:
         """Yield the arms with a finished run, by column and then in the experiment's order."""
         for column in self.columns:
             for arm in self.arms:
                 if arm.column == column and arm.cell in found.results:
                     yield arm
 
-    def plan(self, seeds: int, repeat_all: bool) -> list[Run]:
+    def plan(self, seeds: int, repeat_all: bool) -> list[PaperRun]:
         """Return every run once, the most informative first.
 
         All arms come first. The key arms follow with further seeds, then the other arms.
         """
-        runs = [Run(arm, 0) for arm in self.arms]
+        runs = [PaperRun(arm, 0) for arm in self.arms]
         for key in (True, False) if repeat_all else (True,):
             runs += [
-                Run(arm, seed) for seed in range(1, seeds) for arm in self.arms if arm.key is key
+                PaperRun(arm, seed)
+                for seed in range(1, seeds)
+                for arm in self.arms
+                if arm.key is key
             ]
         return runs

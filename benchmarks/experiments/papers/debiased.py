@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.experiments.papers.arms import Arm, Experiment, above
+from benchmarks.experiments.papers.arms import Experiment, PaperArm, above
 
 PLAIN, TRUE, BLUR = "as they are", "no false negatives", "blur p = 0.3"
 SWEEP = (0.01, 0.05, 0.2)
@@ -20,16 +20,16 @@ negatives up (beta 1). The paper gives these results as curves without numbers, 
 a direction to compare and no figure."""
 
 
-def _arm(row: str, column: str, loss: str, **more: Any) -> Arm:
+def _arm(row: str, column: str, loss: str, **more: Any) -> PaperArm:
     options = {"temperature": 0.5, **more.pop("loss_options", {})}
-    return Arm(row, column, "simclr", loss, loss_options=options, **more)
+    return PaperArm(row, column, "simclr", loss, loss_options=options, **more)
 
 
 def _tau(value: float) -> str:
     return f"tau+ = {value}"
 
 
-def _swept(value: float) -> list[Arm]:
+def _swept(value: float) -> list[PaperArm]:
     options = {"prior": value}
     return [
         _arm(NEGATIVE, _tau(value), "debiased", loss_options=options),
@@ -62,7 +62,7 @@ DEBIASED = Experiment(
         _arm(NEGATIVE, BLUR, "debiased", blur=0.3, against=BIASED, key=True),
         _arm(POSITIVE, BLUR, "positive-debiased", blur=0.3, against=BIASED, key=True),
         *(arm for value in SWEEP for arm in _swept(value)),
-        Arm("untrained", PLAIN, share=0.0),
+        PaperArm("untrained", PLAIN, share=0.0),
     ],
     columns=[PLAIN, TRUE, BLUR, *map(_tau, SWEEP)],
     claims=[

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.experiments.papers.arms import Arm, Claim, Experiment, above
+from benchmarks.experiments.papers.arms import Claim, Experiment, PaperArm, above
 
 BATCHES = (32, 64, 128, 256, 512)
 QUEUES = (256, 1024, 4096)
@@ -18,8 +18,8 @@ other. DCLW weights the pairs of a batch, sigma 0.5. MoCo compares with a queue 
 4,096 keys at the preset's batch."""
 
 
-def _arm(row: str, batch: int) -> Arm:
-    return Arm(
+def _arm(row: str, batch: int) -> PaperArm:
+    return PaperArm(
         row,
         f"batch {batch}",
         "simclr",
@@ -31,8 +31,8 @@ def _arm(row: str, batch: int) -> Arm:
     )
 
 
-def _queued(row: str, capacity: int) -> Arm:
-    return Arm(
+def _queued(row: str, capacity: int) -> PaperArm:
+    return PaperArm(
         row,
         f"queue {capacity}",
         "moco",
@@ -55,7 +55,7 @@ DECOUPLED = Experiment(
     says=SAYS,
     arms=[
         *(_arm(row, batch) for batch in (32, 512, 128, 64, 256) for row in (BASE, DCL)),
-        Arm("untrained", "batch 32", share=0.0),
+        PaperArm("untrained", "batch 32", share=0.0),
         *(_queued(row, size) for size in QUEUES for row in (MOCO, MOCO_DCL)),
         *(_arm(DCLW, batch) for batch in BATCHES),
     ],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.experiments.papers.arms import Arm, Experiment, above
+from benchmarks.experiments.papers.arms import Experiment, PaperArm, above
 from benchmarks.experiments.results import Cell
 
 BIASES = (1, 3, 9, 27)
@@ -19,12 +19,12 @@ draws the training batches from the memory after it was updated, which the paper
 not try."""
 
 
-def _arms(bias: int) -> list[Arm]:
+def _arms(bias: int) -> list[PaperArm]:
     column, key = f"x{bias}", bias in (1, 27)
 
-    def arm(row: str, method: str, loss: str = "infonce", **more: object) -> Arm:
+    def arm(row: str, method: str, loss: str = "infonce", **more: object) -> PaperArm:
         options = TEMPERATURE if loss == "infonce" else {}
-        return Arm(
+        return PaperArm(
             row,
             column,
             method,
@@ -97,7 +97,7 @@ DUEL = Experiment(
     says=SAYS,
     arms=[
         *(arm for bias in (27, 1, 9, 3) for arm in _arms(bias)),
-        Arm("untrained", "x1", share=0.0),
+        PaperArm("untrained", "x1", share=0.0),
     ],
     columns=[f"x{bias}" for bias in BIASES],
     claims=[

@@ -8,12 +8,12 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.experiments.findings import Found
+from benchmarks.experiments.findings import FinishedRuns
 from benchmarks.experiments.papers.arms import Experiment
 from benchmarks.experiments.papers.verdicts import MEASURES
 
 
-def draw(experiment: Experiment, found: Found, path: Path) -> None:
+def draw(experiment: Experiment, found: FinishedRuns, path: Path) -> None:
     """Draw a panel per curve, and per column of each trace, as a PNG.
 
     The same findings give the same bytes.
@@ -33,7 +33,9 @@ def draw(experiment: Experiment, found: Found, path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def _curve(axes: Axes, experiment: Experiment, found: Found, name: str, columns: list[str]) -> None:
+def _curve(
+    axes: Axes, experiment: Experiment, found: FinishedRuns, name: str, columns: list[str]
+) -> None:
     """Draw a line per row, a dot per seed, and the paper's figures as a dashed line."""
     measure, figures = MEASURES[name], experiment.paper.get(name, {})
     for row, colour in _colours(experiment).items():
@@ -62,7 +64,7 @@ def _curve(axes: Axes, experiment: Experiment, found: Found, name: str, columns:
     axes.legend(fontsize=6, framealpha=0.5)
 
 
-def _trace(axes: Axes, experiment: Experiment, found: Found, name: str, column: str) -> None:
+def _trace(axes: Axes, experiment: Experiment, found: FinishedRuns, name: str, column: str) -> None:
     """Draw a line per row, from its first seed."""
     measure = MEASURES[name]
     for arm in experiment.found(found):

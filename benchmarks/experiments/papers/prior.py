@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.experiments.papers.arms import Arm, Claim, Experiment, above
+from benchmarks.experiments.papers.arms import Claim, Experiment, PaperArm, above
 
 BIASES = (1, 9, 27)
 MEMORIES = {"FIFO": "queue", "DUEL": "vmf0.1"}
@@ -28,12 +28,12 @@ def _column(bias: int, memory: str) -> str:
     return f"x{bias}, {memory}"
 
 
-def _arm(row: str, bias: int, memory: str) -> Arm:
+def _arm(row: str, bias: int, memory: str) -> PaperArm:
     plain = row.removesuffix(UNCLAMPED)
     prior = {NONE: None, CONSTANT: 0.1, LABELS: "labels"}.get(plain, "memory")
     options = {"temperature": 0.5} | ({} if prior is None else {"prior": prior})
     options |= {} if plain == row else {"floor": "biased"}
-    return Arm(
+    return PaperArm(
         row,
         _column(bias, memory),
         "moco",
@@ -83,7 +83,7 @@ PRIOR = Experiment(
             for memory in MEMORIES
             for row in (*ROWS, NONE)
         ),
-        Arm("untrained", _column(1, "FIFO"), share=0.0),
+        PaperArm("untrained", _column(1, "FIFO"), share=0.0),
         *(_arm(row + UNCLAMPED, BIASES[-1], memory) for memory in MEMORIES for row in ROWS),
     ],
     columns=[_column(bias, memory) for bias in BIASES for memory in MEMORIES],

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.experiments import tables
-from benchmarks.experiments.findings import Found, Spread
+from benchmarks.experiments.findings import FinishedRuns, Spread
 from benchmarks.experiments.papers import plots
 from benchmarks.experiments.papers.arms import Experiment
 from benchmarks.experiments.papers.verdicts import MEASURES, Judgement, verdicts
-from benchmarks.experiments.tables import Rows
+from benchmarks.experiments.tables import TextTable
 
 RULE = """Verdicts are computed from the runs. A claim *agrees* if the difference is above 0 with
 p < 0.05, *disagrees* if it is below 0 with p < 0.05, and is *not settled* otherwise. p is of a
@@ -23,7 +23,7 @@ the same number. ± is the standard deviation over seeds. A cell without a run i
 
 def write(
     experiment: Experiment,
-    found: Found,
+    found: FinishedRuns,
     planned: int,
     preset: str,
     settings: Mapping[str, Any],
@@ -74,7 +74,9 @@ def write(
     return path
 
 
-def tables_of(experiment: Experiment, found: Found, judged: Sequence[Judgement]) -> list[Rows]:
+def tables_of(
+    experiment: Experiment, found: FinishedRuns, judged: Sequence[Judgement]
+) -> list[TextTable]:
     """Return a table of the claims, one table per accuracy, and one table of the other measures.
 
     A cell without a run is empty.
@@ -88,7 +90,7 @@ def tables_of(experiment: Experiment, found: Found, judged: Sequence[Judgement])
     return told
 
 
-def claims(judged: Sequence[Judgement]) -> Rows:
+def claims(judged: Sequence[Judgement]) -> TextTable:
     """Return a row per claim: by how much its sum is above 0, in the paper and here."""
     rows = []
     for claim, paper, ours, p, word in judged:
@@ -99,10 +101,10 @@ def claims(judged: Sequence[Judgement]) -> Rows:
         own = ours.text(measure.scale, measure.decimals, sign=True)
         rows.append([*told, figure, own, seeds, "" if p is None else f"{p:.3f}", word])
     headings = ("claim", "source", "difference in", "paper", "ours", "seeds", "p", "verdict")
-    return Rows("Claims", headings, rows, 3)
+    return TextTable("Claims", headings, rows, 3)
 
 
-def by_measure(experiment: Experiment, found: Found, name: str) -> Rows:
+def by_measure(experiment: Experiment, found: FinishedRuns, name: str) -> TextTable:
     """Return a row per arm: our number, its gain over the baseline, and both in the paper."""
     measure, figures = MEASURES[name], experiment.paper.get(name, {})
     rows = []
@@ -126,10 +128,10 @@ def by_measure(experiment: Experiment, found: Found, name: str) -> Rows:
     headings = ["", "arm", "seeds", "ours", "gain"]
     if figures:
         headings += ["paper", "paper's gain"]
-    return Rows(measure.heading[0].upper() + measure.heading[1:], headings, rows)
+    return TextTable(measure.heading[0].upper() + measure.heading[1:], headings, rows)
 
 
-def together(experiment: Experiment, found: Found, names: Sequence[str]) -> Rows:
+def together(experiment: Experiment, found: FinishedRuns, names: Sequence[str]) -> TextTable:
     """Return a row per arm, with a column per measure."""
     rows = [
         [
@@ -141,7 +143,9 @@ def together(experiment: Experiment, found: Found, names: Sequence[str]) -> Rows
         ]
         for arm in experiment.found(found)
     ]
-    return Rows("Also measured", ["", "arm", *(MEASURES[name].heading for name in names)], rows)
+    return TextTable(
+        "Also measured", ["", "arm", *(MEASURES[name].heading for name in names)], rows
+    )
 
 
 def slug(text: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.experiments.papers.arms import Arm, Claim, Experiment, above
+from benchmarks.experiments.papers.arms import Claim, Experiment, PaperArm, above
 
 ONE_HOT, REFINED, MIXED, BOTH = "one-hot", "refinement", "mixup", "both"
 COLUMN, SOURCE = "x1", "self-labeling refinement, poster"
@@ -17,9 +17,9 @@ the norm smaller. The control is *even smoothing*: the one-hot label with as muc
 spread over all keys alike, which knows nothing. The poster gives no figures."""
 
 
-def _arm(row: str) -> Arm:
+def _arm(row: str) -> PaperArm:
     weight = WEIGHT if row in (REFINED, BOTH) else 0.0
-    return Arm(
+    return PaperArm(
         row,
         COLUMN,
         "self-labeling",
@@ -37,7 +37,7 @@ SELF_LABELING = Experiment(
     says=SAYS,
     arms=[
         *(_arm(row) for row in (ONE_HOT, REFINED, MIXED, BOTH)),
-        Arm("untrained", COLUMN, share=0.0),
+        PaperArm("untrained", COLUMN, share=0.0),
     ],
     columns=[COLUMN],
     claims=[

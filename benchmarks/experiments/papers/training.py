@@ -10,10 +10,10 @@ from typing import Any
 
 from benchmarks.experiments.data import Biased, LabelledData, first_of_each
 from benchmarks.experiments.network import encoder
-from benchmarks.experiments.papers.arms import Arm, Experiment, Run
+from benchmarks.experiments.papers.arms import Experiment, PaperArm, PaperRun
 from benchmarks.experiments.papers.presets import Preset
 from benchmarks.experiments.papers.watch import LOOKS, measure
-from benchmarks.experiments.training import Watch, evaluate, quick_accuracy, train
+from benchmarks.experiments.training import Measurements, evaluate, quick_accuracy, train
 from stream_ssl.encoder.network import Projector
 from stream_ssl.evaluation.linear import CONVEX, PROBES
 from stream_ssl.learning.learner import Learner
@@ -41,7 +41,7 @@ SCORES: dict[str, Score] = {
 
 
 def run_once(
-    experiment: Experiment, preset: Preset, run: Run, data: LabelledData
+    experiment: Experiment, preset: Preset, run: PaperRun, data: LabelledData
 ) -> dict[str, float | list[tuple[int, float]]]:
     """Train and evaluate; return the numbers of the run, and its traces as "trace.NAME"."""
     started = time.monotonic()
@@ -55,7 +55,7 @@ def run_once(
         some = first_of_each(data.train, SOME), first_of_each(data.test, SOME)
         accuracy = partial(quick_accuracy, learner.method, views, *some, settings["device"])
     looks = partial(measure, learner.method, learner.memory, data.classes, accuracy)
-    watch = Watch(looks, steps, max(1, steps // LOOKS))
+    watch = Measurements(looks, steps, max(1, steps // LOOKS))
     took = train(learner, watch, steps) if steps else []
     trained = time.monotonic() - started
     probe = CONVEX if settings["probe"] == "convex" else PROBES[experiment.probe]
@@ -73,13 +73,13 @@ def run_once(
     }
 
 
-def views_of(arm: Arm, settings: Mapping[str, Any]) -> Views:
+def views_of(arm: PaperArm, settings: Mapping[str, Any]) -> Views:
     """Return SimCLR's augmentation, without crops if neither the arm nor the preset has them."""
     crop = (0.2, 1.0) if arm.crop or settings.get("crop") else None
     return Views(32, crop=crop, colour=Colour(hue=settings["hue"]), blur=arm.blur)
 
 
-def build(run: Run, settings: Mapping[str, Any], data: LabelledData, views: Views) -> Learner:
+def build(run: PaperRun, settings: Mapping[str, Any], data: LabelledData, views: Views) -> Learner:
     """Return the learner of a run.
 
     Arms with the same network, batch, bias and seed start with the same weights and stream.
@@ -117,7 +117,7 @@ def build(run: Run, settings: Mapping[str, Any], data: LabelledData, views: View
     )
 
 
-def method_of(arm: Arm, settings: Mapping[str, Any], steps: int) -> Method:
+def method_of(arm: PaperArm, settings: Mapping[str, Any], steps: int) -> Method:
     """Return a method with new weights from torch's generator.
 
     Soft labels rise over the first half of the steps.

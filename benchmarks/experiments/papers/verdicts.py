@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from benchmarks.experiments.findings import Deviation, Found, Spread, holm
+from benchmarks.experiments.findings import Deviation, FinishedRuns, Spread, holm
 from benchmarks.experiments.papers.arms import Claim, Experiment
 
 
@@ -65,7 +65,7 @@ class Judgement(NamedTuple):
     word: str
 
 
-def verdicts(experiment: Experiment, found: Found) -> list[Judgement]:
+def verdicts(experiment: Experiment, found: FinishedRuns) -> list[Judgement]:
     """Judge whether the sum of each claim is above 0.
 
     A claim agrees if its sum is above 0 and differs from 0 with p < 0.05, and disagrees if it is
@@ -89,7 +89,7 @@ def verdicts(experiment: Experiment, found: Found) -> list[Judgement]:
     return told
 
 
-def total(found: Found, claim: Claim) -> Spread:
+def total(found: FinishedRuns, claim: Claim) -> Spread:
     """Return the weighted sum of a claim's cells, for each seed that all the cells have."""
     weights = [weight for weight, _, _ in claim.terms]
     return found.paired(
@@ -99,7 +99,9 @@ def total(found: Found, claim: Claim) -> Spread:
     )
 
 
-def p_value(found: Found, claim: Claim, ours: Spread, claims: Sequence[Claim]) -> float | None:
+def p_value(
+    found: FinishedRuns, claim: Claim, ours: Spread, claims: Sequence[Claim]
+) -> float | None:
     """Return the two-sided p-value of a claim's mean sum, or None if no error is known.
 
     The deviation over seeds is pooled over all claims about the same measure, because two or three
@@ -114,7 +116,7 @@ def p_value(found: Found, claim: Claim, ours: Spread, claims: Sequence[Claim]) -
     return None
 
 
-def pooled(found: Found, claims: Sequence[Claim]) -> Deviation | None:
+def pooled(found: FinishedRuns, claims: Sequence[Claim]) -> Deviation | None:
     """Return the deviation over seeds of a sum whose weights have length 1."""
     squares, freedom = 0.0, 0
     for claim in claims:
@@ -129,7 +131,7 @@ def _length(claim: Claim) -> float:
     return math.hypot(*(weight for weight, _, _ in claim.terms))
 
 
-def sampling_error(found: Found, claim: Claim) -> float:
+def sampling_error(found: FinishedRuns, claim: Claim) -> float:
     """Return the standard error that the test images give the sum of one seed."""
     variance = 0.0
     for weight, row, column in claim.terms:

@@ -11,17 +11,17 @@ from rich.console import Console
 
 from benchmarks.experiments import tables
 from benchmarks.experiments.data import LabelledData
-from benchmarks.experiments.findings import Found
+from benchmarks.experiments.findings import FinishedRuns
 from benchmarks.experiments.papers import report
-from benchmarks.experiments.papers.arms import Experiment, Run
+from benchmarks.experiments.papers.arms import Experiment, PaperRun
 from benchmarks.experiments.papers.presets import Preset
 from benchmarks.experiments.papers.training import run_once
 from benchmarks.experiments.papers.verdicts import verdicts
 from benchmarks.experiments.results import Results, entries
-from benchmarks.experiments.work import Work
+from benchmarks.experiments.work import ExperimentWork
 
 
-class Reproduction(Work[Run]):
+class Reproduction(ExperimentWork[PaperRun]):
     """An experiment at a preset.
 
     Args:
@@ -48,16 +48,18 @@ class Reproduction(Work[Run]):
         path, settings = folder / f"{experiment.name}-{size}.jsonl", preset.of(experiment.name)
         self.results = Results(path, {"data": data or _data_of(path, settings), **settings})
 
-    def planned(self) -> list[Run]:
+    def planned(self) -> list[PaperRun]:
         return self.experiment.plan(self.preset.seeds, self.preset.repeat_all)
 
-    def once(self) -> Callable[[Run, LabelledData], dict[str, Any]]:
+    def once(self) -> Callable[[PaperRun, LabelledData], dict[str, Any]]:
         return partial(run_once, self.experiment, self.preset)
 
-    def found(self) -> Found:
+    def found(self) -> FinishedRuns:
         """Return the planned runs that are finished."""
         done = ((run, self.results.get(run)) for run in self.planned())
-        return Found.of((run.arm.cell, run.seed, one) for run, one in done if one is not None)
+        return FinishedRuns.of(
+            (run.arm.cell, run.seed, one) for run, one in done if one is not None
+        )
 
     def report(self, console: Console) -> None:
         found = self.found()

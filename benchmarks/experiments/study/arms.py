@@ -69,7 +69,7 @@ SEEDS = (0, 1, 2)
 
 
 @dataclass(frozen=True)
-class Arm:
+class StudyArm:
     """A policy, the source of the training batches, and how embeddings are kept fresh.
 
     Args:
@@ -119,11 +119,11 @@ class Arm:
 
 
 @dataclass(frozen=True)
-class Run:
+class StudyRun:
     """An arm on a stream with a seed, which draws the weights, the stream and the views."""
 
     stream: str
-    arm: Arm
+    arm: StudyArm
     seed: int
 
     @property
@@ -138,12 +138,12 @@ class Run:
         return {}
 
 
-BASE = Arm("queue", "stream", "stale")
+BASE = StudyArm("queue", "stream", "stale")
 
 
-def drawn(policy: str, descriptor: str = "embedding", **options: Any) -> Arm:
+def drawn(policy: str, descriptor: str = "embedding", **options: Any) -> StudyArm:
     """Return an arm that trains on draws from the memory and writes fresh keys back."""
-    return Arm(policy, "memory", "written", plain=True, descriptor=descriptor, **options)
+    return StudyArm(policy, "memory", "written", plain=True, descriptor=descriptor, **options)
 
 
 DEFAULT = drawn("vmf0.1", "thumbnail")
@@ -182,14 +182,14 @@ RIVALS = (
     drawn("vmf0.1", draw="epochs"),
     drawn("vmf0.1", "frozen", draw="epochs"),
     drawn("random"),
-    Arm("oracle", "memory", "written"),
+    StudyArm("oracle", "memory", "written"),
     *(drawn("image-oracle", draw=order) for order in ("epochs", "uniform")),
-    Arm("linear", "stream", "stale"),
+    StudyArm("linear", "stream", "stale"),
     *(drawn(policy) for policy in ("linear", "quadratic", "gaussian")),
 )
 
 
-def behind(policy: str, descriptor: str = "thumbnail") -> Arm:
+def behind(policy: str, descriptor: str = "thumbnail") -> StudyArm:
     """Return an arm with the near-duplicate test and draw order of the shipped configurations."""
     return drawn(policy, descriptor, draw="epochs", novelty="auto")
 
@@ -211,16 +211,18 @@ USERS = ("parked", "crawl", "stalls-x27", "shuffled", "video", "shift", "stalls"
 """Streams as users produce them, and the two streams that other papers compare on."""
 
 
-def plan() -> list[Run]:
+def plan() -> list[StudyRun]:
     """Return every run once, the most informative first, so that a partial study also compares."""
     return list(dict.fromkeys(_by_worth()))
 
 
-def _by_worth() -> Iterator[Run]:
-    def runs(arms: Iterable[Arm], seed: int, streams: Iterable[str] = USERS) -> Iterator[Run]:
-        return (Run(stream, arm, seed) for arm in arms for stream in streams)
+def _by_worth() -> Iterator[StudyRun]:
+    def runs(
+        arms: Iterable[StudyArm], seed: int, streams: Iterable[str] = USERS
+    ) -> Iterator[StudyRun]:
+        return (StudyRun(stream, arm, seed) for arm in arms for stream in streams)
 
-    def against_the_queue(seed: int) -> Iterator[Run]:
+    def against_the_queue(seed: int) -> Iterator[StudyRun]:
         return (run for stream in USERS for run in runs((NOVEL, BASE), seed, (stream,)))
 
     yield from against_the_queue(0)

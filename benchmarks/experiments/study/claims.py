@@ -12,7 +12,7 @@ from pathlib import Path
 
 from scipy.stats import spearmanr
 
-from benchmarks.experiments.findings import Found, holm
+from benchmarks.experiments.findings import FinishedRuns, holm
 from benchmarks.experiments.results import Cell, Results, entries
 from benchmarks.experiments.study import report
 from benchmarks.experiments.study.arms import (
@@ -23,14 +23,14 @@ from benchmarks.experiments.study.arms import (
     NOVEL,
     SLOWLY,
     USERS,
-    Arm,
+    StudyArm,
     behind,
     drawn,
 )
 from benchmarks.experiments.study.report import CEILING, PROBES, both
 from benchmarks.experiments.study.streams import STREAMS, TITLES
-from benchmarks.experiments.study.training import Settings
-from benchmarks.experiments.tables import Rows, markdown
+from benchmarks.experiments.study.training import StudySettings
+from benchmarks.experiments.tables import TextTable, markdown
 
 ROOT = Path(__file__).parents[3]
 RUNS = ROOT / "benchmarks" / "reports" / "study" / "runs.jsonl"
@@ -67,7 +67,7 @@ VARIANTS = {
 """Arms with the near-duplicate test and the draw order of `NOVEL`. Some were removed since."""
 
 
-class Stored:
+class StoredRuns:
     """All stored runs of the study.
 
     Args:
@@ -77,16 +77,16 @@ class Stored:
     def __init__(self, path: Path) -> None:
         self._path, self.deviation = path, report.deviations(path)
 
-    def at(self, steps: int = 600, capacity: int = 2048) -> Found:
+    def at(self, steps: int = 600, capacity: int = 2048) -> FinishedRuns:
         """Return the runs with a number of updates and of slots."""
-        settings = Settings(steps=steps, capacity=capacity)
+        settings = StudySettings(steps=steps, capacity=capacity)
         return report.found_in(Results(self._path, settings.facts()).by_name())
 
     def numbers(self) -> list[tuple[str, Mapping[str, float]]]:
         """Return the name and the numbers of every run, whatever its settings."""
         return [(entry["run"], entry["numbers"]) for entry in entries(self._path)]
 
-    def gain(self, found: Found, cell: Cell, base: Cell) -> str:
+    def gain(self, found: FinishedRuns, cell: Cell, base: Cell) -> str:
         """Return the differences of kNN and linear accuracy: "+1.2 ± 0.4 / +0.3 ± 0.3 (3)"."""
         knn, linear = (
             report.pair(found, cell, base, probe).difference(self.deviation[probe])
@@ -95,7 +95,7 @@ class Stored:
         return f"{knn.partition(' (')[0]} / {linear}" if knn else ""
 
 
-def today(stored: Stored) -> Rows:
+def today(stored: StoredRuns) -> TextTable:
     found = stored.at(steps=2400)
     ours, *rivals = (arm.name for arm in TODAY.values())
     rows = []
@@ -105,10 +105,10 @@ def today(stored: Stored) -> Rows:
             gains = [stored.gain(found, (ours, stream), (name, stream)) for name in rivals]
             rows.append([TITLES[stream], *accuracies, *gains])
     headings = [*TODAY, *(f"`redundant` - {name}" for name in list(TODAY)[1:])]
-    return Rows("", ["kNN / linear, %", *headings], rows, names=1)
+    return TextTable("", ["kNN / linear, %", *headings], rows, names=1)
 
 
-def settled(stored: Stored) -> Rows:
+def settled(stored: StoredRuns) -> TextTable:
     """The differences of `today` with the smallest p-values after Holm's correction for all."""
     found = stored.at(steps=2400)
     (_, ours), *rivals = TODAY.items()
@@ -124,10 +124,10 @@ def settled(stored: Stored) -> Rows:
                 told.append((TITLES[stream], title, NAMES[probe], gain.difference(deviation)))
     rows = [[*told[key], f"{p:.3f}"] for key, p in list(holm(values).items())[:SHOWN]]
     headings = ("accuracy", "`redundant` - it, points", f"p, corrected for {len(told)} comparisons")
-    return Rows("", ["stream", "rule", *headings], rows, names=3)
+    return TextTable("", ["stream", "rule", *headings], rows, names=3)
 
 
-def gains(stored: Stored) -> Rows:
+def gains(stored: StoredRuns) -> TextTable:
     found = stored.at()
     rows = []
     for stream in USERS:
@@ -138,26 +138,28 @@ def gains(stored: Stored) -> Rows:
         told = " / ".join(f"{100 * share:.1f}" for share in shares)
         rows.append([TITLES[stream], *differences, told])
     headings = ("minus the queue", "minus the reservoir", "minus MinRed", "share of the ceiling, %")
-    return Rows("", ["kNN / linear, points", *headings], rows, names=1)
+    return TextTable("", ["kNN / linear, points", *headings], rows, names=1)
 
 
-def variants(stored: Stored) -> Rows:
+def variants(stored: StoredRuns) -> TextTable:
     found, streams = stored.at(), ("shuffled", "crawl", "parked", "x27-iid", "shift")
     rows = [
         [title, *(stored.gain(found, (name, each), (NOVEL.name, each)) for each in streams)]
         for title, name in VARIANTS.items()
     ]
-    return Rows("", ["kNN / linear, points", *(TITLES[each] for each in streams)], rows, names=1)
+    return TextTable(
+        "", ["kNN / linear, points", *(TITLES[each] for each in streams)], rows, names=1
+    )
 
 
-def _across(arms: Mapping[str, Cell], settings: Mapping[str, Found]) -> Rows:
+def _across(arms: Mapping[str, Cell], settings: Mapping[str, FinishedRuns]) -> TextTable:
     rows = [
         [title, *(both(found, cell) for found in settings.values())] for title, cell in arms.items()
     ]
-    return Rows("", ["kNN / linear, %", *settings], rows, names=1)
+    return TextTable("", ["kNN / linear, %", *settings], rows, names=1)
 
 
-def _parked(*arms: Arm) -> dict[str, Cell]:
+def _parked(*arms: StudyArm) -> dict[str, Cell]:
     names = {
         BASE: "parked: queue, trained on the stream",
         RESERVOIR: "parked: reservoir",
@@ -167,27 +169,27 @@ def _parked(*arms: Arm) -> dict[str, Cell]:
     return {names[arm]: (arm.name, "parked") for arm in arms} | {"shuffled: queue": CEILING}
 
 
-def updates(stored: Stored) -> Rows:
+def updates(stored: StoredRuns) -> TextTable:
     settings = {f"{steps:,} updates": stored.at(steps=steps) for steps in (600, 2400)}
     return _across(_parked(BASE, RESERVOIR, MINRED, NOVEL), settings)
 
 
-def slots(stored: Stored) -> Rows:
+def slots(stored: StoredRuns) -> TextTable:
     settings = {f"{count:,} slots": stored.at(capacity=count) for count in (2048, 16384)}
     return _across(_parked(BASE, RESERVOIR, NOVEL), settings)
 
 
-def follow(stored: Stored) -> Rows:
+def follow(stored: StoredRuns) -> TextTable:
     found, rows = stored.at(), []
     arms = {"by frames: one for each batch of all samples": NOVEL, "4": FOLLOWING, "3": SLOWLY}
     for title, arm in arms.items():
         cell = (arm.name, "parked")
         rows.append([title, f"{found.spread(cell, 'frames').mean:,.0f}", both(found, cell)])
     headings = ("updates for each batch of new samples", "frames covered", "kNN / linear, %")
-    return Rows("", headings, rows, names=1)
+    return TextTable("", headings, rows, names=1)
 
 
-def worth(stored: Stored) -> Rows:
+def worth(stored: StoredRuns) -> TextTable:
     found, rows = stored.at(), []
     arms = {
         "the stream, with a queue (MoCo)": BASE,
@@ -202,10 +204,10 @@ def worth(stored: Stored) -> Rows:
         accuracies = (f"{100 * found.spread(cell, probe).mean:.1f}" for probe in PROBES)
         rows.append([title, copies, *accuracies, str(found.seeds(cell))])
     headings = ("near-duplicates in the memory", "kNN, %", "linear probe, %", "seeds")
-    return Rows("", ["what is trained on", *headings], rows, names=1)
+    return TextTable("", ["what is trained on", *headings], rows, names=1)
 
 
-def rank(stored: Stored) -> Rows:
+def rank(stored: StoredRuns) -> TextTable:
     """Rank correlations of the effective rank with true numbers, over all runs at their end."""
     runs = stored.numbers()
     rows = []
@@ -215,7 +217,7 @@ def rank(stored: Stored) -> Rows:
         if len(numbers) >= 10:
             rows.append([title, str(len(numbers)), *(_spearman(numbers, each) for each in TRUTHS)])
     headings = ("runs", *TRUTHS.values())
-    return Rows("", ["runs on", *headings], rows, names=1)
+    return TextTable("", ["runs on", *headings], rows, names=1)
 
 
 def _spearman(numbers: Sequence[Mapping[str, float]], truth: str) -> str:
@@ -226,7 +228,7 @@ def _spearman(numbers: Sequence[Mapping[str, float]], truth: str) -> str:
     return f"{spearmanr(pairs).statistic:+.2f}"
 
 
-TABLES: Mapping[str, Callable[[Stored], Rows]] = {
+TABLES: Mapping[str, Callable[[StoredRuns], TextTable]] = {
     "today": today,
     "settled": settled,
     "summary": lambda stored: report.summary(stored.at()),
@@ -240,7 +242,7 @@ TABLES: Mapping[str, Callable[[Stored], Rows]] = {
 }
 
 
-def made(text: str, stored: Stored) -> str:
+def made(text: str, stored: StoredRuns) -> str:
     """Return the text of a page with the tables of these runs.
 
     Raises:
@@ -251,7 +253,7 @@ def made(text: str, stored: Stored) -> str:
 
 def write() -> None:
     """Replace the tables of all pages by those of the stored runs."""
-    stored = Stored(RUNS)
+    stored = StoredRuns(RUNS)
     for page in PAGES:
         file = ROOT / page
         file.write_text(made(file.read_text(encoding="utf-8"), stored), encoding="utf-8")

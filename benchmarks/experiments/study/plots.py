@@ -10,8 +10,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.experiments.data import Images
-from benchmarks.experiments.findings import Found
+from benchmarks.experiments.data import LabelledImages
+from benchmarks.experiments.findings import FinishedRuns
 from benchmarks.experiments.study.arms import BASE, USERS
 from benchmarks.experiments.study.report import CEILING, NAMES, by_stream
 from benchmarks.experiments.study.streams import STREAMS, TITLES
@@ -21,7 +21,7 @@ COLUMNS, LINES, EVERY = 40, 2, 8  # columns and lines of frames; every EVERY-th 
 BASE_COLOUR, COLOUR, REST = "#c1662f", "#2a78d6", "#9aa5b1"
 
 
-def streams(images: Images, path: Path, seed: int = 0) -> None:
+def streams(images: LabelledImages, path: Path, seed: int = 0) -> None:
     """Draw two lines of frames of each stream, every eighth frame in order.
 
     Args:
@@ -42,7 +42,7 @@ def streams(images: Images, path: Path, seed: int = 0) -> None:
     figure.savefig(path, dpi=140)
 
 
-def accuracies(found: Found, path: Path, ours: str) -> None:
+def accuracies(found: FinishedRuns, path: Path, ours: str) -> None:
     """Draw a panel per stream with the kNN accuracy of the arms that have a title, a dot per seed.
 
     The dashed line is the queue on the shuffled stream. If there are no such runs, no file is
@@ -73,7 +73,7 @@ def accuracies(found: Found, path: Path, ours: str) -> None:
     figure.savefig(path, dpi=110)
 
 
-def _bars(axes: Axes, found: Found, stream: str, arms: Sequence[str], ours: str) -> None:
+def _bars(axes: Axes, found: FinishedRuns, stream: str, arms: Sequence[str], ours: str) -> None:
     for height, arm in enumerate(arms):
         values = [100 * value for value in found.spread((arm, stream), "knn").values]
         colour = {BASE.name: BASE_COLOUR, ours: COLOUR}.get(arm, REST)

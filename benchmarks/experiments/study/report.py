@@ -7,19 +7,19 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.experiments.findings import Deviation, Found, Spread, pooled_deviation
+from benchmarks.experiments.findings import Deviation, FinishedRuns, Spread, pooled_deviation
 from benchmarks.experiments.results import Cell, Results, RunResult, entries
 from benchmarks.experiments.study.arms import BASE, TITLES
 from benchmarks.experiments.study.streams import CLASSES, STREAMS
 from benchmarks.experiments.study.streams import TITLES as STREAM_TITLES
-from benchmarks.experiments.tables import Rows, markdown
+from benchmarks.experiments.tables import TextTable, markdown
 
 CEILING: Cell = (BASE.name, "shuffled")
 NAMES = {arm.name: title for arm, title in TITLES.items()}
 PROBES = ("knn", "linear")
 
 
-def found_in(results: Mapping[str, RunResult]) -> Found:
+def found_in(results: Mapping[str, RunResult]) -> FinishedRuns:
     """Return the runs by (arm, stream) and seed, from their names, planned or not.
 
     Streams are in their usual order. The arms of a stream are sorted by kNN accuracy, best first.
@@ -29,15 +29,15 @@ def found_in(results: Mapping[str, RunResult]) -> Found:
         stream, arm, seed = name.split(" ")
         if stream in STREAMS:
             runs.append(((arm, stream), int(seed.removeprefix("seed")), result))
-    found, order = Found.of(runs), list(STREAMS)
+    found, order = FinishedRuns.of(runs), list(STREAMS)
 
     def place(cell: Cell) -> tuple[int, float]:
         return order.index(cell[1]), -found.spread(cell, "knn").mean
 
-    return Found({cell: found.results[cell] for cell in sorted(found.results, key=place)})
+    return FinishedRuns({cell: found.results[cell] for cell in sorted(found.results, key=place)})
 
 
-def by_stream(found: Found) -> dict[str, list[str]]:
+def by_stream(found: FinishedRuns) -> dict[str, list[str]]:
     """Return the arms of each stream, in order."""
     parts: dict[str, list[str]] = {}
     for arm, stream in found.results:
@@ -62,10 +62,10 @@ def deviations(path: Path) -> Deviations:
     return {probe: pooled_deviation(families, probe) for probe in PROBES}
 
 
-def tables(found: Found, deviation: Deviations) -> list[Rows]:
+def tables(found: FinishedRuns, deviation: Deviations) -> list[TextTable]:
     """Return a table per stream. A gain over the queue has its paired standard error."""
     return [
-        Rows(
+        TextTable(
             STREAM_TITLES[stream],
             HEADINGS,
             [cells(found, (arm, stream), deviation) for arm in arms],
@@ -75,7 +75,7 @@ def tables(found: Found, deviation: Deviations) -> list[Rows]:
     ]
 
 
-def cells(found: Found, cell: Cell, deviation: Deviations) -> list[str]:
+def cells(found: FinishedRuns, cell: Cell, deviation: Deviations) -> list[str]:
     """Return a row of texts under HEADINGS."""
     arm, stream = cell
     entropy = Spread(
@@ -94,24 +94,24 @@ def cells(found: Found, cell: Cell, deviation: Deviations) -> list[str]:
     ]
 
 
-def pair(found: Found, cell: Cell, base: Cell, probe: str, share: bool = False) -> Spread:
+def pair(found: FinishedRuns, cell: Cell, base: Cell, probe: str, share: bool = False) -> Spread:
     """Compare a cell with another cell, seed by seed; the result is empty for the cell itself."""
     if cell == base:
         return Spread(())
     return (found.share if share else found.gain)(cell, base, probe)
 
 
-def summary(found: Found) -> Rows:
+def summary(found: FinishedRuns) -> TextTable:
     """Return one table of all streams, with kNN / linear accuracy of the arms that have a title."""
     shown = [name for name in NAMES if any(arm == name for arm, _ in found.results)]
     rows = []
     for stream in by_stream(found):
         accuracies = [both(found, (arm, stream)) for arm in shown]
         rows.append([STREAM_TITLES[stream], *accuracies])
-    return Rows("", ["kNN / linear, %", *(NAMES[name] for name in shown)], rows, names=1)
+    return TextTable("", ["kNN / linear, %", *(NAMES[name] for name in shown)], rows, names=1)
 
 
-def both(found: Found, cell: Cell) -> str:
+def both(found: FinishedRuns, cell: Cell) -> str:
     """Return "45.6 / 48.7 (3)": mean kNN and linear accuracy and the number of seeds."""
     if cell not in found.results:
         return ""
@@ -119,8 +119,8 @@ def both(found: Found, cell: Cell) -> str:
     return f"{knn} / {linear} ({found.seeds(cell)})"
 
 
-def text(found: Found, deviation: Deviations) -> str:
+def text(found: FinishedRuns, deviation: Deviations) -> str:
     """Return the report in Markdown: the summary, and the table of each stream."""
-    whole: Sequence[Rows] = tables(found, deviation)
+    whole: Sequence[TextTable] = tables(found, deviation)
     head = f"{markdown(summary(found))}\nNumbers in brackets give the seeds.\n"
     return "\n".join([head, *map(markdown, whole)])

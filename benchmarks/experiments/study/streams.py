@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.experiments.data import Biased, Images
+from benchmarks.experiments.data import Biased, LabelledImages
 from stream_ssl.batch import Batch, Offset
 from stream_ssl.producers.shaping import Parked, Popularity, Shift, Stalls, Video
 from stream_ssl.producers.sources import Source
@@ -24,7 +24,7 @@ STRIDE = 1 << 20  # an id is the frame's number times STRIDE, plus the number of
 class Shuffled(Finite):
     """An endless source of images in shuffled passes. An id is the image's number."""
 
-    def __init__(self, images: Images, seed: int) -> None:
+    def __init__(self, images: LabelledImages, seed: int) -> None:
         super().__init__("cifar", len(images), "in memory", seed=seed, epochs=None)
         self._images = images
 
@@ -37,7 +37,7 @@ class DrawnImages:
 
     name = "cifar"
 
-    def __init__(self, images: Images, bias: int, block: int, seed: int) -> None:
+    def __init__(self, images: LabelledImages, bias: int, block: int, seed: int) -> None:
         self._images, self._bias, self._block, self._seed = images, bias, block, seed
 
     def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
@@ -47,7 +47,7 @@ class DrawnImages:
             yield _sample(self._images, row), {"at": number}
 
 
-def _sample(images: Images, row: int) -> Sample:
+def _sample(images: LabelledImages, row: int) -> Sample:
     label = int(images.label_N[row])
     return Sample.from_array(images.image_NHWC[row], f"{row}", label=label)
 
@@ -78,41 +78,41 @@ class FrameBatches:
         return 0.0
 
 
-def _parked(images: Images, seed: int) -> Source:
+def _parked(images: LabelledImages, seed: int) -> Source:
     return Parked(Shuffled(images, seed), scenes=16, seed=seed)
 
 
-def _stalls(bias: int) -> Callable[[Images, int], Source]:
+def _stalls(bias: int) -> Callable[[LabelledImages, int], Source]:
     """Return a stream of blocks of 1,024 frames of a class.
 
     Each image has a Pareto-distributed number of frames.
     """
 
-    def stream(images: Images, seed: int) -> Source:
+    def stream(images: LabelledImages, seed: int) -> Source:
         source = DrawnImages(images, bias, 1024 // 8, seed)  # an image appears about 8 times
         return Stalls(source, rate=1.0, alpha=1.1, longest=1024, seed=seed)
 
     return stream
 
 
-def _video(images: Images, seed: int) -> Source:
+def _video(images: LabelledImages, seed: int) -> Source:
     """Return blocks of 256 frames of a class, with 16 frames of each image."""
     return Video(DrawnImages(images, 1, 16, seed), frames=16, seed=seed)
 
 
-def _crawl(images: Images, seed: int) -> Source:
+def _crawl(images: LabelledImages, seed: int) -> Source:
     return Popularity(Shuffled(images, seed), images=len(images), exponent=1.2, seed=seed)
 
 
-def _shift(images: Images, seed: int) -> Source:
+def _shift(images: LabelledImages, seed: int) -> Source:
     return Shift(Shuffled(images, seed), period=7680, bias=27, seed=seed)
 
 
-def _drawn(bias: int, block: int) -> Callable[[Images, int], Source]:
+def _drawn(bias: int, block: int) -> Callable[[LabelledImages, int], Source]:
     return lambda images, seed: DrawnImages(images, bias, block, seed)
 
 
-STREAMS: Mapping[str, Callable[[Images, int], Source]] = {
+STREAMS: Mapping[str, Callable[[LabelledImages, int], Source]] = {
     "shuffled": Shuffled,
     "parked": _parked,
     "stalls": _stalls(1),
@@ -146,6 +146,6 @@ TITLES: Mapping[str, str] = {
 """The titles of the streams."""
 
 
-def frames(name: str, images: Images, batch: int, seed: int) -> FrameBatches:
+def frames(name: str, images: LabelledImages, batch: int, seed: int) -> FrameBatches:
     """Return batches of the stream of this name."""
     return FrameBatches(STREAMS[name](images, seed), batch)

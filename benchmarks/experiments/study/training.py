@@ -11,9 +11,9 @@ import torch
 
 from benchmarks.experiments.data import LabelledData, first_of_each
 from benchmarks.experiments.network import ConvNet
-from benchmarks.experiments.study.arms import Run
+from benchmarks.experiments.study.arms import StudyRun
 from benchmarks.experiments.study.streams import CLASSES, STRIDE, frames
-from benchmarks.experiments.training import Watch, evaluate, train
+from benchmarks.experiments.training import Measurements, evaluate, train
 from stream_ssl.encoder.network import Projector
 from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.optimiser import OptimiserSettings
@@ -35,7 +35,7 @@ def _option(default: Any, says: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Settings:
+class StudySettings:
     """The settings that all runs of a study share. Results of other settings are kept apart."""
 
     steps: int = _option(600, "updates of a run")
@@ -52,13 +52,13 @@ class Settings:
         return {**asdict(self), "threads": THREADS}
 
 
-def run_once(settings: Settings, run: Run, data: LabelledData) -> dict[str, Any]:
+def run_once(settings: StudySettings, run: StudyRun, data: LabelledData) -> dict[str, Any]:
     """Train and evaluate; return the numbers of the run."""
     started = time.monotonic()
     views = Views(32, colour=Colour(hue=0.0))  # the stored results have no changes of hue
     learner = build(run, settings, data, views)
     memory = learner.memory
-    watch = Watch(partial(measure, memory, run.arm.anchors), settings.steps, EVERY)
+    watch = Measurements(partial(measure, memory, run.arm.anchors), settings.steps, EVERY)
     train(learner, watch, settings.steps)
     trained = time.monotonic() - started
     reference = first_of_each(data.train, settings.references)
@@ -77,7 +77,7 @@ def run_once(settings: Settings, run: Run, data: LabelledData) -> dict[str, Any]
     }
 
 
-def build(run: Run, settings: Settings, data: LabelledData, views: Views) -> Learner:
+def build(run: StudyRun, settings: StudySettings, data: LabelledData, views: Views) -> Learner:
     """Return the learner of a run. Arms with the same seed share weights and stream."""
     seed_everything(run.seed, THREADS)
     encoder = ConvNet()

@@ -13,12 +13,12 @@ from benchmarks.experiments import tables
 from benchmarks.experiments.data import LabelledData
 from benchmarks.experiments.results import Results
 from benchmarks.experiments.study import claims, plots, report
-from benchmarks.experiments.study.arms import NOVEL, Run, plan
-from benchmarks.experiments.study.training import Settings, run_once
-from benchmarks.experiments.work import Work
+from benchmarks.experiments.study.arms import NOVEL, StudyRun, plan
+from benchmarks.experiments.study.training import StudySettings, run_once
+from benchmarks.experiments.work import ExperimentWork
 
 
-class Study(Work[Run]):
+class Study(ExperimentWork[StudyRun]):
     """The study under some settings, with its runs in FOLDER/runs.jsonl.
 
     Args:
@@ -28,14 +28,14 @@ class Study(Work[Run]):
 
     name = "study"
 
-    def __init__(self, settings: Settings, folder: Path) -> None:
+    def __init__(self, settings: StudySettings, folder: Path) -> None:
         self.settings, self.folder = settings, folder
         self.results = Results(folder / "runs.jsonl", settings.facts())
 
-    def planned(self) -> list[Run]:
+    def planned(self) -> list[StudyRun]:
         return plan()
 
-    def once(self) -> Callable[[Run, LabelledData], dict[str, Any]]:
+    def once(self) -> Callable[[StudyRun, LabelledData], dict[str, Any]]:
         return partial(run_once, self.settings)
 
     def report(self, console: Console) -> None:

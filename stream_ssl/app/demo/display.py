@@ -43,7 +43,7 @@ NARROW = 72
 
 
 @dataclass
-class Progress:
+class DemoProgress:
     """The progress of the demo.
 
     Args:
@@ -135,7 +135,7 @@ def size(amount: float) -> str:
 
 
 def page(
-    history: History, progress: Progress, width: int, ascii_only: bool = False
+    history: History, progress: DemoProgress, width: int, ascii_only: bool = False
 ) -> RenderableType:
     """Return the whole live page, 22 lines high. Below 72 columns it has no panels."""
     if width < NARROW:
@@ -147,7 +147,7 @@ def page(
     return Group(_header(progress, ascii_only), panels, _classes(history))
 
 
-def _header(progress: Progress, ascii_only: bool) -> RenderableType:
+def _header(progress: DemoProgress, ascii_only: bool) -> RenderableType:
     done = STAGES.index(progress.stage)
     past, present, future = "+*-" if ascii_only else "✓●○"
     trail = Text(" ")
@@ -234,7 +234,7 @@ def _classes(history: History) -> Table:
     return table
 
 
-def line(history: History, progress: Progress) -> str:
+def line(history: History, progress: DemoProgress) -> str:
     """Return the page as one line, for logs."""
     start = f"[{clock(progress.elapsed)}] {progress.stage}: "
     if progress.stage not in MEASURED:
@@ -272,7 +272,7 @@ class Display:
     def __init__(
         self,
         history: History,
-        progress: Progress,
+        progress: DemoProgress,
         console: Console,
         every: float = 5.0,
         now: Callable[[], float] = time.monotonic,

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from stream_ssl.app.demo import data, folder, machine, stream, summary
 from stream_ssl.app.demo.children import ChildFailed, DemoProcess
-from stream_ssl.app.demo.display import Display, Progress
+from stream_ssl.app.demo.display import DemoProgress, Display
 from stream_ssl.app.demo.measures import side_by_side
 from stream_ssl.app.endpoints import hold_role, load
 from stream_ssl.app.failures import DONE, FAILED, USAGE, Failure, Misconfigured, configuring
@@ -95,7 +95,7 @@ class Demo:
 
     def __init__(self, seconds: float, out: Path, console: Console, stop: threading.Event) -> None:
         self._out, self._console, self._stop = out, console, stop
-        self._progress = Progress(seconds)
+        self._progress = DemoProgress(seconds)
         self._history = History()
         self._scraper = Scraper(self._addresses)
         self._display = Display(self._history, self._progress, console)

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from stream_ssl.batch import Origin
 from stream_ssl.learning.origins import Origins
-from stream_ssl.learning.records import Dropped, StepRecord
+from stream_ssl.learning.records import DroppedSample, StepRecord
 from stream_ssl.memory import WorkingMemory
 from stream_ssl.memory.index import kmeans
 from stream_ssl.observe.balance import entropy
@@ -81,7 +81,7 @@ class MemoryView:
         self._memory, self._clock = memory, clock
         self._lock = threading.Lock()  # one thread makes a snapshot, the others wait for it
         self._snapshot: SlotsCopy | None = None
-        self._dropped: deque[tuple[int, float, Dropped]] = deque(maxlen=PAIRS)
+        self._dropped: deque[tuple[int, float, DroppedSample]] = deque(maxlen=PAIRS)
         self._numbers = itertools.count()  # numbers of the dropped samples
         self._map: tuple[SlotsCopy, dict[str, Any]] | None = None
         self._axes_2D: NDArray[np.float32] | None = None
