@@ -179,7 +179,9 @@ def display_matrix(frame: VideoFrame) -> tuple[int, int, int, int]:
                 member = object.__new__(kinds)
                 member._name_, member._value_ = f"UNKNOWN_{value}", value
                 kinds._value2member_map_[value] = member
-    held: Any = frame.side_data
+    # A frame whose side data was read refers to itself: it waits for Python's garbage collector,
+    # which would let hundreds of frames pile up. So a small copy is read, which has the same data.
+    held: Any = converted(frame, 2, 2, "gray", "POINT").side_data
     found = held.get(kinds.DISPLAYMATRIX)
     if found is None or len(bytes(found)) < MATRIX_BYTES:
         return 1, 0, 0, 1
@@ -195,13 +197,15 @@ def oriented(image_HWC: NDArray[np.uint8], matrix: tuple[int, int, int, int]) ->
     return image_HWC[:: -1 if d < 0 else 1, :: -1 if a < 0 else 1]
 
 
-def converted(frame: VideoFrame, width: int, height: int, kind: str) -> VideoFrame:
+def converted(
+    frame: VideoFrame, width: int, height: int, kind: str, interpolation: str = "AREA"
+) -> VideoFrame:
     """Return the frame in the given size and pixel format.
 
     The conversion uses one thread. With several threads, FFmpeg 8 sometimes does not update the
     alpha of the last row that a thread converts.
     """
-    how: Any = {"interpolation": "AREA"}
+    how: Any = {"interpolation": interpolation}
     try:
         return frame.reformat(width, height, kind, threads=1, **how)
     except TypeError:  # an older PyAV lacks `threads` and always converts in one thread

@@ -1,5 +1,6 @@
 """Video files: which frames are sent, exactly once, and what happens to damage."""
 
+import gc
 import itertools
 import logging
 from pathlib import Path
@@ -113,6 +114,20 @@ def test_a_frame_is_turned_as_it_is_to_be_seen(tmp_path):
     path.write_bytes(plain)
     (first, _), _ = itertools.islice(VideoFiles(str(path), codec="raw").samples(), 2)
     assert first.shape == (WIDTH, HEIGHT, 3)
+
+
+def test_frames_that_were_sent_are_freed_at_once(tmp_path):
+    """Not only by Python's garbage collector, which would let hundreds pile up."""
+    film = write_video(tmp_path / "film.mp4", 100)
+    gc.collect()
+    gc.disable()
+    try:
+        sent = sum(1 for _ in VideoFiles(str(film), codec="raw").samples())
+        large = [f for f in gc.get_objects() if isinstance(f, av.VideoFrame) and f.width == WIDTH]
+    finally:
+        gc.enable()
+    assert sent == 100
+    assert len(large) <= 2
 
 
 def files_of_a_hostile_world(folder):
