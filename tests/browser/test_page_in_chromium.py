@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -381,6 +382,10 @@ def test_ticks_stand_where_their_labels_say(chromium: Any) -> None:
         for (ticks, name), labels in cases.items():
             asked = f"import('./static/charts.js').then(c => c.labels({ticks}, c.FORMATS.{name}))"
             assert visit.page.evaluate(asked) == labels
+        steps = visit.page.evaluate("import('./static/charts.js').then(c => c.MOMENTS)")
+        assert steps == sorted(steps)
+        assert max(later / sooner for sooner, later in pairwise(steps)) <= 4
+        assert 120 in steps, "five minutes need more than one tick"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

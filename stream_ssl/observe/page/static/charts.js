@@ -9,6 +9,8 @@ export const FORMATS = { NUMBER, PERCENT, SECONDS, BYTES };
 
 // Steps between two ticks of an axis of seconds, so that each label is a whole number of its unit.
 const TIMES = [0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 432000, 864000, 8640000];
+/** The steps between two moments of a time axis. None is more than four times the one before, so at least one tick lies on each axis. */
+export const MOMENTS = [...TIMES.filter((step) => step >= 1 && step <= 864000), ...[30, 60, 180, 365, 1460].map((days) => 86400 * days)];
 
 const r = (name, label) => ({ role: "receiver", name, label });
 const l = (name, label) => ({ role: "learner", name, label });
@@ -186,7 +188,7 @@ class Chart {
       padding: [8, 24, 0, 0], legend: { show: false },
       cursor: { y: false, points: { size: 6 }, drag: { x: true, y: false, setScale: false, dist: 5 }, bind: { dblclick: () => () => { this.choose(null); return null; } } },
       scales: { x: { range: () => this.range ?? this.whole }, y: { range: (u, least, most) => this.span(least, most) } },
-      axes: [{ ...axis, size: 26, space: 70, values: (u, ticks) => ticks.map((at) => clock(at, ticks[1] - ticks[0] < 60)) },
+      axes: [{ ...axis, size: 26, space: 70, incrs: MOMENTS, values: (u, ticks) => ticks.map((at) => clock(at, ticks[1] - ticks[0] < 60)) },
         { ...axis, size: 56, space: 32, ...(this.format === SECONDS ? { incrs: TIMES } : {}), values: (u, ticks) => labels(ticks, this.format) }],
       series: [{}, ...this.drawn.map((line, at) => ({ label: line.label, stroke: colour(COLOURS[at]), width: 1.6, spanGaps: true, points: { show: false } })),
         ...this.compared.map((at) => ({ label: `${this.drawn[at].label}, other run`, stroke: colour(COLOURS[at]), width: 1.2, dash: [5, 4], alpha: 0.75, spanGaps: true, points: { show: false } }))],
