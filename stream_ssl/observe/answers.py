@@ -244,10 +244,13 @@ def _health(states: Mapping[str, State], problems: Sequence[Mapping[str, Any]]) 
     starting = [name for name, state in states.items() if state.get("starting")]
     if starting:
         return Answer("Health", "wait", f"{_and(starting)}: starting.", checks)
-    says = (
-        f"None of {plural(len(found.absent), 'condition')} holds, and {_and(list(states))} answer."
-    )
-    return Answer("Health", "good", says, checks)
+    told = [
+        f"None of {plural(len(found.absent), 'condition')} holds, and {_and(list(states))} answer"
+    ]
+    if _behind(states.get("learner", {}).get("facts", {})) is not None:
+        told.append("But the learner falls further and further behind the stream")
+        return Answer("Health", "watch", _sentences(told), [("lag", "runbooks/lag"), *checks])
+    return Answer("Health", "good", _sentences(told), checks)
 
 
 def _producers(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -14,9 +15,11 @@ from pathlib import Path
 import pytest
 from observe_records import step
 from prometheus_client import CollectorRegistry
+from rich.console import Console
 
 from stream_ssl.app.commands import status
 from stream_ssl.app.endpoints import FILE, holder
+from stream_ssl.observe.answers import Answer, Level
 from stream_ssl.observe.health import Health
 from stream_ssl.observe.metrics import LearnerMetrics, ReceiverMetrics
 from stream_ssl.observe.server import Server
@@ -46,6 +49,18 @@ def test_a_process_that_is_up_and_not_ready_says_why(
     assert figures["not_ready"] == reasons
     assert "not ready: journal: cannot be written [Errno 28]" in said
     assert (figures["learner"]["loss"], "no update yet" in said) == (None, True)
+
+
+def test_a_learner_that_falls_behind_is_not_called_healthy() -> None:
+    quiet = {"up": {"receiver": True, "learner": True}, "receiver": None, "learner": None}
+    none = {name: {} for name in ("conditions", "not_ready", "starting", "unknown", "hung")}
+    figures = {**quiet, **none, "group": None}
+    levels: dict[Level, str] = {"good": "healthy", "watch": "worth a look"}
+    for level, said in levels.items():
+        console = Console(record=True, width=100)
+        found = [Answer("Health", level, "None of 37 conditions holds.", [])]
+        console.print(status.table(Path("runs/one"), {}, figures, found))
+        assert re.search(rf"health +│ {said}", console.export_text())
 
 
 def test_a_run_that_was_stopped_is_told_how_it_goes_on(

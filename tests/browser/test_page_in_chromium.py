@@ -25,6 +25,7 @@ from test_observe_picture_search import decode, encode, png
 from stream_ssl.batch import Offset
 from stream_ssl.learning.ranks import Work
 from stream_ssl.observe.conditions import CONDITIONS, Lit
+from stream_ssl.observe.facts import Facts
 from stream_ssl.observe.http_access import Token
 from stream_ssl.observe.page.api import Sources
 from stream_ssl.observe.page.group import GroupView, Member
@@ -249,6 +250,19 @@ def test_red_lights_say_why_and_what_to_do(chromium: Any) -> None:
         learner.health.set("checkpoint", False, "disk full <b>now</b>")
         page.wait_for_selector("#checks .bad >> text=disk full <b>now</b>")
         visit.picture("red")
+
+
+def test_a_learner_that_falls_behind_is_not_called_healthy(chromium: Any) -> None:
+    with (
+        run() as (url, _, _r),
+        pytest.MonkeyPatch.context() as patch,
+        Visit(chromium, url) as visit,
+    ):
+        visit.page.wait_for_selector("#verdict.ok >> text=healthy")
+        lag = {"value": 90.0, "rise": 50.0, "seconds": 60.0}
+        patch.setattr(Facts, "_trend", lambda _, series, *rest: lag if series == "lag" else None)
+        visit.page.wait_for_selector("#verdict.warn >> text=worth a look")
+        until(visit.page, "document.title === '▲ worth a look — parked'")
 
 
 def test_each_condition_is_told_once_and_in_one_colour(chromium: Any) -> None:

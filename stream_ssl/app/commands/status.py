@@ -387,7 +387,8 @@ def table(
         if why := figures["hung"].get(role):
             reasons += f"\n[red]process-hung[/]: {escape(why)}"
         shown.add_row(role, f"{state}{reasons}")
-    shown.add_row("health", _verdict(figures))
+    looks = any((one.question, one.level) == ("Health", "watch") for one in found)
+    shown.add_row("health", _verdict(figures, looks))
     if not any((*figures["up"].values(), *figures["starting"], *figures["unknown"])):
         shown.add_row("", "if the run was stopped, continue it with: stream-ssl run CONFIG")
     if (r := figures["receiver"]) is not None:
@@ -433,7 +434,7 @@ def table(
     return shown
 
 
-def _verdict(figures: Mapping[str, Any]) -> str:
+def _verdict(figures: Mapping[str, Any], looks: bool) -> str:
     """Return a line on the run's health: "all well" only if every process answers and is ready."""
     present = figures["conditions"].values()
     conditions = len({one["name"] for found in present for one in found})
@@ -452,7 +453,7 @@ def _verdict(figures: Mapping[str, Any]) -> str:
         return f"[yellow]starting[/]: {' and '.join(down)}"
     if any(figures["not_ready"].values()):
         return "[yellow]not ready yet[/]"
-    return "[green]healthy[/]"
+    return "[yellow]worth a look[/], see above" if looks else "[green]healthy[/]"
 
 
 def _loss(figures: Mapping[str, float | None]) -> str:

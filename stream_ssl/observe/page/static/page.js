@@ -62,11 +62,12 @@ async function showStates() {
   charts.events = problems.filter(({ since }) => since != null).map(({ since, name }) => ({ at: since, name }));
   const bad = present.length, grave = problems.some(({ severity }) => severity === "critical");
   const verdict = document.querySelector("#verdict");
-  const text = bad ? `${bad} ${bad === 1 ? "condition needs" : "conditions need"} attention` : starting.length ? "starting" : "healthy";
+  const look = !bad && !starting.length && run.answers?.some(({ question, level }) => question === "Health" && level === "watch");
+  const text = bad ? `${bad} ${bad === 1 ? "condition needs" : "conditions need"} attention` : starting.length ? "starting" : look ? "worth a look" : "healthy";
   if (verdict.textContent !== text) verdict.textContent = text;
   const name = states.learner?.run ?? states.receiver?.run ?? document.body.dataset.run;
-  document.title = `${bad ? "▲" : starting.length ? "○" : "●"} ${bad ? text.replace(" need attention", "").replace(" needs attention", "") : text} — ${name}`;
-  verdict.className = `pill ${grave ? "bad" : bad ? "warn" : starting.length ? "wait" : "ok"}`;
+  document.title = `${bad || look ? "▲" : starting.length ? "○" : "●"} ${bad ? text.replace(" need attention", "").replace(" needs attention", "") : text} — ${name}`;
+  verdict.className = `pill ${grave ? "bad" : bad || look ? "warn" : starting.length ? "wait" : "ok"}`;
   document.querySelector("#tiles").replaceChildren(...TILES.flatMap(([name, role, figure, format, shown]) => {
     const figures = states[role]?.figures ?? {};
     const value = figures[figure];
