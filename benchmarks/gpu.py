@@ -43,7 +43,10 @@ POLICIES: dict[str, Callable[[], Policy]] = {
 }
 
 
-SMALL = ("--decoder.size=32", "--encoder.block=basic", "--encoder.depths=[2,2,2,2]")
+SMALL = (
+    *("--decoder.size=32", "--encoder.stem=cifar"),
+    *("--encoder.block=basic", "--encoder.depths=[2,2,2,2]"),
+)
 COMPILED = "--learner.compile=true"
 STEPS: dict[str, tuple[str, ...]] = {
     "gpu.yaml, ResNet-18, 32 px": SMALL,

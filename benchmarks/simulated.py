@@ -7,7 +7,8 @@ projections of the images.
 
 The model: each kernel costs the host the time of a launch, and the device the larger of its bytes
 over the bandwidth and its operations over the rate. Each operator counts as one kernel, which
-reads its arguments and writes its results once. Host and device run at the same time, so a part
+reads its arguments and writes its results once. An operator that takes or replaces rows of a table
+touches these rows alone. Host and device run at the same time, so a part
 takes the longer of both, and each wait of the host adds a round trip. The model leaves out Python
 between the operators, and the input's decoding.
 
@@ -52,6 +53,7 @@ ROUND_TRIP = 10e-6  # seconds of the host for a wait, besides the device's work
 BANDWIDTH = 2.4e12  # bytes a second, about 70 % of an H100's peak
 RATES = {torch.bfloat16: 400e12, torch.float32: 40e12, torch.float64: 20e12}
 """Operations a second by dtype, about 40 to 60 % of an H100's peak."""
+TAKES, PUTS = {"index", "index_select", "gather"}, {"index_put_", "index_copy_"}
 WARM_UP, STEPS = 2, 2
 
 NOVELTY, VIEWS, TRAIN = "near-duplicate test", "views", "forward, backward, loss"
@@ -92,7 +94,13 @@ class Cost:
 
     def launched(self, func: Any, args: Any, kwargs: Any, found: Any) -> None:
         """Count one kernel."""
-        tensors = list(_tensors((args, list(kwargs.values()), found)))
+        name = func._schema.name.removeprefix("aten::")
+        touched = [args, list(kwargs.values()), found]
+        if name in TAKES:
+            touched = [args[1:], found, found]
+        elif name in PUTS:
+            touched = [args[1:], args[2:]]
+        tensors = list(_tensors(touched))
         size = sum(one.numel() * one.element_size() for one in tensors)
         operations = 0
         if (formula := flop_registry.get(func.overloadpacket)) is not None:

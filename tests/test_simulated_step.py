@@ -70,6 +70,16 @@ def test_the_encoder_is_counted_at_its_real_size() -> None:
     assert hollow.costs(torch.Size((4, 3, 10, 12)), learn=False)[1].kernels == 0
 
 
+def test_rows_of_a_table_are_counted_alone() -> None:
+    table_KD, rows_B, cost = torch.zeros(1000, 8), torch.arange(5), simulated.Cost()
+    with simulated.OnShapes(cost):
+        taken_BD = table_KD[rows_B]
+    assert (cost.kernels, cost.bytes) == (1, 2 * 4 * 5 * 8 + 8 * 5)
+    with simulated.OnShapes(cost):
+        table_KD[rows_B] = taken_BD
+    assert (cost.kernels, cost.bytes) == (2, 2 * (2 * 4 * 5 * 8 + 8 * 5))
+
+
 def test_a_part_takes_the_longer_of_launches_and_device() -> None:
     cost = simulated.Cost(kernels=100, waits=2, device=0.25)
     assert cost.seconds(1e-3) == pytest.approx(0.25 + 2 * simulated.ROUND_TRIP)
