@@ -14,7 +14,7 @@ from pathlib import Path
 
 from stream_ssl.app.buckets import Bucket, is_url
 from stream_ssl.learning.checkpoint_layout import step_in, steps_in
-from stream_ssl.observe.metrics import LearnerMetrics
+from stream_ssl.observe.checkpoint_metrics import CheckpointMetrics
 
 log = logging.getLogger("stream_ssl.learner")
 
@@ -73,7 +73,7 @@ class CheckpointCopies:
         settings: CopySettings,
         run: Path,
         checkpoints: Path,
-        metrics: LearnerMetrics,
+        metrics: CheckpointMetrics,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         assert settings.to is not None

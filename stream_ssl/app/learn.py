@@ -119,7 +119,7 @@ class Process:
         # The learner.
         self.learner = _learner(settings, self._batches, start, group, saved)
         if saved is not None:
-            self._metrics.resumed(saved.step, float(saved.facts["created"]))
+            self._metrics.of_checkpoints.resumed(saved.step, float(saved.facts["created"]))
         first = self.learner.capture().copied() if saved is None else None
         # The links to the disk.
         self._receiver = ReceiverLink(self.learner, self._batches, checkpointer, part, server)
@@ -141,7 +141,10 @@ class Process:
             stack.callback(deadline.start)  # before any of them closes
             if settings.copies.to is not None:
                 copies = CheckpointCopies(
-                    settings.copies, settings.run, checkpointer.folder, self._metrics
+                    settings.copies,
+                    settings.run,
+                    checkpointer.folder,
+                    self._metrics.of_checkpoints,
                 )
                 copies.start()
                 stack.callback(copies.close)

@@ -93,7 +93,7 @@ class Saver:
         try:
             record = work()
         except OSError as error:
-            self._metrics.checkpoint_failed()
+            self._metrics.of_checkpoints.failed()
             self._health.set("checkpoint", False, str(error))
             log.error("checkpoint not written, training continues: %s", error)
             return

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 
-from stream_ssl.learning.checkpoint_layout import DAMAGED
 from stream_ssl.learning.records import NOT_FINITE, PHASES
 from stream_ssl.observe.catalogue import (
     BAD_SAMPLES,
@@ -23,6 +22,7 @@ from stream_ssl.observe.catalogue import (
     SIGNALS,
     SKIPS,
 )
+from stream_ssl.observe.checkpoint_metrics import CheckpointMetrics
 from stream_ssl.observe.families import OTHER, Families, class_label
 from stream_ssl.observe.memory_metrics import MemoryMetrics
 from stream_ssl.wire.messages import REASONS
@@ -43,14 +43,6 @@ FARTHEST = 2.0
 
 WORKING = "working"
 """The label of the memory that the learner trains from. Shadows have their own names."""
-
-
-def set_aside(checkpoints: Path) -> float:
-    """Return the number of damaged checkpoints in a folder; NaN if the folder is unreadable."""
-    try:
-        return float(sum(path.name.startswith(DAMAGED) for path in checkpoints.iterdir()))
-    except OSError:
-        return math.nan
 
 
 class ReceiverMetrics:
@@ -113,6 +105,7 @@ class LearnerMetrics:
 
     Attributes:
         of_memories: the metrics of the memories.
+        of_checkpoints: the metrics of the checkpoints.
     """
 
     def __init__(
@@ -146,17 +139,12 @@ class LearnerMetrics:
         self._families = Families(registry, "learner", known, config)
         self.of_memories = MemoryMetrics(self._families)
         self._families.watch(folders or {})
-        if (checkpoints := (folders or {}).get("checkpoints")) is not None:
-            self._families.compute("checkpoints_damaged", lambda: set_aside(checkpoints))
-        self._clock, self._monotonic = clock, monotonic
-        self._checkpoint_time = clock()  # without a checkpoint, its age counts from the start
-        self._unsaved_since = math.inf  # time of the first step that no checkpoint holds
-        self._step_number, self._ticked = 0, math.nan
+        self.of_checkpoints = CheckpointMetrics(
+            self._families, (folders or {}).get("checkpoints"), clock, monotonic
+        )
+        self._monotonic, self._ticked = monotonic, math.nan
         self._totals: dict[tuple[str, ...], float] = {}  # as last reported
-        compute = self._families.compute
-        compute("checkpoint_age_seconds", lambda: max(0.0, self._clock() - self._checkpoint_time))
-        compute("checkpoint_lag_seconds", lambda: max(0.0, monotonic() - self._unsaved_since))
-        compute("loop_age_seconds", lambda: monotonic() - self._ticked)
+        self._families.compute("loop_age_seconds", lambda: monotonic() - self._ticked)
 
     @property
     def light(self) -> Callable[[Mapping[tuple[str, str], bool]], None]:
@@ -182,11 +170,7 @@ class LearnerMetrics:
         if isinstance(record, StepRecord):
             self._step(record)
         elif not isinstance(record, Idle):
-            unsaved = self._unsaved_since
-            self.resumed(record.step, record.created)
-            if record.step < self._step_number:  # steps during the writing of the checkpoint
-                self._unsaved_since = max(unsaved, self._ticked - record.seconds)
-            self._families.fill(record)
+            self.of_checkpoints.saved(record)
 
     def observe_balance(self, balance: Balance) -> None:
         """Report the effective rank and the classes of the stream."""
@@ -296,13 +280,6 @@ class LearnerMetrics:
         for reason, samples in unkept.items():
             self._raise_to("originals_unkept_total", samples, reason=reason)
 
-    def resumed(self, step: int, created: float) -> None:
-        """Report the newest checkpoint: its step, and the Unix time of its creation."""
-        self._checkpoint_time, self._unsaved_since = created, math.inf
-        self._families.set("checkpoint_timestamp_seconds", created)
-        self._families.set("checkpoint_step", step)
-        self._families.set("step", max(step, self._step_number))
-
     def observe_ranks(self, busy: Sequence[float], slots: int, group: RankGroup) -> None:
         """Report the work of the ranks so far.
 
@@ -334,28 +311,10 @@ class LearnerMetrics:
         """Report the number of the run's journals that no rank reads."""
         self._families.set("parked_journals", journals)
 
-    def checkpoint_failed(self) -> None:
-        """Count a checkpoint that could not be written."""
-        self._families.add("checkpoint_failures_total")
-
-    def watch_copies(self, late: Callable[[], float]) -> None:
-        """Export for how many seconds a checkpoint waits to be copied to a bucket."""
-        self._families.compute("checkpoint_copy_late_seconds", late)
-
-    def copied(self, step: int) -> None:
-        """Report that the checkpoint of a step was copied to a bucket."""
-        self._families.add("checkpoint_copies_total")
-        self._families.set("checkpoint_copy_step", step)
-
-    def copy_failed(self) -> None:
-        """Count a checkpoint that could not be copied to a bucket."""
-        self._families.add("checkpoint_copy_failures_total")
-
     def _step(self, record: StepRecord) -> None:
         add = self._families.add
         self._families.fill(record)
-        self._unsaved_since = min(self._unsaved_since, self._monotonic())
-        self._step_number = record.step
+        self.of_checkpoints.stepped(record.step)
         if record.skipped is None:
             add("steps_total")
         else:

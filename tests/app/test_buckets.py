@@ -151,7 +151,8 @@ def copier(
 ) -> tuple[CheckpointCopies, LearnerMetrics]:
     metrics = LearnerMetrics(CollectorRegistry())
     settings = CopySettings(to, every_seconds=0.1, keep=keep)
-    made = CheckpointCopies(settings, run, run / "checkpoints", metrics, lambda: now[0])
+    of_copies = metrics.of_checkpoints
+    made = CheckpointCopies(settings, run, run / "checkpoints", of_copies, lambda: now[0])
     return made, metrics
 
 

@@ -177,7 +177,7 @@ def test_a_checkpoint_of_step_0_is_told(tmp_path: Path, capsys: pytest.CaptureFi
     with Server(metrics.registry, Health(), "learner") as server:
         (tmp_path / FILE).write_text(json.dumps({"learner": {"http": server.address}}))
         assert "checkpoint none yet" in shown(tmp_path, capsys)
-        metrics.resumed(0, time.time())
+        metrics.of_checkpoints.resumed(0, time.time())
         assert "checkpoint step 0, 0 s ago" in shown(tmp_path, capsys)
 
 
@@ -202,7 +202,7 @@ def test_totals_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         addresses = {"receiver": {"http": one.address}, "learner": {"http": other.address}}
         (tmp_path / FILE).write_text(json.dumps(addresses))
         receiver.consume(ReceiverRecord(samples=20_000, acked_samples=12_345))
-        learner.resumed(400, time.time())
+        learner.of_checkpoints.resumed(400, time.time())
         assert status.main([str(tmp_path), "--seconds", "0.01"]) == 0
         said = " ".join(capsys.readouterr().out.replace("│", "").split())
         assert "12,345 samples acknowledged since the receiver started" in said

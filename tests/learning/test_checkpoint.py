@@ -26,7 +26,7 @@ from stream_ssl.learning import checkpoint, checkpoint_folder, checkpoint_layout
 from stream_ssl.learning.checkpoint import Checkpointer
 from stream_ssl.learning.checkpoint_folder import CheckpointError
 from stream_ssl.learning.records import Idle
-from stream_ssl.observe.metrics import set_aside
+from stream_ssl.observe.checkpoint_metrics import set_aside
 
 NOBODY = 65534
 CONFIG = {"memory": {"capacity": 24}, "loss": "infonce"}

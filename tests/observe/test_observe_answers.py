@@ -200,14 +200,14 @@ def test_the_remedy_fits_the_checkpoints() -> None:
         "First, collapse: Stop the run, lower optimiser.learning_rate, and begin"
     )
     assert says.endswith("no checkpoint exists to go back to.")
-    run.learner.learner.resumed(5, run.learner.wall - 600)
+    run.learner.learner.of_checkpoints.resumed(5, run.learner.wall - 600)
     says = asked(run)["To do"].says
     assert "go back to an earlier checkpoint" in says
     assert "The newest checkpoint is 10 min old; the condition began " in says
     run = Run()
     diverged(run)
     assert "No checkpoint exists, so it begins with new weights" in asked(run)["To do"].says
-    run.learner.learner.resumed(5, run.learner.wall - 600)
+    run.learner.learner.of_checkpoints.resumed(5, run.learner.wall - 600)
     assert "The newest checkpoint is 10 min old. Then: updates-skipped" in asked(run)["To do"].says
 
 

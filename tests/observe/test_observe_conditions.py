@@ -232,7 +232,7 @@ def checkpoint_damaged(world: World, folder: Path) -> None:
 
 
 def copies_late(world: World, _: Path) -> None:
-    world.learner.watch_copies(lambda: 2400.0)
+    world.learner.of_checkpoints.watch_copies(lambda: 2400.0)
     world.pass_(10, stepped(world))
 
 

@@ -53,7 +53,7 @@ class Kept:
 
 def metrics_at(step: int) -> LearnerMetrics:
     metrics = LearnerMetrics(CollectorRegistry(), classes=2)
-    metrics.resumed(step, 0.0)
+    metrics.of_checkpoints.resumed(step, 0.0)
     return metrics
 
 
@@ -80,7 +80,7 @@ def test_tensorboard_reads_what_prometheus_reads(tmp_path: Path) -> None:
         )
         writer.write()
         now[0] = loggers.EVERY
-        metrics.resumed(9, 5.0)
+        metrics.of_checkpoints.resumed(9, 5.0)
         writer.write()
         writer.close()
     found = read_back(tmp_path)
@@ -117,7 +117,7 @@ def test_a_logger_that_fails_is_told_once_counted_and_opened_again(
     writer = Logging("kept", kept.open, metrics.registry, None, count, clock=lambda: now[0])
     with caplog.at_level(logging.INFO):
         for step in range(12):
-            metrics.resumed(step, 0.0)
+            metrics.of_checkpoints.resumed(step, 0.0)
             before = kept.opened
             writer.write()
             rows.append(kept.opened - before)

@@ -303,9 +303,9 @@ def test_checkpoint_age_is_computed_when_it_is_read() -> None:
     assert value(metrics, "checkpoint_timestamp_seconds") == 1050
     assert value(metrics, "checkpoint_bytes") == 5000
     assert value(metrics, "checkpoint_seconds_sum") == 0.4
-    metrics.checkpoint_failed()
+    metrics.of_checkpoints.failed()
     assert value(metrics, "checkpoint_failures_total") == 1
-    metrics.resumed(step=3, created=900.0)
+    metrics.of_checkpoints.resumed(step=3, created=900.0)
     assert value(metrics, "checkpoint_age_seconds") == 200
     assert value(metrics, "checkpoint_seconds_count") == 1  # nothing was written
 
@@ -321,7 +321,7 @@ def test_what_no_checkpoint_holds_ages_and_a_pause_does_not() -> None:
     now[0] = 5040.0
     metrics.consume(step())
     assert value(metrics, "checkpoint_lag_seconds") == 40
-    metrics.checkpoint_failed()
+    metrics.of_checkpoints.failed()
     metrics.consume(Idle(0.0))
     assert value(metrics, "checkpoint_lag_seconds") == 40
     metrics.consume(saved(step=2, created=5040.0))

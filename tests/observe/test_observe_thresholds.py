@@ -375,7 +375,7 @@ def test_a_run_without_any_checkpoint_is_told_after_three_intervals() -> None:
     unsaved(150)(world)
     assert world.lit["checkpoint-old", ""].endswith("yet, and the run has no checkpoint")
     world = begun("learner", checkpoint_seconds=600.0)
-    world.learner.resumed(1, world.wall)
+    world.learner.of_checkpoints.resumed(1, world.wall)
     world.pass_(10, stepped(world))
     unsaved(3400)(world)
     assert world.lit == {}, "a checkpoint exists, so an hour is allowed"
@@ -383,7 +383,7 @@ def test_a_run_without_any_checkpoint_is_told_after_three_intervals() -> None:
 
 def test_rare_checkpoints_are_old_after_three_times_their_interval() -> None:
     world = begun("learner", checkpoint_seconds=3600.0)
-    world.learner.resumed(1, world.wall)
+    world.learner.of_checkpoints.resumed(1, world.wall)
     world.pass_(10, stepped(world))
     unsaved(10_000)(world)
     assert world.lit == {}

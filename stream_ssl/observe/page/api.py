@@ -360,7 +360,7 @@ class Api:
     def _dropped(self, query: Query) -> object:
         limit = query.integer("limit", 24, 1, 24)
         query.end()
-        return self._view.dropped_pairs(limit)
+        return self._view.dropped.newest(limit)
 
     def _fates(self, query: Query) -> object:
         limit = query.integer("limit", 1000, 1, 1000)

@@ -6,13 +6,11 @@ slots, C H W image.
 
 from __future__ import annotations
 
-import io
 import itertools
 import math
 import threading
 import time
-from base64 import b64encode
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -20,23 +18,21 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
 
 from stream_ssl.batch import Origin
 from stream_ssl.learning.origins import Origins
-from stream_ssl.learning.records import DroppedSample, StepRecord
+from stream_ssl.learning.records import StepRecord
 from stream_ssl.memory import WorkingMemory
 from stream_ssl.memory.index import kmeans
 from stream_ssl.observe.balance import entropy
+from stream_ssl.observe.page.dropped_pairs import DroppedPairs
 from stream_ssl.observe.page.memory_reader import TILE, MemoryReader, SlotsCopy
 from stream_ssl.observe.page.picture_search import PictureSearch
+from stream_ssl.observe.page.picture_sheet import picture_sheet, sheet
+from stream_ssl.observe.page.slots_map import SlotsMap
 from stream_ssl.observe.page.step_jobs import Busy, StepJobs
-from stream_ssl.observe.page.umap_plane import UmapPlane
 from stream_ssl.observe.slot_history import Eviction, Fate, SlotHistory, shrunk
-
-PAIRS = 24
-"""The number of dropped samples that the page shows beside their twins."""
 
 FRESH = 3.0
 """The least seconds for which a snapshot is used.
@@ -63,6 +59,7 @@ class MemoryView:
         clock: returns seconds since the Unix epoch.
 
     Attributes:
+        dropped: the samples that were dropped lately.
         search: finds slots that look like a picture; None until the learner sets it.
     """
 
@@ -76,22 +73,18 @@ class MemoryView:
         self.jobs = StepJobs() if jobs is None else jobs
         self.slots = SlotHistory(memory, clock)
         self.reader = MemoryReader(memory, origins, clock)
-        self._umap: UmapPlane[SlotsCopy] = UmapPlane()
+        self.dropped = DroppedPairs(self.reader, clock)
+        self._plane = SlotsMap()
         self.search: PictureSearch | None = None
-        self._memory, self._clock = memory, clock
+        self._memory = memory
         self._lock = threading.Lock()  # one thread makes a snapshot, the others wait for it
         self._snapshot: SlotsCopy | None = None
-        self._dropped: deque[tuple[int, float, DroppedSample]] = deque(maxlen=PAIRS)
-        self._numbers = itertools.count()  # numbers of the dropped samples
-        self._map: tuple[SlotsCopy, dict[str, Any]] | None = None
-        self._axes_2D: NDArray[np.float32] | None = None
 
     def consume(self, record: object) -> None:
         """Take one record of `Learner.run`, then run waiting jobs, on the learner's thread."""
         if isinstance(record, StepRecord):
             self.slots.consume(record)
-            shown = (one for one in record.dropped if one.twin_CHW is not None)
-            self._dropped.extend((next(self._numbers), self._clock(), one) for one in shown)
+            self.dropped.consume(record)
         self.jobs.serve()
 
     # Questions, from any other thread.
@@ -120,7 +113,7 @@ class MemoryView:
             "descriptor": repr(self._memory.descriptor),
             "pictures": self.reader.most_pictures,
             "learner_share": round(self.jobs.used, 5),
-            "umap": self._umap.installed(),
+            "umap": self._plane.umap.installed(),
             "turnover": _number(float((ages_k <= self._memory.capacity).mean()))
             if len(snapshot)
             else None,
@@ -198,7 +191,7 @@ class MemoryView:
         """
         if self._memory.image_shape is None:
             raise LookupError("this memory keeps no images")
-        found = _pictures(*self.jobs.ask(lambda: self.reader.images(slots)))
+        found = picture_sheet(*self.jobs.ask(lambda: self.reader.images(slots)))
         assert found is not None, "slots is empty: must have at least one number"
         return found
 
@@ -215,27 +208,14 @@ class MemoryView:
             LookupError: UMAP is not installed.
             Busy: the learner has no time.
         """
-        if by == "umap" and not self._umap.installed():
+        if by == "umap" and not self._plane.umap.installed():
             raise LookupError("UMAP is not installed: pip install 'stream-ssl[umap]'")
-        snapshot = self.snapshot()
-        with self._lock:
-            if self._map is None or self._map[0] is not snapshot:
-                self._map = (snapshot, self._project(snapshot))
-            axes = self._map[1]
-        if by == "pca":
-            return _only(producer, snapshot, axes)
-        begin_S2 = np.array([axes["x"], axes["y"]], np.float32).T
-        made = self._umap.newest(snapshot, snapshot.z_SD.numpy(), begin_S2)
-        if made is None:
-            failed = f"UMAP failed: {self._umap.failure}"
-            note = failed if self._umap.failure else "UMAP is being computed"
-            return {**_only(producer, snapshot, axes), "note": note}
-        return _only(producer, made[0], _placed(*made, by="umap"))
+        return self._plane.of(self.snapshot(), by, producer)
 
     def close(self) -> None:
         """Close the jobs and end UMAP. Waiting and later questions raise Busy."""
         self.jobs.close()
-        self._umap.close()
+        self._plane.umap.close()
 
     def evictions(self, limit: int, producer: str | None = None) -> dict[str, Any]:
         """Return the newest evictions, the last first, and their `pictures`.
@@ -257,35 +237,7 @@ class MemoryView:
             }
             for eviction in lately
         ]
-        return {"evictions": told, "pictures": _pictures(list(map(str, ids)), image_nCHW)}
-
-    def dropped_pairs(self, limit: int) -> dict[str, Any]:
-        """Return the newest dropped samples, each with its twin, the last first.
-
-        The twin is the picture that the sample is a near-duplicate of. `pictures` has both images
-        of each pair, under the names in the pair's own `pictures`.
-        """
-        lately = list(self._dropped)[: -limit - 1 : -1]
-        told, names, images = [], [], []
-        for number, at, one in lately:
-            pair = [f"dropped-{number}", f"twin-{number}"]
-            for image in (one.picture_CHW, one.twin_CHW):
-                assert image is not None  # `consume` left out samples without pictures
-                images.append(shrunk(image[None], min(TILE, image.shape[1]))[0])
-            names += pair
-            told.append(
-                {
-                    "at": at,
-                    "origin": _origin(one.origin),
-                    "distance": round(one.distance, 3),
-                    "label": one.label if one.label >= 0 else None,
-                    "twin_label": one.twin_label if one.twin_label >= 0 else None,
-                    "pictures": pair,
-                }
-            )
-        drawn = images and self.reader.most_pictures
-        pictures = _pictures(names, torch.stack(images)) if drawn else None
-        return {"dropped": told, "pictures": pictures}
+        return {"evictions": told, "pictures": picture_sheet(list(map(str, ids)), image_nCHW)}
 
     def producers(self, limit: int) -> dict[str, Any]:
         """Return for each producer its slots, its newest slot, and the fate of its samples.
@@ -384,51 +336,6 @@ class MemoryView:
             "origin": _origin(snapshot.origins_k[slot]),
         }
 
-    def _project(self, snapshot: SlotsCopy) -> dict[str, Any]:
-        z_SD = snapshot.z_SD.numpy()
-        if len(z_SD) < 3:
-            return {**_placed(snapshot, np.zeros((len(z_SD), 2), np.float32)), "share": [0.0, 0.0]}
-        centred_SD = z_SD - z_SD.mean(axis=0)
-        variance_D, axes_DD = np.linalg.eigh(centred_SD.T @ centred_SD / len(z_SD))
-        axes_2D = axes_DD[:, [-1, -2]].T.astype(np.float32)
-        if self._axes_2D is not None:  # the sign of an axis is arbitrary, so keep the last sign
-            axes_2D *= np.where((axes_2D * self._axes_2D).sum(axis=1, keepdims=True) < 0, -1, 1)
-        self._axes_2D = axes_2D
-        total = max(1e-12, float(variance_D.sum()))
-        share = [round(float(variance_D[-n]) / total, 4) for n in (1, 2)]
-        return {**_placed(snapshot, centred_SD @ axes_2D.T), "share": share}
-
-
-def _placed(snapshot: SlotsCopy, point_S2: NDArray[np.float32], by: str = "pca") -> dict[str, Any]:
-    """Return the map that puts the snapshot's slots at these points."""
-    slots_S, counts_k = snapshot.slots_S, snapshot.duplicates_k
-    labels_S = snapshot.labels_k[slots_S]
-    if len(point_S2):
-        point_S2 = point_S2 - (point_S2.max(axis=0) + point_S2.min(axis=0)) / 2 * (by != "pca")
-        point_S2 = point_S2 / max(1e-9, float(np.quantile(np.abs(point_S2), 0.995)))
-    point_S2 = point_S2.clip(-1, 1).round(3)
-    return {
-        "at": snapshot.at,
-        "by": by,
-        "slots": slots_S.tolist(),
-        "ids": [str(number) for number in snapshot.ids_k[slots_S]],
-        "x": point_S2[:, 0].tolist(),
-        "y": point_S2[:, 1].tolist(),
-        "labels": labels_S.tolist() if (labels_S >= 0).any() else None,
-        "duplicates": None if counts_k is None else counts_k[slots_S].round(3).tolist(),
-    }
-
-
-def _only(producer: str | None, snapshot: SlotsCopy, told: dict[str, Any]) -> dict[str, Any]:
-    """Return the points of a map whose slots hold samples of a producer; None: all points."""
-    if producer is None:
-        return told
-    origins = [snapshot.origins_k[slot] for slot in told["slots"]]
-    kept = [n for n, one in enumerate(origins) if one is not None and one.producer == producer]
-    columns = ("slots", "ids", "x", "y", "labels", "duplicates")
-    held = {name: told[name] for name in columns if told[name] is not None}
-    return {**told, **{name: [values[n] for n in kept] for name, values in held.items()}}
-
 
 def balance(snapshot: SlotsCopy) -> dict[str, Any]:
     """Return the slots by class, or by embedding cluster without labels; the largest first."""
@@ -452,33 +359,6 @@ def balance(snapshot: SlotsCopy) -> dict[str, Any]:
         "unlabelled": len(snapshot) - sum(count for _, count in named) if kind == "class" else 0,
         "effective": round(effective, 2),
     }
-
-
-def _pictures(ids: Sequence[str | None], image_nCHW: Tensor) -> dict[str, Any] | None:
-    if not ids:
-        return None
-    columns = math.ceil(math.sqrt(len(ids)))
-    tile = image_nCHW.shape[-1]
-    return {"tile": tile, "columns": columns, "ids": ids, "sheet": sheet(image_nCHW, columns)}
-
-
-def sheet(image_nCHW: Tensor, columns: int) -> str:
-    """Return uint8 images side by side as a data URL.
-
-    The format is PNG if the side is below 16 or no multiple of 8, else JPEG.
-    """
-    count, channels, side, _ = image_nCHW.shape
-    rows = math.ceil(count / columns)
-    padded = image_nCHW.new_zeros(rows * columns, channels, side, side)
-    padded[:count] = image_nCHW
-    grid = padded.reshape(rows, columns, channels, side, side).permute(0, 3, 1, 4, 2)
-    pixels = grid.reshape(rows * side, columns * side, channels).numpy()
-    picture, file = Image.fromarray(pixels[:, :, 0] if channels == 1 else pixels), io.BytesIO()
-    if side % 8 or side < 16:  # JPEG's blocks would run over the edges of the tiles
-        picture.save(file, "PNG", compress_level=1)
-        return "data:image/png;base64," + b64encode(file.getvalue()).decode()
-    picture.save(file, "JPEG", quality=88, subsampling=0)
-    return "data:image/jpeg;base64," + b64encode(file.getvalue()).decode()
 
 
 def _order(snapshot: SlotsCopy, sort: str) -> NDArray[np.int64]:

@@ -1,0 +1,43 @@
+"""Images side by side in one picture, as the page receives them.
+
+Shapes: n images of C H W.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from base64 import b64encode
+from collections.abc import Sequence
+from typing import Any
+
+from PIL import Image
+from torch import Tensor
+
+
+def picture_sheet(ids: Sequence[str | None], image_nCHW: Tensor) -> dict[str, Any] | None:
+    """Return the form that `MemoryView.pictures` describes; None without images."""
+    if not ids:
+        return None
+    columns = math.ceil(math.sqrt(len(ids)))
+    tile = image_nCHW.shape[-1]
+    return {"tile": tile, "columns": columns, "ids": ids, "sheet": sheet(image_nCHW, columns)}
+
+
+def sheet(image_nCHW: Tensor, columns: int) -> str:
+    """Return uint8 images side by side as a data URL.
+
+    The format is PNG if the side is below 16 or no multiple of 8, else JPEG.
+    """
+    count, channels, side, _ = image_nCHW.shape
+    rows = math.ceil(count / columns)
+    padded = image_nCHW.new_zeros(rows * columns, channels, side, side)
+    padded[:count] = image_nCHW
+    grid = padded.reshape(rows, columns, channels, side, side).permute(0, 3, 1, 4, 2)
+    pixels = grid.reshape(rows * side, columns * side, channels).numpy()
+    picture, file = Image.fromarray(pixels[:, :, 0] if channels == 1 else pixels), io.BytesIO()
+    if side % 8 or side < 16:  # JPEG's blocks would run over the edges of the tiles
+        picture.save(file, "PNG", compress_level=1)
+        return "data:image/png;base64," + b64encode(file.getvalue()).decode()
+    picture.save(file, "JPEG", quality=88, subsampling=0)
+    return "data:image/jpeg;base64," + b64encode(file.getvalue()).decode()
