@@ -34,6 +34,7 @@ from stream_ssl.producers.errors import (
     DeliveryError,
     ProducerError,
 )
+from stream_ssl.producers.sources.fields import check_above_0
 from stream_ssl.producers.stats import Delivery, Rejection, StateChange, Stats
 from stream_ssl.wire import Hello, Keys, Sample, Welcome, check_name
 from stream_ssl.wire.address import check_address, receiver_of
@@ -135,9 +136,13 @@ class Producer:
         run: str | Path | None = None,
     ) -> None:
         _check_on_full(on_full, spool)
-        _check_above_0(packet_bytes=packet_bytes, packet_samples=packet_samples)
-        _check_above_0(buffer_bytes=buffer_bytes, spool_bytes=spool_bytes)
-        _check_above_0(stats_seconds=stats_seconds)
+        check_above_0(
+            packet_bytes=packet_bytes,
+            packet_samples=packet_samples,
+            buffer_bytes=buffer_bytes,
+            spool_bytes=spool_bytes,
+            stats_seconds=stats_seconds,
+        )
         if not (linger >= 0 and exit_timeout >= 0):
             raise ValueError(f"linger {linger}, exit_timeout {exit_timeout}: must be 0 or more")
         self.name = check_name(name)
@@ -377,12 +382,6 @@ def _check_on_full(on_full: OnFull, spool: str | Path | None) -> None:
         raise ValueError(f"on_full {on_full!r}: must be one of {', '.join(get_args(OnFull))}")
     if (on_full == "spool") != (spool is not None):
         raise ValueError('on_full="spool" and spool=FOLDER belong together: pass both')
-
-
-def _check_above_0(**limits: float) -> None:
-    for name, value in limits.items():
-        if not value > 0:
-            raise ValueError(f"{name} {value}: must be above 0")
 
 
 def _receiver(

@@ -23,7 +23,7 @@ import httpcore
 import httpx
 from protego import Protego
 
-from stream_ssl.producers.sources.fields import codec_of
+from stream_ssl.producers.sources.fields import check_above_0, codec_of
 from stream_ssl.producers.sources.public_addresses import embedded, is_public, special_row
 
 ROBOTS_BYTES = 512 * 1024  # RFC 9309 requires at least 500 KiB; the rest is ignored
@@ -239,8 +239,7 @@ class Fetcher:
     ) -> None:
         self._patience = Patience(**patience)
         check_least(("max_bytes", max_bytes, 1), ("redirects", redirects, 0))
-        if not seconds > 0:
-            raise ValueError(f"seconds {seconds}: must be above 0")
+        check_above_0(seconds=seconds)
         if not agent.isascii() or not agent.isprintable() or not agent.strip():
             raise ValueError(f"agent {agent!r}: must be printable ASCII")
         self.backend = GuardedBackend(allow_networks or [])

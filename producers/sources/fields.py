@@ -129,6 +129,13 @@ def fitting_meta(*facts: Mapping[str, object]) -> dict[str, Scalar] | None:
     return meta or None
 
 
+def check_above_0(**values: float | None) -> None:
+    """Raise ValueError for the first value that is not above 0; None passes."""
+    for what, value in values.items():
+        if value is not None and not value > 0:
+            raise ValueError(f"{what} {value}: must be above 0")
+
+
 def check_ranges(*rules: tuple[str, float, float, float]) -> None:
     """Check values against ranges; each rule is (name, value, lowest, highest).
 

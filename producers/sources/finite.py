@@ -46,8 +46,7 @@ class Finite(ABC):
     ) -> None:
         if seed < 0:
             raise ValueError(f"seed {seed}: must be 0 or more")
-        if epochs is not None and epochs < 1:
-            raise ValueError(f"epochs {epochs}: must be 1 or more, or null for an endless stream")
+        check_epochs(epochs)
         self.name = name
         self.shuffle, self.seed, self.epochs = shuffle, seed, epochs
         self._stopped = threading.Event()
@@ -99,6 +98,12 @@ class Finite(ABC):
     @abstractmethod
     def _sample(self, index: int) -> Sample | None:
         """Return the sample stored at `index`, or None if it cannot be read."""
+
+
+def check_epochs(epochs: int | None) -> None:
+    """Raise ValueError unless this is a number of passes, or None for an endless stream."""
+    if epochs is not None and epochs < 1:
+        raise ValueError(f"epochs {epochs}: must be 1 or more, or null for an endless stream")
 
 
 def nothing_readable(name: str) -> SourceError:

@@ -52,6 +52,16 @@ def walk(
                 leave_out("link", path, "a link to nothing, or to itself")
 
 
+def check_root(root: Path) -> None:
+    """Raise FileNotFoundError if the folder of a source does not exist."""
+    if not root.is_dir():
+        raise FileNotFoundError(
+            f"{root} is a file: name its folder with --source.root"
+            if root.exists()
+            else f"no folder {root}: create it, or name another with --source.root"
+        )
+
+
 def is_folder(entry: os.DirEntry[str]) -> bool:
     """Return whether the entry is a folder or a link to a folder."""
     try:

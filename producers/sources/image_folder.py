@@ -17,7 +17,7 @@ from stream_ssl.producers.sources.fields import (
     read_image,
 )
 from stream_ssl.producers.sources.finite import Finite
-from stream_ssl.producers.sources.folders import walk
+from stream_ssl.producers.sources.folders import check_root, walk
 from stream_ssl.wire.sample import Sample
 
 
@@ -43,12 +43,7 @@ class ImageFolder(Finite):
 
     def __init__(self, root: Path, name: str | None = None, **passes: Any) -> None:
         self._root = Path(root)
-        if not self._root.is_dir():
-            raise FileNotFoundError(
-                f"{root} is a file: name its folder with --source.root"
-                if self._root.exists()
-                else f"no folder {root}: create it, or name another with --source.root"
-            )
+        check_root(self._root)
         name = name or self._root.absolute().name
         self.skipped = Skipped(name)
         self.classes = sorted(entry.name for entry in self._root.iterdir() if entry.is_dir())

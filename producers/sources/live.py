@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 from stream_ssl.producers.sources.base import Facts, Skipped, SourceError, checked, mark
+from stream_ssl.producers.sources.fields import check_above_0
 from stream_ssl.wire.sample import Position, Sample
 
 log = logging.getLogger(__name__)
@@ -52,14 +53,12 @@ class Live(ABC, Generic[Item]):
         give_up_seconds: float | None,
         waiting: int,
     ) -> None:
-        for what, value in (
-            ("timeout", timeout),
-            ("retry_seconds", retry_seconds),
-            ("give_up_seconds", 1.0 if give_up_seconds is None else give_up_seconds),
-            ("waiting", waiting),
-        ):
-            if not value > 0:
-                raise ValueError(f"{what} {value}: must be above 0")
+        check_above_0(
+            timeout=timeout,
+            retry_seconds=retry_seconds,
+            give_up_seconds=give_up_seconds,
+            waiting=waiting,
+        )
         self.name = name
         self.skipped = Skipped(name)
         self._timeout = timeout

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from stream_ssl.producers.sources.acknowledged import ArrivedMessages, UnreadableError, sample_of
 from stream_ssl.producers.sources.base import Facts, Skipped, SourceError, mark, place
+from stream_ssl.producers.sources.fields import check_above_0
 from stream_ssl.producers.sources.nats_consumer import (
     CONNECT_SECONDS,
     RETRY_SECONDS,
@@ -87,13 +88,7 @@ class Nats:
         import nats  # noqa: F401  # fail early if it is not installed
 
         files = TlsFiles(**tls)  # in a statement of its own, where jsonargparse finds the class
-        for what, value in (
-            ("in_flight", in_flight),
-            ("ack_wait", ack_wait),
-            ("idle_seconds", 1.0 if idle_seconds is None else idle_seconds),
-        ):
-            if not value > 0:
-                raise ValueError(f"{what} {value}: must be above 0")
+        check_above_0(in_flight=in_flight, ack_wait=ack_wait, idle_seconds=idle_seconds)
         if "@" in servers:
             raise ValueError(
                 "servers: a password in a URL would stand in the process list; pass it in a file: "

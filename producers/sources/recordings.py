@@ -1,4 +1,4 @@
-"""Base class of sources that read files of recorded samples and can resume after any sample."""
+"""Base classes of sources that read files one after another and can resume after any sample."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from stream_ssl.producers.sources.base import (
     Facts,
@@ -17,7 +18,7 @@ from stream_ssl.producers.sources.base import (
     own_fault,
     wrong_position,
 )
-from stream_ssl.producers.sources.finite import nothing_readable
+from stream_ssl.producers.sources.finite import check_epochs, nothing_readable
 from stream_ssl.producers.sources.shards import find_files
 from stream_ssl.wire.sample import Position, Sample
 
@@ -25,18 +26,18 @@ log = logging.getLogger(__name__)
 
 Where = tuple[int, int]
 """A place in a file: (time, number of earlier samples with the same time)."""
+At = TypeVar("At", bound=tuple[int, ...])
 
 
 class BrokenFileError(Exception):
     """A file cannot be read past this place."""
 
 
-class Recordings(ABC):
-    """Passes over files whose samples are ordered by time.
+class FilePasses(ABC, Generic[At]):
+    """Passes over files that are read in sequence.
 
-    A position is [pass, time, number among the samples of that time] in one of the files. Files may
-    be added after the file of a position. Parts that cannot be read are logged, counted in
-    `skipped` and left out.
+    Files may be added after the file of a position. Parts that cannot be read are logged, counted
+    in `skipped` and left out.
 
     Args:
         files: paths, globs, or brace expansions such as "drive-{00..09}.mp4".
@@ -44,6 +45,7 @@ class Recordings(ABC):
         name: the source's name.
         what: the word for a file in messages.
         settings: further facts for which positions are valid.
+        key: the name of a file's number among these facts.
 
     Raises:
         FileNotFoundError: a pattern matches no file.
@@ -51,25 +53,86 @@ class Recordings(ABC):
     """
 
     def __init__(
-        self, files: list[str] | str, epochs: int | None, name: str, what: str, settings: Facts
+        self,
+        files: list[str] | str,
+        epochs: int | None,
+        name: str,
+        what: str,
+        settings: Facts,
+        key: str = "number",
     ) -> None:
-        if epochs is not None and epochs < 1:
-            raise ValueError(f"epochs {epochs}: must be 1 or more, or null for an endless stream")
+        check_epochs(epochs)
         self.name, self.epochs = name, epochs
         self.skipped = Skipped(name)
         self._files = find_files(files, what)
-        self._settings = settings
+        self._what, self._settings, self._key = what, settings, key
         self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        """End `samples`, even while it reads data that is not sent. Thread-safe."""
+        self._stopped.set()
+
+    def _number(self, position: Position) -> int:
+        """Return the number of the file that a position names, 0 if it names no file.
+
+        Raises:
+            ValueError: there is no such file.
+        """
+        if not (isinstance(position, Mapping) and isinstance(position.get("of"), Mapping)):
+            return 0
+        number = position["of"].get(self._key, 0)
+        if type(number) is not int or not 0 <= number < len(self._files):
+            why = f"{self._what} {number!r} is none of {len(self._files)}"
+            raise wrong_position(self.name, why)
+        return number
+
+    def _facts(self, number: int) -> Facts:
+        path = self._files[number]
+        size = sum(part.stat().st_size for part in (path, *path.glob("*")) if part.is_file())
+        place: Facts = {"source": self.name, self._key: number, "file": path.name, "bytes": size}
+        return {**place, **self._settings}
+
+    def _passes(
+        self, epoch: int, number: int, after: At | None
+    ) -> Iterator[tuple[Sample, Position]]:
+        for current in itertools.count(epoch):
+            if self.epochs is not None and current >= self.epochs:
+                break
+            gave = (number, after) != (0, None)
+            for file in range(number, len(self._files)):
+                facts = self._facts(file)
+                for sample, at in self._readable(self._files[file], after):
+                    gave = True
+                    yield sample, mark([current, *at], facts)
+                after = None
+            if self._stopped.is_set():
+                return
+            if not gave:
+                raise nothing_readable(self.name)
+            number = 0
+        log.info("source %s has been read to its end; %s", self.name, self.skipped)
+
+    @abstractmethod
+    def _readable(self, path: Path, after: At | None) -> Iterator[tuple[Sample, At]]:
+        """Yield the samples of a file that can be read, and the place after each, until `stop`.
+
+        Args:
+            path: the file.
+            after: the place after which to go on; None: the beginning.
+        """
+
+
+class Recordings(FilePasses[Where]):
+    """Passes over files whose samples are ordered by time.
+
+    A position is [pass, time, number among the samples of that time] in one of the files.
+    """
 
     def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
         """Yield each sample with the position after it; see `Source`."""
         if position is None:
             return self._passes(0, 0, None)
-        number = 0
-        if isinstance(position, Mapping) and isinstance(position.get("of"), Mapping):
-            number = position["of"].get("number", 0)
-            if type(number) is not int or not 0 <= number < len(self._files):
-                raise wrong_position(self.name, f"file {number!r} is none of {len(self._files)}")
+        number = self._number(position)
         at = checked(position, self._facts(number), self.name)
         if not (
             isinstance(at, list | tuple)
@@ -79,36 +142,6 @@ class Recordings(ABC):
         ):
             raise wrong_position(self.name, f"{at!r:.80} is no [pass, time, number]")
         return self._passes(at[0], number, (at[1], at[2]))
-
-    def stop(self) -> None:
-        """End `samples`, even while it reads data that is not sent. Thread-safe."""
-        self._stopped.set()
-
-    def _facts(self, number: int) -> Facts:
-        path = self._files[number]
-        size = sum(part.stat().st_size for part in (path, *path.glob("*")) if part.is_file())
-        place: Facts = {"source": self.name, "number": number, "file": path.name, "bytes": size}
-        return {**place, **self._settings}
-
-    def _passes(
-        self, epoch: int, number: int, after: Where | None
-    ) -> Iterator[tuple[Sample, Position]]:
-        for current in itertools.count(epoch):
-            if self.epochs is not None and current >= self.epochs:
-                break
-            gave = (number, after) != (0, None)
-            for file in range(number, len(self._files)):
-                facts = self._facts(file)
-                for sample, where in self._readable(self._files[file], after):
-                    gave = True
-                    yield sample, mark([current, *where], facts)
-                after = None
-            if self._stopped.is_set():
-                return
-            if not gave:
-                raise nothing_readable(self.name)
-            number = 0
-        log.info("source %s has been read to its end; %s", self.name, self.skipped)
 
     def _readable(self, path: Path, after: Where | None) -> Iterator[tuple[Sample, Where]]:
         """Yield the samples up to the end of the file, its first damage, or `stop`."""

@@ -21,7 +21,7 @@ from stream_ssl.producers.sources.base import (
     wrong_position,
 )
 from stream_ssl.producers.sources.fields import codec_of, content_id, no_image, read_image
-from stream_ssl.producers.sources.folders import walk
+from stream_ssl.producers.sources.folders import check_root, walk
 from stream_ssl.rate_limited_logger import printable
 from stream_ssl.wire.sample import Position, Sample
 
@@ -100,12 +100,7 @@ class WatchedFolder:
         idle_seconds: float | None = None,
         name: str | None = None,
     ) -> None:
-        if not Path(root).is_dir():
-            raise FileNotFoundError(
-                f"{root} is a file: name its folder with --source.root"
-                if Path(root).exists()
-                else f"no folder {root}: create it, or name another with --source.root"
-            )
+        check_root(Path(root))
         if settle_seconds < 0 or poll_seconds < 0 or (idle_seconds or 0.0) < 0:
             raise ValueError(
                 f"settle_seconds {settle_seconds}, poll_seconds {poll_seconds} and idle_seconds "

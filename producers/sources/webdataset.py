@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import posixpath
 import re
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from stream_ssl.producers.sources.base import Facts, Skipped, mark, place, wrong_position
+from stream_ssl.producers.sources.base import place
 from stream_ssl.producers.sources.fields import (
     OTHER_IMAGES,
     SUFFIXES,
@@ -20,8 +19,8 @@ from stream_ssl.producers.sources.fields import (
     fitting_meta,
     no_image,
 )
-from stream_ssl.producers.sources.finite import ENDLESS, nothing_readable
-from stream_ssl.producers.sources.shards import find_files
+from stream_ssl.producers.sources.finite import ENDLESS
+from stream_ssl.producers.sources.recordings import FilePasses
 from stream_ssl.producers.sources.tar import ArchiveMember, ShardError, read_members, split_key
 from stream_ssl.wire.sample import Position, Sample
 
@@ -40,7 +39,7 @@ class MemberGroup:
     lost: tuple[str, str] | None = None  # (reason, sentence) if the sample is not sent
 
 
-class WebDataset:
+class WebDataset(FilePasses[tuple[int]]):
     """Samples of tar shards in the WebDataset convention, read in sequence.
 
     Shards are read member by member and are not unpacked to disk. Consecutive members form one
@@ -75,57 +74,18 @@ class WebDataset:
     def __init__(
         self, shards: list[str] | str, epochs: int | None = 1, name: str = "webdataset"
     ) -> None:
-        if epochs is not None and epochs < 1:
-            raise ValueError(f"epochs {epochs}: must be 1 or more, or null for an endless stream")
-        self.name = name
-        self.epochs = epochs
-        self.skipped = Skipped(self.name)
-        self._shards = find_files(shards, "shard")
-        self._stopped = threading.Event()
+        super().__init__(shards, epochs, name, "shard", settings={}, key="shard")
 
     def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
         """Yield each sample with the position after it; see `Source`."""
-        shard = 0
-        if isinstance(position, dict) and isinstance(position.get("of"), dict):
-            shard = position["of"].get("shard", 0)
-            if type(shard) is not int or not 0 <= shard < len(self._shards):
-                raise wrong_position(self.name, f"shard {shard!r} is none of {len(self._shards)}")
-        facts = self._facts(shard)
-        epoch, start = place(position, facts, self.name, (ENDLESS, ENDLESS))
-        return self._passes(epoch, shard, start)
+        shard = self._number(position)
+        epoch, start = place(position, self._facts(shard), self.name, (ENDLESS, ENDLESS))
+        return self._passes(epoch, shard, (start,) if start else None)
 
-    def stop(self) -> None:
-        """End `samples`, even while it reads data that is not sent. Thread-safe."""
-        self._stopped.set()
-
-    def _facts(self, shard: int) -> Facts:
-        path = self._shards[shard]
-        return {
-            "source": self.name,
-            "shard": shard,
-            "file": path.name,
-            "bytes": path.stat().st_size,
-        }
-
-    def _passes(self, epoch: int, shard: int, start: int) -> Iterator[tuple[Sample, Position]]:
-        for current in itertools.count(epoch):
-            if self.epochs is not None and current >= self.epochs:
-                return
-            gave = (shard, start) != (0, 0)
-            for number in range(shard, len(self._shards)):
-                facts = self._facts(number)
-                for sample, end in self._shard(number, start):
-                    gave = True
-                    yield sample, mark([current, end], facts)
-                start = 0
-            if self._stopped.is_set():
-                return
-            if not gave:
-                raise nothing_readable(self.name)
-            shard = 0
-
-    def _shard(self, number: int, start: int) -> Iterator[tuple[Sample, int]]:
-        path = self._shards[number]
+    def _readable(
+        self, path: Path, after: tuple[int] | None
+    ) -> Iterator[tuple[Sample, tuple[int]]]:
+        (start,) = after or (0,)
         stem = re.sub(r"(\.tar)?(\.gz|\.bz2|\.xz)?$", "", path.name)
         group: MemberGroup | None = None
         torn: tuple[str, str] | None = None
@@ -139,7 +99,7 @@ class WebDataset:
                 if group is not None and (not member.name or key != group.key):
                     sample = self._sample(stem, group)
                     if sample is not None:
-                        yield sample, member.start
+                        yield sample, (member.start,)
                     group = None
                 base = posixpath.basename(key)
                 if base and not base.startswith("__"):
