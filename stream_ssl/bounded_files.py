@@ -14,6 +14,8 @@ import os
 import re
 import stat
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, NoReturn
@@ -166,6 +168,28 @@ def parse_json(text: str) -> Any:
         )
     except json.JSONDecodeError as error:
         raise ValueError(f"is not JSON: {error}") from None
+
+
+@contextmanager
+def named(what: str, path: Path, remedy: str = "") -> Iterator[None]:
+    """Turn errors of reading a file into a ValueError that says what the file is, and a remedy."""
+    remedy = remedy and f"; {remedy}"
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"{what} {path}: {error.strerror or error}{remedy}") from None
+    except ValueError as error:
+        raise ValueError(f"{what} {error}{remedy}") from None
+
+
+def check_private(what: str, path: Path, content: str = "this secret") -> None:
+    """Raise ValueError if every user of the machine may read a secret file."""
+    mode = path.stat().st_mode
+    if mode & 0o007:
+        raise ValueError(
+            f"{what} {path}: everybody may read {content} (mode {mode & 0o777:04o}); "
+            f"run: chmod 600 {path}"
+        )
 
 
 def _check_regular(path: Path, mode: int) -> None:

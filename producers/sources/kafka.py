@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from stream_ssl.bounded_files import read_text
+from stream_ssl.bounded_files import check_private, named, read_text
 from stream_ssl.producers.sources.acknowledged import ArrivedMessages, UnreadableError, sample_of
 from stream_ssl.producers.sources.base import Facts, Skipped, SourceError, mark
 from stream_ssl.producers.sources.partition_offsets import PartitionOffsets, offsets_in
@@ -349,12 +349,8 @@ def settings_of(config: Path) -> dict[str, str]:
         ValueError: the file is missing, everyone may read its password, or a line is invalid. The
             message never contains a value, which may be a password.
     """
-    try:
-        mode, text = config.stat().st_mode, read_text(config, links=True)
-    except OSError as error:
-        raise ValueError(f"config {config}: {error.strerror}") from None
-    except ValueError as error:
-        raise ValueError(f"config {error}") from None
+    with named("config", config):
+        text = read_text(config, links=True)
     settings: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
         key, equals, value = (part.strip() for part in line.partition("="))
@@ -365,9 +361,6 @@ def settings_of(config: Path) -> dict[str, str]:
         if key in OURS or key in ("bootstrap.servers", "group.id", "auto.offset.reset"):
             raise ValueError(f"config {config}: line {number}: {key} is set by this source")
         settings[key] = value
-    if mode & 0o007 and any("password" in key or "secret" in key for key in settings):
-        raise ValueError(
-            f"config {config}: everybody may read its password (mode {mode & 0o777:04o}); "
-            f"run: chmod 600 {config}"
-        )
+    if any("password" in key or "secret" in key for key in settings):
+        check_private("config", config, "its password")
     return settings

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stream_ssl.bounded_files import parse_json, read_text
+from stream_ssl.bounded_files import check_private, named, parse_json, read_text
 from stream_ssl.producers.sources.base import SourceError
 
 if TYPE_CHECKING:
@@ -145,17 +145,9 @@ def secrets_of(path: Path) -> dict[str, Any]:
         ValueError: the file is missing, everyone may read it, or its format is wrong. The message
             never contains a secret.
     """
-    try:
-        mode, text = path.stat().st_mode, read_text(path, links=True)
-    except OSError as error:
-        raise ValueError(f"credentials {path}: {error.strerror}") from None
-    except ValueError as error:
-        raise ValueError(f"credentials {error}") from None
-    if mode & 0o007:
-        raise ValueError(
-            f"credentials {path}: everybody may read this secret (mode {mode & 0o777:04o}); "
-            f"run: chmod 600 {path}"
-        )
+    with named("credentials", path):
+        text = read_text(path, links=True)
+    check_private("credentials", path)
     if "BEGIN NATS USER JWT" in text:
         return {"user_credentials": str(path)}
     with contextlib.suppress(ValueError):

@@ -132,6 +132,13 @@ def check_writable(folder: Path, what: str, remedy: str) -> None:
         ) from error
 
 
+def check_out_file(out: Path, example: str) -> None:
+    """Raise ValueError if no file can be written at `--out`; `example` is a name of such a file."""
+    if out.is_dir():
+        raise ValueError(f"--out {out} is a folder: name a file, such as {example}")
+    check_writable(out.parent, "the folder of --out,", "choose another")
+
+
 def listening(listen: Callable[[], T]) -> T:
     """Listen at a port, with some retries: the previous process may be about to release the port.
 

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from stream_ssl.bounded_files import read_bytes
+from stream_ssl.bounded_files import named, read_bytes
 from stream_ssl.wire.address import is_loopback_host
 
 COOKIE = "stream-ssl-session"
@@ -81,18 +81,12 @@ class Token:
             "make one with: (umask 077; "
             f"python3 -c 'import secrets; print(secrets.token_urlsafe(32))' > {path})"
         )
-        try:
+        with named("http.token_file", path, remedy):
             mode = path.stat().st_mode
-            secret = read_bytes(path, MOST_BYTES, links=True).decode("ascii").strip()
-        except UnicodeDecodeError:
-            raise ValueError(
-                f"http.token_file {path}: the file is not ASCII text; {remedy}"
-            ) from None
-        except ValueError as error:
-            raise ValueError(f"http.token_file {error}; {remedy}") from None
-        except OSError as error:
-            why = error.strerror or str(error)
-            raise ValueError(f"http.token_file {path}: {why}; {remedy}") from None
+            content = read_bytes(path, MOST_BYTES, links=True)
+            if not content.isascii():
+                raise ValueError(f"{path}: the file is not ASCII text")
+            secret = content.decode("ascii").strip()
         if mode & 0o007:
             raise ValueError(
                 f"http.token_file {path}: other users may read the file (mode "

@@ -11,7 +11,7 @@ from typing import Any
 import zmq
 
 from stream_ssl import durable
-from stream_ssl.bounded_files import read_json
+from stream_ssl.bounded_files import check_private, named, read_json
 
 MOST_BYTES = 16 << 10
 """Most bytes of a key file."""
@@ -75,20 +75,12 @@ class Keys:
         path = Path(path)
         name = path.name.removesuffix(".json").removesuffix(".secret").removesuffix(".public")
         remedy = remedy or f"make a pair with: stream-ssl keys {name or 'NAME'}"
-        try:
-            mode = path.stat().st_mode
+        with named("key file", path, remedy):
             fields = read_json(path, MOST_BYTES, links=True)
-        except OSError as error:
-            raise ValueError(f"key file {path}: {error.strerror}; {remedy}") from None
-        except ValueError as error:
-            raise ValueError(f"key file {error}; {remedy}") from None
         if not isinstance(fields, dict) or not {"name", "public"} <= fields.keys():
             raise ValueError(f'key file {path}: must hold {{"name", "public"}}; {remedy}')
-        if fields.get("secret") is not None and mode & 0o007:
-            raise ValueError(
-                f"key file {path}: everybody may read this secret (mode {mode & 0o777:04o}); "
-                f"run: chmod 600 {path}"
-            )
+        if fields.get("secret") is not None:
+            check_private("key file", path)
         try:
             return cls(fields["name"], fields["public"], fields.get("secret"))
         except ValueError as error:

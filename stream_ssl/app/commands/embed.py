@@ -10,7 +10,7 @@ from typing import Literal
 
 from jsonargparse import Namespace
 
-from stream_ssl.app.failures import TRUST_CODE, check_writable, configuring, reported
+from stream_ssl.app.failures import TRUST_CODE, check_out_file, configuring, reported
 from stream_ssl.app.parser import Parser
 from stream_ssl.app.threads import share_cores
 from stream_ssl.observe.conditions import plural
@@ -96,9 +96,7 @@ def embed(settings: Namespace, name: str) -> None:
     with configuring():
         if settings.batch < 1:
             raise ValueError(f"--batch {settings.batch}: must be at least 1")
-        if settings.out.is_dir():
-            raise ValueError(f"--out {settings.out} is a folder: name a file, such as features.npz")
-        check_writable(settings.out.parent, "the folder of --out,", "choose another")
+        check_out_file(settings.out, "features.npz")
         build.check_device(settings.device)
         encoder = load_encoder(settings.run, settings.of, settings.device, settings.trust_code)
         options = settings.source.as_dict() if "source" in settings else {}

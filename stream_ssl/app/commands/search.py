@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from jsonargparse import Namespace
 
-from stream_ssl.app.failures import TRUST_CODE, Failure, check_writable, configuring, reported
+from stream_ssl.app.failures import TRUST_CODE, Failure, check_out_file, configuring, reported
 from stream_ssl.app.parser import Parser
 from stream_ssl.app.threads import share_cores
 from stream_ssl.rate_limited_logger import printable
@@ -76,9 +76,7 @@ def run(settings: Namespace) -> None:
         if out is not None:
             if out.suffix.lower() not in PICTURES:
                 raise ValueError(f"--out {out}: name a file that ends in {' or '.join(PICTURES)}")
-            if out.is_dir():
-                raise ValueError(f"--out {out} is a folder: name a file, such as similar.html")
-            check_writable(out.parent, "the folder of --out,", "choose another")
+            check_out_file(out, "similar.html")
         _check_picture(settings.image)
     # After the checks: these imports take seconds.
     from stream_ssl import durable

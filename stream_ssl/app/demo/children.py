@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 from collections import deque
 from collections.abc import Sequence
@@ -55,27 +54,24 @@ class DemoProcess:
         Raises:
             ChildFailed: the process failed, or did not end within `seconds` and was killed.
         """
-        if self.status is None:
-            self._process.send_signal(signal.SIGTERM)
-        try:
-            self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-            raise self.failed(f"did not stop within {seconds:.0f} s of SIGTERM") from None
+        if not self.end(seconds):
+            raise self.failed(f"did not stop within {seconds:.0f} s of SIGTERM")
         if self.status:
             raise self.failed(f"ended with status {self.status}")
 
-    def end(self, seconds: float = 30.0) -> None:
-        """Send SIGTERM, then SIGKILL after `seconds`. Do nothing if the process has ended."""
-        if self.status is not None:
-            return
-        self._process.send_signal(signal.SIGTERM)
+    def end(self, seconds: float = 30.0) -> bool:
+        """Send SIGTERM, then SIGKILL after `seconds`; return whether SIGTERM was enough.
+
+        Do nothing if the process has ended.
+        """
+        self._process.terminate()
         try:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             self._process.kill()  # its own children notice, and end
             self._process.wait()
+            return False
+        return True
 
     def failed(self, how: str) -> ChildFailed:
         """Return the error, with the last lines of the log."""
