@@ -136,13 +136,9 @@ class Producer:
         run: str | Path | None = None,
     ) -> None:
         _check_on_full(on_full, spool)
-        check_above_0(
-            packet_bytes=packet_bytes,
-            packet_samples=packet_samples,
-            buffer_bytes=buffer_bytes,
-            spool_bytes=spool_bytes,
-            stats_seconds=stats_seconds,
-        )
+        check_above_0(packet_bytes=packet_bytes, packet_samples=packet_samples)
+        check_above_0(buffer_bytes=buffer_bytes, spool_bytes=spool_bytes)
+        check_above_0(stats_seconds=stats_seconds)
         if not (linger >= 0 and exit_timeout >= 0):
             raise ValueError(f"linger {linger}, exit_timeout {exit_timeout}: must be 0 or more")
         self.name = check_name(name)
