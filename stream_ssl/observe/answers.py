@@ -36,7 +36,7 @@ ABOVE_CHANCE = 1.5
 """An accuracy of this many times chance shows that the encoder learns."""
 ABOVE_MAJORITY = 1.1
 """An accuracy of this many times that of always the most frequent class shows it, too."""
-NO_CLASSES = "This shows nothing if the labels are no classes, such as names of folders"
+NO_CLASSES = "Labels that are no classes, such as the names of folders, cannot show more"
 FORGOTTEN = 0.05
 """An accuracy that fell by more than this is worth a look."""
 LEAST_TREND_SECONDS = 60.0
@@ -393,11 +393,14 @@ def _remedy(problem: Mapping[str, Any], learner: State) -> str:
         if name in RESTARTS:
             return f"{usual} No checkpoint exists, so it begins with new weights."
         return f"{WITHOUT_CHECKPOINT[name]}: no checkpoint exists to go back to."
-    told = f"{usual} The newest checkpoint is {seconds(saved['age'])} old"
-    since = problem.get("since")
+    age, since = saved["age"], problem.get("since")
+    told = f"{usual} The newest checkpoint is {seconds(age)} old"
     if name in RESTARTS or since is None:
         return f"{told}."
-    return f"{told}; the condition began {seconds(max(0.0, learner['now'] - since))} ago."
+    began = max(0.0, learner["now"] - since)
+    if age < began:
+        return f"{told}, and younger than the condition, which began {seconds(began)} ago."
+    return f"{told}; the condition began {seconds(began)} ago."
 
 
 # -- parts of sentences
@@ -411,8 +414,8 @@ def _behind(facts: Mapping[str, Any]) -> str | None:
     if lag["rise"] < BEHIND_MORE_SECONDS:
         return None
     return (
-        f"The learner is {seconds(lag['value'])} behind the stream, "
-        f"{seconds(lag['rise'])} more than {seconds(lag['seconds'])} ago"
+        f"The learner is {seconds(lag['value'])} behind the stream; this grew by "
+        f"{seconds(lag['rise'])} in the last {seconds(lag['seconds'])}"
     )
 
 
@@ -482,7 +485,7 @@ def _accuracy(
         says += f" (chance {percent(1 / classes)})" if classes else ""
         if key == "stream_knn" and majority is not None and not before:
             chance = majority * ABOVE_MAJORITY / ABOVE_CHANCE
-            says += f" (always the most frequent class: {percent(majority)})"
+            says += f" (by guessing the most frequent class: {percent(majority)})"
         if trend["seconds"] >= LEAST_TREND_SECONDS and not before:
             points, way = abs(100 * rise), "up" if rise > 0 else "down"
             change = f"{way} {points:.1f} points" if points >= 0.05 else "unchanged"

@@ -13,7 +13,7 @@ from answers_world import NEGATIVES, STATS, Run, origins
 
 from stream_ssl.learning.divergence import Divergence
 from stream_ssl.observe import families as exported
-from stream_ssl.observe.answers import Answer, Level, answers, census, problems_of
+from stream_ssl.observe.answers import Answer, Level, _remedy, answers, census, problems_of
 from stream_ssl.observe.conditions import TABLE
 from stream_ssl.observe.trends import percent
 from stream_ssl.observe.watch import Watched
@@ -141,7 +141,7 @@ def test_a_lag_that_grows_is_told_before_its_condition_begins() -> None:
         *("watch", "watch", "watch")
     ]
     assert found["Health"].says.endswith("further and further behind the stream.")
-    told = "The learner is 2 min behind the stream, 50 s more than 50 s ago. "
+    told = "The learner is 2 min behind the stream; this grew by 50 s in the last 50 s. "
     assert found["Learning"].says.startswith(told)
     assert found["To do"].says.startswith(told + "Give the learner more workers or a GPU")
     assert found["To do"].links == [("lag", "runbooks/lag")]
@@ -191,6 +191,25 @@ def test_an_accuracy_from_before_a_fault_is_no_good_news(name: str) -> None:
     assert "Loss" not in learning.says
 
 
+@pytest.mark.parametrize(
+    ("age", "told"),
+    [
+        (14.0, "is 14 s old, and younger than the condition, which began 41 s ago."),
+        (90.0, "is 2 min old; the condition began 41 s ago."),
+    ],
+)
+def test_a_checkpoint_from_after_the_fault_is_named(age: float, told: str) -> None:
+    problem = {
+        "name": "collapse",
+        "producer": "",
+        "severity": "critical",
+        "says": "",
+        "since": 59.0,
+    }
+    learner = {"now": 100.0, "conditions": [], "facts": {"checkpoint": {"age": age}}}
+    assert _remedy(problem | {"remedy": "Go back."}, learner).endswith(told)
+
+
 def test_the_remedy_fits_the_checkpoints() -> None:
     run = Run()
     run.pass_(60, run.sends(), run.learns())
@@ -203,7 +222,7 @@ def test_the_remedy_fits_the_checkpoints() -> None:
     run.learner.learner.of_checkpoints.resumed(5, run.learner.wall - 600)
     says = asked(run)["To do"].says
     assert "go back to an earlier checkpoint" in says
-    assert "The newest checkpoint is 10 min old; the condition began " in says
+    assert "The newest checkpoint is 10 min old" in says
     run = Run()
     diverged(run)
     assert "No checkpoint exists, so it begins with new weights" in asked(run)["To do"].says
@@ -269,8 +288,8 @@ def test_an_accuracy_on_the_stream_stands_beside_that_of_the_most_frequent_class
         learning = asked(run)["Learning"]
         assert learning.level == level
         says = f"kNN of the stream's next samples {percent(knn)}"
-        assert f"{says} (always the most frequent class: 46 %)" in learning.says
-        assert ("This shows nothing if the labels are no classes" in learning.says) == (knn < 0.5)
+        assert f"{says} (by guessing the most frequent class: 46 %)" in learning.says
+        assert ("Labels that are no classes" in learning.says) == (knn < 0.5)
 
 
 def test_each_level_has_a_word() -> None:

@@ -30,7 +30,8 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "metrics.md"
 OBSERVE = ROOT / "stream_ssl" / "observe"
 FILLING = "".join(
-    (OBSERVE / f"{name}.py").read_text() for name in ("metrics", "memory_metrics", "families")
+    (OBSERVE / f"{name}.py").read_text()
+    for name in ("metrics", "checkpoint_metrics", "memory_metrics", "families")
 )
 RECORDS = {
     "receiver": (ReceiverRecord,),
