@@ -211,6 +211,15 @@ def test_refusals(case: str, run: Path, tmp_path: Path, caplog: pytest.LogCaptur
     assert re.search(message, caplog.text), caplog.text
 
 
+def test_a_picture_that_only_this_run_accepts_is_searched_for(tmp_path: Path) -> None:
+    decoder = {"size": 8, "channels": 1, "max_pixels": 40_000_000}
+    write_run(tmp_path / "run", held=20, decoder=decoder)
+    noise_HW = np.random.default_rng(0).integers(0, 256, (100, 5200), np.uint8)
+    large = Image.fromarray(np.tile(noise_HW, (50, 1)))  # 26 megapixels; by default 25 at most
+    large.save(tmp_path / "large.jpg", "JPEG")
+    assert search.main([str(tmp_path / "run"), str(tmp_path / "large.jpg")]) == 0
+
+
 @table("mode", ["L", "RGB", "RGBA", "P", "LA", "CMYK"])
 def test_any_number_of_channels_is_accepted(mode: str, run: Path, tmp_path: Path) -> None:
     file = tmp_path / f"{mode}.{'jpg' if mode == 'CMYK' else 'png'}"

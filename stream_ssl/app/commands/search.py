@@ -100,12 +100,11 @@ def run(settings: Namespace) -> None:
 
 
 def _check_picture(file: Path) -> None:
-    """Raise an error if no run can decode the picture."""
-    from stream_ssl.feed.decode import Decoder
+    """Raise an error if the file cannot be read, or is no JPEG, PNG or WebP."""
     from stream_ssl.producers._images import as_sample
 
     try:
-        Decoder().decode(as_sample(file, id="picture"))
+        as_sample(file, id="picture")
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
     except OSError as error:
