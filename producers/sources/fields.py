@@ -130,7 +130,7 @@ def fitting_meta(*facts: Mapping[str, object]) -> dict[str, Scalar] | None:
 
 
 def check_above_0(**values: float | None) -> None:
-    """Raise ValueError for the first value that is not above 0; None passes."""
+    """Raise ValueError if a value is not above 0. None is accepted."""
     for what, value in values.items():
         if value is not None and not value > 0:
             raise ValueError(f"{what} {value}: must be above 0")

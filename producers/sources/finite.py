@@ -101,7 +101,7 @@ class Finite(ABC):
 
 
 def check_epochs(epochs: int | None) -> None:
-    """Raise ValueError unless this is a number of passes, or None for an endless stream."""
+    """Raise ValueError if a number of passes is below 1. None stands for an endless stream."""
     if epochs is not None and epochs < 1:
         raise ValueError(f"epochs {epochs}: must be 1 or more, or null for an endless stream")
 

@@ -73,7 +73,7 @@ class FilePasses(ABC, Generic[At]):
         self._stopped.set()
 
     def _number(self, position: Position) -> int:
-        """Return the number of the file that a position names, 0 if it names no file.
+        """Return the number of the file that a position names. It is 0 if the position names none.
 
         Raises:
             ValueError: there is no such file.
@@ -114,7 +114,7 @@ class FilePasses(ABC, Generic[At]):
 
     @abstractmethod
     def _readable(self, path: Path, after: At | None) -> Iterator[tuple[Sample, At]]:
-        """Yield the samples of a file that can be read, and the place after each, until `stop`.
+        """Yield the readable samples of a file, each with the place after it, until `stop`.
 
         Args:
             path: the file.

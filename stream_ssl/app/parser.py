@@ -113,9 +113,11 @@ def hinted(message: str, written: Mapping[str, str]) -> str:
 def _instead(wrong: str, written: Mapping[str, str]) -> str:
     """Return the options that may be meant by a wrong name, as the end of an error."""
     section, _, last = wrong.rpartition(".")
-    of_section = {name: name.rpartition(".")[2] for name in written}
-    if section:
-        of_section = {n: e for n, e in of_section.items() if n == f"{section}.{e}"}
+    of_section = {
+        name: name.rpartition(".")[2]
+        for name in written
+        if not section or name.rpartition(".")[0] == section
+    }
     close = difflib.get_close_matches(last, of_section.values(), 1, cutoff=0.7)
     meant = [name for name, end in of_section.items() if end in close]
     if not meant and not of_section:  # the section's name may be the one that is wrong

@@ -35,15 +35,16 @@ IDLE_SECONDS, IDLE_GAPS = 60.0, 5.0
 ABOVE_CHANCE = 1.5
 """An accuracy of this many times chance shows that the encoder learns."""
 ABOVE_MAJORITY = 1.1
-"""An accuracy of this many times that of always the most frequent class shows it, too."""
-NO_CLASSES = "Labels that are no classes, such as the names of folders, cannot show more"
+"""An accuracy of this many times that of guessing the most frequent class shows it, too."""
+NO_CLASSES = "This accuracy says nothing if the labels are not classes, but names of folders"
 FORGOTTEN = 0.05
 """An accuracy that fell by more than this is worth a look."""
 LEAST_TREND_SECONDS = 60.0
 """A change over a shorter time is left out."""
 BEHIND_SECONDS, BEHIND_MORE_SECONDS, BEHIND_SPAN = 30.0, 10.0, 45.0
-"""A lag above the first number is worth a look if it has grown by more than the second within the
-last minute, of which at least BEHIND_SPAN seconds must be known. The condition `lag` begins later.
+"""A lag above BEHIND_SECONDS is worth a look if it grew by more than BEHIND_MORE_SECONDS within the
+last minute. The lag must be known for at least BEHIND_SPAN seconds. The condition `lag` begins
+later.
 """
 MOSTLY_DROPPED = 0.9
 """A share of dropped samples above this explains why no update is made."""
@@ -414,7 +415,7 @@ def _behind(facts: Mapping[str, Any]) -> str | None:
     if lag["rise"] < BEHIND_MORE_SECONDS:
         return None
     return (
-        f"The learner is {seconds(lag['value'])} behind the stream; this grew by "
+        f"The learner is {seconds(lag['value'])} behind the stream; the lag grew by "
         f"{seconds(lag['rise'])} in the last {seconds(lag['seconds'])}"
     )
 
@@ -471,7 +472,7 @@ def _accuracy(
 
     Args:
         facts: the facts of the learner's state; `observe/facts.py` makes them.
-        majority: the accuracy on the stream of always the most frequent class; None: unknown.
+        majority: the accuracy of guessing the most frequent class of the stream; None: unknown.
         before: the accuracy is from before a fault, so its change says nothing.
     """
     for key, of in (("held_out", "held-out images"), ("stream_knn", "the stream's next samples")):
@@ -524,7 +525,7 @@ def _who(same: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _told(one: Mapping[str, Any]) -> str:
-    """Return what holds as the beginning of a sentence. The answer on health has its name."""
+    """Return the text of a problem as the beginning of a sentence, without the problem's name."""
     says, who = one["says"], one["producer"]
     return str(says if who and says.startswith(who) else says[:1].upper() + says[1:])
 

@@ -141,7 +141,7 @@ def test_a_lag_that_grows_is_told_before_its_condition_begins() -> None:
         *("watch", "watch", "watch")
     ]
     assert found["Health"].says.endswith("further and further behind the stream.")
-    told = "The learner is 2 min behind the stream; this grew by 50 s in the last 50 s. "
+    told = "The learner is 2 min behind the stream; the lag grew by 50 s in the last 50 s. "
     assert found["Learning"].says.startswith(told)
     assert found["To do"].says.startswith(told + "Give the learner more workers or a GPU")
     assert found["To do"].links == [("lag", "runbooks/lag")]
@@ -289,7 +289,7 @@ def test_an_accuracy_on_the_stream_stands_beside_that_of_the_most_frequent_class
         assert learning.level == level
         says = f"kNN of the stream's next samples {percent(knn)}"
         assert f"{says} (by guessing the most frequent class: 46 %)" in learning.says
-        assert ("Labels that are no classes" in learning.says) == (knn < 0.5)
+        assert ("This accuracy says nothing" in learning.says) == (knn < 0.5)
 
 
 def test_each_level_has_a_word() -> None:

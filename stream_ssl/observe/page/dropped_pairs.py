@@ -32,7 +32,7 @@ class DroppedPairs:
         self._numbers = itertools.count()  # numbers of the dropped samples
 
     def consume(self, record: StepRecord) -> None:
-        """Take one record of `Learner.run`, on the learner's thread."""
+        """Take one record of `Learner.run`. The learner's thread calls this."""
         shown = (one for one in record.dropped if one.twin_CHW is not None)
         self._pairs.extend((next(self._numbers), self._clock(), one) for one in shown)
 
