@@ -370,7 +370,7 @@ def _to_do(
             return Answer("To do", "watch", says, one.links)
     if others[0].level == "wait":
         return Answer("To do", "wait", _wait(learner.get("facts", {})), [])
-    return Answer("To do", "good", "Nothing: 0 conditions need attention.", [])
+    return Answer("To do", "good", "0 conditions need attention.", [])
 
 
 def _wait(facts: Mapping[str, Any]) -> str:
@@ -378,10 +378,10 @@ def _wait(facts: Mapping[str, Any]) -> str:
     done = max(facts.get("updates_done", 0.0), facts.get("step", 0.0))
     updates = facts.get("updates", 0.0)
     if not updates or done >= YOUNG_UPDATES:
-        return "Wait: look again when the first updates are done."
+        return "Look again when the first updates are done."
     left = (YOUNG_UPDATES - done) * facts["updates_span"] / updates
     then = f"the run then has {YOUNG_UPDATES} updates"
-    return f"Wait {seconds(max(60.0, left))}, and look again: {then}."
+    return f"Look again in {seconds(max(60.0, left))}: {then}."
 
 
 def _remedy(problem: Mapping[str, Any], learner: State) -> str:

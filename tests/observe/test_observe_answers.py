@@ -62,7 +62,7 @@ def test_healthy(healthy: Run) -> None:
         "1,000 of 1,024 slots filled, 2.0 % near-duplicates. 3 classes; the largest, class 0, has "
         "40 % of the labelled slots. gate has 70 % of the slots."
     )
-    assert found["To do"].says == "Nothing: 0 conditions need attention."
+    assert found["To do"].says == "0 conditions need attention."
 
 
 def test_young() -> None:
@@ -81,7 +81,7 @@ def test_young() -> None:
         "Too early to tell after 3 updates. kNN of held-out images 10 % (chance 10 %). Loss 5.55"
     )
     assert (found["To do"].level, found["To do"].word) == ("wait", "wait")
-    assert found["To do"].says == "Wait 66 min, and look again: the run then has 300 updates."
+    assert found["To do"].says == "Look again in 66 min: the run then has 300 updates."
     assert "No labels; the embeddings take 38 directions" in found["Memory"].says
     run.probes(0.2)  # an encoder without any update may reach this, too
     run.pass_(30, run.sends(), run.learns(loss=5.0))
