@@ -107,6 +107,10 @@ def test_the_streams_are_drawn(cifar: Path, tmp_path: Path) -> None:
     assert np.mean(pixels < 250) > 0.5
 
 
+def test_runs_of_every_device_count_alike() -> None:
+    assert StudySettings(device="cuda:0").facts() == StudySettings().facts()
+
+
 def test_a_repeated_run_gives_the_same_numbers() -> None:
     found = []
     for _ in range(2):

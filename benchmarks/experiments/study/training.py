@@ -46,10 +46,17 @@ class StudySettings:
     momentum: float = _option(0.99, "momentum of the key encoder")
     learning_rate: float = _option(1e-3, "learning rate of Adam")
     references: int = _option(2000, "labelled images of each class that the probes may use")
+    device: str = _option("cpu", "device of the runs")
 
     def facts(self) -> dict[str, Any]:
-        """Return the settings as results store them, with the threads, which affect sums."""
-        return {**asdict(self), "threads": THREADS}
+        """Return the settings as results store them, with the threads, which affect sums.
+
+        The device is not one of them, because the views and the stream of a seed are the same on
+        every device. Compare runs of one device, whose sums are alike.
+        """
+        told = {**asdict(self), "threads": THREADS}
+        del told["device"]
+        return told
 
 
 def run_once(settings: StudySettings, run: StudyRun, data: LabelledData) -> dict[str, Any]:
@@ -62,7 +69,7 @@ def run_once(settings: StudySettings, run: StudyRun, data: LabelledData) -> dict
     train(learner, watch, settings.steps)
     trained = time.monotonic() - started
     reference = first_of_each(data.train, settings.references)
-    found = evaluate(learner.method, views, reference, data.test)
+    found = evaluate(learner.method, views, reference, data.test, settings.device)
     stats = memory.stats()
     return {
         **found,
@@ -88,6 +95,7 @@ def build(run: StudyRun, settings: StudySettings, data: LabelledData, views: Vie
         settings.dim,
         eviction=run.arm.eviction(),
         image_shape=(3, 32, 32),
+        device=settings.device,
         seed=run.seed,
         descriptor=run.arm.describe(),
     )
@@ -97,6 +105,7 @@ def build(run: StudyRun, settings: StudySettings, data: LabelledData, views: Vie
         views,
         frames(run.stream, data.train, settings.batch, run.seed),
         LearnerSettings(
+            device=settings.device,
             seed=run.seed,
             threads=THREADS,
             anchors=run.arm.anchors,

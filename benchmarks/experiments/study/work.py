@@ -29,7 +29,7 @@ class Study(ExperimentWork[StudyRun]):
     name = "study"
 
     def __init__(self, settings: StudySettings, folder: Path) -> None:
-        self.settings, self.folder = settings, folder
+        self.settings, self.folder, self.device = settings, folder, settings.device
         self.results = Results(folder / "runs.jsonl", settings.facts())
 
     def planned(self) -> list[StudyRun]:
