@@ -93,6 +93,7 @@ def steps(learner: Learner, settings: Any) -> Iterator[StepRecord]:
             CollectorRegistry(), memories=(WORKING, *settings.shadows), classes=settings.classes
         ),
         learner.memory,
+        learner.near_duplicates,
         build.shadows(settings, learner.method.dim),
         mock.Mock(),
         mock.Mock(),

@@ -315,6 +315,23 @@ class NearDuplicates:
             found.twin_B = np.where(told.new_B, NOBODY, found.nearest_B)
         return found
 
+    @in_full_precision
+    def of_slots(self, slot_S: Tensor) -> Tensor:
+        """Return which slots are near-duplicates of another slot of this rank, bool [S].
+
+        Args:
+            slot_S: int64, occupied slots.
+        """
+        self._follow_the_slots()
+        sketch_SSS = self._sketch_of(slot_S)
+        square_Sn, row_Sn = self._index.nearest(key(sketch_SSS), NEIGHBOURS + 1)
+        square_Sn = square_Sn.masked_fill(row_Sn == slot_S[:, None], torch.inf)
+        square_Sn, best_Sn = torch.topk(square_Sn, NEIGHBOURS, dim=1, largest=False)
+        far_Sn = _look_closely(
+            sketch_SSS, square_Sn, row_Sn.gather(1, best_Sn), self._sketch_of, self._looks_at_all
+        )
+        return _told(far_Sn)
+
     @property
     def device(self) -> torch.device:
         """The memory's device."""

@@ -2,7 +2,7 @@
 
 DUEL, Definition 2: h is continuous and increasing, with h(-1) = 0 and h(1) = 1.
 
-Shapes: B query rows, D embedding, K memory slots.
+Shapes: B query rows, D embedding, K memory slots, R moved rows, M = 2 R, b rows at a time.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import threshold
 
 from stream_ssl.memory.checks import check_number
+from stream_ssl.memory.compute import LARGE_ELEMENTS
 
 FINEST, COARSEST = 1e-9, 1e9
 """The narrowest and widest score, in cosine.
@@ -26,7 +27,7 @@ second equals its limit in float64.
 """
 
 BLOCK_ELEMENTS = 1 << 22
-"""The largest block of similarities held at a time, in elements (16 MiB of float32)."""
+"""The largest block of similarities held at a time on a CPU, in elements (16 MiB of float32)."""
 
 
 class Score(ABC):
@@ -56,11 +57,37 @@ class Score(ABC):
     def total(self, z_BD: Tensor, memory_KD: Tensor) -> Tensor:
         """Return sum_k h(z_b . m_k) for every row b, float64 [B], computed in blocks."""
         total_B = torch.zeros(len(z_BD), dtype=torch.float64, device=z_BD.device)
-        step = max(1, BLOCK_ELEMENTS // max(1, len(memory_KD)))
+        step = _rows_at_a_time(len(memory_KD), z_BD.device)
         for start in range(0, len(z_BD), step):
             cosine_bK = z_BD[start : start + step] @ memory_KD.T
             total_B[start : start + step] = self.apply_(cosine_bK).sum(dim=1, dtype=torch.float64)
         return total_B
+
+    def moved(
+        self, memory_KD: Tensor, after_RD: Tensor, before_RD: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return what changes in the totals of all rows when some rows of the memory move.
+
+        Args:
+            memory_KD: the memory, with the moved rows as they are now.
+            after_RD: these rows as they are now.
+            before_RD: the same rows as they were.
+
+        Returns:
+            The change of each row's total, float64 [K], and the totals of the moved rows, float64
+            [R].
+        """
+        change_K = torch.zeros(len(memory_KD), dtype=torch.float64, device=memory_KD.device)
+        total_R = change_K.new_zeros(len(after_RD))
+        both_MD = torch.cat([after_RD, before_RD])
+        step = _rows_at_a_time(len(both_MD), memory_KD.device)
+        for start in range(0, len(memory_KD), step):
+            h_bM = self.apply_(memory_KD[start : start + step] @ both_MD.T)
+            now_bR, was_bR = h_bM.chunk(2, dim=1)
+            total_R += now_bR.sum(dim=0, dtype=torch.float64)
+            gone_b = was_bR.sum(dim=1, dtype=torch.float64)
+            change_K[start : start + step] = now_bR.sum(dim=1, dtype=torch.float64) - gone_b
+        return change_K, total_R
 
     def counts(self, memory_KD: Tensor) -> Tensor:
         """Return the duplicate counts N(j) = sum_{i != j} h(m_i .
@@ -82,6 +109,12 @@ class Linear(Score):
 
     def apply_(self, cosine: Tensor) -> Tensor:
         return cosine.add_(1.0).mul_(0.5)
+
+    def moved(
+        self, memory_KD: Tensor, after_RD: Tensor, before_RD: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        change_K = self.total(memory_KD, after_RD) - self.total(memory_KD, before_RD)
+        return change_K, self.total(after_RD, memory_KD)
 
     def total(self, z_BD: Tensor, memory_KD: Tensor) -> Tensor:
         sum_D = sum_rows(memory_KD)
@@ -187,6 +220,12 @@ SCORES: dict[str, type[Score]] = {
     "threshold": Threshold,
 }
 """The scores by the names used in config files. A new score is one line here."""
+
+
+def _rows_at_a_time(columns: int, device: torch.device) -> int:
+    """Return the number of rows, at least 1, of a block of similarities with so many columns."""
+    elements = BLOCK_ELEMENTS if device.type == "cpu" else LARGE_ELEMENTS
+    return max(1, elements // max(1, columns))
 
 
 def sum_rows(z_KD: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ BUDGETS = {
     simulated.TRAIN: (410, 0),
     simulated.KEYS: (215, 2),
     simulated.ADD: (150, 3),
-    simulated.MEMORY: (80, 0),
+    simulated.MEMORY: (125, 0),
     simulated.OPTIMISER: (30, 0),
     simulated.OBSERVERS: (75, 0),
     simulated.READING: (16, 3),

@@ -261,10 +261,16 @@ class ExactCounts:
         if self._group.size == 1 and 2 * len(slots) >= len(row_kA):
             self.recount()
             return
-        after_NA, before_NA = self._group.all_gather(row_kA[slots], before_RA)
-        self.count_K[: len(row_kA)] += self._score.total(row_kA, after_NA)
-        self.count_K[: len(row_kA)] -= self._score.total(row_kA, before_NA)
-        self._count(slots)
+        row_RA = row_kA[slots]
+        after_NA, before_NA, rank_N = self._group.all_gather(
+            row_RA, before_RA, torch.full_like(slots, self._group.rank)
+        )
+        change_k, total_N = self._score.moved(row_kA, after_NA, before_NA)
+        self.count_K[: len(row_kA)] += change_k
+        total_N = self._group.all_reduce_sum(total_N)
+        if self._group.size > 1:
+            total_N = total_N[rank_N == self._group.rank]
+        self.count_K[slots] = total_N - self._score.own(row_RA)
 
     def recount(self) -> None:
         """Count every slot again, a block at a time."""

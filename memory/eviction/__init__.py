@@ -9,6 +9,7 @@ import importlib
 from typing import Any
 
 from stream_ssl.memory.eviction.base import Feedback, Policy
+from stream_ssl.memory.eviction.duel import Duel
 from stream_ssl.memory.eviction.minimum_redundancy import MinimumRedundancy
 from stream_ssl.memory.eviction.most_duplicated import MostDuplicated
 from stream_ssl.memory.eviction.oldest import Oldest
@@ -19,6 +20,7 @@ from stream_ssl.memory.eviction.reservoir import Reservoir
 POLICIES: dict[str, type[Policy]] = {
     policy.name: policy
     for policy in (
+        Duel,
         MostDuplicated,
         Redundant,
         MinimumRedundancy,
@@ -30,6 +32,7 @@ POLICIES: dict[str, type[Policy]] = {
 
 __all__ = [
     "POLICIES",
+    "Duel",
     "Feedback",
     "MinimumRedundancy",
     "MostDuplicated",

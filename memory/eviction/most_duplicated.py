@@ -14,6 +14,8 @@ from stream_ssl.memory.eviction.base import Policy
 from stream_ssl.memory.scores import Linear, Score, check_score
 from stream_ssl.memory.shares import Turns
 
+Index = Literal["exact", "ivf", "auto"]
+
 
 class MostDuplicated(Policy):
     """For each newcomer, evict the sample with the largest duplicate count, argmax_j N(j).
@@ -45,7 +47,7 @@ class MostDuplicated(Policy):
         self,
         score: Score | None = None,
         compete: bool = False,
-        index: Literal["exact", "ivf", "auto"] = "exact",
+        index: Index = "exact",
     ) -> None:
         if index not in ("exact", "ivf", "auto"):
             raise ValueError(f'index is {index!r}: choose "exact", "ivf" or "auto"')

@@ -51,20 +51,14 @@ LEARNER_SECTIONS = (
 )
 
 
-DESCRIPTOR: dict[str, Any] = {
-    "class_path": "stream_ssl.memory.descriptors.Thumbnail",
-    "init_args": {"side": 8},
-}
-"""The default of `memory.descriptor`. Training does not change thumbnails, so near-duplicates are
-found whatever the encoder has learned (docs/study.md).
-"""
+DESCRIPTOR: dict[str, Any] = {"class_path": "stream_ssl.memory.descriptors.Embedding"}
+"""The default of `memory.descriptor`."""
 
 EVICTION: dict[str, Any] = {
-    "class_path": "stream_ssl.memory.eviction.Redundant",
-    "init_args": {"score": None, "at_least": 0.5},
+    "class_path": "stream_ssl.memory.eviction.Duel",
+    "init_args": {"kappa": 0.1, "index": "exact"},
 }
-"""The daemon's default eviction policy (docs/duplicates.md). It names no score, because
-jsonargparse would pass the score on to any other policy that is named without one."""
+"""The default of `memory.eviction` (docs/study.md)."""
 
 SHARES = 0.5
 """The default of `memory.shares`: the part of an equal share of the slots that a producer keeps."""

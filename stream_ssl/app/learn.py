@@ -154,6 +154,7 @@ class Process:
         self._observers = Observers(
             self._metrics,
             self.learner.memory,
+            self.learner.near_duplicates,
             build.shadows(settings, self.learner.method.dim),
             self._batches,
             reader,

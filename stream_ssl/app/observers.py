@@ -11,6 +11,7 @@ from stream_ssl.feed.batches import Batches
 from stream_ssl.journal.reader import JournalReader
 from stream_ssl.learning.records import Idle, StepRecord
 from stream_ssl.memory import WorkingMemory
+from stream_ssl.memory.near_duplicates import NearDuplicates
 from stream_ssl.observe.balance import Balance, class_counts
 from stream_ssl.observe.collisions import ClassCollisions, near_duplicates
 from stream_ssl.observe.drift import Drift
@@ -34,6 +35,7 @@ class Observers:
     Args:
         metrics: the exported metrics.
         memory: the working memory.
+        test: finds near-duplicates of the memory's pictures; None: it has no pictures.
         shadows: memories that see the same stream under other policies.
         batches, reader: report how far the learner is behind.
         prequential: predicts the labels of the stream.
@@ -47,6 +49,7 @@ class Observers:
         self,
         metrics: LearnerMetrics,
         memory: WorkingMemory,
+        test: NearDuplicates | None,
         shadows: Sequence[Shadow],
         batches: Batches,
         reader: JournalReader,
@@ -57,6 +60,7 @@ class Observers:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._metrics, self._memory, self._shadows = metrics, memory, shadows
+        self._test = test
         self._batches, self._reader = batches, reader
         self._balance, self._drift = Balance(), Drift()
         self._recent_rank = recent_rank or RecentRank()
@@ -96,7 +100,7 @@ class Observers:
             self._metrics.of_memories.observe(name, memory.stats(), counts)
         self._metrics.of_memories.observe_producers(self._memory.holdings())
         self._metrics.observe_collisions(
-            self._collisions.measure(self._memory), near_duplicates(self._memory)
+            self._collisions.measure(self._memory), near_duplicates(self._test, self._memory)
         )
         self._metrics.observe_balance(self._balance)
         self._metrics.observe_ranks_of(self._recent_rank)

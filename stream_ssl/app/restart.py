@@ -14,7 +14,7 @@ from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
-from stream_ssl.app.config import EVICTION, RECEIVER_SECTIONS, resolved
+from stream_ssl.app.config import RECEIVER_SECTIONS, resolved
 from stream_ssl.app.removed import check_run, without
 from stream_ssl.learning.checkpoint_layout import FOLDER, LATEST, facts_in
 from stream_ssl.renamed import with_current_names
@@ -206,14 +206,9 @@ def _with_own_parts(run: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _with_memory_defaults(run: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Add the memory's defaults to an old configuration.
+    """Add a default to a configuration from before descriptors could be chosen.
 
-    Before descriptors could be chosen, duplicates were counted on embeddings. Before the default
-    policy was written out, its value was null.
+    Duplicates were then counted on embeddings.
     """
-    memory = {"descriptor": {"class_path": "stream_ssl.memory.descriptors.Embedding"}} | run.get(
-        "memory", {}
-    )
-    if memory.get("eviction", EVICTION) is None:
-        memory["eviction"] = EVICTION
-    return {**run, "memory": memory}
+    embedding = {"class_path": "stream_ssl.memory.descriptors.Embedding"}
+    return {**run, "memory": {"descriptor": embedding, **run.get("memory", {})}}

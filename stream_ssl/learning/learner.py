@@ -41,6 +41,7 @@ from stream_ssl.learning.vectors import VectorViews
 from stream_ssl.learning.views import Views
 from stream_ssl.memory import WorkingMemory
 from stream_ssl.memory.compute import to_host
+from stream_ssl.memory.near_duplicates import NearDuplicates
 from stream_ssl.methods import Method
 
 POLL = 0.1  # seconds between two checks of `stop` while no batch comes
@@ -253,6 +254,19 @@ class Learner:
                 "updated": self.divergence.updated,
             },
         )
+
+    @property
+    def near_duplicates(self) -> NearDuplicates | None:
+        """The test for near-duplicates of the memory's pictures; None if the memory has none.
+
+        Without `novelty: auto` nothing else uses it.
+        """
+        if self._novelty.test is not None:
+            return self._novelty.test
+        try:
+            return NearDuplicates(self.memory)
+        except ValueError:  # no images, or vectors
+            return None
 
     def originals(self) -> set[str]:
         """Return the names of the original bytes of all samples that are held or that wait."""

@@ -75,6 +75,11 @@ class Novelty:
         self.distances: Sequence[tuple[Origin | None, float]] = ()
         self.fresh: Sequence[int] = ()
 
+    @property
+    def test(self) -> NearDuplicates | None:
+        """The test of pictures, which knows all slots; None if the threshold is not "auto"."""
+        return self._test if isinstance(self._test, NearDuplicates) else None
+
     def __len__(self) -> int:
         """Return W, the number of samples that wait."""
         return 0 if self._waiting is None else len(self._waiting)
@@ -154,7 +159,7 @@ class Novelty:
 
     def state(self) -> dict[str, Tensor]:
         """Return the waiting samples by column, with their origins, and the state of the test."""
-        test = self._test.state() if isinstance(self._test, NearDuplicates) else {}
+        test = {} if self.test is None else self.test.state()
         of_test = {_OF_TEST + name: value for name, value in test.items()}
         waiting = self._waiting
         if waiting is None:
@@ -168,9 +173,9 @@ class Novelty:
 
     def load(self, state: Mapping[str, Tensor], device: torch.device) -> None:
         """Load a state that `state` returned."""
-        if isinstance(self._test, NearDuplicates):
+        if self.test is not None:
             of_test = (name for name in state if name.startswith(_OF_TEST))
-            self._test.load({name.removeprefix(_OF_TEST): state[name] for name in of_test})
+            self.test.load({name.removeprefix(_OF_TEST): state[name] for name in of_test})
         columns: dict[str, Any] = {
             name: column.to(device)
             for name, column in state.items()

@@ -3,7 +3,7 @@
 The score h rises with the cosine, but its mean over pairs is no probability. The calibration maps
 cosines to probabilities.
 
-Shapes: B batch, K slots, D embedding, A descriptor, N bins of the cosine, S compared slots.
+Shapes: B batch, K slots, D embedding, N bins of the cosine, S compared slots.
 """
 
 from __future__ import annotations
@@ -14,14 +14,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import pad
-
-from stream_ssl.memory.descriptors import Vector
-from stream_ssl.memory.near_duplicates import NEIGHBOURS, are_near_duplicates, distance, sketch
 
 if TYPE_CHECKING:
     from stream_ssl.learning.records import StepRecord
     from stream_ssl.memory import WorkingMemory
+    from stream_ssl.memory.near_duplicates import NearDuplicates
 
 BINS = 2000
 LEAST = 100
@@ -125,29 +122,19 @@ class ClassCollisions:
         return self._calibration.mean(cosine_BK[other_BK])
 
 
-def near_duplicates(memory: WorkingMemory) -> float | None:
+def near_duplicates(test: NearDuplicates | None, memory: WorkingMemory) -> float | None:
     """Return the share of the slots that are near-duplicates of another slot.
 
-    At most LOOKED_AT evenly spaced slots are compared, each with the NEIGHBOURS slots that are
-    nearest to it by the memory's descriptor. The share is None if the memory holds no images, holds
-    vectors, or has fewer than two slots. It is also None if the descriptor depends on the encoder,
-    because training moves the descriptors of near-duplicates apart.
+    At most LOOKED_AT evenly spaced slots are compared with all slots. The share is None without a
+    test, or if the memory has fewer than two slots.
 
     Args:
+        test: the test of this memory.
         memory: the working memory.
     """
-    count, descriptor = len(memory), memory.descriptor
-    if count < 2 or memory.images is None or descriptor.moves or not descriptor.needs_images:
+    count = len(memory)
+    if test is None or count < 2:
         return None
-    if isinstance(descriptor, Vector):
-        return None
-    looked_at, near = min(count, LOOKED_AT), min(count - 1, NEIGHBOURS)
+    looked_at = min(count, LOOKED_AT)
     slot_S = torch.arange(looked_at, device=memory.device) * count // looked_at
-    cosine_SK = memory.descriptors[slot_S] @ memory.descriptors.T
-    cosine_SK.scatter_(1, slot_S[:, None], -2.0)
-    near_Sn = cosine_SK.topk(near, dim=1).indices
-    other_N, place_N = torch.unique(near_Sn, return_inverse=True)
-    one_SSS, other_NSS = (sketch(memory.images_of(slots)) for slots in (slot_S, other_N))
-    far_N = distance(one_SSS.repeat_interleave(near, dim=0), other_NSS[place_N.flatten()])
-    two_S2 = pad(far_N.view(looked_at, near).sort(dim=1).values, (0, 1), value=torch.inf)[:, :2]
-    return float(are_near_duplicates(two_S2).float().mean())
+    return float(test.of_slots(slot_S).float().mean())

@@ -330,8 +330,8 @@ TABLE: tuple[Condition, ...] = (
     Condition(
         "near-duplicates", "learner", "warning",
         "more than half of the memory's slots are near-duplicates of others",
-        "Choose memory.eviction most-duplicated, or lower the rate of the camera that "
-        "shows nothing new.",
+        "Set learner.novelty to auto, which drops near-duplicates, or lower the rate of the "
+        "camera that shows nothing new.",
     ),
     Condition(
         "drift", "learner", "warning",

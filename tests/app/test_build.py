@@ -26,7 +26,7 @@ def most_duplicated(score: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("working", "score"),
-    [(most_duplicated(SHARP), VonMisesFisher(0.1)), (None, VonMisesFisher(0.01))],
+    [(most_duplicated(SHARP), VonMisesFisher(0.1)), (None, VonMisesFisher(0.1))],
     ids=["sharp", "default"],
 )
 def test_shadows_count_by_the_working_memorys_score(

@@ -123,7 +123,7 @@ SECTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("checkpoints", {"every_seconds": -1}, "every_seconds=-1"),
     ("checkpoints", {"every_seconds": 0}, "every_seconds=0"),
     ("quarantine", {"max_bytes": 0}, "max_bytes=0"),
-    ("memory", {"capacity": 10**12}, "memory.capacity 1000000000000 takes 576,000.0 GB"),
+    ("memory", {"capacity": 10**12}, "memory.capacity 1000000000000 takes 320,000.0 GB"),
     ("learner", {"device": "gpu"}, "device 'gpu' cannot be used"),
     ("observe", {"held_out": HELD_OUT}, "references of source 'synthetic' are fewer"),
 ]

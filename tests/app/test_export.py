@@ -266,8 +266,11 @@ def read_shards(folder: Path) -> tuple[list[dict[str, Any]], np.ndarray]:
 
 
 def test_the_memory_is_written_as_the_checkpoint_holds_it(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    run = tmp_path / "run"
+    memory = {"capacity": 16, "descriptor": "Thumbnail", "eviction": "most-duplicated"}
+    write_run(run, held=40, memory=memory)
     monkeypatch.setattr(exporting, "SHARD", 7)
     assert export.main([str(run), "--memory", str(tmp_path / "memory")]) == 0
     folder = tmp_path / "memory"

@@ -88,8 +88,8 @@ WRONG = {
         "there is no method 'd-mocco': choose one of byol, d-simclr, moco, self",
     ),
     "memory.eviction": (
-        "duel",
-        "no eviction policy 'duel': choose one of minimum-redundancy, most-duplicated, ",
+        "duell",
+        "no eviction policy 'duell': choose one of duel, minimum-redundancy, most-duplicated, ",
     ),
     "memory.eviction.score": (
         "sharp",
@@ -105,7 +105,7 @@ def test_a_wrong_name_is_answered_by_the_choices(
 ) -> None:
     name, message = WRONG[option]
     with pytest.raises(SystemExit) as end:
-        flat(f"--{option}", name)
+        flat("--memory.eviction", "most-duplicated", f"--{option}", name)
     assert end.value.code == 2
     said = capsys.readouterr().err
     assert message in said

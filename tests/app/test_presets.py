@@ -109,8 +109,8 @@ def test_settings_go_over_every_contrastive_method(name: str, how: str) -> None:
 
 
 @table("base", ["laptop", "gpu"])
-def test_the_memory_of_the_paper_counts_embeddings(base: str) -> None:
-    learner = learner_of(CONFIGS / f"{base}.yaml", preset("duel"), preset("simclr"))
+def test_the_default_memory_counts_embeddings_under_another_method(base: str) -> None:
+    learner = learner_of(CONFIGS / f"{base}.yaml", preset("simclr"))
     assert repr(learner.memory.descriptor) == "Embedding()"
     assert learner.memory.eviction.score == VonMisesFisher(0.1)
     assert [record.skipped for record in steps(learner, 6)] == [None] * 6

@@ -216,7 +216,7 @@ def test_a_memory_is_held_against_the_machine_s(tmp_path: Path) -> None:
     parser = config.learner_parser()
 
     def built(**memory: Any) -> Any:
-        file = config_file(tmp_path, memory=memory)
+        file = config_file(tmp_path, memory={"descriptor": "Thumbnail", **memory})
         return parser.instantiate(config.read(parser, [file]))
 
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

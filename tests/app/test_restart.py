@@ -174,10 +174,3 @@ def test_a_restarted_run_takes_what_may_change_and_keeps_the_rest(
                 "from now on: checkpoints.keep: 3 -> 1",
             ):
                 assert line in told
-
-
-def test_a_run_from_before_the_default_policy_was_written_out_keeps_it(tmp_path: Path) -> None:
-    asked = plain(config_file(tmp_path))
-    run = copy.deepcopy(asked)
-    run["memory"]["eviction"] = None
-    assert restart.merge(asked, run) == restart.Restart(asked, [], [])

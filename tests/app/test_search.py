@@ -26,6 +26,9 @@ AVERAGE = {
 }
 
 
+THUMBNAILS = {"capacity": 16, "descriptor": "Thumbnail"}
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("searched") / "run"
@@ -70,11 +73,10 @@ def test_the_table_is_a_sorted_list_of_cosines(
 
 @table("statistics", ["average", "batch"])
 def test_a_held_picture_is_found_by_its_descriptor(
-    statistics: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    statistics: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if statistics == "batch":
-        run = tmp_path / "run"
-        write_run(run, held=40)
+    run, method = tmp_path / "run", {"method": AVERAGE} if statistics == "average" else {}
+    write_run(run, held=40, memory=THUMBNAILS, **method)
     image = picture_of(run, 7, tmp_path)
     assert search.main([str(run), str(image), "--by", "descriptors", "--k", "99"]) == 0
     rows = printed(capsys.readouterr().out)
@@ -96,7 +98,9 @@ def test_an_embedding_of_a_batch_is_made_beside_images_of_the_memory(
         assert float(row[0]) == pytest.approx(cosine, abs=1e-4)
 
 
-def test_pictures_are_written_as_png_and_as_html(run: Path, tmp_path: Path) -> None:
+def test_pictures_are_written_as_png_and_as_html(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    write_run(run, held=40, memory=THUMBNAILS)
     image = picture_of(run, 3, tmp_path)
     arguments = [str(run), str(image), "--by", "descriptors", "--k", "9", "--out"]
     for name in ("new/similar.png", "similar.html"):

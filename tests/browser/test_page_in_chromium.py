@@ -24,6 +24,7 @@ from test_observe_picture_search import decode, encode, png
 
 from stream_ssl.batch import Offset
 from stream_ssl.learning.ranks import Work
+from stream_ssl.memory.descriptors import Thumbnail
 from stream_ssl.observe.conditions import CONDITIONS, Lit
 from stream_ssl.observe.facts import Facts
 from stream_ssl.observe.http_access import Token
@@ -136,7 +137,7 @@ def run(
     for number in range(producers):
         table.opened(f"camera-{number:04d}", None, "agent 1", 1000.0 - number)
     table.opened(HOSTILE, "key", "agent", 2000.0).reject("oversize", 3)
-    feed = Feed(slots, labelled, producer=HOSTILE)
+    feed = Feed(slots, labelled, HOSTILE, Thumbnail(side=4))
     mine = Sources(run=Path("runs/parked"), peer=addresses.get, token=token)
     theirs = Sources(run=Path("runs/parked"), peer=addresses.get, token=token)
     with receiving(table, sources=mine) as receiver, serving(feed, sources=theirs) as (learner, v):
@@ -274,6 +275,7 @@ def test_each_condition_is_told_once_and_in_one_colour(chromium: Any) -> None:
         learner.health.conditions = (lit,)
         page.wait_for_selector("#verdict.warn >> text=1 condition needs attention")
         page.wait_for_selector("#answers .watch >> text=37 min behind")
+        page.wait_for_selector("#marks-note >> text=A dashed line down: lag since")
         assert page.locator("text=37 min behind >> visible=true").count() == 1
         told = re.findall(r"\d+", page.inner_text("#conditions summary"))
         assert [int(one) for one in told] == [1, len(CONDITIONS)]
@@ -399,6 +401,10 @@ def test_ticks_stand_where_their_labels_say(chromium: Any) -> None:
         steps = visit.page.evaluate("import('./static/charts.js').then(c => c.MOMENTS)")
         assert steps == sorted(steps)
         assert max(later / sooner for sooner, later in pairwise(steps)) <= 4
+        spans = (
+            "import('./static/charts.js').then(c => [c.span(0, 2), c.span(-1, 1)].map(s => s[0]))"
+        )
+        assert visit.page.evaluate(spans) == [0, -1.16]
         assert 120 in steps, "five minutes need more than one tick"
 
 

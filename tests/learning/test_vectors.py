@@ -149,7 +149,8 @@ def settings_in(folder: Path, **sections: object) -> object:
 
 
 def test_descriptors_of_pictures_and_of_vectors_are_kept_apart(tmp_path: Path) -> None:
-    pictures = settings_in(tmp_path, vectors={"dim": DIM})
+    thumbnails = {"capacity": 64, "descriptor": {"class_path": "Thumbnail"}}
+    pictures = settings_in(tmp_path, vectors={"dim": DIM}, memory=thumbnails)
     with pytest.raises(ValueError, match=r"describes pictures, and vectors\.dim is 24: choose"):
         build.dry_run(pictures)
     descriptor = {"class_path": "Vector"}

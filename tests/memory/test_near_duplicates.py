@@ -242,6 +242,22 @@ def test_a_memory_lets_in_what_a_loop_lets_in(tiles: NDArray[np.uint8]) -> None:
     assert 40 < counted < 5 * 48 - 40
 
 
+def test_slots_are_compared_with_all_other_slots_as_by_a_loop(tiles: NDArray[np.uint8]) -> None:
+    memory = WorkingMemory(60, 2, Random(), (3, TILE, TILE))
+    test = NearDuplicates(memory)
+    for ids in torch.arange(120).split(40):
+        z_BD = normalize(torch.randn(40, 2), dim=1)
+        memory.add(ids, z_BD, tensor(stream(tiles, 40)))
+        sketches = list(sketch(memory.images))
+        expected = [
+            near_by_loop(one_SS, sketches[:slot] + sketches[slot + 1 :], [])
+            for slot, one_SS in enumerate(sketches)
+        ]
+        assert test.of_slots(torch.arange(len(memory))).tolist() == expected
+        assert test.of_slots(torch.tensor([7, 3])).tolist() == [expected[7], expected[3]]
+        assert 0 < sum(expected) < len(expected)
+
+
 @pytest.mark.parametrize("images_on", ["device", "host"])
 def test_a_gpu_finds_the_same_and_waits_once_for_new_pictures(
     tiles: NDArray[np.uint8], images_on: Literal["device", "host"]

@@ -85,7 +85,7 @@ def test_a_policy_without_a_name_is_called_after_its_class(outside: str) -> None
         (
             "newest",
             {},
-            r"'newest': must be one of \['minimum-redundancy', .*'reservoir'\], or 'module",
+            r"'newest': must be one of \['duel', .*'reservoir'\], or 'module",
         ),
         (":Mine", {}, "must be one of"),
         ("no_such_module:Mine", {}, "cannot be imported .*no_such_module"),

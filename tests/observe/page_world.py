@@ -17,6 +17,7 @@ from stream_ssl.batch import Origin
 from stream_ssl.learning.origins import Origins
 from stream_ssl.learning.records import Idle, StepRecord
 from stream_ssl.memory import Duplicates, WorkingMemory
+from stream_ssl.memory.descriptors import Descriptor
 from stream_ssl.observe.health import Health
 from stream_ssl.observe.metrics import LearnerMetrics, ReceiverMetrics
 from stream_ssl.observe.page.api import Sources
@@ -34,11 +35,22 @@ class Feed:
     Args:
         slots: of the memory.
         labelled: give each sample a class of 0 to 3.
+        descriptor: of the memory.
     """
 
-    def __init__(self, slots: int = 32, labelled: bool = True, producer: str = "camera") -> None:
+    def __init__(
+        self,
+        slots: int = 32,
+        labelled: bool = True,
+        producer: str = "camera",
+        descriptor: Descriptor | None = None,
+    ) -> None:
         self.memory = WorkingMemory(
-            slots, 8, image_shape=(3, SIDE, SIDE), duplicates=Duplicates(threshold=0.99)
+            slots,
+            8,
+            image_shape=(3, SIDE, SIDE),
+            duplicates=Duplicates(threshold=0.99),
+            descriptor=descriptor,
         )
         self.producer, self.labelled, self.number = producer, labelled, 0
         self.origins = Origins()

@@ -9,8 +9,8 @@ from table import table
 from torch.nn.functional import normalize
 
 from stream_ssl.memory import WorkingMemory
-from stream_ssl.memory.descriptors import Embedding, Thumbnail
 from stream_ssl.memory.eviction import Oldest
+from stream_ssl.memory.near_duplicates import NearDuplicates
 from stream_ssl.observe.collisions import (
     Calibration,
     ClassCollisions,
@@ -110,16 +110,17 @@ def test_near_duplicates_are_the_slots_that_show_the_same(copied: int) -> None:
     images = (different.clamp(0, 1) * 200 + 20).to(torch.uint8)
     scenes = images[256:].repeat(50, 1, 1, 1)[:copied]
     images = torch.cat([images[: 256 - copied], jittered(scenes, generator)])
-    found = near_duplicates(held(images, descriptor=Thumbnail(side=8)))
-    assert found == pytest.approx(copied / 256, abs=0.06)
+    memory = held(images)
+    assert near_duplicates(NearDuplicates(memory), memory) == pytest.approx(copied / 256, abs=0.06)
 
 
 def test_noise_has_no_near_duplicates() -> None:
     images = torch.randint(0, 256, (256, 3, 16, 16), dtype=torch.uint8, generator=draws())
-    assert near_duplicates(held(images, descriptor=Thumbnail(side=8))) == 0
+    memory = held(images)
+    assert near_duplicates(NearDuplicates(memory), memory) == 0
 
 
-def test_near_duplicates_are_told_by_nothing_that_training_moves() -> None:
-    images = torch.zeros(8, 3, 16, 16, dtype=torch.uint8)
-    assert near_duplicates(held(images, descriptor=Embedding())) is None
-    assert near_duplicates(WorkingMemory(8, 4)) is None
+def test_without_pictures_nothing_is_said() -> None:
+    assert near_duplicates(None, WorkingMemory(8, 4)) is None
+    empty = WorkingMemory(8, 4, image_shape=(3, 16, 16))
+    assert near_duplicates(NearDuplicates(empty), empty) is None

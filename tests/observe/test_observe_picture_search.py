@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from stream_ssl.feed.decode import Decoder
+from stream_ssl.memory.descriptors import Thumbnail
 from stream_ssl.observe.page.api import BYTES, MOST_PICTURE, Sources
 from stream_ssl.observe.page.picture_search import PictureSearch
 from stream_ssl.producers._images import as_sample
@@ -47,7 +48,7 @@ def png(pixels_HWC: Any, kind: str = "PNG") -> bytes:
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[tuple[str, Feed, Any]]:
-    feed = Feed(32)
+    feed = Feed(32, descriptor=Thumbnail(side=4))
     for _ in range(6):
         feed.step()
     with serving(feed) as (server, view):

@@ -38,7 +38,7 @@ PAGES = ("README.md", "docs/study.md", "docs/numbers.md")
 PLACE = re.compile(r"(<!-- study: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 NAMES = {"knn": "kNN", "linear": "linear"}
-SHOWN = 5  # rows of the table of p-values
+SHOWN = 12  # rows of the table of p-values
 
 TRUTHS = {
     "entropy": "class entropy of the memory",
@@ -50,11 +50,12 @@ TRUTHS = {
 
 RESERVOIR, MINRED = drawn("reservoir"), drawn("minred")
 TODAY = {
-    "`redundant` (the default)": behind("redundant0.01"),
+    "DUEL (the default)": behind("vmf0.1", "embedding"),
     "reservoir": behind("reservoir"),
     "MinRed": behind("minred", "embedding"),
-    "DUEL on embeddings": behind("vmf0.1", "embedding"),
+    "`redundant` on thumbnails": behind("redundant0.01"),
 }
+"""The default and its rivals, by their titles."""
 OLD = "memory/written/epochs/plain/{}/new0.9"
 VARIANTS = {
     "none older than 8,192 samples": f"cap8192/{OLD.format('thumbnail')}",
@@ -104,7 +105,7 @@ def today(stored: StoredRuns) -> TextTable:
             accuracies = [both(found, (name, stream)) for name in (ours, *rivals)]
             gains = [stored.gain(found, (ours, stream), (name, stream)) for name in rivals]
             rows.append([TITLES[stream], *accuracies, *gains])
-    headings = [*TODAY, *(f"`redundant` - {name}" for name in list(TODAY)[1:])]
+    headings = [*TODAY, *(f"DUEL - {name}" for name in list(TODAY)[1:])]
     return TextTable("", ["kNN / linear, %", *headings], rows, names=1)
 
 
@@ -122,8 +123,11 @@ def settled(stored: StoredRuns) -> TextTable:
             if gain.values:
                 values[len(told)] = deviation.p(gain.values)
                 told.append((TITLES[stream], title, NAMES[probe], gain.difference(deviation)))
-    rows = [[*told[key], f"{p:.3f}"] for key, p in list(holm(values).items())[:SHOWN]]
-    headings = ("accuracy", "`redundant` - it, points", f"p, corrected for {len(told)} comparisons")
+    rows = [
+        [*told[key], "< 0.001" if p < 0.001 else f"{p:.3f}"]
+        for key, p in list(holm(values).items())[:SHOWN]
+    ]
+    headings = ("accuracy", "DUEL - it, points", f"p, corrected for {len(told)} comparisons")
     return TextTable("", ["stream", "rule", *headings], rows, names=3)
 
 

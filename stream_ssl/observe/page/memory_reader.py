@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from stream_ssl.batch import Origin
 from stream_ssl.learning.origins import Origins
 from stream_ssl.memory import WorkingMemory
 from stream_ssl.memory.compute import to_host
+from stream_ssl.memory.descriptors import Embedding
 from stream_ssl.memory.index import nearest
 from stream_ssl.memory.scores import Linear
 from stream_ssl.memory.stats import MOST_PAIRS
@@ -33,6 +35,16 @@ PIXELS = 8 << 20
 """The maximum number of values (pixels times channels) of the pictures read at once."""
 TILES = 256
 """The maximum number of pictures sent at once. Large pictures lower it; see PIXELS."""
+
+
+def spaces(memory: WorkingMemory) -> dict[str, Literal["descriptors", "embeddings"]]:
+    """Return the columns in which neighbours are shown, by the page's name of the space.
+
+    Descriptors are left out if they are the embeddings.
+    """
+    if isinstance(memory.descriptor, Embedding):
+        return {"embedding": "embeddings"}
+    return {"descriptor": "descriptors", "embedding": "embeddings"}
 
 
 @dataclass(frozen=True)
@@ -119,10 +131,9 @@ class MemoryReader:
     @torch.no_grad()
     def nearest(self, slot: int, neighbours: int) -> dict[str, list[tuple[int, float]]]:
         """Return the nearest (slot, cosine) of one slot, by space."""
-        memory = self._memory
-        spaces = {"descriptor": memory.descriptors, "embedding": memory.embeddings}
-        found = {}
-        for space, row_kX in spaces.items():
+        memory, found = self._memory, {}
+        for space, columns in spaces(memory).items():
+            row_kX = getattr(memory, columns)
             cosine_1n, slot_1n = nearest(row_kX[slot : slot + 1], row_kX, k=neighbours + 1)
             pairs = zip(slot_1n[0].tolist(), cosine_1n[0].tolist(), strict=True)
             found[space] = [(other, cosine) for other, cosine in pairs if other != slot]

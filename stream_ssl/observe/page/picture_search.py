@@ -6,22 +6,18 @@ Shapes: B images, k occupied slots, D embedding, C H W image.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from stream_ssl.memory import WorkingMemory
 from stream_ssl.memory.compute import to_host
+from stream_ssl.observe.page.memory_reader import spaces
 
 BESIDE = 31
 """Images of the memory that are encoded beside the picture.
 
 BatchNorm may use the statistics of the batch, and a batch of one image has none."""
-SPACES: tuple[tuple[str, Literal["descriptors", "embeddings"]], ...] = (
-    ("descriptor", "descriptors"),
-    ("embedding", "embeddings"),
-)
 
 
 class PictureSearch:
@@ -52,7 +48,7 @@ class PictureSearch:
         """
         memory = self._memory
         if not len(memory):
-            return {space: [] for space, _ in SPACES}
+            return {space: [] for space in spaces(memory)}
         assert memory.images is not None, "the constructor's caller checked it"
         held = torch.linspace(0, len(memory) - 1, min(len(memory), BESIDE)).long()
         beside_BCHW = memory.images[held.to(memory.images.device)]
@@ -60,7 +56,7 @@ class PictureSearch:
         z_1D = self._encode(torch.cat([image_1CHW, beside_BCHW]))[:1].to(memory.device)
         rows = {"embeddings": z_1D, "descriptors": memory.descriptor(z_1D, image_1CHW)}
         found = {}
-        for space, by in SPACES:
+        for space, by in spaces(memory).items():
             cosine_1n, slot_1n = memory.nearest(rows[by].float(), count, by)
             pairs = zip(to_host(slot_1n[0]).tolist(), to_host(cosine_1n[0]).tolist(), strict=True)
             found[space] = list(pairs)
