@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 POLL_SECONDS = 0.2
 ASK_SECONDS = 10.0  # timeout of requests for offsets
 CLOSE_SECONDS = 30  # timeout of the last commit and of leaving the group
+LEAVE_SECONDS = 10.0  # how long to wait until the partitions are given back
 PARTITIONS = MAX_POSITION_BYTES // 16  # the most partitions whose offsets fit into a position
 READY = 64  # messages waiting for the sender; at this number, no more are polled
 FULL_SECONDS = 1.0  # how long the queue may stay full before librdkafka is paused
@@ -222,7 +223,21 @@ class Kafka:
             self._ready.fail(SourceError(f"source {self.name!r}: {error}"))
         self._closing.wait()  # until then, samples in flight may be acknowledged
         self._store(consumer)
+        self._leave(consumer)
         consumer.close()
+
+    def _leave(self, consumer: Consumer) -> None:
+        """Give all partitions back, so that `close` handles no change of the group.
+
+        In such a change rd_kafka_assign may never return within `close` (librdkafka's issues 4527
+        and 4884), and it holds the interpreter's lock. In `poll` it returns.
+        """
+        consumer.unsubscribe()  # librdkafka commits what is stored
+        ends = time.monotonic() + LEAVE_SECONDS
+        while True:
+            consumer.poll(POLL_SECONDS)  # a message that still arrives is not stored, so it is kept
+            if not consumer.assignment() or time.monotonic() >= ends:
+                return
 
     def _hold_back(self, consumer: Consumer) -> None:
         """Wait for room if the queue is full, but not so long that the group evicts this member."""
