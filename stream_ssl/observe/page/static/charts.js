@@ -63,6 +63,9 @@ export class Charts {
 
   draw() {
     for (const card of this.cards) card.show(this.tables, this.limits, this.events, this);
+    const note = document.querySelector("#marks-note"), days = this.events.some(({ at }) => Date.now() / 1000 - at > 43200);
+    note.hidden = !this.events.length;
+    note.textContent = `A dashed line down: ${this.events.map(({ at, name }) => `${name} since ${clock(at, true, days)}`).join(", ")}`;
   }
 
   /** Return the first and the last time that the charts have. */
@@ -239,11 +242,12 @@ class Chart {
   }
 }
 
-function span(least, most, zero) {
+/** Return the ends of an axis with room beside the values, below 0 only if values are. */
+export function span(least, most, zero) {
   if (least == null) return [0, 1];
   if (zero) return [0, most > 0 ? most * 1.08 : 1];
   const room = (most - least || Math.abs(most) || 1) * 0.08;
-  return [least - room, most + room];
+  return [least >= 0 ? Math.max(0, least - room) : least - room, most + room];
 }
 
 /** Return labels that state the exact values of evenly spaced ticks. */
@@ -272,9 +276,9 @@ function exact(value, step) {
   return size < 1e-3 ? Number(shown.toPrecision(digits)).toExponential() : shown.toLocaleString("en", { maximumFractionDigits: 9 });
 }
 
-function clock(at, seconds) {
-  const shown = { hour: "2-digit", minute: "2-digit", hourCycle: "h23" };
-  return new Date(at * 1000).toLocaleTimeString([], seconds ? { ...shown, second: "2-digit" } : shown);
+function clock(at, seconds, day = false) {
+  const shown = { ...(day ? { month: "short", day: "numeric" } : {}), hour: "2-digit", minute: "2-digit", hourCycle: "h23" };
+  return new Date(at * 1000).toLocaleString([], seconds ? { ...shown, second: "2-digit" } : shown);
 }
 
 /** A histogram of bars. It has no axis of counts, because only the shape matters. */
