@@ -230,8 +230,11 @@ class Kafka:
         """Give all partitions back, so that `close` handles no change of the group.
 
         In such a change rd_kafka_assign may never return within `close` (librdkafka's issues 4527
-        and 4884), and it holds the interpreter's lock. In `poll` it returns.
+        and 4884), and it holds the interpreter's lock. In `poll` it returns. A member with a
+        group.instance.id keeps its partitions for its return, which `unsubscribe` would end.
         """
+        if "group.instance.id" in self._settings:
+            return
         consumer.unsubscribe()  # librdkafka commits what is stored
         ends = time.monotonic() + LEAVE_SECONDS
         while True:

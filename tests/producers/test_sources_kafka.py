@@ -248,3 +248,19 @@ def test_a_source_that_cannot_go_on_says_why_and_what_is_deleted_is_counted(conf
         with pytest.raises(SourceError, match="TOPIC_AUTHORIZATION_FAILED"):
             next(stream)
     assert "has deleted 3 messages of partition 0" in caplog.text
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_only_a_member_without_a_place_of_its_own_gives_it_up(config, static):
+    """`unsubscribe` tells the group that the member leaves; see group.instance.id."""
+    if static:
+        config.write_text(config.read_text() + "group.instance.id = arm-1\n")
+    source, asked, held = source_of("127.0.0.1:1", config), [], [1, 1]
+    consumer = SimpleNamespace(
+        unsubscribe=lambda: asked.append("unsubscribe"),
+        poll=lambda _: held.pop(),
+        assignment=lambda: held,
+    )
+    source._leave(consumer)
+    assert asked == ([] if static else ["unsubscribe"])
+    assert held == ([1, 1] if static else []), "it polls until nothing is assigned"
