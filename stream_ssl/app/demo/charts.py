@@ -96,7 +96,7 @@ def collision_curves(
         figure, (left, right) = _figure(9.0, 3.0, columns=2)
         for axes, curves, title in (
             (left, true, "True: the sample and the slot share a class"),
-            (right, expected, "Without labels: two slots with similar thumbnails"),
+            (right, expected, "Without labels: similarity of two slots"),
         ):
             for holder, points in curves.items():
                 # The wider line of the queue stays visible below the memory's line.
