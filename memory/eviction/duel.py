@@ -10,12 +10,11 @@ class Duel(MostDuplicated):
     """For each newcomer, evict the sample with the largest expected number of duplicates.
 
     This is `MostDuplicated` (DUEL, Definition 3 and Algorithm 2) with a von Mises-Fisher score, and
-    the default of the daemon. docs/study.md compares its `kappa` with other policies.
+    the default of the daemon. docs/study.md compares it with other policies.
 
     Args:
-        kappa: the width of the score, above 0, see `VonMisesFisher`. The rule balances the memory
-            more with a smaller width. With a larger one it counts samples that are less alike, so
-            that unusual samples stay for a shorter time.
+        kappa: the width of the score, above 0, see `VonMisesFisher`. With a larger width, samples
+            that are less alike count as duplicates too (docs/duplicates.md compares widths).
         index: see `MostDuplicated`.
 
     Raises:

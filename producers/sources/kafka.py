@@ -222,9 +222,11 @@ class Kafka:
         except Exception as error:  # passed on to the caller's thread
             self._ready.fail(SourceError(f"source {self.name!r}: {error}"))
         self._closing.wait()  # until then, samples in flight may be acknowledged
-        self._store(consumer)
-        self._leave(consumer)
-        consumer.close()
+        try:
+            self._store(consumer)
+            self._leave(consumer)
+        finally:
+            consumer.close()
 
     def _leave(self, consumer: Consumer) -> None:
         """Give all partitions back, so that `close` handles no change of the group.

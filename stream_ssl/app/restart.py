@@ -206,9 +206,9 @@ def _with_own_parts(run: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _with_memory_defaults(run: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Add a default to a configuration from before descriptors could be chosen.
+    """Add the descriptor to a configuration that has none.
 
-    Duplicates were then counted on embeddings.
+    Before descriptors could be chosen, duplicates were counted on embeddings.
     """
     embedding = {"class_path": "stream_ssl.memory.descriptors.Embedding"}
     return {**run, "memory": {"descriptor": embedding, **run.get("memory", {})}}

@@ -257,15 +257,16 @@ class Learner:
 
     @property
     def near_duplicates(self) -> NearDuplicates | None:
-        """The test for near-duplicates of the memory's pictures; None if the memory has none.
+        """The test that finds near-duplicates among the memory's pictures.
 
-        Without `novelty: auto` nothing else uses it.
+        None if the memory has no pictures, or pictures of less than 8 x 8 pixels. With `novelty:
+        auto` it is the test that drops samples. Otherwise each access makes a new one.
         """
         if self._novelty.test is not None:
             return self._novelty.test
         try:
             return NearDuplicates(self.memory)
-        except ValueError:  # no images, or vectors
+        except ValueError:  # no images, small images, or vectors
             return None
 
     def originals(self) -> set[str]:
