@@ -435,6 +435,7 @@ class NearDuplicates:
 
     def state(self) -> dict[str, Tensor]:
         """Return the state that is needed besides the memory for the same answers."""
+        self._follow_the_slots()  # `load` counts no changes that are still to come
         return self._index.state()
 
     def load(self, state: dict[str, Tensor]) -> None:
