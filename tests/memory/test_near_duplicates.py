@@ -377,3 +377,32 @@ def test_memories_without_pictures_are_refused() -> None:
             NearDuplicates(WorkingMemory(8, 2, Random(), shape))
     with pytest.raises(ValueError, match="this memory keeps None"):
         WorkingMemory(8, 2, duplicates=Duplicates("auto"))
+
+
+def test_a_search_changes_no_saved_state_and_a_restored_test_goes_on_alike(
+    tiles: NDArray[np.uint8], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With cells, which are fitted again after a number of changes."""
+    monkeypatch.setattr("stream_ssl.memory.slot_index.CELL_ROWS", 32)
+    batches = [tensor(stream(tiles, 40)) for _ in range(8)]
+
+    def states(asked: bool, restored: bool) -> list[int]:
+        memory, left = WorkingMemory(60, 2, Oldest(), (3, TILE, TILE), seed=0), []
+        test = NearDuplicates(memory)
+        for number, batch in enumerate(batches):
+            test.admitted(batch, batch[:0])
+            z_BD = torch.ones(40, 2) / 2**0.5
+            memory.add(torch.arange(40) + 40 * number, z_BD, batch)
+            if asked:
+                test.of_slots(torch.arange(4))
+            state = test.state()
+            left.append(int(state.get("changes_left", -1)))
+            if restored:
+                test = NearDuplicates(memory)
+                test.load(state)
+        return left
+
+    expected = states(asked=False, restored=False)
+    assert len(set(expected)) > 3, "the number of changes moves"
+    assert states(asked=True, restored=False) == expected
+    assert states(asked=False, restored=True) == expected
