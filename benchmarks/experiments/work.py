@@ -112,6 +112,8 @@ class ExperimentWork(ABC, Generic[R]):
         # The bar counts the cost of the runs, so that the remaining time is right for unequal runs.
         whole = progress.add_task("", total=sum(run.cost for run in missing))
         made = {"day": datetime.now(UTC).date().isoformat(), "machine": MACHINE}
+        if self.device != "cpu":
+            made["device"] = self.device
         ends = finished(self.once(), missing, place, workers, minutes, on_cpu=self.device == "cpu")
         with closing(ends):  # closing it stops the workers
             for done, (run, numbers) in enumerate(ends, start=1):

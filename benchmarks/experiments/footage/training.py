@@ -42,20 +42,22 @@ COMPARED = 4  # other slots that a slot is compared with
 
 _EVICTION = "--memory.eviction=stream_ssl.memory.eviction."
 _DESCRIPTOR = "--memory.descriptor=stream_ssl.memory.descriptors."
-_DUEL = (
-    f"{_EVICTION}MostDuplicated",
-    "--memory.eviction.score=stream_ssl.memory.scores.VonMisesFisher",
-    "--memory.eviction.score.kappa=0.1",
-)
 _BARE = ("--learner.novelty=null", "--memory.shares=0")
+
+
+def _duel(kappa: float) -> tuple[str, ...]:
+    return f"{_EVICTION}Duel", f"--memory.eviction.kappa={kappa}", f"{_DESCRIPTOR}Embedding"
+
 
 ARMS: Mapping[str, tuple[str, ...]] = {
     "redundant": (f"{_EVICTION}Redundant", f"{_DESCRIPTOR}Thumbnail"),
-    "duel": (*_DUEL, f"{_DESCRIPTOR}Embedding"),
+    "duel": _duel(0.1),
+    "duel, kappa 0.2": _duel(0.2),
+    "duel, kappa 0.3": _duel(0.3),
     "reservoir": (f"{_EVICTION}Reservoir",),
     "minred": (f"{_EVICTION}MinimumRedundancy", f"{_DESCRIPTOR}Embedding"),
     "queue": (f"{_EVICTION}Oldest",),
-    "duel, no test": (*_DUEL, f"{_DESCRIPTOR}Embedding", *_BARE),
+    "duel, no test": (*_duel(0.1), *_BARE),
     "reservoir, no test": (f"{_EVICTION}Reservoir", *_BARE),
     "queue, no test": (f"{_EVICTION}Oldest", *_BARE, "--learner.anchors=stream"),
 }
@@ -64,6 +66,8 @@ ARMS: Mapping[str, tuple[str, ...]] = {
 TITLES: Mapping[str, str] = {
     "redundant": "DUEL on thumbnails while a sample is duplicated, else a random slot",
     "duel": "DUEL on embeddings",
+    "duel, kappa 0.2": "DUEL on embeddings, kappa 0.2",
+    "duel, kappa 0.3": "DUEL on embeddings, kappa 0.3",
     "reservoir": "reservoir",
     "minred": "MinRed",
     "queue": "queue",

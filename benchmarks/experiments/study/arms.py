@@ -36,6 +36,7 @@ POLICIES: Mapping[str, Callable[[], Policy]] = {
     "reservoir": Reservoir,
     "minred": MinimumRedundancy,
     "linear": _duplicated(Linear()),
+    "vmf0.2": _duplicated(VonMisesFisher(0.2)),
     "vmf0.3": _duplicated(VonMisesFisher(0.3)),
     "vmf0.02": _duplicated(VonMisesFisher(0.02)),
     "quadratic": _duplicated(Quadratic()),

@@ -6,6 +6,7 @@ A page marks the place of a table with two comments: `<!-- study: NAME -->` and 
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -84,8 +85,15 @@ class StoredRuns:
         return report.found_in(Results(self._path, settings.facts()).by_name())
 
     def numbers(self) -> list[tuple[str, Mapping[str, float]]]:
-        """Return the name and the numbers of every run, whatever its settings."""
-        return [(entry["run"], entry["numbers"]) for entry in entries(self._path)]
+        """Return the name and the numbers of every run, whatever its settings.
+
+        A run that was made again counts once, with its newest numbers.
+        """
+        newest = {
+            json.dumps([entry["run"], entry["settings"]], sort_keys=True): entry
+            for entry in entries(self._path)
+        }
+        return [(entry["run"], entry["numbers"]) for entry in newest.values()]
 
     def gain(self, found: FinishedRuns, cell: Cell, base: Cell) -> str:
         """Return the differences of kNN and linear accuracy: "+1.2 ± 0.4 / +0.3 ± 0.3 (3)"."""
@@ -129,6 +137,16 @@ def settled(stored: StoredRuns) -> TextTable:
     ]
     headings = ("accuracy", "DUEL - it, points", f"p, corrected for {len(told)} comparisons")
     return TextTable("", ["stream", "rule", *headings], rows, names=3)
+
+
+def widths(stored: StoredRuns) -> TextTable:
+    """DUEL's width on the stream in which one class dominates."""
+    found, rows = stored.at(steps=2400), []
+    for width in ("0.1", "0.2", "0.3"):
+        cell = behind(f"vmf{width}", "embedding").name, "x27-iid"
+        share = f"{100 * found.spread(cell, 'dominant').mean:.0f}"
+        rows.append([width, both(found, cell), share])
+    return TextTable("", ["kappa", "kNN / linear, %", "dominant class, % of the slots"], rows, 1)
 
 
 def gains(stored: StoredRuns) -> TextTable:
@@ -235,6 +253,7 @@ def _spearman(numbers: Sequence[Mapping[str, float]], truth: str) -> str:
 TABLES: Mapping[str, Callable[[StoredRuns], TextTable]] = {
     "today": today,
     "settled": settled,
+    "widths": widths,
     "summary": lambda stored: report.summary(stored.at()),
     "gains": gains,
     "variants": variants,
