@@ -107,11 +107,11 @@ def filled(slots: int, score: Score | None) -> Learner:
 
 
 def learner(stream: Stream, slots: int = SLOTS, policy: Policy | None = None) -> Learner:
-    """Return a MoCo learner with the daemon's descriptor on a stream."""
+    """Return a MoCo learner on a stream, whose descriptor has both parts."""
     seed_everything(0)
     encoder = ResNet(width=16, depths=(1, 1, 1, 1), channels=1)
     method = MoCo(encoder, Projector(encoder.dim, DIM), InfoNCE(0.2))
-    descriptor = Weighted([Embedding(), Thumbnail(side=8)])  # the daemon's descriptor
+    descriptor = Weighted([Embedding(), Thumbnail(side=8)])
     memory = WorkingMemory(slots, DIM, policy, image_shape=(1, SIZE, SIZE), descriptor=descriptor)
     return Learner(method, memory, Views(SIZE, channels=1), stream)
 

@@ -257,7 +257,7 @@ class NearDuplicates:
         if shape is None or min(shape[1:]) < KEY_SIDE:
             raise ValueError(
                 f"near-duplicates are found among pictures, and this memory keeps {shape}: give "
-                f"it images of at least {KEY_SIDE} x {KEY_SIDE} pixels, or a cosine as threshold"
+                f"it images of at least {KEY_SIDE} x {KEY_SIDE} pixels, or null as threshold"
             )
         self._memory = memory
         self._forget()

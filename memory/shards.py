@@ -38,8 +38,8 @@ def check_shareable(
         said = ", ".join(f"{name}={value!r}" for name, value in policy.settings().items())
         raise ValueError(
             f"eviction {policy.name}{said and f' with {said}'} looks at the slots of one process, "
-            f'and {group.size} ranks hold this memory: choose MostDuplicated with index="exact", '
-            "or Oldest"
+            f"and {group.size} ranks hold this memory: choose Duel or MostDuplicated with "
+            'index="exact", or Oldest'
         )
     if duplicates is not None and duplicates.action == "merge":
         raise ValueError(

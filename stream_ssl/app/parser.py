@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import math
+import pydoc
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
@@ -23,6 +25,9 @@ ABOVE_0 = {
     "temperature",
 }
 """Options whose numbers must be above 0, for the error about a number that is not finite."""
+
+REFUSED = re.compile(r"given class_path '([\w.]+)':\s+Option '(\w+)' is not accepted")
+"""jsonargparse's error about an option that a chosen class does not have."""
 
 NOT_FINITE = re.compile(
     r"<class 'float'>.*(?:Got|Given) value: (?:[^\n]*[\[( ,'])?([-+]?(?:nan|inf(?:inity)?))\b",
@@ -103,11 +108,22 @@ def hinted(message: str, written: Mapping[str, str]) -> str:
         wrong = unknown[1]
     elif unknown := re.fullmatch(r"Group '(.+)' does not accept option '(.+)'", message):
         wrong = f"{unknown[1]}.{unknown[2]}"
+    elif unknown := REFUSED.search(message):
+        return message + _of_class(unknown[1], unknown[2])
     else:
         return message
     if (gone := why_refused(wrong, None)) is not None:
         return gone
     return message + _instead(wrong, written)
+
+
+def _of_class(path: str, option: str) -> str:
+    """Return the options of a class, as the end of an error about one that it does not have."""
+    cls = pydoc.locate(path)
+    assert callable(cls), "jsonargparse has found it"
+    options = ", ".join(inspect.signature(cls).parameters) or "no options"
+    name = path.rpartition(".")[2]
+    return f"\n  {name} takes {options}; to set {option}, first name a class that takes it"
 
 
 def _instead(wrong: str, written: Mapping[str, str]) -> str:

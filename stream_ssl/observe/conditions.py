@@ -330,8 +330,8 @@ TABLE: tuple[Condition, ...] = (
     Condition(
         "near-duplicates", "learner", "warning",
         "more than half of the memory's slots are near-duplicates of others",
-        "Set learner.novelty to auto, which drops near-duplicates, or lower the rate of the "
-        "camera that shows nothing new.",
+        "Look at the copies on the page. If learner.novelty is not auto, set it. Or lower the "
+        "rate of the camera that shows nothing new.",
     ),
     Condition(
         "drift", "learner", "warning",

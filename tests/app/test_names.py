@@ -112,6 +112,15 @@ def test_a_wrong_name_is_answered_by_the_choices(
     assert "or a class path such as package.module.Class" in said
 
 
+def test_an_option_of_another_policy_is_answered_by_those_of_this_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        flat("--memory.eviction.score", "gaussian")
+    said = capsys.readouterr().err
+    assert "Duel takes kappa, index; to set score, first name a class that takes it" in said
+
+
 @pytest.mark.parametrize("found", [None, lambda cls, name, closed: name])
 def test_another_lookup_of_jsonargparse_is_an_error(found: object) -> None:
     """Otherwise a newer jsonargparse would know no short name, or fail in the middle of a call."""

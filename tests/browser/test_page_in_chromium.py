@@ -275,7 +275,7 @@ def test_each_condition_is_told_once_and_in_one_colour(chromium: Any) -> None:
         learner.health.conditions = (lit,)
         page.wait_for_selector("#verdict.warn >> text=1 condition needs attention")
         page.wait_for_selector("#answers .watch >> text=37 min behind")
-        page.wait_for_selector("#marks-note >> text=A dashed line down: lag since")
+        page.wait_for_selector("#marks-note >> text=when a condition began: lag,")
         assert page.locator("text=37 min behind >> visible=true").count() == 1
         told = re.findall(r"\d+", page.inner_text("#conditions summary"))
         assert [int(one) for one in told] == [1, len(CONDITIONS)]

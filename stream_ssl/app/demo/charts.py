@@ -88,26 +88,19 @@ def class_bars(parts: Mapping[Holder, Sequence[float]], alt: str) -> Markup:
         return _svg(figure, alt)
 
 
-def collision_curves(
-    true: Mapping[Holder, Points], expected: Mapping[Holder, Points], alt: str
-) -> Markup:
-    """Plot collisions over time: true ones by labels on the left, label-free ones on the right."""
+def collision_curves(true: Mapping[Holder, Points], alt: str) -> Markup:
+    """Plot over time how often a sample and a slot share a class, by labels."""
     with mpl.rc_context(STYLE):
-        figure, (left, right) = _figure(9.0, 3.0, columns=2)
-        for axes, curves, title in (
-            (left, true, "True: the sample and the slot share a class"),
-            (right, expected, "Without labels: similarity of two slots"),
-        ):
-            for holder, points in curves.items():
-                # The wider line of the queue stays visible below the memory's line.
-                width = 3.2 if holder == "queue" else 1.8
-                _line(axes, points, COLOUR[holder], TITLES[holder], scale=100, width=width)
-            axes.set_title(title, pad=10)
-            _from_zero(axes, *curves.values(), scale=100)
-            _time(axes, *curves.values())
-        left.set_ylabel("probability, %")
-        left.axhline(100 / len(CLASSES), color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
-        left.legend(loc="best")
+        figure, (axes,) = _figure(9.0, 3.0)
+        for holder, points in true.items():
+            # The wider line of the queue stays visible below the memory's line.
+            width = 3.2 if holder == "queue" else 1.8
+            _line(axes, points, COLOUR[holder], TITLES[holder], scale=100, width=width)
+        _from_zero(axes, *true.values(), scale=100)
+        _time(axes, *true.values())
+        axes.set_ylabel("probability, %")
+        axes.axhline(100 / len(CLASSES), color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
+        axes.legend(loc="best")
         return _svg(figure, alt)
 
 

@@ -18,7 +18,6 @@ from stream_ssl.app.demo.measures import (
     HOLDERS,
     MEMORIES,
     TITLES,
-    expected_collisions,
     losses,
     newest_counts,
     shares,
@@ -164,7 +163,6 @@ def plots(history: History, evaluation: DemoEvaluation, facts: DemoFacts) -> dic
     """Return the plots by name, as SVG."""
     parts = {holder: shares(newest_counts(history, holder)) for holder in HOLDERS}
     true = {holder: true_collisions(history, holder) for holder in MEMORIES}
-    expected = {holder: expected_collisions(history, holder) for holder in MEMORIES}
     curve = losses(history)
     largest = ", ".join(f"{TITLES[h]} {max(part):.0%}" for h, part in parts.items())
     ends = ", ".join(f"{TITLES[h]} {_last(points):.0%}" for h, points in true.items())
@@ -175,8 +173,7 @@ def plots(history: History, evaluation: DemoEvaluation, facts: DemoFacts) -> dic
         ),
         "collisions": charts.collision_curves(
             true,
-            expected,
-            f"Line charts of collision probability over time. True, at last: {ends}.",
+            f"Line chart of collision probability over time. True, at last: {ends}.",
         ),
         "loss": charts.loss_curve(
             curve,

@@ -65,7 +65,7 @@ export class Charts {
     for (const card of this.cards) card.show(this.tables, this.limits, this.events, this);
     const note = document.querySelector("#marks-note"), days = this.events.some(({ at }) => Date.now() / 1000 - at > 43200);
     note.hidden = !this.events.length;
-    note.textContent = `A dashed line down: ${this.events.map(({ at, name }) => `${name} since ${clock(at, true, days)}`).join(", ")}`;
+    note.textContent = `Vertical dashed lines show when a condition began: ${this.events.map(({ at, name }) => `${name}, ${clock(at, true, days)}`).join("; ")}`;
   }
 
   /** Return the first and the last time that the charts have. */
