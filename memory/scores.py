@@ -17,13 +17,19 @@ from torch import Tensor
 from torch.nn.functional import threshold
 
 from stream_ssl.memory.checks import check_number
-from stream_ssl.memory.compute import LARGE_ELEMENTS
+from stream_ssl.memory.compute import LARGE_ELEMENTS, sum_in_float64
 
 FINEST, COARSEST = 1e-9, 1e9
 """The narrowest and widest score, in cosine.
 
 Float64 cosines that differ by less than the first differ only by rounding. A score wider than the
 second equals its limit in float64.
+"""
+
+EVEN, STEEP = 0.5, 40.0
+"""The values of 1 / kappa for which float32 holds e^(x / kappa), and the difference of two, well.
+
+Below, the exponentials are nearly equal. Above, they are too large, or their products subnormal.
 """
 
 BLOCK_ELEMENTS = 1 << 22
@@ -37,8 +43,8 @@ class Score(ABC):
         """Return h of every element, in a new tensor.
 
         Args:
-            cosine: any shape, floating point, in [-1, 1]. Values outside by rounding are clamped if
-                h is not monotonic there.
+            cosine: any shape, floating point, in [-1, 1]. Values may lie outside by rounding, and
+                then h may do so too, unless it is not monotonic there.
 
         >>> Linear()(torch.tensor([-1.0, 0.0, 1.0])).tolist()
         [0.0, 0.5, 1.0]
@@ -60,7 +66,7 @@ class Score(ABC):
         step = _rows_at_a_time(len(memory_KD), z_BD.device)
         for start in range(0, len(z_BD), step):
             cosine_bK = z_BD[start : start + step] @ memory_KD.T
-            total_B[start : start + step] = self.apply_(cosine_bK).sum(dim=1, dtype=torch.float64)
+            total_B[start : start + step] = sum_in_float64(self.apply_(cosine_bK), dim=1)
         return total_B
 
     def moved(
@@ -84,15 +90,15 @@ class Score(ABC):
         for start in range(0, len(memory_KD), step):
             h_bM = self.apply_(memory_KD[start : start + step] @ both_MD.T)
             now_bR, was_bR = h_bM.chunk(2, dim=1)
-            total_R += now_bR.sum(dim=0, dtype=torch.float64)
-            gone_b = was_bR.sum(dim=1, dtype=torch.float64)
-            change_K[start : start + step] = now_bR.sum(dim=1, dtype=torch.float64) - gone_b
+            total_R += sum_in_float64(now_bR, dim=0)
+            gone_b = sum_in_float64(was_bR, dim=1)
+            change_K[start : start + step] = sum_in_float64(now_bR, dim=1) - gone_b
         return change_K, total_R
 
     def counts(self, memory_KD: Tensor) -> Tensor:
-        """Return the duplicate counts N(j) = sum_{i != j} h(m_i .
+        """Return the duplicate counts N(j), float64 [K] (DUEL, eq. 5).
 
-        m_j), float64 [K] (DUEL, eq. 5).
+        N(j) is the sum of h(m_i . m_j) over all i except j.
         """
         return self.total(memory_KD, memory_KD) - self.own(memory_KD)
 
@@ -176,8 +182,14 @@ class VonMisesFisher(Score):
         return 1 / (self.kappa * -math.expm1(-2.0 / self.kappa))
 
     def apply_(self, cosine: Tensor) -> Tensor:
-        cosine.clamp_(-1.0, 1.0).sub_(1.0)
-        return between_(cosine.mul_(1.0 / self.kappa), 2.0 / self.kappa)
+        steep = 1.0 / self.kappa
+        if not EVEN <= steep <= STEEP:
+            cosine.clamp_(-1.0, 1.0).sub_(1.0)
+            return between_(cosine.mul_(steep), 2.0 * steep)
+        # The same function with half the passes over memory: e^-s (e^(s x) - e^-s) / (1 - e^-2s).
+        whole = -math.expm1(-2.0 * steep)
+        cosine.mul_(steep).exp_()
+        return affine_(cosine, math.exp(-steep) / whole, -math.exp(-2.0 * steep) / whole)
 
 
 @dataclass(frozen=True)
@@ -246,9 +258,14 @@ def between_(exponent: Tensor, most: float) -> Tensor:
         return threshold(exponent, math.exp(floor + 0.2), 0.0, inplace=True)
     if most > 1:
         least = math.exp(-most)
-        return exponent.exp_().sub_(least).div_(1.0 - least)
+        return affine_(exponent.exp_(), 1.0 / (1.0 - least), -least / (1.0 - least))
     # For nearly constant exponentials, expm1 keeps the digits of their differences.
     return exponent.add_(most).expm1_().div_(math.expm1(most))
+
+
+def affine_(value: Tensor, scale: float, shift: float) -> Tensor:
+    """Overwrite each number x with scale x + shift, in one pass over memory."""
+    return torch.add(torch.tensor(shift, dtype=value.dtype), value, alpha=scale, out=value)
 
 
 def check_width(name: str, value: float, least: float, most: float) -> float:

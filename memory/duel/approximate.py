@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from stream_ssl.memory.columns import Columns
-from stream_ssl.memory.compute import to_device, to_host
+from stream_ssl.memory.compute import sum_in_float64, to_device, to_host
 from stream_ssl.memory.duel.cells import NOWHERE, Cells, CountLines, Seen, blocks
 from stream_ssl.memory.duel.simulate import kept_steps, simulate
 from stream_ssl.memory.scores import Score
@@ -399,7 +399,7 @@ class ApproximateCounts:
         near_TP = self._score.apply_(x_TA @ row_PA.T)
         cell_T = cells.of(x_TA)
         seen = cells.see(x_TA, cell_T)
-        total_T = seen.total_N + near_TP.sum(dim=1, dtype=torch.float64)
+        total_T = seen.total_N + sum_in_float64(near_TP, dim=1)
 
         few = self._candidates(near_TP)
         level = self.count_P.max()  # subtracted to save float32 precision

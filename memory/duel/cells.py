@@ -215,8 +215,8 @@ class Cells:
         of degree five. The slope is that of the straight line that fits h best.
         """
         cosine_NC, wide_NC = self._cosines(row_NA)
-        high_NC = self._score.apply_(cosine_NC + wide_NC)
-        low_NC = self._score.apply_(cosine_NC - wide_NC)
+        high_NC = self._score.apply_((cosine_NC + wide_NC).clamp_(max=1.0))
+        low_NC = self._score.apply_((cosine_NC - wide_NC).clamp_(min=-1.0))
         mean_NC = self._score(cosine_NC).add_(high_NC + low_NC, alpha=0.25).mul_(4 / 6)
         return cosine_NC, mean_NC, high_NC.sub_(low_NC).div_(wide_NC.mul_(2))
 

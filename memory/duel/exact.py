@@ -25,7 +25,13 @@ import torch
 from torch import Tensor
 
 from stream_ssl.memory.columns import Columns
-from stream_ssl.memory.compute import LARGE_ELEMENTS, all_to_host, columns_at_a_time, to_device
+from stream_ssl.memory.compute import (
+    LARGE_ELEMENTS,
+    all_to_host,
+    columns_at_a_time,
+    sum_in_float64,
+    to_device,
+)
 from stream_ssl.memory.duel.simulate import AcceptedSteps, Draws, kept_steps, simulate
 from stream_ssl.memory.scores import BLOCK_ELEMENTS, Score
 from stream_ssl.memory.shares import Barred, Groups, Turns
@@ -124,7 +130,7 @@ class ExactCounts:
         near_TK = self._waiting_BK[: self._steps]
         turns = proposed = len(near_TK)
         x_TA = x_BA[:turns]
-        total_T = self._group.all_reduce_sum(near_TK.sum(dim=1, dtype=torch.float64))
+        total_T = self._group.all_reduce_sum(sum_in_float64(near_TK, dim=1))
 
         groups = None
         if shared is not None:
