@@ -148,6 +148,14 @@ class Process:
                 )
                 copies.start()
                 stack.callback(copies.close)
+        held_out = build.held_out(settings, self.learner)
+        if held_out is not None:
+            if saved is None:
+                folder = settings.run if group.group.rank == 0 else None
+                self._metrics.observe_held_out(held_out.begin(folder))
+            else:
+                held_out.resume(settings.run)
+            self._metrics.started_at(held_out.first)
         sender = VerdictSender(part.folder)
         stack.callback(sender.close)
         self._verdicts = VerdictFeed(self._view.slots, sender)
@@ -159,7 +167,7 @@ class Process:
             self._batches,
             reader,
             build.prequential(settings),
-            build.held_out(settings, self.learner),
+            held_out,
             RecentRank(settings.run if group.group.rank == 0 else None),
         )
 

@@ -34,6 +34,8 @@ IDLE_SECONDS, IDLE_GAPS = 60.0, 5.0
 """No update for this many seconds, and for this many of the usual gaps, is worth a look."""
 ABOVE_CHANCE = 1.5
 """An accuracy of this many times chance shows that the encoder learns."""
+LEARNED = 0.05
+"""At least this part of the errors at the start of the run must be gone if the run learns."""
 ABOVE_MAJORITY = 1.1
 """An accuracy of this many times that of guessing the most frequent class shows it, too."""
 NO_CLASSES = "This accuracy says nothing if the labels are not classes, but names of folders"
@@ -478,12 +480,14 @@ def _accuracy(
     for key, of in (("held_out", "held-out images"), ("stream_knn", "the stream's next samples")):
         if (trend := facts.get(key)) is None:
             continue
-        value, rise, classes = trend["value"], trend["rise"], None
+        value, rise, classes, first = trend["value"], trend["rise"], None, None
         if key == "held_out":
-            classes = facts.get("held_out_classes")
+            classes, first = facts.get("held_out_classes"), facts.get("held_out_first")
         says = f"kNN of {of} {'was ' * before}{percent(value)}"
         chance = 1 / classes if classes else None
-        says += f" (chance {percent(1 / classes)})" if classes else ""
+        known = [f"chance {percent(1 / classes)}"] if classes else []
+        known += [] if first is None else [f"at the run's start {percent(first)}"]
+        says += f" ({', '.join(known)})" if known else ""
         if key == "stream_knn" and majority is not None and not before:
             chance = majority * ABOVE_MAJORITY / ABOVE_CHANCE
             says += f" (by guessing the most frequent class: {percent(majority)})"
@@ -492,6 +496,8 @@ def _accuracy(
             change = f"{way} {points:.1f} points" if points >= 0.05 else "unchanged"
             says += f", {change} in the last {seconds(trend['seconds'])}"
         level: Level = "watch" if rise < -FORGOTTEN else "good"
+        if first is not None and value < first + LEARNED * (1 - first):
+            level, says = "watch", f"{says}; that is hardly more than at the start"
         if chance is not None and value < ABOVE_CHANCE * chance:
             level = "watch"
             if key == "stream_knn":

@@ -49,6 +49,7 @@ GAUGES: Mapping[Role, tuple[str, ...]] = {
         "memory_class_slots",
         "loss_diagnostic",
         "held_out_class_accuracy",
+        "held_out_first_accuracy",
         "checkpoint_step",
         "checkpoint_age_seconds",
     ),
@@ -116,6 +117,9 @@ class Facts:
             "lag": self._trend("lag", LATELY),
             "chance": _chance(figures),
             "held_out": self._trend("held_out"),
+            "held_out_first": first
+            if math.isfinite(first := figures.get("held_out_first_accuracy"))
+            else None,
             "held_out_classes": len(figures.by("held_out_class_accuracy", "class")),
             "stream_knn": self._trend("knn"),
             "classes": _classes(figures),

@@ -5,10 +5,12 @@ Shapes: B batch, C channels, H height, W width, F features, N references, Q quer
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from stream_ssl import durable
+from stream_ssl.bounded_files import read_map
 from stream_ssl.evaluation.labelled import Division, Labelled, Reader, balanced
 from stream_ssl.evaluation.neighbours import knn_accuracy
 from stream_ssl.evaluation.scores import ProbeResult
@@ -27,6 +31,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 BATCH = 250
+FILE = "held_out.json"
+MOST_BYTES = 4096
 
 
 @dataclass
@@ -74,10 +80,15 @@ class HeldOutProbe:
         decoder: the decoder of the run.
         features: maps uint8 images [B, C, H, W] to features [B, F], in evaluation mode.
 
+    Attributes:
+        first: the accuracy at the start of the run; None if it is unknown.
+
     Raises:
         ValueError: a sample has no label, there is only one class, or there are fewer than k
             references.
     """
+
+    first: float | None = None
 
     def __init__(
         self, settings: HeldOut, decoder: Payloads, features: Callable[[Tensor], Tensor]
@@ -100,6 +111,42 @@ class HeldOutProbe:
         rows = balanced(label_Q)
         self._query_QCHW, self._label_Q = image_QCHW[rows], label_Q[rows]
         self._check()
+
+    def begin(self, folder: Path | None) -> HeldOutRecord:
+        """Probe a new run before its first update, and keep the accuracy.
+
+        An encoder without any update is often far above chance. Only the comparison with it shows
+        that a run learns.
+
+        Args:
+            folder: the run's folder, in which a file keeps the accuracy; None: no file.
+        """
+        record = self.probe(0)
+        self.first = record.result.accuracy
+        if folder is not None:
+            try:
+                durable.write(folder / FILE, json.dumps({**self._set(), "accuracy": self.first}))
+            except OSError as error:
+                log.warning("%s; a restart will not know the accuracy at the start", error)
+        return record
+
+    def resume(self, folder: Path) -> None:
+        """Read the accuracy at the start of this run, if it was measured on this set."""
+        try:
+            told = read_map(folder / FILE, MOST_BYTES)
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError) as error:
+            log.warning("%s; the accuracy at the start of the run is unknown", error)
+            return
+        accuracy = told.pop("accuracy", None)
+        if told == self._set() and type(accuracy) in (int, float) and 0 <= accuracy <= 1:
+            self.first = float(accuracy)
+
+    def _set(self) -> dict[str, Any]:
+        """Return what must be equal for two accuracies to be comparable, as JSON."""
+        numbers = {"references": len(self._label_N), "queries": len(self._label_Q)}
+        return {"source": self.settings.source.name, "k": self.settings.k, **numbers}
 
     def consume(self, record: StepRecord | Idle) -> HeldOutRecord | None:
         """Probe after every `settings.every` steps; return None at all other steps."""

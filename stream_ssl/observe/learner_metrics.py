@@ -291,6 +291,12 @@ LEARNER: tuple[Spec, ...] = (
         "without a held-out set.",
     ),
     Spec(
+        "learner", "gauge", "held_out_first_accuracy", "",
+        "kNN accuracy on the held-out labelled set before the first update of the run.",
+        "A held-out accuracy that stays near it shows that the run does not learn. It is absent "
+        "in a run that began without this held-out set.",
+    ),
+    Spec(
         "learner", "gauge", "held_out_class_accuracy", "",
         "kNN accuracy on the held-out labelled set at the last probe, by class.",
         "A fall for classes that left the stream long ago: forgetting.", ("class",),

@@ -234,6 +234,11 @@ class LearnerMetrics:
             for name, value in zip(names, values, strict=True):
                 self._set_finite(name, value, classifier=classifier)
 
+    def started_at(self, accuracy: float | None) -> None:
+        """Report the accuracy on the held-out set at the start of the run; None if unknown."""
+        if accuracy is not None:
+            self._families.set("held_out_first_accuracy", accuracy)
+
     def observe_held_out(self, record: HeldOutRecord) -> None:
         """Report a probe of the held-out set."""
         put = self._families.set

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from harness import BATCH, TINY, processes, until
+from harness import BATCH, TINY, processes, stop, until
 
 from stream_ssl.app import build, config
 from stream_ssl.batch import START, Batch, Offset
@@ -95,7 +95,7 @@ def test_probes_run_where_the_learner_does(tmp_path: Path) -> None:
 def test_a_process_exports_both_probes(tmp_path: Path) -> None:
     with processes(tmp_path / "run", TINY | {"observe": {"held_out": HELD_OUT}}) as run:
         run.role("receiver")
-        run.role("learner")
+        learner = run.role("learner")
         run.produce(12 * BATCH)
         until(
             lambda: run.metric("held_out_step") >= 10 and run.metric("prequential_samples_total"),
@@ -103,8 +103,13 @@ def test_a_process_exports_both_probes(tmp_path: Path) -> None:
         )
         assert 0 < run.metric("held_out_accuracy") <= 1
         assert run.metric("held_out_probe_seconds") > 0
+        first = run.metric("held_out_first_accuracy")
+        assert json.loads((run.folder / "held_out.json").read_text())["accuracy"] == first
         assert 0 <= run.metric('prequential_accuracy{classifier="knn"}') <= 1
         assert "kNN accuracy" in run.log("learner")
+        assert stop(learner) == 0
+        run.role("learner")
+        until(lambda: run.metric("held_out_first_accuracy") == first, lambda: run.log("learner"))
 
 
 def test_a_held_out_set_that_cannot_be_probed_stops_the_learner(tmp_path: Path) -> None:

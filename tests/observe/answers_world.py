@@ -105,8 +105,9 @@ class Run:
         record = step(**empty, skipped="novelty", near_duplicates=len(away), dropped_origins=away)
         return lambda: self.learner.learner.consume(record)
 
-    def probes(self, accuracy: float) -> None:
-        """A probe of ten held-out classes."""
+    def probes(self, accuracy: float, first: float | None = None) -> None:
+        """A probe of ten held-out classes, in a run that began with the accuracy `first`."""
+        self.learner.learner.started_at(first)
         per_class = dict.fromkeys(range(10), accuracy)
         result = ProbeResult(accuracy, per_class, 300)
         self.learner.learner.observe_held_out(HeldOutRecord(self.steps, result, 0.1))

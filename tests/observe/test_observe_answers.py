@@ -91,6 +91,23 @@ def test_young() -> None:
     assert {found[one].level for one in QUESTIONS} - {"good"} == {"wait"}
 
 
+def test_an_accuracy_far_above_chance_that_never_rose() -> None:
+    run = Run()
+    run.steps = 300
+    run.probes(0.31, first=0.31)
+    run.pass_(600, run.sends(), run.learns())
+    found = asked(run)
+    assert found["Learning"].level == "watch"
+    assert found["Learning"].says.startswith(
+        "kNN of held-out images 31 % (chance 10 %, at the run's start 31 %), unchanged in the last "
+        "10 min; that is hardly more than at the start. Loss 4.00"
+    )
+    assert found["To do"].level == "watch"
+    run.probes(0.36)
+    run.pass_(600, run.sends(), run.learns())
+    assert asked(run)["Learning"].level == "good"
+
+
 def test_a_process_that_starts_expects_no_answer_of_the_other() -> None:
     run = Run()
     assert run.ask("learner", "run")["problems"][0]["name"] == "down"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from table import table
 
 from stream_ssl.feed.decode import Decoder
 from stream_ssl.learning.records import Idle
-from stream_ssl.observe.held_out import HeldOut, HeldOutProbe
+from stream_ssl.observe.held_out import FILE, HeldOut, HeldOutProbe
 from stream_ssl.observe.metrics import LearnerMetrics
 from stream_ssl.producers.sources import Synthetic
 
@@ -66,6 +68,63 @@ def test_an_encoder_that_has_diverged_is_no_reason_to_stop(
     found = HeldOutProbe(settings(), Decoder(8), lambda x: pixels(x) * torch.nan).probe(9)
     assert found.result.accuracy == pytest.approx(0.1)
     assert "step 9: the features of the held-out set are not finite" in caplog.text
+
+
+def test_the_accuracy_at_the_start_outlives_a_restart(tmp_path: Path) -> None:
+    found = probe()
+    record = found.begin(tmp_path)
+    assert (record.step, found.first) == (0, record.result.accuracy)
+    again = probe()
+    assert again.first is None
+    again.resume(tmp_path)
+    assert again.first == found.first
+
+
+@pytest.mark.parametrize("change", [{"k": 4}, {"queries_per_class": 7}, {"classes": 3}])
+def test_another_set_has_no_accuracy_at_the_start(change: dict[str, Any], tmp_path: Path) -> None:
+    probe().begin(tmp_path)
+    other = probe(**change)
+    other.resume(tmp_path)
+    assert other.first is None
+
+
+def test_without_a_file_the_accuracy_at_the_start_is_unknown(tmp_path: Path) -> None:
+    found = probe()
+    found.resume(tmp_path)
+    assert found.first is None
+    probe().begin(None)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"[" * 5000, b"7", b'{"accuracy": NaN}'])
+def test_a_damaged_file_is_as_none(
+    content: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / FILE).write_bytes(content)
+    found = probe()
+    found.resume(tmp_path)
+    assert found.first is None
+    assert "the accuracy at the start of the run is unknown" in caplog.text
+
+
+@pytest.mark.parametrize("accuracy", ["0.5", True, 1.5, None])
+def test_an_impossible_accuracy_is_ignored(accuracy: Any, tmp_path: Path) -> None:
+    found = probe()
+    found.begin(tmp_path)
+    told = json.loads((tmp_path / FILE).read_text())
+    (tmp_path / FILE).write_text(json.dumps(told | {"accuracy": accuracy}))
+    found.first = None
+    found.resume(tmp_path)
+    assert found.first is None
+
+
+def test_a_full_disk_does_not_stop_a_new_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = probe()
+    found.begin(tmp_path / "missing")
+    assert found.first is not None
+    assert "a restart will not know the accuracy at the start" in caplog.text
 
 
 def test_findings_are_exported() -> None:

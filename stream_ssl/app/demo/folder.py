@@ -19,6 +19,7 @@ MARK = ".stream-ssl-demo"
 OURS = (
     *(CONFIG, QUEUE_CONFIG, QUEUE, STREAM, IMAGES, HISTORY, SUMMARY, REPORT, "logs"),
     *("journal", "checkpoints", "quarantine", "cursor.json", "endpoints.json", "ranks.json"),
+    "held_out.json",
 )
 
 
