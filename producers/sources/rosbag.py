@@ -65,7 +65,9 @@ class RosBags(RobotLogs):
             raise BrokenFileError("no .db3 or .mcap file lies in the folder")
         for file in files:
             try:
-                yield from self._file(file, start)
+                for message in self._file(file, start):
+                    start = 0  # the next files may begin with earlier messages, which also count
+                    yield message
             except Exception as error:  # damaged bytes can cause errors of any type
                 self.damaged(file, "the rest of it", error)
 

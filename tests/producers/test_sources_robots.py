@@ -115,6 +115,26 @@ def test_a_ros_2_folder_without_metadata_is_read(tmp_path):
     assert [number_of(sample) for sample, _ in source.samples()] == list(range(60))
 
 
+@table("mcap", [False, True])
+def test_files_of_a_ros_2_folder_may_overlap_in_time(tmp_path, mcap):
+    """A recorder that splits a bag may write a late message of one topic to the next file."""
+    parts = {0: (0, 2, 4, 6), 1: (3, 5, 7, 8)}
+    suffix = "mcap" if mcap else "db3"
+    (tmp_path / "bag").mkdir()
+    for part, times in parts.items():
+        entries = [
+            ("/camera/raw", IMAGE, BEGAN + n * SECOND, image(ROS2, numbered(n), "rgb8", BEGAN))
+            for n in times
+        ]
+        (file,) = write_bag2(tmp_path / str(part), entries, mcap).glob(f"*.{suffix}")
+        file.rename(tmp_path / "bag" / f"bag_{part}.{suffix}")
+    source = RosBags(str(tmp_path / "bag"))
+    stream = list(source.samples())
+    assert [number_of(sample) for sample, _ in stream] == [0, 2, 4, 6, 3, 5, 7, 8]
+    for at in range(8):
+        assert list(source.samples(stream[at][1])) == stream[at + 1 :]
+
+
 @table("suffix", [".mcap", ".bag", ".db3", ""])
 @table("data", [b"", b"no log at all " * 100, b"#ROSBAG V2.0\n" + b"\xff" * 99])
 def test_a_file_that_is_no_log_takes_no_other_with_it(tmp_path, caplog, suffix, data):
