@@ -35,6 +35,8 @@ REDIRECTS = {301, 302, 303, 307, 308}
 BUSY = {429, 503}
 PASSING = {"unreachable", "too slow"}
 UNSAFE = {"private address", "unresolved host", "bad URL"}
+ADDRESSES = 4  # of a host that are tried
+CONNECT_SECONDS = 4.0  # to connect to an address, if the host has another address
 RETRY_SECONDS = 600.0  # before a failed robots.txt is requested again
 OPT_OUTS = {"noai", "noimageai"}
 CONTROL = re.compile(r"[\0-\x08\x0e-\x1f]")  # not allowed in a text by RFC 9309
@@ -82,9 +84,14 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
 
     A host name is resolved once per connection, and the connection uses the checked address. This
     prevents DNS rebinding, in which a second lookup returns another address.
+
+    Args:
+        allowed: non-public networks that may be contacted.
+        seconds: timeout of one request, which includes the connection.
     """
 
-    def __init__(self, allowed: Iterable[str]) -> None:
+    def __init__(self, allowed: Iterable[str], seconds: float = 30.0) -> None:
+        self._seconds = seconds
         self._allowed = [ipaddress.ip_network(network) for network in allowed]
         self._inner = httpcore.AnyIOBackend()
         self.resolve: Callable[[str, int], Awaitable[list[str]]] = resolve
@@ -125,10 +132,14 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
         for address in addresses:
             self.check(host, address)
         failed: Exception = httpcore.ConnectError(f"{host} has no address")
-        for address in addresses[:4]:
+        tried = addresses[:ADDRESSES]
+        # An address may never answer, such as an IPv6 address behind a router without IPv6.
+        patience = min(CONNECT_SECONDS, self._seconds / len(tried)) if tried else None
+        for address in tried:
+            limit = timeout if address == tried[-1] else patience
             try:
                 return await self._inner.connect_tcp(
-                    address, port, timeout, local_address, socket_options
+                    address, port, limit, local_address, socket_options
                 )
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
                 failed = error
@@ -242,7 +253,7 @@ class Fetcher:
         check_above_0(seconds=seconds)
         if not agent.isascii() or not agent.isprintable() or not agent.strip():
             raise ValueError(f"agent {agent!r}: must be printable ASCII")
-        self.backend = GuardedBackend(allow_networks or [])
+        self.backend = GuardedBackend(allow_networks or [], seconds)
         self._agent, self._token = agent, agent.split()[0].partition("/")[0].lower()
         self._max_bytes, self._seconds, self._redirects = max_bytes, seconds, redirects
         self._robots = robots

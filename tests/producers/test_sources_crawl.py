@@ -1,11 +1,13 @@
 """Crawls of a small web on loopback: what is fetched, what is respected, what is refused."""
 
 import asyncio
+import contextlib
 import gc
 import io
 import itertools
 import json
 import logging
+import socket
 import threading
 import time
 
@@ -368,6 +370,21 @@ def test_names_of_this_machine_are_refused(served, tmp_path, host):
     gives_nothing(source)
     assert source.skipped.by_reason in ({"no robots.txt": 1}, {"private address": 1})
     assert served.asked == []
+
+
+def test_an_address_that_does_not_answer_gives_way_to_the_next(served, tmp_path):
+    async def resolve(_host, _port):
+        return ["127.0.0.2", "127.0.0.1"]
+
+    with contextlib.ExitStack() as full, socket.socket() as deaf:
+        deaf.bind(("127.0.0.2", served.port))
+        deaf.listen(0)
+        for _ in range(3):  # fill its backlog, so that further connections get no answer
+            waiting = full.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(("127.0.0.2", served.port))
+        source = crawl(served, tmp_path, good(2), resolve, robots=False, seconds=4)
+        assert sorted(paths(source.samples())) == ["0.png", "1.png"]
 
 
 def test_a_name_that_is_rebound_gains_nothing(served, tmp_path):
