@@ -33,7 +33,7 @@ HEAD_BYTES = 16  # bytes that identify a codec
 MAX_HOSTS = 20_000  # kept in memory at a time
 REDIRECTS = {301, 302, 303, 307, 308}
 BUSY = {429, 503}
-PASSING = {"unreachable", "too slow"}
+PASSING = {"unreachable", "too slow", "no HTTP"}  # "no HTTP" includes a connection that breaks
 UNSAFE = {"private address", "unresolved host", "bad URL"}
 ADDRESSES = 4  # of a host that are tried
 CONNECT_SECONDS = 4.0  # to connect to an address, if the host has another address
@@ -184,7 +184,7 @@ class Patience:
         per_host: number of concurrent requests to one host.
         delay: minimum seconds between the starts of two requests to one host. robots.txt may
             require more.
-        retries: number of retries if a host is busy or does not answer.
+        retries: number of retries if a host is busy, does not answer, or breaks the connection.
         max_wait: longest wait for a host in seconds. If a host requires more, its URL is skipped.
 
     Raises:

@@ -290,6 +290,20 @@ def page(body=b"", **more):
     return answer
 
 
+@table("failing", [silent, cut])
+def test_a_connection_that_breaks_is_tried_again(served, tmp_path, failing):
+    """A host may close a kept connection at the moment of the next request."""
+
+    async def breaking(request):
+        first = served.asked.count("good.test" + request.path) == 1
+        await (failing if first else image)(request)
+
+    served.answers["good.test/*"] = breaking
+    source = crawl(served, tmp_path, good(3), retries=1)
+    assert sorted(paths(source.samples())) == ["0.png", "1.png", "2.png"]
+    assert source.skipped.by_reason == {}
+
+
 HOSTILE = {
     "slow": (slow, "too slow"),
     "endless": (endless, "too large"),
