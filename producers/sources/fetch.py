@@ -215,8 +215,8 @@ def check_least(*values: tuple[str, float, int]) -> None:
 class Fetcher:
     """A downloader of images that respects robots.txt, crawl delays and opt-outs.
 
-    - robots.txt: it is fetched before any URL of a host. If it is unavailable (5xx or no answer),
-      nothing is fetched from the host, as RFC 9309 requires.
+    - robots.txt: it is fetched before any URL of a host. If it stays unavailable (5xx or no answer)
+      after the retries, nothing is fetched from the host, as RFC 9309 requires.
     - Opt-outs: responses with `X-Robots-Tag: noai` or `noimageai` are left out.
     - Busy hosts: after 429 and 503, the request is retried at the time in Retry-After.
     - Addresses: a host is resolved once per connection. Private, loopback, link-local and other
@@ -294,23 +294,33 @@ class Fetcher:
             delay = max(self._patience.delay, (rules and rules.crawl_delay(self._agent)) or 0.0)
             if delay > self._patience.max_wait:
                 raise Skip("busy", f"{url.host} asks for {delay:g} s between two requests")
-            for attempt in range(self._patience.retries + 1):
-                await self._start(host, delay)
-                try:
-                    response = await self._request(host, url, self._max_bytes)
-                except Skip as skip:
-                    if skip.reason not in PASSING:
-                        raise
-                    wait, failure = pause(attempt), skip
-                else:
-                    if response.status not in BUSY:
-                        return self._checked(response)
-                    wait = retry_after(response.header("retry-after"), pause(attempt))
-                    failure = Skip("busy", f"HTTP {response.status}, wait {wait:.0f} s")
-                if wait > self._patience.max_wait:
-                    raise failure
-                host.next_start = max(host.next_start, asyncio.get_running_loop().time() + wait)
-            raise failure
+            return self._checked(await self._insistently(host, url, self._max_bytes, delay))
+
+    async def _insistently(
+        self, host: Host, url: httpx.URL, limit: int, delay: float, image: bool = True
+    ) -> Response:
+        """Return the response, after the retries that a busy host or a lost connection requires.
+
+        Raises:
+            Skip: the last attempt failed, or the host requires a longer wait than `max_wait`.
+        """
+        for attempt in range(self._patience.retries + 1):
+            await self._start(host, delay)
+            try:
+                response = await self._request(host, url, limit, image)
+            except Skip as skip:
+                if skip.reason not in PASSING:
+                    raise
+                wait, failure = pause(attempt), skip
+            else:
+                if response.status not in BUSY:
+                    return response
+                wait = retry_after(response.header("retry-after"), pause(attempt))
+                failure = Skip("busy", f"HTTP {response.status}, wait {wait:.0f} s")
+            if wait > self._patience.max_wait:
+                raise failure
+            host.next_start = max(host.next_start, asyncio.get_running_loop().time() + wait)
+        raise failure
 
     @contextlib.asynccontextmanager
     async def _turn(self, url: httpx.URL) -> AsyncIterator[Host]:
@@ -366,14 +376,14 @@ class Fetcher:
         here = url.copy_with(raw_path=b"/robots.txt", fragment=None)
         for _ in range(ROBOTS_REDIRECTS + 1):
             try:
-                response = await self._request(host, here, ROBOTS_BYTES, image=False)
+                response = await self._insistently(host, here, ROBOTS_BYTES, 0.0, image=False)
                 if response.status in REDIRECTS:
                     here = location(response, here)
                     continue
             except Skip as skip:
                 reason = skip.reason if skip.reason in UNSAFE else "no robots.txt"
                 raise Skip(reason, f"{url.host}: {skip}") from skip
-            if response.status >= 500 or response.status in BUSY:
+            if response.status >= 500:
                 raise Skip("no robots.txt", f"{url.host}: HTTP {response.status}")
             if response.status != 200:
                 return None

@@ -304,6 +304,22 @@ def test_a_connection_that_breaks_is_tried_again(served, tmp_path, failing):
     assert source.skipped.by_reason == {}
 
 
+async def busy(request):
+    await request.send(status=503, Retry_After="0.05")
+
+
+@table("failing", [silent, busy])
+def test_a_robots_txt_that_fails_once_costs_no_url(served, tmp_path, failing):
+    async def answer(request):
+        first = served.asked.count("good.test/robots.txt") == 1
+        await (failing if first else robots("User-agent: *\nDisallow: /1"))(request)
+
+    served.answers["/robots.txt"] = answer
+    source = crawl(served, tmp_path, good(3), retries=1)
+    assert sorted(paths(source.samples())) == ["0.png", "2.png"]
+    assert source.skipped.by_reason == {"robots.txt": 1}
+
+
 HOSTILE = {
     "slow": (slow, "too slow"),
     "endless": (endless, "too large"),
