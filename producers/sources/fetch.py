@@ -157,9 +157,13 @@ async def resolve(host: str, port: int) -> list[str]:
 
     def tell(found: list[str], error: OSError | None) -> None:
         if not answer.done():
-            answer.set_result(found) if error is None else answer.set_exception(
-                Skip("unresolved host", f"{host}: {error.strerror}")
-            )
+            if error is None:
+                answer.set_result(found)
+            else:
+                # The name server itself may be out of reach, which says nothing about the host.
+                passing = error.errno == socket.EAI_AGAIN
+                reason = "unreachable" if passing else "unresolved host"
+                answer.set_exception(Skip(reason, f"{host}: {error.strerror}"))
 
     def ask() -> None:
         found, failed = [], None

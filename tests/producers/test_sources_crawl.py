@@ -19,7 +19,7 @@ from table import table
 from web import web
 
 from stream_ssl.producers.shaping import Shaped
-from stream_ssl.producers.sources import Crawl
+from stream_ssl.producers.sources import Crawl, fetch
 from stream_ssl.producers.sources.base import SourceError
 
 PNG = [encoded(image) for image in pixels(12, 6, 5, 3)]
@@ -415,6 +415,25 @@ def test_an_address_that_does_not_answer_gives_way_to_the_next(served, tmp_path)
             waiting.connect_ex(("127.0.0.2", served.port))
         source = crawl(served, tmp_path, good(2), resolve, robots=False, seconds=4)
         assert sorted(paths(source.samples())) == ["0.png", "1.png"]
+
+
+def test_a_name_server_that_fails_for_a_moment_is_asked_again(served, tmp_path, monkeypatch):
+    asked = []
+
+    def looked_up(host, *_arguments, **_more):
+        asked.append(host)
+        if host == "unknown.test" or asked.count(host) == 1:
+            why = socket.EAI_NONAME if host == "unknown.test" else socket.EAI_AGAIN
+            raise socket.gaierror(why, "failed")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", served.port))]
+
+    urls = [*good(1), *good(1, "unknown.test")]
+    source = crawl(served, tmp_path, urls, robots=False, retries=1)
+    source.fetcher.backend.resolve = fetch.resolve
+    monkeypatch.setattr(fetch.socket, "getaddrinfo", looked_up)
+    assert paths(source.samples()) == ["0.png"]
+    assert source.skipped.by_reason == {"unresolved host": 1}
+    assert sorted(asked) == ["good.test", "good.test", "unknown.test"]
 
 
 def test_a_name_that_is_rebound_gains_nothing(served, tmp_path):
