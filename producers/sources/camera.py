@@ -132,6 +132,7 @@ class Camera(Live["LiveFrame"]):
             film = Film(container, stream, self.skipped.note, what, key_frames, live=True)
             for number, frame in enumerate(film.frames(container.demux(stream))):
                 now = time.time()
+                self._came = time.monotonic()  # a frame that is not sent came, too
                 # The first frames of a stream may lack a time, because its clock is not known yet.
                 captured = now if frame.pts is None else clock.capture_time(frame.time, now)
                 if self._frames.wants(frame) and gate.takes(frame, captured):

@@ -230,6 +230,23 @@ def test_what_is_no_stream_is_named_and_given_up_when_asked(body, why):
             next(source.samples())
 
 
+def test_frames_that_are_not_sent_keep_a_camera_from_being_given_up():
+    picture = encoded(numbered(1), "JPEG")
+    part = b"--frame\r\nContent-Type: image/jpeg\r\n\r\n" + picture + b"\r\n"
+
+    def serve(handler, number):
+        handler.send_response(200)
+        handler.send_header("Content-Type", "multipart/x-mixed-replace; boundary=frame")
+        handler.end_headers()
+        for _ in range(40):
+            handler.wfile.write(part)
+            handler.server.ended.wait(0.05)
+
+    with http_camera(serve) as (_, url):
+        source = Camera(url, retry_seconds=0.01, give_up_seconds=1.0, scene_change=0.5)
+        assert len(taken(source, 2)) == 2  # the first frame of each connection
+
+
 def rtsp(status="200 OK", body="", **headers):
     """An answer; `_` in names stands for `-`."""
     lines = [f"RTSP/1.0 {status}", "CSeq: NUMBER", "Session: 1", f"Content-Length: {len(body)}"]
