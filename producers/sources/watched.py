@@ -142,6 +142,8 @@ class WatchedFolder:
         passed: set[Key] | None = None  # keys at or below `last` that were sent or counted
         came = self.monotonic()
         while not self._stopped.is_set():
+            # A file that comes after the scan begins may be older than files that the scan finds.
+            now = self.wall()
             files = sorted(self._look(), key=lambda found: found.key)
             below = {found.key for found in files if found.key <= last}
             self._note_late(below - passed if passed is not None else set())
@@ -152,7 +154,7 @@ class WatchedFolder:
                     continue
                 if self._stopped.is_set():
                     return
-                age = self.wall() - found.touched * 1e-9
+                age = now - found.touched * 1e-9
                 if age < self._settle:
                     waiting = age >= 0
                     break

@@ -134,6 +134,22 @@ def test_no_file_overtakes_an_older_one_that_has_not_rested(tmp_path):
     assert source.late == 0
 
 
+def test_a_file_that_had_not_rested_at_the_scan_waits_for_the_next_scan(tmp_path):
+    """While a slow sender takes the first file, an older one may come."""
+    rested = add(tmp_path, "a.png", 1).stat().st_ctime_ns
+    deadline = time.monotonic() + 10
+    while add(tmp_path, "c.png", 3).stat().st_ctime_ns == rested:
+        assert time.monotonic() < deadline
+    clock = Clock(rested * 1e-9 + 2.0)  # at which a.png has rested, and c.png has not
+    source = watch(tmp_path, clock, settle_seconds=2.0, idle_seconds=0)
+    stream = source.samples()
+    assert names([next(stream)]) == ["a.png"]
+    clock.now += 60
+    add(tmp_path, "b.png", 2)
+    assert names(stream) == ["b.png", "c.png"]
+    assert source.late == 0
+
+
 def test_a_file_dated_in_the_future_waits_for_its_time(tmp_path):
     add(tmp_path, "now.png", 5)
     add(tmp_path, "later.png", 2.0**34)
