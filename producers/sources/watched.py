@@ -110,6 +110,7 @@ class WatchedFolder:
         self.late = 0
         self.skipped = Skipped(self.name)
         self._left_out: set[tuple[str, str]] = set()
+        self._away: list[str] = []  # folders that the current scan could not list
         self._stopped = threading.Event()
         # Public, so that tests can replace the clocks.
         self.wall: Callable[[], float] = time.time
@@ -144,9 +145,13 @@ class WatchedFolder:
         while not self._stopped.is_set():
             # A file that comes after the scan begins may be older than files that the scan finds.
             now = self.wall()
+            self._away.clear()
             files = sorted(self._look(), key=lambda found: found.key)
             below = {found.key for found in files if found.key <= last}
-            self._note_late(below - passed if passed is not None else set())
+            if passed is not None:
+                self._note_late(below - passed)
+                if self._away:
+                    below |= {key for key in passed if self._is_away(key[1])}
             passed = below
             waiting = False
             for found in files:
@@ -178,7 +183,13 @@ class WatchedFolder:
             if found is not None:
                 yield found
 
+    def _is_away(self, path: str) -> bool:
+        """Return whether a file lies in a folder that the current scan could not list."""
+        return any(path.startswith(folder) or folder == str(self._root) for folder in self._away)
+
     def _leave_out(self, reason: str, what: str, why: object) -> None:
+        if reason == "unlisted":
+            self._away.append(what)
         if (reason, what) not in self._left_out:  # log once, not at every scan
             self._left_out.add((reason, what))
             self.skipped.note(reason, what, why)

@@ -150,6 +150,19 @@ def test_a_file_that_had_not_rested_at_the_scan_waits_for_the_next_scan(tmp_path
     assert source.late == 0
 
 
+def test_a_folder_that_is_away_for_a_while_makes_no_file_late(tmp_path, caplog):
+    folder, away = tmp_path / "in", tmp_path / "away"
+    add(folder, "a.png", 1)
+    add(folder, "b/b.png", 2)
+    clock = Clock(2.0**33)
+    source = watch(folder, clock, idle_seconds=5)
+    moves = iter([lambda: folder.rename(away), lambda: away.rename(folder)])
+    clock.on_sleep = lambda: next(moves, lambda: None)()
+    assert names(source.samples()) == ["a.png", "b/b.png"]
+    assert source.late == 0
+    assert "is not after that of a file already sent" not in caplog.text
+
+
 def test_a_file_dated_in_the_future_waits_for_its_time(tmp_path):
     add(tmp_path, "now.png", 5)
     add(tmp_path, "later.png", 2.0**34)
