@@ -51,7 +51,7 @@ def read_rows(path: Path, column: str, facts: Sequence[str] = ()) -> Iterator[Ur
                 yield from (UrlRow(url) for url in urls if url and not url.startswith("#"))
     except SourceError:
         raise
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, csv.Error) as error:
         raise SourceError(f"{path} cannot be read: {error}") from error
 
 

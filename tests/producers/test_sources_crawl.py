@@ -167,6 +167,12 @@ def test_a_bad_row_takes_no_other_with_it(served, tmp_path, kind):
     assert listed.skipped.by_reason == ({"bad URL": 2} if left_out is None else left_out)
 
 
+def test_a_csv_whose_first_line_is_too_long_is_named(tmp_path):
+    (tmp_path / "a.csv").write_text("x" * 200_000 + ",url\n")
+    with pytest.raises(SourceError, match=r"a\.csv cannot be read: field larger than"):
+        Crawl(str(tmp_path / "a.csv"))
+
+
 def test_a_list_that_cannot_be_read_to_its_end_is_named(served, tmp_path):
     urls = [{"url": url.replace("PORT", str(served.port))} for url in good(6)]
     whole, path = parquet_bytes(urls), tmp_path / "a.parquet"
