@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -89,7 +90,9 @@ class FilePasses(ABC, Generic[At]):
     def _facts(self, number: int) -> Facts:
         path = self._files[number]
         size = sum(part.stat().st_size for part in (path, *path.glob("*")) if part.is_file())
-        place: Facts = {"source": self.name, self._key: number, "file": path.name, "bytes": size}
+        # File names need not be UTF-8, but positions must be.
+        name = os.fsencode(path.name).decode(errors="backslashreplace")
+        place: Facts = {"source": self.name, self._key: number, "file": name, "bytes": size}
         return {**place, **self._settings}
 
     def _passes(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shutil
 import sqlite3
@@ -143,7 +144,7 @@ class RosBags(RobotLogs):
         with path.open("rb") as stream:
             missing = cut_off(stream.read(100), path.stat().st_size)
         logged = path.with_name(f"{path.name}-wal").exists()
-        place = f"file:{quote(str(path))}?mode=ro{'' if logged else '&immutable=1'}"
+        place = f"file:{quote(os.fsencode(path))}?mode=ro{'' if logged else '&immutable=1'}"
         with contextlib.closing(
             sqlite3.connect(place, uri=True, check_same_thread=False)
         ) as database:

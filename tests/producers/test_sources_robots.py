@@ -1,6 +1,7 @@
 """MCAP files and ROS bags: every image once, by whatever container, and what happens to damage."""
 
 import itertools
+import os
 from types import SimpleNamespace
 
 import numpy as np
@@ -27,6 +28,7 @@ from video_files import number_of, numbered
 
 from stream_ssl.producers.sources import McapFiles, RosBags
 from stream_ssl.producers.sources.robot_images import BAYER, demosaic, pixels
+from stream_ssl.wire.sample import check_position
 
 LOGS = {
     "mcap": lambda path: McapFiles(str(write_mcap(path / "a.mcap", drive(ROS2, 60)))),
@@ -113,6 +115,19 @@ def test_a_ros_2_folder_without_metadata_is_read(tmp_path):
     source = LOGS["sqlite"](tmp_path)
     (tmp_path / "a" / "metadata.yaml").unlink()
     assert [number_of(sample) for sample, _ in source.samples()] == list(range(60))
+
+
+@pytest.mark.parametrize("kind", LOGS)
+def test_names_need_not_be_unicode(tmp_path, kind):
+    LOGS[kind](tmp_path)
+    (path,) = tmp_path.iterdir()
+    path = path.rename(tmp_path / os.fsdecode(b"caf\xe9" + os.fsencode(path.suffix)))
+    source = (McapFiles if kind == "mcap" else RosBags)(str(path))
+    stream = list(source.samples())
+    assert len(stream) == 60
+    for _, position in stream:
+        check_position(position)
+    assert list(source.samples(stream[30][1])) == stream[31:]
 
 
 @table("mcap", [False, True])
