@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from stat import S_ISREG
 
 import msgpack
 
-from stream_ssl.wire.sample import MAX_ID_BYTES, MAX_META_BYTES, Scalar
+from stream_ssl.wire.sample import MAX_ID_BYTES, MAX_META_BYTES, MAX_SOURCE_BYTES, Scalar
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 OTHER_IMAGES = (
@@ -95,6 +96,13 @@ def file_name(path: Path) -> str:
                 file.seek(at)
                 state.update(file.read(PROBE))
     return f"{path.name}~{state.hexdigest()}"
+
+
+def source_name(name: str) -> str:
+    """Return the name of a file or folder, cut to the size of a source's name on the wire."""
+    # File names need not be UTF-8, but names of sources must be.
+    text = os.fsencode(name).decode(errors="backslashreplace")
+    return text.encode()[:MAX_SOURCE_BYTES].decode(errors="ignore")
 
 
 def content_id(name: str, data: bytes | memoryview) -> str:

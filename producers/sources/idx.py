@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from stream_ssl.producers.sources.fields import digest
+from stream_ssl.producers.sources.fields import digest, source_name
 from stream_ssl.producers.sources.finite import Finite
 from stream_ssl.producers.sources.tar import GZIP, ShardError, unpacked
 from stream_ssl.wire.sample import Sample
@@ -69,7 +69,7 @@ class IdxDataset(Finite):
             ]
         )
         folder = images.absolute().parent
-        name = name or (folder.parent if folder.name == "raw" else folder).name
+        name = name or source_name((folder.parent if folder.name == "raw" else folder).name)
         super().__init__(name, len(self._image_NHWC), content, **passes)
 
     def _sample(self, index: int) -> Sample:

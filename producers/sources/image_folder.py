@@ -15,6 +15,7 @@ from stream_ssl.producers.sources.fields import (
     fitting_meta,
     no_image,
     read_image,
+    source_name,
 )
 from stream_ssl.producers.sources.finite import Finite
 from stream_ssl.producers.sources.folders import check_root, walk
@@ -44,7 +45,7 @@ class ImageFolder(Finite):
     def __init__(self, root: Path, name: str | None = None, **passes: Any) -> None:
         self._root = Path(root)
         check_root(self._root)
-        name = name or self._root.absolute().name
+        name = name or source_name(self._root.absolute().name)
         self.skipped = Skipped(name)
         self.classes = sorted(entry.name for entry in self._root.iterdir() if entry.is_dir())
         labels = {name: label for label, name in enumerate(self.classes)}

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_ssl.producers.sources.base import Skipped, own_fault
-from stream_ssl.producers.sources.fields import digest, file_name, short_id
+from stream_ssl.producers.sources.fields import digest, file_name, short_id, source_name
 from stream_ssl.producers.sources.finite import Finite
 from stream_ssl.wire.sample import DTYPES, Sample
 
@@ -55,11 +55,12 @@ class NpyVectors(Finite):
                 f"{file} are {len(self._value_ND)} whole numbers"
             )
         self._prefix = file_name(file)
-        self.skipped = Skipped(name or file.stem)
+        name = name or source_name(file.stem)
+        self.skipped = Skipped(name)
         ends = [self._value_ND[:1].tobytes(), self._value_ND[-1:].tobytes()]
         label = b"" if self._label_N is None else self._label_N.tobytes()
         content = digest([str(self._value_ND.shape).encode(), *ends, label])
-        super().__init__(name or file.stem, len(self._value_ND), content, **passes)
+        super().__init__(name, len(self._value_ND), content, **passes)
 
     def _sample(self, index: int) -> Sample | None:
         name = short_id(f"{self._prefix}/{index}")

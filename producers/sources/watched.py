@@ -20,7 +20,13 @@ from stream_ssl.producers.sources.base import (
     mark,
     wrong_position,
 )
-from stream_ssl.producers.sources.fields import codec_of, content_id, no_image, read_image
+from stream_ssl.producers.sources.fields import (
+    codec_of,
+    content_id,
+    no_image,
+    read_image,
+    source_name,
+)
 from stream_ssl.producers.sources.folders import check_root, walk
 from stream_ssl.rate_limited_logger import printable
 from stream_ssl.wire.sample import Position, Sample
@@ -106,7 +112,7 @@ class WatchedFolder:
                 f"settle_seconds {settle_seconds}, poll_seconds {poll_seconds} and idle_seconds "
                 f"{idle_seconds} must not be negative"
             )
-        self.name = name or Path(root).absolute().name
+        self.name = name or source_name(Path(root).absolute().name)
         self.late = 0
         self.skipped = Skipped(self.name)
         self._left_out: set[tuple[str, str]] = set()

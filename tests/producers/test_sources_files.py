@@ -22,10 +22,17 @@ from source_files import (
 )
 from table import table
 
-from stream_ssl.producers.sources import CifarBinary, IdxDataset, ImageFolder, NpyVectors
+from stream_ssl.producers.sources import (
+    CifarBinary,
+    IdxDataset,
+    ImageFolder,
+    NpyVectors,
+    WatchedFolder,
+)
 from stream_ssl.producers.sources.cifar import read_records
 from stream_ssl.producers.sources.fields import MAX_FILE, file_name
 from stream_ssl.producers.sources.finite import select
+from stream_ssl.wire.sample import check_position
 
 EMBEDDED = Path(__file__).parents[2] / "stream_ssl/app/data"
 
@@ -288,6 +295,24 @@ def make(tmp_path, **passes):
     if not (tmp_path / "train-images-idx3-ubyte").exists():
         write_idx(tmp_path, "train", pixels(40, 2, 2), np.arange(40), packed=False)
     return IdxDataset(tmp_path, **passes)
+
+
+@pytest.mark.parametrize("name", [b"long-" * 30, b"caf\xe9" * 30, "\u00e9".encode() * 40])
+def test_the_name_of_a_source_that_is_a_files_fits_the_wire(tmp_path, name):
+    folder = tmp_path / os.fsdecode(name)
+    write_images(folder, 1)
+    vectors = folder.with_suffix(".npy")
+    np.save(vectors, np.ones((1, 4), np.float32))
+    sources = [
+        ImageFolder(folder),
+        WatchedFolder(folder, settle_seconds=0, idle_seconds=0),
+        NpyVectors(vectors),
+    ]
+    for source in sources:
+        ((sample, position),) = source.samples()
+        assert sample.source == source.name
+        assert source.name.startswith(("long-", r"caf\xe9", "\u00e9"))
+        check_position(position)
 
 
 def test_each_pass_is_a_permutation_of_its_own(tmp_path):
