@@ -176,7 +176,7 @@ class Outbox:
         self.window.unload(self.buffer_bytes // 4, self.spool)
 
     def load_spool(self, active: bool) -> bool:
-        """Load packets from the spool into the window.
+        """Load packets from the spool into the window, and then those that wait to be spooled.
 
         Return True if the caller must write `sequences` as a mark.
 
@@ -193,6 +193,10 @@ class Outbox:
             window.settled += spool.lost
             self.stats.drop("spool_damaged", spool.lost, 0) if spool.lost else None
             spool.lost = 0
+        # Packets that the spool cannot take, because it is too small or its disk is full.
+        while active and self.staged and not spool.unloaded and window.size < room:
+            self._staged_bytes -= self.staged[0].size
+            self._append(self.staged.popleft())
         due, self._mark_due = self._mark_due, False
         return due
 

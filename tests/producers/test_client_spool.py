@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -467,6 +468,43 @@ def test_a_full_spool_drops_the_newest_and_counts(peer: Peer, tmp_path: Path) ->
         with peer.serving() as journal:
             producer.flush()
     assert arrived(journal) == [str(n) for n, kept in enumerate(taken) if kept]
+
+
+def test_a_sample_that_exceeds_the_spool_holds_back_no_other(peer: Peer, tmp_path: Path) -> None:
+    peer.drop()
+    sides = {str(n): 90 if n == 9 else 20 for n in range(14)}
+    with spooling(peer, tmp_path, buffer_bytes=16_000, spool_bytes=6000) as producer:
+        for name, side in sides.items():
+            assert producer.send(image(side=side), id=name)
+            if name == "8":  # the spool is full, and memory does not hold all of it
+                until(lambda: producer.stats.buffered.samples == 8)
+        peer.open()
+        with peer.serving() as journal:
+            producer.flush()
+    assert arrived(journal) == list(sides)
+
+
+def test_a_disk_that_stays_full_does_not_hold_samples_back(
+    peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer.drop()
+    names = [str(n) for n in range(20)]
+    with spooling(peer, tmp_path, buffer_bytes=16_000) as producer:
+        for name in names[:10]:
+            assert producer.send(image(side=20), id=name)
+        until(lambda: producer.stats.spooled.samples == 10)
+
+        def full(_file: int) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(spool_module.os, "fsync", full)
+        for name in names[10:]:
+            assert producer.send(image(side=20), id=name)
+        peer.open()
+        with peer.serving() as journal:
+            producer.flush()
+        monkeypatch.undo()
+    assert arrived(journal) == names
 
 
 def test_what_a_full_spool_cannot_take_is_told(peer: Peer, tmp_path: Path) -> None:
