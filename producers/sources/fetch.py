@@ -39,6 +39,8 @@ ADDRESSES = 4  # of a host that are tried
 CONNECT_SECONDS = 4.0  # to connect to an address, if the host has another address
 RETRY_SECONDS = 600.0  # before a failed robots.txt is requested again
 OPT_OUTS = {"noai", "noimageai"}
+VALUED = {"max-snippet", "max-image-preview", "max-video-preview", "unavailable_after"}
+"""Rules of X-Robots-Tag with a value after a colon, where other colons follow an agent's name."""
 CONTROL = re.compile(r"[\0-\x08\x0e-\x1f]")  # not allowed in a text by RFC 9309
 PADDING = "\0\x1a"  # that some programs append to a text
 USER_AGENT = re.compile(r"^\s*user[- ]?agent\s*:", re.IGNORECASE | re.MULTILINE)
@@ -555,9 +557,10 @@ def opted_out(headers: list[tuple[str, str]], agent: str) -> str:
             continue
         whom = ""
         for rule in value.lower().split(","):
-            before, colon, after = rule.rpartition(":")
-            whom = before.strip() if colon else whom
-            if after.strip() in OPT_OUTS and whom in ("", "*", agent):
+            before, colon, after = (part.strip() for part in rule.partition(":"))
+            if colon and before not in VALUED and " " not in before:  # dates contain spaces
+                whom = before
+            if (after if colon else before) in OPT_OUTS and whom in ("", "*", agent):
                 return value[:200]
     return ""
 

@@ -237,6 +237,11 @@ def gives_nothing(source):
         ("other: noai", 1),
         ("other: noindex, noai", 1),
         ("noindex", 1),
+        ("max-snippet:-1, max-image-preview:large, noai", 0),
+        ("unavailable_after: Tuesday, 25 Jun 2030 15:00:00 GMT, noai", 0),
+        ("noindex, stream-ssl: max-snippet: 20, noimageai", 0),
+        ("other: max-snippet: 20, noai", 1),
+        ("other: noai, stream-ssl: noindex", 1),
     ],
 )
 def test_opt_outs_are_respected(served, tmp_path, tag, sent):
