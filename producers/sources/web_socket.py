@@ -104,6 +104,8 @@ class WebSocket:
         Raises:
             OSError: the connection is lost.
         """
+        if not self._is_open():  # the server closed it behind the message that is answered
+            raise LostError(self._why_closed())
         self._protocol.send_text(text.encode())
         self._flush()
 

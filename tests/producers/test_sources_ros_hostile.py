@@ -263,6 +263,13 @@ def closing(peer):
     peer.sendall(frame(Opcode.CLOSE, struct.pack("!H", 1013) + b"try\x1b later"))
 
 
+def closing_at_once(peer):
+    """A close that arrives together with a message that the client answers."""
+    shake_hands(peer)
+    close = frame(Opcode.CLOSE, struct.pack("!H", 1001) + b"restarts")
+    peer.sendall(frame(Opcode.TEXT, advertised("/front").encode()) + close)
+
+
 def ending(peer):
     shake_hands(peer)
     peer.close()
@@ -296,6 +303,7 @@ HOSTILE = {
     "endless fragments": (fragments, "has more than 1048576 bytes"),
     "a wrong frame": (wrong_frame, "the server broke the protocol"),
     "a close": (closing, r"the server closed the connection: 1013 .*try\? later"),
+    "a close at once": (closing_at_once, "the server closed the connection: 1001 .*restarts"),
     "an end": (ending, "the connection broke"),
 }
 
