@@ -66,7 +66,10 @@ class Stalls(Shaping):
         rng = np.random.default_rng([self._seed, number])
         if rng.random() >= self._rate:
             return 1
-        return int(min(2 * (1 - rng.random()) ** (-1 / self._alpha), self._longest))
+        try:
+            return int(min(2 * (1 - rng.random()) ** (-1 / self._alpha), self._longest))
+        except OverflowError:  # a small alpha gives lengths that no float holds
+            return self._longest
 
     def _frame(self, sample: Sample, number: int, step: int) -> Sample:  # noqa: ARG002
         if step == 0:

@@ -43,6 +43,11 @@ def test_stalls_have_a_pareto_law(rate, alpha):
         assert abs(np.mean(stalled >= least) - chance) < error < 0.05
 
 
+def test_the_longest_stalls_do_not_overflow():
+    stalls = Stalls(small(), rate=1.0, alpha=0.01, longest=100)
+    assert {stalls._length(number) for number in range(1000)} <= set(range(2, 101))
+
+
 def test_a_stall_repeats_one_image_exactly_and_images_keep_their_order():
     source = small(count=300)
     stream, plain = draw(Stalls(source, 0.3, 1.0, longest=20)), draw(source)
