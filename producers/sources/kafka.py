@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.2
 ASK_SECONDS = 10.0  # timeout of requests for offsets
+ASSIGN_SECONDS = 60.0  # how long to repeat these requests; the group waits for minutes
+RETRY_SECONDS = 1.0  # between two such requests
 CLOSE_SECONDS = 30  # timeout of the last commit and of leaving the group
 LEAVE_SECONDS = 10.0  # how long to wait until the partitions are given back
 PARTITIONS = MAX_POSITION_BYTES // 16  # the most partitions whose offsets fit into a position
@@ -269,10 +271,7 @@ class Kafka:
 
     def _assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         try:
-            for one in consumer.committed(partitions, ASK_SECONDS):
-                if one.error is not None:
-                    raise SourceError(f"source {self.name!r}: {one.error.str()}")
-                self._place(consumer, one)
+            self._place_all(consumer, partitions)
         except Exception as error:  # librdkafka would discard the error
             self._ready.fail(SourceError(f"source {self.name!r}: {error}"))
             return
@@ -281,6 +280,29 @@ class Kafka:
         self._store(consumer)
         self._ready.restart()
         log.info("source %s: partitions %s", self.name, [one.partition for one in partitions])
+
+    def _place_all(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        """Set the next offsets of partitions. If a broker is away, ask for up to ASSIGN_SECONDS.
+
+        Raises:
+            SourceError, KafkaException: the offsets are unknown, or do not fit the topic.
+        """
+        from confluent_kafka import KafkaException
+
+        ends = time.monotonic() + ASSIGN_SECONDS
+        while True:
+            try:
+                for one in consumer.committed(partitions, ASK_SECONDS):
+                    if one.error is not None:
+                        raise SourceError(f"source {self.name!r}: {one.error.str()}")
+                    self._place(consumer, one)
+                return
+            except KafkaException as error:
+                self._failed(error.args[0])  # ends the source if a retry cannot help
+                if self._ready.error is not None or time.monotonic() >= ends:
+                    raise
+                if self._ready.stopped.wait(RETRY_SECONDS):
+                    raise
 
     def _place(self, consumer: Consumer, committed: TopicPartition) -> None:
         """Set a partition's next offset to the later of the position and the committed offset."""

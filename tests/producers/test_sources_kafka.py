@@ -10,6 +10,7 @@ import pytest
 from broker_files import image_files, on_disk, start_producing, wait_for
 from confluent_kafka import KafkaError, TopicPartition
 from receiver_peer import Running, until
+from table import table
 
 from stream_ssl.producers.sources import Kafka
 from stream_ssl.producers.sources.base import SourceError
@@ -248,6 +249,30 @@ def test_a_source_that_cannot_go_on_says_why_and_what_is_deleted_is_counted(conf
         with pytest.raises(SourceError, match="TOPIC_AUTHORIZATION_FAILED"):
             next(stream)
     assert "has deleted 3 messages of partition 0" in caplog.text
+
+
+@table("method", ["committed", "get_watermark_offsets"])
+def test_a_broker_that_is_away_while_partitions_are_assigned_is_asked_again(
+    config, monkeypatch, method
+):
+    plain, failures = getattr(confluent_kafka.Consumer, method), []
+
+    class Consumer(confluent_kafka.Consumer):
+        pass
+
+    def failing(self, *arguments, **more):
+        if not failures:
+            failures.append(KafkaError(KafkaError._TIMED_OUT))
+            raise confluent_kafka.KafkaException(failures[0])
+        return plain(self, *arguments, **more)
+
+    setattr(Consumer, method, failing)
+    with cluster() as (publisher, address):
+        publish(publisher, image_files(3))
+        monkeypatch.setattr(confluent_kafka, "Consumer", Consumer)
+        with closing(source_of(address, config, idle_seconds=5.0)) as source:
+            assert len(taken(source, count=3)) == 3
+    assert failures
 
 
 @pytest.mark.parametrize("static", [False, True])
