@@ -178,13 +178,21 @@ class Novelty:
             self.test.load({name.removeprefix(_OF_TEST): state[name] for name in of_test})
         columns: dict[str, Any] = {
             name: column.to(device)
-            for name, column in state.items()
-            if name != "origins" and not name.startswith(_OF_TEST)
+            for name, column in samples_of(state).items()
+            if name != "origins"
         }
         self._waiting = Batch(**columns) if columns else None
         if self._waiting is not None and "origins" in state:  # old checkpoints have no origins
             origins_W = [row and Origin(*row) for row in unpacked(state["origins"])]
             self._waiting = replace(self._waiting, origins_B=origins_W)
+
+
+def samples_of(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the part of a state that holds the waiting samples; empty if none wait.
+
+    The rest belongs to the test, which knows the slots of one rank only.
+    """
+    return {name: column for name, column in state.items() if not name.startswith(_OF_TEST)}
 
 
 @dataclass(frozen=True, slots=True)

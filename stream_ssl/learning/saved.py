@@ -30,6 +30,7 @@ from stream_ssl.learning.checkpoint_layout import (
     suffix_of,
 )
 from stream_ssl.learning.learner import Capture, Learner
+from stream_ssl.learning.novelty import samples_of
 from stream_ssl.learning.origins import unpacked
 from stream_ssl.memory.shards import resharded
 
@@ -145,8 +146,8 @@ class Saved:
         else:
             tensors["memory"] = resharded(self._parts("memory"), rank, ranks)
             tensors["rng"] = {}
-            mine = self._parts("waiting")[rank::ranks]
-            if mine:
+            samples = [found for part in self._parts("waiting") if (found := samples_of(part))]
+            if mine := samples[rank::ranks]:
                 tensors["waiting"] = _joined(mine)
             # Each rank keeps only the origins of samples in its own shard.
             tensors["origins"] = _joined(self._parts("origins"))

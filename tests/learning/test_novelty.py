@@ -6,6 +6,7 @@ Shapes: B samples.
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ import torch
 from learning_world import BATCH, DIM, SIZE, SLOTS, Repeatable, build, differing, steps
 from torch import Tensor
 
-from stream_ssl.batch import Batch, Origin
+from stream_ssl.batch import START, Batch, Origin
+from stream_ssl.learning.checkpoint import Checkpointer
 from stream_ssl.learning.novelty import Novelty
 from stream_ssl.learning.pace import Pace
 from stream_ssl.memory import WorkingMemory
@@ -224,6 +226,23 @@ def test_a_checkpoint_holds_what_waits() -> None:
     again.restore(captured)
     steps(again, 15)
     assert differing(whole, again) == []
+
+
+def test_waiting_samples_go_to_another_number_of_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stream_ssl.memory.slot_index.CELL_ROWS", 16)
+    learner, checkpointer = build(stream=Parked(), novelty="auto"), Checkpointer(tmp_path)
+    steps(learner, 20)
+    assert "test.centres" in learner.capture().tensors["waiting"]
+    checkpointer.save(learner, {})
+    saved = checkpointer.newest()
+    assert saved is not None
+    first, second = (saved.capture(rank, 2, START).tensors for rank in range(2))
+    ids_W = learner.capture().tensors["waiting"]["ids_B"]
+    assert first["waiting"]["ids_B"].tolist() == ids_W.tolist()
+    assert "waiting" not in second
+    assert not any(name.startswith("test.") for name in first["waiting"])
 
 
 @pytest.mark.parametrize("descriptor", [Embedding(), Weighted([Embedding()])])
