@@ -240,8 +240,8 @@ class Learner:
             "rng": self._randomness.state_dict(),
             "origins": self.origins.state(),
         }
-        if len(self._novelty):
-            tensors["waiting"] = self._novelty.state()
+        if waiting := self._novelty.state():
+            tensors["waiting"] = waiting
         return Capture(
             tensors=tensors,
             facts={

@@ -228,6 +228,23 @@ def test_a_checkpoint_holds_what_waits() -> None:
     assert differing(whole, again) == []
 
 
+def test_a_checkpoint_holds_the_cells_of_the_test_though_nothing_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("stream_ssl.memory.slot_index.CELL_ROWS", 16)
+    whole, first = (build(novelty="auto", slots=96) for _ in range(2))
+    steps(whole, 20)
+    steps(first, 9)
+    assert len(first._novelty) == 0
+    again = build(novelty="auto", slots=96, start=first.offset)
+    again.restore(first.capture())
+    steps(again, 11)
+    ours, theirs = whole._novelty.state(), again._novelty.state()
+    assert ours.keys() == theirs.keys() == {"test.centres", "test.changes_left"}
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert differing(whole, again) == []
+
+
 def test_waiting_samples_go_to_another_number_of_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
