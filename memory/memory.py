@@ -155,7 +155,7 @@ class WorkingMemory(Measurements, RandomDraws, Reencoding, Stateful):
         self._drift = torch.ones(2, dtype=torch.float64)  # mean and minimum of the last refresh
         self.eviction.bind(self._columns, self._seed + 1)
         self._description = describe(self.eviction, image_shape, duplicates, self.descriptor)
-        self._closely: NearDuplicates | None = None
+        self._closely = None
         if duplicates is not None and duplicates.threshold == "auto":
             self._closely = NearDuplicates(self)
 

@@ -29,6 +29,7 @@ from stream_ssl.memory.slots import Slots
 
 if TYPE_CHECKING:
     from stream_ssl.memory.memory import WorkingMemory
+    from stream_ssl.memory.near_duplicates import NearDuplicates
 
 VERSION = 4
 """The version of the state. Raise it when an older reader can no longer read the state.
@@ -256,6 +257,7 @@ class Stateful(Slots):
     _generator: torch.Generator
     _drift: Tensor
     _holdings: Holdings | None
+    _closely: NearDuplicates | None
     _fixed_dtype: bool
     _seed: int
     _description: dict[str, Any]
@@ -274,6 +276,8 @@ class Stateful(Slots):
         if self.group.size > 1:
             state["shard"] = torch.tensor([self.group.rank, self.group.size])
         state["description"] = encode(self._description)
+        if self._closely is not None:
+            state |= named("near_duplicates", self._closely.state())
         state["drift"] = self._drift.clone()
         state["generator"] = self._generator.get_state()
         keys = torch.unique(self._columns.producers[: len(self)])
@@ -346,6 +350,8 @@ class Stateful(Slots):
             self.eviction.load(part(state, "eviction"))
         if columns["embeddings"].dtype != self.dtype:
             self._count_again()
+        if self._closely is not None:
+            self._closely.load(part(state, "near_duplicates"))
         return _IncompatibleKeys([], [])  # torch's result for a complete load
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:

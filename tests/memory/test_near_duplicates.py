@@ -406,3 +406,28 @@ def test_a_search_changes_no_saved_state_and_a_restored_test_goes_on_alike(
     assert len(set(expected)) > 3, "the number of changes moves"
     assert states(asked=True, restored=False) == expected
     assert states(asked=False, restored=True) == expected
+
+
+def test_a_restored_memory_goes_on_with_the_same_cells(
+    tiles: NDArray[np.uint8], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stream_ssl.memory.slot_index.CELL_ROWS", 32)
+    batches = [tensor(stream(tiles, 40)) for _ in range(8)]
+
+    def made() -> WorkingMemory:
+        return WorkingMemory(
+            60, 2, Oldest(), (3, TILE, TILE), duplicates=Duplicates("auto"), seed=0
+        )
+
+    def filled(memory: WorkingMemory, numbers: range) -> WorkingMemory:
+        for number in numbers:
+            z_BD = torch.ones(40, 2) / 2**0.5
+            memory.add(torch.arange(40) + 40 * number, z_BD, batches[number])
+        return memory
+
+    whole, again = filled(made(), range(8)), made()
+    again.load_state_dict(filled(made(), range(3)).state_dict())
+    ours, theirs = (memory.state_dict() for memory in (whole, filled(again, range(3, 8))))
+    assert "near_duplicates.centres" in ours
+    assert ours.keys() == theirs.keys()
+    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
