@@ -192,6 +192,19 @@ def test_a_journal_that_was_not_measured_is_not_shown(
         assert "2.0 MB; the budget has room for 0 MB" in shown(tmp_path, capsys)
 
 
+def test_near_duplicates_are_told_only_if_they_were_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are not measured for vectors."""
+    metrics = LearnerMetrics(CollectorRegistry())
+    metrics._families.set("memory_slots", 100, memory="working")
+    with Server(metrics.registry, Health(), "learner") as server:
+        (tmp_path / FILE).write_text(json.dumps({"learner": {"http": server.address}}))
+        assert "slots, effective rank" in shown(tmp_path, capsys)
+        metrics.observe_collisions(None, 0.25)
+        assert "slots, 25 % near-duplicates, effective rank" in shown(tmp_path, capsys)
+
+
 def test_totals_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     receiver = ReceiverMetrics(CollectorRegistry())
     learner = LearnerMetrics(CollectorRegistry())

@@ -303,7 +303,8 @@ def receiver_figures(history: History) -> dict[str, float]:
 def learner_figures(history: History) -> dict[str, float | None]:
     """Return the learner's figures.
 
-    The loss is None before the first step, and after an update that was skipped.
+    The loss is None before the first step, and after an update that was skipped. The share of
+    near-duplicates is None for a memory of vectors, and until two slots are occupied.
     """
     measured = history.snapshots[-1].values.get
     saved = history.last("stream_ssl_checkpoint_timestamp_seconds") > 0  # its step may be 0
@@ -324,7 +325,7 @@ def learner_figures(history: History) -> dict[str, float | None]:
         "memory_effective_rank": history.last("stream_ssl_memory_effective_rank", memory="working"),
         "stream_effective_rank": measured("stream_ssl_stream_effective_rank"),
         "collision_similarity": history.last("stream_ssl_collision_similarity"),
-        "memory_near_duplicates_ratio": history.last("stream_ssl_memory_near_duplicates_ratio"),
+        "memory_near_duplicates_ratio": measured("stream_ssl_memory_near_duplicates_ratio"),
         "checkpoint_step": history.last("stream_ssl_checkpoint_step") if saved else None,
         "checkpoint_age_seconds": history.last("stream_ssl_checkpoint_age_seconds"),
         "checkpoint_failures": history.last("stream_ssl_checkpoint_failures_total"),
@@ -472,11 +473,11 @@ def _memory(figures: Mapping[str, Any]) -> str:
     told = f"{figures['memory_slots']:,.0f} of {figures['memory_capacity_slots']:,.0f} slots"
     if not figures["memory_slots"]:
         return told
+    if (alike := figures["memory_near_duplicates_ratio"]) is not None:
+        told += f", {percent(alike)} near-duplicates"
     rank = figures["stream_effective_rank"]
-    return (
-        f"{told}, {percent(figures['memory_near_duplicates_ratio'])} near-duplicates, effective "
-        f"rank {figures['memory_effective_rank']:.1f}"
-        + ("" if rank is None else f" (stream {rank:.1f})")
+    return f"{told}, effective rank {figures['memory_effective_rank']:.1f}" + (
+        "" if rank is None else f" (stream {rank:.1f})"
     )
 
 
