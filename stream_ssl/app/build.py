@@ -380,6 +380,19 @@ def check_descriptor(settings: Namespace) -> None:
         )
 
 
+def compares_embeddings(memory: WorkingMemory) -> str | None:
+    """Return a warning if the memory's test for near-duplicates depends on training, else None."""
+    duplicates, descriptor = memory.duplicates, memory.descriptor
+    if duplicates is None or duplicates.threshold == "auto" or not descriptor.moves:
+        return None
+    return (
+        f"memory.duplicates has the threshold {duplicates.threshold}, a cosine of {descriptor!r}, "
+        "and training changes embeddings. Near-duplicates may fall below it, and other samples may "
+        "reach it: choose threshold: auto, which compares pictures, or a descriptor that training "
+        "does not change (memory.descriptor: Thumbnail, or Vector for vectors)"
+    )
+
+
 def check_memory(settings: Namespace, dim: int) -> None:
     """Reject a memory and shadows that this machine cannot hold, before they are allocated.
 

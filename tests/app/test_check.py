@@ -343,6 +343,25 @@ def test_it_says_what_each_rank_would_do_and_that_the_disk_is_too_small(
     assert "batches.batch_size 16 cannot be divided by 3 ranks: choose 15 or 18" in said
 
 
+@table(
+    "descriptor, threshold, told",
+    [("Embedding", 0.98, True), ("Thumbnail", 0.98, False), ("Embedding", "auto", False)],
+)
+def test_a_cosine_of_embeddings_is_no_fixed_test_for_near_duplicates(
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    descriptor: str,
+    threshold: Any,
+    told: bool,
+) -> None:
+    file = configured(tmp_path, descriptor=descriptor, duplicates={"threshold": threshold})
+    status, said = outcome(capfd, caplog, str(file))
+    assert status == 0, said
+    warning = "memory.duplicates has the threshold 0.98, a cosine of Embedding()"
+    assert (warning in said) == told
+
+
 def test_what_a_checkpoint_stores_builds_the_same_memory(tmp_path: Path) -> None:
     file = configured(
         tmp_path,

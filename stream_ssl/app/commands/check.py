@@ -108,6 +108,8 @@ def check_learner(parser: ArgumentParser, settings: Namespace, ranks: int = 1) -
     for line in build.without_effect(config.resolved(parser, settings)):
         log.warning("%s", line)
     learner = build.dry_run(_instantiated(parser, settings), ranks)
+    if (warning := build.compares_embeddings(learner.memory)) is not None:
+        log.warning("%s", warning)
     if settings["from"] is not None and restart.stored(settings.run) is None:
         warm_start(settings, learner)
 
