@@ -90,7 +90,11 @@ class CheckpointWriter:
         except (OSError, SafetensorError) as error:
             fault = f"rank {rank}: {type(error).__name__}: {error}"
         if rank:
-            write(scratch / f"{TOLD}{rank}", json.dumps(fault))
+            try:
+                write(scratch / f"{TOLD}{rank}", json.dumps(fault))
+            except OSError:  # the disk is full, and the other ranks must not wait for this one
+                shutil.rmtree(scratch, ignore_errors=True)
+                raise
             _wait_until(
                 lambda: target.exists() or not scratch.exists(), "the first rank's manifest"
             )
@@ -101,7 +105,12 @@ class CheckpointWriter:
             return size_of(target)
         try:
             told = [scratch / f"{TOLD}{other}" for other in range(1, self._ranks.group.size)]
-            _wait_until(lambda: all(path.exists() for path in told), "the parts of all ranks")
+            _wait_until(
+                lambda: all(path.exists() for path in told) or not scratch.exists(),
+                "the parts of all ranks",
+            )
+            if not scratch.exists():
+                raise OSError(f"{scratch} was removed by a rank that could not write to it")
             if faults := [f for f in (fault, *(read_json(p) for p in told)) if f]:
                 raise OSError("; ".join(faults))
             for path in told:

@@ -10,6 +10,7 @@ import os
 import signal
 import tempfile
 import threading
+import time
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,7 @@ from stream_ssl.feed.quarantine import Quarantine
 from stream_ssl.journal.journal import Journal
 from stream_ssl.journal.reader import JournalReader
 from stream_ssl.journal.segment import JournalEntry
+from stream_ssl.learning import checkpoint_writer
 from stream_ssl.learning.checkpoint import Checkpointer
 from stream_ssl.learning.checkpoint_writer import CheckpointWriter
 from stream_ssl.learning.learner import Learner
@@ -182,6 +184,35 @@ def check_part_refused(ranks: int) -> None:
             assert "No space left" in refused or "was not concluded" in refused
             assert written == "2"
         assert [path.name for path in folder.glob("step-*")] == ["step-000000002"]
+
+
+def check_disk_full(ranks: int) -> None:
+    """If a rank cannot even report that its disk is full, the other ranks do not wait for it."""
+    with tempfile.TemporaryDirectory() as path:
+        folder = Path(path)
+
+        def work(group: RankGroup) -> list[Any]:
+            learner, checkpointer = resumed(group, folder, "as shipped")
+            steps(learner, 1)
+
+            def refuse(*_: object) -> None:
+                raise OSError(28, "No space left on device")
+
+            if group.rank == ranks - 1:
+                checkpointer._writer._write_part = refuse  # type: ignore[method-assign]
+                checkpoint_writer.write = refuse
+            checkpointer.begin(learner, {})
+            began, found = time.monotonic(), ""
+            try:
+                checkpointer.finished(wait=True)
+            except OSError as error:
+                found = str(error)
+            return [time.monotonic() - began, found]
+
+        for seconds, refused in together(ranks, work):
+            assert seconds < 10, f"{seconds:.0f} s: {refused}"
+            assert refused
+        assert list(folder.glob("*step-*")) == []
 
 
 def told(learner: Learner) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from rank_checkpoints import (
+    check_disk_full,
     check_divergence,
     check_journal_shares,
     check_other_ranks,
@@ -51,6 +52,7 @@ CHECKS: dict[str, tuple[Callable[[int], None], Sequence[int]]] = {
     "restarts": (check_restarts, (2,)),
     "divergence": (check_divergence, (2,)),
     "part refused": (check_part_refused, (2,)),
+    "disk full": (check_disk_full, (2, 4)),
     "other ranks": (check_other_ranks, (4,)),
     "refusals": (check_refusals, (2,)),
     "journal shares": (check_journal_shares, (2, 4)),
