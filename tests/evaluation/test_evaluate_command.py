@@ -70,6 +70,28 @@ def test_it_repeats_itself(run: Path, tmp_path: Path) -> None:
     assert set(found(tmp_path / "a")["encoders"]) == {"trained"}
 
 
+def test_a_run_whose_limit_of_pixels_changed_is_compared(run: Path, tmp_path: Path) -> None:
+    write_run(tmp_path / "other", decoder={"size": 12, "channels": 1, "max_pixels": 1_000_000})
+    more = ["--untrained", "false", "--decorrelated", str(tmp_path / "other")]
+    assert evaluate.main([str(run), *DATA, *QUICK, *more, "--out", str(tmp_path / "out")]) == 0
+    assert set(found(tmp_path / "out")["encoders"]) == {"trained", "decorrelated"}
+
+
+def test_an_encoder_of_other_vectors_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A vector of each run has 32 bytes."""
+    write_run(tmp_path / "run", vectors={"dim": 8, "widths": [16]})
+    write_run(tmp_path / "other", vectors={"dim": 16, "dtype": "float16", "widths": [16]})
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(200, 8)).astype(np.float32))
+    np.save(tmp_path / "y.npy", np.arange(200) % 4)
+    data = ["--data", f"npy:{tmp_path / 'x.npy'}", "--source.labels", str(tmp_path / "y.npy")]
+    more = ["--k", "5", "--out", str(tmp_path / "out"), "--decorrelated", str(tmp_path / "other")]
+    assert evaluate.main([str(tmp_path / "run"), *data, *more]) == 2
+    assert "was trained on vectors of 16 numbers as float16" in caplog.text
+    assert "on vectors of 8 numbers as float32: compare checkpoints of the same" in caplog.text
+
+
 def test_stages_and_a_decorrelated_run(run: Path, tmp_path: Path) -> None:
     first, second = sorted((run / "checkpoints").glob("step-*"))
     out = tmp_path / "out"

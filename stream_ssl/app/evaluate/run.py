@@ -116,22 +116,35 @@ def _encoders(settings: Namespace, checkpoint: Path) -> dict[str, Encoder]:
         asked["untrained"] = encoder.fresh_encoder(encoder.facts(checkpoint)["config"], *how)
     if settings.decorrelated is not None:
         other = encoder.find(settings.decorrelated)
-        asked["decorrelated"] = encoder.load_encoder(_alike(checkpoint, other), *how)
+        asked["decorrelated"] = encoder.load_encoder(
+            _alike(checkpoint, other, settings.trust_code), *how
+        )
     for number, path in enumerate(settings.stages or [], start=1):
-        stage = _alike(checkpoint, encoder.find(path))
+        stage = _alike(checkpoint, encoder.find(path), settings.trust_code)
         asked[STAGE.format(number)] = encoder.load_encoder(stage, *how)
     return asked
 
 
-def _alike(checkpoint: Path, other: Path) -> Path:
-    """Return `other`, or reject it if it was trained on images of another decoder."""
-    first, second = (encoder.facts(path)["config"]["decoder"] for path in (checkpoint, other))
+def _alike(checkpoint: Path, other: Path, trust_code: bool) -> Path:
+    """Return `other`, or reject it if its encoder takes other samples than that of `checkpoint`."""
+    first, second = (_samples(path, trust_code) for path in (checkpoint, other))
     if first != second:
         raise ValueError(
-            f"{other} was trained on images of decoder {second}, {checkpoint} on {first}: compare "
-            "checkpoints of the same images"
+            f"{other} was trained on {second}, {checkpoint} on {first}: compare checkpoints of the "
+            "same images or vectors"
         )
     return other
+
+
+def _samples(checkpoint: Path, trust_code: bool) -> str:
+    """Return a description of the samples that a checkpoint's encoder takes."""
+    config = encoder.facts(checkpoint)["config"]
+    settings = encoder.stored_settings(config, trust_code=trust_code)
+    if (vectors := build.vectors(settings)) is not None:
+        return f"vectors of {vectors.dim} numbers as {vectors.dtype}"
+    decoder = settings.decoder.as_dict()
+    del decoder["max_pixels"]  # a run may change it
+    return f"images of decoder {decoder}"
 
 
 def _source_options(settings: Namespace) -> dict[str, Any]:
