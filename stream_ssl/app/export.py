@@ -188,7 +188,7 @@ def write_onnx(encoder: Encoder, path: Path) -> float:
     F].
 
     Returns:
-        The largest difference, relative to the largest value.
+        The largest difference, relative to the largest value if that is not 0.
     """
     import onnxruntime
 
@@ -211,7 +211,8 @@ def write_onnx(encoder: Encoder, path: Path) -> float:
     expected = torch.cat([encoder(part_bCHW) for part_bCHW in parts])
     answers = [session.run(None, {name: part_bCHW.numpy()})[0] for part_bCHW in parts]
     difference = torch.from_numpy(np.concatenate(answers)) - expected
-    return float(difference.abs().max() / expected.abs().max())
+    largest = float(expected.abs().max())  # 0 for an encoder that has collapsed
+    return float(difference.abs().max()) / (largest or 1.0)
 
 
 def examples(encoder: Encoder, count: int) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import re
 import shutil
 import sys
@@ -113,6 +114,17 @@ def test_onnx_gives_the_same(run: Path, exported: Path) -> None:
         expected_BF = encoder(images(count)).numpy()
         assert found_BF.dtype == np.float32
         assert np.abs(found_BF - expected_BF).max() <= 1e-4 * np.abs(expected_BF).max()
+
+
+def test_an_encoder_that_gives_only_zeros_is_written_too(run: Path, tmp_path: Path) -> None:
+    encoder = stream_ssl.load_encoder(run)
+    with torch.no_grad():
+        for weight in encoder.parameters():
+            weight.zero_()
+    assert exporting.write_onnx(encoder, tmp_path / "encoder.onnx") == 0.0
+    with torch.no_grad():
+        next(iter(encoder.parameters())).fill_(torch.nan)
+    assert math.isnan(exporting.write_onnx(encoder, tmp_path / "encoder.onnx"))
 
 
 def test_other_than_a_batch_of_its_images_is_refused_in_words(run: Path) -> None:
