@@ -173,9 +173,8 @@ class Curator:
             "features": features,
             "size": size,
             "seed": seed,
+            "fit": fit,
         }
-        if fit != "crop":  # passes of earlier versions did not save it
-            self._settings["fit"] = fit
         self._folder = folder
         self._decoder = Decoder(size, fit=fit)
         self._threads = threads or os.cpu_count() or 1
@@ -401,11 +400,12 @@ class Curator:
             (self._folder / DROPPED).write_text("")
             return
         tensors, facts = found
+        begun = {"fit": "crop"} | facts["settings"]  # passes of earlier versions saved no "fit"
         for name, value in self._settings.items():
-            if facts["settings"].get(name) != value:
+            if begun.get(name) != value:
                 raise ValueError(
                     f"{name} is {value!r}, and the pass in {self._folder} was begun with "
-                    f"{facts['settings'].get(name)!r}: use that value, or choose another folder"
+                    f"{begun.get(name)!r}: use that value, or choose another folder"
                 )
         self.memory.load_state_dict(_part(tensors, "memory."))
         self._seen.load_state_dict(_part(tensors, "seen."))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -117,3 +118,11 @@ def test_wrong_arguments_name_the_value_and_the_rule(tmp_path: Path) -> None:
     list(curator.run(Crawl(ends_at=20)))
     with pytest.raises(ValueError, match=r"keep is 6, and the pass in .* was begun with 5"):
         Curator(tmp_path, keep=6)
+
+
+@pytest.mark.parametrize(("begun", "now"), [("letterbox", "crop"), ("crop", "letterbox")])
+def test_a_pass_does_not_go_on_with_another_fit(tmp_path: Path, begun: Any, now: Any) -> None:
+    list(Curator(tmp_path, keep=5, fit=begun).run(Crawl(ends_at=20)))
+    with pytest.raises(ValueError, match=f"fit is '{now}', and the pass in .* with '{begun}'"):
+        Curator(tmp_path, keep=5, fit=now)
+    assert Curator(tmp_path, keep=5, fit=begun).progress.read == 20
