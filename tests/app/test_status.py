@@ -86,6 +86,20 @@ def test_samples_that_were_turned_away_are_told(
     assert "continue it with" not in said
 
 
+def test_dropped_samples_of_all_ranks_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranks = [LearnerMetrics(CollectorRegistry()) for _ in range(2)]
+    for rank, metrics in enumerate(ranks):
+        metrics._families.add("near_duplicates_total", 300 + rank)
+        ranks[0]._families.set("rank_shard_slots", 32, rank=str(rank))
+    first, second = (metrics.registry for metrics in ranks)
+    with Server(first, Health(), "learner") as one, Server(second, Health(), "learner") as other:
+        addresses = {"learner": {"http": one.address}, "learner-1": {"http": other.address}}
+        (tmp_path / FILE).write_text(json.dumps(addresses))
+        assert "601 near-duplicates, before they were encoded" in shown(tmp_path, capsys)
+
+
 @contextmanager
 def held_by_another(run: Path, role: str) -> Iterator[int]:
     """Another process holds a role; gives its id."""

@@ -48,7 +48,10 @@ RECEIVER_PARTS = (
     *("producers", "samples_per_second", "bytes_per_second", "samples", "acknowledged_samples"),
     *("journal_bytes", "journal_room_bytes", "journal_last_record"),
 )
-LEARNER_PARTS = ("samples_per_second", "pending_samples", "memory_slots", "memory_capacity_slots")
+LEARNER_PARTS = (
+    *("samples_per_second", "dropped_samples", "pending_samples"),
+    *("memory_slots", "memory_capacity_slots"),
+)
 """Figures that are summed over all receivers, and over all ranks."""
 
 
