@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from stream_ssl.memory.compute import to_host
-from stream_ssl.memory.descriptors import Thumbnail
 from stream_ssl.observe.catalogue import SIGNALS
+from stream_ssl.observe.thumbnails import thumbnails
 
 if TYPE_CHECKING:
     from stream_ssl.learning.records import StepRecord
@@ -92,7 +92,6 @@ class Drift:
                 f"half-lives must hold 0 < short < long; got short={short}, long={long}"
             )
         self._means = {one: (Mean(short), Mean(long)) for one in ("embedding", "image")}
-        self._thumbnail = Thumbnail(side=8)
         self._detectors: dict[str, Detector] = {signal: _adwin(delta) for signal in SIGNALS}
         self._new = dict.fromkeys(SIGNALS, 0)
         self._waiting: list[tuple[str, Tensor]] = []  # signals and values still on the device
@@ -112,7 +111,7 @@ class Drift:
         keys_BD = record.keys_BD.float()
         self._follow("embedding", keys_BD)
         if record.images_BCHW is not None:
-            self._follow("image", self._thumbnail(keys_BD, record.images_BCHW))
+            self._follow("image", thumbnails(keys_BD, record.images_BCHW))
 
     def _follow(self, signal: str, row_BD: Tensor) -> None:
         short, long = self._means[signal]

@@ -16,9 +16,9 @@ from torch import Tensor
 from stream_ssl import durable
 from stream_ssl.bounded_files import read_map
 from stream_ssl.memory.compute import to_host
-from stream_ssl.memory.descriptors import Thumbnail
 from stream_ssl.memory.stats import spectral_rank
 from stream_ssl.observe.conditions import RANK_SHARE
+from stream_ssl.observe.thumbnails import thumbnails
 
 if TYPE_CHECKING:
     from stream_ssl.learning.records import StepRecord
@@ -55,7 +55,6 @@ class RecentRank:
     def __init__(self, folder: Path | None = None) -> None:
         self._file = None if folder is None else folder / FILE
         self._moments: dict[str, Tensor] = {}
-        self._thumbnail = Thumbnail(side=8)
         self._samples = self._new = torch.tensor(0)
         self.peaks = self._load()
         self._saved = dict(self.peaks)
@@ -73,7 +72,7 @@ class RecentRank:
         self._new = self._new.to(more.device) + more
         self._add("keys", keys_BD, usable)
         if record.images_BCHW is not None:
-            self._add("images", self._thumbnail(keys_BD, record.images_BCHW).float(), usable)
+            self._add("images", thumbnails(keys_BD, record.images_BCHW), usable)
 
     def measure(self) -> dict[str, float]:
         """Return the current ranks by "keys" and "images".

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,16 +16,37 @@ from stream_ssl.observe.recent_rank import FILE, RecentRank
 DRAW = torch.Generator().manual_seed(3)
 
 
-def feed(recent: RecentRank, varied_keys: bool = True, varied_images: bool = True) -> None:
+Samples = Callable[[bool], torch.Tensor]
+
+
+def images(varied: bool) -> torch.Tensor:
+    noise_BCHW = torch.randint(0, 256, (32, 3, 8, 8), generator=DRAW)
+    return (noise_BCHW if varied else noise_BCHW // 64 + 100).to(torch.uint8)
+
+
+def vectors(dim: int, dtype: torch.dtype) -> Samples:
+    """Make the bytes of vectors, as batches carry them. Without variation, a sensor is stuck."""
+    stuck_D = torch.randn(dim, generator=DRAW)
+
+    def made(varied: bool) -> torch.Tensor:
+        noise_BD = torch.randn(32, dim, generator=DRAW)
+        value_BD = noise_BD if varied else stuck_D + 0.01 * noise_BD
+        return value_BD.to(dtype).view(torch.uint8)[:, :, None, None]
+
+    return made
+
+
+def feed(
+    recent: RecentRank,
+    varied_keys: bool = True,
+    varied_images: bool = True,
+    samples: Samples = images,
+) -> None:
     """1,280 samples: forty batches of 32."""
     for _ in range(40):
         keys_BD = torch.randn(32, 16, generator=DRAW) * (1.0 if varied_keys else 0.01)
         keys_BD[:, 0] += 1.0
-        noise_BCHW = torch.randint(0, 256, (32, 3, 8, 8), generator=DRAW)
-        image_BCHW = noise_BCHW if varied_images else noise_BCHW // 64 + 100
-        recent.consume(
-            step(keys_BD=normalize(keys_BD, dim=1), images_BCHW=image_BCHW.to(torch.uint8))
-        )
+        recent.consume(step(keys_BD=normalize(keys_BD, dim=1), images_BCHW=samples(varied_images)))
 
 
 def lit(recent: RecentRank) -> set[str]:
@@ -50,12 +72,18 @@ def test_a_collapse_is_found_also_after_a_restart(restarted: bool, tmp_path: Pat
     assert lit(recent) == set()
 
 
-def test_a_covered_camera_lowers_both_ranks() -> None:
+@pytest.mark.parametrize(
+    "samples",
+    [images, vectors(24, torch.float32), vectors(1024, torch.float32), vectors(1024, torch.half)],
+)
+def test_a_covered_camera_lowers_both_ranks(samples: Samples) -> None:
     recent = RecentRank()
-    feed(recent)
+    feed(recent, samples=samples)
     recent.measure()
-    feed(recent, varied_keys=False, varied_images=False)
+    feed(recent, varied_keys=False, varied_images=False, samples=samples)
     assert lit(recent) == set()
+    feed(recent, varied_keys=False, samples=samples)
+    assert lit(recent) == {"collapse"}
 
 
 @pytest.mark.parametrize(

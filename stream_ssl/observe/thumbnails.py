@@ -1,0 +1,34 @@
+"""Thumbnails of a step's samples, by which observers tell a change of the stream from learning.
+
+Shapes: B samples, D embedding, A numbers of a thumbnail, C H W image.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from stream_ssl.memory.descriptors import Thumbnail
+
+SIDE = 8
+"""The side of a thumbnail, in pixels."""
+
+_thumbnail = Thumbnail(SIDE)
+
+
+def thumbnails(keys_BD: Tensor, image_BCHW: Tensor) -> Tensor:
+    """Return the thumbnails [B, A], with the dtype and the device of the keys.
+
+    A thumbnail of a vector consists of SIDE^2 of its bytes, at equal distances. All bytes would
+    count as colours, and A would be SIDE^2 times their number.
+
+    Args:
+        keys_BD: the embeddings.
+        image_BCHW: uint8 images, or the bytes of vectors, [B, bytes, 1, 1].
+    """
+    if image_BCHW.shape[2:] == (1, 1):
+        last = torch.arange(1, SIDE**2 + 1, device=image_BCHW.device) * image_BCHW.shape[1]
+        # The last byte of a number has its sign and the most of its exponent.
+        chosen = (last // SIDE**2 - 1).clamp(min=0)
+        image_BCHW = image_BCHW[:, chosen].view(-1, 1, SIDE, SIDE)
+    return _thumbnail(keys_BD, image_BCHW)
