@@ -40,11 +40,18 @@ TINY: dict[str, Any] = {
 
 
 def until(ask: Callable[[], Any], what: Callable[[], str], seconds: float = 90.0) -> Any:
-    """Wait until `ask` gives something true, and return it; else fail with what `what` tells."""
+    """Wait until `ask` gives something true, and return it; else fail with what `what` tells.
+
+    A question that takes long, such as a scrape of all metrics, is asked less often: otherwise it
+    would take the processor from the processes that are waited for.
+    """
     deadline = time.monotonic() + seconds
+    asked = time.monotonic()
     while not (answer := ask()):
-        assert time.monotonic() < deadline, f"not in {seconds:.0f} s: {what()}"
-        time.sleep(0.02)
+        now = time.monotonic()
+        assert now < deadline, f"not in {seconds:.0f} s: {what()}"
+        time.sleep(max(0.02, min(0.2, 5 * (now - asked))))
+        asked = time.monotonic()
     return answer
 
 

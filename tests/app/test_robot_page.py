@@ -54,7 +54,8 @@ def test_images_of_a_robot_become_an_encoder(tmp_path: Path) -> None:
             producer = run.start(*words, log="robot")
 
             def learned() -> bool:
-                publish()
+                for _ in range(8):
+                    publish()
                 return run.metric("steps_total") >= 5
 
             until(learned, lambda: run.log("robot") + run.log("run"))
