@@ -6,8 +6,6 @@ import io
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,9 +13,11 @@ import faiss
 import numpy as np
 import pytest
 from curation_pictures import Crawl, jpeg, picture
+from forked import Forked
 from PIL import Image
 from pyarrow import parquet
 
+from stream_ssl.app import cli
 from stream_ssl.app.commands import curate
 from stream_ssl.curation import Curator, write_results
 from stream_ssl.producers.sources import ImageFolder, WebDataset
@@ -136,29 +136,25 @@ def test_the_same_command_continues_after_a_signal(tmp_path: Path, number: signa
         (photos / f"{one:03d}.jpg").write_bytes(jpeg(picture(one % 200), 95 - one // 200))
         os.utime(photos / f"{one:03d}.jpg", (one + 1.0, one + 1.0))
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "stream_ssl", "curate", "watch", "--keep", "250"]
+    command = ["curate", "watch", "--keep", "250"]
     command += ["--source.root", str(photos), "--out", str(out)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     dropped = out / ".state" / "dropped.jsonl"
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+    log = tmp_path / "log"
+    process = Forked(cli.main, command, output=log)
+    try:
         deadline = time.monotonic() + 240
         while not (dropped.exists() and dropped.stat().st_size):
             assert time.monotonic() < deadline
             time.sleep(0.05)
         process.send_signal(number)
-        _, errors = process.communicate(timeout=240)
+        status = process.wait(240)
+    finally:
+        process.kill()
     if number == signal.SIGTERM:
-        assert process.returncode == 130, errors
-        assert "the same command continues after" in errors
-    done = subprocess.run(
-        [*command, "--source.idle_seconds", "0.1"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+        assert status == 130, log.read_text()
+        assert "the same command continues after" in log.read_text()
+    done = Forked(cli.main, [*command, "--source.idle_seconds", "0.1"], output=log)
+    assert done.wait(240) == 0, log.read_text()
     rows = parquet.read_table(out / "curated.parquet").to_pylist()
     assert len(rows) == 200
     assert parquet.read_table(out / "dropped.parquet").num_rows == 100

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-import subprocess
 import sys
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
+from forked import Forked, run_script
 from losses_cases import case, unit
 from losses_table import RICHEST, VARIANTS, call
 from table import table
@@ -194,9 +195,13 @@ print(held("VmHWM:") - before)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="peaks are read from /proc")
-def test_a_million_negatives_take_little_memory() -> None:
+def test_a_million_negatives_take_little_memory(tmp_path: Path) -> None:
     """256 x 2^20 logits would take a gigabyte."""
-    done = subprocess.run(
-        [sys.executable, "-c", PEAK], capture_output=True, text=True, check=True, timeout=150
-    )
-    assert float(done.stdout) < 200
+    script, output = tmp_path / "peak.py", tmp_path / "output"
+    script.write_text(PEAK)
+    process = Forked(run_script, script, output=output)
+    try:
+        assert process.wait(150) == 0, output.read_text()
+    finally:
+        process.kill()
+    assert float(output.read_text()) < 200
