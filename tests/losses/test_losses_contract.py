@@ -73,7 +73,8 @@ def test_gradients_equal_its_twins(name: str) -> None:
 def test_gradcheck(name: str) -> None:
     loss = VARIANTS[name].build()
     for shared in (True, False):
-        one = case(shared=shared, positives=2)
+        # Each number of the inputs costs two forward passes.
+        one = case(batch=3, positives=2, negatives=5, dim=3, shared=shared)
         inputs = [x.clone().requires_grad_() for x in one[: 3 if loss.uses_negatives else 2]]
         assert torch.autograd.gradcheck(
             lambda *x, one=one: call(loss, Case(*x, *one[len(x) :])).per_anchor, inputs
