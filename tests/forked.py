@@ -3,10 +3,13 @@
 They have their own memory, signals and exit status, and SIGKILL ends them as it ends a daemon. Only
 torch's import time of several seconds is saved. Use `subprocess` for tests of imports, of the
 environment or of the interpreter.
+
+A daemon starts the receiver and the learner itself. `daemon` is a main whose roles are forked too.
 """
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import runpy
@@ -18,6 +21,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import warm
@@ -83,12 +87,99 @@ def _start_server() -> None:
             _context.set_executable(sys.executable)
 
 
+class ForkedCommand:
+    """A child of this process that runs one of the program's commands.
+
+    It has the part of `subprocess.Popen` that the supervisor and the demo use. A command line of
+    another program starts that program.
+    """
+
+    def __new__(cls, words: Sequence[str], **options: Any) -> Any:
+        from stream_ssl.app.supervisor import command
+
+        ours = command()
+        if list(words[: len(ours)]) != ours:
+            return subprocess.Popen(words, **options)
+        return super().__new__(cls)
+
+    def __init__(
+        self,
+        words: Sequence[str],
+        env: dict[str, str],
+        stdout: Any = None,
+        **expected: Any,
+    ) -> None:
+        expected.pop("stderr", None)  # goes where stdout goes
+        assert expected == {"stdin": subprocess.DEVNULL, "start_new_session": True}
+        from stream_ssl.app.supervisor import command
+
+        sys.stdout.flush()
+        output = None if stdout is None else stdout.fileno()
+        whole = (list(words[len(command()) :]), env, output)
+        fork: Any = multiprocessing.get_context("fork")  # this process has no threads of libraries
+        self._process = fork.Process(target=_begin_command, args=whole)
+        self._process.start()
+        self.pid = self._process.pid
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if (status := self._process.exitcode) is None:
+            assert timeout is not None
+            raise subprocess.TimeoutExpired("a command", timeout)
+        return status
+
+    def terminate(self) -> None:
+        self._process.terminate()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
+def fork_commands(*modules: ModuleType) -> None:
+    """Let these modules fork the program's commands in place of starting interpreters."""
+    for module in modules:
+        module.subprocess = SimpleNamespace(  # type: ignore[attr-defined]
+            Popen=ForkedCommand,
+            DEVNULL=subprocess.DEVNULL,
+            STDOUT=subprocess.STDOUT,
+            TimeoutExpired=subprocess.TimeoutExpired,
+        )
+
+
+def daemon(arguments: Sequence[str]) -> int:
+    """Run `stream-ssl` with these arguments. The roles that it starts are forked."""
+    from stream_ssl.app import cli, supervisor
+
+    fork_commands(supervisor)
+    return cli.main(arguments)
+
+
 def run_script(script: Path, environment: dict[str, str] | None = None) -> None:
     """Run a script in its folder, with warnings as errors. Use it as a `main`."""
     os.chdir(script.parent)
     os.environ.update(environment or {})
     warnings.simplefilter("error")
     runpy.run_path(str(script), run_name="__main__")
+
+
+def _begin_command(
+    arguments: Sequence[str], environment: dict[str, str], output: int | None
+) -> None:
+    from stream_ssl.app import cli
+
+    os.setsid()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for one in (1, 2) if output is not None else ():
+        os.dup2(output, one)
+    logging.getLogger().handlers.clear()  # the command configures its own
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.exit(cli.main(arguments))
 
 
 def _begin(

@@ -1,6 +1,7 @@
 """A run's processes for the tests: the real commands, real TCP, everything ended afterwards.
 
-They are forked from one that has made their imports already, unless a test asks for whole ones.
+They are forked from one that has made their imports already, unless a test asks for whole ones. A
+daemon forks its receiver and learner in the same way.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from forked import Forked
+from forked import Forked, daemon
 
 from stream_ssl.app import cli
 from stream_ssl.app.endpoints import load
@@ -69,6 +70,7 @@ class Processes:
         self.config = folder / "config.yaml"  # JSON is YAML
         self.config.write_text(json.dumps({**(settings or TINY), "run": str(folder)}))
         self.environment: dict[str, str] | None = None  # of what is started; None: this one's
+        self.whole_roles = False  # whether a daemon starts interpreters, as in the product
         self._started: list[Process] = []
         self._scraper = Scraper(lambda: {r: e["http"] for r, e in load(folder).items()})
 
@@ -81,7 +83,8 @@ class Processes:
 
     def _process(self, arguments: tuple[str, ...], output: Path) -> Process:
         if not self.whole and self.environment is None:
-            return Forked(cli.main, arguments, output=output)
+            forks = arguments[0] == "run" and not self.whole_roles
+            return Forked(daemon if forks else cli.main, arguments, output=output)
         with output.open("ab") as file:
             return subprocess.Popen(
                 command(*arguments),

@@ -2,14 +2,16 @@
 
 import json
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
-from forked import Forked
+from forked import Forked, fork_commands
 from harness import until
 
-from stream_ssl.app.demo import folder, run
+from stream_ssl.app import supervisor
+from stream_ssl.app.demo import children, folder, run
 from stream_ssl.app.demo.data import CLASSES
 
 
@@ -19,11 +21,19 @@ def short(seconds: int, out: Path) -> int:
     return run.run(float(seconds), out)
 
 
-def demo(seconds: int, out: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Forked, Path]:
-    """It, and the file that it prints to; the daemons and producers that it starts are whole."""
+def short_with_forks(seconds: int, out: Path) -> int:
+    """A short demo that forks its daemons and producers, because their imports take longer."""
+    fork_commands(children, supervisor)
+    return short(seconds, out)
+
+
+def demo(
+    main: Callable[[int, Path], int], seconds: int, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Forked, Path]:
+    """Return the demo, and the file that it prints to."""
     monkeypatch.setenv("COLUMNS", "200")
     printed = out.with_name("printed")
-    return Forked(short, seconds, out, output=printed), printed
+    return Forked(main, seconds, out, output=printed), printed
 
 
 def pids(out: Path) -> list[int]:
@@ -45,7 +55,7 @@ def alive(pid: int) -> bool:
 @pytest.mark.timeout(600)
 def test_a_short_demo_from_start_to_report(tmp_path, monkeypatch):
     out = tmp_path / "out"
-    one, file = demo(6, out, monkeypatch)  # sees more than the first scene
+    one, file = demo(short_with_forks, 6, out, monkeypatch)  # sees more than the first scene
     assert one.wait(580) == 0, file.read_text()
     printed = file.read_text()
     assert "training: " in printed
@@ -73,7 +83,7 @@ def test_a_short_demo_from_start_to_report(tmp_path, monkeypatch):
 @pytest.mark.timeout(600)
 def test_an_interrupted_demo_leaves_nothing_running(tmp_path, monkeypatch):
     out = tmp_path / "out"
-    one, file = demo(300, out, monkeypatch)
+    one, file = demo(short, 300, out, monkeypatch)
     # Two daemons, and the receiver and the learner of each.
     until(lambda: one.poll() is not None or len(below(one)) == 6, lambda: "no daemons", seconds=300)
     started = below(one)

@@ -51,6 +51,7 @@ def weights(run: Path, step: int) -> dict[str, bytes]:
 def test_a_stream_becomes_an_encoder(tmp_path: Path) -> None:
     samples = 40 * BATCH
     with processes(tmp_path / "run") as run:
+        run.whole_roles = True
         daemon = run.start("run", str(run.config))
         until(lambda: run.metric("steps_total") >= 0, lambda: run.log("run"))
         assert run.produce(samples).wait(60) == 0, run.log("robot")
@@ -77,6 +78,7 @@ def test_a_stream_becomes_an_encoder(tmp_path: Path) -> None:
 
 def test_a_daemon_that_is_still_starting_stops_at_once(tmp_path: Path) -> None:
     with processes(tmp_path / "run") as run:
+        run.whole_roles = True
         daemon = run.start("run", str(run.config))
         until(lambda: (run.folder / "receiver.lock").exists(), lambda: run.log("run"))
         assert stop(daemon) == 0, run.log("run")
