@@ -24,6 +24,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import pytest
 import warm
 
 MADE = (  # the first optimiser imports torch's compiler
@@ -85,6 +86,12 @@ def _start_server() -> None:
             forkserver.ensure_running()
         finally:
             _context.set_executable(sys.executable)
+
+
+def fork_workers(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> None:
+    """Let the pool of processes of this module fork its workers, which then import nothing."""
+    _start_server()
+    monkeypatch.setattr(module, "get_context", lambda how: _context)
 
 
 class ForkedCommand:

@@ -9,11 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
-from forked import Forked
+from forked import Forked, fork_workers
 from table import table
 from tiny_reproduction import TINY, write_cifar
 
-from benchmarks.experiments import work
+from benchmarks.experiments import pool, work
 from benchmarks.experiments.__main__ import main
 from benchmarks.experiments.papers import presets
 
@@ -42,6 +42,7 @@ def test_runs_are_made_once_and_reported_alike(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    fork_workers(monkeypatch, pool)
     assert main(command(cifar, tmp_path, *ONLY)) == 0
     told = capsys.readouterr().out
     assert "self-labeling: 2 of 2 runs" in told

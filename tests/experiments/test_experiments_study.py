@@ -13,12 +13,12 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from forked import Forked
+from forked import Forked, fork_workers
 from PIL import Image
 from table import table
 from tiny_reproduction import DATA, write_cifar
 
-from benchmarks.experiments import work
+from benchmarks.experiments import pool, work
 from benchmarks.experiments.__main__ import REPORTS, load, main, parser_of
 from benchmarks.experiments.data import LabelledImages
 from benchmarks.experiments.findings import Spread
@@ -66,7 +66,10 @@ def lines(folder: Path) -> list[dict]:
     return [json.loads(line) for line in text if line.endswith("}")]
 
 
-def test_a_killed_study_goes_on_where_it_was(cifar: Path, tmp_path: Path) -> None:
+def test_a_killed_study_goes_on_where_it_was(
+    cifar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The killed study starts its worker as the product does, and the second one forks it."""
     words = command(cifar, tmp_path, "--only", "x27-iid", "queue/stream/stale")
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -84,6 +87,7 @@ def test_a_killed_study_goes_on_where_it_was(cifar: Path, tmp_path: Path) -> Non
     assert 1 <= len(before) < 3
     with (tmp_path / "runs.jsonl").open("a") as file:
         file.write('{"run": "x27-iid queue/stream/stale seed2", "settin')  # as a kill may leave it
+    fork_workers(monkeypatch, pool)
     assert main(words) == 0
     after = lines(tmp_path)
     assert after[: len(before)] == before
