@@ -78,5 +78,12 @@ def main(names: Sequence[str]) -> None:
             sys.stdout.flush()
 
 
+def alone(name: str, ranks: int) -> None:
+    """Run one check on this number of ranks. Use it as a `main`: it fails if the check fails."""
+    torch.set_num_threads(1)
+    check, _ = CHECKS[name]
+    check(ranks)
+
+
 if __name__ == "__main__":
     main(sys.argv[1:])
