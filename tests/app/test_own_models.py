@@ -245,6 +245,7 @@ def without(**tensors: Tensor | None) -> dict[str, Tensor]:
 RESNET = {"model": RESNET18, "head": "fc"}
 
 
+@pytest.mark.usefixtures("parsers_once")
 @table(
     ("encoder", "says"),
     [
