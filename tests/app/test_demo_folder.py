@@ -113,12 +113,12 @@ def test_damaged_data_stop_the_demo(tmp_path, capsys, monkeypatch):
 
 def test_the_stream_is_a_parked_robot_s_and_made_again_alike(tmp_path):
     stream.write_images(tmp_path / "images")
-    one, again = (stream.replay(tmp_path / "images", 20_000, 1500) for _ in range(2))
+    one, again = (stream.replay(tmp_path / "images", 12_000, 1500) for _ in range(2))
     assert (one.newest_KHW == again.newest_KHW).all()
     assert one.newest_KHW.shape == (1500, 28, 28)
     shown = Counter(one.originals.values())
-    assert len(one.originals) == 20_000
-    assert len(shown) == pytest.approx((1 - stream.SHARE) * 20_000, rel=0.5)
+    assert len(one.originals) == 12_000
+    assert len(shown) == pytest.approx((1 - stream.SHARE) * 12_000, rel=0.5)
     assert sum(count > 1 for count in shown.values()) == stream.SCENES
     assert one.newest_originals == list(one.originals.values())[-1500:]
 
