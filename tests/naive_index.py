@@ -19,9 +19,13 @@ DIM = 32
 
 def exact_counts(score: Score, z_KD: Tensor) -> Tensor:
     """Return N(j) of every row: the sum of scores with all other rows."""
-    wide_KD = z_KD.to(torch.float64)
-    count_K = [score(rows @ wide_KD.T).sum(dim=1) for rows in torch.split(wide_KD, 512)]
-    return torch.cat(count_K) - score((wide_KD * wide_KD).sum(dim=1))
+    wide_KD, block = z_KD.to(torch.float64), 64  # scores of a block stay in the processor's cache
+    count_K = torch.zeros(len(z_KD), dtype=torch.float64)
+    for start in range(0, len(z_KD), block):  # each pair once
+        pair_NK = score(wide_KD[start : start + block] @ wide_KD[start:].T)
+        count_K[start : start + block] += pair_NK.sum(dim=1)
+        count_K[start + block :] += pair_NK[:, block:].sum(dim=0)
+    return count_K - score((wide_KD * wide_KD).sum(dim=1))
 
 
 def mean_by_sampling(score: Score, middle: float, spread: float) -> float:

@@ -95,7 +95,7 @@ def test_a_batch_under_shares_evicts_as_single_newcomers(
 ) -> None:
     """Counts and draws decide in turn, and producers reach and leave their guarantees."""
     monkeypatch.setattr(exact, "ON_CPU", replace(exact.ON_CPU, candidates=6, steps=16))
-    rng, capacity, total = np.random.default_rng(seed), 24, 400
+    rng, capacity, total = np.random.default_rng(seed), 24, 220
     z_ND = unit_rows(rng, "uniform", total, 4).double()
     copied = rng.random(total) < 0.5  # copies of an earlier sample, nearly all by producer c
     for number in np.flatnonzero(copied):
