@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from prometheus_client import CollectorRegistry
 
 from stream_ssl.observe.health import Health
@@ -26,10 +27,13 @@ class World:
         self.now, self.wall = 1000.0, 1_700_000_000.0
         clock = lambda: self.now  # noqa: E731
         self.health = Health(clock)
-        self.receiver = ReceiverMetrics(CollectorRegistry(), folders=folders)
-        self.learner = LearnerMetrics(
-            CollectorRegistry(), folders=folders, clock=lambda: self.wall, monotonic=clock
-        )
+        with pytest.MonkeyPatch.context() as patch:
+            # Each look collects all metrics. Those of the process are slow and in no condition.
+            patch.setattr("stream_ssl.observe.families.ProcessCollector", lambda registry: None)
+            self.receiver = ReceiverMetrics(CollectorRegistry(), folders=folders)
+            self.learner = LearnerMetrics(
+                CollectorRegistry(), folders=folders, clock=lambda: self.wall, monotonic=clock
+            )
         metrics = self.receiver if role == "receiver" else self.learner
         self.registry = metrics.registry
         self.watch = Watch(

@@ -416,8 +416,8 @@ def test_a_condition_is_told_everywhere_and_ends(
     assert says in begun
     with Server(world.registry, world.health, role) as server:
         (tmp_path / FILE).write_text(json.dumps({role: {"http": server.address}}))
-        ready = httpx.get(f"{server.address}/readyz", trust_env=False)
-        page = httpx.get(f"{server.address}/api/{role}/state", trust_env=False).json()
+        ready = httpx.get(f"{server.address}/readyz", trust_env=False, verify=False)
+        page = httpx.get(f"{server.address}/api/{role}/state", trust_env=False, verify=False).json()
         status.main([str(tmp_path), "--seconds", "0.01"])
     for told in (ready.json()["conditions"], page["problems"]):
         (one,) = (found for found in told if found["name"] == name)

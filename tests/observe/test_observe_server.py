@@ -66,7 +66,9 @@ def descriptors() -> int:
 
 
 def get(server: Server, path: str, **headers: str) -> httpx.Response:
-    return httpx.get(server.address + path, headers=headers, timeout=10, trust_env=False)
+    return httpx.get(
+        server.address + path, headers=headers, timeout=10, trust_env=False, verify=False
+    )
 
 
 def test_metrics_are_of_the_given_registry(server: Server) -> None:
@@ -140,7 +142,10 @@ def test_loopback_is_not(host: str) -> None:
 def test_public_is_allowed_when_asked_for(health: Health) -> None:
     with Server(CollectorRegistry(), health, "learner", "0.0.0.0", public=True) as server:
         port = server.address.rsplit(":", 1)[1]
-        assert httpx.get(f"http://127.0.0.1:{port}/healthz", trust_env=False).status_code == 200
+        assert (
+            httpx.get(f"http://127.0.0.1:{port}/healthz", trust_env=False, verify=False).status_code
+            == 200
+        )
 
 
 def test_a_taken_port_is_named(server: Server, health: Health) -> None:
@@ -182,7 +187,7 @@ def test_silent_connections_are_closed(monkeypatch: pytest.MonkeyPatch, health: 
         port = int(server.address.rsplit(":", 1)[1])
         with socket.create_connection(("127.0.0.1", port), 10) as client:
             assert client.recv(1) == b""
-        with httpx.Client(base_url=server.address, trust_env=False) as keep_alive:
+        with httpx.Client(base_url=server.address, trust_env=False, verify=False) as keep_alive:
             assert keep_alive.get("/healthz").status_code == 200
             deadline = time.monotonic() + 0.8
             while time.monotonic() < deadline:  # one that has asked is left to keep-alive
