@@ -139,35 +139,37 @@ def test_faiss_is_imported_in_one_file() -> None:
 
 
 PROBE = """
-import sys
-import {module}
-print(" ".join(name for name in {heavy!r} if name in sys.modules))
+import os, sys
+import {first}
+for module, heavy in {cases!r}:
+    if (process := os.fork()) == 0:
+        __import__(module)
+        print(module, *(name for name in heavy if name in sys.modules), flush=True)
+        os._exit(0)
+    os.waitpid(process, 0)
 """
+LIGHT = {
+    "stream_ssl.app.cli": ("torch", "numpy", "zmq", "jsonargparse", "rich"),
+    "stream_ssl.receiver.receiver": ("torch", "torchvision", "matplotlib", "PIL"),
+    "stream_ssl.producers": ("torch", "PIL", "lmdb", "prometheus_client", "jsonargparse"),
+}
+WITH_TORCH = {
+    "stream_ssl.memory": ("torchvision", "faiss", "zmq", "lmdb", "prometheus_client", "river"),
+    "stream_ssl.app.learn": (
+        *("torchvision", "torch._dynamo", "sympy", "river", "sklearn", "scipy.optimize"),
+    ),
+    "stream_ssl.app.hub": ("torchvision", "torch._dynamo", "transformers"),
+}
 
 
-@table(
-    ("module", "heavy"),
-    [
-        ("stream_ssl.app.cli", ("torch", "numpy", "zmq", "jsonargparse", "rich")),
-        ("stream_ssl.receiver.receiver", ("torch", "torchvision", "matplotlib", "PIL")),
-        ("stream_ssl.producers", ("torch", "PIL", "lmdb", "prometheus_client", "jsonargparse")),
-        (
-            "stream_ssl.memory",
-            ("torchvision", "faiss", "zmq", "lmdb", "prometheus_client", "river"),
-        ),
-        (
-            "stream_ssl.app.learn",
-            ("torchvision", "torch._dynamo", "sympy", "river", "sklearn", "scipy.optimize"),
-        ),
-        ("stream_ssl.app.hub", ("torchvision", "torch._dynamo", "transformers")),
-    ],
-)
-def test_what_an_import_does_not_load(module: str, heavy: tuple[str, ...]) -> None:
-    probe = PROBE.format(module=module, heavy=heavy)
+@table(("first", "heavy"), [("sys", LIGHT), ("torch", WITH_TORCH)])
+def test_what_an_import_does_not_load(first: str, heavy: dict[str, tuple[str, ...]]) -> None:
+    """The modules are imported one by one, in forks of a process that has loaded only `first`."""
+    probe = PROBE.format(first=first, cases=list(heavy.items()))
     done = subprocess.run(
         [sys.executable, "-c", probe], capture_output=True, text=True, check=True, timeout=120
     )
-    assert done.stdout.strip() == ""
+    assert done.stdout.splitlines() == list(heavy), done.stderr
 
 
 def test_a_check_of_a_configuration_does_not_load_the_compiler(tmp_path: Path) -> None:

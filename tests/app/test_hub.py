@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from evaluation_run import write_run
+from forked import Forked, run_script
 from safetensors.torch import load_file, save_file
 
 import stream_ssl
@@ -35,13 +33,17 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 LOAD = """
 import sys
+import warnings
 
-sys.path = [one for one in sys.path if one not in ("", sys.argv[1])]
+warnings.simplefilter("default")
+sys.path = [one for one in sys.path if one not in ("", source)]
+for name in [name for name in sys.modules if name.partition(".")[0] == "stream_ssl"]:
+    del sys.modules[name]
 sys.modules["stream_ssl"] = None  # an import of it fails
 from safetensors.torch import load_file, save_file
 from transformers import AutoImageProcessor, AutoModel
 
-for folder in sys.argv[2:]:
+for folder in folders:
     model, told = AutoModel.from_pretrained(
         folder, trust_remote_code=True, output_loading_info=True
     )
@@ -49,11 +51,11 @@ for folder in sys.argv[2:]:
     pixels = load_file(folder + "/../pixels.safetensors")["pixels"]
     features = model.eval()(pixels).pooler_output.flatten(1).detach()
     save_file({"features": features.contiguous()}, folder + "/../features.safetensors")
-if len(sys.argv) > 3:
+if len(folders) > 1:
     import numpy as np
 
     grey = np.full((40, 60, 3), 51, np.uint8)
-    made = AutoImageProcessor.from_pretrained(sys.argv[3])(grey, return_tensors="pt")
+    made = AutoImageProcessor.from_pretrained(folders[1])(grey, return_tensors="pt")
     assert made["pixel_values"].shape == (1, 3, 32, 32), made["pixel_values"].shape
     print(made["pixel_values"][0, :, 0, 0].tolist())
 """
@@ -86,23 +88,21 @@ def test_transformers_gives_the_features_of_load_encoder(
         save_file({"pixels": pixels}, folder / "pixels.safetensors")
         expected[name] = encoder(image_BCHW)
     source = str(Path(stream_ssl.__file__).parents[1])
-    script = tmp_path / "load.py"
-    script.write_text(LOAD)
-    environment = os.environ | {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
-    environment.pop("PYTHONPATH", None)
-    done = subprocess.run(
-        [sys.executable, str(script), source, *(str(one / "hub") for one in runs.values())],
-        env=environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    script, output = tmp_path / "load.py", tmp_path / "output"
+    folders = [str(one / "hub") for one in runs.values()]
+    script.write_text(f"source, folders = {source!r}, {folders!r}\n{LOAD}")
+    home = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
+    process = Forked(run_script, script, home, output=output)
+    try:
+        assert process.wait(200) == 0, output.read_text()
+    finally:
+        process.kill()
     for name, folder in runs.items():
         found_BF = load_file(folder / "features.safetensors")["features"]
         torch.testing.assert_close(found_BF, expected[name], rtol=1e-4, atol=1e-5)
     # Grey of level 0.2, with the run's mean and std.
-    assert json.loads(done.stdout) == pytest.approx([(0.2 - m) / 0.25 for m in (0.4, 0.5, 0.6)])
+    told = json.loads(output.read_text().splitlines()[-1])
+    assert told == pytest.approx([(0.2 - m) / 0.25 for m in (0.4, 0.5, 0.6)])
 
 
 def test_only_what_transformers_lacks_brings_code(runs: dict[str, Path]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from forked import Forked, daemon
 from harness import TINY, processes
 from table import table
 
@@ -178,11 +179,14 @@ def test_a_folder_of_the_run_that_takes_no_file_is_refused(
 
 
 def test_a_run_checks_the_learner_s_options_before_it_starts_the_receiver(tmp_path: Path) -> None:
-    run, file = tmp_path / "run", config_file(tmp_path)
-    wrong = command("run", file, "--run", str(run), "--memory.capcity", "5")
-    done = subprocess.run(wrong, capture_output=True, text=True, timeout=120)
-    assert done.returncode == USAGE
-    assert "did you mean --memory.capacity?" in done.stderr
+    run, file, output = tmp_path / "run", config_file(tmp_path), tmp_path / "output"
+    wrong = ("run", file, "--run", str(run), "--memory.capcity", "5")
+    process = Forked(daemon, wrong, output=output)
+    try:
+        assert process.wait(120) == USAGE
+    finally:
+        process.kill()
+    assert "did you mean --memory.capacity?" in output.read_text()
     assert not (run / "journal").exists()
     assert not (run / "receiver.lock").exists()
 
