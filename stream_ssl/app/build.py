@@ -483,6 +483,7 @@ def without_effect(config: Mapping[str, Any]) -> list[str]:
     replays = Pace(**config["pace"]).replays(config["batches"]["batch_size"])
     mixed = (loss.get("init_args") or {}).get("aggregation") == "mixed"
     vectors = (config.get("vectors") or {}).get("dim")
+    novelty = None if vectors and learner["novelty"] == "auto" else learner["novelty"]
     image_options = ("views", Views), ("views", Chances), ("encoder", ResNet)
     model = (config["encoder"].get("model") or {}).get("class_path")
     transform = (config["views"].get("transform") or {}).get("class_path")
@@ -502,8 +503,8 @@ def without_effect(config: Mapping[str, Any]) -> list[str]:
         (LearnerSettings, "learner", ("draw",),
          learner["anchors"] == "stream" and not replays,
          "nothing is drawn from the memory (learner.anchors is 'stream', without replays)"),
-        (Pace, "pace", ("counts",), learner["novelty"] is None,
-         "learner.novelty is null, and no sample is dropped as a near-duplicate"),
+        (Pace, "pace", ("counts",), novelty is None,
+         "no sample is dropped as a near-duplicate (learner.novelty is null; auto needs images)"),
         (PositiveDebiased, "loss.init_args", ("alpha", "floor"),
          loss["class_path"].endswith(".PositiveDebiased") and not mixed,
          "loss.aggregation is not \"mixed\""),

@@ -445,6 +445,17 @@ QUIET: dict[str, Any] = {
         ({"views": {"grey": 0.0}}, {"grey"}),
         ({"learner": {"draw": "inverse-count"}}, {"draw"}),
         ({"learner": {"draw": "inverse-count"}, "pace": {"updates_per_sample": 1.0}}, set()),
+        ({"pace": {"counts": "new"}}, {"counts"}),
+        ({"pace": {"counts": "new"}, "learner": {"novelty": "auto"}}, set()),
+        (
+            {
+                "pace": {"counts": "new"},
+                "learner": {"novelty": "auto"},
+                "vectors": {"dim": 24},
+                "encoder": {},
+            },
+            {"counts"},
+        ),
         (
             {"loss": {"class_path": LOSS, "init_args": {"alpha": 0.1, "floor": "biased"}}},
             {"alpha", "floor"},
