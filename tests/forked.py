@@ -123,9 +123,10 @@ class ForkedCommand:
         sys.stdout.flush()
         output = None if stdout is None else stdout.fileno()
         whole = (list(words[len(command()) :]), env, output)
-        fork: Any = multiprocessing.get_context("fork")  # this process has no threads of libraries
+        fork = multiprocessing.get_context("fork")  # this process has no threads of libraries
         self._process = fork.Process(target=_begin_command, args=whole)
         self._process.start()
+        assert self._process.pid is not None
         self.pid = self._process.pid
 
     def poll(self) -> int | None:
@@ -181,8 +182,9 @@ def _begin_command(
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    for one in (1, 2) if output is not None else ():
-        os.dup2(output, one)
+    if output is not None:
+        os.dup2(output, 1)
+        os.dup2(output, 2)
     logging.getLogger().handlers.clear()  # the command configures its own
     os.environ.clear()
     os.environ.update(environment)
