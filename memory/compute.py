@@ -32,8 +32,8 @@ def sum_in_float64(value: Tensor, dim: int) -> Tensor:
     """
     size = value.shape[dim]
     whole = size - size % SUMMED_TOGETHER
-    parts = value.narrow(dim, 0, whole).unflatten(dim, (-1, SUMMED_TOGETHER)).sum(dim + 1)
-    total = parts.sum(dim, dtype=torch.float64)
+    parts = torch.unflatten(value.narrow(dim, 0, whole), dim, (-1, SUMMED_TOGETHER)).sum(dim + 1)
+    total: Tensor = parts.sum(dim, dtype=torch.float64)
     return total if whole == size else total + value.narrow(dim, whole, size - whole).sum(dim)
 
 
