@@ -220,7 +220,8 @@ def test_frames_that_are_too_large_are_counted_and_harm_nobody_else(tmp_path):
         worse.say(Data(1, b"", bytes(256 * MIB)))  # cut off long before it is whole
         good.say(packet(1))
         good.acked(1)
-        until(lambda: running.counted("refused")["oversize"] == 1)
+        # The socket of `worse` connects again, and may then be cut off again.
+        until(lambda: running.counted("refused")["oversize"] >= 1)
         assert running.counted("rejected") == {"oversize": 1}
         assert running.journalled() == [("robot", 1)]
 
