@@ -20,14 +20,18 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import adaptive_avg_pool2d, normalize
+from torch.nn.functional import adaptive_avg_pool2d, normalize, pad
 
-from stream_ssl.memory.checks import Checked, check_count, check_embeddings, check_number
+from stream_ssl.memory.checks import Array, Checked, check_count, check_embeddings, check_number
 from stream_ssl.memory.columns import Image
 from stream_ssl.memory.fixed import Fixed
+from stream_ssl.memory.process_group import SINGLE_PROCESS, RankGroup
 
 CONTRAST = 1 / 64
 """The contrast below which a thumbnail counts as noise, as a part of the pixel range."""
+
+MOST_FEATURES = 256
+"""The size of rows of features at which `Features` begins to project them."""
 
 LEAST_SPREAD = 1e-5
 """The norm, in units of the largest number, below which the differences in a row are rounding."""
@@ -38,6 +42,9 @@ class Descriptor(ABC):
 
     needs_images: bool = True
     """Whether the descriptor reads images. Otherwise it reads embeddings only."""
+
+    needs_features: bool = False
+    """Whether the descriptor reads the encoder's features, and neither images nor embeddings."""
 
     moves: bool = False
     """Whether a sample's descriptor changes when its embedding is computed again."""
@@ -82,6 +89,14 @@ class Descriptor(ABC):
     def to(self, device: torch.device) -> None:
         """Compute on this device from now on."""
         del device
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what a memory must save with its rows to describe further samples alike."""
+        return {}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Restore a result of `state`."""
+        del state
 
 
 class Embedding(Descriptor):
@@ -144,6 +159,103 @@ class Thumbnail(Descriptor):
 
     def __repr__(self) -> str:
         return f"Thumbnail(side={self.side})"
+
+
+class Features(Descriptor):
+    """The features of the encoder that is being trained, minus their mean over the memory.
+
+    Training pushes the embeddings of slots apart, because they are negatives of each other. The
+    features, from which the projector makes the embeddings, keep much more of the classes. So
+    counts on features balance a memory better (docs/duplicates.md).
+
+    The encoder changes. `WorkingMemory.describe_again` computes the features of all slots with the
+    present encoder, and their mean. Between two calls, newcomers get the features of their time.
+    Before the first call no mean is known, and none is subtracted.
+
+    Args:
+        dims: the size A of a row. Features of more numbers are projected on A orthogonal random
+            directions, always the same. None: `fit` decides.
+
+    >>> describe = Features(dims=2)
+    >>> describe.describe_again(torch.tensor([[3.0, 0.0], [1.0, 0.0]])).tolist()
+    [[1.0, 0.0], [-1.0, 0.0]]
+    >>> describe.of_features(torch.tensor([[2.0, 7.0]])).tolist()
+    [[0.0, 1.0]]
+    """
+
+    needs_images, needs_features = False, True
+
+    def __init__(self, dims: int | None = None) -> None:
+        self._told = None if dims is None else check_count("dims", dims, 1)
+        self._dims = self._told
+        self._mean_A: Tensor | None = None
+        self._axes_FA: Tensor | None = None
+
+    @property
+    def is_centred(self) -> bool:
+        """Whether a mean is known, because `describe_again` was called."""
+        return self._mean_A is not None
+
+    def fit(self, features: int) -> None:
+        """Choose A for an encoder with so many features, unless `dims` was given."""
+        if self._told is None:
+            self._dims = min(features, MOST_FEATURES)
+
+    def dim(self, embedding_dim: int, image_shape: Image | None) -> int:
+        del embedding_dim
+        shape_of(self, image_shape)  # slots are described again from their images
+        return self._size()
+
+    def _size(self) -> int:
+        if self._dims is None:
+            raise ValueError("Features needs the size of its rows: give it dims, or call fit")
+        return self._dims
+
+    def __call__(self, z_BD: Tensor, image_BCHW: Tensor | None) -> Tensor:
+        del z_BD, image_BCHW
+        raise ValueError(f"{self!r} describes samples by features: pass features=")
+
+    def of_features(self, feature_BF: Tensor) -> Tensor:
+        """Return the descriptors [B, A] of samples with these features."""
+        x_BA = self.project(feature_BF)
+        return unit_or_blank(x_BA if self._mean_A is None else x_BA - self._mean_A, centre=False)
+
+    def project(self, feature_BF: Tensor) -> Tensor:
+        """Return the features as rows of A numbers [B, A], float32, not centred."""
+        dims, size = self._size(), feature_BF.shape[1]
+        if size <= dims:
+            return pad(feature_BF.float(), (0, dims - size))
+        if self._axes_FA is None or len(self._axes_FA) != size:
+            random = torch.randn(size, dims, generator=torch.Generator().manual_seed(0))
+            self._axes_FA = torch.linalg.qr(random).Q
+        self._axes_FA = self._axes_FA.to(feature_BF.device)
+        return feature_BF.float() @ self._axes_FA
+
+    def describe_again(self, feature_kF: Tensor, group: RankGroup = SINGLE_PROCESS) -> Tensor:
+        """Return the descriptors [k, A] of all slots of this shard, and keep their mean.
+
+        Args:
+            feature_kF: the features of the occupied slots by the present encoder.
+            group: the ranks that hold the shards, which must all make this call.
+        """
+        x_kA = self.project(feature_kF)
+        sum_A, count = x_kA.sum(dim=0, dtype=torch.float64), x_kA.new_tensor(float(len(x_kA)))
+        both_A = group.all_reduce_sum(torch.cat([sum_A, count[None]]))
+        self._mean_A = (both_A[:-1] / both_A[-1]).to(x_kA)
+        return unit_or_blank(x_kA - self._mean_A, centre=False)
+
+    def to(self, device: torch.device) -> None:
+        if self._mean_A is not None:
+            self._mean_A = self._mean_A.to(device)
+
+    def state(self) -> dict[str, Tensor]:
+        return {} if self._mean_A is None else {"mean": self._mean_A.clone()}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        self._mean_A = state["mean"].clone() if "mean" in state else None
+
+    def __repr__(self) -> str:
+        return f"Features(dims={self._dims})"
 
 
 class Vector(Descriptor):
@@ -281,6 +393,8 @@ class Weighted(Descriptor):
         parts = list(parts)
         for part in parts:
             check_descriptor(part)
+        if any(part.needs_features for part in parts):
+            raise ValueError("Weighted holds Features, which is used alone: leave one of them out")
         if not parts:
             raise ValueError("Weighted has no parts: give it one descriptor or more")
         shares = [1.0] * len(parts) if weights is None else list(weights)
@@ -347,12 +461,21 @@ def unit_or_blank(value_BA: Tensor, centre: bool) -> Tensor:
     return torch.where(norm_B1 > LEAST_SPREAD, row_BA / norm_B1, blank_A)
 
 
-def descriptors_of(descriptor: Descriptor, z_BD: Tensor, images: Tensor | None, dim: int) -> Tensor:
+def descriptors_of(
+    descriptor: Descriptor,
+    z_BD: Tensor,
+    images: Tensor | None,
+    dim: int,
+    features: Array | None = None,
+) -> Tensor:
     """Return the descriptors [B, A] of samples, where A is `dim`.
 
     Raises:
-        ValueError: the descriptor did not return one unit row [A] for each sample.
+        ValueError: the descriptor did not return one unit row [A] for each sample, or it needs
+            features, and there is not one row of them for each sample.
     """
+    if isinstance(descriptor, Features):
+        return descriptor.of_features(check_features(features, len(z_BD), z_BD.device)).to(z_BD)
     row_BA = descriptor(z_BD, images)
     if row_BA is z_BD:
         return row_BA
@@ -361,6 +484,25 @@ def descriptors_of(descriptor: Descriptor, z_BD: Tensor, images: Tensor | None, 
     if len(row_BA) != len(z_BD):
         raise ValueError(f"{descriptor!r} gave {len(row_BA)} rows for {len(z_BD)} samples")
     return row_BA.to(z_BD.dtype)
+
+
+def check_features(features: Array | None, count: int, device: torch.device) -> Tensor:
+    """Return the features [B, F] of `count` samples on the device.
+
+    Raises:
+        ValueError: they are not a matrix of floating-point numbers with one row for each sample.
+    """
+    if features is None:
+        if count:
+            raise ValueError(f"{count} samples without features: pass features= [B, F]")
+        return torch.zeros(0, 1, device=device)
+    feature_BF = torch.as_tensor(features).to(device)
+    if feature_BF.ndim != 2 or len(feature_BF) != count or not feature_BF.is_floating_point():
+        raise ValueError(
+            f"features are {feature_BF.dtype} {tuple(feature_BF.shape)}: must be floating-point "
+            f"numbers [{count}, F], one row for each sample"
+        )
+    return feature_BF
 
 
 def _gives_unit_rows(descriptor: Descriptor) -> bool:

@@ -15,6 +15,7 @@ from stream_ssl.memory.checks import (
     check_embeddings,
     check_images,
     check_integers,
+    check_slots,
     check_way,
 )
 from stream_ssl.memory.compute import in_full_precision
@@ -71,7 +72,13 @@ class Measurements(Slots):
         return self.eviction.counts()
 
     @in_full_precision
-    def collisions(self, z: Array, images: Array | None = None) -> Tensor:
+    def collisions(
+        self,
+        z: Array,
+        images: Array | None = None,
+        features: Array | None = None,
+        slots: Array | None = None,
+    ) -> Tensor:
         """Return the expected collision probability of each anchor with the memory, float64 [B].
 
         The value is mean_k h(d_b . d_k) over descriptors (DUEL, Definition 2). The score is
@@ -82,16 +89,23 @@ class Measurements(Slots):
         Args:
             z: unit rows [B, D].
             images: uint8 [B, C, H, W], required if the descriptor reads images.
+            features: floating point [B, F], required if the descriptor is `Features`.
+            slots: distinct occupied slots [B] that hold the anchors, whose descriptors then serve
+                in place of features.
 
         Raises:
-            ValueError: the rows are not unit rows [B, D], or images are missing or have another
-                shape.
+            ValueError: the rows are not unit rows [B, D], or images or features are missing or have
+                another shape.
         """
         z_BD = check_embeddings(z, self.embeddings.shape[1], self.device, "anchor").to(self.dtype)
         found = None
         if self.descriptor.needs_images:
             found = check_images(images, self.image_shape, len(z_BD), self.device)
-        row_BA = descriptors_of(self.descriptor, z_BD, found, self.descriptors.shape[1])
+        if self.descriptor.needs_features and slots is not None:
+            row_BA = self.descriptors[check_slots(slots, len(self), self.device)]
+        else:
+            width = self.descriptors.shape[1]
+            row_BA = descriptors_of(self.descriptor, z_BD, found, width, features)
         if self.measured_by is None and self.group.size == 1:
             return self.eviction.total(row_BA) / max(1, len(self))
         score = self.measured_by or self.eviction.score

@@ -170,6 +170,7 @@ class WorkingMemory(Measurements, RandomDraws, Reencoding, Stateful):
         labels: Array | None = None,
         hashes: Array | None = None,
         producers: Sequence[str | None] | None = None,
+        features: Array | None = None,
     ) -> Admission:
         """Offer a batch of newcomers, in order, and return what happened to each of them.
 
@@ -187,12 +188,14 @@ class WorkingMemory(Measurements, RandomDraws, Reencoding, Stateful):
             hashes: content hashes, int64 [B], 0 for no hash.
             producers: the name of the producer of each sample. None means no producer, and such
                 samples have no share.
+            features: the encoder's features, floating point [B, F], required if the descriptor is
+                `Features`.
 
         Raises:
             ValueError: an input is invalid, and the memory is unchanged. Also raised if a custom
                 policy chooses an invalid slot: then the rest of the batch counts as refused.
         """
-        rows = self._rows(ids, z, images, labels, hashes, producers)
+        rows = self._rows(ids, z, images, labels, hashes, producers, features)
         meeting = None
         if self.group.size > 1:
             meeting = Meeting(rows, self._totals.added, self._columns)
@@ -237,6 +240,7 @@ class WorkingMemory(Measurements, RandomDraws, Reencoding, Stateful):
         labels: Array | None,
         hashes: Array | None,
         producers: Sequence[str | None] | None,
+        features: Array | None,
     ) -> Rows:
         """Return the checked newcomers of a batch."""
         z_BD = check_embeddings(z, self.dim, self.device)
@@ -254,7 +258,9 @@ class WorkingMemory(Measurements, RandomDraws, Reencoding, Stateful):
         return Rows(
             ids=integers[0],
             embeddings=z_BD,
-            descriptors=descriptors_of(self.descriptor, z_BD, found, self.descriptors.shape[1]),
+            descriptors=descriptors_of(
+                self.descriptor, z_BD, found, self.descriptors.shape[1], features
+            ),
             labels=integers[1],
             hashes=integers[2],
             born=torch.arange(self._totals.added, self._totals.added + count, device=device),

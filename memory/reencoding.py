@@ -1,6 +1,7 @@
 """Re-encoding: the slots get new embeddings as the encoder changes.
 
-Shapes: D embedding, A descriptor, R slots refreshed, b images encoded at a time, C H W image.
+Shapes: D embedding, A descriptor, F features, R slots refreshed, k occupied slots, b images encoded
+at a time, C H W image.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from stream_ssl.memory.checks import Array, check_count, check_embeddings, check_slots
 from stream_ssl.memory.compute import in_full_precision
+from stream_ssl.memory.descriptors import Features, check_features
 from stream_ssl.memory.draws import Strata
 from stream_ssl.memory.slots import Slots
 
@@ -107,3 +109,33 @@ class Reencoding(Slots):
                 )
             new_RD[start : start + batch] = z_bD
         return self.refresh(chosen, new_RD)
+
+    @in_full_precision
+    def describe_again(self, features: Callable[[Tensor], Tensor], batch: int = 256) -> None:
+        """Compute the descriptors of all slots with the present encoder, and count again.
+
+        Call it from time to time if the descriptor is `Features`, because the encoder changes. On
+        several ranks, all ranks must call it, and each must hold a sample.
+
+        Args:
+            features: a function from uint8 images [b, C, H, W] on the memory's device to features
+                [b, F]. It runs without gradient.
+            batch: the largest number b of images to encode at a time. All calls get about as many.
+
+        Raises:
+            ValueError: the descriptor is another one, the memory keeps no images or is empty, or
+                `features` did not return one row for each image. The memory is unchanged.
+        """
+        if not isinstance(self.descriptor, Features):
+            raise ValueError(f"{self.descriptor!r} needs no features: only Features is described")
+        if not len(self):
+            raise ValueError("the memory is empty: add samples before you describe them again")
+        every = torch.arange(len(self), device=self.device)
+        parts = []
+        for slots in every.tensor_split(-(-len(every) // check_count("batch", batch, least=1))):
+            parts.append(check_features(features(self.images_of(slots)), len(slots), self.device))
+        before_kA = self._columns.descriptor_kA.clone()
+        row_kA = self.descriptor.describe_again(torch.cat(parts), self.group)
+        self._columns.descriptor_kA.copy_(row_kA)
+        self.eviction.on_update(every, before_kA)
+        self._strata.changed(len(every))

@@ -152,6 +152,7 @@ def resharded(states: Sequence[State], rank: int, size: int) -> State:
     generator = torch.Generator().manual_seed(totals.added + RANK_SEEDS * rank)
     state |= {"generator": generator.get_state(), "resharded": torch.ones(1)}
     state |= {"eviction.head": first["eviction.head"]} if "eviction.head" in first else {}
+    state |= {name: value for name, value in first.items() if name.startswith("descriptor.")}
     names = {name for each in states for name in producer_names(each)}
     state["producer_names"] = encode_names(names)
     return state | ({"shard": torch.tensor([rank, size])} if size > 1 else {})

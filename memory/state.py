@@ -276,6 +276,7 @@ class Stateful(Slots):
         if self.group.size > 1:
             state["shard"] = torch.tensor([self.group.rank, self.group.size])
         state["description"] = encode(self._description)
+        state |= named("descriptor", self.descriptor.state())
         if self._closely is not None:
             state |= named("near_duplicates", self._closely.state())
         state["drift"] = self._drift.clone()
@@ -337,6 +338,8 @@ class Stateful(Slots):
         self._generator.set_state(state["generator"].cpu())
         self._drift = state["drift"].clone().to(self.device)
         self._strata.load(part(state, "strata"), self.device)
+        self.descriptor.load(part(state, "descriptor"))
+        self.descriptor.to(self.device)
         if columns["embeddings"].dtype != self.dtype and not self._fixed_dtype:
             self._columns.promote(columns["embeddings"].dtype)
         self._columns.occupied = 0

@@ -48,7 +48,7 @@ from stream_ssl.learning.vectors import MLP, Vectors, VectorViews
 from stream_ssl.learning.views import Chances, Views
 from stream_ssl.losses import PositiveDebiased
 from stream_ssl.memory import WorkingMemory
-from stream_ssl.memory.descriptors import Embedding, Vector
+from stream_ssl.memory.descriptors import Embedding, Features, Vector
 from stream_ssl.memory.eviction import Policy
 from stream_ssl.memory.process_group import SINGLE_PROCESS, RankGroup
 from stream_ssl.methods import Method
@@ -68,6 +68,8 @@ def method(settings: Namespace) -> Method:
     """
     randomness.seed_everything(settings.learner.seed)
     encoder = backbone(settings)
+    if isinstance(settings.memory.descriptor, Features):
+        settings.memory.descriptor.fit(encoder.dim)
     projector = Projector(encoder.dim, **settings.projector)
     module, _, name = settings.method.class_path.rpartition(".")
     chosen: type[Method] = getattr(importlib.import_module(module), name)
@@ -156,10 +158,13 @@ def image_shape(settings: Namespace) -> tuple[int, int, int]:
 def shadows(settings: Namespace, dim: int) -> list[Shadow]:
     """Return memories of the same size under other policies, without images.
 
-    A shadow counts duplicates on the working memory's descriptor. If its policy has no score of its
+    A shadow counts duplicates on the working memory's descriptor, or on embeddings if that is
+    `Features`, which needs images to describe the slots again. If its policy has no score of its
     own, it uses the working memory's score: counts under different scores cannot be compared.
     """
     working, descriptor = settings.memory.eviction, settings.memory.descriptor
+    if descriptor is not None and descriptor.needs_features:
+        descriptor = None
     if descriptor is not None and descriptor.needs_images:
         descriptor = StepDescriptor(descriptor, image_shape(settings))
 
@@ -294,9 +299,9 @@ def held_out(settings: Namespace, learner: Learner) -> HeldOutProbe | None:
 def picture_search(settings: Namespace, learner: Learner) -> PictureSearch | None:
     """Return the search of the memory for pictures; None for a memory without pictures."""
 
-    def encode(image_BCHW: Tensor) -> Tensor:
+    def encode(image_BCHW: Tensor) -> tuple[Tensor, Tensor]:
         plain_BCHW = learner.views.plain(image_BCHW.to(learner.device))
-        return learner.method.encode_keys(plain_BCHW)
+        return learner.method.encode_newcomers(plain_BCHW)
 
     def decode(data: bytes) -> Tensor:
         pixels_HWC = decoder_of_run.decode(as_sample(data, id="picture"))
@@ -383,11 +388,12 @@ def check_descriptor(settings: Namespace) -> None:
 def compares_embeddings(memory: WorkingMemory) -> str | None:
     """Return a warning if the memory's test for near-duplicates depends on training, else None."""
     duplicates, descriptor = memory.duplicates, memory.descriptor
-    if duplicates is None or duplicates.threshold == "auto" or not descriptor.moves:
+    fixed = not descriptor.moves and not descriptor.needs_features
+    if duplicates is None or duplicates.threshold == "auto" or fixed:
         return None
     return (
         f"memory.duplicates has the threshold {duplicates.threshold}, a cosine of {descriptor!r}, "
-        "and training changes embeddings. Near-duplicates may fall below it, and other samples may "
+        "and training changes it. Near-duplicates may fall below it, and other samples may "
         "reach it: choose threshold: auto, which compares pictures, or a descriptor that training "
         "does not change (memory.descriptor: Thumbnail, or Vector for vectors)"
     )

@@ -114,6 +114,11 @@ def search(
                 f"the memory describes pictures by {due}, and here it would be {descriptor!r}, "
                 "because its weights are not at hand: use --by embeddings"
             )
+        if descriptor.needs_features:
+            raise ValueError(
+                f"the memory describes pictures by {descriptor!r}, which an exported encoder does "
+                "not give: use --by embeddings"
+            )
         query_1D = descriptor(query_1D, query_CHW[None])
     cosine_1k, slot_1k = nearest(query_1D.to(row_KX.dtype), row_KX, k)
     slots = slot_1k[0].numpy()

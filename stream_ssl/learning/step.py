@@ -42,16 +42,26 @@ from stream_ssl.losses import Diagnostics
 from stream_ssl.memory import Admission, WorkingMemory
 from stream_ssl.memory.checks import Checked
 from stream_ssl.memory.compute import to_host
+from stream_ssl.memory.descriptors import Features
 from stream_ssl.memory.draws import DrawOrder
 from stream_ssl.methods import Method
 from stream_ssl.methods.norm import synchronised
 
+LEAST_PERIOD = 50
+"""The least number of updates between two descriptions of all slots by features."""
+DESCRIBED_SHARE = 4
+"""One slot is described again for this many samples of an update, which bounds the cost."""
+
 
 class BatchKeys(NamedTuple):
-    """Embeddings [B, D], and whether the memory accepts them: all finite and of unit norm."""
+    """Embeddings [B, D], and whether the memory accepts them: all finite and of unit norm.
+
+    Features [B, F] are computed if the memory's descriptor needs them.
+    """
 
     keys_BD: Tensor
     usable: bool
+    features_BF: Tensor | None = None
 
 
 class Update(NamedTuple):
@@ -127,6 +137,7 @@ class Step:
         self._averages = [one for one in method.buffers() if one.is_floating_point()]
         # Duplicate counts are kept over all ranks, so all ranks must refresh their slots together.
         self._refresh_together = memory.descriptor.moves and not ranks.alone
+        self._needs_features = memory.descriptor.needs_features
         self.timer = PhaseTimer(self._device)
 
     @cached_property
@@ -162,6 +173,8 @@ class Step:
             result = self._train_without_batch(batch, number, size)
         else:
             result = self._train_on_stream(batch, number)
+        if update_due:
+            self._describe_again(number + 1, size)
         return self._with_reencoding(result)
 
     def skip(self, batch: Batch[Tensor]) -> StepResult:
@@ -176,6 +189,7 @@ class Step:
         collisions = self._measure(drawn, keys)
         cosines = self._refresh(drawn, keys)
         result = StepResult(drawn, keys.keys_BD, update, collisions, None, cosines)
+        self._describe_again(number + 1, count)
         return self._with_reencoding(result)
 
     @property
@@ -198,6 +212,8 @@ class Step:
     def _train_on_stream(self, batch: Batch[Tensor], number: int) -> StepResult:
         """Update on the batch, then let its keys join the memory."""
         update, keys = self._update(batch, number)
+        if self._needs_features and keys.usable:
+            keys = keys._replace(features_BF=self._encode(images_of(batch)).features_BF)
         self._refresh_nothing()
         return StepResult(batch, keys.keys_BD, update, *self._admit(batch, keys), {})
 
@@ -299,8 +315,11 @@ class Step:
 
     def _keys_of(self, view_BCHW: Tensor) -> BatchKeys:
         with self.timer("forward"), self._autocast():
-            keys_BD = self._method.encode_keys(view_BCHW)
-            return BatchKeys(keys_BD, bool(to_host(is_usable(keys_BD))))
+            if self._needs_features:
+                keys_BD, features_BF = self._method.encode_newcomers(view_BCHW)
+            else:
+                keys_BD, features_BF = self._method.encode_keys(view_BCHW), None
+            return BatchKeys(keys_BD, bool(to_host(is_usable(keys_BD))), features_BF)
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(
@@ -320,7 +339,10 @@ class Step:
         if not keys.usable or not len(batch):
             return None
         with self.timer("memory"):
-            each_B = self._memory.collisions(Checked(keys.keys_BD), batch.images_BCHW)
+            held = None if batch.slots_B is None else Checked(batch.slots_B)
+            each_B = self._memory.collisions(
+                Checked(keys.keys_BD), batch.images_BCHW, keys.features_BF, held
+            )
             assert batch.labels_B is not None, "-1 where there are none"
             labels_B = batch.labels_B.to(self._memory.device)
             pairs = count_pairs(labels_B, self._memory.labels)
@@ -344,6 +366,7 @@ class Step:
                 labels=batch.labels_B,
                 hashes=batch.hashes_B,
                 producers=producers_of(batch),
+                features=keys.features_BF,
             )
         return collisions, admission
 
@@ -373,6 +396,28 @@ class Step:
             none = self._memory.embeddings.new_empty(0, self._memory.dim)
             self._memory.refresh(slots_R[:0], none)
         return None
+
+    def _describe_again(self, updates: int, size: int) -> None:
+        """Describe all slots by the present features, if the memory needs it and it is due.
+
+        It is due at equal distances, and as soon as the memory is full and was never described.
+        The distance keeps the cost at a part of an update's, see DESCRIBED_SHARE.
+        """
+        memory, descriptor = self._memory, self._memory.descriptor
+        if not isinstance(descriptor, Features) or not self.can_draw:
+            return
+        least = -(-DESCRIBED_SHARE * memory.capacity // max(1, size))
+        never = not descriptor.is_centred and memory.occupied_of_all == memory.capacity_of_all
+        if updates % max(LEAST_PERIOD, least) and not never:
+            return
+
+        def features(image_bCHW: Tensor) -> Tensor:
+            view_bCHW = self._key_view(image_bCHW.to(self._device))
+            with self._autocast():
+                return self._method.encode_newcomers(view_bCHW)[1].to(memory.device)
+
+        with self.timer("memory"):
+            memory.describe_again(features)
 
     def _with_reencoding(self, result: StepResult) -> StepResult:
         """Re-encode the stalest slots, if configured, and add their mean cosine to the result."""

@@ -120,12 +120,17 @@ class Method(nn.Module, ABC):
         """The encoder and the projector of the keys."""
         return self.encoder, self.projector
 
-    @torch.no_grad()
     def encode_keys(self, image_BCHW: Tensor) -> Tensor:
         """Return detached unit rows [B, D], as the memory stores them. This changes no state."""
+        return self.encode_newcomers(image_BCHW)[0]
+
+    @torch.no_grad()
+    def encode_newcomers(self, image_BCHW: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the keys of `encode_keys`, and the features [B, F] from which they are made."""
         encoder, projector = self.key_networks
         with normalising_by(self.key_statistics, encoder, projector):
-            return unit(projector(encoder(image_BCHW)))
+            feature_BF: Tensor = encoder(image_BCHW)
+            return unit(projector(feature_BF)), feature_BF.float()
 
     @torch.no_grad()
     def features(self, image_BCHW: Tensor) -> Tensor:

@@ -80,9 +80,10 @@ def test_the_default_is_the_paper_s_and_it_is_said(
         (["Thumbnail", "--memory.descriptor.side", "4"], "Thumbnail(side=4)"),
         (["stream_ssl.memory.descriptors.Embedding"], "Embedding()"),
         (["null"], "Embedding()"),
+        (["Features", "--memory.descriptor.dims", "8"], "Features(dims=8)"),
         ([json.dumps(TWO)], "Weighted([Thumbnail(side=4), Embedding()], weights=[0.75, 0.25])"),
     ],
-    ids=["short", "path", "null", "parts"],
+    ids=["short", "path", "null", "features", "parts"],
 )
 def test_the_command_line_names_another(
     arguments: list[str], found: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -93,6 +94,17 @@ def test_the_command_line_names_another(
     assert repr(memory.descriptor) == found
     assert check.main([str(file), *said]) == 0
     assert f"duplicates   counted on {found}" in capsys.readouterr().out
+
+
+def test_features_take_their_size_from_the_encoder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, said = file_of(tmp_path), ["--memory.descriptor", "Features"]
+    assert check.main([str(file), *said]) == 0
+    settings = built(parsed(file, *said))
+    dim = build.method(settings).encoder.dim
+    assert f"duplicates   counted on Features(dims={dim})" in capsys.readouterr().out
+    assert build.memory(settings, dim=16).descriptors.shape[1] == dim
 
 
 def test_a_config_file_names_another(tmp_path: Path) -> None:

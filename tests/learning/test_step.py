@@ -13,6 +13,7 @@ from table import table
 from torch import Tensor
 
 from stream_ssl.batch import START
+from stream_ssl.learning import step
 from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.optimiser import OptimiserSettings
 from stream_ssl.learning.pace import Pace
@@ -20,6 +21,7 @@ from stream_ssl.learning.records import StepRecord
 from stream_ssl.learning.step import Backup, count_pairs, draw_batch, true_collisions
 from stream_ssl.losses import LossOutput
 from stream_ssl.memory import WorkingMemory
+from stream_ssl.memory.descriptors import Features
 from stream_ssl.memory.eviction import MostDuplicated
 from stream_ssl.memory.scores import VonMisesFisher
 from stream_ssl.methods import MethodOutput
@@ -58,6 +60,27 @@ def one_by_one(learner: Learner, count: int) -> Iterator[StepRecord]:
     """Yield each record before the next step is made."""
     for _ in range(count):
         yield from steps(learner, 1)
+
+
+@pytest.mark.parametrize("anchors", ["memory", "stream"])
+def test_slots_are_described_by_the_present_features_when_it_is_due(
+    anchors: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once as soon as the memory is full, and then at equal distances."""
+    monkeypatch.setattr(step, "LEAST_PERIOD", 5)
+    monkeypatch.setattr(step, "DESCRIBED_SHARE", 1)
+    learner = build(anchors=anchors, descriptor=Features(7), plain_keys=True)
+    memory, due = learner.memory, []
+    for record in one_by_one(learner, 11):
+        assert memory.check_valid() == (True, "")
+        described = Features(7)
+        described.fit(0)
+        view_kCHW = learner.views.plain(memory.images[: len(memory)])
+        feature_kF = learner.method.encode_newcomers(view_kCHW)[1]
+        now_kA = described.describe_again(feature_kF)
+        if torch.allclose(now_kA, memory.descriptors[: len(memory)], atol=1e-5):
+            due.append(record.step)
+    assert due == [SLOTS // BATCH, 5, 10]
 
 
 def from_memory(**settings) -> Learner:

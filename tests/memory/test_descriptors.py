@@ -19,7 +19,15 @@ from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, normalize
 
 from stream_ssl.memory import Duplicates, WorkingMemory
-from stream_ssl.memory.descriptors import Descriptor, Embedding, Frozen, Thumbnail, Vector, Weighted
+from stream_ssl.memory.descriptors import (
+    Descriptor,
+    Embedding,
+    Features,
+    Frozen,
+    Thumbnail,
+    Vector,
+    Weighted,
+)
 from stream_ssl.memory.eviction import MinimumRedundancy, MostDuplicated, Policy
 from stream_ssl.memory.index import cells_of
 from stream_ssl.memory.scores import Linear, Score, VonMisesFisher
@@ -241,8 +249,24 @@ def test_the_fixed_part_of_a_descriptor_is_of_images_alone() -> None:
             r"Thumbnail\(side=8\) .*give it im",
         ),
         (lambda p: counted(Thumbnail()).collisions(torch.eye(5)), "pass images="),
+        (lambda p: Features(0), "dims is 0: must be at least 1"),
+        (lambda p: Features().dim(2, SHAPE), "give it dims, or call fit"),
+        (lambda p: WorkingMemory(4, 2, descriptor=Features(2)), r"Features\(dims=2\) .*give it im"),
+        (lambda p: Weighted([Embedding(), Features(2)]), "Features, which is used alone"),
+        (lambda p: described(4).collisions(torch.eye(5)), "5 samples without features: pass fea"),
+        (
+            lambda p: described(4).collisions(torch.eye(5), features=torch.ones(4, 6)),
+            r"features are torch.float32 \(4, 6\): must be floating-point numbers \[5, F\]",
+        ),
+        (lambda p: described(4).collisions(torch.eye(5), features=torch.eye(5).long()), "int64"),
+        (lambda p: described(4).describe_again(lambda image: image), r"features are torch.uint8"),
+        (lambda p: counted(Thumbnail()).describe_again(lambda image: image), "only Features is"),
+        (
+            lambda p: WorkingMemory(4, 2, None, SHAPE, descriptor=Features(2)).describe_again(id),
+            "the memory is empty: add samples",
+        ),
     ],
-    ids=range(16),
+    ids=range(26),
 )
 def test_errors_name_the_remedy(build: Callable[[Path], Any], message: str, tmp_path: Path) -> None:
     save_file(nn.Conv2d(3, 1, 1).state_dict(), tmp_path / "w")
@@ -326,6 +350,88 @@ def test_encoding_again_moves_the_counts_that_follow_it(
     torch.testing.assert_close(memory.descriptors, again_KA, atol=1e-9, rtol=0)
     count_K = IncrementalDuel(score, again_KA).count_K
     torch.testing.assert_close(memory.counts(), count_K, atol=1e-8, rtol=0)
+
+
+def features_of(image_BCHW: Tensor, size: int = 6) -> Tensor:
+    """Features as of an encoder with ReLU: none is negative, and all have much in common."""
+    pooled_BP = avg_pool2d(image_BCHW.float(), 4).flatten(1)
+    mixed_PF = torch.randn(pooled_BP.shape[1], size, generator=torch.Generator().manual_seed(1))
+    return 40 + (pooled_BP @ mixed_PF).relu() / 100
+
+
+def described(dims: int, policy: Policy | None = None, size: int = 6) -> WorkingMemory:
+    """Return a memory that counts on features, filled and described once."""
+    memory = WorkingMemory(30, 5, policy, SHAPE, descriptor=Features(dims))
+    z_ND, image_NCHW, scene_N = disagreeing(120)
+    for part in torch.arange(120).split(33):
+        image_BCHW = image_NCHW[part]
+        features_BF = features_of(image_BCHW, size)
+        memory.add(part, z_ND[part], image_BCHW, labels=scene_N[part], features=features_BF)
+        assert memory.check_valid() == (True, "")
+        if len(memory) == memory.capacity and not memory.descriptor.is_centred:
+            memory.describe_again(lambda image_bCHW: features_of(image_bCHW, size), batch=7)
+            assert memory.check_valid() == (True, "")
+    return memory
+
+
+@table("dims", [6, 9])
+@pytest.mark.parametrize("score", [Linear(), VonMisesFisher(0.1)], ids=repr)
+def test_features_are_counted_less_their_mean_over_the_memory(dims: int, score: Score) -> None:
+    memory = described(dims, MostDuplicated(score))
+    assert memory.images is not None
+    memory.describe_again(features_of, batch=7)
+    feature_KF = features_of(memory.images).double()
+    row_KF = normalize(feature_KF - feature_KF.mean(dim=0), dim=1)
+    torch.testing.assert_close(memory.descriptors[:, :6].double(), row_KF, atol=1e-5, rtol=0)
+    assert not memory.descriptors[:, 6:].any()
+    count_K = IncrementalDuel(score, memory.descriptors).count_K
+    torch.testing.assert_close(memory.counts(), count_K, atol=1e-8, rtol=0)
+    z_BD, image_BCHW, _ = disagreeing(7, seed=3)
+    row_BF = normalize(features_of(image_BCHW).double() - feature_KF.mean(dim=0), dim=1)
+    near_BK = score(row_BF @ row_KF.T)
+    found_B = memory.collisions(z_BD, features=features_of(image_BCHW))
+    torch.testing.assert_close(found_B, near_BK.mean(dim=1), atol=1e-4, rtol=0)
+    slots = torch.tensor([4, 0, 17])
+    own_R = score(row_KF[slots] @ row_KF.T).mean(dim=1)
+    found_R = memory.collisions(memory.embeddings[slots], slots=slots)
+    torch.testing.assert_close(found_R, own_R, atol=1e-4, rtol=0)
+
+
+def test_features_spread_what_the_encoder_tells_apart() -> None:
+    held_8 = torch.bincount(described(6, MostDuplicated(VonMisesFisher(0.1))).labels, minlength=8)
+    assert 1 <= int(held_8.min()) <= int(held_8.max()) <= 7
+
+
+def test_many_features_are_projected_on_orthogonal_directions_always_the_same() -> None:
+    feature_BF = torch.randn(50, 40, generator=torch.Generator().manual_seed(2))
+    one_BA, other_BA = (Features(12).project(feature_BF) for _ in range(2))
+    assert torch.equal(one_BA, other_BA)
+    basis_FA = Features(12).project(torch.eye(40))
+    torch.testing.assert_close(basis_FA.T @ basis_FA, torch.eye(12), atol=1e-5, rtol=0)
+    torch.testing.assert_close(one_BA, feature_BF @ basis_FA, atol=1e-4, rtol=0)
+
+
+def test_features_that_say_nothing_get_one_row() -> None:
+    """A collapsed or diverged encoder stops neither the memory nor a count."""
+    for value in (0.0, 3.0, float("nan")):
+        memory = WorkingMemory(4, 5, None, SHAPE, descriptor=Features(3))
+        z_BD, image_BCHW, _ = disagreeing(9)
+        same_BF = torch.full((9, 3), value)
+        memory.add(torch.arange(9), z_BD, image_BCHW, features=same_BF)
+        memory.describe_again(lambda image_bCHW: same_BF[: len(image_bCHW)])  # noqa: B023
+        assert torch.isfinite(memory.descriptors).all()
+        assert memory.check_valid() == (True, "")
+
+
+def test_a_state_with_features_goes_on_bit_equal() -> None:
+    memory, again = described(4), WorkingMemory(30, 5, None, SHAPE, descriptor=Features(4))
+    again.load_state_dict(memory.state_dict())
+    z_BD, image_BCHW, _ = disagreeing(40, seed=5)
+    for each in (memory, again):
+        each.add(torch.arange(200, 240), z_BD, image_BCHW, features=features_of(image_BCHW))
+        each.describe_again(features_of)
+    assert equal(again.state_dict(), memory.state_dict())
+    assert "descriptor.mean" in memory.state_dict()
 
 
 @table("part", ["thumbnail", "frozen", "weighted"])

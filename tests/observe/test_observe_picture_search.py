@@ -34,10 +34,10 @@ def decode(data: bytes) -> Tensor:
     return torch.from_numpy(np.array(pixels_HWC.transpose(2, 0, 1), order="C"))
 
 
-def encode(image_BCHW: Tensor) -> Tensor:
+def encode(image_BCHW: Tensor) -> tuple[Tensor, Tensor]:
     """Rows that depend on the other images of the batch, as BatchNorm's do."""
     flat_BP = image_BCHW.flatten(1).float()
-    return normalize(flat_BP[:, :8] - flat_BP[:, :8].mean(0), dim=1)
+    return normalize(flat_BP[:, :8] - flat_BP[:, :8].mean(0), dim=1), flat_BP[:, 8:14]
 
 
 def png(pixels_HWC: Any, kind: str = "PNG") -> bytes:
@@ -74,7 +74,7 @@ def test_the_nearest_slots_are_those_of_a_loop(world: tuple[str, Feed, Any]) -> 
     for image_CHW in (memory.images[5], 255 - memory.images[7]):
         told = asked(address, png(image_CHW.permute(1, 2, 0)), "?count=5").json()
         held = torch.linspace(0, len(memory) - 1, 31).long()
-        z_1D = encode(torch.cat([image_CHW[None], memory.images[held]]))[:1]
+        z_1D = encode(torch.cat([image_CHW[None], memory.images[held]]))[0][:1]
         rows = {
             "embedding": (z_1D, memory.embeddings),
             "descriptor": (memory.descriptor(z_1D, image_CHW[None]), memory.descriptors),

@@ -33,7 +33,7 @@ from stream_ssl.learning.records import StepRecord
 from stream_ssl.learning.views import Views
 from stream_ssl.losses import Debiased
 from stream_ssl.memory import WorkingMemory
-from stream_ssl.memory.descriptors import Thumbnail
+from stream_ssl.memory.descriptors import Features, Thumbnail
 from stream_ssl.memory.process_group import SINGLE_PROCESS, RankGroup
 
 SLOTS = 64
@@ -229,6 +229,11 @@ SETTINGS: dict[str, Callable[[], dict[str, Any]]] = {
         "plain_keys": True,
         "descriptor": Thumbnail(4),
     },
+    "counts on features": lambda: {
+        "anchors": "memory",
+        "plain_keys": True,
+        "descriptor": Features(5),
+    },
     "stream, counts on embeddings": lambda: {"reencode": 2, "pace": Pace(0.2)},
     "simsiam": lambda: {"kind": "simsiam", "sync_batchnorm": True},
 }
@@ -350,6 +355,7 @@ def check_steps(ranks: int) -> None:
                 "near": sum(record.near_duplicates for record in records),
                 "waiting": records[-1].waiting,
                 "valid": learner.memory.check_valid(),
+                "mean": [one.tolist() for one in learner.memory.descriptor.state().values()],
                 "meetings": (group.collectives - before) / len(records),
                 "weights": [float(w.double().sum()) for w in learner.method.state_dict().values()],
             }
@@ -361,6 +367,8 @@ def check_steps(ranks: int) -> None:
         parts = [rank[name] for rank in by_rank]
         first = parts[0]
         assert all(part["weights"] == first["weights"] for part in parts), name
+        assert all(part["mean"] == first["mean"] for part in parts), name
+        assert bool(first["mean"]) == ("features" in name), name
         assert all(part["valid"] == [True, ""] for part in parts), (name, parts)
         for same in ("added", "samples", "steps"):
             assert all(part[same] == first[same] for part in parts), (name, same)

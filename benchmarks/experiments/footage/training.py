@@ -52,6 +52,7 @@ def _duel(kappa: float) -> tuple[str, ...]:
 ARMS: Mapping[str, tuple[str, ...]] = {
     "redundant": (f"{_EVICTION}Redundant", f"{_DESCRIPTOR}Thumbnail"),
     "duel": _duel(0.1),
+    "duel on features": (f"{_EVICTION}Duel", f"{_DESCRIPTOR}Features"),
     "duel, kappa 0.2": _duel(0.2),
     "duel, kappa 0.3": _duel(0.3),
     "reservoir": (f"{_EVICTION}Reservoir",),
@@ -66,6 +67,7 @@ ARMS: Mapping[str, tuple[str, ...]] = {
 TITLES: Mapping[str, str] = {
     "redundant": "DUEL on thumbnails while a sample is duplicated, else a random slot",
     "duel": "DUEL on embeddings",
+    "duel on features": "DUEL on features",
     "duel, kappa 0.2": "DUEL on embeddings, kappa 0.2",
     "duel, kappa 0.3": "DUEL on embeddings, kappa 0.3",
     "reservoir": "reservoir",

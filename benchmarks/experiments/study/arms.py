@@ -9,7 +9,14 @@ from typing import Any, Literal
 from benchmarks.experiments.network import ConvNet
 from benchmarks.experiments.study.oracles import ClassBalanced, ImageBalanced
 from benchmarks.experiments.study.streams import STREAMS
-from stream_ssl.memory.descriptors import Descriptor, Embedding, Frozen, Thumbnail, Weighted
+from stream_ssl.memory.descriptors import (
+    Descriptor,
+    Embedding,
+    Features,
+    Frozen,
+    Thumbnail,
+    Weighted,
+)
 from stream_ssl.memory.draws import DrawOrder
 from stream_ssl.memory.eviction import (
     MinimumRedundancy,
@@ -57,6 +64,7 @@ can give.
 
 DESCRIPTORS: Mapping[str, Callable[[], Descriptor]] = {
     "embedding": Embedding,
+    "features": lambda: Features(ConvNet.dim),
     "thumbnail": lambda: Thumbnail(side=8),
     "weighted": lambda: Weighted([Embedding(), Thumbnail(side=8)]),
     "weighted-1-9": lambda: Weighted([Embedding(), Thumbnail(side=8)], weights=[1, 9]),
@@ -200,6 +208,7 @@ SAME_DOOR = (
     behind("redundant0.01"),
     behind("minred", "embedding"),
     behind("vmf0.1", "embedding"),
+    behind("vmf0.1", "features"),
     behind("vmf0.1"),
     behind("redundant0.03"),
 )

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from stream_ssl.memory import WorkingMemory
 from stream_ssl.memory.compute import to_host
+from stream_ssl.memory.descriptors import descriptors_of
 from stream_ssl.observe.page.memory_reader import spaces
 
 BESIDE = 31
@@ -27,15 +28,15 @@ class PictureSearch:
         memory: the working memory, which must keep images.
         decode: returns the pixels [C, H, W] on which the learner would train for the bytes of a
             file, or raises ValueError. Any thread may call it.
-        encode: returns unit rows [B, D] of uint8 images, as the learner encodes them for the
-            memory. Only the learner's thread calls it.
+        encode: returns unit rows [B, D] and features [B, F] of uint8 images, as the learner encodes
+            them for the memory. Only the learner's thread calls it.
     """
 
     def __init__(
         self,
         memory: WorkingMemory,
         decode: Callable[[bytes], Tensor],
-        encode: Callable[[Tensor], Tensor],
+        encode: Callable[[Tensor], tuple[Tensor, Tensor]],
     ) -> None:
         self.decode = decode
         self._memory, self._encode = memory, encode
@@ -53,8 +54,11 @@ class PictureSearch:
         held = torch.linspace(0, len(memory) - 1, min(len(memory), BESIDE)).long()
         beside_BCHW = memory.images[held.to(memory.images.device)]
         image_1CHW = image_CHW[None].to(beside_BCHW.device)
-        z_1D = self._encode(torch.cat([image_1CHW, beside_BCHW]))[:1].to(memory.device)
-        rows = {"embeddings": z_1D, "descriptors": memory.descriptor(z_1D, image_1CHW)}
+        encoded = self._encode(torch.cat([image_1CHW, beside_BCHW]))
+        z_1D, feature_1F = (rows_BX[:1].to(memory.device) for rows_BX in encoded)
+        width = memory.descriptors.shape[1]
+        row_1A = descriptors_of(memory.descriptor, z_1D, image_1CHW, width, feature_1F)
+        rows = {"embeddings": z_1D, "descriptors": row_1A}
         found = {}
         for space, by in spaces(memory).items():
             cosine_1n, slot_1n = memory.nearest(rows[by].float(), count, by)
