@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from jsonargparse import Namespace
 
 from stream_ssl.app.encoder import facts, find
@@ -119,6 +120,9 @@ def take_memory(learner: Learner, checkpoint: Path) -> tuple[int, str]:
             }
             z_BD = columns["embeddings"][slots_B]
             producers = [names.of(key) for key in columns["producers"][slots_B].tolist()]
+            if memory.descriptor.needs_features:
+                view_BCHW = learner.views.plain(torch.from_numpy(images).to(learner.device))
+                own["features"] = learner.method.encode_newcomers(view_BCHW)[1]
             memory.add(z=z_BD, images=images, producers=producers, **own)
             offered += len(slots_B)
     finally:

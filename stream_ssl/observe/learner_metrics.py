@@ -417,8 +417,7 @@ LEARNER: tuple[Spec, ...] = (
         "learner", "gauge", "memory_near_duplicates_ratio", "ratio",
         "Share of the working memory's slots that are near-duplicates of another slot.",
         "Above a few per cent: the stream repeats itself faster than the memory can remove "
-        "near-duplicates. The metric is absent if the memory keeps no images, or counts "
-        "duplicates on embeddings.",
+        "near-duplicates. The metric is absent if the memory keeps no images.",
     ),
     Spec(
         "learner", "gauge", "memory_class_slots", "slots", "Labelled slots, by class.",

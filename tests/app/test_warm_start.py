@@ -107,6 +107,16 @@ def test_an_encoder_that_does_not_fit_is_refused(
         begun(tmp_path, old if place is None else Path(place), **settings)
 
 
+def test_slots_are_described_by_the_features_of_the_weights_that_were_taken(
+    tmp_path: Path, old: Path
+) -> None:
+    features = {"class_path": "stream_ssl.memory.descriptors.Features"}
+    memory = begun(tmp_path, old, memory={"capacity": 64, "descriptor": features}).memory
+    assert len(memory) == 64
+    assert memory.check_valid() == (True, "")
+    assert torch.linalg.vector_norm(memory.descriptors, dim=1) == pytest.approx(torch.ones(64))
+
+
 def test_a_run_begins_from_another_and_restarts_from_its_own(
     tmp_path: Path, old: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
