@@ -239,8 +239,8 @@ class Features(Descriptor):
             group: the ranks that hold the shards, which must all make this call.
         """
         x_kA = self.project(feature_kF)
-        sum_A, count = x_kA.sum(dim=0, dtype=torch.float64), x_kA.new_tensor(float(len(x_kA)))
-        both_A = group.all_reduce_sum(torch.cat([sum_A, count[None]]))
+        sum_A = x_kA.sum(dim=0, dtype=torch.float64)
+        both_A = group.all_reduce_sum(torch.cat([sum_A, sum_A.new_full((1,), len(x_kA))]))
         self._mean_A = (both_A[:-1] / both_A[-1]).to(x_kA)
         return unit_or_blank(x_kA - self._mean_A, centre=False)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -149,6 +150,24 @@ def widths(stored: StoredRuns) -> TextTable:
     return TextTable("", ["kappa", "kNN / linear, %", "dominant class, % of the slots"], rows, 1)
 
 
+def features(stored: StoredRuns) -> TextTable:
+    """DUEL on features against DUEL on embeddings and a reservoir."""
+    found, rows = stored.at(steps=2400), []
+    ours = behind("vmf0.1", "features").name
+    rivals = [behind("vmf0.1", "embedding").name, behind("reservoir").name]
+    for stream in HARDEST:
+        if (cell := (ours, stream)) in found.results:
+            differences = [stored.gain(found, cell, (rival, stream)) for rival in rivals]
+            classes = [
+                f"{math.exp(found.spread((name, stream), 'entropy').mean):.1f}"
+                for name in (ours, *rivals)
+            ]
+            rows.append([TITLES[stream], both(found, cell), *differences, *classes])
+    headings = ("features", "features - embeddings", "features - reservoir")
+    held = ("effective classes held: features", "embeddings", "reservoir")
+    return TextTable("", ["kNN / linear, %", *headings, *held], rows, names=1)
+
+
 def gains(stored: StoredRuns) -> TextTable:
     found = stored.at()
     rows = []
@@ -254,6 +273,7 @@ TABLES: Mapping[str, Callable[[StoredRuns], TextTable]] = {
     "today": today,
     "settled": settled,
     "widths": widths,
+    "features": features,
     "summary": lambda stored: report.summary(stored.at()),
     "gains": gains,
     "variants": variants,
