@@ -78,11 +78,13 @@ def fill(learner: Learner, settings: Any) -> None:
         number = min(FILL, memory.capacity - start)
         z_BD = normalize(torch.randn(number, memory.dim, generator=draw), dim=1)
         shape = number, *build.image_shape(settings)
+        features = torch.rand(number, memory.descriptors.shape[1], generator=draw)
         memory.add(
             torch.arange(start, start + number),
             z_BD,
             images=torch.randint(256, shape, dtype=torch.uint8, generator=draw),
             producers=[f"producer-{n % 3}" for n in range(number)],
+            features=features if memory.descriptor.needs_features else None,
         )
 
 

@@ -287,7 +287,7 @@ def export_memory(
             tell(stop, len(rows))
         np.save(scratch / "embeddings.npy", embedding_KD)
         np.save(scratch / "descriptors.npy", descriptor_KA)
-        indexed = write_flat(descriptor_KA, scratch / "index.faiss")
+        indexed = write_flat(embedding_KD, scratch / "index.faiss")
         described = {
             "format": EXPORT_FORMAT,
             "version": __version__,

@@ -315,10 +315,8 @@ def test_the_memory_is_written_as_the_checkpoint_holds_it(
 def test_the_index_finds_each_row(run: Path, tmp_path: Path) -> None:
     faiss = pytest.importorskip("faiss")
     assert export.main([str(run), "--memory", str(tmp_path / "memory")]) == 0
-    descriptor_KA = np.load(tmp_path / "memory" / "descriptors.npy")
-    cosine, row = faiss.read_index(str(tmp_path / "memory" / "index.faiss")).search(
-        descriptor_KA, 1
-    )
+    embedding_KD = np.load(tmp_path / "memory" / "embeddings.npy")
+    cosine, row = faiss.read_index(str(tmp_path / "memory" / "index.faiss")).search(embedding_KD, 1)
     assert row[:, 0].tolist() == list(range(16))
     assert cosine[:, 0] == pytest.approx(np.ones(16), rel=1e-5)
 
