@@ -165,8 +165,9 @@ class Features(Descriptor):
     """The features of the encoder that is being trained, minus their mean over the memory.
 
     Training pushes the embeddings of slots apart, because they are negatives of each other. The
-    features, from which the projector makes the embeddings, keep much more of the classes. So
-    counts on features balance a memory better (docs/duplicates.md).
+    features, from which the projector makes the embeddings, keep more of the classes. Counts on
+    features balance a memory better on some streams, and worse on others (docs/study.md,
+    docs/duplicates.md).
 
     The encoder changes. `WorkingMemory.describe_again` computes the features of all slots with the
     present encoder, and their mean. Between two calls, newcomers get the features of their time.
