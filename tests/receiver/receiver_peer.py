@@ -1,5 +1,6 @@
 """A receiver in a thread, and a peer that speaks raw frames to it."""
 
+import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +21,9 @@ DEADLINE = 60.0
 SCRIPT = Path(__file__).with_name("receiver_process.py")
 KIB = 1 << 10
 MIB = 1 << 20
+_READY = b"\x05READY\x0bSocket-Type" + (6).to_bytes(4, "big") + b"DEALER"
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
+GREETING += b"\x04" + bytes((len(_READY),)) + _READY
 
 
 def until(condition, seconds=DEADLINE):
@@ -110,6 +114,14 @@ class Peer:
 
     def __exit__(self, *_):
         self.close()
+
+
+def begun(endpoint):
+    """A plain socket over TCP that has greeted the receiver, and may send frames of ZMTP."""
+    host, port = endpoint.removeprefix("tcp://").split(":")
+    peer = socket.create_connection((host, int(port)), timeout=60.0)
+    peer.sendall(GREETING)
+    return peer
 
 
 @contextmanager
