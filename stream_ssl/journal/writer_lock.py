@@ -61,5 +61,6 @@ class WriterLock:
     def release(self) -> None:
         """Release the lock, if it is not released yet."""
         if self._handle is not None:
+            fcntl.flock(self._handle, fcntl.LOCK_UN)  # closing is not enough during a fork
             os.close(self._handle)
             self._handle = None

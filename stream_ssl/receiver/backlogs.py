@@ -35,6 +35,7 @@ WIRE_PER_CREDIT = 4
 
 _LIBC = ctypes.CDLL(None)
 _TCP_INFO = struct.Struct("128xQ")  # tcpi_bytes_received in Linux's struct tcp_info
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # struct linger
 _HEARTBEAT_BYTES = 256  # most bytes per second that belong to no message
 _FRAME_OVERHEAD = 64  # most bytes that ZMTP and CURVE add to a frame
 _LEAST_CUT = 64 << 10  # a connection with fewer unread bytes does not cause a lack of memory
@@ -249,6 +250,8 @@ class Backlogs:
         connection.ended = False
 
     def _cut_off(self, descriptor: socket.socket, connection: _Connection, why: str) -> None:
+        # Without an RST at the close, a peer that waits for room would learn of it a minute later.
+        descriptor.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
         descriptor.shutdown(socket.SHUT_RDWR)
         connection.cut = True
         self.cut += 1
