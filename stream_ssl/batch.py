@@ -119,3 +119,10 @@ class Batch(Generic[Array]):
         """Return the columns that the batch has, by name, without `slots_B` and `origins_B`."""
         found = {name: getattr(self, name) for name in COLUMNS}
         return {name: column for name, column in found.items() if column is not None}
+
+    @property
+    def producers_B(self) -> list[str | None] | None:
+        """The name of each sample's producer, None if unknown; None if no origin is known."""
+        if self.origins_B is None:
+            return None
+        return [origin and (origin.producer or None) for origin in self.origins_B]

@@ -40,7 +40,8 @@ from stream_ssl.journal.reader import JournalReader
 from stream_ssl.learning import randomness
 from stream_ssl.learning.checkpoint import Checkpointer
 from stream_ssl.learning.checkpoint_layout import FOLDER
-from stream_ssl.learning.learner import Learner, Stream, check_batch, check_labels
+from stream_ssl.learning.compatibility import check_batch, check_labels
+from stream_ssl.learning.learner import Learner, Stream
 from stream_ssl.learning.optimiser import OptimiserSettings
 from stream_ssl.learning.pace import Pace
 from stream_ssl.learning.settings import LearnerSettings

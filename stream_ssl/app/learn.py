@@ -33,7 +33,8 @@ from stream_ssl.journal.reader import JournalReader
 from stream_ssl.learning.checkpoint import Checkpointer
 from stream_ssl.learning.checkpoint_folder import CheckpointError
 from stream_ssl.learning.checkpoint_layout import FOLDER
-from stream_ssl.learning.learner import IncompatibleConfig, Learner
+from stream_ssl.learning.compatibility import IncompatibleConfig
+from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.ranks import Ranks
 from stream_ssl.learning.records import CheckpointDue, Idle, ReloadDue, StepRecord
 from stream_ssl.learning.saved import Saved, originals_of

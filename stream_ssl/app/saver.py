@@ -9,8 +9,9 @@ from typing import Any
 from stream_ssl.app.learner_server import LearnerServer
 from stream_ssl.app.receiver_link import ReceiverLink
 from stream_ssl.feed.originals import KeptOriginals
+from stream_ssl.learning.capture import Capture
 from stream_ssl.learning.checkpoint import Checkpointer, CheckpointRecord
-from stream_ssl.learning.learner import Capture, Learner
+from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.records import Idle, StepRecord
 
 log = logging.getLogger("stream_ssl.learner")

@@ -22,10 +22,11 @@ import torch
 from torch import Tensor
 
 from stream_ssl.batch import START, Offset
+from stream_ssl.learning.capture import Capture
 from stream_ssl.learning.checkpoint_folder import CheckpointError, CheckpointFolder
 from stream_ssl.learning.checkpoint_layout import facts_in, folder_of, offset_of
 from stream_ssl.learning.checkpoint_writer import CheckpointWriter
-from stream_ssl.learning.learner import Capture, Learner
+from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.ranks import Ranks
 from stream_ssl.learning.records import Idle, StepRecord
 from stream_ssl.learning.saved import Saved

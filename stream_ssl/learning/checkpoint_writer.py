@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 
 from stream_ssl.bounded_files import read_json
 from stream_ssl.durable import seal, sync, write, write_json
+from stream_ssl.learning.capture import Capture
 from stream_ssl.learning.checkpoint_folder import CheckpointFolder
 from stream_ssl.learning.checkpoint_layout import OWN, SHARED, STATE, file_of, size_of, version_of
-from stream_ssl.learning.learner import Capture
 from stream_ssl.learning.ranks import Ranks
 from stream_ssl.learning.stream_positions import StreamPositions
 

@@ -15,7 +15,6 @@ import math
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,7 +23,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stream_ssl.batch import START, Batch, Offset, Origin
+from stream_ssl.learning.capture import Capture
 from stream_ssl.learning.checkpoint_layout import made_by
+from stream_ssl.learning.collisions import true_collisions
+from stream_ssl.learning.compatibility import check_batch, check_labels, check_parts
 from stream_ssl.learning.divergence import Divergence
 from stream_ssl.learning.novelty import Novelty
 from stream_ssl.learning.optimiser import OptimiserSettings, load_optimiser, optimiser_tensors
@@ -35,7 +37,7 @@ from stream_ssl.learning.ranks import Ranks, Turn
 from stream_ssl.learning.records import CheckpointDue, Idle, ReloadDue, StepRecord
 from stream_ssl.learning.schedule import Constant, Schedule
 from stream_ssl.learning.settings import LearnerSettings
-from stream_ssl.learning.step import Step, StepResult, true_collisions
+from stream_ssl.learning.step import Step, StepResult
 from stream_ssl.learning.upload import Upload
 from stream_ssl.learning.vectors import VectorViews
 from stream_ssl.learning.views import Views
@@ -51,10 +53,6 @@ IDLE = 1.0  # seconds without a record after which an Idle is yielded
 log = logging.getLogger("stream_ssl.learner")
 
 
-class IncompatibleConfig(ValueError):
-    """The parts of a learner, or the samples that it receives, do not fit each other."""
-
-
 class Stream(Protocol):
     """A source of batches."""
 
@@ -63,27 +61,6 @@ class Stream(Protocol):
 
     def lag(self) -> float:
         """Return for how many seconds the oldest complete batch has waited; 0 if there is none."""
-
-
-@dataclass(frozen=True, slots=True)
-class Capture:
-    """The complete state of a run.
-
-    Attributes:
-        tensors: tensors by file name and tensor name.
-        facts: values that JSON can store.
-    """
-
-    tensors: Mapping[str, Mapping[str, Tensor]]
-    facts: Mapping[str, Any]
-
-    def copied(self) -> Capture:
-        """Return a copy in main memory, which does not change with the run."""
-        copies = {
-            file: {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
-            for file, tensors in self.tensors.items()
-        }
-        return Capture(copies, self.facts)
 
 
 class Learner:
@@ -96,7 +73,7 @@ class Learner:
        the batch or older. A drawn sample is not a negative of itself, and its fresh key replaces
        the key in its slot. The keys come from the key encoder before the update.
 
-    An update is skipped if its loss, keys or gradient are not finite, see `step.py`.
+    An update is skipped if its loss, keys or gradient are not finite, see `weights.py`.
 
     A run that was captured, killed and restored ends bit-equal to an uninterrupted run. This needs
     a CPU, fixed `threads` and a stream that can repeat from an offset.
@@ -235,7 +212,7 @@ class Learner:
         """
         tensors = {
             "model": self.method.state_dict(),
-            "optimiser": optimiser_tensors(self._step.optimiser),
+            "optimiser": optimiser_tensors(self._step.weights.optimiser),
             "memory": self.memory.state_dict(keep_vars=live),
             "rng": self._randomness.state_dict(),
             "origins": self.origins.state(),
@@ -281,7 +258,7 @@ class Learner:
         """
         tensors, facts = capture.tensors, capture.facts
         _load_weights(self.method, tensors["model"])
-        load_optimiser(self._step.optimiser, tensors["optimiser"])
+        load_optimiser(self._step.weights.optimiser, tensors["optimiser"])
         self.memory.load_state_dict(dict(tensors["memory"]))
         self.origins.load(tensors.get("origins", {}), to_host(self.memory.ids).tolist())
         self._randomness.load_state_dict(tensors["rng"])
@@ -460,50 +437,3 @@ def _read(result: StepResult) -> tuple[dict[str, float], float, float | None, fl
         return cosines, math.nan, None, changed
     expected, *pairs = numbers
     return cosines, expected, true_collisions(pairs), changed
-
-
-# -- Checks of the parts and settings
-
-
-def check_parts(method: Method, memory: WorkingMemory, settings: LearnerSettings) -> None:
-    """Raise ValueError unless method and memory fit each other and support the settings."""
-    method.check(memory)
-    if memory.images is not None:
-        return
-    if settings.reencode:
-        raise ValueError(
-            f"reencode={settings.reencode} encodes images of the memory again, and this one keeps "
-            "none: give it image_shape, or set reencode to 0"
-        )
-    if settings.anchors != "stream":
-        raise ValueError(
-            f'anchors="{settings.anchors}" trains on images of the memory, and this one keeps '
-            'none: give it image_shape, or choose "stream"'
-        )
-
-
-def check_batch(
-    method: Method, memory: WorkingMemory, pace: Pace, anchors: str, batch: int
-) -> None:
-    """Raise ValueError unless batches of this size fit the method, the memory and the pace."""
-    method.check(memory, batch)
-    if memory.capacity < batch and anchors != "stream":
-        raise ValueError(
-            f"anchors={anchors!r} draws training batches from the memory, whose {memory.capacity} "
-            f"slots are fewer than the {batch} samples of a batch: raise its capacity, or make the "
-            "batches smaller"
-        )
-    if pace.replays(batch) and memory.images is None:
-        raise ValueError(
-            f"the pace asks for more updates than batches of {batch} samples: a memory "
-            "that keeps images is needed to train on again. Give it image_shape"
-        )
-
-
-def check_labels(method: Method, labelled: bool) -> None:
-    """Raise IncompatibleConfig if the loss reads labels and there are none."""
-    if method.needs_labels and not labelled:
-        raise IncompatibleConfig(
-            f"{type(method.loss).__name__} reads labels, as it is set, and there are none: stream "
-            "labelled samples and set `classes` to their number, or choose a loss without an oracle"
-        )

@@ -18,7 +18,6 @@ from stream_ssl.batch import Batch, Origin
 from stream_ssl.learning.origins import packed, unpacked
 from stream_ssl.learning.ranks import Turn
 from stream_ssl.learning.records import DroppedSample
-from stream_ssl.learning.step import joined
 from stream_ssl.memory import Duplicates, WorkingMemory
 from stream_ssl.memory.compute import to_host
 from stream_ssl.memory.duplicates import Action, Found
@@ -107,7 +106,7 @@ class Novelty:
             return batch if size else None
         if not size:
             return None
-        together = batch if waiting is None else joined(waiting, batch)
+        together = batch if waiting is None else _joined(waiting, batch)
         full = len(together) >= size
         rest = together[size if full else 0 :]
         self._waiting = rest if len(rest) else None
@@ -282,3 +281,16 @@ class _Cosine:
         # A descriptor of images uses only the dtype and the device of the embeddings.
         nothing_B0 = self._memory.embeddings.new_empty(len(image_BCHW), 0)
         return self._fixed(nothing_B0, image_BCHW)
+
+
+def _joined(first: Batch[Tensor], second: Batch[Tensor]) -> Batch[Tensor]:
+    """Return the samples of both batches, without slots.
+
+    `offset` and `rejected` are the second batch's.
+    """
+    others = second.columns()
+    columns: dict[str, Any] = {
+        name: torch.cat([column, others[name]]) for name, column in first.columns().items()
+    }
+    origins = [part.origins_B or [None] * len(part) for part in (first, second)]
+    return replace(second, **columns, origins_B=[*origins[0], *origins[1]], slots_B=None)

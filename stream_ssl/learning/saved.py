@@ -14,6 +14,7 @@ from torch import Tensor
 
 from stream_ssl.batch import START, Offset
 from stream_ssl.durable import MANIFEST, UNREADABLE, damage, damage_told_by, listed
+from stream_ssl.learning.capture import Capture
 from stream_ssl.learning.checkpoint_layout import (
     FORMAT,
     OF_OTHER_RANKS,
@@ -29,7 +30,7 @@ from stream_ssl.learning.checkpoint_layout import (
     step_in,
     suffix_of,
 )
-from stream_ssl.learning.learner import Capture, Learner
+from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.novelty import samples_of
 from stream_ssl.learning.origins import unpacked
 from stream_ssl.memory.shards import resharded

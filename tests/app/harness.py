@@ -40,7 +40,7 @@ TINY: dict[str, Any] = {
 }
 
 
-def until(ask: Callable[[], Any], what: Callable[[], str], seconds: float = 90.0) -> Any:
+def until(ask: Callable[[], Any], what: Callable[[], str], seconds: float = 150.0) -> Any:
     """Wait until `ask` gives something true, and return it; else fail with what `what` tells.
 
     A question that takes long, such as a scrape of all metrics, is asked less often: otherwise it

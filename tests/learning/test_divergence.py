@@ -151,7 +151,7 @@ def test_the_weights_after_the_destructive_update_are_not_reloaded(tmp_path: Pat
     steps(learner, 3)
     good = checkpointer.save(learner, CONFIG)
     before = {name: value for name, value in state_of(learner).items() if "rng" not in name}
-    learner._step._optimisation = OptimiserSettings(learning_rate=1e12)
+    learner._step.weights._optimisation = OptimiserSettings(learning_rate=1e12)
     steps(learner, 1)
     bad = checkpointer.save(learner, CONFIG)
     until_reload(learner)
@@ -162,7 +162,7 @@ def test_the_weights_after_the_destructive_update_are_not_reloaded(tmp_path: Pat
         assert torch.equal(state_of(learner)[name], value), name
     assert (learner.offset, learner.step, learner.samples) == (offset, step, samples)
     assert (tmp_path / "latest").resolve() == good.path.resolve()
-    learner._step._optimisation = OptimiserSettings()
+    learner._step.weights._optimisation = OptimiserSettings()
     records = steps(learner, ROW)
     assert all(record.skipped is None for record in records)
     assert learner.divergence.healthy

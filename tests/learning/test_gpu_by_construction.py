@@ -28,9 +28,9 @@ from stream_ssl.methods import METHODS
 from stream_ssl.observe.drift import Drift
 from stream_ssl.observe.prequential import Prequential
 
-UPDATE = "stream_ssl/learning/step.py _read"  # after the backward pass: is it finite
+UPDATE = "stream_ssl/learning/weights.py _read"  # after the backward pass: is it finite
 RECORD = "stream_ssl/learning/learner.py _read"  # at the end of the step: values of the record
-KEYS = "stream_ssl/learning/step.py _keys_of"  # are keys for the memory alone finite
+KEYS = "stream_ssl/learning/keys.py __call__"  # are keys for the memory alone finite
 MEMORY = "stream_ssl/methods/d_simclr.py prepare"  # are the memory's re-encoded keys finite
 
 READS = {
@@ -71,7 +71,9 @@ PAIRS = {
 def test_a_step_is_that_of_the_cpu_and_its_reads_are_few(kind: str, anchors: str) -> None:
     settings = {"kind": kind, "anchors": anchors}
     on_cpu = build(**settings)
-    for group in on_cpu._step.optimiser.param_groups:  # as on a GPU; it rounds in another order
+    for (
+        group
+    ) in on_cpu._step.weights.optimiser.param_groups:  # as on a GPU; it rounds in another order
         group.update(fused=True)
     steps(on_cpu, 4)
     with SimulatedGpu() as gpu:

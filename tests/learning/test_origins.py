@@ -8,7 +8,6 @@ from torch.nn.functional import normalize
 
 from stream_ssl.batch import Batch, Origin
 from stream_ssl.learning.origins import Origins, unpacked
-from stream_ssl.learning.step import producers_of
 from stream_ssl.memory import WorkingMemory
 
 
@@ -45,6 +44,6 @@ def test_the_memory_learns_who_sent_each_sample() -> None:
     steps(learner, 2)
     assert learner.memory.producers == ["robot"] * len(learner.memory)
     nobody = Batch(torch.arange(2), torch.ones(2), torch.ones(2), torch.zeros(2, 1, 8, 8))
-    assert producers_of(nobody) is None
+    assert nobody.producers_B is None
     sent = replace(nobody, origins_B=[None, Origin("yard", "left", "1", 0.0)])
-    assert producers_of(sent) == [None, "yard"]
+    assert sent.producers_B == [None, "yard"]

@@ -14,11 +14,13 @@ from torch import Tensor
 
 from stream_ssl.batch import START
 from stream_ssl.learning import step
+from stream_ssl.learning.backup import Backup
+from stream_ssl.learning.collisions import count_pairs, true_collisions
 from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.optimiser import OptimiserSettings
 from stream_ssl.learning.pace import Pace
 from stream_ssl.learning.records import StepRecord
-from stream_ssl.learning.step import Backup, count_pairs, draw_batch, true_collisions
+from stream_ssl.learning.step import draw_batch
 from stream_ssl.losses import LossOutput
 from stream_ssl.memory import WorkingMemory
 from stream_ssl.memory.descriptors import Features

@@ -118,8 +118,8 @@ def check_divergence(ranks: int) -> None:
         def work(group: RankGroup) -> list[Any]:
             learner, checkpointer = resumed(group, folder, "stream, counts on embeddings")
             lived(learner, checkpointer, last=3, behind=False)
-            plain = learner._step._optimisation
-            learner._step._optimisation = OptimiserSettings(learning_rate=1e12)
+            plain = learner._step.weights._optimisation
+            learner._step.weights._optimisation = OptimiserSettings(learning_rate=1e12)
             steps(learner, 1)
             checkpointer.save(learner, {})
             learner.batches = Cycle(learner.batches)
@@ -128,7 +128,7 @@ def check_divergence(ranks: int) -> None:
             saved = checkpointer.before(learner.divergence.limit)
             assert saved is not None
             learner.reload(saved.capture(group.rank, group.size, learner.offset))
-            learner._step._optimisation = plain
+            learner._step.weights._optimisation = plain
             skipped = [record.skipped for record in steps(learner, 5)]
             weights = [float(one.detach().double().sum()) for one in learner.method.parameters()]
             return [saved.path.name, failed, learner.step, skipped, weights]

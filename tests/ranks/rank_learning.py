@@ -274,7 +274,7 @@ def check_devices(ranks: int) -> None:
         found = []
         for name in ("as shipped", "stream, counts on embeddings"):
             on_cpu = build(group, **SETTINGS[name]())
-            for part in on_cpu._step.optimiser.param_groups:  # it rounds as on a GPU
+            for part in on_cpu._step.weights.optimiser.param_groups:  # it rounds as on a GPU
                 part.update(fused=True)
             steps(on_cpu, 5)
             with SimulatedGpu(), of_device_tensors() as exchanged:

@@ -17,7 +17,7 @@ from stream_ssl.journal.reader import JournalReader
 from stream_ssl.receiver.receiver import Receiver
 from stream_ssl.wire import Ack, Data, Hello, Nack, Sample, Welcome, decode, encode
 
-DEADLINE = 60.0
+DEADLINE = 120.0
 SCRIPT = Path(__file__).with_name("receiver_process.py")
 KIB = 1 << 10
 MIB = 1 << 20
