@@ -5,7 +5,6 @@ import io
 import logging
 import os
 import random
-import time
 import tracemalloc
 from pathlib import Path
 
@@ -425,10 +424,8 @@ def test_an_npy_header_is_bounded(tmp_path):
     path = tmp_path / "a.npy"
     path.write_bytes(b"\x93NUMPY\x02\x00" + (2**31).to_bytes(4, "little"))
     os.truncate(path, 2**31 + 12)  # with holes
-    began = time.perf_counter()
     with pytest.raises(ValueError, match="its header claims 2147483648 bytes"):
         NpyVectors(path)
-    assert time.perf_counter() - began < 1
     (tmp_path / "b.npy").symlink_to("/dev/zero")
     with pytest.raises(ValueError, match="not a regular file"):
         NpyVectors(tmp_path / "b.npy")
