@@ -234,17 +234,8 @@ class Learner:
 
     @property
     def near_duplicates(self) -> NearDuplicates | None:
-        """The test that finds near-duplicates among the memory's pictures.
-
-        None if the memory has no pictures, or pictures of less than 8 x 8 pixels. With `novelty:
-        auto` it is the test that drops samples. Otherwise each access makes a new one.
-        """
-        if self._novelty.test is not None:
-            return self._novelty.test
-        try:
-            return NearDuplicates(self.memory)
-        except ValueError:  # no images, small images, or vectors
-            return None
+        """The test of the memory's pictures, see `Novelty.of_pictures`."""
+        return self._novelty.of_pictures
 
     def originals(self) -> set[str]:
         """Return the names of the original bytes of all samples that are held or that wait."""

@@ -60,10 +60,11 @@ class Novelty:
 
     def __init__(self, memory: WorkingMemory, threshold: float | Literal["auto"] | None) -> None:
         self._memory = memory
+        self._pictures: NearDuplicates | None = None
         self._test: NearDuplicates | _Cosine | None = None
         if threshold == "auto":
             try:
-                self._test = NearDuplicates(memory)
+                self._test = self._pictures = NearDuplicates(memory)
             except ValueError as error:
                 raise ValueError(f'novelty is "auto": {error}') from None
         elif threshold is not None:
@@ -75,9 +76,18 @@ class Novelty:
         self.fresh: Sequence[int] = ()
 
     @property
-    def test(self) -> NearDuplicates | None:
-        """The test of pictures, which knows all slots; None if the threshold is not "auto"."""
-        return self._test if isinstance(self._test, NearDuplicates) else None
+    def of_pictures(self) -> NearDuplicates | None:
+        """A test that finds near-duplicates among the memory's pictures.
+
+        None if the memory has no pictures, or pictures of less than 8 x 8 pixels. With "auto" it is
+        the test that drops samples. Otherwise each access makes a new one.
+        """
+        if self._pictures is not None:
+            return self._pictures
+        try:
+            return NearDuplicates(self._memory)
+        except ValueError:  # no images, small images, or vectors
+            return None
 
     def __len__(self) -> int:
         """Return W, the number of samples that wait."""
@@ -158,7 +168,7 @@ class Novelty:
 
     def state(self) -> dict[str, Tensor]:
         """Return the waiting samples by column, with their origins, and the state of the test."""
-        test = {} if self.test is None else self.test.state()
+        test = {} if self._pictures is None else self._pictures.state()
         of_test = {_OF_TEST + name: value for name, value in test.items()}
         waiting = self._waiting
         if waiting is None:
@@ -172,9 +182,9 @@ class Novelty:
 
     def load(self, state: Mapping[str, Tensor], device: torch.device) -> None:
         """Load a state that `state` returned."""
-        if self.test is not None:
+        if self._pictures is not None:
             of_test = (name for name in state if name.startswith(_OF_TEST))
-            self.test.load({name.removeprefix(_OF_TEST): state[name] for name in of_test})
+            self._pictures.load({name.removeprefix(_OF_TEST): state[name] for name in of_test})
         columns: dict[str, Any] = {
             name: column.to(device)
             for name, column in samples_of(state).items()
