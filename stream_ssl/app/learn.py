@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
+from typing import Any
 
 import torch
 from jsonargparse import ArgumentParser, Namespace
@@ -39,6 +41,7 @@ from stream_ssl.learning.ranks import Ranks
 from stream_ssl.learning.records import CheckpointDue, Idle, ReloadDue, StepRecord
 from stream_ssl.learning.saved import Saved, originals_of
 from stream_ssl.memory.process_group import RankLost
+from stream_ssl.observe.held_out import HeldOutProbe
 from stream_ssl.observe.logger_process import Deadline
 from stream_ssl.observe.loggers import EVERY as LOG_EVERY
 from stream_ssl.observe.loggers import Logging
@@ -133,30 +136,8 @@ class Process:
         self._view.search = build.picture_search(settings, self.learner)
         stack.callback(self._view.close)  # before the server, which would wait for the view
         if group.group.rank == 0:
-            deadline = Deadline()
-            for name, opener in build.loggers(settings, config, deadline).items():
-                failed = self._metrics.counts_failures_of(name)
-                logs = Logging(name, opener, self._metrics.registry, self._view, failed)
-                stack.callback(logs.close)
-                stack.enter_context(Background(name, logs.write, LOG_EVERY, at_once=True))
-            stack.callback(deadline.start)  # before any of them closes
-            if settings.copies.to is not None:
-                copies = CheckpointCopies(
-                    settings.copies,
-                    settings.run,
-                    checkpointer.folder,
-                    self._metrics.of_checkpoints,
-                )
-                copies.start()
-                stack.callback(copies.close)
-        held_out = build.held_out(settings, self.learner)
-        if held_out is not None:
-            if saved is None:
-                folder = settings.run if group.group.rank == 0 else None
-                self._metrics.observe_held_out(held_out.begin(folder))
-            else:
-                held_out.resume(settings.run)
-            self._metrics.started_at(held_out.first)
+            self._open_loggers(settings, config, stack)
+            self._copy_checkpoints(settings, checkpointer, stack)
         sender = VerdictSender(part.folder)
         stack.callback(sender.close)
         self._verdicts = VerdictFeed(self._view.slots, sender)
@@ -168,9 +149,48 @@ class Process:
             self._batches,
             reader,
             build.prequential(settings),
-            held_out,
+            self._held_out(settings, saved, leads=group.group.rank == 0),
             RecentRank(settings.run if group.group.rank == 0 else None),
         )
+
+    def _open_loggers(
+        self, settings: Namespace, config: Mapping[str, Any], stack: ExitStack
+    ) -> None:
+        """Pass the metrics to TensorBoard and the like, as configured."""
+        deadline = Deadline()
+        for name, opener in build.loggers(settings, config, deadline).items():
+            failed = self._metrics.counts_failures_of(name)
+            logs = Logging(name, opener, self._metrics.registry, self._view, failed)
+            stack.callback(logs.close)
+            stack.enter_context(Background(name, logs.write, LOG_EVERY, at_once=True))
+        stack.callback(deadline.start)  # before any of them closes
+
+    def _copy_checkpoints(
+        self, settings: Namespace, checkpointer: Checkpointer, stack: ExitStack
+    ) -> None:
+        """Copy finished checkpoints to a bucket, if one is configured."""
+        if settings.copies.to is None:
+            return
+        of_checkpoints = self._metrics.of_checkpoints
+        copies = CheckpointCopies(
+            settings.copies, settings.run, checkpointer.folder, of_checkpoints
+        )
+        copies.start()
+        stack.callback(copies.close)
+
+    def _held_out(
+        self, settings: Namespace, saved: Saved | None, leads: bool
+    ) -> HeldOutProbe | None:
+        """Return the evaluation on held-out images, with its result before the first update."""
+        held_out = build.held_out(settings, self.learner)
+        if held_out is None:
+            return None
+        if saved is None:
+            self._metrics.observe_held_out(held_out.begin(settings.run if leads else None))
+        else:
+            held_out.resume(settings.run)
+        self._metrics.started_at(held_out.first)
+        return held_out
 
     def run(self, stop: threading.Event) -> None:
         """Train until `stop` is set, and handle the learner's records."""
