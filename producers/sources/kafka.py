@@ -14,6 +14,7 @@ from stream_ssl.bounded_files import check_private, named, read_text
 from stream_ssl.producers.sources.acknowledged import ArrivedMessages, UnreadableError, sample_of
 from stream_ssl.producers.sources.base import Facts, Skipped, SourceError, mark
 from stream_ssl.producers.sources.partition_offsets import PartitionOffsets, offsets_in
+from stream_ssl.rate_limited_logger import RateLimitedLogger
 from stream_ssl.wire.sample import MAX_POSITION_BYTES, Position, Sample
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ ASK_SECONDS = 10.0  # timeout of requests for offsets
 ASSIGN_SECONDS = 60.0  # how long to repeat these requests; the group waits for minutes
 RETRY_SECONDS = 1.0  # between two such requests
 CLOSE_SECONDS = 30  # timeout of the last commit and of leaving the group
+LOG_SECONDS = 30.0  # for one line about each kind of error
 LEAVE_SECONDS = 10.0  # how long to wait until the partitions are given back
 PARTITIONS = MAX_POSITION_BYTES // 16  # the most partitions whose offsets fit into a position
 READY = 64  # messages waiting for the sender; at this number, no more are polled
@@ -108,6 +110,7 @@ class Kafka:
         self._outdated: set[int] = set()  # partitions whose next message was deleted
         self._ready: ArrivedMessages[Message] = ArrivedMessages(idle_seconds)
         self._closing = threading.Event()
+        self._limited_log = RateLimitedLogger(log, LOG_SECONDS)
         self._thread: threading.Thread | None = None
 
     def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
@@ -427,7 +430,8 @@ class Kafka:
             text = f"source {self.name!r}: {error.name()}: {error.str()}"
             self._ready.fail(SourceError(text))
         else:
-            log.warning("source %s: %s: %s", self.name, error.name(), error.str())
+            text = f"source {self.name}: {error.name()}: {error.str()}"
+            self._limited_log.warning(error.name(), text)
 
 
 def settings_of(config: Path) -> dict[str, str]:
