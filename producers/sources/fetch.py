@@ -40,6 +40,7 @@ HEAD_BYTES = 16  # bytes that identify a codec
 MAX_HOSTS = 20_000  # kept in memory at a time
 REDIRECTS = {301, 302, 303, 307, 308}
 BUSY = {429, 503}
+RETRIED = BUSY | {408, 500, 502, 504}
 PASSING = {"unreachable", "too slow", "no HTTP"}  # "no HTTP" includes a connection that breaks
 UNSAFE = {"private address", "unresolved host", "bad URL"}
 ADDRESSES = 4  # of a host that are tried
@@ -244,7 +245,8 @@ class Fetcher:
     - robots.txt: it is fetched before any URL of a host. If it stays unavailable (5xx or no answer)
       after the retries, nothing is fetched from the host, as RFC 9309 requires.
     - Opt-outs: responses with `X-Robots-Tag: noai` or `noimageai` are left out.
-    - Busy hosts: after 429 and 503, the request is retried at the time in Retry-After.
+    - Busy hosts: after 429, 503 and other passing failures of a server or a bucket, the request is
+      retried, at the time in Retry-After if there is one.
     - Addresses: a host is resolved once per connection. Private, loopback, link-local and other
       non-public addresses are rejected, even after redirects.
 
@@ -348,10 +350,11 @@ class Fetcher:
                     raise
                 wait, failure = pause(attempt), skip
             else:
-                if response.status not in BUSY:
+                if response.status not in RETRIED:
                     return response
                 wait = retry_after(response.header("retry-after"), pause(attempt))
-                failure = Skip("busy", f"HTTP {response.status}, wait {wait:.0f} s")
+                reason = "busy" if response.status in BUSY else f"HTTP {response.status}"
+                failure = Skip(reason, f"HTTP {response.status}, wait {wait:.0f} s")
             if wait > self._patience.max_wait:
                 raise failure
             host.next_start = max(host.next_start, asyncio.get_running_loop().time() + wait)

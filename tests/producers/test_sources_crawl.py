@@ -275,6 +275,22 @@ def test_a_busy_host_is_waited_for(served, tmp_path, status):
     assert source.skipped.by_reason == {"busy": 1}
 
 
+@pytest.mark.parametrize("status", [408, 500, 502, 504])
+def test_a_bucket_that_fails_for_a_moment_is_asked_again(served, tmp_path, monkeypatch, status):
+    monkeypatch.setattr(fetch, "pause", lambda _attempt: 0.01)
+
+    async def failing(request):
+        if request.path == "/2.png" or served.asked.count("good.test" + request.path) == 1:
+            await request.send(status=status)
+        else:
+            await image(request)
+
+    served.answers["good.test/*"] = failing
+    source = crawl(served, tmp_path, good(4), retries=1)
+    assert sorted(paths(source.samples())) == ["0.png", "1.png", "3.png"]
+    assert source.skipped.by_reason == {f"HTTP {status}": 1}
+
+
 async def slow(request):
     await request.raw(b"HTTP/1.1 200 X\r\ncontent-length: 1000\r\n\r\n\x89PNG")
     await asyncio.sleep(60)
