@@ -352,7 +352,8 @@ class Fetcher:
             else:
                 if response.status not in RETRIED:
                     return response
-                wait = retry_after(response.header("retry-after"), pause(attempt))
+                date = response.header("date")
+                wait = retry_after(response.header("retry-after"), pause(attempt), date)
                 reason = "busy" if response.status in BUSY else f"HTTP {response.status}"
                 failure = Skip(reason, f"HTTP {response.status}, wait {wait:.0f} s")
             if wait > self._patience.max_wait:
@@ -697,13 +698,28 @@ def retrieve_exception(task: asyncio.Task[Any]) -> None:
         task.exception()
 
 
-def retry_after(value: str, otherwise: float) -> float:
-    """Return the seconds in a Retry-After value (number or date); `otherwise` if it is invalid."""
+def retry_after(value: str, otherwise: float, date: str = "") -> float:
+    """Return the seconds in a Retry-After value (number or date); `otherwise` if it is invalid.
+
+    Args:
+        value: the value of the header.
+        otherwise: returned if the value is invalid.
+        date: the response's Date, because this machine's clock may be wrong.
+    """
     with contextlib.suppress(ValueError, OverflowError):
         return max(0.0, float(value))
+    until = seconds_of(value)
+    if until is None:
+        return otherwise
+    now = seconds_of(date)
+    return max(0.0, until - (time.time() if now is None else now))
+
+
+def seconds_of(date: str) -> float | None:
+    """Return an HTTP date in seconds since the Unix epoch; None if it is invalid."""
     with contextlib.suppress(ValueError, TypeError, OverflowError):
-        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
-    return otherwise
+        return email.utils.parsedate_to_datetime(date).timestamp()
+    return None
 
 
 def pause(attempt: int) -> float:

@@ -275,6 +275,36 @@ def test_a_busy_host_is_waited_for(served, tmp_path, status):
     assert source.skipped.by_reason == {"busy": 1}
 
 
+def test_a_date_to_retry_after_is_read_by_the_hosts_clock(served, tmp_path):
+    """This machine's clock may be wrong by years."""
+
+    async def busy(request):
+        if request.path == "/1.png" and served.asked.count("good.test/1.png") == 1:
+            dates = [f"Thu, 01 Jan 1998 00:00:0{second} GMT" for second in (1, 2)]
+            await request.send(status=503, Date=dates[0], Retry_After=dates[1])
+        else:
+            await image(request)
+
+    served.answers["good.test/*"] = busy
+    began = time.monotonic()
+    source = crawl(served, tmp_path, good(2), retries=1, max_wait=2.0)
+    assert sorted(paths(source.samples())) == ["0.png", "1.png"]
+    assert time.monotonic() - began >= 1.0
+
+
+def test_a_dead_host_is_asked_for_its_robots_txt_once_for_all_its_rows(
+    served, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(fetch, "pause", lambda _attempt: 0.01)
+    monkeypatch.setattr(fetch, "ANSWER_SECONDS", 0.01)
+    served.answers["dead.test/robots.txt"] = silent
+    urls = [*good(1), *good(30, "dead.test")]
+    source = crawl(served, tmp_path, urls, retries=2, window=4)
+    assert paths(source.samples()) == ["0.png"]
+    assert source.skipped.by_reason == {"no robots.txt": 30}
+    assert served.asked.count("dead.test/robots.txt") == 3
+
+
 @pytest.mark.parametrize("status", [408, 500, 502, 504])
 def test_a_bucket_that_fails_for_a_moment_is_asked_again(served, tmp_path, monkeypatch, status):
     monkeypatch.setattr(fetch, "pause", lambda _attempt: 0.01)
