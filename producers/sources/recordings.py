@@ -91,7 +91,12 @@ class FilePasses(ABC, Generic[At]):
         """Return the facts of a file. A file that is still written may grow after a position."""
         path = self._files[number]
         size: Any = sum(part.stat().st_size for part in (path, *path.glob("*")) if part.is_file())
-        if self._is_unfinished(path) if position is None else position["of"].get("bytes") is None:
+        made = position.get("of") if isinstance(position, Mapping) else None
+        if isinstance(made, Mapping):
+            may_grow = made.get("bytes", 0) is None
+        else:
+            may_grow = self._is_unfinished(path)
+        if may_grow:
             size = None
         # File names need not be UTF-8, but positions must be.
         name = os.fsencode(path.name).decode(errors="backslashreplace")
