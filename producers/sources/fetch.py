@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 
 ROBOTS_BYTES = 512 * 1024  # RFC 9309 requires at least 500 KiB; the rest is ignored
 ROBOTS_KEPT = 4 * 1024 * 1024  # characters of all robots.txt in memory; rules take 36 bytes each
+EMPTY_ROBOTS = 100  # characters that cost as much as rules without content
 ROBOTS_REDIRECTS = 5  # RFC 9309 requires at least five
 ROBOTS_SECONDS = 24 * 3600.0  # RFC 9309: a cached robots.txt must not be used for longer
 HEAD_BYTES = 16  # bytes that identify a codec
@@ -432,12 +433,15 @@ class Fetcher:
             text = robots_text(response.body)
             if not is_robots_text(text):  # Protego would find no rule in it, and allow all
                 raise Skip("no robots.txt", f"{url.host}: robots.txt is no text")
-            self._keep(host, len(text))
+            self._keep(host, len(text) + EMPTY_ROBOTS)
             return Protego.parse(text)
         return None
 
     def _keep(self, host: Host, size: int) -> None:
-        """Record the size of a host's robots.txt, and forget others that were not used for long."""
+        """Record the size of a host's robots.txt, and forget others that were not used for long.
+
+        A forgotten robots.txt is fetched again.
+        """
         self._kept[host] = size
         while sum(self._kept.values()) > ROBOTS_KEPT and len(self._kept) > 1:
             longest_unused = next(iter(self._kept))
