@@ -187,12 +187,17 @@ class Outbox:
         assert spool is not None
         room = min(self.buffer_bytes // 4, LOAD_BYTES)
         if active and spool.unloaded and window.size < (room + 1) // 2:
-            while window.size < room and (packet := spool.load()) is not None:
+            while window.size < room:
+                packet = spool.load()
+                if spool.lost:
+                    window.skip(spool.lost)
+                    self.stats.drop("spool_damaged", spool.lost, 0)
+                    spool.lost = 0
+                if packet is None:
+                    self._ack_spool()  # the last samples may be lost
+                    break
                 self._append(packet)
                 self._mark_due = True
-            window.settled += spool.lost
-            self.stats.drop("spool_damaged", spool.lost, 0) if spool.lost else None
-            spool.lost = 0
         # Packets that the spool cannot take, because it is too small or its disk is full.
         while active and self.staged and not spool.unloaded and window.size < room:
             self._staged_bytes -= self.staged[0].size
@@ -248,6 +253,14 @@ class Outbox:
     def ack(self, through: int) -> bool:
         """Remove the packets up to a durable sequence. Return whether there were any."""
         acked = self.window.ack(through)
+        if self.spool is not None and not len(self.window) and self.window.first is not None:
+            # Sent packets that left memory. One may be damaged by now, and loading it would then
+            # shift the sequences of the packets after it.
+            unloaded = self.spool.skip(through - self.window.first + 1)
+            self.window.first += len(unloaded)
+            for _, count in unloaded:
+                self.window.skip(count)
+                self.stats.acked.add(count, 0)
         self._forget(acked)
         return bool(acked)
 

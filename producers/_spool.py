@@ -6,11 +6,14 @@ first sample.
     first            next               end
       |  in the window  |  on disk only  |
 
-Segment files NUMBER.spool are logs of records: kind, lengths, CRC-32, body. A power cut may leave
-a torn record at the end, which the next start cuts off. There are two kinds of records:
+Segment files NUMBER.spool are logs of records: kind, lengths, CRC-32, body. There are two kinds:
 
 - A packet record holds a packet.
 - A mark record holds the sequence that each packet was about to be sent with.
+
+Each record starts with the number of the next sample. A start skips damaged bytes, and the next
+whole record shows how many samples they held. If no whole record follows, a power cut has torn the
+end, which is cut off.
 
 After a restart, the marks and WELCOME's `resume` show which packets the receiver has, so no packet
 is stored twice. Records are never overwritten. A segment is deleted once all of its packets are
@@ -24,6 +27,7 @@ import itertools
 import json
 import logging
 import os
+import re
 import struct
 import time
 import zlib
@@ -45,6 +49,9 @@ SEGMENT_BYTES = 8 * 1024 * 1024
 RETRY_SECONDS = 5.0  # pause after a failed write
 _HEAD = struct.Struct(">BIIII")  # kind, bytes of info, header and payload, CRC-32
 _PACKET, _MARK = 1, 2
+_START = re.compile(rb"(?:\x01.{16}\x83|\x02.{16}\x84)\xa6number", re.DOTALL)  # of a whole record
+_START_BYTES = 25
+_SCAN_BYTES = 1024 * 1024
 
 logger = logging.getLogger("stream_ssl.producers")
 
@@ -54,13 +61,12 @@ Part = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class SpooledPacket:
-    """The place of a packet on disk."""
+    """The place of a packet on disk, or of lost packets."""
 
     number: int
     count: int
-    size: int
     segment: Path
-    offset: int
+    offset: int | None  # None: the packets are lost
 
 
 class Spool:
@@ -132,11 +138,11 @@ class Spool:
         """
         if time.monotonic() < self._retry_at:
             return 0
-        blobs = [] if mark is None else [_mark_record(*mark, self.receiver)]
+        blobs = [] if mark is None else [_mark_record(self.end, *mark, self.receiver)]
         size, number = sum(map(len, blobs)), self.end
         places = list[tuple[int, int, int]]()
         for packet in packets:
-            blob = _packet_record(packet)
+            blob = _packet_record(number, packet)
             if self.bytes + size + len(blob) > self.max_bytes:
                 break
             places.append((number, packet.count, len(blob)))
@@ -162,7 +168,7 @@ class Spool:
             sequence: the sequence of the first packet.
             parts: the packets, in the order of their sequences.
         """
-        return self._write(_mark_record(sequence, parts, self.receiver), [])
+        return self._write(_mark_record(self.end, sequence, parts, self.receiver), [])
 
     def forget_mark(self) -> None:
         """Discard the sequences of an earlier receiver. Packets stay cut as they were."""
@@ -179,8 +185,7 @@ class Spool:
         """
         before, rejected = self.samples, 0
         if self._marked:
-            for _ in range(min(max(0, durable_through - self._sequence + 1), len(self.cuts))):
-                self.ack(sum(self.cuts.popleft()))
+            self.skip(durable_through - self._sequence + 1)
             if self.cuts:
                 self.ack(self.cuts[0][0])
             rejected = sum(after[0] - sum(part) for part, after in itertools.pairwise(self.cuts))
@@ -192,30 +197,35 @@ class Spool:
         The packet is cut as it was when it was last sent. Unreadable records are skipped and
         counted in `lost`.
         """
-        cut = self.cuts.popleft() if self.cuts else None
-        if cut is not None:
-            self.next = cut[0]
         for record in self._records:
-            if record.number + record.count <= self.next:
-                continue
-            self.next = max(self.next, record.number)
-            packet = _read_packet(record)
-            if packet is None:
-                logger.error("spool %s: %d samples are unreadable", record.segment, record.count)
-                self.lost += record.number + record.count - self.next
-                self.next = record.number + record.count
-                cut = None
-                continue
-            start = self.next - record.number
-            packet = packet.part(start, record.count if cut is None else start + cut[1])
-            self.next += packet.count
-            return packet
+            end, lost = record.number + record.count, 0
+            while self.next < end:
+                number, count = self.cuts[0] if self.cuts else (self.next, end - self.next)
+                if number >= end:  # the receiver rejected the rest of this record
+                    break
+                if self.cuts:
+                    self.cuts.popleft()
+                self.next = number + count
+                packet = _read_packet(record)
+                if packet is not None:
+                    return packet.part(number - record.number, self.next - record.number)
+                lost += count
+            if lost:
+                logger.error("spool %s: %d samples are damaged and lost", record.segment, lost)
+                self.lost += lost
         return None
 
     def unload(self, part: Part) -> None:
         """Put a loaded packet back: it is on disk only again, and load() cuts it the same way."""
         self.next = part[0]
         self.cuts.appendleft(part)
+
+    def skip(self, count: int) -> list[Part]:
+        """Remove up to `count` of the packets in `cuts`, which the receiver has. Return them."""
+        known = [self.cuts.popleft() for _ in range(min(max(0, count), len(self.cuts)))]
+        if known:
+            self.ack(sum(known[-1]))
+        return known
 
     def ack(self, number: int) -> None:
         """Remove all samples before `number`, which are acknowledged or rejected."""
@@ -265,30 +275,36 @@ class Spool:
     def _read_all(self) -> None:
         """Find the packets, cut off a torn end, and apply the last mark."""
         mark: tuple[int, list[Part]] = (1, [])
+        good = 0  # the end of the last whole record
         for path in sorted(self.folder.glob("*.spool")):
-            if not _is_segment(path):
+            if not (path.stem.isdecimal() and _is_segment(path)):
                 continue
-            if self._segments and self.end < int(path.stem):
-                lost = int(path.stem) - self.end
-                logger.error("spool %s: %d samples before it are lost", path, lost)
             self._segments.append(path)
-            self.end = int(path.stem)
+            if len(self._segments) == 1:
+                self.end = int(path.stem)
+            self._lose(int(path.stem), path)
+            self.bytes += path.stat().st_size
             good = len(MAGIC)
             for kind, info, offset, size in _records_of(path):
+                number = info.get("number", self.end)  # development builds did not write it
+                if not 0 <= number - self.end <= offset - good:
+                    continue  # a payload that contains a record
+                self._lose(number, path)
                 good = offset + size
                 if kind == _MARK:
-                    mark = (info["sequence"], [(number, count) for number, count in info["parts"]])
+                    mark = (info["sequence"], [(first, count) for first, count in info["parts"]])
                     self.marked_for = info.get("receiver")
                     continue
-                self._records.append(SpooledPacket(self.end, info["count"], size, path, offset))
+                self._records.append(SpooledPacket(self.end, info["count"], path, offset))
                 self.end += info["count"]
                 self._total += info["count"]
                 self.position = info["positions"][-1]
-            if good < path.stat().st_size:
-                logger.warning("spool %s: its end was torn and is cut off", path)
-                os.truncate(path, good)
-            self.bytes += good
-            self._size = good
+        if self._segments and (torn := self._segments[-1].stat().st_size - good):
+            text = "spool %s: its end was torn, and %d bytes are cut off"
+            logger.warning(text, self._segments[-1], torn)
+            os.truncate(self._segments[-1], good)
+            self.bytes -= torn
+        self._size = good
         self.first = self.next = self._records[0].number if self._records else self.end
         self._sequence, parts = mark
         if parts:  # packets before the first part are acknowledged; the last parts may be torn off
@@ -299,6 +315,13 @@ class Spool:
         if len(self.cuts) < len(parts) and self._records:
             # New packets will get the numbers of the packets that were torn off.
             self.mark(self._sequence, list(self.cuts))
+
+    def _lose(self, number: int, segment: Path) -> None:
+        """Record that the samples from `end` to `number` are damaged. `load` counts them."""
+        if (count := number - self.end) > 0:
+            self._records.append(SpooledPacket(self.end, count, segment, None))
+            self.end = number
+            self._total += count
 
     def _write(self, data: bytes, records: Sequence[tuple[int, int, int]]) -> bool:
         """Append to the last segment, or to a new one, and sync. Return False if this fails.
@@ -334,7 +357,7 @@ class Spool:
         self.bytes += len(data)
         offset = self._size - sum(size for _, _, size in records)
         for number, count, size in records:
-            self._records.append(SpooledPacket(number, count, size, path, offset))
+            self._records.append(SpooledPacket(number, count, path, offset))
             self._total += count
             offset += size
         return True
@@ -353,7 +376,7 @@ def _is_segment(path: Path) -> bool:
     """
     with open_binary(path) as file:
         head = file.read(len(MAGIC))
-    if head == MAGIC:
+    if head == MAGIC or any(_records_of(path)):
         return True
     if head.strip(b"\0"):
         logger.error("spool %s: is no segment; it is renamed and left out", path)
@@ -363,13 +386,16 @@ def _is_segment(path: Path) -> bool:
     return False
 
 
-def _packet_record(packet: Packet) -> bytes:
-    info = msgpack.packb({"count": packet.count, "positions": packet.positions})
-    return _record(_PACKET, info, packet.data.header, packet.data.payload)
+# The first field must be `number`, because _START finds a record by it.
 
 
-def _mark_record(sequence: int, parts: list[Part], receiver: str) -> bytes:
-    info = {"sequence": sequence, "parts": parts, "receiver": receiver}
+def _packet_record(number: int, packet: Packet) -> bytes:
+    info = {"number": number, "count": packet.count, "positions": packet.positions}
+    return _record(_PACKET, msgpack.packb(info), packet.data.header, packet.data.payload)
+
+
+def _mark_record(number: int, sequence: int, parts: list[Part], receiver: str) -> bytes:
+    info = {"number": number, "sequence": sequence, "parts": parts, "receiver": receiver}
     return _record(_MARK, msgpack.packb(info), b"", b"")
 
 
@@ -382,10 +408,27 @@ def _record(kind: int, info: bytes, header: Any, payload: Any) -> bytes:
 def _records_of(path: Path) -> Iterator[tuple[int, Any, int, int]]:
     """Yield kind, info, offset and size of each whole record of a segment."""
     with open_binary(path) as file:
-        offset = file.seek(len(MAGIC))
-        while (found := _read_record(file)) is not None:
+        offset: int | None = len(MAGIC)
+        while offset is not None:
+            file.seek(offset)
+            found = _read_record(file)
+            if found is None:
+                offset = _next_start(file, offset + 1)
+                continue
             yield found[0], msgpack.unpackb(found[1]), offset, found[4]
             offset += found[4]
+
+
+def _next_start(file: Any, offset: int) -> int | None:
+    """Return the first place at or after `offset` that looks like the start of a record."""
+    while True:
+        file.seek(offset)
+        block = file.read(_SCAN_BYTES)
+        if (match := _START.search(block)) is not None:
+            return offset + match.start()
+        if len(block) < _SCAN_BYTES:
+            return None
+        offset += _SCAN_BYTES - _START_BYTES
 
 
 def _read_record(file: Any) -> tuple[int, bytes, bytes, bytes, int] | None:
@@ -410,6 +453,8 @@ def _read_record(file: Any) -> tuple[int, bytes, bytes, bytes, int] | None:
 
 def _read_packet(record: SpooledPacket) -> Packet | None:
     found = None
+    if record.offset is None:
+        return None
     with contextlib.suppress(OSError), open_binary(record.segment) as file:
         file.seek(record.offset)
         found = _read_record(file)

@@ -88,8 +88,9 @@ class Camera(Live["LiveFrame"]):
         import av  # noqa: F401  # fail early if it is not installed
 
         if "://" not in url and not url.startswith(DEVICES):
+            shown = url.rpartition("@")[2]
             raise ValueError(
-                f"url {url!r}: must be a URL such as rtsp://HOST/PATH, or a device such as "
+                f"url {shown!r}: must be a URL such as rtsp://HOST/PATH, or a device such as "
                 f"{DEVICES}0; files are read by the source video"
             )
         super().__init__(name, timeout, retry_seconds, give_up_seconds, waiting)

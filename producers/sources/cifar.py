@@ -1,6 +1,7 @@
 """A source of the binary form of CIFAR-10 and CIFAR-100.
 
-Shapes: N images, R bytes per record: labels, then 32 x 32 pixels each of red, green and blue.
+Shapes: N images, H labels of an image, R bytes per record: labels, then 32 x 32 pixels each of red,
+green and blue.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from stream_ssl.producers.sources.base import Skipped
 from stream_ssl.producers.sources.fields import digest
 from stream_ssl.producers.sources.finite import Finite
+from stream_ssl.producers.sources.stored_rows import StoredRows
 from stream_ssl.wire.sample import Sample
 
 SIDE = 32
@@ -32,7 +34,7 @@ FOLDERS = {10: "cifar-10-batches-bin", 100: "cifar-100-binary"}
 class CifarBinary(Finite):
     """Images of CIFAR-10 or CIFAR-100, whichever data set the folder contains.
 
-    The files are mapped, not loaded. Sample ids are "SPLIT/INDEX". CIFAR-100 samples carry both
+    The files are read image by image. Sample ids are "SPLIT/INDEX". CIFAR-100 samples carry both
     labels: the label that `labels` does not select is sent as meta "coarse" or "fine".
 
     Args:
@@ -64,6 +66,7 @@ class CifarBinary(Finite):
         self._starts = np.cumsum([0, *map(len, self._record_NR)]).tolist()
         content = digest(part[row].tobytes() for part in self._record_NR for row in (0, -1))
         name = name or f"cifar{classes}"
+        self.skipped = Skipped(name)
         super().__init__(name, self._starts[-1], f"{content} {labels}", **passes)
 
     def _sample(self, index: int) -> Sample:
@@ -108,7 +111,7 @@ def find_files(root: Path, split: str) -> tuple[int, list[Path]]:
     return found[0]
 
 
-def read_records(path: Path, heads: int, classes: int) -> NDArray[np.uint8]:
+def read_records(path: Path, heads: int, classes: int) -> StoredRows:
     """Return the records [N, R] of one file.
 
     Raises:
@@ -120,9 +123,9 @@ def read_records(path: Path, heads: int, classes: int) -> NDArray[np.uint8]:
             f"{path}: {size} bytes are not a whole number of records of {length}; "
             "it is truncated or damaged: fetch it again"
         )
-    # Indexing a memmap takes ten times as long as indexing an array that views the same mapping.
-    record_NR = np.asarray(np.memmap(path, dtype=np.uint8, mode="r")).reshape(-1, length)
-    for label_N, count in zip(record_NR[:, :heads].T, CLASSES[classes], strict=True):
-        if (largest := int(label_N.max())) >= count:
+    record_NR = StoredRows(path, np.dtype(np.uint8), (size // length, length))
+    largest_H = np.max([block_NR[:, :heads].max(axis=0) for block_NR in record_NR.blocks()], axis=0)
+    for largest, count in zip(largest_H.tolist(), CLASSES[classes], strict=True):
+        if largest >= count:
             raise ValueError(f"{path}: label {largest} lies outside [0, {count}); no such data set")
     return record_NR

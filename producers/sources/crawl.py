@@ -20,7 +20,13 @@ from stream_ssl.producers.sources.base import (
     mark,
     wrong_position,
 )
-from stream_ssl.producers.sources.fields import codec_of, digest, fitting_meta, short_id
+from stream_ssl.producers.sources.fields import (
+    codec_of,
+    digest,
+    fitting_meta,
+    short_id,
+    without_secrets,
+)
 from stream_ssl.producers.sources.finite import nothing_readable
 from stream_ssl.producers.sources.shards import find_files
 from stream_ssl.producers.sources.url_lists import UrlRow, count_rows, read_rows
@@ -40,14 +46,16 @@ END_SECONDS = 5.0  # timeout of cancelled requests
 class Crawl:
     """Images downloaded from lists of URLs, many at a time.
 
-    Lists are text (one URL per line), CSV, Parquet or JSON Lines. Images are sent as they arrive. A
-    position records which rows of the lists are finished. A resumed crawl fetches each of the other
-    rows once. Sample ids are the URLs, so repeated crawls give the same ids. A row without an image
-    is counted by reason in `skipped`. The first rows of each reason are logged.
+    Lists are text (one URL per line), CSV, TSV, Parquet or JSON Lines. Images are sent as they
+    arrive. A position records which rows of the lists are finished. A resumed crawl fetches each of
+    the other rows once. Sample ids are the URLs, so repeated crawls give the same ids. In ids and
+    in the log, digests replace the passwords, tokens and signatures of URLs. A row without an image
+    is counted by reason in `skipped`. The first rows of each reason are logged. While this machine
+    has no network, the crawl waits.
 
     Args:
         urls: paths, globs, or brace expansions such as "part-{000..127}.parquet".
-        column: column of the URL in CSV, Parquet or JSON Lines.
+        column: column of the URL in CSV, TSV, Parquet or JSON Lines.
         label: column of the class, which must be an integer; null: no labels.
         keep: columns that are sent as meta.
         concurrency: number of concurrent requests, 1 to 1000.
@@ -134,25 +142,42 @@ class Crawl:
         """Return the sample of a row, or None if there is none; `skipped` then has the reason."""
         from stream_ssl.producers.sources.fetch import Skip
 
+        url = without_secrets(row.url)
         try:
-            data = await self.fetcher.fetch(row.url)
+            data = await self._fetched(row.url)
             codec = codec_of(data)
             assert codec is not None
             kept = {name: row.facts[name] for name in self._keep if name in row.facts}
             label = None if self._label is None else int(row.facts[self._label])
             return Sample(
-                *(short_id(row.url), data, codec),
+                *(short_id(url), data, codec),
                 source=self.name,
                 label=label,
                 meta=fitting_meta(kept),
             )
         except Skip as skip:
-            self.skipped.note(skip.reason, row.url or "a row", skip)
+            self.skipped.note(skip.reason, url or "a row", without_secrets(str(skip)))
         except (KeyError, ValueError, TypeError) as error:
-            self.skipped.note("bad row", row.url, f"{type(error).__name__}: {error}")
+            self.skipped.note("bad row", url, f"{type(error).__name__}: {error}")
         except Exception as error:  # the answer of one host must not end the crawl
-            self.skipped.note("error", row.url, f"{type(error).__name__}: {error}")
+            why = without_secrets(f"{type(error).__name__}: {error}")
+            self.skipped.note("error", url, why)
         return None
+
+    async def _fetched(self, url: str) -> bytes:
+        """Return the bytes of an image. Wait while this machine has no network.
+
+        Raises:
+            Skip: the URL gives no image.
+        """
+        from stream_ssl.producers.sources.fetch import Skip
+
+        while True:
+            try:
+                return await self.fetcher.fetch(url)
+            except Skip as skip:
+                if not (skip.silent and await self.fetcher.waited_for_network(skip, self.name)):
+                    raise
 
     async def crawl_all(self, progress: CrawlProgress, work: CrawlTasks) -> None:
         """Crawl all unfinished rows, and hand over their results.

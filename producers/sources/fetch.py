@@ -6,7 +6,10 @@ import asyncio
 import codecs
 import contextlib
 import email.utils
+import errno
 import ipaddress
+import logging
+import math
 import random
 import re
 import socket
@@ -23,20 +26,31 @@ import httpcore
 import httpx
 from protego import Protego
 
-from stream_ssl.producers.sources.fields import check_above_0, codec_of
+from stream_ssl.producers.sources.fields import check_above_0, codec_of, without_secrets
 from stream_ssl.producers.sources.public_addresses import embedded, is_public, special_row
+from stream_ssl.rate_limited_logger import printable
+
+log = logging.getLogger(__name__)
 
 ROBOTS_BYTES = 512 * 1024  # RFC 9309 requires at least 500 KiB; the rest is ignored
+ROBOTS_KEPT = 4 * 1024 * 1024  # characters of all robots.txt in memory; rules take 36 bytes each
+EMPTY_ROBOTS = 100  # characters that cost as much as rules without content
 ROBOTS_REDIRECTS = 5  # RFC 9309 requires at least five
 ROBOTS_SECONDS = 24 * 3600.0  # RFC 9309: a cached robots.txt must not be used for longer
 HEAD_BYTES = 16  # bytes that identify a codec
 MAX_HOSTS = 20_000  # kept in memory at a time
 REDIRECTS = {301, 302, 303, 307, 308}
 BUSY = {429, 503}
+RETRIED = BUSY | {408, 500, 502, 504}
 PASSING = {"unreachable", "too slow", "no HTTP"}  # "no HTTP" includes a connection that breaks
 UNSAFE = {"private address", "unresolved host", "bad URL"}
 ADDRESSES = 4  # of a host that are tried
 CONNECT_SECONDS = 4.0  # to connect to an address, if the host has another address
+PROBED_HOSTS = 4  # that answered last, and show whether the network is up
+ANSWER_SECONDS = 1.0  # after a failure, to wait for the answer of another host
+PROBE_SECONDS = 5.0  # to connect to a host that answered before
+OFFLINE = {errno.ENETUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL}
+REPEAT_SECONDS = 60.0  # between two log lines, and the longest pause, while the network is down
 RETRY_SECONDS = 600.0  # before a failed robots.txt is requested again
 OPT_OUTS = {"noai", "noimageai"}
 VALUED = {"max-snippet", "max-image-preview", "max-video-preview", "unavailable_after"}
@@ -49,14 +63,21 @@ GZIP = b"\x1f\x8b"
 
 
 class Skip(Exception):
-    """A URL gives no image. `reason` names its counter, and the message has the details."""
+    """A URL gives no image. `reason` names its counter, and the message has the details.
 
-    def __init__(self, reason: str, why: str) -> None:
+    Attributes:
+        silent: whether the host did not answer at all, so that the network may be down.
+        offline: whether the error shows that this machine has no network, or no name server.
+        at: when it was raised, in monotonic seconds.
+    """
+
+    def __init__(self, reason: str, why: str, silent: bool = False, offline: bool = False) -> None:
         super().__init__(why)
-        self.reason = reason
+        self.reason, self.silent, self.offline = reason, silent, offline
+        self.at = time.monotonic()
 
 
-@dataclass
+@dataclass(eq=False)
 class Host:
     """The state of an origin, such as https://a.example:8443."""
 
@@ -165,7 +186,8 @@ async def resolve(host: str, port: int) -> list[str]:
                 # The name server itself may be out of reach, which says nothing about the host.
                 passing = error.errno == socket.EAI_AGAIN
                 reason = "unreachable" if passing else "unresolved host"
-                answer.set_exception(Skip(reason, f"{host}: {error.strerror}"))
+                why = f"{host}: {error.strerror}"
+                answer.set_exception(Skip(reason, why, silent=passing, offline=passing))
 
     def ask() -> None:
         found, failed = [], None
@@ -224,7 +246,8 @@ class Fetcher:
     - robots.txt: it is fetched before any URL of a host. If it stays unavailable (5xx or no answer)
       after the retries, nothing is fetched from the host, as RFC 9309 requires.
     - Opt-outs: responses with `X-Robots-Tag: noai` or `noimageai` are left out.
-    - Busy hosts: after 429 and 503, the request is retried at the time in Retry-After.
+    - Busy hosts: after 429, 503 and other passing failures of a server or a bucket, the request is
+      retried, at the time in Retry-After if there is one.
     - Addresses: a host is resolved once per connection. Private, loopback, link-local and other
       non-public addresses are rejected, even after redirects.
 
@@ -264,6 +287,12 @@ class Fetcher:
         self._max_bytes, self._seconds, self._redirects = max_bytes, seconds, redirects
         self._robots = robots
         self._hosts: dict[str, Host] = {}
+        self._kept: dict[Host, int] = {}  # characters of robots.txt; the rules used last come last
+        self._answering: dict[tuple[str, int], None] = {}  # hosts and ports, the last one last
+        # When the last answered request and the last successful probe started, and the time of
+        # the end of the last outage.
+        self._answered_at = self._probed_at = self._back_at = -math.inf
+        self._told_at, self._pause = -math.inf, 1.0
         self._trust = (
             ssl.create_default_context(cafile=authorities)
             if authorities
@@ -273,6 +302,8 @@ class Fetcher:
     async def open(self, connections: int) -> None:
         """Prepare for `connections` concurrent requests; call this in the loop that fetches."""
         self._hosts = {}  # hosts of an earlier crawl belong to another loop
+        self._kept = {}
+        self._probing = asyncio.Lock()
         self._slots = asyncio.Semaphore(connections)
         self.flowing = asyncio.Event()  # while cleared, no request starts
         self.flowing.set()
@@ -298,6 +329,7 @@ class Fetcher:
             if rules is not None and not rules.can_fetch(str(url), self._agent):
                 raise Skip("robots.txt", f"{url.host} does not want it fetched")
             delay = max(self._patience.delay, (rules and rules.crawl_delay(self._agent)) or 0.0)
+            del rules  # a request may take long
             if delay > self._patience.max_wait:
                 raise Skip("busy", f"{url.host} asks for {delay:g} s between two requests")
             return self._checked(await self._insistently(host, url, self._max_bytes, delay))
@@ -319,10 +351,12 @@ class Fetcher:
                     raise
                 wait, failure = pause(attempt), skip
             else:
-                if response.status not in BUSY:
+                if response.status not in RETRIED:
                     return response
-                wait = retry_after(response.header("retry-after"), pause(attempt))
-                failure = Skip("busy", f"HTTP {response.status}, wait {wait:.0f} s")
+                date = response.header("date")
+                wait = retry_after(response.header("retry-after"), pause(attempt), date)
+                reason = "busy" if response.status in BUSY else f"HTTP {response.status}"
+                failure = Skip(reason, f"HTTP {response.status}, wait {wait:.0f} s")
             if wait > self._patience.max_wait:
                 raise failure
             host.next_start = max(host.next_start, asyncio.get_running_loop().time() + wait)
@@ -371,6 +405,8 @@ class Fetcher:
             host.robots_at = time.monotonic()
             host.robots = asyncio.ensure_future(self._read_robots(host, url))
             host.robots.add_done_callback(retrieve_exception)
+        if host in self._kept:
+            self._kept[host] = self._kept.pop(host)
         return await asyncio.shield(host.robots)
 
     async def _read_robots(self, host: Host, url: httpx.URL) -> Protego | None:
@@ -388,7 +424,8 @@ class Fetcher:
                     continue
             except Skip as skip:
                 reason = skip.reason if skip.reason in UNSAFE else "no robots.txt"
-                raise Skip(reason, f"{url.host}: {skip}") from skip
+                why = f"{url.host}: {skip}"
+                raise Skip(reason, why, skip.silent, skip.offline) from skip
             if response.status >= 500:
                 raise Skip("no robots.txt", f"{url.host}: HTTP {response.status}")
             if response.status != 200:
@@ -396,8 +433,20 @@ class Fetcher:
             text = robots_text(response.body)
             if not is_robots_text(text):  # Protego would find no rule in it, and allow all
                 raise Skip("no robots.txt", f"{url.host}: robots.txt is no text")
+            self._keep(host, len(text) + EMPTY_ROBOTS)
             return Protego.parse(text)
         return None
+
+    def _keep(self, host: Host, size: int) -> None:
+        """Record the size of a host's robots.txt, and forget others that were not used for long.
+
+        A forgotten robots.txt is fetched again.
+        """
+        self._kept[host] = size
+        while sum(self._kept.values()) > ROBOTS_KEPT and len(self._kept) > 1:
+            longest_unused = next(iter(self._kept))
+            del self._kept[longest_unused]
+            longest_unused.robots = None
 
     async def _request(
         self, host: Host, url: httpx.URL, limit: int, image: bool = True
@@ -417,13 +466,17 @@ class Fetcher:
             "user-agent": self._agent,
             "accept-encoding": "identity",
         }
+        answered = False
         try:
             async with self._slots:
                 await self.flowing.wait()
+                started = time.monotonic()
                 async with (
                     asyncio.timeout(self._seconds),
                     host.pool.stream("GET", target, headers=list(headers.items())) as answer,
                 ):
+                    answered = True
+                    self._on_answer(url, started)
                     named = [(k.decode().lower(), v.decode("latin-1")) for k, v in answer.headers]
                     response = Response(answer.status, named)
                     if answer.status == 200:
@@ -431,11 +484,80 @@ class Fetcher:
                         response.body = await body(answer, limit, image, coding)
                     return response
         except TimeoutError:
-            raise Skip("too slow", f"not there after {self._seconds:g} s") from None
+            why = f"not there after {self._seconds:g} s"
+            raise Skip("too slow", why, silent=not answered) from None
         except (httpcore.NetworkError, httpcore.TimeoutException, OSError) as error:
-            raise Skip("unreachable", str(error) or type(error).__name__) from error
+            code = error_number(error)
+            silent = not answered and code != errno.ECONNREFUSED
+            why = str(error) or type(error).__name__
+            raise Skip("unreachable", why, silent, code in OFFLINE) from error
         except (httpcore.ProtocolError, httpcore.UnsupportedProtocol, ValueError) as error:
             raise Skip("no HTTP", str(error) or type(error).__name__) from error
+
+    def _on_answer(self, url: httpx.URL, started: float) -> None:
+        place = (url.host, url.port or (443 if url.scheme == "https" else 80))
+        self._answered_at, self._pause = max(started, self._answered_at), 1.0
+        self._answering.pop(place, None)
+        self._answering[place] = None
+        if len(self._answering) > PROBED_HOSTS:
+            del self._answering[next(iter(self._answering))]
+
+    async def waited_for_network(self, skip: Skip, name: str) -> bool:
+        """Return whether the network was down when a request failed, after it is up again.
+
+        The network is up if a host answers or lets itself be connected to. Before the first answer
+        of any host, only the error shows that the network is down.
+
+        Args:
+            skip: the failure of the request.
+            name: the source's name, used in the log.
+        """
+        await asyncio.sleep(ANSWER_SECONDS)
+        async with self._probing:
+            if skip.at <= self._back_at:
+                return True
+            # A connection may outlive the name server.
+            up = self._probed_at if skip.offline else max(self._probed_at, self._answered_at)
+            if up > skip.at or await self._probe(skip):
+                return False
+            while not await self._probe(skip):
+                if time.monotonic() - self._told_at >= REPEAT_SECONDS:
+                    hosts = ", ".join(host for host, _ in self._answering) or "any host"
+                    log.warning(
+                        "source %s: the network seems down: %s; cannot connect to %s. The crawl "
+                        "waits and goes on by itself",
+                        *(name, printable(without_secrets(str(skip))), printable(hosts)),
+                    )
+                    self._told_at = time.monotonic()
+                await asyncio.sleep(self._pause)
+                self._pause = min(2 * self._pause, REPEAT_SECONDS)
+                if not self._answering:
+                    break  # only another attempt shows whether the network is up
+            self._back_at = time.monotonic()
+            for host in self._hosts.values():
+                if host.robots is not None and host.robots.done() and host.robots.exception():
+                    host.robots = None
+            return True
+
+    async def _probe(self, skip: Skip) -> bool:
+        """Return whether the network is up: a host that answered before can be connected to."""
+        if not self._answering:
+            return not skip.offline
+        started = time.monotonic()
+
+        async def connects(host: str, port: int) -> bool:
+            try:
+                async with asyncio.timeout(PROBE_SECONDS):
+                    stream = await self.backend.connect_tcp(host, port, PROBE_SECONDS)
+                    await stream.aclose()
+            except Exception as error:  # resolvers and connections raise errors of many types
+                return error_number(error) == errno.ECONNREFUSED
+            return True
+
+        up = any(await asyncio.gather(*(connects(*place) for place in self._answering)))
+        if up:
+            self._probed_at = started
+        return up
 
     def _checked(self, response: Response) -> Response:
         if response.status in REDIRECTS:
@@ -497,6 +619,15 @@ def unpacked(data: bytes, coding: str, limit: int) -> bytes:
     if not state.eof and len(plain) < limit:
         raise Skip("no image", f"sent as {coding[:80]!r}, whose end is missing")
     return plain
+
+
+def error_number(error: BaseException | None) -> int | None:
+    """Return the number of the operating system's error behind an error; None: there is none."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno is not None:
+            return error.errno
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def robots_text(data: bytes) -> str:
@@ -571,13 +702,28 @@ def retrieve_exception(task: asyncio.Task[Any]) -> None:
         task.exception()
 
 
-def retry_after(value: str, otherwise: float) -> float:
-    """Return the seconds in a Retry-After value (number or date); `otherwise` if it is invalid."""
+def retry_after(value: str, otherwise: float, date: str = "") -> float:
+    """Return the seconds in a Retry-After value (number or date); `otherwise` if it is invalid.
+
+    Args:
+        value: the value of the header.
+        otherwise: returned if the value is invalid.
+        date: the response's Date, because this machine's clock may be wrong.
+    """
     with contextlib.suppress(ValueError, OverflowError):
         return max(0.0, float(value))
+    until = seconds_of(value)
+    if until is None:
+        return otherwise
+    now = seconds_of(date)
+    return max(0.0, until - (time.time() if now is None else now))
+
+
+def seconds_of(date: str) -> float | None:
+    """Return an HTTP date in seconds since the Unix epoch; None if it is invalid."""
     with contextlib.suppress(ValueError, TypeError, OverflowError):
-        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
-    return otherwise
+        return email.utils.parsedate_to_datetime(date).timestamp()
+    return None
 
 
 def pause(attempt: int) -> float:

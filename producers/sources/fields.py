@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from stat import S_ISREG
@@ -31,6 +32,10 @@ MAGIC = {
     b"P6": "PPM",
 }
 DIGEST_CHARS = 16
+USER = re.compile(r"(//)([^/?#@\s]+)(?=@)")
+PARAMETER = re.compile(r"(?<=[?&;])([^=?&;#\s]*=)([^&;#\s]+)")
+SECRETS = ("sig", "key", "auth", "jwt", "pwd", "pass", "hmac", "policy", "sas")
+SECRET_PARTS = ("signature", "token", "secret", "password", "credential", "apikey", "accesskey")
 PROBE = 2**16  # bytes
 MAX_FILE = 256 * 2**20  # bytes; far larger than any packet
 
@@ -118,6 +123,25 @@ def short_id(text: str) -> str:
         return text
     head = raw[: MAX_ID_BYTES - DIGEST_CHARS - 1].decode(errors="ignore")
     return f"{head}#{digest([raw])}"
+
+
+def without_secrets(text: str) -> str:
+    """Return a text in which digests replace the passwords, tokens and signatures of its URLs.
+
+    Different secrets have different digests, so URLs stay different.
+    """
+
+    def hidden(match: re.Match[str]) -> str:
+        secret = match[1] == "//" or is_secret(match[1][:-1])
+        return f"{match[1]}~{digest([match[2].encode(errors='replace')])}" if secret else match[0]
+
+    return PARAMETER.sub(hidden, USER.sub(hidden, text))
+
+
+def is_secret(parameter: str) -> bool:
+    """Return whether a URL's parameter is a password, a token or a signature, by its name."""
+    name = re.sub(r"[-_.]|%2d|%5f|%2e", "", parameter[:MAX_ID_BYTES].lower())
+    return name in SECRETS or any(part in name for part in SECRET_PARTS)
 
 
 def fitting_meta(*facts: Mapping[str, object]) -> dict[str, Scalar] | None:

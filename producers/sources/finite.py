@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from stream_ssl.producers.sources.base import Facts, SourceError, mark, place
+from stream_ssl.producers.sources.base import Facts, Skipped, SourceError, mark, place
 from stream_ssl.producers.sources.fields import digest
 from stream_ssl.wire.sample import Position, Sample
 
@@ -19,6 +19,8 @@ ENDLESS = 2**62
 
 class Finite(ABC):
     """A source of `count` samples that sends whole or partial passes in an order fixed by a seed.
+
+    A sample that cannot be read is logged, counted in `skipped` and left out.
 
     Args:
         name: the source's name on the wire.
@@ -33,6 +35,9 @@ class Finite(ABC):
     Raises:
         ValueError: an argument is out of range, or the subset is empty.
     """
+
+    skipped: Skipped
+    """Set by the subclass."""
 
     def __init__(
         self,
@@ -82,7 +87,11 @@ class Finite(ABC):
             for step, index in enumerate(self._order(current)[done:].tolist(), start=done + 1):
                 if self._stopped.is_set():
                     return
-                sample = self._sample(index)
+                try:
+                    sample = self._sample(index)
+                except OSError as error:
+                    self.skipped.note("unreadable", f"sample {index}", error)
+                    continue
                 if sample is not None:
                     gave = True
                     yield sample, mark([current, step], self._facts)
@@ -97,7 +106,11 @@ class Finite(ABC):
 
     @abstractmethod
     def _sample(self, index: int) -> Sample | None:
-        """Return the sample stored at `index`, or None if it cannot be read."""
+        """Return the sample stored at `index`, or None if `skipped` has the reason of its absence.
+
+        Raises:
+            OSError: the file of the sample cannot be read.
+        """
 
 
 def check_epochs(epochs: int | None) -> None:

@@ -13,20 +13,23 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from stream_ssl.producers.sources.base import Skipped
 from stream_ssl.producers.sources.fields import digest, source_name
 from stream_ssl.producers.sources.finite import Finite
+from stream_ssl.producers.sources.stored_rows import StoredRows
 from stream_ssl.producers.sources.tar import GZIP, ShardError, unpacked
 from stream_ssl.wire.sample import Sample
 
 UBYTE = 0x08
+HEAD_BYTES = 20  # of a file of four dimensions
 STEMS = {"train": "train", "test": "t10k"}
 
 
 class IdxDataset(Finite):
     """Images and labels of IDX files, the format of MNIST.
 
-    Plain files are mapped, gzipped files are loaded. Sample ids are "FILE/INDEX", where FILE is the
-    name of the image file up to "-images".
+    Plain files are read image by image, gzipped files are loaded. Sample ids are "FILE/INDEX",
+    where FILE is the name of the image file up to "-images".
 
     Args:
         root: folder in torchvision's layout (ROOT/FashionMNIST/raw/...), or the raw folder.
@@ -57,28 +60,27 @@ class IdxDataset(Finite):
             images, labels = find_pair(Path(root), split)
         assert images is not None
         images = Path(images)
-        self._image_NHWC = read_images(images)
-        self._label_N = None if labels is None else read_labels(Path(labels), len(self._image_NHWC))
+        self._image_NHWC, shape = read_images(images)
+        self._shape = shape[1:]
+        self._label_N = None if labels is None else read_labels(Path(labels), shape[0])
         self._prefix = images.name.partition("-images")[0].partition(".")[0]
         content = digest(
             [
-                str(self._image_NHWC.shape).encode(),
-                self._image_NHWC[:1].tobytes(),
-                self._image_NHWC[-1:].tobytes(),
+                str(shape).encode(),
+                *(self._image_NHWC[row].tobytes() for row in (0, -1) if shape[0]),
                 b"" if self._label_N is None else self._label_N.tobytes(),
             ]
         )
         folder = images.absolute().parent
         name = name or source_name((folder.parent if folder.name == "raw" else folder).name)
-        super().__init__(name, len(self._image_NHWC), content, **passes)
+        self.skipped = Skipped(name)
+        super().__init__(name, shape[0], content, **passes)
 
     def _sample(self, index: int) -> Sample:
-        image_HWC = self._image_NHWC[index]
-        height, width, channels = image_HWC.shape
         return Sample(
             id=f"{self._prefix}/{index}",
-            data=image_HWC.tobytes(),
-            shape=(height, width, channels),
+            data=self._image_NHWC[index].tobytes(),
+            shape=self._shape,
             source=self.name,
             label=None if self._label_N is None else int(self._label_N[index]),
         )
@@ -116,20 +118,19 @@ def first_file(path: Path) -> Path | None:
     return next((candidate for candidate in (path, packed) if candidate.is_file()), None)
 
 
-def read_images(path: Path) -> NDArray[np.uint8]:
-    """Return the pixels [N, H, W, C] of an IDX file of N x H x W or N x H x W x C bytes.
+def read_images(path: Path) -> tuple[StoredRows | NDArray[np.uint8], tuple[int, int, int, int]]:
+    """Return the pixels of an IDX file of N x H x W or N x H x W x C bytes, and (N, H, W, C).
 
     Raises:
         ValueError: the dimensions are not those of images.
     """
     array = read_idx(path)
-    if array.ndim == 3:
-        array = array[..., None]
-    if array.ndim != 4 or array.shape[-1] not in (1, 3, 4):
+    shape = (*array.shape, 1) if len(array.shape) == 3 else array.shape
+    if len(shape) != 4 or shape[-1] not in (1, 3, 4):
         raise ValueError(
-            f"{path}: dimensions {array.shape} are no images; need N x H x W or N x H x W x C"
+            f"{path}: dimensions {shape} are no images; need N x H x W or N x H x W x C"
         )
-    return array
+    return array, shape
 
 
 def read_labels(path: Path, count: int) -> NDArray[np.uint8]:
@@ -139,6 +140,8 @@ def read_labels(path: Path, count: int) -> NDArray[np.uint8]:
         ValueError: the file has another number of labels.
     """
     label_N = read_idx(path)
+    if isinstance(label_N, StoredRows):
+        label_N = np.concatenate(list(label_N.blocks()))
     if label_N.shape != (count,):
         raise ValueError(
             f"{path}: dimensions {label_N.shape} are not one label for each of {count} images; "
@@ -147,8 +150,8 @@ def read_labels(path: Path, count: int) -> NDArray[np.uint8]:
     return label_N
 
 
-def read_idx(path: Path) -> NDArray[np.uint8]:
-    """Return the array of unsigned bytes in an IDX file, gzipped or not.
+def read_idx(path: Path) -> StoredRows | NDArray[np.uint8]:
+    """Return the array of unsigned bytes in an IDX file: loaded if the file is gzipped.
 
     Raises:
         FileNotFoundError: the file does not exist.
@@ -156,21 +159,19 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
     """
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}")
-    body: NDArray[np.uint8]
     with path.open("rb") as file:
-        packed = file.read(2) == b"\x1f\x8b"
-    if packed:
+        head = file.read(HEAD_BYTES)
+    if head.startswith(b"\x1f\x8b"):
         try:
             body = np.frombuffer(unpack(path), dtype=np.uint8)
         except (EOFError, OSError, zlib.error, ShardError) as error:
             raise ValueError(f"{path}: cannot be unpacked ({error}); fetch it again") from error
-    elif path.stat().st_size == 0:
+        sizes, start = parse_head(body[:HEAD_BYTES].tobytes(), len(body), path)
+        return body[start:].reshape(sizes)
+    if not head:
         raise ValueError(f"{path}: the file is empty; fetch it again")
-    else:
-        # Indexing a memmap takes ten times as long as indexing an array that views the same
-        # mapping.
-        body = np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
-    return parse_idx(body, path)
+    sizes, start = parse_head(head, path.stat().st_size, path)
+    return StoredRows(path, np.dtype(np.uint8), sizes, start)
 
 
 def unpack(path: Path) -> bytearray:
@@ -191,19 +192,21 @@ def needed(body: bytearray | bytes) -> tuple[tuple[int, ...], int]:
     return sizes, head + math.prod(sizes)
 
 
-def parse_idx(body: NDArray[np.uint8], path: Path) -> NDArray[np.uint8]:
-    """Return the array in an IDX file's bytes: 0, 0, type, rank, sizes (big-endian), values.
+def parse_head(head: bytes, size: int, path: Path) -> tuple[tuple[int, ...], int]:
+    """Return the dimensions of an IDX file of `size` bytes, and the offset of its values.
+
+    The file has the bytes 0, 0, type and rank, then the dimensions (big-endian), then the values.
 
     Raises:
         ValueError: the bytes are not IDX of unsigned bytes, or have the wrong length.
     """
-    magic = body[:4].tolist()
+    magic = list(head[:4])
     if magic[:3] != [0, 0, UBYTE] or not magic[3:] or not 1 <= magic[3] <= 4:
         raise ValueError(f"{path}: begins with {magic}, not 0, 0, {UBYTE}, 1..4: no IDX of bytes")
-    sizes, need = needed(body[:20].tobytes())
-    if len(body) != need:
+    sizes, need = needed(head)
+    if size != need:
         raise ValueError(
-            f"{path}: {len(body)} bytes, but dimensions {sizes} need {need}; "
+            f"{path}: {size} bytes, but dimensions {sizes} need {need}; "
             "it is truncated or damaged: fetch it again"
         )
-    return body[need - math.prod(sizes) :].reshape(sizes)
+    return sizes, need - math.prod(sizes)

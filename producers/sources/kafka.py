@@ -14,6 +14,7 @@ from stream_ssl.bounded_files import check_private, named, read_text
 from stream_ssl.producers.sources.acknowledged import ArrivedMessages, UnreadableError, sample_of
 from stream_ssl.producers.sources.base import Facts, Skipped, SourceError, mark
 from stream_ssl.producers.sources.partition_offsets import PartitionOffsets, offsets_in
+from stream_ssl.rate_limited_logger import RateLimitedLogger
 from stream_ssl.wire.sample import MAX_POSITION_BYTES, Position, Sample
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ ASK_SECONDS = 10.0  # timeout of requests for offsets
 ASSIGN_SECONDS = 60.0  # how long to repeat these requests; the group waits for minutes
 RETRY_SECONDS = 1.0  # between two such requests
 CLOSE_SECONDS = 30  # timeout of the last commit and of leaving the group
+LOG_SECONDS = 30.0  # for one line about each kind of error
 LEAVE_SECONDS = 10.0  # how long to wait until the partitions are given back
 PARTITIONS = MAX_POSITION_BYTES // 16  # the most partitions whose offsets fit into a position
 READY = 64  # messages waiting for the sender; at this number, no more are polled
@@ -36,6 +38,8 @@ OURS: dict[str, Any] = {
     "enable.auto.offset.store": False,
     "auto.commit.interval.ms": 1000,
     "enable.partition.eof": False,
+    # `_reset` counts the messages that retention has deleted. Any other value skips them silently.
+    "auto.offset.reset": "error",
     # `_revoke` needs eager assignment, which revokes all partitions before they are reassigned.
     "partition.assignment.strategy": "range,roundrobin",
 }
@@ -90,7 +94,7 @@ class Kafka:
 
         if idle_seconds is not None and not idle_seconds > 0:
             raise ValueError(f"idle_seconds {idle_seconds}: must be above 0, or null for ever")
-        self.name, self.topic = name, topic
+        self.name, self.topic, self._start = name, topic, start
         self.skipped = Skipped(name)
         self._settings = {
             **DEFAULTS,
@@ -98,14 +102,15 @@ class Kafka:
             **OURS,
             "bootstrap.servers": servers,
             "group.id": group,
-            "auto.offset.reset": start,
             "client.id": f"stream-ssl-{name}",
         }
         self._facts: Facts = {"source": name, "topic": topic, "group": group}
         self._offsets = PartitionOffsets({})
         self._lag: int | None = None
+        self._outdated: set[int] = set()  # partitions whose next message was deleted
         self._ready: ArrivedMessages[Message] = ArrivedMessages(idle_seconds)
         self._closing = threading.Event()
+        self._limited_log = RateLimitedLogger(log, LOG_SECONDS)
         self._thread: threading.Thread | None = None
 
     def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
@@ -219,6 +224,7 @@ class Kafka:
                     self._arrived(message)
                 if time.monotonic() - told >= POLL_SECONDS:
                     self._store(consumer)
+                    self._reset(consumer)
                     self._lag = self._behind(consumer)
                     told = time.monotonic()
         except Exception as error:  # passed on to the caller's thread
@@ -263,7 +269,11 @@ class Kafka:
 
     def _arrived(self, message: Message) -> None:
         if (error := message.error()) is not None:
-            self._failed(error)
+            partition = message.partition()
+            if error.name() == "_AUTO_OFFSET_RESET" and partition is not None:
+                self._outdated.add(partition)
+            else:
+                self._failed(error)
         else:
             self._ready.put([message])
 
@@ -308,26 +318,65 @@ class Kafka:
         """Set a partition's next offset to the later of the position and the committed offset."""
         partition = committed.partition
         low, high = consumer.get_watermark_offsets(committed, ASK_SECONDS)
-        begin = low if self._settings["auto.offset.reset"] == "earliest" else high
+        begin = low if self._start == "earliest" else high
         known = max(self._offsets.consumed.get(partition, -1), committed.offset)
+        self._check_end(partition, known, high)
+        if 0 <= known < low:
+            self._lose(partition, low - known)
+        at = max(known, low) if known >= 0 else begin
+        self._offsets.place(partition, at)
+        if len(self._offsets.consumed) > PARTITIONS:
+            raise SourceError(f"source {self.name!r}: more than {PARTITIONS} partitions")
+
+    def _check_end(self, partition: int, known: int, high: int) -> None:
+        """Raise SourceError if a partition ends before the messages that were consumed."""
         if known > high:
             raise SourceError(
                 f"source {self.name!r}: partition {partition} of {self.topic!r} ends at {high}, "
                 f"and {known} were consumed: the topic was made anew. Consume it under another "
                 "group and producer name"
             )
-        if 0 <= known < low:
-            lost = low - known
-            log.error(
-                "source %s: the topic's retention has deleted %d messages of partition %d that "
-                "were not consumed yet",
-                *(self.name, lost, partition),
-            )
-            self.skipped.by_reason["deleted by retention"] += lost
-        at = max(known, low) if known >= 0 else begin
-        self._offsets.place(partition, at)
-        if len(self._offsets.consumed) > PARTITIONS:
-            raise SourceError(f"source {self.name!r}: more than {PARTITIONS} partitions")
+
+    def _lose(self, partition: int, lost: int) -> None:
+        log.error(
+            "source %s: the topic's retention has deleted %d messages of partition %d that were "
+            "not consumed yet; raise retention.ms or retention.bytes of the topic",
+            *(self.name, lost, partition),
+        )
+        self.skipped.by_reason["deleted by retention"] += lost
+
+    def _reset(self, consumer: Consumer) -> None:
+        """Continue behind deleted messages, and count them. If a broker is away, try again later.
+
+        Raises:
+            SourceError: the topic was made anew.
+        """
+        from confluent_kafka import KafkaException
+
+        if not self._outdated:
+            return
+        owned = consumer.assignment()
+        lost = {}
+        try:
+            places = {
+                one.partition: one.offset if one.offset >= 0 else consumed
+                for one in consumer.position(owned)
+                if (consumed := self._offsets.consumed.get(one.partition)) is not None
+            }
+            for partition in self._outdated & places.keys():
+                (place,) = self._places([(partition, 0)])
+                low, high = consumer.get_watermark_offsets(place, ASK_SECONDS)
+                self._check_end(partition, places[partition], high)
+                if low > places[partition]:
+                    lost[partition] = low - places[partition]
+                    places[partition] = low
+        except KafkaException as error:
+            self._failed(error.args[0])
+            return
+        consumer.assign(self._places(places.items()))  # a seek fails in this state
+        for partition, count in lost.items():
+            self._lose(partition, count)
+        self._outdated.clear()
 
     def _revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Wait for the samples in flight and commit, since another member resumes there."""
@@ -381,7 +430,8 @@ class Kafka:
             text = f"source {self.name!r}: {error.name()}: {error.str()}"
             self._ready.fail(SourceError(text))
         else:
-            log.warning("source %s: %s: %s", self.name, error.name(), error.str())
+            text = f"source {self.name}: {error.name()}: {error.str()}"
+            self._limited_log.warning(error.name(), text)
 
 
 def settings_of(config: Path) -> dict[str, str]:

@@ -26,6 +26,8 @@ from stream_ssl.producers.sources.recordings import BrokenFileError
 
 MAGIC = b"\x89MCAP0\r\n"
 FOOTER_BYTES = 9 + 20 + len(MAGIC)
+NEVER = 1 << 64  # above any log time
+RUN_BYTES = 1 << 24  # of messages outside of chunks that are ordered together
 MAX_TEXT = 1 << 20  # bytes of a schema or channel
 FOOTER, SCHEMA, CHANNEL, MESSAGE, CHUNK = 2, 3, 4, 5, 6
 CHUNK_INDEX, STATISTICS, DATA_END = 8, 11, 15
@@ -158,11 +160,12 @@ class McapFile:
         if checksum and checksum != self._checksum(begin, footer_at + 25):
             raise BrokenFileError("its summary has another checksum")
         found: dict[ChunkPlace, list[int]] = {}
+        ends = {}  # of the message indexes behind each chunk
         counted: tuple[int, ...] | None = None
         for opcode, at, size in self._records(begin, footer_at):
             if opcode == CHUNK_INDEX:
-                chunk, ids = chunk_index(self._content(at, size))
-                found[chunk] = ids
+                chunk, ids, indexes = chunk_index(self._content(at, size))
+                found[chunk], ends[chunk] = ids, chunk.at + chunk.size + indexes
             elif opcode == STATISTICS:
                 counted = struct.unpack_from("<QHIIII", self._content(at, size))
             else:
@@ -172,6 +175,13 @@ class McapFile:
         chunks = disjoint(found, len(MAGIC), begin)
         if counted is not None and counted[5] != len(found):
             raise BrokenFileError(f"its index has {len(found)} of {counted[5]} chunks")
+        gaps = zip(
+            (len(MAGIC), *(ends[chunk] for chunk in chunks)),
+            (*(chunk.at for chunk in chunks), begin),
+            strict=True,
+        )
+        for gap in gaps:
+            found.update(self._runs(*gap))
         used = {one for ids in found.values() for one in ids}
 
         def complete() -> bool:
@@ -183,7 +193,29 @@ class McapFile:
 
         if not complete():
             self._learn(begin, complete)
-        return {chunk: found[chunk] for chunk in chunks}
+        return found
+
+    def _runs(self, begin: int, end: int) -> Iterator[tuple[ChunkPlace, list[int]]]:
+        """Yield the places of messages outside of chunks, at most RUN_BYTES each, with channels."""
+        start = done = begin
+        first, last, ids = NEVER, 0, set[int]()
+        try:
+            for opcode, at, size in self._records(begin, end):
+                if opcode == MESSAGE:
+                    channel, _, log_time = struct.unpack("<HIQ", self._read(at, 14))
+                    first, last = min(first, log_time), max(last, log_time)
+                    ids.add(channel)
+                else:
+                    self._note(opcode, at, size)
+                done = at + size
+                if ids and (done - start > RUN_BYTES or done >= end):
+                    yield ChunkPlace(start, first, last, done - start), list(ids)
+                    start = done
+                    first, last, ids = NEVER, 0, set()
+        except BadRecord as error:
+            self._drop(f"records outside of chunks from byte {done} on", error)
+            if ids:
+                yield ChunkPlace(start, first, last, done - start), list(ids)
 
     def _learn(self, end: int, complete: Callable[[], bool]) -> None:
         """Read channels and schemas that are missing from the summary, until all are known."""
@@ -235,10 +267,21 @@ class McapFile:
 
     def _indexed(self, chunk: ChunkPlace) -> Iterator[Stored]:
         for opcode, at, size in self._records(chunk.at, chunk.at + chunk.size):
-            if opcode != CHUNK:
-                raise BrokenFileError("another record stands there")
-            yield from self._chunk(at, size)
+            if opcode == CHUNK:
+                yield from self._chunk(at, size)
+            elif opcode == MESSAGE:
+                yield from self._message(at, size)
+
+    def _message(self, at: int, size: int) -> Iterator[Stored]:
+        """Yield a message outside of chunks if it is wanted and can be read."""
+        try:
+            data = self._content(at, size)
+            channel, _, log_time = struct.unpack_from("<HIQ", data)
+        except BadRecord as error:
+            self._drop(f"the message at byte {at - 9}", error)
             return
+        if self._is_wanted(channel):
+            yield Stored(channel, log_time, data[22:])
 
     def _chunk(self, at: int, size: int) -> Iterator[Stored]:
         """Yield the wanted messages of a chunk, and store its channels and schemas.
@@ -282,14 +325,7 @@ class McapFile:
                     self._drop(f"the chunk at byte {at - 9}", error)
             elif opcode == MESSAGE:
                 loose = True
-                try:
-                    data = self._content(at, size)
-                    channel, _, log_time = struct.unpack_from("<HIQ", data)
-                except BadRecord as error:
-                    self._drop(f"the message at byte {at - 9}", error)
-                    continue
-                if self._is_wanted(channel):
-                    yield Stored(channel, log_time, data[22:])
+                yield from self._message(at, size)
             elif opcode == DATA_END:
                 (checksum,) = struct.unpack("<I", self._read(at, 4))
                 if loose and checksum and checksum != self._checksum(0, at - 9):
@@ -326,9 +362,10 @@ def text(data: bytes, at: int) -> tuple[str, int]:
     return raw.decode(), end
 
 
-def chunk_index(data: bytes) -> tuple[ChunkPlace, list[int]]:
-    """Return the place of a chunk, and the channels that the index lists for it."""
+def chunk_index(data: bytes) -> tuple[ChunkPlace, list[int], int]:
+    """Return the place of a chunk, its channels, and the bytes of the message indexes behind it."""
     start, end, at, size = struct.unpack_from("<QQQQ", data)
-    offsets, _ = prefixed(data, 32)
+    offsets, behind = prefixed(data, 32)
     ids = [channel for channel, _ in struct.iter_unpack("<HQ", offsets)]
-    return ChunkPlace(at, start, end, size), ids
+    (indexes,) = struct.unpack_from("<Q", data, behind)
+    return ChunkPlace(at, start, end, size), ids, indexes

@@ -17,6 +17,7 @@ from stream_ssl.producers.sources.base import Facts, Skipped, SourceError, mark,
 from stream_ssl.producers.sources.fields import check_above_0
 from stream_ssl.producers.sources.nats_consumer import (
     CONNECT_SECONDS,
+    LOG_SECONDS,
     RETRY_SECONDS,
     ConsumerSettings,
     DurableConsumer,
@@ -24,6 +25,7 @@ from stream_ssl.producers.sources.nats_consumer import (
     secrets_of,
     tls_of,
 )
+from stream_ssl.rate_limited_logger import RateLimitedLogger
 from stream_ssl.wire.sample import Position, Sample
 
 if TYPE_CHECKING:
@@ -121,6 +123,7 @@ class Nats:
         self._facts: Facts = {}
         self._ready: ArrivedMessages[tuple[int, Msg]] = ArrivedMessages(idle_seconds)
         self._room = asyncio.Event()
+        self._limited_log = RateLimitedLogger(log, LOG_SECONDS)
 
     def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
         """Yield each sample with the position after it; see `Source`.
@@ -241,7 +244,8 @@ class Nats:
                 except TimeoutError:
                     messages = []
                 except Error as error:
-                    log.warning("source %s: %s; trying again", self.name, error)
+                    text = f"source {self.name}: {error}; trying again"
+                    self._limited_log.warning(type(error).__name__, text)
                     await asyncio.sleep(RETRY_SECONDS)
                     messages = []
                 for message in messages:
@@ -276,7 +280,8 @@ class Nats:
 
     def _hold(self, why: str) -> None:
         """Hold back new messages until the server has redelivered the older ones."""
-        log.info("source %s: %s; it is waited for, %g s at most", self.name, why, self._ack_wait)
+        text = f"source {self.name}: {why}; it is waited for, {self._ack_wait:g} s at most"
+        self._limited_log.log(logging.INFO, "hold", text)
         self._held, self._held_since = [], time.monotonic()
 
     async def _look(self, js: JetStreamContext) -> None:

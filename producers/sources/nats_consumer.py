@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from stream_ssl.bounded_files import check_private, named, parse_json, read_text
 from stream_ssl.producers.sources.base import SourceError
+from stream_ssl.rate_limited_logger import RateLimitedLogger
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -22,6 +23,7 @@ log = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 10.0
 RETRY_SECONDS = 1
+LOG_SECONDS = 30.0  # for one line about each kind of event
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ class DurableConsumer:
         self.client: Client | None = None
         self.closing = False
         self._name, self._connection, self._settings = name, connection, settings
+        self._limited_log = RateLimitedLogger(log, LOG_SECONDS)
 
     async def open(self) -> tuple[JetStreamContext, ConsumerInfo, str, int]:
         """Connect; return the context, the consumer, and the stream's creation time and end.
@@ -83,10 +86,12 @@ class DurableConsumer:
             if not (told and isinstance(error, OSError)):  # the server's message is more specific
                 told[:] = [error]
             if not self.closing:
-                log.warning("source %s: %s", self._name, error or type(error).__name__)
+                kind = type(error).__name__
+                self._limited_log.warning(kind, f"source {self._name}: {str(error) or kind}")
 
         async def reconnected() -> None:
-            log.info("source %s: connected again", self._name)
+            text = f"source {self._name}: connected again"
+            self._limited_log.log(logging.INFO, "connected", text)
 
         self.client = Client()
         connecting = self.client.connect(

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stream_ssl.producers.sources.base import Skipped, own_fault
 from stream_ssl.producers.sources.fields import digest, file_name, short_id, source_name
 from stream_ssl.producers.sources.finite import Finite
+from stream_ssl.producers.sources.stored_rows import StoredRows
 from stream_ssl.wire.sample import DTYPES, Sample
 
 MAX_HEADER = 2**16  # bytes, as many as version 1 of the format allows
@@ -22,7 +22,7 @@ MAX_HEADER = 2**16  # bytes, as many as version 1 of the format allows
 class NpyVectors(Finite):
     """Vectors of a NumPy file, such as embeddings of another model or sensor readings.
 
-    The file is mapped, not loaded. Sample ids are FILE~DIGEST/INDEX.
+    The file is read vector by vector. Sample ids are FILE~DIGEST/INDEX.
 
     Args:
         file: a .npy file of float16 or float32 [N, D]. Vectors of float64 are sent as float32.
@@ -38,15 +38,15 @@ class NpyVectors(Finite):
         self, file: Path, labels: Path | None = None, name: str | None = None, **passes: Any
     ) -> None:
         file = Path(file)
-        self._value_ND = mapped(file)
-        if self._value_ND.dtype.kind != "f" or self._value_ND.ndim != 2:
+        self._value_ND = stored(file)
+        if self._value_ND.dtype.kind != "f" or len(self._value_ND.shape) != 2:
             raise ValueError(
                 f"{file}: {self._value_ND.dtype} of shape {self._value_ND.shape}: vectors are "
                 "floats of shape [N, D]"
             )
         kept = self._value_ND.dtype.name
         self._dtype = kept if kept in DTYPES else "float32"
-        self._label_N = None if labels is None else mapped(Path(labels))
+        self._label_N = None if labels is None else stored(Path(labels))
         if self._label_N is not None and (
             self._label_N.dtype.kind not in "iu" or self._label_N.shape != self._value_ND.shape[:1]
         ):
@@ -57,9 +57,9 @@ class NpyVectors(Finite):
         self._prefix = file_name(file)
         name = name or source_name(file.stem)
         self.skipped = Skipped(name)
-        ends = [self._value_ND[:1].tobytes(), self._value_ND[-1:].tobytes()]
-        label = b"" if self._label_N is None else self._label_N.tobytes()
-        content = digest([str(self._value_ND.shape).encode(), *ends, label])
+        ends = (self._value_ND[row].tobytes() for row in (0, -1) if len(self._value_ND))
+        label = () if self._label_N is None else (one.tobytes() for one in self._label_N.blocks())
+        content = digest([str(self._value_ND.shape).encode(), *ends, *label])
         super().__init__(name, len(self._value_ND), content, **passes)
 
     def _sample(self, index: int) -> Sample | None:
@@ -74,8 +74,8 @@ class NpyVectors(Finite):
             return None
 
 
-def mapped(file: Path) -> NDArray[Any]:
-    """Return the array of a .npy file as a read-only memory map.
+def stored(file: Path) -> StoredRows:
+    """Return the rows of a .npy file.
 
     Raises:
         OSError: the file cannot be read.
@@ -88,7 +88,9 @@ def mapped(file: Path) -> NDArray[Any]:
             head = begin.read(12)
         if head[6:7] > b"\1" and (size := int.from_bytes(head[8:12], "little")) > MAX_HEADER:
             raise ValueError(f"its header claims {size} bytes; at most {MAX_HEADER} are read")
-        return np.lib.format.open_memmap(file, mode="r")
+        form = np.lib.format.open_memmap(file, mode="r")  # only to check and parse the header
+        columns = form.ndim == 2 and not form.flags.c_contiguous
+        return StoredRows(file, form.dtype, form.shape, form.offset, columns)
     except OSError:
         raise
     except Exception as error:  # NumPy raises errors of any type for a damaged header

@@ -9,7 +9,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from stream_ssl.producers.sources.base import (
     Facts,
@@ -37,8 +37,8 @@ class BrokenFileError(Exception):
 class FilePasses(ABC, Generic[At]):
     """Passes over files that are read in sequence.
 
-    Files may be added after the file of a position. Parts that cannot be read are logged, counted
-    in `skipped` and left out.
+    Files may be added after the file of a position, and a file that is still written may grow.
+    Parts that cannot be read are logged, counted in `skipped` and left out.
 
     Args:
         files: paths, globs, or brace expansions such as "drive-{00..09}.mp4".
@@ -87,9 +87,17 @@ class FilePasses(ABC, Generic[At]):
             raise wrong_position(self.name, why)
         return number
 
-    def _facts(self, number: int) -> Facts:
+    def _facts(self, number: int, position: Position = None) -> Facts:
+        """Return the facts of a file. A file that is still written may grow after a position."""
         path = self._files[number]
-        size = sum(part.stat().st_size for part in (path, *path.glob("*")) if part.is_file())
+        size: Any = sum(part.stat().st_size for part in (path, *path.glob("*")) if part.is_file())
+        made = position.get("of") if isinstance(position, Mapping) else None
+        if isinstance(made, Mapping):
+            may_grow = made.get("bytes", 0) is None
+        else:
+            may_grow = self._is_unfinished(path)
+        if may_grow:
+            size = None
         # File names need not be UTF-8, but positions must be.
         name = os.fsencode(path.name).decode(errors="backslashreplace")
         place: Facts = {"source": self.name, self._key: number, "file": name, "bytes": size}
@@ -115,6 +123,10 @@ class FilePasses(ABC, Generic[At]):
             number = 0
         log.info("source %s has been read to its end; %s", self.name, self.skipped)
 
+    def _is_unfinished(self, path: Path) -> bool:  # noqa: ARG002
+        """Return whether the file lacks what its program writes last, so that it may grow."""
+        return False
+
     @abstractmethod
     def _readable(self, path: Path, after: At | None) -> Iterator[tuple[Sample, At]]:
         """Yield the readable samples of a file, each with the place after it, until `stop`.
@@ -136,7 +148,7 @@ class Recordings(FilePasses[Where]):
         if position is None:
             return self._passes(0, 0, None)
         number = self._number(position)
-        at = checked(position, self._facts(number), self.name)
+        at = checked(position, self._facts(number, position), self.name)
         if not (
             isinstance(at, list | tuple)
             and len(at) == 3

@@ -11,9 +11,12 @@ from pathlib import Path
 from stream_ssl.producers.sources.base import own_fault
 from stream_ssl.producers.sources.fields import file_name
 from stream_ssl.producers.sources.frames import Codec
+from stream_ssl.producers.sources.mcap_file import MAGIC
 from stream_ssl.producers.sources.recordings import BrokenFileError, Recordings, Where
 from stream_ssl.producers.sources.robot_images import Message, RobotImages
 from stream_ssl.wire.sample import Sample
+
+UNINDEXED, BAG_HEAD = b"index_pos=" + bytes(8), 4096  # in the head of a ROS 1 bag
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +73,15 @@ class RobotLogs(Recordings):
             raise why
         told = why if isinstance(why, BrokenFileError | str) else f"{type(why).__name__}: {why}"
         self.skipped.note("damaged", f"{what} of {path}", told)
+
+    def _is_unfinished(self, path: Path) -> bool:
+        if path.is_dir() or path.suffix == ".db3":
+            return not (path if path.is_dir() else path.parent).joinpath("metadata.yaml").is_file()
+        with path.open("rb") as file:
+            if path.suffix == ".bag":
+                return UNINDEXED in file.read(BAG_HEAD)
+            file.seek(max(0, path.stat().st_size - len(MAGIC)))
+            return path.suffix == ".mcap" and file.read() != MAGIC
 
     def no_index(self, path: Path, why: Exception) -> None:
         """Log that a file is read in file order."""

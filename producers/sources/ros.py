@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from stream_ssl.bounded_files import parse_json
 from stream_ssl.producers.sources.base import own_fault
+from stream_ssl.producers.sources.fields import without_secrets
 from stream_ssl.producers.sources.frames import Codec
 from stream_ssl.producers.sources.live import Live, connection_id
 from stream_ssl.producers.sources.mcap import decoder_of
@@ -105,6 +106,7 @@ class Ros(Live[tuple[str, Message]]):
         self._images = RobotImages(name, topics, codec, quality)
         self.skipped = self._images.skipped
         self._url = check_url(url)
+        self._shown = without_secrets(url)
         self._tls = tls_of(url, tls_ca)
 
     def received(self) -> Iterator[tuple[tuple[str, Message], int]]:
@@ -112,7 +114,7 @@ class Ros(Live[tuple[str, Message]]):
         opened = WebSocket(self._url, SUBPROTOCOLS, self._timeout, self._tls, self._stopped)
         with opened as server:
             log.info("source %s: connected by %s", self.name, server.subprotocol)
-            subscriptions = Subscriptions(server, self._images, self._url)
+            subscriptions = Subscriptions(server, self._images, self._shown)
             connected, number = connection_id(), 0
             for content in server.messages():
                 if self._stopped.is_set():
@@ -131,7 +133,7 @@ class Ros(Live[tuple[str, Message]]):
     def sample(self, item: tuple[str, Message]) -> Sample | None:
         """Return the sample of a message; None if it is no image, which is logged and counted."""
         id_, message = item
-        return self._images.sample(message, id_, self._url)
+        return self._images.sample(message, id_, self._shown)
 
     def failures(self) -> tuple[type[Exception], ...]:
         """Return the error types of a lost connection."""
@@ -312,7 +314,7 @@ def check_url(url: str) -> str:
     except ValueError:  # the port is no number
         valid = False
     if not valid or parts.fragment:
-        raise ValueError(f"url {url!r}: {example}")
+        raise ValueError(f"url {without_secrets(url)!r}: {example}")
     if "@" in parts.netloc:
         raise ValueError("url: a password in it would stand in the process list; leave it out")
     return url
@@ -326,7 +328,8 @@ def tls_of(url: str, ca: Path | None) -> ssl.SSLContext | None:
     """
     if not url.startswith("wss:"):
         if ca is not None:
-            raise ValueError(f"tls_ca {ca}: has no effect with url {url!r}; use wss://")
+            shown = without_secrets(url)
+            raise ValueError(f"tls_ca {ca}: has no effect with url {shown!r}; use wss://")
         return None
     try:
         return ssl.create_default_context(cafile=ca)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import bz2
 import csv
+import gzip
 import json
-from collections.abc import Iterable, Iterator, Sequence
+import lzma
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,6 +18,9 @@ from stream_ssl.producers.sources.base import SourceError
 
 MAX_LINE = 1 << 20  # characters; a list without line breaks must not fill the memory
 
+PACKED: dict[bytes, Any] = {b"\x1f\x8b": gzip, b"BZh": bz2, b"\xfd7zXZ\0": lzma}
+"""The modules that open a compressed list, by its first bytes."""
+OTHERS = {b"PK\3\4": "a ZIP file", b"\x28\xb5\x2f\xfd": "compressed with Zstandard"}
 MAX_COLUMN = 2**30  # bytes of a column in a row group of a Parquet file
 
 
@@ -26,24 +33,25 @@ class UrlRow:
 
 
 def read_rows(path: Path, column: str, facts: Sequence[str] = ()) -> Iterator[UrlRow]:
-    """Yield the rows of a list: .csv, .parquet, .jsonl (or .ndjson), or text with one URL per line.
+    """Yield the rows of a list: .csv, .tsv, .parquet, .jsonl (or .ndjson), or one URL per line.
 
-    From a Parquet file, only the columns of the URL and of `facts` are read. A row that cannot be
-    read has an empty URL. In a text file, empty lines and lines that begin with "#" are ignored.
+    A list other than Parquet may be compressed with gzip, bzip2 or xz (.csv.gz). From a Parquet
+    file, only the columns of the URL and of `facts` are read. A row that cannot be read has an
+    empty URL. In a text file, empty lines and lines that begin with "#" are ignored.
 
     Raises:
         SourceError: the column does not exist, or the rest of the list cannot be read.
     """
-    kind = path.suffix.lower()
     try:
+        kind, opener = form_of(path)
         if kind == ".parquet":
             yield from parquet_rows(path, column, facts)
             return
         # Spreadsheets begin their files with a byte-order mark, which utf-8-sig removes.
-        with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+        with opener(path, "rt", encoding="utf-8-sig", errors="replace", newline="") as file:
             lines = bounded_lines(file)
-            if kind == ".csv":
-                yield from csv_rows(path, lines, column)
+            if kind in (".csv", ".tsv"):
+                yield from csv_rows(path, lines, column, tabs=kind == ".tsv")
             elif kind in (".jsonl", ".ndjson"):
                 yield from map(partial(json_row, column), lines)
             else:
@@ -51,8 +59,28 @@ def read_rows(path: Path, column: str, facts: Sequence[str] = ()) -> Iterator[Ur
                 yield from (UrlRow(url) for url in urls if url and not url.startswith("#"))
     except SourceError:
         raise
-    except (OSError, ValueError, csv.Error) as error:
+    except (OSError, ValueError, csv.Error, EOFError, zlib.error, lzma.LZMAError) as error:
         raise SourceError(f"{path} cannot be read: {error}") from error
+
+
+def form_of(path: Path) -> tuple[str, Callable[..., Any]]:
+    """Return the suffix that names the format of a list, and the function that opens the list.
+
+    Raises:
+        SourceError: the list is compressed in a way that is not supported.
+    """
+    with path.open("rb") as file:
+        head = file.read(8)
+    other = next((form for magic, form in OTHERS.items() if head.startswith(magic)), "")
+    module = next((module for magic, module in PACKED.items() if head.startswith(magic)), None)
+    packed = module is not None and path.suffix.lower() in (".gz", ".bz2", ".xz")
+    kind = Path(path.stem if packed else path.name).suffix.lower()
+    if other or (module and kind == ".parquet"):
+        raise SourceError(
+            f"{path} is {other or 'a compressed Parquet file'}; only text, CSV, TSV and JSON Lines "
+            "may be compressed, with gzip, bzip2 or xz. Unpack it"
+        )
+    return kind, module.open if module else open
 
 
 def bounded_lines(file: TextIO) -> Iterator[str]:
@@ -104,9 +132,10 @@ def check_bytes(path: Path, part: Any) -> None:
         )
 
 
-def csv_rows(path: Path, lines: Iterable[str], column: str) -> Iterator[UrlRow]:
-    """Yield the rows of a CSV file."""
-    reader = csv.DictReader(lines)
+def csv_rows(path: Path, lines: Iterable[str], column: str, tabs: bool = False) -> Iterator[UrlRow]:
+    """Yield the rows of a CSV file, or of a TSV file, in which quotes have no meaning."""
+    how: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if tabs else {}
+    reader = csv.DictReader(lines, **how)
     if column not in (reader.fieldnames or []):
         raise absent(path, column, list(reader.fieldnames or []))
     while True:
@@ -143,9 +172,10 @@ def absent(path: Path, column: str, there: list[str]) -> SourceError:
 
 def count_rows(path: Path) -> int:
     """Return the approximate number of rows in a list."""
-    if path.suffix.lower() == ".parquet":
+    kind, opener = form_of(path)
+    if kind == ".parquet":
         from pyarrow import parquet
 
         return int(parquet.ParquetFile(path).metadata.num_rows)
-    with path.open("rb") as file:
+    with opener(path, "rb") as file:
         return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))

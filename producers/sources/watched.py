@@ -33,6 +33,8 @@ from stream_ssl.wire.sample import Position, Sample
 
 log = logging.getLogger(__name__)
 
+FUTURE_SECONDS = 60.0  # the clocks of two machines may differ by less
+
 Key = tuple[int, str]
 """(stamp in nanoseconds, path below the root). Files are sent in the order of their keys."""
 
@@ -87,7 +89,8 @@ class WatchedFolder:
         order: stamp that orders the files: "mtime" (last write) or "ctime" (last change of any
             kind).
         settle_seconds: seconds that must pass after a file's last change. Use a larger value if
-            clocks disagree (network file systems). Files dated in the future wait until that time.
+            clocks disagree (network file systems). Files dated in the future wait until that time,
+            and the log names them.
         poll_seconds: seconds between two scans of the folder.
         idle_seconds: end after this many seconds without a new file; null: watch for ever.
         name: the source's name; null: the name of the folder.
@@ -117,6 +120,9 @@ class WatchedFolder:
         self.skipped = Skipped(self.name)
         self._left_out: set[tuple[str, str]] = set()
         self._away: list[str] = []  # folders that the current scan could not list
+        # Files changed after now, because the clock was set back, and when they were found so.
+        self._unchanged: dict[FoundFile, float] = {}
+        self._told: Key | None = None  # the last file that was logged as dated in the future
         self._stopped = threading.Event()
         # Public, so that tests can replace the clocks.
         self.wall: Callable[[], float] = time.time
@@ -159,6 +165,12 @@ class WatchedFolder:
                 if self._away:
                     below |= {key for key in passed if self._is_away(key[1])}
             passed = below
+            seen = self.monotonic()
+            self._unchanged = {
+                found: self._unchanged.get(found, seen)
+                for found in files
+                if found.key > last and found.key[0] * 1e-9 <= now < found.touched * 1e-9
+            }
             waiting = False
             for found in files:
                 if found.key <= last:
@@ -166,7 +178,10 @@ class WatchedFolder:
                 if self._stopped.is_set():
                     return
                 age = now - found.touched * 1e-9
+                if found in self._unchanged:
+                    age = seen - self._unchanged[found]
                 if age < self._settle:
+                    self._note_future(found.key, -age)
                     waiting = age >= 0
                     break
                 last = found.key
@@ -201,12 +216,24 @@ class WatchedFolder:
             self.skipped.note(reason, what, why)
 
     def _note_late(self, keys: set[Key]) -> None:
+        remedy = 'touch it, or watch with order="ctime"'
+        if self._order == "ctime":
+            remedy = "the clock was set back: touch it once the clock has passed that time"
         for stamp, path in sorted(keys):
             self.late += 1
             log.warning(
                 "source %s: left out %s: its time %.3f is not after that of a file already sent; "
-                'touch it, or watch with order="ctime"',
-                *(self.name, printable(path, SHOWN_CHARS), stamp * 1e-9),
+                "%s",
+                *(self.name, printable(path, SHOWN_CHARS), stamp * 1e-9, remedy),
+            )
+
+    def _note_future(self, key: Key, seconds: float) -> None:
+        if seconds > max(FUTURE_SECONDS, self._settle) and key != self._told:
+            self._told = key
+            log.warning(
+                "source %s: %s is dated %.0f s in the future; it and newer files wait until then. "
+                "Set the clock of this machine, or touch the file",
+                *(self.name, printable(key[1], SHOWN_CHARS), seconds),
             )
 
     def _read(self, found: FoundFile) -> Sample | None:

@@ -12,14 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
-from client_peer import Peer, image, until
-from test_client_protocol import SIZE, Receiver, Simulation
+from client_peer import Peer, image, until, welcome
+from test_client_protocol import SIZE, Receiver, Simulation, pull, put
 
 from stream_ssl.producers import DeadlineError, Delivery, Producer
 from stream_ssl.producers import _spool as spool_module
 from stream_ssl.producers._outbox import Outbox
-from stream_ssl.producers._packer import NOT_GIVEN, Packer, Packet
+from stream_ssl.producers._packer import NOT_GIVEN, Packer, Packet, pack
 from stream_ssl.producers._protocol import ProducerProtocol
 from stream_ssl.producers._spool import Spool
 from stream_ssl.wire import Ack, Data, Hello, Message, Sample
@@ -212,6 +213,115 @@ def test_damage_is_counted_and_left_out(spool: Spool, caplog: pytest.LogCaptureF
     assert {p.suffix for p in spool.folder.glob(f"{7:020d}.*")} == {".damaged"}
 
 
+Places = dict[str, tuple[Path, int, int]]
+"""The segment, the first byte and the end of the record of each sample."""
+
+
+def filled(spool: Spool, rng: Random, samples: int) -> Places:
+    """Fill a spool with one sample a packet, and with marks that cover no sample."""
+    places: Places = {}
+    for number in range(samples):
+        if rng.random() < 0.2:
+            spool.mark(1, [])
+        pixels = image(side=rng.randint(1, 12))
+        sample = Sample.from_array(pixels, str(number), source="a", time=0.0)
+        assert spool.append([pack([sample], (number,))], 0, None) == 1
+        segment = spool._segments[-1]
+        begin = spool._records[-1].offset
+        assert begin is not None
+        places[str(number)] = segment, begin, spool._size
+    return places
+
+
+def damage(rng: Random, content: bytearray) -> None:
+    """Flip bits, zero a range, remove a range from the end, or put bytes in."""
+    at = rng.randrange(len(content))
+    match rng.choice(["flip", "flips", "zero", "truncate", "insert"]):
+        case "flip":
+            content[at] ^= 1 << rng.randrange(8)
+        case "flips":
+            for _ in range(rng.randint(2, 6)):
+                content[rng.randrange(len(content))] ^= rng.randint(1, 255)
+        case "zero":
+            end = min(len(content), at + rng.randint(1, 1500))
+            content[at:end] = bytes(end - at)
+        case "truncate":
+            del content[at:]
+        case "insert":
+            content[at:at] = rng.randbytes(rng.randint(1, 60))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_whatever_is_damaged_whole_packets_come_once_and_the_others_are_counted(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The naive twin keeps the bytes of each record, and looks for them in the damaged files."""
+    rng = Random(seed)
+    monkeypatch.setattr(spool_module, "SEGMENT_BYTES", rng.choice([600, 3000, 1 << 20]))
+    monkeypatch.setattr(spool_module, "_SCAN_BYTES", rng.choice([64, 300, 1 << 20]))
+    spool = Spool(tmp_path, "a", 1 << 20)
+    places = filled(spool, rng, 40)
+    spool.close()
+    before = {path: path.read_bytes() for path in tmp_path.glob("*.spool")}
+    for path in rng.sample(sorted(before), rng.randint(1, min(4, len(before)))):
+        content = bytearray(before[path])
+        damage(rng, content)
+        path.write_bytes(content)
+    after = {path: path.read_bytes() for path in before}
+    whole = [
+        name
+        for name, (path, begin, end) in places.items()
+        if before[path][begin:end] in after[path]
+    ]
+    again = Spool(tmp_path, "a", 1 << 20)
+    known = again.end  # the samples behind the last whole record are a torn end
+    assert again.samples == known
+    assert ids(again) == whole
+    assert again.lost == known - len(whole)
+    assert known == 40 or after[max(after)] != before[max(before)]
+    again.append([packet("new")], 0, None)
+    last = reopen(again)
+    assert ids(last) == [*whole, "new"]
+    assert last.lost == known - len(whole)
+    last.ack(last.end)
+    assert (last.samples, last.bytes, list(tmp_path.glob("*.spool"))) == (0, 0, [])
+    last.close()
+
+
+def test_a_payload_that_contains_a_record_adds_no_sample(spool: Spool) -> None:
+    for number in (0, 1 << 60):
+        inner = spool_module._packet_record(number, packet("inner"))
+        sample = Sample.from_array(np.frombuffer(inner, np.uint8)[None], "outer", source="a")
+        spool.append([packet("1"), pack([sample], (None,)), packet("2")], 0, None)
+    (segment,) = spool.folder.glob("*.spool")
+    content = bytearray(segment.read_bytes())
+    content[:] = content.replace(b"outer", b"OUTER")
+    segment.write_bytes(content)
+    again = reopen(spool)
+    assert (ids(again), again.lost) == (["1", "2", "1", "2"], 2)
+    again.close()
+
+
+def test_a_damaged_packet_that_the_receiver_has_is_not_lost(
+    spool: Spool, caplog: pytest.LogCaptureFixture
+) -> None:
+    spool.append([packet(*"123"), packet("4"), packet("5")], 0, None)
+    spool.mark(1, [(0, 1), (2, 1), (3, 1), (4, 1)])  # "2" was rejected
+    (segment,) = spool.folder.glob("*.spool")
+    content = bytearray(segment.read_bytes())
+    content[30] ^= 1
+    segment.write_bytes(content)
+    spool.close()
+    for durable, lost, left in [(0, 2, "45"), (1, 1, "45"), (2, 0, "45"), (3, 0, "5")]:
+        again = Spool(spool.folder, "a", 1 << 20)
+        settled = again.resume(durable)
+        assert (ids(again), again.lost) == (list(left), lost)
+        assert settled + lost + len(left) == 5
+        assert caplog.text.count("damaged and lost") == (lost > 0)
+        caplog.clear()
+        again.close()
+
+
 def test_a_spool_whose_files_are_removed_goes_on(spool: Spool) -> None:
     spool.append([packet("1"), packet("2")], 2, None)
     for path in spool.folder.iterdir():
@@ -294,10 +404,15 @@ class Committing(Receiver):
 
 
 class Robot(Simulation):
-    """The simulation of the protocol, with a spool, and with a power cut among the faults."""
+    """The simulation of the protocol, with a spool, and with a power cut among the faults.
 
-    def __init__(self, rng: Random, folder: Path) -> None:
+    With `rots`, packets on disk are damaged at any moment.
+    """
+
+    def __init__(self, rng: Random, folder: Path, rots: bool) -> None:
         super().__init__(rng, drops=False)
+        self.rots = rots
+        self.rotten: set[str] = set()  # damaged on disk
         self.folder = folder
         self.receiver = Committing()
         self.safe: set[str] = set()  # on the robot's disk once
@@ -312,7 +427,25 @@ class Robot(Simulation):
         self.work_spool()
         if self.rng.random() < 0.03:
             self.power_cut()
+        if self.rots and self.rng.random() < 0.1:
+            self.rot()
         super().step()
+
+    def rot(self) -> None:
+        spool = self.protocol.outbox.spool
+        assert spool is not None
+        if not spool._records:
+            return
+        record = self.rng.choice(spool._records)
+        damaged = spool_module._read_packet(record)
+        if damaged is None or record.offset is None:
+            return
+        self.rotten |= set(damaged.ids)
+        with record.segment.open("r+b") as file:
+            file.seek(record.offset + self.rng.randrange(60))
+            byte = file.read(1)
+            file.seek(-1, os.SEEK_CUR)
+            file.write(bytes([byte[0] ^ 1 << self.rng.randrange(8)]))
 
     def work_spool(self) -> None:
         """What the I/O thread does with the disk in each of its steps."""
@@ -365,11 +498,12 @@ class Robot(Simulation):
         self.protocol.outbox.spool.close()
 
 
+@pytest.mark.parametrize("rots", [False, True])
 @pytest.mark.parametrize("seed", range(3))
-def test_what_was_on_disk_arrives_once_and_in_order(seed: int, tmp_path: Path) -> None:
+def test_what_was_on_disk_arrives_once_and_in_order(seed: int, rots: bool, tmp_path: Path) -> None:
     rng = Random(seed)
     for number in range(20):
-        robot = Robot(rng, tmp_path / str(number))
+        robot = Robot(rng, tmp_path / str(number), rots)
         for _ in range(120):
             robot.step()
             if robot.protocol.fatal is not None:
@@ -377,7 +511,7 @@ def test_what_was_on_disk_arrives_once_and_in_order(seed: int, tmp_path: Path) -
         else:
             robot.heal()
             assert robot.protocol.fatal is None
-            assert robot.safe <= set(robot.receiver.journal)
+            assert robot.safe - robot.rotten <= set(robot.receiver.journal)
             assert robot.protocol.outbox.done == robot.protocol.outbox.taken
             assert robot.protocol.outbox.spool is not None
             assert robot.protocol.outbox.spool.samples == 0
@@ -385,6 +519,43 @@ def test_what_was_on_disk_arrives_once_and_in_order(seed: int, tmp_path: Path) -
         assert robot.protocol.outbox.spool is not None
         robot.protocol.outbox.spool.close()
         assert "damaged 3 times" in str(robot.protocol.fatal)
+
+
+def test_a_packet_damaged_after_it_was_sent_shifts_no_sequence(spool: Spool) -> None:
+    """The receiver has "1" to "3" and could not acknowledge them. "2" is damaged on this disk."""
+    outbox = Outbox(Packer(1 << 20, 1), 0.2, spool, buffer_bytes=4)
+    protocol = ProducerProtocol(Hello("a", spool.epoch, 1), outbox, reason="")
+    protocol.connected(0.0)
+    pull(protocol, 0.0)
+    protocol.received(welcome(credit=1 << 20), 0.0)
+    outbox.window.limit = 1 << 20
+    for number in range(1, 5):
+        put(protocol, number)
+    sent = [pull(protocol, 0.0) for _ in range(3)]
+    assert [it[0] for it in sent if isinstance(it, tuple)] == [1, 2, 3]
+    protocol.disconnected("away")
+    packets, loaded, mark = outbox.to_spool(active=False)
+    assert spool.append(packets, loaded, mark) == 4
+    outbox.on_spooled(packets, loaded, active=False)
+    assert len(outbox.window) == 0
+    offset = spool._records[1].offset
+    assert offset is not None
+    with spool._segments[0].open("r+b") as file:
+        file.seek(offset)
+        file.write(b"?")
+    protocol.connected(1.0)
+    pull(protocol, 1.0)
+    protocol.received(welcome(resume=3, credit=1 << 20), 1.0)
+    while outbox.load_spool(active=True):
+        pass
+    last = pull(protocol, 1.0)
+    assert isinstance(last, tuple)
+    assert (last[0], last[1].ids) == (4, ("4",))
+    protocol.received(Ack(4, 1 << 20), 1.0)
+    assert (outbox.done, outbox.taken, spool.samples) == (4, 4, 0)
+    assert outbox.stats.acked.samples == 4
+    assert outbox.stats.dropped.samples == 0
+    spool.close()
 
 
 def spooling(peer: Peer, folder: Path, **settings: object) -> Producer:

@@ -1,5 +1,6 @@
 """How acknowledgements find their way to a broker's source."""
 
+import asyncio
 import itertools
 import logging
 import socket
@@ -16,6 +17,7 @@ from stream_ssl.producers import Delivery, Producer
 from stream_ssl.producers.shaping import Shaped
 from stream_ssl.producers.sources import Nats
 from stream_ssl.producers.sources.acknowledged import Deliveries, UnreadableError, sample_of
+from stream_ssl.producers.sources.nats_consumer import ConsumerSettings, DurableConsumer
 
 (PNG,) = image_files(1)
 
@@ -138,3 +140,29 @@ def test_what_would_part_messages_from_acknowledgements_is_refused(options, why,
     command = ["produce", *source, "--to", "tcp://127.0.0.1:1", "--name", "robot", *options]
     assert main(command) == 2
     assert why in caplog.text
+
+
+def test_a_server_of_nats_that_comes_and_goes_is_logged_once_in_a_while(monkeypatch, caplog):
+    callbacks = {}
+
+    class Client:
+        def jetstream(self):
+            return None
+
+        async def connect(self, **settings):
+            callbacks.update(settings)
+
+    async def come_and_go():
+        await consumer._connect([])
+        for _ in range(200):
+            await callbacks["error_cb"](ConnectionError("unexpected EOF"))
+            await callbacks["reconnected_cb"]()
+
+    monkeypatch.setattr("nats.aio.client.Client", Client)
+    consumer = DurableConsumer("robot", {}, ConsumerSettings("FRAMES", "ssl", None, 1, 1.0))
+    with caplog.at_level(logging.INFO):
+        asyncio.run(come_and_go())
+    assert [record.getMessage() for record in caplog.records] == [
+        "source robot: unexpected EOF",
+        "source robot: connected again",
+    ]

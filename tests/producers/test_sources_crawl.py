@@ -7,6 +7,7 @@ import io
 import itertools
 import json
 import logging
+import math
 import socket
 import threading
 import time
@@ -274,6 +275,52 @@ def test_a_busy_host_is_waited_for(served, tmp_path, status):
     assert source.skipped.by_reason == {"busy": 1}
 
 
+def test_a_date_to_retry_after_is_read_by_the_hosts_clock(served, tmp_path):
+    """This machine's clock may be wrong by years."""
+
+    async def busy(request):
+        if request.path == "/1.png" and served.asked.count("good.test/1.png") == 1:
+            dates = [f"Thu, 01 Jan 1998 00:00:0{second} GMT" for second in (1, 2)]
+            await request.send(status=503, Date=dates[0], Retry_After=dates[1])
+        else:
+            await image(request)
+
+    served.answers["good.test/*"] = busy
+    began = time.monotonic()
+    source = crawl(served, tmp_path, good(2), retries=1, max_wait=2.0)
+    assert sorted(paths(source.samples())) == ["0.png", "1.png"]
+    assert time.monotonic() - began >= 1.0
+
+
+def test_a_dead_host_is_asked_for_its_robots_txt_once_for_all_its_rows(
+    served, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(fetch, "pause", lambda _attempt: 0.01)
+    monkeypatch.setattr(fetch, "ANSWER_SECONDS", 0.01)
+    served.answers["dead.test/robots.txt"] = silent
+    urls = [*good(1), *good(30, "dead.test")]
+    source = crawl(served, tmp_path, urls, retries=2, window=4)
+    assert paths(source.samples()) == ["0.png"]
+    assert source.skipped.by_reason == {"no robots.txt": 30}
+    assert served.asked.count("dead.test/robots.txt") == 3
+
+
+@pytest.mark.parametrize("status", [408, 500, 502, 504])
+def test_a_bucket_that_fails_for_a_moment_is_asked_again(served, tmp_path, monkeypatch, status):
+    monkeypatch.setattr(fetch, "pause", lambda _attempt: 0.01)
+
+    async def failing(request):
+        if request.path == "/2.png" or served.asked.count("good.test" + request.path) == 1:
+            await request.send(status=status)
+        else:
+            await image(request)
+
+    served.answers["good.test/*"] = failing
+    source = crawl(served, tmp_path, good(4), retries=1)
+    assert sorted(paths(source.samples())) == ["0.png", "1.png", "3.png"]
+    assert source.skipped.by_reason == {f"HTTP {status}": 1}
+
+
 async def slow(request):
     await request.raw(b"HTTP/1.1 200 X\r\ncontent-length: 1000\r\n\r\n\x89PNG")
     await asyncio.sleep(60)
@@ -521,3 +568,99 @@ def test_another_lists_position_is_refused(served, tmp_path):
     for broken in (17, [], {}, position | {"at": [-1, "0"]}, position | {"at": [0, "x"]}):
         with pytest.raises(ValueError, match="position does not fit"):
             crawl(served, tmp_path, good(5)).samples(broken)
+
+
+SECRETS = [
+    "?X-Amz-Credential=AKIA/x&X-Amz-Expires=9&X-Amz-Signature=s3cr3t",
+    "?sv=2024&sig=s3cr3t%2Fx",
+    "?a=1&access_token=s3cr3t",
+    "?token=s3cr3t",
+    "?AWSAccessKeyId=s3cr3t&Signature=s3cr3t",
+    "?x%2Damz%2Dsecurity%2Dtoken=s3cr3t",
+]
+
+
+@table("query", SECRETS)
+def test_no_secret_of_a_url_is_logged_or_sent(served, tmp_path, caplog, query):
+    async def redirecting(request):
+        await request.send(status=302, location=f"/2.png{query}")
+
+    async def missing(request):
+        await request.send(status=404)
+
+    served.answers |= {f"/1.png{query}": redirecting, f"/2.png{query}": redirecting}
+    served.answers[f"/3.png{query}"] = missing
+    urls = [f"{url}{query}" for url in good(4)]
+    urls += ["http://me:s3cr3t@good.test:PORT/0.png", f"http://good.test:port/{query}"]
+    urls += [f"{urls[0]}2"]  # another secret
+    source = crawl(served, tmp_path, urls, redirects=2)
+    samples = [sample for sample, _ in source.samples()]
+    assert len({sample.id for sample in samples}) == 3
+    assert source.skipped.by_reason == {"redirects": 2, "HTTP 404": 1, "bad URL": 1}
+    assert "s3cr3t" not in caplog.text + "".join(sample.id for sample in samples)
+    assert f"good.test/0.png{query}" in served.asked
+
+
+def test_a_url_without_secrets_is_its_own_id(served, tmp_path):
+    urls = [f"{url}?size=5&page=2;author=me&keyword=a#token" for url in good(3)]
+    ids = {sample.id for sample, _ in crawl(served, tmp_path, urls).samples()}
+    assert ids == {url.replace("PORT", str(served.port)) for url in urls}
+
+
+@pytest.mark.parametrize("begins_offline", [True, False])
+def test_an_outage_of_the_own_network_costs_no_row(
+    served, tmp_path, monkeypatch, caplog, begins_offline
+):
+    """Every name, also that of a host that answered before, is unresolved for two seconds."""
+    monkeypatch.setattr(fetch, "ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr(fetch, "REPEAT_SECONDS", 0.2)
+    asked = []
+    down = [0.0 if begins_offline else math.inf, 2.0]
+
+    async def resolve(host, _port):
+        asked.append(host)
+        if len(asked) == 30 and not begins_offline:
+            down[:] = [time.monotonic(), 2.0]
+        if begins_offline and len(asked) == 1:
+            down[0] = time.monotonic()
+        if down[0] <= time.monotonic() < down[0] + down[1]:
+            raise fetch.Skip("unreachable", f"{host}: failed", silent=True, offline=True)
+        return ["127.0.0.1"]
+
+    served.answers["*"] = image
+    urls = [f"http://h{n}.test:PORT/{n}.png" for n in range(80)]
+    source = crawl(served, tmp_path, urls, resolve, concurrency=8, window=16)
+    began = time.monotonic()
+    assert len(list(source.samples())) == 80
+    assert source.skipped.by_reason == {}
+    assert time.monotonic() - began > 2.0
+    assert "the network seems down: " in caplog.text
+    assert "The crawl waits and goes on by itself" in caplog.text
+
+
+def test_dead_hosts_do_not_stop_a_crawl(served, tmp_path, monkeypatch):
+    monkeypatch.setattr(fetch, "ANSWER_SECONDS", 0.05)
+
+    async def resolve(host, _port):
+        if host.startswith("dead"):
+            raise fetch.Skip("unreachable", f"{host}: failed", silent=True, offline=True)
+        return ["127.0.0.1"]
+
+    dead = [f"http://dead{n}.test:PORT/0.png" for n in range(20)]
+    source = crawl(served, tmp_path, [*good(1), *dead], resolve, concurrency=4)
+    assert paths(source.samples()) == ["0.png"]
+    assert source.skipped.by_reason == {"no robots.txt": 20}
+
+
+def test_the_rules_of_many_hosts_are_bounded(served, tmp_path, monkeypatch):
+    monkeypatch.setattr(fetch, "ROBOTS_KEPT", 5000)
+    served.answers["*"] = image
+    served.answers["/robots.txt"] = robots("User-agent: *\nDisallow: /1" + "\n# no" * 200)
+    urls = [f"http://h{n}.test:PORT/{n % 3}.png" for n in range(60)] * 2
+    source = crawl(served, tmp_path, urls, window=8)
+    assert len(list(source.samples())) == 80
+    assert source.skipped.by_reason == {"robots.txt": 40}
+    kept = source.fetcher._kept
+    assert 1 < len(kept) <= 5
+    assert sum(kept.values()) <= 5000
+    assert sum(host.robots is not None for host in source.fetcher._hosts.values()) == len(kept)

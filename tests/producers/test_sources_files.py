@@ -28,6 +28,7 @@ from stream_ssl.producers.sources import (
     NpyVectors,
     WatchedFolder,
 )
+from stream_ssl.producers.sources.base import SourceError
 from stream_ssl.producers.sources.cifar import read_records
 from stream_ssl.producers.sources.fields import MAX_FILE, file_name
 from stream_ssl.producers.sources.finite import select
@@ -418,6 +419,39 @@ def test_a_gzipped_idx_file_is_unpacked_only_as_far_as_it_says(tmp_path):
     path.write_bytes(gzip.compress(bytes([0, 0, 8, 3]) + b"\x7f\xff\xff\xff" * 3 + bytes(2**27)))
     with pytest.raises(ValueError, match="unpacks to more than 100 times its size"):
         IdxDataset(images=path)
+
+
+@table("kind", ["npy", "idx", "cifar"])
+def test_a_file_that_is_shortened_while_it_is_read_loses_only_its_end(tmp_path, kind, caplog):
+    path = tmp_path / "data_batch_1.bin"
+    if kind == "npy":
+        path.write_bytes(npy_bytes(np.ones((50, 500), np.float32)))
+        source = NpyVectors(path, shuffle=False)
+    elif kind == "idx":
+        path.write_bytes(idx_bytes(pixels(50, 40, 40)))
+        source = IdxDataset(images=path, shuffle=False)
+    else:
+        write_cifar(path, pixels(50, 32, 32, 3), [1] * 50)
+        source = CifarBinary(tmp_path, shuffle=False)
+    whole = [(sample.id, sample.data) for sample, _ in source.samples()]
+    os.truncate(path, path.stat().st_size - 30 * len(whole[0][1]) - (30 if kind == "cifar" else 0))
+    assert [(sample.id, sample.data) for sample, _ in source.samples()] == whole[:20]
+    assert source.skipped.by_reason == {"unreadable": 30}
+    assert "ends before byte" in caplog.text
+    assert "restore the file" in caplog.text
+    os.truncate(path, 0)
+    with pytest.raises(SourceError, match="not one sample of a whole pass"):
+        list(source.samples())
+
+
+def test_vectors_that_are_stored_column_by_column_are_sent_as_rows(tmp_path):
+    value_ND = np.arange(60, dtype=np.float16).reshape(12, 5)
+    np.save(tmp_path / "a.npy", np.asfortranarray(value_ND))
+    sent = [
+        np.frombuffer(sample.data, np.float16)
+        for sample, _ in NpyVectors(tmp_path / "a.npy", shuffle=False).samples()
+    ]
+    assert np.array_equal(sent, value_ND)
 
 
 def test_an_npy_header_is_bounded(tmp_path):

@@ -251,6 +251,31 @@ def test_a_source_that_cannot_go_on_says_why_and_what_is_deleted_is_counted(conf
     assert "has deleted 3 messages of partition 0" in caplog.text
 
 
+@pytest.mark.parametrize("start", ["earliest", "latest"])
+def test_what_retention_deletes_before_a_slow_consumer_is_counted(config, caplog, start):
+    """The mock keeps five megabytes of a partition."""
+    config.write_text(config.read_text() + "queued.max.messages.kbytes = 1\n")
+    small, large = image_files(READY + 20), [image + bytes(100_000) for image in image_files(150)]
+    with (
+        cluster() as (publisher, address),
+        closing(source_of(address, config, start=start, idle_seconds=6.0)) as source,
+    ):
+        stream = source.samples()
+        assert until(lambda: source._offsets.safe)
+        publish(publisher, small)
+        samples = [next(stream)]
+        assert until(lambda: source._ready.paused)  # the sender is slow
+        publish(publisher, large)
+        samples += stream
+    offsets = [int(sample.id.rpartition("-")[2]) for sample, _ in samples]
+    lost = source.skipped.by_reason["deleted by retention"]
+    assert offsets == sorted(set(offsets))
+    assert offsets[-1] == len(small) + len(large) - 1
+    assert lost > 50
+    assert len(offsets) + lost == len(small) + len(large)
+    assert f"has deleted {lost} messages of partition 0" in caplog.text
+
+
 @table("method", ["committed", "get_watermark_offsets"])
 def test_a_broker_that_is_away_while_partitions_are_assigned_is_asked_again(
     config, monkeypatch, method

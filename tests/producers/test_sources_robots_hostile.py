@@ -1,6 +1,7 @@
 """Robots' logs that claim what is not there, are cut or sparse: each costs itself alone."""
 
 import bz2
+import re
 import sqlite3
 import struct
 import time
@@ -12,6 +13,8 @@ import lz4.frame
 import numpy as np
 import pytest
 import zstandard
+from mcap.data_stream import RecordBuilder
+from mcap.records import Message
 from mcap.writer import CompressionType, IndexType
 from mcap.writer import Writer as McapWriter
 from robot_files import (
@@ -32,7 +35,7 @@ from rosbags.rosbag2 import CompressionFormat, CompressionMode
 from table import table
 from video_files import number_of, numbered
 
-from stream_ssl.producers.sources import McapFiles, RosBags, chunked
+from stream_ssl.producers.sources import McapFiles, RosBags, chunked, mcap_file
 from stream_ssl.producers.sources.bag_file import header_of
 from stream_ssl.producers.sources.recordings import BrokenFileError
 from stream_ssl.producers.sources.robot_images import pixels
@@ -116,6 +119,93 @@ def test_mcap_files_of_every_form_are_read(tmp_path, options, cls):
     assert source.skipped.by_reason == {}
     for at in (0, 4, 8):
         assert list(source.samples(stream[at][1])) == stream[at + 1 :]
+
+
+def write_mixed(path, inside, damage=None):
+    """Messages whose numbers are `inside` lie in chunks, the others between the chunks."""
+    with path.open("wb") as file:
+        writer = McapWriter(file, chunk_size=1)
+        writer.start("ros2")
+        schema = writer.register_schema(IMAGE, "ros2msg", DEFINITION.encode())
+        channel = writer.register_channel("/camera", "cdr", schema)
+        places = {}
+        for number in range(20):
+            message = Message(channel, BEGAN + number, cdr(number), BEGAN + number, number)
+            if number in inside:
+                writer.add_message(channel, BEGAN + number, cdr(number), BEGAN + number, number)
+            else:
+                places[number] = file.tell()
+                builder = RecordBuilder()
+                message.write(builder)
+                file.write(builder.end())
+        writer.finish()
+    if damage is not None:
+        data = bytearray(path.read_bytes())
+        data[places[damage]] = 0
+        path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize("run_bytes", [1, 20_000, 1 << 24])
+@pytest.mark.parametrize("seed", range(4))
+def test_messages_outside_of_chunks_are_read_in_order(tmp_path, monkeypatch, seed, run_bytes):
+    monkeypatch.setattr(mcap_file, "RUN_BYTES", run_bytes)
+    inside = set(np.random.default_rng(seed).permutation(20)[: 4 + 4 * seed].tolist())
+    source = McapFiles(str(write_mixed(tmp_path / "a.mcap", inside)))
+    stream = list(source.samples())
+    assert [number_of(sample) for sample, _ in stream] == list(range(20))
+    assert source.skipped.by_reason == {}
+    for at in (0, 7, 19):
+        assert list(source.samples(stream[at][1])) == stream[at + 1 :]
+
+
+def test_damage_between_chunks_costs_no_chunk(tmp_path):
+    path = write_mixed(tmp_path / "a.mcap", {0, 1, 2, 9, 10, 15, 19}, damage=5)
+    source = McapFiles(str(path))
+    numbers = sent(source)
+    assert numbers == [n for n in range(20) if not 5 <= n <= 8]
+    assert source.skipped.by_reason == {"damaged": 1}
+
+
+@table("kind", ["mcap", "mcap, no chunks", "bag", "a ROS 2 folder"])
+def test_a_log_that_still_grows_is_gone_on_from(tmp_path, kind):
+    """The log of a robot is read while it is written, and again once it is whole."""
+    if kind == "bag":
+        cls, path = RosBags, write_bag(tmp_path / "a.bag", drive(ROS1, 60))
+        part = path
+    elif kind == "a ROS 2 folder":
+        cls, path = RosBags, tmp_path / "a"
+        path.mkdir()
+        part = write_mcap(path / "a_0.mcap", drive(ROS2, 60))
+        (path / "metadata.yaml").write_text("written last")
+    elif kind == "mcap":
+        cls, path = McapFiles, write_mcap(tmp_path / "a.mcap", drive(ROS2, 60))
+        part = path
+    else:
+        cls, path = McapFiles, write_plain(tmp_path / "a.mcap", 30, use_chunking=False)
+        part = path
+    expected = sent(cls(str(path)))
+    whole = part.read_bytes()
+    if kind == "bag":  # while it is written, its index has no place
+        head = re.sub(rb"index_pos=.{8}", b"index_pos=" + bytes(8), whole, count=1, flags=re.DOTALL)
+    else:
+        head = whole
+    numbers, position = [], None
+    metadata = path / "metadata.yaml"
+    text = metadata.read_bytes() if metadata.exists() else None
+    for percent in (40, 70, 100):
+        size = len(whole) * percent // 100
+        part.write_bytes(whole if percent == 100 else head[:size])
+        if text is not None:
+            metadata.unlink(missing_ok=True) if percent < 100 else metadata.write_bytes(text)
+        stream = list(cls(str(path)).samples(position))
+        numbers += [number_of(sample) for sample, _ in stream]
+        position = stream[-1][1]
+    assert numbers == expected
+    (_, position), *_ = cls(str(path)).samples()
+    part.write_bytes(whole + b"1")
+    with pytest.raises(ValueError, match="bytes was"):
+        cls(str(path)).samples(position)
 
 
 def logs(folder):

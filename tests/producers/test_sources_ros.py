@@ -350,6 +350,7 @@ def test_a_position_is_of_this_source_alone():
         ({"url": "ws://"}, "must be ws://HOST:PORT"),
         ({"url": "ws://robot:x"}, "must be ws://HOST:PORT"),
         ({"url": "ws://a:secret@robot"}, "url: a password"),
+        ({"url": "http://robot/?token=hidden"}, r"url 'http://robot/\?token=~[0-9a-f]{16}': must"),
         ({"timeout": 0}, "timeout 0: must be above 0"),
         ({"waiting": 0}, "waiting 0"),
         ({"quality": 101}, "quality 101"),

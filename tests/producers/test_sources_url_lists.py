@@ -1,8 +1,14 @@
 """Lists of URLs in Parquet files that claim, or hold, more than the memory does."""
 
+import bz2
+import gzip
+import json
+import lzma
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -50,3 +56,50 @@ def test_only_what_is_asked_for_is_read(tmp_path: Path, monkeypatch: pytest.Monk
     assert pool.max_memory() < 100_000
     with pytest.raises(SourceError, match=r"'jpg' has a row group of .* at most 10000"):
         list(read_rows(path, "url", ["jpg"]))
+
+
+ROWS = [UrlRow(f"http://host/{n}?a=1", {"caption": f'a "quoted, {n}'}) for n in range(50)]
+LINES = {
+    ".csv": "caption,url\n" + "".join(f'"a ""quoted, {n}",{ROWS[n].url}\n' for n in range(50)),
+    ".tsv": "caption\turl\n" + "".join(f'a "quoted, {n}\t{ROWS[n].url}\n' for n in range(50)),
+    ".jsonl": "".join(json.dumps({"url": row.url, **row.facts}) + "\n" for row in ROWS),
+    ".txt": "".join(f"{row.url}\n" for row in ROWS),
+}
+
+
+@pytest.mark.parametrize("module", [None, gzip, bz2, lzma])
+@pytest.mark.parametrize("kind", LINES)
+def test_a_list_is_read_in_each_form_and_compression(
+    kind: str, module: Any, tmp_path: Path
+) -> None:
+    suffix = {None: "", gzip: ".gz", bz2: ".bz2", lzma: ".xz"}[module]
+    path = tmp_path / f"a{kind}{suffix}"
+    raw = LINES[kind].encode()
+    path.write_bytes(raw if module is None else module.compress(raw))
+    rows = list(read_rows(path, "url"))
+    assert rows == ([UrlRow(row.url) for row in ROWS] if kind == ".txt" else ROWS)
+    assert url_lists.count_rows(path) == LINES[kind].count("\n")
+
+
+@pytest.mark.parametrize("module", [gzip, bz2, lzma])
+def test_the_rows_before_a_compressed_lists_damage_are_read(module: Any, tmp_path: Path) -> None:
+    path = tmp_path / "a.txt.gz"
+    text = "".join(f"http://host/{random.Random(n).random()}\n" for n in range(100_000))
+    packed = module.compress(text.encode())
+    path.write_bytes(packed[: len(packed) * 3 // 4])
+    rows: list[str] = []
+    with pytest.raises(SourceError, match=r"a\.txt\.gz cannot be read: .*end"):
+        rows.extend(row.url for row in read_rows(path, "url"))
+    assert len(rows) > 1000
+    assert rows == text.split()[: len(rows)]
+
+
+def test_another_compression_is_refused_with_a_remedy(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv.zip"
+    path.write_bytes(b"PK\3\4" + bytes(100))
+    with pytest.raises(SourceError, match=r"a ZIP file; only text, .* xz\. Unpack it"):
+        list(read_rows(path, "url"))
+    path = tmp_path / "a.parquet.gz"
+    path.write_bytes(gzip.compress(b"PAR1"))
+    with pytest.raises(SourceError, match=r"a compressed Parquet file; .* Unpack it"):
+        list(read_rows(path, "url"))

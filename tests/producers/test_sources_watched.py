@@ -172,6 +172,36 @@ def test_a_file_dated_in_the_future_waits_for_its_time(tmp_path):
     assert names(watch(tmp_path, Clock(2.0**35)).samples(stream[-1][1])) == ["later.png"]
 
 
+def test_a_file_dated_in_the_future_is_named_once_with_the_remedy(tmp_path, caplog):
+    add(tmp_path, "now.png", 5)
+    add(tmp_path, "later.png", 2.0**33 + 3600)
+    add(tmp_path, "much later.png", 2.0**34)
+    list(watch(tmp_path, settle_seconds=1, idle_seconds=10).samples())
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "later.png is dated 3600 s in the future; it and newer files wait until then" in line
+    assert "Set the clock of this machine, or touch the file" in line
+
+
+def test_a_clock_that_is_set_back_stops_no_file_that_was_written_before(tmp_path, caplog):
+    """The files changed at a time that is still to come. Only a file that rests is sent."""
+    for number in range(5):
+        add(tmp_path, f"{number}.png", 5 + number)
+    clock = Clock(1000.0)  # in 1970
+
+    def change():
+        if clock.now < 1003:
+            add(tmp_path, "2.png", 7, seed=int(clock.now))
+
+    clock.on_sleep = change
+    source = watch(tmp_path, clock, settle_seconds=2, poll_seconds=0.5, idle_seconds=10)
+    times = [(sample.id[:5], clock.now) for sample, _ in source.samples()]
+    assert [name for name, _ in times] == [f"{number}.png" for number in range(5)]
+    assert times[0][1] == 1002
+    assert times[2][1] >= 1004.5
+    assert times[4][1] < 1006
+    assert not caplog.records
+
+
 def test_unfinished_names_and_other_files_are_left_alone(tmp_path):
     kinds = (".a.png", "~b.png", "c.png.part", "d.tmp", "e.txt", ".git/f.png")
     for number, name in enumerate((*kinds, "good.png")):
