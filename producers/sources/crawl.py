@@ -33,7 +33,7 @@ from stream_ssl.producers.sources.url_lists import UrlRow, count_rows, read_rows
 from stream_ssl.wire.sample import Position, Sample
 
 if TYPE_CHECKING:
-    from stream_ssl.producers.sources.fetch import Fetcher
+    from stream_ssl.producers.sources.web.fetch import Fetcher
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class Crawl:
         name: str = "crawl",
         **fetching: Any,
     ) -> None:
-        from stream_ssl.producers.sources.fetch import Fetcher
+        from stream_ssl.producers.sources.web.fetch import Fetcher
 
         if not 1 <= concurrency <= 1000:
             raise ValueError(f"concurrency {concurrency}: must lie in [1, 1000]")
@@ -140,7 +140,7 @@ class Crawl:
 
     async def crawl(self, row: UrlRow) -> Sample | None:
         """Return the sample of a row, or None if there is none; `skipped` then has the reason."""
-        from stream_ssl.producers.sources.fetch import Skip
+        from stream_ssl.producers.sources.web.skip import Skip
 
         url = without_secrets(row.url)
         try:
@@ -170,7 +170,7 @@ class Crawl:
         Raises:
             Skip: the URL gives no image.
         """
-        from stream_ssl.producers.sources.fetch import Skip
+        from stream_ssl.producers.sources.web.skip import Skip
 
         while True:
             try:

@@ -12,9 +12,9 @@ from stream_ssl.producers.shaping import Continual, Parked, Popularity, Shift, S
 from stream_ssl.producers.shaping.continual import Widths
 from stream_ssl.producers.shaping.shaped import Repeats
 from stream_ssl.producers.sources import Synthetic
-from stream_ssl.producers.sources.fetch import Patience
 from stream_ssl.producers.sources.nats_consumer import TlsFiles
 from stream_ssl.producers.sources.synthetic import Pictures
+from stream_ssl.producers.sources.web.fetch import Patience
 
 BASE = ["--to", "tcp://127.0.0.1:1", "--name", "robot"]
 

@@ -20,8 +20,10 @@ from table import table
 from web import web
 
 from stream_ssl.producers.shaping import Shaped
-from stream_ssl.producers.sources import Crawl, fetch
+from stream_ssl.producers.sources import Crawl
 from stream_ssl.producers.sources.base import SourceError
+from stream_ssl.producers.sources.web import fetch, network, outage
+from stream_ssl.producers.sources.web.skip import Skip
 
 PNG = [encoded(image) for image in pixels(12, 6, 5, 3)]
 
@@ -296,7 +298,7 @@ def test_a_dead_host_is_asked_for_its_robots_txt_once_for_all_its_rows(
     served, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(fetch, "pause", lambda _attempt: 0.01)
-    monkeypatch.setattr(fetch, "ANSWER_SECONDS", 0.01)
+    monkeypatch.setattr(outage, "ANSWER_SECONDS", 0.01)
     served.answers["dead.test/robots.txt"] = silent
     urls = [*good(1), *good(30, "dead.test")]
     source = crawl(served, tmp_path, urls, retries=2, window=4)
@@ -487,8 +489,8 @@ def test_a_name_server_that_fails_for_a_moment_is_asked_again(served, tmp_path, 
 
     urls = [*good(1), *good(1, "unknown.test")]
     source = crawl(served, tmp_path, urls, robots=False, retries=1)
-    source.fetcher.backend.resolve = fetch.resolve
-    monkeypatch.setattr(fetch.socket, "getaddrinfo", looked_up)
+    source.fetcher.backend.resolve = network.resolve
+    monkeypatch.setattr(network.socket, "getaddrinfo", looked_up)
     assert paths(source.samples()) == ["0.png"]
     assert source.skipped.by_reason == {"unresolved host": 1}
     assert sorted(asked) == ["good.test", "good.test", "unknown.test"]
@@ -612,8 +614,8 @@ def test_an_outage_of_the_own_network_costs_no_row(
     served, tmp_path, monkeypatch, caplog, begins_offline
 ):
     """Every name, also that of a host that answered before, is unresolved for two seconds."""
-    monkeypatch.setattr(fetch, "ANSWER_SECONDS", 0.05)
-    monkeypatch.setattr(fetch, "REPEAT_SECONDS", 0.2)
+    monkeypatch.setattr(outage, "ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr(outage, "REPEAT_SECONDS", 0.2)
     asked = []
     down = [0.0 if begins_offline else math.inf, 2.0]
 
@@ -624,7 +626,7 @@ def test_an_outage_of_the_own_network_costs_no_row(
         if begins_offline and len(asked) == 1:
             down[0] = time.monotonic()
         if down[0] <= time.monotonic() < down[0] + down[1]:
-            raise fetch.Skip("unreachable", f"{host}: failed", silent=True, offline=True)
+            raise Skip("unreachable", f"{host}: failed", silent=True, offline=True)
         return ["127.0.0.1"]
 
     served.answers["*"] = image
@@ -639,11 +641,11 @@ def test_an_outage_of_the_own_network_costs_no_row(
 
 
 def test_dead_hosts_do_not_stop_a_crawl(served, tmp_path, monkeypatch):
-    monkeypatch.setattr(fetch, "ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr(outage, "ANSWER_SECONDS", 0.05)
 
     async def resolve(host, _port):
         if host.startswith("dead"):
-            raise fetch.Skip("unreachable", f"{host}: failed", silent=True, offline=True)
+            raise Skip("unreachable", f"{host}: failed", silent=True, offline=True)
         return ["127.0.0.1"]
 
     dead = [f"http://dead{n}.test:PORT/0.png" for n in range(20)]

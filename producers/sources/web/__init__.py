@@ -1,0 +1,1 @@
+"""Fetches images from web servers that nobody vouches for."""
