@@ -10,13 +10,13 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 from source_files import encoded, pixels
-from stream_ssl.producers.sources.web.public_addresses import IPV4, IPV6, is_public
 from table import table
 from web import web
 
 from stream_ssl.producers.sources import Crawl
 from stream_ssl.producers.sources.base import SourceError
 from stream_ssl.producers.sources.web.network import GuardedBackend
+from stream_ssl.producers.sources.web.public_addresses import IPV4, IPV6, is_public
 from stream_ssl.producers.sources.web.skip import Skip
 
 PNG = encoded(pixels(1, 6, 5, 3)[0])

@@ -14,7 +14,7 @@ from table import table
 
 from stream_ssl.producers.sources import Kafka
 from stream_ssl.producers.sources.base import SourceError
-from stream_ssl.producers.sources.kafka import READY
+from stream_ssl.producers.sources.kafka_member import READY
 
 
 @contextmanager
@@ -238,14 +238,14 @@ def test_a_produce_that_is_killed_loses_nothing_and_sends_nothing_twice(tmp_path
 def test_a_source_that_cannot_go_on_says_why_and_what_is_deleted_is_counted(config, caplog):
     with closing(source_of("127.0.0.1:1", config)) as source:
         ends = SimpleNamespace(get_watermark_offsets=lambda *_: (5, 9))
-        source._offsets.consumed = {0: 2}
-        source._place(ends, TopicPartition("frames", 0, 1))
+        source._member.offsets.consumed = {0: 2}
+        source._member._place(ends, TopicPartition("frames", 0, 1))
         assert source.skipped.by_reason == {"deleted by retention": 3}
-        assert source._offsets.consumed == source._offsets.safe == {0: 5}
+        assert source._member.offsets.consumed == source._member.offsets.safe == {0: 5}
         stream = source.samples()
-        source._failed(KafkaError(KafkaError._TRANSPORT))  # which librdkafka mends
+        source._member._failed(KafkaError(KafkaError._TRANSPORT))  # which librdkafka mends
         assert source._ready.error is None
-        source._failed(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
+        source._member._failed(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
         with pytest.raises(SourceError, match="TOPIC_AUTHORIZATION_FAILED"):
             next(stream)
     assert "has deleted 3 messages of partition 0" in caplog.text
@@ -261,7 +261,7 @@ def test_what_retention_deletes_before_a_slow_consumer_is_counted(config, caplog
         closing(source_of(address, config, start=start, idle_seconds=6.0)) as source,
     ):
         stream = source.samples()
-        assert until(lambda: source._offsets.safe)
+        assert until(lambda: source._member.offsets.safe)
         publish(publisher, small)
         samples = [next(stream)]
         assert until(lambda: source._ready.paused)  # the sender is slow
@@ -311,6 +311,6 @@ def test_only_a_member_without_a_place_of_its_own_gives_it_up(config, static):
         poll=lambda _: held.pop(),
         assignment=lambda: held,
     )
-    source._leave(consumer)
+    source._member._leave(consumer)
     assert asked == ([] if static else ["unsubscribe"])
     assert held == ([1, 1] if static else []), "it polls until nothing is assigned"
