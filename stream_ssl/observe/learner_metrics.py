@@ -194,7 +194,7 @@ LEARNER: tuple[Spec, ...] = (
         "learner", "gauge", "collision_probability", "",
         "Probability that a sample and a slot of the working memory share a class. The kind true "
         "is measured among labelled samples. The kind calibrated is estimated from cosines, by a "
-        "fit to labelled pairs.",
+        "fit to labelled pairs. Both are means of about 16 batches.",
         "Far above 1 / classes: a class crowds the memory. The metric is absent if the stream has "
         "no labels.", ("kind",),
     ),
@@ -415,7 +415,9 @@ LEARNER: tuple[Spec, ...] = (
     ),
     Spec(
         "learner", "gauge", "memory_near_duplicates_ratio", "ratio",
-        "Share of the working memory's slots that are near-duplicates of another slot.",
+        "Share of the working memory's slots that are near-duplicates of another slot. It is "
+        "measured on 256 other slots in each survey, over 8 surveys. Its standard error is then at "
+        "most 1.1 points, and 0 in a memory of at most 2,048 slots.",
         "Above a few per cent: the stream repeats itself faster than the memory can remove "
         "near-duplicates. The metric is absent if the memory keeps no images.",
     ),
