@@ -15,6 +15,7 @@ from stream_ssl.observe.conditions import (
     DOWN,
     DROPPED_SHARE,
     TABLE,
+    few,
     of_role,
     plural,
 )
@@ -48,6 +49,8 @@ BEHIND_SECONDS, BEHIND_MORE_SECONDS, BEHIND_SPAN = 30.0, 10.0, 45.0
 last minute. The lag must be known for at least BEHIND_SPAN seconds. The condition `lag` begins
 later.
 """
+LITTLE_USE = 0.1
+"""A producer with a smaller share of used samples is named among the worst."""
 MOSTLY_DROPPED = 0.9
 """A share of dropped samples above this explains why no update is made."""
 DROPPED_NOW = "the samples are dropped as near-duplicates"
@@ -74,8 +77,8 @@ OF_PRODUCERS = (
 )
 OF_MEMORY = ("near-duplicates", "collisions")
 """The conditions that each answer names, in the order of their weight."""
-MOST_NAMED = 3
-"""The most conditions that an answer names."""
+MOST_NAMED, MOST_PRODUCERS = 3, 5
+"""The most conditions that an answer names, and the most producers for each of its sentences."""
 ROLES: Sequence[Role] = ("receiver", "learner")
 ORDER = {condition.name: number for number, condition in enumerate(TABLE)}
 
@@ -162,7 +165,12 @@ def problems_of(states: Mapping[str, State]) -> list[dict[str, Any]]:
             )
         found += state.get("problems", [])
     return sorted(
-        found, key=lambda one: (one["severity"] != "critical", ORDER.get(one["name"], -1))
+        found,
+        key=lambda one: (
+            one["severity"] != "critical",
+            ORDER.get(one["name"], -1),
+            one["producer"],
+        ),
     )
 
 
@@ -237,10 +245,8 @@ def _health(states: Mapping[str, State], problems: Sequence[Mapping[str, Any]]) 
     found = census(states, problems)
     if problems:
         names = [_in_brief(name, problems) for name in found.present]
-        shown = ", ".join(names[:MOST_NAMED])
-        shown += f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
         verb = "holds" if len(names) == 1 else "hold"
-        told = [f"{plural(len(names), 'condition')} {verb} now: {shown}"]
+        told = [f"{plural(len(names), 'condition')} {verb} now: {few(names, MOST_NAMED)}"]
         if found.unknown:
             told.append(f"{len(found.unknown)} of the others are unknown")
         return Answer("Health", _level(problems), _sentences(told), [*_runbooks(problems), *checks])
@@ -274,24 +280,32 @@ def _producers(
         ]
     uses = learner.get("facts", {}).get("producers") or {}
     lit = _named(OF_PRODUCERS, problems)
-    best, worst = uses.get("best"), uses.get("worst")
+    best, rows = uses.get("best"), uses.get("worst") or []
     if best is not None:
         used, span = percent(best["used"]), seconds(learner["facts"].get("span", 0.0))
-        if worst is not None and percent(worst["used"]) == used:
+        if not rows:
+            told.append(f"In the last {span}, {used} of {best['name']}'s samples are used")
+        elif percent(rows[0]["used"]) == used:
             told.append(f"In the last {span}, each producer has {used} of its samples used")
-            worst = None
+            rows = []
         else:
             told.append(f"Best of the last {span}: {best['name']}, {used} of its samples are used")
-    if worst is not None and worst["name"] not in {one["producer"] for one in lit}:
-        parts = [(worst["dropped"], "near-duplicates"), (worst["bad"], "damaged")]
-        why = "".join(f", {percent(share)} {what}" for share, what in parts if share)
-        told.append(f"Worst: {worst['name']}, {percent(worst['used'])} used{why}")
+    faulty = {one["producer"] for one in lit}
+    rows = [row for row in rows if row["name"] not in faulty]
+    useless = [row for row in rows if row["used"] < LITTLE_USE]
+    if rows:
+        told.append(f"Worst: {few([_used(row) for row in useless or rows[:1]], MOST_PRODUCERS)}")
     if connected and "error" in learner:
         told.append("The learner, which knows how many of their samples are used, does not answer")
-    told += [_told(one) for one in lit[:MOST_NAMED]]
+    for name in list(dict.fromkeys(one["name"] for one in lit))[:MOST_NAMED]:
+        first, *same = _named((name,), lit)
+        told.append(_told(first))
+        if same:
+            told.append(f"The same holds for {few(_names(same), MOST_PRODUCERS)}")
     if lit:
         return Answer("Producers", _level(lit), _sentences(told), [*_runbooks(lit), *links])
     level: Level = "good" if connected and speed else "watch"
+    level = "watch" if any(row["used"] <= 1 - DROPPED_SHARE for row in useless) else level
     level = "wait" if not connected and best is None else level
     return Answer("Producers", level, _sentences(told), links)
 
@@ -349,18 +363,19 @@ def _to_do(
         more = [name for name in census(states, problems).present if name != first["name"]]
         says = f"First, {first['name']}{who and f' ({who})'}: {_remedy(first, learner)}"
         if more:
-            says = f"{says.rstrip('.')}. Then: {', '.join(more[:MOST_NAMED])}"
-            says += f" and {len(more) - MOST_NAMED} more" if len(more) > MOST_NAMED else ""
+            says = f"{says.rstrip('.')}. Then: {few(more, MOST_NAMED)}"
         return Answer("To do", _level([first]), _sentences([says]), _runbooks([first]))
     if any(state.get("starting") for state in states.values()):
         return Answer("To do", "wait", "Nothing yet: the run is starting.", [])
-    worst = (learner.get("facts", {}).get("producers") or {}).get("worst")
-    if worst is not None and worst["dropped"] >= DROPPED_SHARE:
-        remedy = CONDITIONS["everything-dropped"].remedy
+    rows = (learner.get("facts", {}).get("producers") or {}).get("worst") or []
+    stale = [row["name"] for row in rows if row["dropped"] >= DROPPED_SHARE]
+    if stale:
+        verb = "shows" if len(stale) == 1 else "show"
         return Answer(
             "To do",
             "watch",
-            f"{worst['name']} shows nothing new. {remedy}",
+            f"{few(stale, MOST_PRODUCERS)} {verb} nothing new. "
+            f"{CONDITIONS['everything-dropped'].remedy}",
             [("everything-dropped", "runbooks/everything-dropped")],
         )
     if (behind := _behind(learner.get("facts", {}))) is not None:
@@ -526,8 +541,18 @@ def _in_brief(name: str, problems: Sequence[Mapping[str, Any]]) -> str:
 
 def _who(same: Sequence[Mapping[str, Any]]) -> str:
     """Return the producers of problems; "" if they concern none."""
-    who = [one["producer"] for one in same if one["producer"]]
-    return ", ".join(who[:MOST_NAMED]) + ("…" if len(who) > MOST_NAMED else "")
+    return few(_names(same), MOST_PRODUCERS)
+
+
+def _names(same: Iterable[Mapping[str, Any]]) -> list[str]:
+    return [one["producer"] for one in same if one["producer"]]
+
+
+def _used(row: Mapping[str, Any]) -> str:
+    """Return a producer with the share of its samples that was used, and why the rest was not."""
+    parts = ((row["dropped"], "near-duplicates"), (row["bad"], "damaged"))
+    why = "".join(f", {percent(share)} {what}" for share, what in parts if share)
+    return f"{row['name']} ({percent(row['used'])} used{why})"
 
 
 def _told(one: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ decides which conditions are present. `make docs` makes the alert rules from the
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -94,6 +95,17 @@ COLLISION_PROBABILITY, NEAR_DUPLICATE_SHARE, QUALITY_SECONDS = 0.5, 0.5, 1800.0
 SLOW_RANK, SLOW_RANK_SECONDS = 1.5, 900.0
 
 
+FOLDERS = {
+    "checkpoints": "the checkpoints",
+    "full": "the run",
+    "journal": "the journal",
+    "quarantine": "the run's quarantine folder",
+}
+"""The names for folders in remedies, where the folder itself is not known, as in an alert.
+
+"full" stands for the folders of a disk that is nearly full."""
+
+
 @dataclass(frozen=True, slots=True)
 class Condition:
     """A fault of a run that needs attention.
@@ -103,7 +115,8 @@ class Condition:
         role: the role of the process that watches the condition.
         severity: the severity of the alert.
         summary: one sentence without figures, for an alert. "{producer}" stands for the producer.
-        remedy: the action to take, in one or two sentences.
+        remedy: the action to take, in one or two sentences. "{journal}" stands for a folder of
+            FOLDERS.
         unready: /readyz fails while the condition is present. It is true only if the process itself
             cannot work: a receiver stays in service while a camera is silent.
     """
@@ -120,6 +133,10 @@ class Condition:
         """The name of the condition's alert."""
         return "StreamSsl" + "".join(word.capitalize() for word in self.name.split("-"))
 
+    def advice(self, folders: Mapping[str, object] = FOLDERS) -> str:
+        """Return the remedy with the paths of these folders, by the names of FOLDERS."""
+        return self.remedy.format_map({**FOLDERS, **folders})
+
 
 @dataclass(frozen=True, slots=True)
 class Lit:
@@ -130,12 +147,14 @@ class Lit:
         producer: the producer that it concerns; "" if it concerns none.
         says: a sentence that names the cause, with figures.
         since: the Unix time at which it began.
+        remedy: the action to take, with the paths of the process's folders.
     """
 
     condition: Condition
     producer: str
     says: str
     since: float
+    remedy: str
 
     def told(self) -> dict[str, object]:
         """Return the condition as plain values, for JSON."""
@@ -145,7 +164,7 @@ class Lit:
             "producer": self.producer,
             "severity": one.severity,
             "says": self.says,
-            "remedy": one.remedy,
+            "remedy": self.remedy,
             "since": round(self.since, 1),
             "runbook": f"runbooks/{one.name}",
         }
@@ -177,7 +196,8 @@ TABLE: tuple[Condition, ...] = (
     Condition(
         "disk-low", "both", "warning",
         "a disk that the run writes to is nearly full",
-        "Make room, or lower checkpoints.keep, journal.budget or quarantine.max_bytes.",
+        "Make room on the disk of {full}, or lower checkpoints.keep, journal.budget or "
+        "quarantine.max_bytes.",
     ),
     Condition(
         "journal-damaged", "both", "critical",
@@ -203,13 +223,13 @@ TABLE: tuple[Condition, ...] = (
     Condition(
         "no-credit", "receiver", "warning",
         "no producer may send, because the journal or its disk is full, or the learner is behind",
-        "If the disk is full, make room. Otherwise check that the learner runs and saves "
-        "checkpoints.",
+        "If the disk of {journal} is full, make room. Otherwise check that the learner runs and "
+        "saves checkpoints.",
     ),
     Condition(
         "journal-failing", "receiver", "critical",
         "the journal cannot be written",
-        "Make room on the disk, or repair it. Nothing that was acknowledged is lost.",
+        "Make room on the disk of {journal}, or repair it. Nothing that was acknowledged is lost.",
     ),
     Condition(
         "missing-packets", "receiver", "critical",
@@ -298,7 +318,8 @@ TABLE: tuple[Condition, ...] = (
     Condition(
         "bad-samples", "learner", "warning",
         "more than 1 % of {producer}'s samples cannot be decoded",
-        "Read the reasons in the run's quarantine folder. Then correct the source of the samples.",
+        "Read the reasons in {quarantine}: a .json file is beside each sample. Then correct the "
+        "source of the samples.",
     ),
     Condition(
         "checkpoint-old", "learner", "critical",
@@ -309,12 +330,12 @@ TABLE: tuple[Condition, ...] = (
     Condition(
         "checkpoint-failing", "learner", "critical",
         "a checkpoint could not be written",
-        "Make room on the disk, or repair it. The previous checkpoint is intact.",
+        "Make room on the disk of {checkpoints}, or repair it. The previous checkpoint is intact.",
     ),
     Condition(
         "checkpoint-damaged", "learner", "warning",
         "a checkpoint is damaged and was renamed to damaged-*",
-        "Check the disk. Remove checkpoints/damaged-* to end this condition.",
+        "Check the disk. Remove damaged-* from {checkpoints} to end this condition.",
     ),
     Condition(
         "copies-late", "learner", "warning",
@@ -375,6 +396,16 @@ def plural(count: float, noun: str) -> str:
     return f"{count:,.0f} {noun}{'' if round(count) == 1 else 's'}"
 
 
+def few(names: Sequence[str], most: int, between: str = ", ") -> str:
+    """Return names with commas between, and the number of the names beyond `most`.
+
+    >>> few(["yard", "gate", "lobby"], 2)
+    'yard, gate and 1 more'
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return between.join(names[:most]) + more
+
+
 # -- the alert rules
 
 HEAD = """# `make docs` makes this file. To change it, edit stream_ssl/observe/conditions.py.
@@ -416,7 +447,7 @@ def _rule(alert: str, name: str, expression: str, severity: str = "", wait: str 
             "{producer}", "{{ with $labels.producer }}{{ . }}{{ else }}the producer{{ end }}"
         )
         summary = f"{summary} (at {{{{ $labels.instance }}}})"
-        description, severity = one.remedy, one.severity
+        description, severity = one.advice(), one.severity
     link = (
         "{{ with $externalLabels.runbooks }}{{ . }}docs/runbooks/NAME.md"
         "{{ else }}http://{{ $labels.instance }}/runbooks/NAME{{ end }}"

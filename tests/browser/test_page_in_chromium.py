@@ -271,7 +271,8 @@ def test_each_condition_is_told_once_and_in_one_colour(chromium: Any) -> None:
     with run() as (url, learner, _), Visit(chromium, url) as visit:
         page = visit.page
         page.wait_for_selector("#verdict.ok")
-        lit = Lit(CONDITIONS["lag"], "", "the learner is 37 min behind the stream", time.time())
+        lag = CONDITIONS["lag"]
+        lit = Lit(lag, "", "the learner is 37 min behind the stream", time.time(), lag.remedy)
         learner.health.conditions = (lit,)
         page.wait_for_selector("#verdict.warn >> text=1 condition needs attention")
         page.wait_for_selector("#answers .watch >> text=37 min behind")

@@ -34,8 +34,8 @@ from stream_ssl.app.run_states import (
     silence,
     token_of,
 )
-from stream_ssl.observe.answers import Answer, answers, as_json
-from stream_ssl.observe.conditions import plural
+from stream_ssl.observe.answers import MOST_PRODUCERS, Answer, answers, as_json
+from stream_ssl.observe.conditions import few, plural
 from stream_ssl.observe.scrape import History, Scraper
 from stream_ssl.observe.trends import percent
 from stream_ssl.rate_limited_logger import printable
@@ -384,9 +384,12 @@ def table(
             if reason.partition(":")[0] not in present
         ]
         reasons = "".join(f"\n[red]not ready[/]: {escape(reason)}" for reason in failing)
+        by_advice: dict[tuple[str, str], list[str]] = {}
+        for one in figures["conditions"].get(role, []):
+            by_advice.setdefault((one["name"], one["remedy"]), []).append(one["says"])
         reasons += "".join(
-            f"\n[red]{one['name']}[/]: {escape(one['says'])}. {escape(one['remedy'])}"
-            for one in figures["conditions"].get(role, [])
+            f"\n[red]{name}[/]: {escape(few(says, MOST_PRODUCERS, '; '))}. {escape(remedy)}"
+            for (name, remedy), says in by_advice.items()
         )
         if why := figures["hung"].get(role):
             reasons += f"\n[red]process-hung[/]: {escape(why)}"

@@ -46,6 +46,11 @@ export function number(value, digits = 3) {
 /** Return a number with a noun, such as "1 slot" or "2 slots". */
 export function plural(count, noun) { return `${number(count)} ${noun}${count === 1 ? "" : "s"}`; }
 
+/** Return the first names, and the number of the others. */
+export function few(names, between = ", ", most = 5) {
+  return names.slice(0, most).join(between) + (names.length > most ? ` and ${names.length - most} more` : "");
+}
+
 export function rate(value) { return [number(value < 10 ? value : Math.round(value)), "/s"]; }
 
 /** Return a share as `status` and `watch` spell it, such as "46 %" or "2.5 %". */

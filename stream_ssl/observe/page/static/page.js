@@ -5,7 +5,7 @@ import { MemorySection } from "./memory.js";
 import { MapSection } from "./map.js";
 import { ProducerDialog } from "./producer.js";
 import { ProducersSection } from "./producers.js";
-import { ask, bytes, duration, element, explained, labelCells, number, percent, rate } from "./lib.js";
+import { ask, bytes, duration, element, explained, few, labelCells, number, percent, rate } from "./lib.js";
 
 const ROLES = ["receiver", "learner"];
 const states = {}; // role -> its last state, or { error }
@@ -48,8 +48,8 @@ async function showStates() {
   const list = (title, names) => (names.length ? [element("li", { class: "names" }, element("b", {}, title), ...names.map((name) => element("span", { title: tells.get(name) ?? null }, name)))] : []);
   const starting = ROLES.filter((role) => states[role]?.starting);
   document.querySelector("#checks").replaceChildren(
-    ...problems.map(({ name, producer, says, remedy, runbook, severity }) => element("li", { class: `bad ${severity}` },
-      element("span", {}, element("b", {}, name), ` — ${says}. `, remedy ? `${remedy} ` : ""),
+    ...grouped(problems).map((same) => [same, same[0]]).map(([same, { name, remedy, runbook, severity }]) => element("li", { class: `bad ${severity}` },
+      element("span", {}, element("b", {}, name), ` — ${few(same.map(({ says }) => says), "; ")}. `, remedy ? `${remedy} ` : ""),
       ...(runbook ? [element("a", { href: runbook }, "what to do")] : []))),
     ...starting.map((role) => element("li", { class: "wait" }, `the ${role} is starting`)),
     ...list("unknown", unknown), ...list("do not hold", absent));
@@ -59,7 +59,7 @@ async function showStates() {
   if (!run.answers) document.querySelector("#conditions").open = true; // nothing else tells the reason
   charts.limits = limitsOf(run);
   charts.starts = { receiver: states.receiver?.started, learner: states.learner?.started };
-  charts.events = problems.filter(({ since }) => since != null).map(({ since, name }) => ({ at: since, name }));
+  charts.events = grouped(problems).filter(([{ since }]) => since != null).map((same) => ({ at: Math.min(...same.map(({ since }) => since)), name: same[0].name }));
   const bad = present.length, grave = problems.some(({ severity }) => severity === "critical");
   const verdict = document.querySelector("#verdict");
   const look = !bad && !starting.length && run.answers?.some(({ question, level }) => question === "Health" && level === "watch");
@@ -75,6 +75,16 @@ async function showStates() {
     const [big, ...small] = value == null ? name === "loss" && states.learner?.facts?.updates_done ? ["none", "last update skipped"] : ["–"] : [format(value, figures)].flat();
     return [element("div", {}, element("dt", {}, explained(role, figure, name)), element("dd", { title: TIPS[name] ?? null }, big, element("small", {}, small.join(" "))))];
   }));
+}
+
+/** Return lists of the problems with one name and one remedy, which differ by producer. */
+function grouped(problems) {
+  const found = new Map();
+  for (const one of problems) {
+    const key = `${one.name} ${one.remedy}`;
+    found.set(key, [...(found.get(key) ?? []), one]);
+  }
+  return [...found.values()];
 }
 
 /** Return the levels that the charts draw, by name. */
