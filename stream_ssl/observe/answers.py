@@ -159,6 +159,7 @@ def problems_of(states: Mapping[str, State]) -> list[dict[str, Any]]:
                     "severity": "critical",
                     "says": error,
                     "remedy": DOWN.replace("the process", f"the {name}", 1),
+                    "where": "",
                     "since": None,
                     "runbook": "runbooks/down",
                 }
@@ -293,7 +294,7 @@ def _producers(
     faulty = {one["producer"] for one in lit}
     rows = [row for row in rows if row["name"] not in faulty]
     useless = [row for row in rows if row["used"] < LITTLE_USE]
-    if rows:
+    if rows and best is not None and percent(rows[0]["used"]) != percent(best["used"]):
         told.append(f"Worst: {few([_used(row) for row in useless or rows[:1]], MOST_PRODUCERS)}")
     if connected and "error" in learner:
         told.append("The learner, which knows how many of their samples are used, does not answer")
@@ -363,7 +364,8 @@ def _to_do(
         more = [name for name in census(states, problems).present if name != first["name"]]
         says = f"First, {first['name']}{who and f' ({who})'}: {_remedy(first, learner)}"
         if more:
-            says = f"{says.rstrip('.')}. Then: {few(more, MOST_NAMED)}"
+            then = [_placed(_named((name,), problems)[0]) for name in more]
+            says = f"{says.rstrip('.')}. Then: {few(then, MOST_NAMED)}"
         return Answer("To do", _level([first]), _sentences([says]), _runbooks([first]))
     if any(state.get("starting") for state in states.values()):
         return Answer("To do", "wait", "Nothing yet: the run is starting.", [])
@@ -542,6 +544,12 @@ def _in_brief(name: str, problems: Sequence[Mapping[str, Any]]) -> str:
 def _who(same: Sequence[Mapping[str, Any]]) -> str:
     """Return the producers of problems; "" if they concern none."""
     return few(_names(same), MOST_PRODUCERS)
+
+
+def _placed(one: Mapping[str, Any]) -> str:
+    """Return the name of a problem with the folders that it concerns."""
+    where = one.get("where")  # another version of the process may not tell it
+    return f"{one['name']} (see {where})" if where else str(one["name"])
 
 
 def _names(same: Iterable[Mapping[str, Any]]) -> list[str]:

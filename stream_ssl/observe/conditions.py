@@ -137,6 +137,12 @@ class Condition:
         """Return the remedy with the paths of these folders, by the names of FOLDERS."""
         return self.remedy.format_map({**FOLDERS, **folders})
 
+    def where(self, folders: Mapping[str, object]) -> str:
+        """Return the folders that the remedy names; "" if it names none, or if none is known."""
+        return ", ".join(
+            str(folder) for name, folder in folders.items() if f"{{{name}}}" in self.remedy
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Lit:
@@ -148,6 +154,7 @@ class Lit:
         says: a sentence that names the cause, with figures.
         since: the Unix time at which it began.
         remedy: the action to take, with the paths of the process's folders.
+        where: the folders that the remedy names, or "".
     """
 
     condition: Condition
@@ -155,6 +162,7 @@ class Lit:
     says: str
     since: float
     remedy: str
+    where: str = ""
 
     def told(self) -> dict[str, object]:
         """Return the condition as plain values, for JSON."""
@@ -165,6 +173,7 @@ class Lit:
             "severity": one.severity,
             "says": self.says,
             "remedy": self.remedy,
+            "where": self.where,
             "since": round(self.since, 1),
             "runbook": f"runbooks/{one.name}",
         }

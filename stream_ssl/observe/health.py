@@ -136,6 +136,7 @@ class Health:
                     "severity": condition.severity if condition else "warning",
                     "says": f"{name}: {detail}",
                     "remedy": condition.advice(self.folders) if condition else "",
+                    "where": condition.where(self.folders) if condition else "",
                     "since": None,
                     "runbook": f"runbooks/{condition.name}" if condition else None,
                 }

@@ -16,13 +16,14 @@ LEARNER: tuple[Spec, ...] = (
     ),
     Spec(
         "learner", "counter", "trained_samples_total", "samples",
-        "Fresh samples that the learner trained on since this process started.",
+        "New samples of the stream that the learner trained on since this process started. "
+        "replayed_samples_total counts those that it trained on again.",
         "The rates of this metric, near_duplicates_total and skipped_samples_total add up to the "
         "rate of received_samples_total if the learner keeps up.",
     ),
     Spec(
         "learner", "counter", "skipped_samples_total", "samples",
-        "Fresh samples in steps without an update, by reason. The reasons are those of "
+        "New samples in steps without an update, by reason. The reasons are those of "
         "skipped_updates_total.",
         "Growth for any reason but pace: the encoder learned nothing from these samples.",
         ("reason",),
@@ -35,7 +36,7 @@ LEARNER: tuple[Spec, ...] = (
     ),
     Spec(
         "learner", "counter", "producer_admitted_samples_total", "samples",
-        "Fresh samples that passed the near-duplicate test and reached a step, by producer.",
+        "New samples that passed the near-duplicate test and reached a step, by producer.",
         "Compare it with dropped_samples_total.", ("producer",),
     ),
     Spec(

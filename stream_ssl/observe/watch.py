@@ -105,11 +105,9 @@ class Watch:
             self._seen[key] = now
             condition, old = CONDITIONS[key[0]], self._lit.get(key)
             says = says or condition.summary.replace("{producer}", key[1] or "a producer")
-            since, remedy = (
-                old.since if old else self._wall(),
-                condition.advice(self._health.folders),
-            )
-            self._lit[key] = Lit(condition, key[1], says, since, remedy)
+            since, folders = old.since if old else self._wall(), self._health.folders
+            remedy, where = condition.advice(folders), condition.where(folders)
+            self._lit[key] = Lit(condition, key[1], says, since, remedy, where)
             if old is None:
                 text = f"{key[0]} begins: {says}. {remedy} (runbook {key[0]}.md)"
                 self._log.warning("/".join(key), text)

@@ -433,7 +433,9 @@ def test_a_full_disk_is_the_first_thing_to_do(
     assert says.startswith("3 conditions hold now: journal-failing (the journal cannot be written")
     assert ", disk-low (50 MB are left on the disk" in says
     assert says.endswith(", no-credit."), "the producers' answer has its sentence"
-    assert found["To do"].says.endswith("Then: disk-low, no-credit.")
+    assert found["To do"].says.endswith(
+        f"Then: disk-low (see {tmp_path}), no-credit (see {tmp_path})."
+    )
     assert found["To do"].says.startswith(
         f"First, journal-failing: Make room on the disk of {tmp_path}, or"
     )
@@ -546,6 +548,15 @@ def test_one_producer_is_neither_the_best_nor_the_worst() -> None:
     )
 
 
+def test_the_worst_of_equals_is_not_named() -> None:
+    run = Run()
+    lobbies = ("lobby-0", "lobby-1")
+    run.pass_(180, run.sends(), run.learns(), run.drops(*lobbies))
+    found = asked(run)
+    assert "Worst" not in found["Producers"].says
+    assert "The same holds for lobby-1." in found["Producers"].says
+
+
 def test_producers_that_are_gone_are_named() -> None:
     run = Run()
     run.pass_(60, run.sends(), run.learns())
@@ -569,6 +580,7 @@ def test_advice_on_folders_has_their_paths(tmp_path: Any, monkeypatch: pytest.Mo
     garbage(run)
     (bad,) = (one for one in problems_of(run.states()) if one["name"] == "bad-samples")
     assert f"Read the reasons in {tmp_path / 'q'}: a .json file" in bad["remedy"]
+    assert asked(run)["To do"].says.endswith(f"Then: bad-samples (see {tmp_path / 'q'}).")
 
 
 def gate_alone(run: Run) -> Callable[[], None]:

@@ -10,6 +10,7 @@ from functools import partial
 from http import HTTPStatus
 from http.client import HTTPException
 from json import dumps, loads
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -49,7 +50,7 @@ RECEIVER_PARTS = (
     *("journal_bytes", "journal_room_bytes", "journal_last_record"),
 )
 LEARNER_PARTS = (
-    *("samples_per_second", "dropped_samples", "pending_samples"),
+    *("samples_per_second", "replayed_samples_per_second", "dropped_samples", "pending_samples"),
     *("memory_slots", "memory_capacity_slots"),
 )
 """Figures that are summed over all receivers, and over all ranks."""
@@ -316,6 +317,7 @@ def learner_figures(history: History) -> dict[str, float | None]:
         "step": history.last("stream_ssl_step"),
         "steps_per_second": history.rate("stream_ssl_steps_total"),
         "samples_per_second": history.rate("stream_ssl_trained_samples_total"),
+        "replayed_samples_per_second": history.rate("stream_ssl_replayed_samples_total"),
         "dropped_samples": history.last("stream_ssl_near_duplicates_total"),
         "loss": measured("stream_ssl_loss"),
         "skipped_updates_in_a_row": history.last("stream_ssl_skipped_updates_in_a_row"),
@@ -385,7 +387,8 @@ def table(
         ]
         reasons = "".join(f"\n[red]not ready[/]: {escape(reason)}" for reason in failing)
         by_advice: dict[tuple[str, str], list[str]] = {}
-        for one in figures["conditions"].get(role, []):
+        present_ones = figures["conditions"].get(role, [])
+        for one in sorted(present_ones, key=itemgetter("producer")):
             by_advice.setdefault((one["name"], one["remedy"]), []).append(one["says"])
         reasons += "".join(
             f"\n[red]{name}[/]: {escape(few(says, MOST_PRODUCERS, '; '))}. {escape(remedy)}"
@@ -413,7 +416,8 @@ def table(
     if (learning := figures["learner"]) is not None:
         shown.add_row(
             "learning",
-            f"step {learning['step']:,.0f}, {learning['samples_per_second']:,.0f} samples/s, "
+            f"step {learning['step']:,.0f}, {learning['samples_per_second']:,.0f} new samples/s, "
+            f"{learning['replayed_samples_per_second']:,.0f}/s again, "
             f"{learning['steps_per_second']:.1f} steps/s, {_loss(learning)}",
         )
         if away := learning["dropped_samples"]:

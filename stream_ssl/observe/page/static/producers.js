@@ -1,5 +1,5 @@
 // The table of producers, one page at a time; silent producers come first.
-import { ask, bytes, duration, element, number, percent, rate } from "./lib.js";
+import { ask, bytes, duration, element, known, number, percent, rate, reason, unknown } from "./lib.js";
 import { addressOf } from "./producer.js";
 
 const PAGE = 50;
@@ -44,11 +44,12 @@ export class ProducersSection {
   }
 
   async refresh() {
-    const note = document.querySelector("#producers-note");
+    const section = document.querySelector("#producers"), note = document.querySelector("#producers-note");
     try {
       const got = await ask("receiver", "producers", { sort: this.sort in OF_LEARNER ? "name" : this.sort === "bad" ? "rejected" : this.sort, find: this.find.value, limit: this.limit });
-      if (!(this.round++ % 3)) this.fates = await ask("learner", "memory/producers").catch(() => null);
-      note.textContent = `${number(got.total)} known, ${number(got.connected)} connected${got.found < got.total ? `, ${number(got.found)} found` : ""}`;
+      if (!(this.round++ % 3)) this.fates = await ask("learner", "memory/producers").catch((error) => { this.why = error.message; return null; });
+      const gap = this.fates ? "" : `. Their used and dropped samples and their slots are not known, because ${reason(this.why)}.`;
+      note.textContent = `${number(got.total)} known, ${number(got.connected)} connected${got.found < got.total ? `, ${number(got.found)} found` : ""}${gap}`;
       const uses = this.fates?.uses ?? {}, use = (one) => uses[one.name] ?? {};
       const weight = this.sort === "bad" ? (one) => total(one.rejected) + total(use(one).bad) : OF_LEARNER[this.sort] && ((one) => OF_LEARNER[this.sort](use(one)));
       if (weight) got.producers.sort((one, other) => weight(other) - weight(one));
@@ -59,7 +60,8 @@ export class ProducersSection {
       this.more.hidden = got.found <= this.limit || this.limit >= 1000;
       COLUMNS.forEach(([sort], at) => { if (sort === this.sort) this.heads[at].setAttribute("aria-sort", "descending"); else this.heads[at].removeAttribute("aria-sort"); });
       await this.paint();
-    } catch (error) { note.textContent = error.message; }
+      known(section);
+    } catch (error) { note.textContent = unknown(section, "The producers and their rates", error); }
   }
 
   /** Fetch and show the pictures of the rows on the screen. */
