@@ -118,9 +118,10 @@ class ReceiverChecks:
         for producer in by_producer:
             if finished.get(producer):
                 self._silence.restart(producer)
-        self._silence.take(received | by_producer)
-        if blocked or not connected > 0:
-            self._silence.restart("" if not connected > 0 else None)
+        # Nobody can send without credit. A producer that was silent before still is.
+        self._silence.take(received | by_producer, paused=blocked > 0)
+        if not connected > 0:
+            self._silence.restart("")
             return
         silent = self._silence.too_long("")
         if silent:
