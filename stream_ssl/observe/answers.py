@@ -16,6 +16,7 @@ from stream_ssl.observe.conditions import (
     DROPPED_SHARE,
     TABLE,
     few,
+    hung_remedy,
     of_role,
     plural,
 )
@@ -149,22 +150,31 @@ def problems_of(states: Mapping[str, State]) -> list[dict[str, Any]]:
     Args:
         states: the state of each process, by its name, such as "learner" or "receiver-1".
     """
-    found: list[dict[str, Any]] = []
+    found: list[dict[str, Any]] = [
+        dict(one) for state in states.values() for one in state.get("problems", [])
+    ]
+    told = {one["name"] for one in found}
     for name, state in states.items():
-        if (error := state.get("error")) is not None:
-            found.append(
-                {
-                    "name": "down",
-                    "producer": "",
-                    "severity": "critical",
-                    "says": error,
-                    "remedy": DOWN.replace("the process", f"the {name}", 1),
-                    "where": "",
-                    "since": None,
-                    "runbook": "runbooks/down",
-                }
-            )
-        found += state.get("problems", [])
+        if (error := state.get("error")) is None:
+            continue
+        if state.get("hung") and "process-hung" in told:
+            continue  # the other process tells it
+        fault = "process-hung" if state.get("hung") else "down"
+        found.append(
+            {
+                "name": fault,
+                "producer": "",
+                "severity": "critical",
+                "says": error,
+                "remedy": DOWN.replace("the process", f"the {name}", 1),
+                "where": "",
+                "since": None,
+                "runbook": f"runbooks/{fault}",
+            }
+        )
+    for one in found:
+        if one["name"] == "process-hung":
+            one["remedy"] = hung_remedy(one["says"])
     return sorted(
         found,
         key=lambda one: (

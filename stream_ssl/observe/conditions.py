@@ -6,6 +6,7 @@ decides which conditions are present. `make docs` makes the alert rules from the
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -413,6 +414,12 @@ def few(names: Sequence[str], most: int, between: str = ", ") -> str:
     """
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return between.join(names[:most]) + more
+
+
+def hung_remedy(says: str) -> str:
+    """Return the remedy of process-hung, with the process ids that the sentence names."""
+    pids = re.findall(r"\(pid (\d+)\)", says)
+    return CONDITIONS["process-hung"].remedy.replace("PID", " ".join(pids) or "PID")
 
 
 # -- the alert rules

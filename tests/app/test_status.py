@@ -149,7 +149,7 @@ def test_a_process_that_told_its_address_and_is_silent_is_not_starting(
     assert "receiver does not answer at" in said
     assert "health unknown: receiver does not answer" in said
     assert f"process-hung: the receiver (pid {pid}) exists and does not answer" in said
-    assert "`kill -USR1 PID` writes the stacks" in said
+    assert f"`kill -USR1 {pid}` writes the stacks" in said
 
 
 def test_a_file_of_addresses_that_cannot_be_read_is_told(

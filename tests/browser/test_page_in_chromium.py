@@ -448,6 +448,23 @@ def test_the_accuracy_before_the_first_update_is_a_level(chromium: Any) -> None:
         assert "chance 10 %" in " ".join(names.split())
 
 
+def test_a_process_that_is_gone_has_no_newest_value(chromium: Any) -> None:
+    gone = """import('./static/charts.js').then(({ Charts }) => {
+        const parent = document.createElement("div"), charts = new Charts(parent);
+        document.body.append(parent);
+        const of = (time) => new Proxy({ time, epoch: 0 }, {
+            get: (rows, name) => rows[name] ?? time.map(() => 1) });
+        charts.tables = { receiver: of([0, 2, 98, 100]), learner: of([0, 2]) };
+        charts.draw();
+        const loss = charts.cards.find(({ title }) => title === "Loss");
+        return [loss.figure.querySelector("figcaption").innerText, loss.whole];
+    })"""
+    with run() as (url, _, _r), Visit(chromium, url) as visit:
+        names, whole = visit.page.evaluate(gone)
+        assert names.split() == ["Loss", "loss", "\N{EN DASH}"]
+        assert whole == [0, 100], "the line ends before the end of the axis"
+
+
 def test_constants_have_axes_with_different_labels(chromium: Any) -> None:
     cases = {
         ("Effective rank", "learner", "memory_rank", 1.0),

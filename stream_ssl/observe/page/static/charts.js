@@ -127,6 +127,12 @@ export class Charts {
   }
 }
 
+/** Return whether a process has given no values for a while. */
+function isOld({ time, epoch }, now) {
+  const every = time.length > 1 ? time.at(-1) - time.at(-2) : 0;
+  return !time.length || now - time.at(-1) - epoch > Math.max(20, 3 * every);
+}
+
 /** Return a history if each role has a time and columns of numbers of one length. */
 function checked(told) {
   const roles = ["receiver", "learner"].filter((role) => told?.[role]);
@@ -150,7 +156,8 @@ class Chart {
     new ResizeObserver(() => this.chart?.setSize({ width: this.plot.clientWidth, height: this.plot.clientHeight })).observe(this.plot);
   }
 
-  show(tables, limits, events, { range, other, starts }) {
+  show(tables, limits, events, charts) {
+    const { range, other, starts } = charts, all = charts.all();
     this.range = range;
     this.levels = Object.entries(this.levelsOf).map(([name, limit]) => ({ name, value: limits[limit] })).filter(({ value }) => value != null);
     this.events = events;
@@ -160,14 +167,13 @@ class Chart {
     this.figure.hidden = drawn.length === 0;
     if (!drawn.length) return;
     const own = drawn.map(({ role, name }) => [tables[role].time.map((at) => at + tables[role].epoch), tables[role][name]]);
-    const ends = own.flatMap(([time]) => (time.length ? [time[0], time.at(-1)] : []));
-    this.whole = [Math.min(...ends), Math.max(...ends)];
+    this.whole = all; // of both processes, so that the end of a dead process is seen
     const compared = drawn.filter(({ role, name }) => other?.[role]?.time.length && other[role][name]);
     this.data = uPlot.join([...own, ...compared.map(({ role, name }) => {
       const { time, [name]: values } = other[role], shift = (starts[role] ?? this.whole[0]) - time[0];
       return [time.map((at) => at + shift), values];
     })]);
-    this.newest = drawn.map((line) => tables[line.role][line.name].at(-1));
+    this.newest = drawn.map(({ role, name }) => (isOld(tables[role], all[1]) ? null : tables[role][name].at(-1)));
     this.compared = compared.map((line) => drawn.indexOf(line));
     const names = [...drawn.map((line) => line.label), ...this.levels.map(({ name, value }) => `${name} ${this.format(value)}`), ...this.compared].join();
     if (names !== this.names) { this.names = names; this.drawn = drawn; this.rebuild(); }
