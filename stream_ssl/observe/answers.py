@@ -305,7 +305,7 @@ def _producers(
     rows = [row for row in rows if row["name"] not in faulty]
     useless = [row for row in rows if row["used"] < LITTLE_USE]
     if rows and best is not None and percent(rows[0]["used"]) != percent(best["used"]):
-        told.append(f"Worst: {few([_used(row) for row in useless or rows[:1]], MOST_PRODUCERS)}")
+        told.append(f"Worst: {_worst(useless or rows[:1])}")
     if connected and "error" in learner:
         told.append("The learner, which knows how many of their samples are used, does not answer")
     for name in list(dict.fromkeys(one["name"] for one in lit))[:MOST_NAMED]:
@@ -380,7 +380,7 @@ def _to_do(
     if any(state.get("starting") for state in states.values()):
         return Answer("To do", "wait", "Nothing yet: the run is starting.", [])
     rows = (learner.get("facts", {}).get("producers") or {}).get("worst") or []
-    stale = [row["name"] for row in rows if row["dropped"] >= DROPPED_SHARE]
+    stale = sorted(row["name"] for row in rows if row["dropped"] >= DROPPED_SHARE)
     if stale:
         verb = "shows" if len(stale) == 1 else "show"
         return Answer(
@@ -566,11 +566,21 @@ def _names(same: Iterable[Mapping[str, Any]]) -> list[str]:
     return [one["producer"] for one in same if one["producer"]]
 
 
-def _used(row: Mapping[str, Any]) -> str:
-    """Return a producer with the share of its samples that was used, and why the rest was not."""
-    parts = ((row["dropped"], "near-duplicates"), (row["bad"], "damaged"))
-    why = "".join(f", {percent(share)} {what}" for share, what in parts if share)
-    return f"{row['name']} ({percent(row['used'])} used{why})"
+def _worst(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return producers with the share of their samples that was used, and why the rest was not."""
+    if len(rows) == 1:
+        (row,) = rows
+        parts = ((row["dropped"], "near-duplicates"), (row["bad"], "damaged"))
+        why = "".join(f", {percent(share)} {what}" for share, what in parts if share)
+        return f"{row['name']} ({percent(row['used'])} used{why})"
+    by_fault: dict[str, list[str]] = {}
+    for row in rows:
+        fault = "damaged" if row["bad"] > row["dropped"] else "near-duplicates"
+        by_fault.setdefault(fault, []).append(row["name"])
+    return "; ".join(
+        f"{few(sorted(names), MOST_PRODUCERS)} (less than {percent(LITTLE_USE)} used, {fault})"
+        for fault, names in by_fault.items()
+    )
 
 
 def _told(one: Mapping[str, Any]) -> str:
