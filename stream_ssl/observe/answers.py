@@ -55,6 +55,11 @@ LITTLE_USE = 0.1
 MOSTLY_DROPPED = 0.9
 """A share of dropped samples above this explains why no update is made."""
 DROPPED_NOW = "the samples are dropped as near-duplicates"
+NO_STREAM = {
+    "no-producers": "no producer is connected",
+    "nothing-received": "no producer sends",
+}
+"""The conditions under which no sample comes, and what they say of an update that is missing."""
 CROWDED = 0.1
 """A share of near-duplicate slots above this is worth a look."""
 FEW_DIRECTIONS = 2.0
@@ -479,6 +484,9 @@ def _no_update(
     told = f"No update for {seconds(facts.get('idle', 0.0))}"
     if not facts.get("updates_done"):
         told = f"No update yet, {seconds(facts.get('span', 0.0))} after the start"
+    for name, why in NO_STREAM.items():
+        if _named((name,), problems):
+            return "watch", f"{told}, because {why}"
     if _mostly_dropped(facts, problems):
         return "watch", f"{told}, because {DROPPED_NOW}"
     if _named(("no-credit",), problems):

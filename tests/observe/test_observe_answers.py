@@ -559,9 +559,11 @@ def test_the_worst_of_equals_is_not_named() -> None:
 
 def test_producers_that_are_gone_are_named() -> None:
     run = Run()
-    run.pass_(60, run.sends(), run.learns())
+    run.pass_(60, run.sends(), run.learns(), run.drops("yard", "gate"))
     run.pass_(120, run.nothing(producers=0))
-    assert "; gate, yard did not end normally." in asked(run)["Producers"].says
+    found = asked(run)
+    assert "; gate, yard did not end normally." in found["Producers"].says
+    assert "No update for 2 min, because no producer is connected." in found["Learning"].says
 
 
 def test_advice_on_folders_has_their_paths(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
