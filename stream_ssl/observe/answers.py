@@ -531,7 +531,8 @@ def _accuracy(
             change = f"{way} {points:.1f} points" if points >= 0.05 else "unchanged"
             says += f", {change} in the last {seconds(trend['seconds'])}"
         level: Level = "watch" if rise < -FORGOTTEN else "good"
-        if first is not None and value < first + LEARNED * (1 - first):
+        learned = first is None or value >= first + LEARNED * (1 - first)
+        if facts.get("updates_done") and not learned:
             level, says = "watch", f"{says}; that is hardly more than at the start"
         if chance is not None and value < ABOVE_CHANCE * chance:
             level = "watch"

@@ -349,6 +349,19 @@ def test_a_learner_that_dies_leaves_its_last_slots_marked_as_old(chromium: Any) 
         assert page.eval_on_selector("#mosaic", "e => getComputedStyle(e).opacity") == "0.5"
 
 
+def test_a_learner_alone_shows_the_producers_that_it_knows(chromium: Any) -> None:
+    with run() as (url, _, receiver):
+        receiver.close()
+        with Visit(chromium, url) as visit:
+            page = visit.page
+            page.locator("#producers").scroll_into_view_if_needed()
+            page.wait_for_selector("#producers-table tbody >> text=100 % of the memory")
+            page.wait_for_selector(
+                "#producers-note >> text=rates are not known, because the receiver does not answer."
+            )
+            assert page.locator("#tiles dt >> text=received").count() == 0
+
+
 def test_a_phone_shows_what_to_do_and_its_whole_menu(chromium: Any) -> None:
     phone = {"viewport": {"width": 390, "height": 844}}
     with run() as (url, _, _r), Visit(chromium, url, **phone) as visit:

@@ -95,6 +95,8 @@ def test_an_accuracy_far_above_chance_that_never_rose() -> None:
     run = Run()
     run.steps = 300
     run.probes(0.31, first=0.31)
+    run.pass_(10, run.sends())
+    assert "hardly more" not in asked(run)["Learning"].says, "no update could have changed it"
     run.pass_(600, run.sends(), run.learns())
     found = asked(run)
     assert found["Learning"].level == "watch"

@@ -61,7 +61,13 @@ export class ProducersSection {
       COLUMNS.forEach(([sort], at) => { if (sort === this.sort) this.heads[at].setAttribute("aria-sort", "descending"); else this.heads[at].removeAttribute("aria-sort"); });
       await this.paint();
       known(section);
-    } catch (error) { note.textContent = unknown(section, "The producers and their rates", error); }
+    } catch (error) {
+      note.textContent = unknown(section, "The connections and the rates", error);
+      if (section.dataset.known) return;
+      const rows = silent([], await ask("learner", "memory/producers").catch(() => null), "–");
+      section.classList.toggle("unknown", !rows.length);
+      this.body.replaceChildren(...rows);
+    }
   }
 
   /** Fetch and show the pictures of the rows on the screen. */
@@ -98,15 +104,17 @@ export function inMemory(name, fates) {
   return `${number(held)}${use?.guaranteed == null ? "" : ` (${number(use.guaranteed)} guaranteed)`}, ${share} of the memory`;
 }
 
-/** Return rows for producers that hold slots but have sent nothing since the receiver started. */
-function silent(producers, fates) {
+/** Return rows for producers that only the learner knows, such as those of an earlier start of the receiver. */
+function silent(producers, fates, seen = "before the receiver's start") {
   const known = new Set(producers.map((one) => one.name));
-  return Object.keys(fates?.producers ?? {}).filter((name) => !known.has(name) && fates.producers[name].held).map((name) =>
-    element("tr", { class: "gone" },
+  return Object.keys(fates?.producers ?? {}).filter((name) => !known.has(name) && fates.producers[name].held).map((name) => {
+    const use = fates.uses[name] ?? {}, told = { admitted: number(use.admitted), dropped: listed(use.dropped), bad: listed(use.bad), slots: inMemory(name, fates) };
+    return element("tr", { class: "gone" },
       newest(name, fates),
       element("td", { class: "name" }, element("a", { href: addressOf(name) }, element("bdi", {}, name))),
-      element("td", {}, "before the receiver's start"),
-      ...COLUMNS.slice(3).map(([sort], at) => (sort === "slots" ? element("td", {}, inMemory(name, fates)) : element("td", { class: NUMBERS.has(at + 3) ? "n" : null }, "–")))));
+      element("td", {}, seen),
+      ...COLUMNS.slice(3).map(([sort], at) => element("td", { class: NUMBERS.has(at + 3) ? "n" : null }, told[sort] ?? "–")));
+  });
 }
 
 /** Return the cell for the newest picture, which `paint` fills when it is visible. */
