@@ -236,8 +236,7 @@ def _learning(learner: State, problems: Sequence[Mapping[str, Any]]) -> Answer:
     if _is_idle(facts):
         level, why = _no_update(facts, problems)
         return Answer("Learning", level, _sentences([why, *numbers]), links)
-    young = max(done, facts.get("step", 0.0)) < YOUNG_UPDATES
-    if young:
+    if young := _is_young(facts):
         level = "wait"  # an encoder without any update may be above chance, too
     if not accuracy:
         learns = (
@@ -469,6 +468,11 @@ def _lately(span: float) -> str:
     return "minute" if LATELY <= span < 1.5 * LATELY else seconds(span)
 
 
+def _is_young(facts: Mapping[str, Any]) -> bool:
+    """Return whether the run has made too few updates to show whether it learns."""
+    return bool(max(facts.get("updates_done", 0.0), facts.get("step", 0.0)) < YOUNG_UPDATES)
+
+
 def _is_idle(facts: Mapping[str, Any]) -> bool:
     """Return whether the learner has made no update for longer than usual, or none at all."""
     if not facts.get("updates_done"):
@@ -532,7 +536,7 @@ def _accuracy(
             says += f", {change} in the last {seconds(trend['seconds'])}"
         level: Level = "watch" if rise < -FORGOTTEN else "good"
         learned = first is None or value >= first + LEARNED * (1 - first)
-        if facts.get("updates_done") and not learned:
+        if not _is_young(facts) and not learned:
             level, says = "watch", f"{says}; that is hardly more than at the start"
         if chance is not None and value < ABOVE_CHANCE * chance:
             level = "watch"
