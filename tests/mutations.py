@@ -40,7 +40,7 @@ def copy_tree(to: Path) -> None:
     for name in filter(None, names.split("\0")):
         if (ROOT / name).exists():
             (to / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, to / name)
+            shutil.copy2(ROOT / name, to / name, follow_symlinks=False)
 
 
 def outcome(tree: Path, mutation: Mutation, limit: float = LIMIT) -> str:

@@ -32,30 +32,36 @@ def dashboard(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Rows of panels, as Grafana's JSON.
 
     Args:
-        rows: `row` its title, `kind` of its panels (timeseries if not said), and `panels`: each of
+        rows: `row` its title, `kind` of its panels (timeseries if not said), `collapsed` (true: the
+            row is closed, as most runs have no data for it), and `panels`: each of
             `title`, `unit` (Grafana's name of one), `queries` (PromQL by legend), and where wanted
             `note`, `width` of 24 (8), `min` of the axis (0; null: none), `right` (a pattern of
             legends that are drawn against an axis of their own), `stacked`, `thresholds` (pairs of
             a value and a colour; the first value is null), `plain` (a pattern of legends without
-            the colours of the thresholds), and `names` (show names of series in place of values,
-            and this text without any).
+            the colours of the thresholds), `now` (ask only for the newest values, so that no series
+            is shown that has ended), `names` (true: show names of series in place of values), and
+            `nothing` (the text without any series).
     """
     panels: list[dict[str, Any]] = []
-    top = 0
+    top, number = 0, 1
     for row in rows:
         kind = row.get("kind", "timeseries")
         place = {"h": 1, "w": WIDTH, "x": 0, "y": top}
-        head = {"type": "row", "title": row["row"], "collapsed": False, "panels": []}
-        panels.append({"id": len(panels) + 1, **head, "gridPos": place})
-        left, top = 0, top + 1
+        inside: list[dict[str, Any]] = []
+        collapsed = row.get("collapsed", False)
+        head = {"type": "row", "title": row["row"], "collapsed": collapsed, "panels": inside}
+        panels.append({"id": number, **head, "gridPos": place})
+        number, left, top = number + 1, 0, top + 1
+        end = top
         for panel in row["panels"]:
             width = panel.get("width", 8)
             if left + width > WIDTH:
                 left, top = 0, top + HEIGHT
             place = {"h": HEIGHT, "w": width, "x": left, "y": top}
-            panels.append({"id": len(panels) + 1, "gridPos": place, **_panel(panel, kind)})
-            left += width
-        top += HEIGHT
+            where = inside if collapsed else panels
+            where.append({"id": number, "gridPos": place, **_panel(panel, kind)})
+            number, left = number + 1, left + width
+        top = end if collapsed else top + HEIGHT
     return {**_frame(), "panels": panels}
 
 
@@ -73,9 +79,13 @@ def _panel(panel: dict[str, Any], kind: str) -> dict[str, Any]:
     if (steps := panel.get("thresholds")) is not None:
         marks = [{"value": value, "color": color} for value, color in steps]
         defaults["thresholds"] = {"mode": "absolute", "steps": marks}
-    if (nothing := panel.get("names")) is not None:
+    if (nothing := panel.get("nothing")) is not None:
         defaults["noValue"] = nothing
-        options = {**options, "textMode": "name", "graphMode": "none"}
+    if panel.get("names"):
+        options = {**options, "textMode": "name"}
+    now = {"instant": True, "range": False} if panel.get("now") else {}
+    if now:
+        options = {**options, "graphMode": "none"}
     overrides = []
     if "plain" in panel:
         fixed = {"id": "color", "value": {"mode": "fixed", "fixedColor": "text"}}
@@ -93,7 +103,7 @@ def _panel(panel: dict[str, Any], kind: str) -> dict[str, Any]:
         "fieldConfig": {"defaults": defaults, "overrides": overrides},
         "options": options,
         "targets": [
-            {**_target(n, _of_instances(expr)), "legendFormat": legend}
+            {**_target(n, _of_instances(expr)), "legendFormat": legend, **now}
             for n, (legend, expr) in enumerate(panel["queries"].items())
         ],
     }
@@ -165,7 +175,10 @@ FLEET: dict[str, tuple[str, str, list[tuple[float | None, str]]]] = {
         [(None, "green"), (1, "red")],
     ),
     "conditions": (
-        'sum by (job) (stream_ssl_condition{job=~"$job"})',
+        (
+            'count by (job) (count by (job, name) (stream_ssl_condition{job=~"$job"} == 1)) '
+            'or 0 * count by (job) (up{job=~"$job"})'
+        ),
         "short",
         [(None, "green"), (1, "red")],
     ),

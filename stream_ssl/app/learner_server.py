@@ -42,9 +42,8 @@ class LearnerServer:
     """
 
     def __init__(self, settings: Namespace, rank: int, stack: ExitStack) -> None:
-        folders = {
-            name: Path(settings.run) / name for name in ("checkpoints", "quarantine")
-        }  # that a learner writes
+        run, suffix = Path(settings.run), f"-{rank}" if rank else ""
+        folders = {"checkpoints": run / "checkpoints", "quarantine": run / f"quarantine{suffix}"}
         self.metrics = LearnerMetrics(
             CollectorRegistry(),
             memories=(WORKING, *settings.shadows),

@@ -176,7 +176,8 @@ class StepLog:
         }
         self._log.info(
             "step %(step)d: loss %(loss)s, learning rate %(learning_rate)g, "
-            "%(samples_per_second)s samples/s, %(steps_per_second)s steps/s, lag %(lag_seconds)s s",
+            "%(samples_per_second)s samples/s of the stream, %(steps_per_second)s steps/s, "
+            "lag %(lag_seconds)s s",
             told,
             extra=told,
         )

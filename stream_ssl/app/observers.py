@@ -13,7 +13,7 @@ from stream_ssl.learning.records import Idle, StepRecord
 from stream_ssl.memory import WorkingMemory
 from stream_ssl.memory.near_duplicates import NearDuplicates
 from stream_ssl.observe.balance import Balance, class_counts
-from stream_ssl.observe.collisions import ClassCollisions, near_duplicates
+from stream_ssl.observe.collisions import ClassCollisions, NearDuplicateShare
 from stream_ssl.observe.drift import Drift
 from stream_ssl.observe.held_out import HeldOutProbe
 from stream_ssl.observe.metrics import WORKING, LearnerMetrics
@@ -60,7 +60,7 @@ class Observers:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._metrics, self._memory, self._shadows = metrics, memory, shadows
-        self._test = test
+        self._near_duplicates = NearDuplicateShare(test, memory)
         self._batches, self._reader = batches, reader
         self._balance, self._drift = Balance(), Drift()
         self._recent_rank = recent_rank or RecentRank()
@@ -100,7 +100,7 @@ class Observers:
             self._metrics.of_memories.observe(name, memory.stats(), counts)
         self._metrics.of_memories.observe_producers(self._memory.holdings())
         self._metrics.observe_collisions(
-            self._collisions.measure(self._memory), near_duplicates(self._test, self._memory)
+            self._collisions.measure(self._memory), self._near_duplicates.survey()
         )
         self._metrics.observe_balance(self._balance)
         self._metrics.observe_ranks_of(self._recent_rank)

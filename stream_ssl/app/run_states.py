@@ -16,7 +16,7 @@ from urllib.parse import urlencode, urlsplit
 
 from stream_ssl.app.endpoints import fault, holder, load
 from stream_ssl.observe.answers import Answer, answers
-from stream_ssl.observe.conditions import CONDITIONS
+from stream_ssl.observe.conditions import hung_remedy
 from stream_ssl.observe.http_access import Token
 from stream_ssl.observe.peers import hangs
 
@@ -261,8 +261,8 @@ def silence(
         elif entry is None:
             found[name] = {"error": f"the {name} has not started"}
         elif (pid := _holder(run, name)) is not None and pid == entry.get("pid"):
-            why = f"{hangs(name, pid, entry['http'])}. {CONDITIONS['process-hung'].remedy}"
-            found[name] = {"error": why, "hung": why}
+            why = hangs(name, pid, entry["http"])
+            found[name] = {"error": why, "hung": f"{why}. {hung_remedy(why)}"}
         else:
             found[name] = {"error": f"the {name} does not answer at {entry['http']}"}
     return found

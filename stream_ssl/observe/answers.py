@@ -15,6 +15,8 @@ from stream_ssl.observe.conditions import (
     DOWN,
     DROPPED_SHARE,
     TABLE,
+    few,
+    hung_remedy,
     of_role,
     plural,
 )
@@ -48,9 +50,16 @@ BEHIND_SECONDS, BEHIND_MORE_SECONDS, BEHIND_SPAN = 30.0, 10.0, 45.0
 last minute. The lag must be known for at least BEHIND_SPAN seconds. The condition `lag` begins
 later.
 """
+LITTLE_USE = 0.1
+"""A producer with a smaller share of used samples is named among the worst."""
 MOSTLY_DROPPED = 0.9
 """A share of dropped samples above this explains why no update is made."""
 DROPPED_NOW = "the samples are dropped as near-duplicates"
+NO_STREAM = {
+    "no-producers": "no producer is connected",
+    "nothing-received": "no producer sends",
+}
+"""The conditions under which no sample comes, and what they say of an update that is missing."""
 CROWDED = 0.1
 """A share of near-duplicate slots above this is worth a look."""
 FEW_DIRECTIONS = 2.0
@@ -74,8 +83,8 @@ OF_PRODUCERS = (
 )
 OF_MEMORY = ("near-duplicates", "collisions")
 """The conditions that each answer names, in the order of their weight."""
-MOST_NAMED = 3
-"""The most conditions that an answer names."""
+MOST_NAMED, MOST_PRODUCERS = 3, 5
+"""The most conditions that an answer names, and the most producers for each of its sentences."""
 ROLES: Sequence[Role] = ("receiver", "learner")
 ORDER = {condition.name: number for number, condition in enumerate(TABLE)}
 
@@ -146,23 +155,38 @@ def problems_of(states: Mapping[str, State]) -> list[dict[str, Any]]:
     Args:
         states: the state of each process, by its name, such as "learner" or "receiver-1".
     """
-    found: list[dict[str, Any]] = []
+    found: list[dict[str, Any]] = [
+        dict(one) for state in states.values() for one in state.get("problems", [])
+    ]
+    told = {one["name"] for one in found}
     for name, state in states.items():
-        if (error := state.get("error")) is not None:
-            found.append(
-                {
-                    "name": "down",
-                    "producer": "",
-                    "severity": "critical",
-                    "says": error,
-                    "remedy": DOWN.replace("the process", f"the {name}", 1),
-                    "since": None,
-                    "runbook": "runbooks/down",
-                }
-            )
-        found += state.get("problems", [])
+        if (error := state.get("error")) is None:
+            continue
+        if state.get("hung") and "process-hung" in told:
+            continue  # the other process tells it
+        fault = "process-hung" if state.get("hung") else "down"
+        found.append(
+            {
+                "name": fault,
+                "producer": "",
+                "severity": "critical",
+                "says": error,
+                "remedy": DOWN.replace("the process", f"the {name}", 1),
+                "where": "",
+                "since": None,
+                "runbook": f"runbooks/{fault}",
+            }
+        )
+    for one in found:
+        if one["name"] == "process-hung":
+            one["remedy"] = hung_remedy(one["says"])
     return sorted(
-        found, key=lambda one: (one["severity"] != "critical", ORDER.get(one["name"], -1))
+        found,
+        key=lambda one: (
+            one["severity"] != "critical",
+            ORDER.get(one["name"], -1),
+            one["producer"],
+        ),
     )
 
 
@@ -212,8 +236,7 @@ def _learning(learner: State, problems: Sequence[Mapping[str, Any]]) -> Answer:
     if _is_idle(facts):
         level, why = _no_update(facts, problems)
         return Answer("Learning", level, _sentences([why, *numbers]), links)
-    young = max(done, facts.get("step", 0.0)) < YOUNG_UPDATES
-    if young:
+    if young := _is_young(facts):
         level = "wait"  # an encoder without any update may be above chance, too
     if not accuracy:
         learns = (
@@ -237,10 +260,8 @@ def _health(states: Mapping[str, State], problems: Sequence[Mapping[str, Any]]) 
     found = census(states, problems)
     if problems:
         names = [_in_brief(name, problems) for name in found.present]
-        shown = ", ".join(names[:MOST_NAMED])
-        shown += f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
         verb = "holds" if len(names) == 1 else "hold"
-        told = [f"{plural(len(names), 'condition')} {verb} now: {shown}"]
+        told = [f"{plural(len(names), 'condition')} {verb} now: {few(names, MOST_NAMED)}"]
         if found.unknown:
             told.append(f"{len(found.unknown)} of the others are unknown")
         return Answer("Health", _level(problems), _sentences(told), [*_runbooks(problems), *checks])
@@ -274,24 +295,32 @@ def _producers(
         ]
     uses = learner.get("facts", {}).get("producers") or {}
     lit = _named(OF_PRODUCERS, problems)
-    best, worst = uses.get("best"), uses.get("worst")
+    best, rows = uses.get("best"), uses.get("worst") or []
     if best is not None:
         used, span = percent(best["used"]), seconds(learner["facts"].get("span", 0.0))
-        if worst is not None and percent(worst["used"]) == used:
+        if not rows:
+            told.append(f"In the last {span}, {used} of {best['name']}'s samples are used")
+        elif percent(rows[0]["used"]) == used:
             told.append(f"In the last {span}, each producer has {used} of its samples used")
-            worst = None
+            rows = []
         else:
             told.append(f"Best of the last {span}: {best['name']}, {used} of its samples are used")
-    if worst is not None and worst["name"] not in {one["producer"] for one in lit}:
-        parts = [(worst["dropped"], "near-duplicates"), (worst["bad"], "damaged")]
-        why = "".join(f", {percent(share)} {what}" for share, what in parts if share)
-        told.append(f"Worst: {worst['name']}, {percent(worst['used'])} used{why}")
+    faulty = {one["producer"] for one in lit}
+    rows = [row for row in rows if row["name"] not in faulty]
+    useless = [row for row in rows if row["used"] < LITTLE_USE]
+    if rows and best is not None and percent(rows[0]["used"]) != percent(best["used"]):
+        told.append(f"Worst: {_worst(useless or rows[:1])}")
     if connected and "error" in learner:
         told.append("The learner, which knows how many of their samples are used, does not answer")
-    told += [_told(one) for one in lit[:MOST_NAMED]]
+    for name in list(dict.fromkeys(one["name"] for one in lit))[:MOST_NAMED]:
+        first, *same = _named((name,), lit)
+        told.append(_told(first))
+        if same:
+            told.append(f"The same holds for {few(_names(same), MOST_PRODUCERS)}")
     if lit:
         return Answer("Producers", _level(lit), _sentences(told), [*_runbooks(lit), *links])
     level: Level = "good" if connected and speed else "watch"
+    level = "watch" if any(row["used"] <= 1 - DROPPED_SHARE for row in useless) else level
     level = "wait" if not connected and best is None else level
     return Answer("Producers", level, _sentences(told), links)
 
@@ -349,18 +378,20 @@ def _to_do(
         more = [name for name in census(states, problems).present if name != first["name"]]
         says = f"First, {first['name']}{who and f' ({who})'}: {_remedy(first, learner)}"
         if more:
-            says = f"{says.rstrip('.')}. Then: {', '.join(more[:MOST_NAMED])}"
-            says += f" and {len(more) - MOST_NAMED} more" if len(more) > MOST_NAMED else ""
+            then = [_placed(_named((name,), problems)[0]) for name in more]
+            says = f"{says.rstrip('.')}. Then: {few(then, MOST_NAMED)}"
         return Answer("To do", _level([first]), _sentences([says]), _runbooks([first]))
     if any(state.get("starting") for state in states.values()):
         return Answer("To do", "wait", "Nothing yet: the run is starting.", [])
-    worst = (learner.get("facts", {}).get("producers") or {}).get("worst")
-    if worst is not None and worst["dropped"] >= DROPPED_SHARE:
-        remedy = CONDITIONS["everything-dropped"].remedy
+    rows = (learner.get("facts", {}).get("producers") or {}).get("worst") or []
+    stale = sorted(row["name"] for row in rows if row["dropped"] >= DROPPED_SHARE)
+    if stale:
+        verb = "shows" if len(stale) == 1 else "show"
         return Answer(
             "To do",
             "watch",
-            f"{worst['name']} shows nothing new. {remedy}",
+            f"{few(stale, MOST_PRODUCERS)} {verb} nothing new. "
+            f"{CONDITIONS['everything-dropped'].remedy}",
             [("everything-dropped", "runbooks/everything-dropped")],
         )
     if (behind := _behind(learner.get("facts", {}))) is not None:
@@ -437,6 +468,11 @@ def _lately(span: float) -> str:
     return "minute" if LATELY <= span < 1.5 * LATELY else seconds(span)
 
 
+def _is_young(facts: Mapping[str, Any]) -> bool:
+    """Return whether the run has made too few updates to show whether it learns."""
+    return bool(max(facts.get("updates_done", 0.0), facts.get("step", 0.0)) < YOUNG_UPDATES)
+
+
 def _is_idle(facts: Mapping[str, Any]) -> bool:
     """Return whether the learner has made no update for longer than usual, or none at all."""
     if not facts.get("updates_done"):
@@ -452,6 +488,9 @@ def _no_update(
     told = f"No update for {seconds(facts.get('idle', 0.0))}"
     if not facts.get("updates_done"):
         told = f"No update yet, {seconds(facts.get('span', 0.0))} after the start"
+    for name, why in NO_STREAM.items():
+        if _named((name,), problems):
+            return "watch", f"{told}, because {why}"
     if _mostly_dropped(facts, problems):
         return "watch", f"{told}, because {DROPPED_NOW}"
     if _named(("no-credit",), problems):
@@ -496,7 +535,8 @@ def _accuracy(
             change = f"{way} {points:.1f} points" if points >= 0.05 else "unchanged"
             says += f", {change} in the last {seconds(trend['seconds'])}"
         level: Level = "watch" if rise < -FORGOTTEN else "good"
-        if first is not None and value < first + LEARNED * (1 - first):
+        learned = first is None or value >= first + LEARNED * (1 - first)
+        if not _is_young(facts) and not learned:
             level, says = "watch", f"{says}; that is hardly more than at the start"
         if chance is not None and value < ABOVE_CHANCE * chance:
             level = "watch"
@@ -526,8 +566,34 @@ def _in_brief(name: str, problems: Sequence[Mapping[str, Any]]) -> str:
 
 def _who(same: Sequence[Mapping[str, Any]]) -> str:
     """Return the producers of problems; "" if they concern none."""
-    who = [one["producer"] for one in same if one["producer"]]
-    return ", ".join(who[:MOST_NAMED]) + ("…" if len(who) > MOST_NAMED else "")
+    return few(_names(same), MOST_PRODUCERS)
+
+
+def _placed(one: Mapping[str, Any]) -> str:
+    """Return the name of a problem with the folders that it concerns."""
+    where = one.get("where")  # another version of the process may not tell it
+    return f"{one['name']} (see {where})" if where else str(one["name"])
+
+
+def _names(same: Iterable[Mapping[str, Any]]) -> list[str]:
+    return [one["producer"] for one in same if one["producer"]]
+
+
+def _worst(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return producers with the share of their samples that was used, and why the rest was not."""
+    if len(rows) == 1:
+        (row,) = rows
+        parts = ((row["dropped"], "near-duplicates"), (row["bad"], "damaged"))
+        why = "".join(f", {percent(share)} {what}" for share, what in parts if share)
+        return f"{row['name']} ({percent(row['used'])} used{why})"
+    by_fault: dict[str, list[str]] = {}
+    for row in rows:
+        fault = "damaged" if row["bad"] > row["dropped"] else "near-duplicates"
+        by_fault.setdefault(fault, []).append(row["name"])
+    return "; ".join(
+        f"{few(sorted(names), MOST_PRODUCERS)} (less than {percent(LITTLE_USE)} used, {fault})"
+        for fault, names in by_fault.items()
+    )
 
 
 def _told(one: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ Shapes: B batch, K slots, D embedding, N bins of the cosine, S compared slots.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,8 +25,10 @@ BINS = 2000
 LEAST = 100
 """The least number of equal pairs, and of different pairs, for a fit."""
 
-LOOKED_AT = 256
-"""The most slots for which near-duplicates are searched."""
+LOOKED_AT, SURVEYS = 256, 8
+"""A survey searches near-duplicates of at most LOOKED_AT slots, and a share covers at most SURVEYS
+surveys. A share of 5 % has a standard error of 1.4 points on 256 slots, and of 0.5 on 2,048.
+"""
 
 
 class Calibration:
@@ -122,19 +125,34 @@ class ClassCollisions:
         return self._calibration.mean(cosine_BK[other_BK])
 
 
-def near_duplicates(test: NearDuplicates | None, memory: WorkingMemory) -> float | None:
-    """Return the share of the slots that are near-duplicates of another slot.
+class NearDuplicateShare:
+    """The share of the slots that are near-duplicates of another slot.
 
-    At most LOOKED_AT evenly spaced slots are compared with all slots. The share is None without a
-    test, or if the memory has fewer than two slots.
+    Each survey compares other slots with all slots, and the share is that of the last surveys. The
+    share of a memory of at most LOOKED_AT * SURVEYS slots so covers each slot once.
 
     Args:
-        test: the test of this memory.
+        test: the test of this memory; None: the memory keeps no images.
         memory: the working memory.
     """
-    count = len(memory)
-    if test is None or count < 2:
-        return None
-    looked_at = min(count, LOOKED_AT)
-    slot_S = torch.arange(looked_at, device=memory.device) * count // looked_at
-    return float(test.of_slots(slot_S).float().mean())
+
+    def __init__(self, test: NearDuplicates | None, memory: WorkingMemory) -> None:
+        self._test, self._memory, self._turn = test, memory, 0
+        self._surveys: deque[tuple[float, int]] = deque(maxlen=SURVEYS)  # (found, looked at)
+
+    def survey(self) -> float | None:
+        """Compare the next slots, and return the share of the last surveys.
+
+        The share is None without a test, or if the memory has fewer than two slots.
+        """
+        count = len(self._memory)
+        if self._test is None or count < 2:
+            return None
+        looked_at = min(count, LOOKED_AT)
+        rounds = -(-count // looked_at)  # surveys until each slot was looked at
+        even_S = torch.arange(looked_at, device=self._memory.device) * count // looked_at
+        found = self._test.of_slots((even_S + self._turn % rounds) % count).float().sum()
+        self._turn += 1
+        self._surveys.append((float(found), looked_at))
+        last = list(self._surveys)[-rounds:]
+        return sum(found for found, _ in last) / sum(looked for _, looked in last)

@@ -6,7 +6,9 @@ decides which conditions are present. `make docs` makes the alert rules from the
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -94,6 +96,17 @@ COLLISION_PROBABILITY, NEAR_DUPLICATE_SHARE, QUALITY_SECONDS = 0.5, 0.5, 1800.0
 SLOW_RANK, SLOW_RANK_SECONDS = 1.5, 900.0
 
 
+FOLDERS = {
+    "checkpoints": "the checkpoints",
+    "full": "the run",
+    "journal": "the journal",
+    "quarantine": "the run's quarantine folder",
+}
+"""The names for folders in remedies, where the folder itself is not known, as in an alert.
+
+"full" stands for the folders of a disk that is nearly full."""
+
+
 @dataclass(frozen=True, slots=True)
 class Condition:
     """A fault of a run that needs attention.
@@ -103,7 +116,8 @@ class Condition:
         role: the role of the process that watches the condition.
         severity: the severity of the alert.
         summary: one sentence without figures, for an alert. "{producer}" stands for the producer.
-        remedy: the action to take, in one or two sentences.
+        remedy: the action to take, in one or two sentences. "{journal}" stands for a folder of
+            FOLDERS.
         unready: /readyz fails while the condition is present. It is true only if the process itself
             cannot work: a receiver stays in service while a camera is silent.
     """
@@ -120,6 +134,16 @@ class Condition:
         """The name of the condition's alert."""
         return "StreamSsl" + "".join(word.capitalize() for word in self.name.split("-"))
 
+    def advice(self, folders: Mapping[str, object] = FOLDERS) -> str:
+        """Return the remedy with the paths of these folders, by the names of FOLDERS."""
+        return self.remedy.format_map({**FOLDERS, **folders})
+
+    def where(self, folders: Mapping[str, object]) -> str:
+        """Return the folders that the remedy names; "" if it names none, or if none is known."""
+        return ", ".join(
+            str(folder) for name, folder in folders.items() if f"{{{name}}}" in self.remedy
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Lit:
@@ -130,12 +154,16 @@ class Lit:
         producer: the producer that it concerns; "" if it concerns none.
         says: a sentence that names the cause, with figures.
         since: the Unix time at which it began.
+        remedy: the action to take, with the paths of the process's folders.
+        where: the folders that the remedy names, or "".
     """
 
     condition: Condition
     producer: str
     says: str
     since: float
+    remedy: str
+    where: str = ""
 
     def told(self) -> dict[str, object]:
         """Return the condition as plain values, for JSON."""
@@ -145,7 +173,8 @@ class Lit:
             "producer": self.producer,
             "severity": one.severity,
             "says": self.says,
-            "remedy": one.remedy,
+            "remedy": self.remedy,
+            "where": self.where,
             "since": round(self.since, 1),
             "runbook": f"runbooks/{one.name}",
         }
@@ -177,7 +206,8 @@ TABLE: tuple[Condition, ...] = (
     Condition(
         "disk-low", "both", "warning",
         "a disk that the run writes to is nearly full",
-        "Make room, or lower checkpoints.keep, journal.budget or quarantine.max_bytes.",
+        "Make room on the disk of {full}, or lower checkpoints.keep, journal.budget or "
+        "quarantine.max_bytes.",
     ),
     Condition(
         "journal-damaged", "both", "critical",
@@ -203,13 +233,13 @@ TABLE: tuple[Condition, ...] = (
     Condition(
         "no-credit", "receiver", "warning",
         "no producer may send, because the journal or its disk is full, or the learner is behind",
-        "If the disk is full, make room. Otherwise check that the learner runs and saves "
-        "checkpoints.",
+        "If the disk of {journal} is full, make room. Otherwise check that the learner runs and "
+        "saves checkpoints.",
     ),
     Condition(
         "journal-failing", "receiver", "critical",
         "the journal cannot be written",
-        "Make room on the disk, or repair it. Nothing that was acknowledged is lost.",
+        "Make room on the disk of {journal}, or repair it. Nothing that was acknowledged is lost.",
     ),
     Condition(
         "missing-packets", "receiver", "critical",
@@ -298,7 +328,8 @@ TABLE: tuple[Condition, ...] = (
     Condition(
         "bad-samples", "learner", "warning",
         "more than 1 % of {producer}'s samples cannot be decoded",
-        "Read the reasons in the run's quarantine folder. Then correct the source of the samples.",
+        "Read the reasons in {quarantine}: a .json file is beside each sample. Then correct the "
+        "source of the samples.",
     ),
     Condition(
         "checkpoint-old", "learner", "critical",
@@ -309,12 +340,12 @@ TABLE: tuple[Condition, ...] = (
     Condition(
         "checkpoint-failing", "learner", "critical",
         "a checkpoint could not be written",
-        "Make room on the disk, or repair it. The previous checkpoint is intact.",
+        "Make room on the disk of {checkpoints}, or repair it. The previous checkpoint is intact.",
     ),
     Condition(
         "checkpoint-damaged", "learner", "warning",
         "a checkpoint is damaged and was renamed to damaged-*",
-        "Check the disk. Remove checkpoints/damaged-* to end this condition.",
+        "Check the disk. Remove damaged-* from {checkpoints} to end this condition.",
     ),
     Condition(
         "copies-late", "learner", "warning",
@@ -375,6 +406,22 @@ def plural(count: float, noun: str) -> str:
     return f"{count:,.0f} {noun}{'' if round(count) == 1 else 's'}"
 
 
+def few(names: Sequence[str], most: int, between: str = ", ") -> str:
+    """Return names with commas between, and the number of the names beyond `most`.
+
+    >>> few(["yard", "gate", "lobby"], 2)
+    'yard, gate and 1 more'
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return between.join(names[:most]) + more
+
+
+def hung_remedy(says: str) -> str:
+    """Return the remedy of process-hung, with the process ids that the sentence names."""
+    pids = re.findall(r"\(pid (\d+)\)", says)
+    return CONDITIONS["process-hung"].remedy.replace("PID", " ".join(pids) or "PID")
+
+
 # -- the alert rules
 
 HEAD = """# `make docs` makes this file. To change it, edit stream_ssl/observe/conditions.py.
@@ -416,7 +463,7 @@ def _rule(alert: str, name: str, expression: str, severity: str = "", wait: str 
             "{producer}", "{{ with $labels.producer }}{{ . }}{{ else }}the producer{{ end }}"
         )
         summary = f"{summary} (at {{{{ $labels.instance }}}})"
-        description, severity = one.remedy, one.severity
+        description, severity = one.advice(), one.severity
     link = (
         "{{ with $externalLabels.runbooks }}{{ . }}docs/runbooks/NAME.md"
         "{{ else }}http://{{ $labels.instance }}/runbooks/NAME{{ end }}"

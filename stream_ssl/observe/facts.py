@@ -24,8 +24,8 @@ WINDOW = 600.0
 """Seconds that the counts by producer cover."""
 TREND_SECONDS = 3600.0
 """Seconds over which the change of an accuracy is given."""
-MOST_NAMED = 4
-"""The most producers with a fault that the facts name."""
+MOST_WORST = 64
+"""The most producers of the least use that the facts name."""
 LEAST_SAMPLES = 20
 """A producer with fewer samples within WINDOW is not judged."""
 
@@ -191,7 +191,7 @@ def _classes(figures: Figures) -> dict[str, Any] | None:
 
 
 def _uses(counts: Mapping[str, Mapping[str, float]], slots: Mapping[str, float]) -> dict[str, Any]:
-    """Return what became of the producers' samples, with the best and the worst producer.
+    """Return what became of the producers' samples, with the best producer, and the worst first.
 
     The use of a producer is the share of its samples that were new and could be decoded. Samples
     that wait, or that the pace skips, count as neither used nor dropped.
@@ -206,13 +206,10 @@ def _uses(counts: Mapping[str, Mapping[str, float]], slots: Mapping[str, float])
                 {"name": name, "samples": samples, "used": used, "dropped": away, "bad": broken}
             )
     rows.sort(key=lambda row: (-row["used"], -row["samples"], row["name"]))
-    broken_ones = sorted((row for row in rows if row["bad"] > 0), key=lambda row: -row["bad"])
     held, total = max(slots.values(), default=0.0), sum(slots.values())
     return {
-        "judged": len(rows),
         "best": rows[0] if rows else None,
-        "worst": rows[-1] if len(rows) > 1 else None,
-        "bad": broken_ones[:MOST_NAMED],
+        "worst": rows[:0:-1][:MOST_WORST],
         "samples": sum(admitted.values()) + sum(dropped.values()) + sum(bad.values()),
         "dropped": sum(dropped.values()),
         "most_slots": max(slots, key=lambda name: (slots[name], name)) if held else None,

@@ -32,11 +32,13 @@ class Health:
 
     Attributes:
         conditions: the conditions that `watch.py` found at its last look, the worst first.
+        folders: the folders that the process writes, by the names of FOLDERS in `conditions.py`.
         refused: for a receiver, the peer whose message was refused last, by reason.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.conditions: tuple[Lit, ...] = ()
+        self.folders: Mapping[str, object] = {}
         self.refused: Mapping[str, str] = {}
         self._clock = clock
         self._lock = threading.Lock()
@@ -133,7 +135,8 @@ class Health:
                     "producer": "",
                     "severity": condition.severity if condition else "warning",
                     "says": f"{name}: {detail}",
-                    "remedy": condition.remedy if condition else "",
+                    "remedy": condition.advice(self.folders) if condition else "",
+                    "where": condition.where(self.folders) if condition else "",
                     "since": None,
                     "runbook": f"runbooks/{condition.name}" if condition else None,
                 }

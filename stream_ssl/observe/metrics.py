@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from stream_ssl.observe.recent_rank import RecentRank
     from stream_ssl.receiver.records import ReceiverRecord
 
+COLLISIONS = 16
+"""The number of batches that a collision probability covers."""
 FARTHEST = 2.0
 """The largest value of novelty_distance: no picture in the memory is near the sample."""
 
@@ -144,6 +146,7 @@ class LearnerMetrics:
         )
         self._monotonic, self._ticked = monotonic, math.nan
         self._totals: dict[tuple[str, ...], float] = {}  # as last reported
+        self._collisions: dict[str, tuple[float, int]] = {}  # by kind: (mean, batches)
         self._families.compute("loop_age_seconds", lambda: monotonic() - self._ticked)
 
     @property
@@ -210,7 +213,7 @@ class LearnerMetrics:
     def observe_collisions(self, calibrated: float | None, near_duplicates: float | None) -> None:
         """Report the results of `collisions.py`. None leaves a metric unchanged."""
         if calibrated is not None:
-            self._families.set("collision_probability", calibrated, kind="calibrated")
+            self._add_collision("calibrated", calibrated)
         if near_duplicates is not None:
             self._families.set("memory_near_duplicates_ratio", near_duplicates)
 
@@ -357,7 +360,7 @@ class LearnerMetrics:
         for name, value in record.diagnostics.items():
             self._set_finite("loss_diagnostic", value, name=name)
         if record.collision_true is not None:
-            self._set_finite("collision_probability", record.collision_true, kind="true")
+            self._add_collision("true", record.collision_true)
         if record.admission is not None:
             self.of_memories.admitted(WORKING, record.admission)
 
@@ -367,6 +370,15 @@ class LearnerMetrics:
             one.producer if one is not None else OTHER for one in origins
         ).items():
             self._families.add(name, count, producer=producer, **labels)
+
+    def _add_collision(self, kind: str, probability: float) -> None:
+        """Export the mean of the last measurements, because one batch alone has few classes."""
+        if math.isfinite(probability):
+            before, count = self._collisions.get(kind, (0.0, 0))
+            count = min(count + 1, COLLISIONS)
+            mean = before + (probability - before) / count
+            self._collisions[kind] = (mean, count)
+            self._families.set("collision_probability", mean, kind=kind)
 
     def _set_finite(self, name: str, value: float, /, **labels: str) -> None:
         if math.isfinite(value):

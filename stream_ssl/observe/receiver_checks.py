@@ -7,10 +7,12 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping
 
 from stream_ssl.observe import conditions as at
-from stream_ssl.observe.conditions import plural
+from stream_ssl.observe.conditions import few, plural
 from stream_ssl.observe.health import Health
 from stream_ssl.observe.trends import Figures, Finding, Silence, Trends, counted, percent, seconds
 
+MOST_NAMED = 5
+"""The most producers that a sentence names."""
 KEYS = frozenset({"denied", "unauthorised", "no-key", "plain-receiver", "server-key"})
 """Reasons of refusal that concern a key."""
 MISMATCHES = {
@@ -102,21 +104,24 @@ class ReceiverChecks:
         connected, credit = figures.get("producers_connected"), figures.get("credit_bytes")
         received = {"": figures.get("received_samples_total")}
         by_producer = figures.by("producer_samples_total", "producer")
+        finished = figures.by("producer_finished", "producer")
         gone = self._trends.held("no-producers", connected == 0)
         if gone > at.NO_PRODUCER_SECONDS:
             before = "since the start" if not received[""] > 0 else f"for {seconds(gone)}"
-            yield "no-producers", "", f"no producer has been connected {before}"
+            left = sorted(who for who in by_producer if not finished.get(who))
+            names = f"; {few(left, MOST_NAMED)} did not end normally" if left else ""
+            yield "no-producers", "", f"no producer has been connected {before}{names}"
         blocked = self._trends.held("no-credit", connected > 0 and credit == 0)
         if blocked > at.NO_CREDIT_SECONDS:
             detail = self._health.ready().parts.get("credit", {}).get("detail") or "no credit"
             yield "no-credit", "", f"for {seconds(blocked)}, {detail}"
-        finished = figures.by("producer_finished", "producer")
         for producer in by_producer:
             if finished.get(producer):
                 self._silence.restart(producer)
-        self._silence.take(received | by_producer)
-        if blocked or not connected > 0:
-            self._silence.restart("" if not connected > 0 else None)
+        # Nobody can send without credit. A producer that was silent before still is.
+        self._silence.take(received | by_producer, paused=blocked > 0)
+        if not connected > 0:
+            self._silence.restart("")
             return
         silent = self._silence.too_long("")
         if silent:

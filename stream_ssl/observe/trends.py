@@ -120,12 +120,18 @@ class Silence:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
+        self._taken = clock()
         self._last: dict[str, tuple[float, float]] = {}  # (value, time of change)
         self._gaps: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=GAPS_KEPT))
 
-    def take(self, totals: Mapping[str, float]) -> None:
-        """Take the current totals."""
+    def take(self, totals: Mapping[str, float], paused: bool = False) -> None:
+        """Take the current totals. If `paused`, the time since the last call does not count."""
         now = self._clock()
+        if paused:
+            self._last = {
+                key: (value, at + now - self._taken) for key, (value, at) in self._last.items()
+            }
+        self._taken = now
         for key, value in totals.items():
             before = self._last.get(key)
             if before is None or value != before[0]:
@@ -133,12 +139,10 @@ class Silence:
                     self._gaps[key].append(min(now - before[1], self._limit(key)))
                 self._last[key] = (value, now)
 
-    def restart(self, key: str | None) -> None:
-        """Start the silence of one counter, or of all for None, again from now."""
-        now = self._clock()
-        for one, (value, _) in self._last.items():
-            if key in (None, one):
-                self._last[one] = (value, now)
+    def restart(self, key: str) -> None:
+        """Start the silence of one counter again from now."""
+        if key in self._last:
+            self._last[key] = (self._last[key][0], self._clock())
 
     def usual(self, key: str) -> float | None:
         """Return the mean of the last gaps in seconds; None if there were fewer than LEAST_GAPS."""

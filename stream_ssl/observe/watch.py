@@ -73,6 +73,7 @@ class Watch:
         self._role, self._registry, self._health, self._light = role, registry, health, light
         self._watched = watched = watched or Watched()
         self._hung, self._clock, self._wall = hung, clock, wall
+        health.folders = {name: folder.absolute() for name, folder in watched.folders.items()}
         self._started = clock()
         self._trends = Trends(clock)
         self._checks: ReceiverChecks | LearnerChecks
@@ -104,9 +105,11 @@ class Watch:
             self._seen[key] = now
             condition, old = CONDITIONS[key[0]], self._lit.get(key)
             says = says or condition.summary.replace("{producer}", key[1] or "a producer")
-            self._lit[key] = Lit(condition, key[1], says, old.since if old else self._wall())
+            since, folders = old.since if old else self._wall(), self._health.folders
+            remedy, where = condition.advice(folders), condition.where(folders)
+            self._lit[key] = Lit(condition, key[1], says, since, remedy, where)
             if old is None:
-                text = f"{key[0]} begins: {says}. {condition.remedy} (runbook {key[0]}.md)"
+                text = f"{key[0]} begins: {says}. {remedy} (runbook {key[0]}.md)"
                 self._log.warning("/".join(key), text)
         for key in [one for one in self._lit if now - self._seen[one] >= at.HOLD_SECONDS]:
             says = self._lit.pop(key).says
@@ -163,19 +166,22 @@ class Watch:
         journal = None if self._watched.journal is None else device(self._watched.journal)
         least = at.DISK_CHECKPOINTS * figures.get("checkpoint_bytes")
         told: set[int | None] = set() if journal is None else {journal}
-        short: list[str] = []
+        short: dict[Path, str] = {}
         for name, folder in self._watched.folders.items():
+            folder = folder.absolute()
             disk, free = device(folder), figures.get("disk_free_bytes", folder=name)
             if free < at.DISK_BYTES and disk not in told:
                 told.add(disk)
-                short.append(f"{free / 1e6:,.0f} MB are left on the disk of {folder}")
+                short[folder] = f"{free / 1e6:,.0f} MB are left on the disk of {folder}"
             elif name == "checkpoints" and at.DISK_BYTES <= free < least:
-                short.append(
+                short[folder] = (
                     f"less than two checkpoints fit on the disk of {folder}: "
                     f"{free / 1e9:,.1f} GB are left"
                 )
         if short:
-            yield "disk-low", "", "; ".join(short)
+            full = " and of ".join(map(str, short))
+            self._health.folders = {**self._health.folders, "full": full}
+            yield "disk-low", "", "; ".join(short.values())
 
 
 def device(folder: Path) -> int | None:

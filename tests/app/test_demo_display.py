@@ -41,7 +41,7 @@ def test_page_shows_every_figure_in_its_room(width):
     assert re.search(r"samples/s +400", text)
     assert re.search(r"MB/s +0\.31", text)
     assert re.search(r"steps +360 \(6\.0/s\)", text)
-    assert re.search(r"samples trained +22,800", text)
+    assert re.search(r"trained, new +22,800", text)
     for name in CLASSES:
         assert name in text
     assert re.search(r"effective classes +3\.0 of 10 +3\.0 of 10 +9\.\d of 10", text)

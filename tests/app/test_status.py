@@ -149,7 +149,7 @@ def test_a_process_that_told_its_address_and_is_silent_is_not_starting(
     assert "receiver does not answer at" in said
     assert "health unknown: receiver does not answer" in said
     assert f"process-hung: the receiver (pid {pid}) exists and does not answer" in said
-    assert "`kill -USR1 PID` writes the stacks" in said
+    assert f"`kill -USR1 {pid}` writes the stacks" in said
 
 
 def test_a_file_of_addresses_that_cannot_be_read_is_told(
@@ -233,7 +233,7 @@ def test_totals_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         assert status.main([str(tmp_path), "--seconds", "0.01"]) == 0
         said = " ".join(capsys.readouterr().out.replace("│", "").split())
         assert "12,345 samples acknowledged since the receiver started" in said
-        assert "step 400, 0 samples/s" in said
+        assert "step 400, 0 new samples/s, 0/s again, " in said
         learner.consume(step(step=1234))
         assert status.main([str(tmp_path), "--seconds", "0.01", "--json", "true"]) == 0
     figures = json.loads(capsys.readouterr().out)

@@ -271,7 +271,8 @@ def test_each_condition_is_told_once_and_in_one_colour(chromium: Any) -> None:
     with run() as (url, learner, _), Visit(chromium, url) as visit:
         page = visit.page
         page.wait_for_selector("#verdict.ok")
-        lit = Lit(CONDITIONS["lag"], "", "the learner is 37 min behind the stream", time.time())
+        lag = CONDITIONS["lag"]
+        lit = Lit(lag, "", "the learner is 37 min behind the stream", time.time(), lag.remedy)
         learner.health.conditions = (lit,)
         page.wait_for_selector("#verdict.warn >> text=1 condition needs attention")
         page.wait_for_selector("#answers .watch >> text=37 min behind")
@@ -284,6 +285,81 @@ def test_each_condition_is_told_once_and_in_one_colour(chromium: Any) -> None:
         colour = "e => getComputedStyle(e).borderTopColor"
         warn = page.eval_on_selector("#checks .warning", colour)
         assert page.eval_on_selector("#verdict", colour) == warn
+
+
+def test_producers_with_one_fault_share_a_line(chromium: Any) -> None:
+    with run() as (url, learner, _), Visit(chromium, url) as visit:
+        page, one, began = visit.page, CONDITIONS["bad-samples"], time.time()
+        page.wait_for_selector("#verdict.ok")
+        assert not page.is_visible("#marks-note")
+        learner.health.conditions = tuple(
+            Lit(one, f"kiosk-{n}", f"kiosk-{n} is broken", began, "Read /q.", "/q")
+            for n in range(7)
+        )
+        page.wait_for_selector("#answers >> text=The same holds for kiosk-1, kiosk-2")
+        page.wait_for_selector(
+            "#answers >> text=(kiosk-0, kiosk-1, kiosk-2, kiosk-3, kiosk-4 and 2 more)"
+        )
+        page.click("text=all conditions")
+        page.wait_for_selector("#checks .warning >> text=kiosk-4 is broken and 2 more. Read /q.")
+        assert page.locator("#checks .warning").count() == 1
+        page.locator("#charts").scroll_into_view_if_needed()
+        page.wait_for_selector("#marks-note >> text=began: bad-samples")
+        assert page.inner_text("#marks-note").count("bad-samples") == 1
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_receiver_alone_says_why_the_rest_is_missing(chromium: Any, width: int) -> None:
+    table = ProducerTable(limit=16)
+    table.opened("camera", None, "agent 1", 1000.0)
+    viewport = {"viewport": {"width": width, "height": 900}}
+    with receiving(table) as receiver, Visit(chromium, receiver.address + "/", **viewport) as visit:
+        page, why = visit.page, "because no learner has started in this run folder."
+        page.wait_for_selector("#answers .bad")
+        for answer in page.locator("#answers li").all():
+            assert answer.locator("p").is_visible()
+        for part in ("#figures-note", "#memory-note", "#map-note", "#producers-note"):
+            page.locator(part).scroll_into_view_if_needed()
+            page.wait_for_selector(f"{part} >> text={why}")
+        for empty in (
+            "#balance",
+            "#histograms",
+            "#mosaic",
+            "#map-canvas",
+            "#map-by",
+            "#marks-note",
+        ):
+            assert not page.is_visible(empty), empty
+        assert page.locator("#tiles dt").all_inner_texts() == ["received", "producers", "journal"]
+        empty = page.locator("#producers-table td.nothing >> visible=true").count()
+        assert (empty == 0) == (width == 390), "a phone has no room for empty cells"
+        visit.picture(f"receiver-alone-{width}")
+
+
+def test_a_learner_that_dies_leaves_its_last_slots_marked_as_old(chromium: Any) -> None:
+    with run() as (_, learner, receiver), Visit(chromium, receiver.address + "/") as visit:
+        page = visit.page
+        page.locator("#memory").scroll_into_view_if_needed()
+        page.wait_for_selector("#memory-note >> text=300 of 300 slots")
+        learner.close()
+        page.wait_for_selector(
+            "#memory-note >> text=are no longer updated, because the learner does"
+        )
+        assert page.is_visible("#mosaic")
+        assert page.eval_on_selector("#mosaic", "e => getComputedStyle(e).opacity") == "0.5"
+
+
+def test_a_learner_alone_shows_the_producers_that_it_knows(chromium: Any) -> None:
+    with run() as (url, _, receiver):
+        receiver.close()
+        with Visit(chromium, url) as visit:
+            page = visit.page
+            page.locator("#producers").scroll_into_view_if_needed()
+            page.wait_for_selector("#producers-table tbody >> text=100 % of the memory")
+            page.wait_for_selector(
+                "#producers-note >> text=rates are not known, because the receiver does not answer."
+            )
+            assert page.locator("#tiles dt >> text=received").count() == 0
 
 
 def test_a_phone_shows_what_to_do_and_its_whole_menu(chromium: Any) -> None:
@@ -355,6 +431,71 @@ def test_phones_and_thousands(chromium: Any, scheme: str) -> None:
                 assert contrast(page, name, "--card") >= 4.5, (scheme, name)
 
 
+DRAW = """import('./static/charts.js').then(({ Charts }) => {
+    const parent = document.createElement("div"), charts = new Charts(parent);
+    document.body.append(parent);
+    const rows = { time: [0, 2], epoch: 1e9, ...VALUES };
+    charts.tables = { ROLE: new Proxy(rows, { get: (of, name) => of[name] ?? [null, null] }) };
+    charts.limits = LIMITS;
+    charts.draw();
+    const card = charts.cards.find(({ title }) => title === "TITLE"), [, y] = card.chart.axes;
+    return new Promise((done) => setTimeout(done, 50)).then(
+        () => [card.figure.querySelector("figcaption").innerText, y._values]);
+})"""
+
+
+def drawn(visit: Any, title: str, role: str, values: Any, limits: Any) -> tuple[str, list[str]]:
+    """The names and the labels of the vertical axis of a chart of these values."""
+    asked = DRAW.replace("TITLE", title).replace("ROLE", role)
+    asked = asked.replace("VALUES", json.dumps(values)).replace("LIMITS", json.dumps(limits))
+    names, labels = visit.page.evaluate(asked)
+    return names, labels
+
+
+def test_the_accuracy_before_the_first_update_is_a_level(chromium: Any) -> None:
+    limits = {"held_out_first": 0.68, "held_out_chance": 0.1}
+    with run() as (url, _, _r), Visit(chromium, url) as visit:
+        accuracy = {"held_out": [0.7, 0.75]}
+        names, _ = drawn(visit, "Probes, accuracy", "learner", accuracy, limits)
+        assert "held out, at the start 68 %" in " ".join(names.split())
+        assert "chance 10 %" in " ".join(names.split())
+
+
+def test_a_process_that_is_gone_has_no_newest_value(chromium: Any) -> None:
+    gone = """import('./static/charts.js').then(({ Charts }) => {
+        const parent = document.createElement("div"), charts = new Charts(parent);
+        document.body.append(parent);
+        const of = (time) => new Proxy({ time, epoch: 0 }, {
+            get: (rows, name) => rows[name] ?? time.map(() => 1) });
+        charts.tables = { receiver: of([0, 2, 98, 100]), learner: of([0, 2]) };
+        charts.draw();
+        const loss = charts.cards.find(({ title }) => title === "Loss");
+        return [loss.figure.querySelector("figcaption").innerText, loss.whole];
+    })"""
+    with run() as (url, _, _r), Visit(chromium, url) as visit:
+        names, whole = visit.page.evaluate(gone)
+        assert names.split() == ["Loss", "loss", "\N{EN DASH}"]
+        assert whole == [0, 100], "the line ends before the end of the axis"
+
+
+def test_constants_have_axes_with_different_labels(chromium: Any) -> None:
+    cases = {
+        ("Effective rank", "learner", "memory_rank", 1.0),
+        ("Loss", "learner", "loss", 0.0001),
+        ("Probes, accuracy", "learner", "held_out", 0.999),
+        ("Lag", "learner", "lag", 0.0),
+        ("Age of slots, samples", "learner", "age_p50", 1.0),
+        ("Journal", "receiver", "journal", 1.0),
+    }
+    with run() as (url, _, _r), Visit(chromium, url) as visit:
+        for title, role, name, value in cases:
+            _, labels = drawn(visit, title, role, {name: [value, value]}, {})
+            shown = [label for label in labels if label]
+            assert len(shown) == len(set(shown)) > 1, f"{title}: {labels}"
+        _, labels = drawn(visit, "Producers", "receiver", {"producers": [2, 2]}, {})
+        assert [label for label in labels if label] == ["0", "1", "2"]
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_group_shows_the_slowest_rank_and_parked_journals(chromium: Any, scheme: str) -> None:
     members = [Member(HOSTILE, "0123456789abcdef"), Member("south", "fedcba9876543210")]
@@ -405,6 +546,9 @@ def test_ticks_stand_where_their_labels_say(chromium: Any) -> None:
             "import('./static/charts.js').then(c => [c.span(0, 2), c.span(-1, 1)].map(s => s[0]))"
         )
         assert visit.page.evaluate(spans) == [0, -1.16]
+        flat = "import('./static/charts.js').then(c => c.span(1, 1 + 1e-12))"
+        least, most = visit.page.evaluate(flat)
+        assert most - least > 0.1, "an axis of rounding errors has equal labels"
         assert 120 in steps, "five minutes need more than one tick"
 
 

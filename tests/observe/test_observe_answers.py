@@ -95,6 +95,8 @@ def test_an_accuracy_far_above_chance_that_never_rose() -> None:
     run = Run()
     run.steps = 300
     run.probes(0.31, first=0.31)
+    run.pass_(10, run.sends())
+    assert "hardly more" not in asked(run)["Learning"].says, "no update could have changed it"
     run.pass_(600, run.sends(), run.learns())
     found = asked(run)
     assert found["Learning"].level == "watch"
@@ -272,15 +274,17 @@ def test_each_condition_is_told_by_one_answer() -> None:
         found, problems = asked(run), problems_of(run.states())
         told = " ".join(found[one].says for one in QUESTIONS).lower()
         assert problems
-        for one in problems:
-            assert told.count(one["says"].lower()) == 1, one
+        for name in {one["name"] for one in problems}:
+            first, *same = (one for one in problems if one["name"] == name)
+            assert told.count(first["says"].lower()) == 1, first
+            assert all(one["producer"] in found["Producers"].says for one in same)
 
 
 def test_shares_of_bad_samples_are_the_same_in_both_places() -> None:
     run = Run()
     run.pass_(60, run.sends(), run.learns())
     garbage(run)
-    worst = run.facts["learner"].read()["producers"]["worst"]
+    (worst, *_) = run.facts["learner"].read()["producers"]["worst"]
     assert f"{percent(worst['bad'])} of yard's" in asked(run)["Producers"].says
 
 
@@ -418,6 +422,7 @@ def test_a_full_disk_is_the_first_thing_to_do(
     run = Run()
     run.receiver.watch._watched = Watched({"journal": tmp_path})
     run.receiver.receiver._families.watch({"journal": tmp_path})
+    run.receiver.health.folders = {"journal": tmp_path}
     run.receiver.health.set("journal", False, "no space left")
     run.receiver.health.set("credit", False, "no producer may send: the disk is full")
     run.pass_(90, run.nothing(credit=0))
@@ -430,8 +435,12 @@ def test_a_full_disk_is_the_first_thing_to_do(
     assert says.startswith("3 conditions hold now: journal-failing (the journal cannot be written")
     assert ", disk-low (50 MB are left on the disk" in says
     assert says.endswith(", no-credit."), "the producers' answer has its sentence"
-    assert found["To do"].says.endswith("Then: disk-low, no-credit.")
-    assert found["To do"].says.startswith("First, journal-failing: Make room on the disk")
+    assert found["To do"].says.endswith(
+        f"Then: disk-low (see {tmp_path}), no-credit (see {tmp_path})."
+    )
+    assert found["To do"].says.startswith(
+        f"First, journal-failing: Make room on the disk of {tmp_path}, or"
+    )
 
 
 def test_a_dead_learner_leaves_the_receivers_answers(healthy: Run) -> None:
@@ -508,10 +517,74 @@ def test_a_producer_without_use_is_named_before_its_condition_holds() -> None:
     run = Run()
     run.pass_(60, run.sends(), run.learns(origins_B=None), run.drops("yard"), gate_alone(run))
     found = asked(run)
-    assert found["Health"].level == "good"
-    assert "Worst: yard, 0 % used, 100 % near-duplicates" in found["Producers"].says
+    assert (found["Health"].level, found["Producers"].level) == ("good", "watch")
+    assert "Worst: yard (0 % used, 100 % near-duplicates)." in found["Producers"].says
     assert found["To do"].level == "watch"
     assert found["To do"].says.startswith("yard shows nothing new. Point the camera")
+
+
+def test_all_producers_without_use_are_named_up_to_a_few() -> None:
+    run = Run()
+    lobbies = [f"lobby-{number}" for number in range(8)]
+    run.pass_(60, run.sends(), gate_alone(run), run.drops(*lobbies))
+    found = asked(run)
+    told = "lobby-0, lobby-1, lobby-2, lobby-3, lobby-4 and 3 more"
+    assert found["Producers"].says.endswith(
+        f"Worst: {told} (less than 10 % used, near-duplicates)."
+    )
+    assert found["To do"].says.startswith(f"{told} show nothing new.")
+    run.pass_(120, run.sends(), gate_alone(run), run.drops(*lobbies))
+    found = asked(run)
+    assert found["Producers"].says.count("dropped as near-duplicates") == 1
+    named = "lobby-1, lobby-2, lobby-3, lobby-4"
+    assert f"The same holds for {named}, lobby-5 and 2 more." in found["Producers"].says
+    assert f"everything-dropped (lobby-0, {named} and 3 more)" in found["Health"].says
+    assert f"everything-dropped (lobby-0, {named} and 3 more):" in found["To do"].says
+
+
+def test_one_producer_is_neither_the_best_nor_the_worst() -> None:
+    run = Run()
+    run.pass_(60, run.sends(), gate_alone(run))
+    assert asked(run)["Producers"].says.endswith(
+        "In the last 1 min, 100 % of gate's samples are used."
+    )
+
+
+def test_the_worst_of_equals_is_not_named() -> None:
+    run = Run()
+    lobbies = ("lobby-0", "lobby-1")
+    run.pass_(180, run.sends(), run.learns(), run.drops(*lobbies))
+    found = asked(run)
+    assert "Worst" not in found["Producers"].says
+    assert "The same holds for lobby-1." in found["Producers"].says
+
+
+def test_producers_that_are_gone_are_named() -> None:
+    run = Run()
+    run.pass_(60, run.sends(), run.learns(), run.drops("yard", "gate"))
+    run.pass_(120, run.nothing(producers=0))
+    found = asked(run)
+    assert "; gate, yard did not end normally." in found["Producers"].says
+    assert "No update for 2 min, because no producer is connected." in found["Learning"].says
+
+
+def test_advice_on_folders_has_their_paths(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exported.shutil, "disk_usage", lambda _: SimpleNamespace(free=5e7))
+    run, folders = Run(), {"checkpoints": tmp_path / "c", "quarantine": tmp_path / "q"}
+    for world, metrics in (
+        (run.learner, run.learner.learner),
+        (run.receiver, run.receiver.receiver),
+    ):
+        world.watch._watched = Watched(folders)
+        world.health.folders = folders
+        metrics._families.watch(folders)
+    run.pass_(60, run.sends(), run.learns())
+    first = f"First, disk-low: Make room on the disk of {tmp_path / 'c'}, or lower"
+    assert asked(run)["To do"].says.startswith(first)
+    garbage(run)
+    (bad,) = (one for one in problems_of(run.states()) if one["name"] == "bad-samples")
+    assert f"Read the reasons in {tmp_path / 'q'}: a .json file" in bad["remedy"]
+    assert asked(run)["To do"].says.endswith(f"Then: bad-samples (see {tmp_path / 'q'}).")
 
 
 def gate_alone(run: Run) -> Callable[[], None]:

@@ -14,7 +14,7 @@ from stream_ssl.memory.near_duplicates import NearDuplicates
 from stream_ssl.observe.collisions import (
     Calibration,
     ClassCollisions,
-    near_duplicates,
+    NearDuplicateShare,
 )
 
 
@@ -111,16 +111,28 @@ def test_near_duplicates_are_the_slots_that_show_the_same(copied: int) -> None:
     scenes = images[256:].repeat(50, 1, 1, 1)[:copied]
     images = torch.cat([images[: 256 - copied], jittered(scenes, generator)])
     memory = held(images)
-    assert near_duplicates(NearDuplicates(memory), memory) == pytest.approx(copied / 256, abs=0.06)
+    assert NearDuplicateShare(NearDuplicates(memory), memory).survey() == pytest.approx(
+        copied / 256, abs=0.06
+    )
+
+
+def test_the_share_does_not_jump_between_surveys() -> None:
+    """Of 1,024 slots the first of each four is a copy, which one survey of 256 slots may miss."""
+    images = torch.randint(0, 256, (1024, 3, 16, 16), dtype=torch.uint8, generator=draws())
+    images[::4] = images[0]
+    memory = held(images)
+    share = NearDuplicateShare(NearDuplicates(memory), memory)
+    surveyed = [share.survey() for _ in range(12)]
+    assert surveyed[3:] == [0.25] * 9
 
 
 def test_noise_has_no_near_duplicates() -> None:
     images = torch.randint(0, 256, (256, 3, 16, 16), dtype=torch.uint8, generator=draws())
     memory = held(images)
-    assert near_duplicates(NearDuplicates(memory), memory) == 0
+    assert NearDuplicateShare(NearDuplicates(memory), memory).survey() == 0
 
 
 def test_without_pictures_nothing_is_said() -> None:
-    assert near_duplicates(None, WorkingMemory(8, 4)) is None
+    assert NearDuplicateShare(None, WorkingMemory(8, 4)).survey() is None
     empty = WorkingMemory(8, 4, image_shape=(3, 16, 16))
-    assert near_duplicates(NearDuplicates(empty), empty) is None
+    assert NearDuplicateShare(NearDuplicates(empty), empty).survey() is None

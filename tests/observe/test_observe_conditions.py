@@ -477,6 +477,18 @@ def test_a_camera_that_says_goodbye_is_not_waited_for() -> None:
     assert set(world.lit) == {("producer-silent", "yard")}
 
 
+def test_a_full_journal_does_not_hide_a_producer_that_is_gone() -> None:
+    """A learner that is always behind takes the credit away again and again."""
+    world = World("receiver")
+    world.receiver.started()
+    world.pass_(60, sent(world))
+    gate = sent(world, samples=10, producer_samples={"gate": 10})
+    for _ in range(30):
+        world.pass_(10, gate)
+        world.pass_(20, idle(world, credit=0))
+    assert set(world.lit) == {("producer-silent", "yard")}
+
+
 def test_a_slow_producer_is_given_twenty_of_its_gaps() -> None:
     world = World("receiver")
     world.receiver.started()

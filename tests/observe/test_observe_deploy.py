@@ -34,7 +34,10 @@ def series() -> set[str]:
 
 def panels() -> list[dict[str, Any]]:
     both = (json.loads(file.read_text())["panels"] for file in (DASHBOARD, FLEET))
-    return [panel for panels_ in both for panel in panels_ if "targets" in panel]
+    every = (
+        inner for rows in both for panel in rows for inner in (panel, *panel.get("panels", []))
+    )
+    return [panel for panel in every if "targets" in panel]
 
 
 def expressions() -> Iterator[tuple[str, str]]:
@@ -81,6 +84,14 @@ def test_the_first_row_answers_five_questions() -> None:
         assert panel["type"] == "stat"
         assert panel["gridPos"]["y"] == 1
         assert panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
+
+
+def test_only_what_holds_now_is_named() -> None:
+    """A range keeps each series that had a value in it, also a condition that ended hours ago."""
+    for panel in panels():
+        named = any("stream_ssl_condition{" in one["expr"] for one in panel["targets"])
+        if panel["type"] == "stat" and named and "count(" not in panel["targets"][-1]["expr"]:
+            assert all(one.get("instant") for one in panel["targets"]), panel["title"]
 
 
 def test_rates_of_bytes_have_a_unit_of_rates() -> None:

@@ -468,6 +468,17 @@ def test_collisions_that_cannot_be_told_are_absent() -> None:
     assert value(metrics, "memory_near_duplicates_ratio") == 0.5
 
 
+def test_a_batch_of_few_classes_does_not_move_the_collisions_much() -> None:
+    metrics = learner()
+    for _ in range(20):
+        metrics.consume(step(collision_true=0.1))
+        metrics.observe_collisions(0.1, None)
+    metrics.consume(step(collision_true=0.9))
+    metrics.observe_collisions(0.9, None)
+    for kind in ("true", "calibrated"):
+        assert value(metrics, "collision_probability", kind=kind) == pytest.approx(0.15)
+
+
 def test_a_loop_that_hangs_ages() -> None:
     now = [10.0]
     metrics = LearnerMetrics(

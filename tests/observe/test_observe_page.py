@@ -402,7 +402,10 @@ def test_a_hung_process_is_not_waited_for(feed: Feed) -> None:
             assert (status, "does not answer" in error) == (502, True)
             sources.hung = {address: "the receiver (pid 7) exists"}.__getitem__
             status, error = refused(learner, "receiver/producers")
-            assert (status, error.startswith("the receiver (pid 7) exists. `kill")) == (502, True)
+            assert (status, error) == (502, "the receiver (pid 7) exists")
+            run = ask(learner, "run")
+            assert [one["name"] for one in run["problems"]] == ["process-hung"]
+            assert "First, process-hung: `kill -USR1 7` writes" in run["answers"][-1]["says"]
 
 
 def test_the_runbook_of_each_condition_is_there() -> None:

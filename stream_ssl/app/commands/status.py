@@ -10,6 +10,7 @@ from functools import partial
 from http import HTTPStatus
 from http.client import HTTPException
 from json import dumps, loads
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,8 +35,8 @@ from stream_ssl.app.run_states import (
     silence,
     token_of,
 )
-from stream_ssl.observe.answers import Answer, answers, as_json
-from stream_ssl.observe.conditions import plural
+from stream_ssl.observe.answers import MOST_PRODUCERS, Answer, answers, as_json
+from stream_ssl.observe.conditions import few, plural
 from stream_ssl.observe.scrape import History, Scraper
 from stream_ssl.observe.trends import percent
 from stream_ssl.rate_limited_logger import printable
@@ -49,7 +50,7 @@ RECEIVER_PARTS = (
     *("journal_bytes", "journal_room_bytes", "journal_last_record"),
 )
 LEARNER_PARTS = (
-    *("samples_per_second", "dropped_samples", "pending_samples"),
+    *("samples_per_second", "replayed_samples_per_second", "dropped_samples", "pending_samples"),
     *("memory_slots", "memory_capacity_slots"),
 )
 """Figures that are summed over all receivers, and over all ranks."""
@@ -316,6 +317,7 @@ def learner_figures(history: History) -> dict[str, float | None]:
         "step": history.last("stream_ssl_step"),
         "steps_per_second": history.rate("stream_ssl_steps_total"),
         "samples_per_second": history.rate("stream_ssl_trained_samples_total"),
+        "replayed_samples_per_second": history.rate("stream_ssl_replayed_samples_total"),
         "dropped_samples": history.last("stream_ssl_near_duplicates_total"),
         "loss": measured("stream_ssl_loss"),
         "skipped_updates_in_a_row": history.last("stream_ssl_skipped_updates_in_a_row"),
@@ -384,9 +386,13 @@ def table(
             if reason.partition(":")[0] not in present
         ]
         reasons = "".join(f"\n[red]not ready[/]: {escape(reason)}" for reason in failing)
+        by_advice: dict[tuple[str, str], list[str]] = {}
+        present_ones = figures["conditions"].get(role, [])
+        for one in sorted(present_ones, key=itemgetter("producer")):
+            by_advice.setdefault((one["name"], one["remedy"]), []).append(one["says"])
         reasons += "".join(
-            f"\n[red]{one['name']}[/]: {escape(one['says'])}. {escape(one['remedy'])}"
-            for one in figures["conditions"].get(role, [])
+            f"\n[red]{name}[/]: {escape(few(says, MOST_PRODUCERS, '; '))}. {escape(remedy)}"
+            for (name, remedy), says in by_advice.items()
         )
         if why := figures["hung"].get(role):
             reasons += f"\n[red]process-hung[/]: {escape(why)}"
@@ -410,7 +416,8 @@ def table(
     if (learning := figures["learner"]) is not None:
         shown.add_row(
             "learning",
-            f"step {learning['step']:,.0f}, {learning['samples_per_second']:,.0f} samples/s, "
+            f"step {learning['step']:,.0f}, {learning['samples_per_second']:,.0f} new samples/s, "
+            f"{learning['replayed_samples_per_second']:,.0f}/s again, "
             f"{learning['steps_per_second']:.1f} steps/s, {_loss(learning)}",
         )
         if away := learning["dropped_samples"]:

@@ -276,14 +276,13 @@ class View:
         return found
 
     def _speed(self, figures: Mapping[str, float | None]) -> list[Text]:
-        found = []
-        for name, form in SPEED.items():
-            value = figures.get(name)
-            shown = "-" if value is None else form(value)
-            found.append((name.replace("_", " "), shown, bars(self._past[name])))
         return [
-            Text.assemble((f"  {name}".ljust(NAME + 2), "bold"), f"{value:<14}", (drawn, "cyan"))
-            for name, value, drawn in found
+            Text.assemble(
+                (f"  {name}".ljust(NAME + 2), "bold"),
+                f"{'-' if figures.get(name) is None else form(figures):<24}",
+                (bars(self._past[name]), "cyan"),
+            )
+            for name, form in SPEED.items()
         ]
 
     def _memory(self, figures: Mapping[str, float | None]) -> Text:
@@ -324,11 +323,11 @@ class View:
         return found
 
 
-SPEED: Mapping[str, Callable[[float], str]] = {
-    "received": lambda value: f"{rate(value)}/s",
-    "trained": lambda value: f"{rate(value)}/s",
-    "lag": duration,
-    "loss": lambda value: f"{value:.3f}",
+SPEED: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+    "received": lambda of: f"{rate(of['received'])}/s",
+    "trained": lambda of: f"{rate(of['trained'])}/s new, {rate(of.get('replayed') or 0.0)}/s again",
+    "lag": lambda of: duration(of["lag"]),
+    "loss": lambda of: f"{of['loss']:.3f}",
 }
 """The figures with a line of their past, and their forms."""
 
@@ -341,8 +340,6 @@ def figures_of(reading: Reading) -> dict[str, float | None]:
             before = found.get(figure)
             summed = name.startswith("receiver") and before is not None and value is not None
             found[figure] = before + value if summed else before if before is not None else value
-    if found.get("trained") is not None:
-        found["trained"] = (found["trained"] or 0.0) + (found.get("replayed") or 0.0)
     return found
 
 

@@ -121,7 +121,7 @@ def flow_curves(received: Points, trained: Points, lag: Points, alt: str) -> Mar
     with mpl.rc_context(STYLE):
         figure, (left, right) = _figure(9.0, 2.7, columns=2)
         _line(left, received, STREAM, "received")
-        _line(left, trained, DUEL, "trained")
+        _line(left, trained, DUEL, "trained, new")
         left.set_title("Samples per second", pad=10)
         left.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0.2)
         _line(right, lag, DUEL, "lag")

@@ -200,7 +200,7 @@ def _learner_panel(history: History) -> Panel:
     return _panel(
         "Learner",
         _pair("steps", f"{steps:,.0f} ({history.rate('stream_ssl_steps_total'):.1f}/s)"),
-        _pair("samples trained", f"{history.last('stream_ssl_trained_samples_total'):,.0f}"),
+        _pair("trained, new", f"{history.last('stream_ssl_trained_samples_total'):,.0f}"),
         _pair("loss", f"{curve[-1]:.3f}" if curve else "-"),
         Sparkline(curve, "green"),
     )

@@ -37,7 +37,7 @@ from stream_ssl import __version__
 from stream_ssl.learning.checkpoint_layout import FOLDER, LATEST, facts_in, size_of, steps_in
 from stream_ssl.observe import conditions
 from stream_ssl.observe.answers import answers, as_json, census, problems_of
-from stream_ssl.observe.conditions import CONDITIONS, of_role
+from stream_ssl.observe.conditions import of_role
 from stream_ssl.observe.facts import Facts
 from stream_ssl.observe.health import Health
 from stream_ssl.observe.http_access import Token
@@ -85,6 +85,10 @@ class Refused(Exception):
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
         self.status = status
+
+
+class Hung(Refused):
+    """The other process exists and does not answer."""
 
 
 @dataclass
@@ -201,7 +205,7 @@ class Api:
                 else:
                     states[role] = json.loads(self._ask_peer(role, "state", "")[1])
             except (Refused, ValueError) as error:
-                states[role] = {"error": str(error)}
+                states[role] = {"error": str(error), "hung": isinstance(error, Hung)}
                 if self._health.starting:  # the processes of a run start together
                     states[role] = {"role": role, "starting": True}
         found, problems = answers(states), problems_of(states)
@@ -377,7 +381,7 @@ class Api:
         if address is None:
             raise Refused(502, f"no {role} has started in this run folder")
         if why := self._sources.hung(address):
-            raise Refused(502, f"{why}. {CONDITIONS['process-hung'].remedy}")
+            raise Hung(502, why)
         token = self._sources.token
         headers: dict[str, str] = {ASKED_BY_PEER: self._role}
         if token is not None:

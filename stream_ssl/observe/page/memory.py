@@ -380,7 +380,7 @@ def _histogram(values_k: NDArray[Any], bins: int = 24) -> dict[str, list[float]]
     if not len(values_k):
         return {"edges": [], "counts": []}
     counts, edges = np.histogram(values_k, bins=bins)
-    return {"edges": [round(float(e), 3) for e in edges], "counts": counts.tolist()}
+    return {"edges": [float(f"{e:.6g}") for e in edges], "counts": counts.tolist()}
 
 
 def _placed_slot(snapshot: SlotsCopy, slot: int | None) -> dict[str, Any] | None:

@@ -15,21 +15,23 @@ export const MOMENTS = [...TIMES.filter((step) => step >= 1 && step <= 864000), 
 const r = (name, label) => ({ role: "receiver", name, label });
 const l = (name, label) => ({ role: "learner", name, label });
 const CHARTS = [
-  { title: "Stream, samples/s", lines: [r("received", "received"), l("trained", "trained"), l("replayed", "replayed"), r("repeated", "sent again")], format: NUMBER, zero: true },
-  { title: "Lag", lines: [l("lag", "oldest waiting sample")], format: SECONDS, zero: true, limit: ["lag", "limit"] },
-  { title: "Loss", lines: [l("loss", "loss")], format: NUMBER, limit: ["chance", "chance"], reach: true },
+  { title: "Stream, samples/s", lines: [r("received", "received"), l("trained", "trained, new"), l("replayed", "trained again"), r("repeated", "sent again")], format: NUMBER, zero: true },
+  { title: "Lag", lines: [l("lag", "oldest waiting sample")], format: SECONDS, zero: true, levels: { limit: "lag" } },
+  { title: "Loss", lines: [l("loss", "loss")], format: NUMBER, levels: { chance: "chance" }, reach: true },
   { title: "Learning rate", lines: [l("learning_rate", "rate")], format: NUMBER, zero: true },
   { title: "Gradient norm", lines: [l("gradient", "norm")], format: NUMBER, zero: true },
-  { title: "Probes, accuracy", lines: [l("held_out", "held out, kNN"), l("knn", "stream, kNN"), l("linear", "stream, linear"), l("majority", "majority")], format: PERCENT, some: true, limit: ["held_out_chance", "chance"], reach: true },
+  { title: "Probes, accuracy", lines: [l("held_out", "held out, kNN"), l("knn", "stream, kNN"), l("linear", "stream, linear"), l("majority", "majority")], format: PERCENT, some: true, levels: { chance: "held_out_chance", "held out, at the start": "held_out_first" }, reach: true },
   { title: "Memory, samples/s", lines: [l("inserted", "admitted"), l("refused", "refused")], format: NUMBER, zero: true },
-  { title: "Effective rank", lines: [l("memory_rank", "memory"), l("stream_rank", "stream")], format: NUMBER, limit: ["collapsed_rank", "collapse"] },
+  { title: "Effective rank", lines: [l("memory_rank", "memory"), l("stream_rank", "stream")], format: NUMBER, levels: { collapse: "collapsed_rank" } },
   { title: "Duplicates of a slot", lines: [l("duplicates_p50", "median"), l("duplicates_p90", "90 %"), l("duplicates_max", "maximum")], format: NUMBER, zero: true },
-  { title: "Collisions", lines: [l("collisions", "calibrated"), l("collisions_true", "true, by labels"), l("near_duplicates", "near-duplicates")], format: PERCENT, zero: true, limit: ["collisions", "limit"] },
+  { title: "Collisions", lines: [l("collisions", "calibrated"), l("collisions_true", "true, by labels"), l("near_duplicates", "near-duplicates")], format: PERCENT, zero: true, levels: { limit: "collisions" } },
   { title: "Age of slots, samples", lines: [l("age_p50", "median"), l("age_p90", "90 %"), l("age_max", "oldest")], format: NUMBER, zero: true },
   { title: "Turnover of the memory", lines: [l("turnover", "slots with recent samples")], format: PERCENT, zero: true },
-  { title: "Journal", lines: [r("journal", "on disk"), r("lag_bytes", "not yet read")], format: BYTES, zero: true, limit: ["journal", "budget"] },
-  { title: "Producers", lines: [r("producers", "connected")], format: NUMBER, zero: true },
+  { title: "Journal", lines: [r("journal", "on disk"), r("lag_bytes", "not yet read")], format: BYTES, zero: true, levels: { budget: "journal" } },
+  { title: "Producers", lines: [r("producers", "connected")], format: NUMBER, zero: true, counts: true },
 ];
+const FLAT = 1e4; // a change of a value by less than this part of it is drawn as a constant
+const WHOLE = [...Array(12).keys()].flatMap((power) => [1, 2, 5].map((first) => first * 10 ** power)); // steps between counts
 const COLOURS = ["--s0", "--s1", "--s2", "--s3"];
 
 export class Charts {
@@ -125,6 +127,12 @@ export class Charts {
   }
 }
 
+/** Return whether a process has given no values for a while. */
+function isOld({ time, epoch }, now) {
+  const every = time.length > 1 ? time.at(-1) - time.at(-2) : 0;
+  return !time.length || now - time.at(-1) - epoch > Math.max(20, 3 * every);
+}
+
 /** Return a history if each role has a time and columns of numbers of one length. */
 function checked(told) {
   const roles = ["receiver", "learner"].filter((role) => told?.[role]);
@@ -139,9 +147,8 @@ function checked(told) {
 }
 
 class Chart {
-  constructor({ title, lines, format, zero, some, limit, reach }, choose) {
-    Object.assign(this, { title, lines, format, zero, some, limit, reach, choose });
-    this.limitShown = element("b");
+  constructor({ title, lines, format, zero, some, levels = {}, reach, counts }, choose) {
+    Object.assign(this, { title, lines, format, zero, some, reach, counts, choose, levelsOf: levels, levels: [] });
     this.keys = element("span", { class: "keys" });
     this.plot = element("div", { class: "plot", role: "img" });
     this.figure = element("figure", { class: "card chart" }, element("figcaption", {}, title, this.keys), this.plot);
@@ -149,27 +156,26 @@ class Chart {
     new ResizeObserver(() => this.chart?.setSize({ width: this.plot.clientWidth, height: this.plot.clientHeight })).observe(this.plot);
   }
 
-  show(tables, limits, events, { range, other, starts }) {
+  show(tables, limits, events, charts) {
+    const { range, other, starts } = charts, all = charts.all();
     this.range = range;
-    this.level = this.limit ? limits[this.limit[0]] : null;
+    this.levels = Object.entries(this.levelsOf).map(([name, limit]) => ({ name, value: limits[limit] })).filter(({ value }) => value != null);
     this.events = events;
-    if (this.level != null) this.limitShown.textContent = this.format(this.level);
     // A series without values has no line. A chart without lines has no card.
     const there = this.lines.filter(({ role, name }) => tables[role]?.[name].some((v) => v != null && (v !== 0 || !this.some)));
     const drawn = there.length > 1 ? there.filter((line, at) => at === 0 || tables[line.role][line.name].some((v) => v)) : there;
     this.figure.hidden = drawn.length === 0;
     if (!drawn.length) return;
     const own = drawn.map(({ role, name }) => [tables[role].time.map((at) => at + tables[role].epoch), tables[role][name]]);
-    const ends = own.flatMap(([time]) => (time.length ? [time[0], time.at(-1)] : []));
-    this.whole = [Math.min(...ends), Math.max(...ends)];
+    this.whole = all; // of both processes, so that the end of a dead process is seen
     const compared = drawn.filter(({ role, name }) => other?.[role]?.time.length && other[role][name]);
     this.data = uPlot.join([...own, ...compared.map(({ role, name }) => {
       const { time, [name]: values } = other[role], shift = (starts[role] ?? this.whole[0]) - time[0];
       return [time.map((at) => at + shift), values];
     })]);
-    this.newest = drawn.map((line) => tables[line.role][line.name].at(-1));
+    this.newest = drawn.map(({ role, name }) => (isOld(tables[role], all[1]) ? null : tables[role][name].at(-1)));
     this.compared = compared.map((line) => drawn.indexOf(line));
-    const names = [...drawn.map((line) => line.label), this.level != null, ...this.compared].join();
+    const names = [...drawn.map((line) => line.label), ...this.levels.map(({ name, value }) => `${name} ${this.format(value)}`), ...this.compared].join();
     if (names !== this.names) { this.names = names; this.drawn = drawn; this.rebuild(); }
     else this.chart.setData(this.data);
     drawn.forEach((line, at) => { this.values[at].textContent = this.format(this.newest[at]); });
@@ -183,7 +189,7 @@ class Chart {
       const mark = element("i");
       mark.style.background = `var(${COLOURS[at]})`;
       return element("span", {}, mark, explained(line.role, line.name, line.label), " ", this.values[at]);
-    }), ...(this.level == null ? [] : [element("span", {}, element("i", { class: "dashed" }), this.limit[1], " ", this.limitShown)]));
+    }), ...this.levels.map(({ name, value }) => element("span", {}, element("i", { class: "dashed" }), name, " ", element("b", {}, this.format(value)))));
     const muted = colour("--muted"), grid = { stroke: colour("--line"), width: 1 };
     const axis = { stroke: muted, grid, ticks: { show: false }, font: "11px system-ui, sans-serif", gap: 4 };
     this.chart = new uPlot({
@@ -192,7 +198,7 @@ class Chart {
       cursor: { y: false, points: { size: 6 }, drag: { x: true, y: false, setScale: false, dist: 5 }, bind: { dblclick: () => () => { this.choose(null); return null; } } },
       scales: { x: { range: () => this.range ?? this.whole }, y: { range: (u, least, most) => this.span(least, most) } },
       axes: [{ ...axis, size: 26, space: 70, incrs: MOMENTS, values: (u, ticks) => ticks.map((at) => clock(at, ticks[1] - ticks[0] < 60)) },
-        { ...axis, size: 56, space: 32, ...(this.format === SECONDS ? { incrs: TIMES } : {}), values: (u, ticks) => labels(ticks, this.format) }],
+        { ...axis, size: 56, space: 32, ...(this.format === SECONDS ? { incrs: TIMES } : this.counts ? { incrs: WHOLE } : {}), values: (u, ticks) => labels(ticks, this.format) }],
       series: [{}, ...this.drawn.map((line, at) => ({ label: line.label, stroke: colour(COLOURS[at]), width: 1.6, spanGaps: true, points: { show: false } })),
         ...this.compared.map((at) => ({ label: `${this.drawn[at].label}, other run`, stroke: colour(COLOURS[at]), width: 1.2, dash: [5, 4], alpha: 0.75, spanGaps: true, points: { show: false } }))],
       hooks: { setSelect: [(u) => this.select(u)], setCursor: [(u) => this.point(u)], draw: [(u) => this.marks(u)] },
@@ -208,22 +214,29 @@ class Chart {
     this.choose(range);
   }
 
-  /** Return the range of the axis. With `reach`, or if the level is not far, it contains the level. */
+  /** Return the range of the axis. It contains the levels that are not far, and with `reach` all of them. */
   span(least, most) {
-    const level = this.level;
-    if (level != null && most != null && (this.reach || level < 3 * most)) { least = Math.min(least, level); most = Math.max(most, level); }
+    for (const { value } of most == null ? [] : this.levels) if (this.reach || value < 3 * most) { least = Math.min(least, value); most = Math.max(most, value); }
     return span(least, most, this.zero);
   }
 
-  /** Draw the level as a dashed line across, and the beginning of each present condition as a dashed line down. */
+  /** Draw each level as a dashed line across with its name, and the beginning of each present condition as a dashed line down. */
   marks(u) {
     const { left, top, width, height } = u.bbox, { ctx } = u;
     const line = (from, to, stroke) => { ctx.strokeStyle = stroke; ctx.beginPath(); ctx.moveTo(...from); ctx.lineTo(...to); ctx.stroke(); };
     ctx.save();
     ctx.setLineDash([6 * devicePixelRatio, 4 * devicePixelRatio]);
     ctx.lineWidth = devicePixelRatio;
-    const y = this.level == null ? NaN : u.valToPos(this.level, "y", true);
-    if (y >= top && y <= top + height) line([left, y], [left + width, y], colour("--muted"));
+    ctx.font = `${10 * devicePixelRatio}px system-ui, sans-serif`;
+    ctx.fillStyle = colour("--muted");
+    ctx.textAlign = "left";
+    ctx.textBaseline = "bottom";
+    for (const { name, value } of this.levels) {
+      const y = u.valToPos(value, "y", true);
+      if (y < top || y > top + height) continue;
+      line([left, y], [left + width, y], colour("--muted"));
+      ctx.fillText(name, left + 4 * devicePixelRatio, y - 2 * devicePixelRatio);
+    }
     for (const { at } of this.events) {
       const x = u.valToPos(at, "x", true);
       if (x >= left && x <= left + width) line([x, top], [x, top + height], colour("--warn"));
@@ -242,11 +255,12 @@ class Chart {
   }
 }
 
-/** Return the ends of an axis with room beside the values, below 0 only if values are. */
+/** Return the ends of an axis with room beside the values, below 0 only if values are. A constant has as much room as if it changed. */
 export function span(least, most, zero) {
   if (least == null) return [0, 1];
   if (zero) return [0, most > 0 ? most * 1.08 : 1];
-  const room = (most - least || Math.abs(most) || 1) * 0.08;
+  const size = Math.max(Math.abs(least), Math.abs(most)) || 1;
+  const room = (most - least > size / FLAT ? most - least : size) * 0.08;
   return [least >= 0 ? Math.max(0, least - room) : least - room, most + room];
 }
 
@@ -309,8 +323,8 @@ export class Histogram {
     this.chart = new uPlot({
       width: this.plot.clientWidth, height: this.plot.clientHeight, padding: [8, 24, 0, 0], legend: { show: false }, cursor: { show: false },
       scales: { x: { time: false, range: [this.edges[0], this.edges.at(-1)] }, y: { range: (u, least, most) => [0, most * 1.05 || 1] } },
-      axes: [{ ...axis, size: 24, space: 50, grid: { show: false }, values: (u, ticks) => ticks.map((v) => number(v)) },
-        { ...axis, size: 44, space: 40, grid: { stroke: colour("--line"), width: 1 }, values: (u, ticks) => ticks.map((v) => number(v)) }],
+      axes: [{ ...axis, size: 24, space: 50, grid: { show: false }, values: (u, ticks) => labels(ticks, NUMBER) },
+        { ...axis, size: 44, space: 40, incrs: WHOLE, grid: { stroke: colour("--line"), width: 1 }, values: (u, ticks) => labels(ticks, NUMBER) }],
       series: [{}, { fill, stroke: fill, width: 0, paths: uPlot.paths.bars({ size: [0.9, 60] }), points: { show: false } }],
     }, [middles, this.counts], this.plot);
   }

@@ -14,11 +14,27 @@ export function post(role, question, file) {
 
 async function send(address, { headers = {}, ...options } = {}) {
   const answer = await fetch(address, { ...options, headers: { accept: "application/json", ...headers } })
-    .catch(() => { throw new Error("no answer: the process that serves this page has stopped or is restarting"); });
+    .catch(() => { throw new Error("the process that serves this page does not answer: it has stopped or is restarting"); });
   if (answer.status === 401) location.href = "login";
   const body = await answer.json().catch(() => ({ error: `the answer is not JSON (status ${answer.status})` }));
   if (!answer.ok) throw new Error(body.error ?? `status ${answer.status}`);
   return body;
+}
+
+/** Return an error as the end of a sentence with "because"; the list of conditions has its address. */
+export function reason(message) { return message.replace(/ at http.*/, ""); }
+
+/** Mark that a section has its data. */
+export function known(section) {
+  section.classList.remove("unknown", "stale");
+  section.dataset.known = "yes";
+}
+
+/** Hide the empty parts of a section, or mark its old data, and return a sentence that says why. */
+export function unknown(section, what, error) {
+  const old = section.dataset.known;
+  section.classList.add(old ? "stale" : "unknown");
+  return `${what} ${old ? "are no longer updated" : "are not known"}, because ${reason(error.message)}.`;
 }
 
 /** Create an element with attributes, listeners (`onclick`) and children (elements or text). */
@@ -45,6 +61,11 @@ export function number(value, digits = 3) {
 
 /** Return a number with a noun, such as "1 slot" or "2 slots". */
 export function plural(count, noun) { return `${number(count)} ${noun}${count === 1 ? "" : "s"}`; }
+
+/** Return the first names, and the number of the others. */
+export function few(names, between = ", ", most = 5) {
+  return names.slice(0, most).join(between) + (names.length > most ? ` and ${names.length - most} more` : "");
+}
 
 export function rate(value) { return [number(value < 10 ? value : Math.round(value)), "/s"]; }
 
@@ -104,7 +125,10 @@ export function explained(role, figure, text) {
 export function labelCells(table) {
   const name = () => {
     const titles = [...table.tHead.rows[0].cells].map((cell) => cell.textContent.replace(/ \?$/, ""));
-    for (const row of table.tBodies[0].rows) [...row.cells].forEach((cell, at) => { if (cell.colSpan === 1) cell.dataset.title = titles[at] ?? ""; });
+    for (const row of table.tBodies[0].rows) [...row.cells].forEach((cell, at) => {
+      if (cell.colSpan === 1) cell.dataset.title = titles[at] ?? "";
+      cell.classList.toggle("nothing", cell.textContent === "–"); // a narrow screen leaves it out
+    });
   };
   new MutationObserver(name).observe(table.tBodies[0], { childList: true });
   name();

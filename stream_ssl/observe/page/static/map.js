@@ -1,6 +1,6 @@
 // The map of slots, on the two principal axes or by UMAP. Each slot is a point, and a picture if
 // there is room.
-import { ask, colour, duration, onTheme, percent, plural } from "./lib.js";
+import { ask, colour, duration, known, onTheme, percent, plural, unknown } from "./lib.js";
 
 const CELL = 58; // pixels of a cell for one picture
 const HUES = 12;
@@ -22,15 +22,16 @@ export class MapSection {
   }
 
   async refresh() {
-    const note = document.querySelector("#map-note"), producer = document.querySelector("#map-producer").value;
+    const section = document.querySelector("#map"), note = document.querySelector("#map-note"), producer = document.querySelector("#map-producer").value;
     try {
       this.data = await ask("learner", "memory/map", { by: document.querySelector("#map-by").value, ...(producer ? { producer } : {}) });
       if (this.chosen >= this.data.slots.length) this.choose(-1);
       note.textContent = this.data.slots.length ? `${plural(this.data.slots.length, "slot")}; ${this.tells()}` : producer ? "no slot of this producer" : "too few slots";
       document.querySelector("#map-colour option[value=labels]").disabled = !this.data.labels;
       this.draw();
+      known(section);
       await this.fetchPictures();
-    } catch (error) { note.textContent = error.message; }
+    } catch (error) { note.textContent = unknown(section, "The places of the slots", error); }
   }
 
   tells() {

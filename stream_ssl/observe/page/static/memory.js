@@ -1,6 +1,6 @@
 // The memory: balance, histograms, the mosaic, one slot with its neighbours, and evictions.
 import { Histogram } from "./charts.js";
-import { ask, duration, element, number, percent, plural, post, shade, who } from "./lib.js";
+import { ask, duration, element, known, number, percent, plural, post, shade, unknown, who } from "./lib.js";
 
 const PAGE = 128; // slots on one page of the mosaic
 const MOST_PICTURE = 8 << 20; // the size that the learner accepts, in bytes
@@ -92,14 +92,15 @@ export class MemorySection {
       await this.showMosaic();
       if ($("#evicted").open) await this.showEvicted();
       if ($("#dropped").open) await this.showDropped();
-    } catch (error) { note.textContent = error.message; }
+      known($("#memory"));
+    } catch (error) { note.textContent = unknown($("#memory"), "The slots and their pictures", error); }
   }
 
   showSummary(s) {
     const near = s.near_duplicates == null ? "" : `, ${percent(s.near_duplicates).join(" ")} near-duplicates`;
     const turn = s.turnover == null ? "" : `, ${percent(s.turnover).join(" ")} hold one of the last ${plural(s.capacity, "sample")}`;
     const cost = s.learner_share >= 5e-4 ? `; this page uses ${percent(s.learner_share).join(" ")} of the learner's time` : "";
-    $("#memory-note").textContent = `${number(s.occupied)} of ${plural(s.capacity, "slot")}${near}${turn}; eviction by ${s.policy}, similarity by ${s.descriptor}${cost}`;
+    $("#memory-note").textContent = `${number(s.occupied)} of ${plural(s.capacity, "slot")}${near}${turn}; eviction by ${s.policy}, similarity by ${s.descriptor.replace("()", "")}${cost}`;
     const balance = $("#balance");
     const total = s.balance.slots.reduce((sum, [, count]) => sum + count, 0) || 1;
     const most = s.balance.slots[0]?.[1] || 1;

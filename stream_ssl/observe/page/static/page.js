@@ -5,7 +5,7 @@ import { MemorySection } from "./memory.js";
 import { MapSection } from "./map.js";
 import { ProducerDialog } from "./producer.js";
 import { ProducersSection } from "./producers.js";
-import { ask, bytes, duration, element, explained, labelCells, number, percent, rate } from "./lib.js";
+import { ask, bytes, duration, element, explained, few, labelCells, number, percent, rate, reason } from "./lib.js";
 
 const ROLES = ["receiver", "learner"];
 const states = {}; // role -> its last state, or { error }
@@ -26,7 +26,7 @@ function repeat(seconds, where, work) {
 
 const TILES = [
   ["received", "receiver", "received", (v) => rate(v)],
-  ["trained", "learner", "trained", (v, f) => { const [all, unit] = rate(v + (f.replayed ?? 0)); return [all, `${unit}, ${number(v < 10 ? v : Math.round(v))} new`]; }],
+  ["trained", "learner", "trained", (v, f) => { const [shown, unit] = rate(v); return [shown, `${unit} new, ${rate(f.replayed ?? 0).join("")} again`]; }],
   ["lag", "learner", "lag", (v) => duration(v)],
   ["loss", "learner", "loss", (v) => [v.toFixed(3)]],
   ["updates", "learner", "steps", (v) => [number(v), "/s"]],
@@ -37,7 +37,7 @@ const TILES = [
   ["checkpoint", "learner", "checkpoint_age", (v, f) => (f.checkpoint_step != null ? [...duration(v), "ago"] : ["none", "yet"])],
 ];
 
-const TIPS = { trained: "Samples that updates use. New samples come from the stream; the others were drawn from the memory." };
+const TIPS = { trained: "Samples that updates use. New samples come from the stream. Those that are trained on again were drawn from the memory." };
 
 async function showStates() {
   const run = await ask("run").catch((error) => unreachable(error.message));
@@ -48,9 +48,9 @@ async function showStates() {
   const list = (title, names) => (names.length ? [element("li", { class: "names" }, element("b", {}, title), ...names.map((name) => element("span", { title: tells.get(name) ?? null }, name)))] : []);
   const starting = ROLES.filter((role) => states[role]?.starting);
   document.querySelector("#checks").replaceChildren(
-    ...problems.map(({ name, producer, says, remedy, runbook, severity }) => element("li", { class: `bad ${severity}` },
-      element("span", {}, element("b", {}, name), ` — ${says}. `, remedy ? `${remedy} ` : ""),
-      ...(runbook ? [element("a", { href: runbook }, "what to do")] : []))),
+    ...grouped(problems).map((same) => element("li", { class: `bad ${same[0].severity}` },
+      element("span", {}, element("b", {}, same[0].name), ` — ${few(same.map(({ says }) => says), "; ")}. `, same[0].remedy ? `${same[0].remedy} ` : ""),
+      ...(same[0].runbook ? [element("a", { href: same[0].runbook }, "what to do")] : []))),
     ...starting.map((role) => element("li", { class: "wait" }, `the ${role} is starting`)),
     ...list("unknown", unknown), ...list("do not hold", absent));
   const counts = [[present, present.length === 1 ? "holds" : "hold"], [absent, absent.length === 1 ? "does not" : "do not"], [unknown, "unknown"]];
@@ -59,7 +59,7 @@ async function showStates() {
   if (!run.answers) document.querySelector("#conditions").open = true; // nothing else tells the reason
   charts.limits = limitsOf(run);
   charts.starts = { receiver: states.receiver?.started, learner: states.learner?.started };
-  charts.events = problems.filter(({ since }) => since != null).map(({ since, name }) => ({ at: since, name }));
+  charts.events = grouped(problems).filter(([{ since }]) => since != null).map((same) => ({ at: Math.min(...same.map(({ since }) => since)), name: same[0].name }));
   const bad = present.length, grave = problems.some(({ severity }) => severity === "critical");
   const verdict = document.querySelector("#verdict");
   const look = !bad && !starting.length && run.answers?.some(({ question, level }) => question === "Health" && level === "watch");
@@ -68,26 +68,38 @@ async function showStates() {
   const name = states.learner?.run ?? states.receiver?.run ?? document.body.dataset.run;
   document.title = `${bad || look ? "▲" : starting.length ? "○" : "●"} ${bad ? text.replace(" need attention", "").replace(" needs attention", "") : text} — ${name}`;
   verdict.className = `pill ${grave ? "bad" : bad || look ? "warn" : starting.length ? "wait" : "ok"}`;
+  const missing = ROLES.filter((role) => states[role]?.error).map((role) => `The ${role}'s figures are missing, because ${reason(states[role].error)}.`);
+  document.querySelector("#figures-note").textContent = missing.join(" ");
   document.querySelector("#tiles").replaceChildren(...TILES.flatMap(([name, role, figure, format, shown]) => {
     const figures = states[role]?.figures ?? {};
     const value = figures[figure];
-    if (shown && !(value != null && shown(value))) return [];
+    if (states[role]?.error || (shown && !(value != null && shown(value)))) return [];
     const [big, ...small] = value == null ? name === "loss" && states.learner?.facts?.updates_done ? ["none", "last update skipped"] : ["–"] : [format(value, figures)].flat();
     return [element("div", {}, element("dt", {}, explained(role, figure, name)), element("dd", { title: TIPS[name] ?? null }, big, element("small", {}, small.join(" "))))];
   }));
 }
 
+/** Return lists of the problems with one name and one remedy, which differ by producer. */
+function grouped(problems) {
+  const found = new Map();
+  for (const one of problems) {
+    const key = `${one.name} ${one.remedy}`;
+    found.set(key, [...(found.get(key) ?? []), one]);
+  }
+  return [...found.values()];
+}
+
 /** Return the levels that the charts draw, by name. */
 function limitsOf({ limits, states: { learner, receiver } }) {
   const classes = learner?.facts?.held_out_classes, { journal, room } = receiver?.figures ?? {};
-  return { ...limits, chance: learner?.facts?.chance, held_out_chance: classes ? 1 / classes : null,
+  return { ...limits, chance: learner?.facts?.chance, held_out_chance: classes ? 1 / classes : null, held_out_first: learner?.facts?.held_out_first,
     journal: journal + room || null };
 }
 
 /** Return what the page shows if its own process does not answer. */
 function unreachable(says) {
   const problem = { name: "down", says, remedy: "The state of the run is unknown.", severity: "critical", runbook: document.body.dataset.down };
-  return { states: {}, problems: [problem], answers: null, conditions: { present: ["down"], absent: [], unknown: [] } };
+  return { states: Object.fromEntries(ROLES.map((role) => [role, { error: says }])), problems: [problem], answers: null, conditions: { present: ["down"], absent: [], unknown: [] } };
 }
 
 function showAnswers(answers) {
@@ -102,7 +114,11 @@ function showAnswers(answers) {
 async function showCheckpoints() {
   const body = document.querySelector("#checkpoints-table tbody");
   try {
-    const { checkpoints } = await ask("learner", "checkpoints");
+    const { checkpoints } = await ask("learner", "checkpoints").catch(async (error) => {
+      const read = await ask("receiver", "checkpoints").catch(() => ({ checkpoints: [] })); // it reads the same folder
+      if (!read.checkpoints.length) throw error;
+      return read;
+    });
     const now = Date.now() / 1000;
     body.replaceChildren(...(checkpoints.length ? checkpoints.map((one) => one.error
       ? element("tr", {}, element("td", {}, one.name), element("td", { colspan: 4, class: "late" }, one.error))

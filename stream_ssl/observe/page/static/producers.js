@@ -1,5 +1,5 @@
 // The table of producers, one page at a time; silent producers come first.
-import { ask, bytes, duration, element, number, percent, rate } from "./lib.js";
+import { ask, bytes, duration, element, known, number, percent, rate, reason, unknown } from "./lib.js";
 import { addressOf } from "./producer.js";
 
 const PAGE = 50;
@@ -44,11 +44,12 @@ export class ProducersSection {
   }
 
   async refresh() {
-    const note = document.querySelector("#producers-note");
+    const section = document.querySelector("#producers"), note = document.querySelector("#producers-note");
     try {
       const got = await ask("receiver", "producers", { sort: this.sort in OF_LEARNER ? "name" : this.sort === "bad" ? "rejected" : this.sort, find: this.find.value, limit: this.limit });
-      if (!(this.round++ % 3)) this.fates = await ask("learner", "memory/producers").catch(() => null);
-      note.textContent = `${number(got.total)} known, ${number(got.connected)} connected${got.found < got.total ? `, ${number(got.found)} found` : ""}`;
+      if (!(this.round++ % 3)) this.fates = await ask("learner", "memory/producers").catch((error) => { this.why = error.message; return null; });
+      const gap = this.fates ? "" : `. Their used and dropped samples and their slots are not known, because ${reason(this.why)}.`;
+      note.textContent = `${number(got.total)} known, ${number(got.connected)} connected${got.found < got.total ? `, ${number(got.found)} found` : ""}${gap}`;
       const uses = this.fates?.uses ?? {}, use = (one) => uses[one.name] ?? {};
       const weight = this.sort === "bad" ? (one) => total(one.rejected) + total(use(one).bad) : OF_LEARNER[this.sort] && ((one) => OF_LEARNER[this.sort](use(one)));
       if (weight) got.producers.sort((one, other) => weight(other) - weight(one));
@@ -59,7 +60,14 @@ export class ProducersSection {
       this.more.hidden = got.found <= this.limit || this.limit >= 1000;
       COLUMNS.forEach(([sort], at) => { if (sort === this.sort) this.heads[at].setAttribute("aria-sort", "descending"); else this.heads[at].removeAttribute("aria-sort"); });
       await this.paint();
-    } catch (error) { note.textContent = error.message; }
+      known(section);
+    } catch (error) {
+      note.textContent = unknown(section, "The connections and the rates", error);
+      if (section.dataset.known) return;
+      const rows = silent([], await ask("learner", "memory/producers").catch(() => null), "–");
+      section.classList.toggle("unknown", !rows.length);
+      this.body.replaceChildren(...rows);
+    }
   }
 
   /** Fetch and show the pictures of the rows on the screen. */
@@ -96,15 +104,17 @@ export function inMemory(name, fates) {
   return `${number(held)}${use?.guaranteed == null ? "" : ` (${number(use.guaranteed)} guaranteed)`}, ${share} of the memory`;
 }
 
-/** Return rows for producers that hold slots but have sent nothing since the receiver started. */
-function silent(producers, fates) {
+/** Return rows for producers that only the learner knows, such as those of an earlier start of the receiver. */
+function silent(producers, fates, seen = "before the receiver's start") {
   const known = new Set(producers.map((one) => one.name));
-  return Object.keys(fates?.producers ?? {}).filter((name) => !known.has(name) && fates.producers[name].held).map((name) =>
-    element("tr", { class: "gone" },
+  return Object.keys(fates?.producers ?? {}).filter((name) => !known.has(name) && fates.producers[name].held).map((name) => {
+    const use = fates.uses[name] ?? {}, told = { admitted: number(use.admitted), dropped: listed(use.dropped), bad: listed(use.bad), slots: inMemory(name, fates) };
+    return element("tr", { class: "gone" },
       newest(name, fates),
       element("td", { class: "name" }, element("a", { href: addressOf(name) }, element("bdi", {}, name))),
-      element("td", {}, "before the receiver's start"),
-      ...COLUMNS.slice(3).map(([sort], at) => (sort === "slots" ? element("td", {}, inMemory(name, fates)) : element("td", { class: NUMBERS.has(at + 3) ? "n" : null }, "–")))));
+      element("td", {}, seen),
+      ...COLUMNS.slice(3).map(([sort], at) => element("td", { class: NUMBERS.has(at + 3) ? "n" : null }, told[sort] ?? "–")));
+  });
 }
 
 /** Return the cell for the newest picture, which `paint` fills when it is visible. */
