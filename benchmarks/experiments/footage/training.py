@@ -45,14 +45,16 @@ _DESCRIPTOR = "--memory.descriptor=stream_ssl.memory.descriptors."
 _BARE = ("--learner.novelty=null", "--memory.shares=0")
 
 
-def _duel(kappa: float) -> tuple[str, ...]:
-    return f"{_EVICTION}Duel", f"--memory.eviction.kappa={kappa}", f"{_DESCRIPTOR}Embedding"
+def _duel(kappa: float, descriptor: str = "Embedding") -> tuple[str, ...]:
+    return f"{_EVICTION}Duel", f"--memory.eviction.kappa={kappa}", f"{_DESCRIPTOR}{descriptor}"
 
 
 ARMS: Mapping[str, tuple[str, ...]] = {
     "redundant": (f"{_EVICTION}Redundant", f"{_DESCRIPTOR}Thumbnail"),
     "duel": _duel(0.1),
-    "duel on features": (f"{_EVICTION}Duel", f"{_DESCRIPTOR}Features"),
+    "duel on features": _duel(0.1, "Features"),
+    "duel on features, kappa 0.2": _duel(0.2, "Features"),
+    "duel on features, kappa 0.5": _duel(0.5, "Features"),
     "duel, kappa 0.2": _duel(0.2),
     "duel, kappa 0.3": _duel(0.3),
     "reservoir": (f"{_EVICTION}Reservoir",),
@@ -68,6 +70,8 @@ TITLES: Mapping[str, str] = {
     "redundant": "DUEL on thumbnails while a sample is duplicated, else a random slot",
     "duel": "DUEL on embeddings",
     "duel on features": "DUEL on features",
+    "duel on features, kappa 0.2": "DUEL on features, kappa 0.2",
+    "duel on features, kappa 0.5": "DUEL on features, kappa 0.5",
     "duel, kappa 0.2": "DUEL on embeddings, kappa 0.2",
     "duel, kappa 0.3": "DUEL on embeddings, kappa 0.3",
     "reservoir": "reservoir",

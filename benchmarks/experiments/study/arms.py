@@ -45,6 +45,7 @@ POLICIES: Mapping[str, Callable[[], Policy]] = {
     "linear": _duplicated(Linear()),
     "vmf0.2": _duplicated(VonMisesFisher(0.2)),
     "vmf0.3": _duplicated(VonMisesFisher(0.3)),
+    "vmf0.5": _duplicated(VonMisesFisher(0.5)),
     "vmf0.02": _duplicated(VonMisesFisher(0.02)),
     "quadratic": _duplicated(Quadratic()),
     "gaussian": _duplicated(Gaussian(1.0)),
@@ -209,6 +210,7 @@ SAME_DOOR = (
     behind("minred", "embedding"),
     behind("vmf0.1", "embedding"),
     behind("vmf0.1", "features"),
+    behind("vmf0.5", "features"),
     behind("vmf0.1"),
     behind("redundant0.03"),
 )

@@ -151,21 +151,21 @@ def widths(stored: StoredRuns) -> TextTable:
 
 
 def features(stored: StoredRuns) -> TextTable:
-    """DUEL on features against DUEL on embeddings and a reservoir."""
+    """DUEL on features, by width of the score, against DUEL on embeddings and a reservoir."""
     found, rows = stored.at(steps=2400), []
-    ours = behind("vmf0.1", "features").name
     rivals = [behind("vmf0.1", "embedding").name, behind("reservoir").name]
-    for stream in HARDEST:
+    for stream, kappa in itertools.product(HARDEST, ("0.1", "0.2", "0.5")):
+        ours = behind(f"vmf{kappa}", "features").name
         if (cell := (ours, stream)) in found.results:
             differences = [stored.gain(found, cell, (rival, stream)) for rival in rivals]
             classes = [
                 f"{math.exp(found.spread((name, stream), 'entropy').mean):.1f}"
                 for name in (ours, *rivals)
             ]
-            rows.append([TITLES[stream], both(found, cell), *differences, *classes])
+            rows.append([TITLES[stream], kappa, both(found, cell), *differences, *classes])
     headings = ("features", "features - embeddings", "features - reservoir")
     held = ("effective classes held: features", "embeddings", "reservoir")
-    return TextTable("", ["kNN / linear, %", *headings, *held], rows, names=1)
+    return TextTable("", ["kNN / linear, %", "kappa", *headings, *held], rows, names=2)
 
 
 def gains(stored: StoredRuns) -> TextTable:
