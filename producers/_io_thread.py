@@ -346,14 +346,14 @@ class IoThread:
         """Call the user's callbacks without the lock, because they may take time."""
         protocol, outbox, now = self._protocol, self._outbox, time.monotonic()
         look = self._reporter.is_due((protocol.state, protocol.reason, self.full, self.closed), now)
-        told = outbox.rejections or outbox.deliveries or protocol.verdicts
+        outcomes = outbox.outcomes
+        told = outcomes.rejections or outcomes.deliveries or protocol.verdicts
         if not (look or told or self.room_waiters):
             return
         with self.changed:
             if protocol.state == "refused":
                 outbox.stats.last_error = protocol.reason
-            rejections, outbox.rejections = outbox.rejections, []
-            deliveries, outbox.deliveries = outbox.deliveries, []
+            rejections, deliveries = outcomes.take()
             verdicts, protocol.verdicts = protocol.verdicts, []
             waiters, self.room_waiters = self.room_waiters, []
             self.full &= not self.closed and outbox.memory > outbox.buffer_bytes // 2

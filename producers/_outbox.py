@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 
-from stream_ssl.producers._packer import OnDelivery, Packer, Packet
+from stream_ssl.producers._outcomes import Outcomes
+from stream_ssl.producers._packer import Packer, Packet
 from stream_ssl.producers._spool import Part, Spool
 from stream_ssl.producers._window import Window
-from stream_ssl.producers.stats import Delivery, Outcome, Rejection, Stats
 from stream_ssl.wire import Welcome
 
 LOAD_BYTES = 4 * 1024 * 1024  # maximum bytes to load from the spool at a time
-
-logger = logging.getLogger("stream_ssl.producers")
 
 
 class Outbox:
@@ -32,10 +29,9 @@ class Outbox:
 
     Attributes:
         window: the packets that are sent and unacknowledged, or wait to be sent.
+        outcomes: what became of samples.
         stats: the producer's counters.
         staged: packets that wait to be written to the spool.
-        rejections: waiting for on_rejected.
-        deliveries: waiting for on_delivery.
         taken: samples accepted in this run, or spooled by an earlier run.
         flush_to: packets with samples up to this number must not linger.
     """
@@ -48,10 +44,9 @@ class Outbox:
         self.spool = spool
         self.buffer_bytes = buffer_bytes
         self.window = Window()
-        self.stats = Stats()
+        self.outcomes = Outcomes()
+        self.stats = self.outcomes.stats
         self.staged: deque[Packet] = deque()
-        self.rejections: list[Rejection] = []
-        self.deliveries: list[tuple[OnDelivery, Delivery]] = []
         self.taken = 0
         self.flush_to = 0
         self._limits: Welcome | None = None  # the receiver's limits for packets
@@ -168,7 +163,7 @@ class Outbox:
         """
         assert self.spool is not None
         for packet in written:
-            self._deliver(packet, "spooled")
+            self.outcomes.spooled(packet)
         for _ in written[loaded:]:
             self._staged_bytes -= self.staged.popleft().size
         if not active and self.window.first is not None:
@@ -269,15 +264,14 @@ class Outbox:
         packet = self.window.find(sequence)
         if packet is not None and not packet.rejected:
             packet.rejected = True
-            self._reject(packet, reason, detail)
+            self.outcomes.rejected(packet, reason, detail)
             self._forget(self.window.pop_rejected())
         return packet is not None
 
     def _forget(self, packets: list[Packet]) -> None:
         for packet in packets:
             if not packet.rejected:
-                self.stats.acked.add(packet.count, packet.size)
-                self._deliver(packet, "acknowledged")
+                self.outcomes.acknowledged(packet)
         self._ack_spool()
 
     def _ack_spool(self) -> None:
@@ -289,14 +283,8 @@ class Outbox:
 
     def _reject_oversize(self, packet: Packet, limits: Welcome) -> None:
         detail = f"{packet.size} bytes in a packet, the receiver takes {limits.max_packet}"
-        self._reject(packet, "oversize", detail)
+        self.outcomes.rejected(packet, "oversize", detail)
         self._ack_spool()
-
-    def _reject(self, packet: Packet, reason: str, detail: str) -> None:
-        self.stats.rejected.add(packet.count, packet.size)
-        logger.warning("%d samples rejected: %s: %s", packet.count, reason, detail)
-        self.rejections.append(Rejection(reason, detail, packet.ids))
-        self._deliver(packet, "rejected", f"{reason}: {detail}")
 
     # Samples that are given up
 
@@ -305,7 +293,7 @@ class Outbox:
         packet = self.window.drop_oldest()
         if packet is None:
             return False
-        self._drop(packet, "oldest", "it made room for a newer sample")
+        self.outcomes.dropped(packet, "oldest", "it made room for a newer sample")
         return True
 
     def drop_rest(self) -> int:
@@ -318,17 +306,5 @@ class Outbox:
             rest.append(self.packer.take())
         rest = [packet for packet in rest if packet.spooled is None and not packet.rejected]
         for packet in rest:
-            self._drop(packet, "closed", "the producer was closed")
+            self.outcomes.dropped(packet, "closed", "the producer was closed")
         return sum(packet.count for packet in rest)
-
-    def _drop(self, packet: Packet, reason: str, detail: str) -> None:
-        self.stats.drop(reason, packet.count, len(packet.data.payload))
-        self._deliver(packet, "dropped", f"{reason}: {detail}")
-
-    def _deliver(self, packet: Packet, outcome: Outcome, detail: str = "") -> None:
-        """Queue the Delivery of each sample of a packet for its callback."""
-        if packet.callbacks:
-            for name, callback in zip(packet.ids, packet.callbacks, strict=True):
-                if callback is not None:
-                    self.deliveries.append((callback, Delivery(name, outcome, detail)))
-            packet.callbacks = ()

@@ -199,7 +199,7 @@ class Simulation:
 
     def check(self) -> None:
         """Nothing is lost, nothing is doubled, and the books balance."""
-        told, self.protocol.outbox.deliveries = self.protocol.outbox.deliveries, []
+        _, told = self.protocol.outbox.outcomes.take()
         for callback, delivery in told:
             callback(delivery)
         taken = [int(name) for name in self.receiver.journal + self.receiver.group]
