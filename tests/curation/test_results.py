@@ -71,6 +71,23 @@ def test_files_hold_the_same_pictures(tmp_path: Path) -> None:
     assert page.count("data:image/jpeg;base64,") == 2
 
 
+def test_a_row_group_of_large_pictures_ends_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    curator = Curator(tmp_path / "state", keep=20)
+    list(curator.run(Crawl()))
+    out = tmp_path / "out"
+    out.mkdir()
+    sizes = [curator.originals.size(one.original) for one in curator.kept]
+    monkeypatch.setattr("stream_ssl.curation.curator.BATCH_BYTES", max(sizes) + 1)
+    write_results(curator, out)
+    table = parquet.ParquetFile(out / "curated.parquet")
+    groups = [table.read_row_group(number) for number in range(table.num_row_groups)]
+    assert {len(group) for group in groups} <= {1, 2}
+    ids = [name for group in groups for name in group["id"].to_pylist()]
+    assert ids == [one.id for one in curator.kept]
+
+
 def test_raw_pixels_become_png(tmp_path: Path) -> None:
     class Raw:
         name = "raw"
