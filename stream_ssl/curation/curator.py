@@ -197,6 +197,8 @@ class Curator:
         self._position: Position = None
         self._saves = Saves(folder)
         self._restore()
+        # A power cut may have damaged the files that were written after the saved state.
+        self.originals.keep_only({one.original for one in self.kept})
 
     @property
     def kept(self) -> list[Kept]:

@@ -95,6 +95,26 @@ def test_a_stopped_or_killed_pass_ends_as_a_whole_one(tmp_path: Path, saved: boo
     assert second.originals.names() == {one.original for one in whole.kept}
 
 
+@pytest.mark.parametrize("saved", [True, False])
+def test_originals_that_a_power_cut_damaged_are_written_again(tmp_path: Path, saved: bool) -> None:
+    folder = tmp_path / "cut"
+    curator = Curator(folder, keep=400)
+    if saved:
+        list(curator.run(Crawl(ends_at=BATCH)))
+    held = {one.original for one in curator.kept}
+    whole = Curator(tmp_path / "whole", keep=400)
+    list(whole.run(Crawl()))
+    for name in whole.originals.names() - held:
+        path = folder / "originals" / name[:2] / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"")
+    curator = Curator(folder, keep=400)
+    list(curator.run(Crawl()))
+    assert outcome(curator) == outcome(whole)
+    for one in curator.kept:
+        assert curator.originals.read(one.original) == whole.originals.read(one.original)
+
+
 def test_a_damaged_state_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     curator = Curator(tmp_path, keep=60)
     list(curator.run(Crawl()))
