@@ -97,12 +97,14 @@ def configuring(if_too_large: str = "lower memory.capacity") -> Iterator[None]:
 
 
 @contextmanager
-def writing(option: str, place: Path, remedy: str = "then repeat the command") -> Iterator[None]:
+def writing(
+    option: str, place: Path | str, remedy: str = "then repeat the command"
+) -> Iterator[None]:
     """Report a full disk in the block by the option that names the place.
 
     Args:
         option: the name of the option.
-        place: the file or folder that is written.
+        place: the file or folder that is written, or its address.
         remedy: the end of the error, after "free space there".
     """
     try:
