@@ -135,12 +135,12 @@ def checked(position: Position, facts: Facts, name: str) -> Any:
     return position.get("at")
 
 
-def wrong_position(name: str, what: str) -> ValueError:
+def wrong_position(name: str, what: str) -> SourceError:
     """Return the error for a position that does not fit the source."""
-    return ValueError(
+    return SourceError(
         f"source {name!r}: the position does not fit: {what}. "
         "Give the source the settings and files it had, or start anew: under another producer "
-        "name, or in Python with position None"
+        "name, with another --out of curate, or in Python with position None"
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from stream_ssl.app.failures import Failure, first_line
+from stream_ssl.app.failures import Failure, first_line, writing
 from stream_ssl.bounded_files import parse_json
 from stream_ssl.durable import MANIFEST
 
@@ -135,7 +135,7 @@ def local_folder(option: str, place: str) -> Iterator[Path]:
     with TemporaryDirectory() as scratch:
         folder = Path(scratch) / "export"
         yield folder
-        with _reaching(option, place):
+        with writing(option, place), _reaching(option, place):
             bucket.upload(folder)
 
 

@@ -37,6 +37,7 @@ from stream_ssl.app.encoder import (
     stored_settings,
 )
 from stream_ssl.app.failures import Failure, check_writable, missing_extra
+from stream_ssl.app.only_writer import only_writer
 from stream_ssl.durable import MANIFEST, listed, publish, seal, write_json
 from stream_ssl.feed.decode import VectorDecoder
 from stream_ssl.learning.origins import Origins
@@ -85,21 +86,28 @@ def check_target(option: str, folder: Path, marker: str) -> None:
 
 @contextmanager
 def replacing(folder: Path) -> Iterator[Path]:
-    """Yield a folder to write into. It replaces `folder` once its files are all on disk."""
+    """Yield a folder to write into. It replaces `folder` once its files are all on disk.
+
+    Raises:
+        Failure: another process writes there.
+    """
     folder = folder.resolve()
     scratch, before = (folder.with_name(f".{w}-{folder.name}") for w in ("incomplete", "discarded"))
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)
-    try:
-        yield scratch
-        seal(scratch)
-        shutil.rmtree(before, ignore_errors=True)
-        if folder.exists():
-            folder.rename(before)
-        publish(scratch, folder)
-        shutil.rmtree(before, ignore_errors=True)  # slow, but readers see the new folder by now
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True, exist_ok=True)
+    refusal = f"{folder}: another `export` writes there; wait for its end, or choose another folder"
+    with only_writer(scratch, refusal):
+        try:
+            for left in scratch.iterdir():  # by an export that was killed
+                left.unlink()
+            yield scratch
+            seal(scratch)
+            shutil.rmtree(before, ignore_errors=True)
+            if folder.exists():
+                folder.rename(before)
+            publish(scratch, folder)
+            shutil.rmtree(before, ignore_errors=True)  # slow, but readers see the new folder by now
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
 # -- The encoder

@@ -55,6 +55,9 @@ TRUST_CODE = (
 
 NO_MEMORY = re.compile("out of memory|can't allocate memory|not enough memory", re.IGNORECASE)
 
+FULL = re.compile(r"No space left|Disk quota|requested and \d+ written")
+"""The texts by which the system, safetensors, faiss and numpy report a full disk."""
+
 CHOICES = re.compile(r"Expected a typing\.Literal\[(.*?)\]\. Got value: (.*)")
 """jsonargparse's error about a value that is none of the choices."""
 
@@ -75,8 +78,12 @@ class Misconfigured(ValueError):
 
 
 @contextmanager
-def configuring() -> Iterator[None]:
-    """Report a ValueError in the block as an error of the settings. Outside, it would be a bug."""
+def configuring(if_too_large: str = "lower memory.capacity") -> Iterator[None]:
+    """Report a ValueError in the block as an error of the settings. Outside, it would be a bug.
+
+    Args:
+        if_too_large: the remedy if this machine has too little memory.
+    """
     try:
         yield
     except ValueError as error:
@@ -85,8 +92,29 @@ def configuring() -> Iterator[None]:
         if not (isinstance(error, MemoryError) or NO_MEMORY.search(str(error))):
             raise
         raise Misconfigured(
-            f"the run does not fit in this machine's memory ({first_line(error)}): lower "
-            "memory.capacity"
+            f"this machine has too little memory ({first_line(error)}): {if_too_large}"
+        ) from error
+
+
+@contextmanager
+def writing(
+    option: str, place: Path | str, remedy: str = "then repeat the command"
+) -> Iterator[None]:
+    """Report a full disk in the block by the option that names the place.
+
+    Args:
+        option: the name of the option.
+        place: the file or folder that is written, or its address.
+        remedy: the end of the error, after "free space there".
+    """
+    try:
+        yield
+    except Exception as error:  # each library raises errors of its own
+        if not FULL.search(str(error)):
+            raise
+        raise Failure(
+            f"{option} {place} cannot be written, because its disk is full: free space there, "
+            f"{remedy}"
         ) from error
 
 

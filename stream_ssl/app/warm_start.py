@@ -127,4 +127,5 @@ def take_memory(learner: Learner, checkpoint: Path) -> tuple[int, str]:
             offered += len(slots_B)
     finally:
         learner.origins.load(origins_of(checkpoint), memory.ids.tolist())
+        learner.origins.forget_originals()
     return offered, ""

@@ -5,17 +5,16 @@ Shapes: B samples of a batch, K pictures kept, D features of a picture, C H W im
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -37,11 +36,15 @@ from stream_ssl.wire.sample import Position, Sample
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 Features = Literal["thumbnail", "pretrained"]
 Decoded = tuple[Sample, Position, NDArray[np.uint8]]
 """A sample, the position of the source after it, and its pixels [H, W, C]."""
 
 BATCH: Final = 256
+BATCH_BYTES: Final = 64 << 20
+"""The size at which a batch ends early. Raw pixels of a 4K video have 25 MB a frame."""
 SEEN: Final = 65_536
 """The number of different pictures that are remembered, as grey thumbnails of 1 KB."""
 SAVE_SECONDS: Final = 30.0
@@ -194,6 +197,8 @@ class Curator:
         self._position: Position = None
         self._saves = Saves(folder)
         self._restore()
+        # A power cut may have damaged the files that were written after the saved state.
+        self.originals.keep_only({one.original for one in self.kept})
 
     @property
     def kept(self) -> list[Kept]:
@@ -230,7 +235,7 @@ class Curator:
         due_s = time.monotonic() + SAVE_SECONDS
         samples = source.samples(self._position)
         with ThreadPoolExecutor(self._threads) as pool:
-            while batch := list(itertools.islice(samples, BATCH)):
+            for batch in batches(samples, lambda pair: len(pair[0].data)):
                 self._take(batch, pool)
                 with (self._folder / DROPPED).open("a", encoding="utf-8") as file:
                     file.writelines(self._rows)
@@ -420,6 +425,24 @@ class Curator:
         self._bad.update(facts["bad"])
         self._position = facts["position"]
         os.truncate(self._folder / DROPPED, facts["dropped_bytes"])
+
+
+def batches(items: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
+    """Yield lists of BATCH items. A list ends early once the sizes of its items reach BATCH_BYTES.
+
+    >>> [len(batch) for batch in batches(range(600), lambda _: 1)]
+    [256, 256, 88]
+    """
+    batch: list[T] = []
+    held = 0
+    for item in items:
+        batch.append(item)
+        held += size(item)
+        if len(batch) == BATCH or held >= BATCH_BYTES:
+            yield batch
+            batch, held = [], 0
+    if batch:
+        yield batch
 
 
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ import pyarrow as pa
 from PIL import Image
 from pyarrow import parquet
 
-from stream_ssl.curation.curator import Curator, Kept
+from stream_ssl.curation.curator import Curator, Kept, batches
 from stream_ssl.curation.report import write_report
 from stream_ssl.memory.index import write_flat
 
@@ -26,7 +26,6 @@ DROPPED: Final = "dropped.parquet"
 INDEX: Final = "index.faiss"
 REPORT: Final = "report.html"
 SHARD: Final = 1000  # pictures
-ROW_GROUP: Final = 256  # rows, each with its picture, that Parquet holds in memory
 
 IMAGE: Final = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 SCHEMA: Final = pa.schema(
@@ -96,16 +95,16 @@ def encoded(curator: Curator, one: Kept) -> tuple[bytes, str]:
 
 
 def _write_pictures(curator: Curator, folder: Path, done: Callable[[int], None]) -> None:
-    kept = curator.kept
+    kept, written = curator.kept, 0
     with parquet.ParquetWriter(folder / CURATED, SCHEMA) as table:
         for start in range(0, len(kept), SHARD):
             path = folder / f"curated-{start // SHARD:06d}.tar"
             with tarfile.open(path, "w") as shard:
-                for first in range(start, min(start + SHARD, len(kept)), ROW_GROUP):
-                    part = kept[first : min(first + ROW_GROUP, start + SHARD)]
-                    rows = list(_add(curator, shard, part, first))
-                    table.write_table(pa.Table.from_pylist(rows, SCHEMA))
-                    done(first + len(part))
+                rows = _add(curator, shard, kept[start : start + SHARD], start)
+                for group in batches(rows, lambda row: len(row["image"]["bytes"])):
+                    table.write_table(pa.Table.from_pylist(group, SCHEMA))
+                    written += len(group)
+                    done(written)
 
 
 def _add(

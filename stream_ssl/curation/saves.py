@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any, Final
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -45,7 +46,10 @@ class Saves:
         scratch = self._folder / "incomplete"
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir()
-        save_file(tensors, scratch / TENSORS)
+        try:
+            save_file(tensors, scratch / TENSORS)
+        except SafetensorError as error:  # safetensors raises it when the disk is full
+            raise OSError(str(error)) from error
         write_json(scratch / FACTS, facts)
         seal(scratch)
         publish(scratch, self._folder / f"state-{number:06d}")

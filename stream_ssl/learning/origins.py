@@ -61,6 +61,12 @@ class Origins:
         """
         return {"rows": packed((number, *origin.row()) for number, origin in self._by_id.items())}
 
+    def forget_originals(self) -> None:
+        """Forget the names of the original bytes, which another run keeps."""
+        self._by_id = {
+            number: origin._replace(original=None) for number, origin in self._by_id.items()
+        }
+
     def load(self, state: Mapping[str, Tensor], ids: Iterable[int]) -> None:
         """Load a state that `state` returned, but only the ids that the memory holds."""
         held = set(ids)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import re
@@ -134,6 +135,19 @@ def test_places_that_cannot_be_written_are_named(
     caplog.clear()
     assert export.main([str(run), "--encoder", "s3://box/e", "--no-onnx"]) == 2
     assert "pip install 'stream-ssl[s3]'" in caplog.text
+
+
+def test_a_full_disk_at_an_address_is_named(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Bucket, "upload", full)
+    url = f"file://{tmp_path}/e"
+    assert export.main([str(run), "--encoder", url, "--no-onnx"]) == 1
+    assert f"--encoder {url} cannot be written, because its disk is full" in caplog.text
+    assert "credentials" not in caplog.text
 
 
 def checkpoint(folder: Path, step: int) -> Path:

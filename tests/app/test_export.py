@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import math
@@ -561,3 +562,62 @@ def test_what_the_page_shows_runs(
     said = capsys.readouterr().out
     assert said.count("is most like") == 24
     assert "accuracy 1.00" in said  # dark cats, bright dogs
+
+
+# -- Other processes and full disks
+
+
+def test_a_second_export_of_a_folder_is_refused_while_the_first_one_writes(
+    run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = tmp_path / "encoder"
+    arguments = [str(run), "--encoder", str(place), "--no-onnx"]
+    with exporting.replacing(place) as scratch:
+        (scratch / "encoder.json").write_text("{}")
+        assert export.main(arguments) == 1
+        assert f"{place}: another `export` writes there; wait for its end" in caplog.text
+        assert content(scratch) == {"encoder.json": b"{}"}
+    assert (place / "manifest.json").exists()
+    assert export.main(arguments) == 0
+    assert sorted(content(place)) == MADE
+
+
+def test_what_a_killed_export_left_is_replaced(run: Path, tmp_path: Path) -> None:
+    left = tmp_path / ".incomplete-encoder"
+    left.mkdir()
+    (left / "encoder.onnx").write_bytes(b"half")
+    assert export.main([str(run), "--encoder", str(tmp_path / "encoder"), "--no-onnx"]) == 0
+    assert sorted(content(tmp_path / "encoder")) == MADE
+    assert [path.name for path in tmp_path.iterdir()] == ["encoder"]
+
+
+@pytest.mark.parametrize(
+    ("error", "option"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "--encoder"),
+        (OSError("8192 requested and 4096 written"), "--memory"),  # by numpy
+    ],
+)
+def test_a_full_disk_is_named_with_its_option(
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: OSError,
+    option: str,
+) -> None:
+    def full(*_: object) -> None:
+        raise error
+
+    place = tmp_path / "place"
+    arguments = [str(run), option, str(place), "--no-onnx"]
+    assert export.main(arguments) == 0
+    before = content(place)
+    monkeypatch.setattr(exporting, "write_json" if option == "--encoder" else "write_flat", full)
+    assert export.main(arguments) == 1
+    assert caplog.records[-1].message == (
+        f"{option} {place} cannot be written, because its disk is full: free space there, then "
+        "repeat the command"
+    )
+    assert content(place) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["place"]

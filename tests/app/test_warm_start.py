@@ -16,8 +16,9 @@ from stream_ssl.app import build, config
 from stream_ssl.app.commands import check
 from stream_ssl.app.encoder import find
 from stream_ssl.app.warm_start import warm_start
-from stream_ssl.batch import START
+from stream_ssl.batch import START, Origin
 from stream_ssl.learning.learner import Learner
+from stream_ssl.learning.origins import packed
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +47,18 @@ def begun(folder: Path, old: Path, **settings: Any) -> Learner:
     learner = build.learner(read, build.EmptyStream(), START)
     warm_start(read, learner)
     return learner
+
+
+def test_origins_name_no_files_of_the_old_run(
+    tmp_path: Path, old: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = begun(tmp_path, old).memory.ids.tolist()
+    origin = Origin("robot", "patrol", "7", 1.0, "00" * 16)
+    rows = packed((number, *origin.row()) for number in ids)
+    monkeypatch.setattr("stream_ssl.app.warm_start.origins_of", lambda _: {"rows": rows})
+    learner = begun(tmp_path, old)
+    assert {one and one.id for one in learner.origins.of(ids)} == {"7"}
+    assert learner.origins.originals() == set()
 
 
 @table("capacity", [40, 64, 100])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from stream_ssl.curation import Curator, Dropped
 from stream_ssl.curation.curator import BATCH, PAIRS
 from stream_ssl.producers.sources import ImageFolder
 from stream_ssl.producers.sources.base import mark
+from stream_ssl.wire.sample import Position, Sample
 
 
 def originals(curator: Curator, source: Crawl) -> list[int]:
@@ -93,6 +95,26 @@ def test_a_stopped_or_killed_pass_ends_as_a_whole_one(tmp_path: Path, saved: boo
     assert second.originals.names() == {one.original for one in whole.kept}
 
 
+@pytest.mark.parametrize("saved", [True, False])
+def test_originals_that_a_power_cut_damaged_are_written_again(tmp_path: Path, saved: bool) -> None:
+    folder = tmp_path / "cut"
+    curator = Curator(folder, keep=400)
+    if saved:
+        list(curator.run(Crawl(ends_at=BATCH)))
+    held = {one.original for one in curator.kept}
+    whole = Curator(tmp_path / "whole", keep=400)
+    list(whole.run(Crawl()))
+    for name in whole.originals.names() - held:
+        path = folder / "originals" / name[:2] / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"")
+    curator = Curator(folder, keep=400)
+    list(curator.run(Crawl()))
+    assert outcome(curator) == outcome(whole)
+    for one in curator.kept:
+        assert curator.originals.read(one.original) == whole.originals.read(one.original)
+
+
 def test_a_damaged_state_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     curator = Curator(tmp_path, keep=60)
     list(curator.run(Crawl()))
@@ -126,3 +148,20 @@ def test_a_pass_does_not_go_on_with_another_fit(tmp_path: Path, begun: Any, now:
     with pytest.raises(ValueError, match=f"fit is '{now}', and the pass in .* with '{begun}'"):
         Curator(tmp_path, keep=5, fit=now)
     assert Curator(tmp_path, keep=5, fit=begun).progress.read == 20
+
+
+def test_a_batch_of_large_frames_ends_early(tmp_path: Path) -> None:
+    frame = np.zeros((2160, 3840, 3), np.uint8).tobytes()
+    ahead: list[int] = []
+
+    class Film:
+        name = "film"
+
+        def samples(self, position: object = None) -> Iterator[tuple[Sample, Position]]:
+            for number in range(8):
+                ahead.append(number)
+                yield Sample(f"{number}", frame, shape=(2160, 3840, 3)), number + 1
+
+    curator = Curator(tmp_path, keep=2)
+    reads = [(counts.read, len(ahead)) for counts in curator.run(Film())]
+    assert reads == [(3, 3), (6, 6), (8, 8)]  # three frames of 25 MB reach 64 MiB

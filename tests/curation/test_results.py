@@ -16,9 +16,12 @@ from curation_pictures import Crawl, jpeg, picture
 from forked import Forked
 from PIL import Image
 from pyarrow import parquet
+from safetensors import SafetensorError
 
 from stream_ssl.app import cli
 from stream_ssl.app.commands import curate
+from stream_ssl.app.only_writer import only_writer
+from stream_ssl.app.signals import Stop
 from stream_ssl.curation import Curator, write_results
 from stream_ssl.producers.sources import ImageFolder, WebDataset
 from stream_ssl.wire.sample import Sample
@@ -69,6 +72,23 @@ def test_files_hold_the_same_pictures(tmp_path: Path) -> None:
     page = (out / "report.html").read_text()
     assert f"{len(kept):,} of 900 pictures kept" in page
     assert page.count("data:image/jpeg;base64,") == 2
+
+
+def test_a_row_group_of_large_pictures_ends_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    curator = Curator(tmp_path / "state", keep=20)
+    list(curator.run(Crawl()))
+    out = tmp_path / "out"
+    out.mkdir()
+    sizes = [curator.originals.size(one.original) for one in curator.kept]
+    monkeypatch.setattr("stream_ssl.curation.curator.BATCH_BYTES", max(sizes) + 1)
+    write_results(curator, out)
+    table = parquet.ParquetFile(out / "curated.parquet")
+    groups = [table.read_row_group(number) for number in range(table.num_row_groups)]
+    assert {len(group) for group in groups} <= {1, 2}
+    ids = [name for group in groups for name in group["id"].to_pylist()]
+    assert ids == [one.id for one in curator.kept]
 
 
 def test_raw_pixels_become_png(tmp_path: Path) -> None:
@@ -158,3 +178,111 @@ def test_the_same_command_continues_after_a_signal(tmp_path: Path, number: signa
     rows = parquet.read_table(out / "curated.parquet").to_pylist()
     assert len(rows) == 200
     assert parquet.read_table(out / "dropped.parquet").num_rows == 100
+
+
+def options_of(folder: Path, out: Path) -> list[str]:
+    return ["images", "--source.root", str(folder), "--keep", "200", "--out", str(out)]
+
+
+def test_the_result_is_on_the_disk_before_the_state_is_deleted(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    flushed: list[str] = []
+    fsync = os.fsync
+
+    def noted(handle: int) -> None:
+        flushed.append(str(Path(f"/proc/self/fd/{handle}").readlink()))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    assert curate.main(options_of(folder, out)) == 0
+    scratch = out / ".state" / "result"
+    assert {str(scratch / path.name) for path in out.iterdir()} <= set(flushed)
+    assert flushed[-1] == str(out)
+
+
+def test_the_same_command_continues_when_only_a_part_of_the_result_was_moved(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    replace = Path.replace
+
+    def cut(path: Path, target: Path) -> Path:
+        if target == out / "curated.parquet":
+            raise OSError("the power fails")
+        return replace(path, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", cut)
+        assert curate.main(options_of(folder, out)) == 1
+    assert (out / "curated-000000.tar").exists()
+    assert curate.main(options_of(folder, out)) == 0
+    assert parquet.read_table(out / "curated.parquet").num_rows == 90
+
+
+def test_a_signal_stops_the_writing_of_the_result(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    stop = Stop()
+
+    def signalled(*_: object) -> None:
+        stop.set()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(curate, "stop_on_signals", lambda: stop)
+        patched.setattr("stream_ssl.curation.results._add_file", signalled)
+        assert curate.main(options_of(folder, out)) == 130
+    assert curate.main(options_of(folder, out)) == 0
+    assert parquet.read_table(out / "curated.parquet").num_rows == 90
+
+
+def test_a_second_command_is_refused_while_the_first_one_writes(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    with only_writer(out, "taken"):
+        assert curate.main(options_of(folder, out)) == 1
+    assert f"--out {out}: another `curate` writes there; choose another folder" in caplog.text
+    assert not [*out.iterdir()]
+    assert curate.main(options_of(folder, out)) == 0
+
+
+def test_a_full_disk_is_named_and_the_same_command_continues(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+
+    def full(*_: object) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("stream_ssl.curation.saves.save_file", full)
+        assert curate.main(options_of(folder, out)) == 1
+    assert caplog.records[-1].message == (
+        f"--out {out} cannot be written, because its disk is full: free space there, and then the "
+        "same command continues"
+    )
+    assert curate.main(options_of(folder, out)) == 0
+
+
+def test_errors_name_the_option_of_this_command(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    out = tmp_path / "out"
+    huge = [*options_of(folder, out), "--keep", str(10**10)]
+    assert curate.main(huge) == 2
+    assert caplog.records[-1].message.endswith(": lower --keep")
+
+
+def test_a_pass_does_not_continue_with_another_source(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = tmp_path / "out" / ".state"
+    list(Curator(state, keep=200).run(ImageFolder(folder / "cats")))
+    assert curate.main(options_of(folder, state.parent)) == 1
+    assert "source was 'cats' and is" in caplog.records[-1].message
+    assert "with another --out of curate" in caplog.records[-1].message
+    assert "unexpected error" not in caplog.text

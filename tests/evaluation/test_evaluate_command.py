@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import shutil
@@ -322,3 +323,20 @@ def test_help_tells_the_sources_options(capsys: pytest.CaptureFixture[str]) -> N
     assert "--source.labels" in told
     assert "--source.epochs" not in told
     assert "stream-ssl evaluate runs/laptop" in told
+
+
+def test_a_full_disk_loses_no_measure(
+    run: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("stream_ssl.evaluation.plots.map_plot", full)
+    out = tmp_path / "out"
+    assert evaluate.main([str(run), *DATA, *QUICK, "--untrained", "false", "--out", str(out)]) == 1
+    assert "effective rank" in capsys.readouterr().out
+    assert f"--out {out} cannot be written, because its disk is full" in caplog.text

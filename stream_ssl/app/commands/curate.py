@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import argparse
 import logging
+import re
 import shutil
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from jsonargparse import Namespace
 
 from stream_ssl.app.config import check_files
-from stream_ssl.app.failures import Failure, check_writable, configuring, reported
+from stream_ssl.app.failures import Failure, check_writable, configuring, reported, writing
+from stream_ssl.app.only_writer import only_writer
 from stream_ssl.app.parser import Parser
 from stream_ssl.app.signals import stop_on_signals
 from stream_ssl.app.threads import share_cores
 from stream_ssl.producers.sources import SOURCES, Source
 from stream_ssl.producers.sources.base import SourceError, stop_source
+
+if TYPE_CHECKING:
+    from stream_ssl.curation import Curator
 
 log = logging.getLogger("stream_ssl.curate")
 
@@ -35,6 +40,12 @@ files."""
 
 STATE = ".state"
 MARKER = "curated.parquet"
+RESULTS = re.compile(r"curated-\d{6}\.tar|dropped\.parquet|index\.faiss|report\.html")
+"""The files that an interrupted command may leave beside its state."""
+
+
+class Stopped(Exception):
+    """A signal arrived while the result was written."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -89,32 +100,62 @@ def curate_parser(name: str) -> Parser:
 
 def curate(settings: Namespace, cls: Callable[..., Source]) -> bool:
     """Read the source and write the result. Return False if it was stopped before the end."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    from stream_ssl.curation import Curator, write_results
+    from stream_ssl.curation import Curator
     from stream_ssl.durable import make_folder
 
     out: Path = settings.out
     with configuring():
-        check_writable(out, "--out", "choose a new or an empty folder")
-        others = sorted(path.name for path in out.iterdir()) if out.is_dir() else []
-        if MARKER in others:
-            raise ValueError(f"--out {out} holds a finished set ({MARKER}); choose a new folder")
-        if set(others) - {STATE}:
-            raise ValueError(f"--out {out} holds {others[0]}; choose a new or an empty folder")
+        _check_out(out)  # before the source lists its files
         source = cls(**settings.source)
         make_folder(out)
-        options = {name: settings[name] for name in ("keep", "features", "size", "seed", "fit")}
-        curator = Curator(out / STATE, **options)
+    with (
+        only_writer(out, f"--out {out}: another `curate` writes there; choose another folder"),
+        writing("--out", out, "and then the same command continues"),
+    ):
+        with configuring("lower --keep"):
+            _check_out(out)  # another process may have finished by now
+            options = {name: settings[name] for name in ("keep", "features", "size", "seed", "fit")}
+            curator = Curator(out / STATE, **options)
+        return _work(curator, source, out)
+
+
+def _check_out(out: Path) -> None:
+    """Reject a folder that holds anything but an unfinished pass.
+
+    Raises:
+        ValueError: the folder is rejected.
+    """
+    check_writable(out, "--out", "choose a new or an empty folder")
+    names = {path.name for path in out.iterdir()} if out.is_dir() else set()
+    if MARKER in names:
+        raise ValueError(f"--out {out} holds a finished set ({MARKER}); choose a new folder")
+    ours = {STATE, *filter(RESULTS.fullmatch, names)} if STATE in names else set()
+    if others := sorted(names - ours):
+        raise ValueError(f"--out {out} holds {others[0]}; choose a new or an empty folder")
+
+
+def _work(curator: Curator, source: Source, out: Path) -> bool:
+    """Read the rest of the source and write the result. Return False if a signal stopped it."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from stream_ssl.curation import write_results
+
     if curator.progress.read:
         log.info("continuing after %d samples", curator.progress.read)
     stop = stop_on_signals()
     threading.Thread(target=_stop_source, args=(source, stop), daemon=True).start()
+    scratch = out / STATE / "result"
     text = TextColumn("{task.description}")
     columns = (text, BarColumn(bar_width=20), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
         bar = shown.add_task("reading", total=None)
+
+        def wrote(pictures: int) -> None:
+            shown.update(bar, completed=pictures)
+            if stop.is_set():
+                raise Stopped
+
         try:
             for counts in curator.run(source, stop.is_set):
                 shown.update(
@@ -122,29 +163,40 @@ def curate(settings: Namespace, cls: Callable[..., Source]) -> bool:
                     description=f"{counts.read:,} read, {counts.dropped:,} near-duplicates, "
                     f"{sum(counts.bad.values()):,} bad, {counts.kept:,} kept",
                 )
+            bar = shown.add_task("writing", total=curator.progress.kept)
+            wrote(0)
+            shutil.rmtree(scratch, ignore_errors=True)
+            scratch.mkdir()
+            write_results(curator, scratch, wrote)
         except SourceError as error:
             raise Failure(str(error)) from error
-        if stop.is_set():
+        except Stopped:
             log.warning(
                 "stopped; the same command continues after %d samples", curator.progress.read
             )
             return False
-        kept = curator.progress.kept
-        bar = shown.add_task("writing", total=kept)
-        scratch = out / STATE / "result"
-        shutil.rmtree(scratch, ignore_errors=True)
-        scratch.mkdir()
-        write_results(curator, scratch, lambda done: shown.update(bar, completed=done))
-    # The marker comes last: a folder with it is complete.
-    for path in sorted(scratch.iterdir(), key=lambda path: path.name == MARKER):
-        path.replace(out / path.name)
-    shutil.rmtree(out / STATE)
+    _publish(scratch, out)
     counts = curator.progress
     log.info(
         "%s: kept %d of %d pictures; %d near-duplicates dropped, %d could not be decoded",
         out, counts.kept, counts.read, counts.dropped, sum(counts.bad.values()),
     )  # fmt: skip
     return True
+
+
+def _publish(scratch: Path, out: Path) -> None:
+    """Move the result to its folder, and delete the state once the result is on the disk."""
+    from stream_ssl.durable import sync
+
+    paths = sorted(scratch.iterdir(), key=lambda path: path.name == MARKER)
+    for path in paths:
+        sync(path)
+    for path in paths:
+        if path.name == MARKER:  # it comes last: a folder with it is complete
+            sync(out)
+        path.replace(out / path.name)
+    sync(out)
+    shutil.rmtree(out / STATE)
 
 
 def _stop_source(source: Source, stop: threading.Event) -> None:

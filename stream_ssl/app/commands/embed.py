@@ -10,7 +10,7 @@ from typing import Literal
 
 from jsonargparse import Namespace
 
-from stream_ssl.app.failures import TRUST_CODE, check_out_file, configuring, reported
+from stream_ssl.app.failures import TRUST_CODE, check_out_file, configuring, reported, writing
 from stream_ssl.app.parser import Parser
 from stream_ssl.app.threads import share_cores
 from stream_ssl.observe.conditions import plural
@@ -93,7 +93,7 @@ def embed(settings: Namespace, name: str) -> None:
     from stream_ssl.app.evaluate import sets
     from stream_ssl.evaluation.labelled import Division, Reader
 
-    with configuring():
+    with configuring("lower --batch, or embed a part of the data"):
         if settings.batch < 1:
             raise ValueError(f"--batch {settings.batch}: must be at least 1")
         check_out_file(settings.out, "features.npz")
@@ -118,8 +118,9 @@ def embed(settings: Namespace, name: str) -> None:
     content = io.BytesIO()
     feature_NF, label_N = np.concatenate(features), np.concatenate(labels)
     np.savez(content, features=feature_NF, ids=np.array(ids), labels=label_N)
-    settings.out.parent.mkdir(parents=True, exist_ok=True)
-    durable.write(settings.out, content.getbuffer())
+    with writing("--out", settings.out):
+        settings.out.parent.mkdir(parents=True, exist_ok=True)
+        durable.write(settings.out, content.getbuffer())
     print(f"{settings.out}: {plural(len(ids), 'image')}, {encoder.dim} {encoder.of} each")
     if refused := reader.refused.total():
         reasons = ", ".join(sorted(reader.refused))

@@ -12,7 +12,7 @@ from typing import Literal
 from jsonargparse import ActionYesNo, Namespace
 
 from stream_ssl.app.buckets import is_url, local_folder
-from stream_ssl.app.failures import TRUST_CODE, configuring, reported
+from stream_ssl.app.failures import TRUST_CODE, configuring, reported, writing
 from stream_ssl.app.parser import Parser
 from stream_ssl.app.threads import share_cores
 from stream_ssl.observe.conditions import plural
@@ -117,9 +117,10 @@ def write(settings: Namespace, checkpoint: Path, folders: Mapping[str, Path]) ->
 
     print(f"checkpoint: {checkpoint}")
     if settings.encoder is not None:
-        difference = export_encoder(
-            checkpoint, folders["encoder"], settings.of, settings.onnx, settings.trust_code
-        )
+        with writing("--encoder", folders["encoder"]):
+            difference = export_encoder(
+                checkpoint, folders["encoder"], settings.of, settings.onnx, settings.trust_code
+            )
         print(f"encoder: {settings.encoder}")
         if difference is not None:
             print(
@@ -127,11 +128,15 @@ def write(settings: Namespace, checkpoint: Path, folders: Mapping[str, Path]) ->
                 f"({ONNX_TOLERANCE:.0e} is allowed)"
             )
     if settings.hub is not None:
-        accuracy = export_hub(checkpoint, folders["hub"], settings.trust_code)
+        with writing("--hub", folders["hub"]):
+            accuracy = export_hub(checkpoint, folders["hub"], settings.trust_code)
         told = "not measured" if accuracy is None else f"{accuracy:.1%}"
         print(f"hub: {settings.hub}, accuracy of the memory's labels: {told}")
     if settings.memory is not None:
-        with Progress(console=Console(stderr=True), transient=True) as progress:
+        with (
+            writing("--memory", folders["memory"]),
+            Progress(console=Console(stderr=True), transient=True) as progress,
+        ):
             bar = progress.add_task("writing the memory", total=None)
             found = export_memory(
                 checkpoint,

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Literal
 
 from jsonargparse import Namespace
 
-from stream_ssl.app.failures import TRUST_CODE, Failure, check_out_file, configuring, reported
+from stream_ssl.app.failures import (
+    TRUST_CODE,
+    Failure,
+    check_out_file,
+    configuring,
+    reported,
+    writing,
+)
 from stream_ssl.app.parser import Parser
 from stream_ssl.app.threads import share_cores
 from stream_ssl.rate_limited_logger import printable
@@ -94,8 +101,9 @@ def run(settings: Namespace) -> None:
     for line in table(result.hits):
         print(line)
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        durable.write(out, sheet(result) if out.suffix.lower() == ".png" else page(result))
+        with writing("--out", out):
+            out.parent.mkdir(parents=True, exist_ok=True)
+            durable.write(out, sheet(result) if out.suffix.lower() == ".png" else page(result))
         print(f"pictures: {out}")
 
 

@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from stream_ssl.app import build, encoder
 from stream_ssl.app.encoder import Encoder
 from stream_ssl.app.evaluate import sets
-from stream_ssl.app.failures import check_writable, configuring
+from stream_ssl.app.failures import check_writable, configuring, writing
 from stream_ssl.evaluation.continual import divide, summarise
 from stream_ssl.evaluation.encoding import Encoded, encode
 from stream_ssl.evaluation.labelled import Division, Reader
@@ -59,7 +59,7 @@ def evaluate(settings: Namespace, name: str) -> Evaluation:
         console=Console(stderr=True),
         transient=True,
     ) as progress:
-        with configuring():
+        with configuring("lower --batch, --references_per_class or --queries_per_class"):
             found = _encode(readers, asked, settings, progress)
             tasks = _tasks(settings, found["trained"])
         measures = _measure(found, settings, progress)
@@ -72,9 +72,11 @@ def evaluate(settings: Namespace, name: str) -> Evaluation:
         None if tasks is None else _continual(found, tasks, min(settings.k)),
         notes,
     )
-    write(settings.out, evaluation, found["trained"], _names(readers, measures["trained"].classes))
     console = Console()
-    console.print(table(evaluation))
+    console.print(table(evaluation))  # before the files, which a full disk may reject
+    names = _names(readers, measures["trained"].classes)
+    with writing("--out", settings.out):
+        write(settings.out, evaluation, found["trained"], names)
     console.print(f"report and plots: {settings.out / 'report.md'}", soft_wrap=True, markup=False)
     return evaluation
 
