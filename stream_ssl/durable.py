@@ -46,7 +46,8 @@ def write(
             an empty file.
 
     Raises:
-        OSError: the write failed; the old file is unchanged.
+        OSError: the write failed, or another process wrote the file meanwhile. This process has
+            then not changed it.
     """
     fresh = path.with_name(f"{path.name}.part")
     fresh.unlink(missing_ok=True)
@@ -57,9 +58,13 @@ def write(
             file.flush()
             if wait:
                 os.fsync(handle)
+            ours = os.fstat(handle)
+        if not fresh.exists() or not os.path.samestat(fresh.stat(), ours):
+            raise OSError(errno.EBUSY, "another process writes it at the same time", str(path))
         fresh.replace(path)
-    except OSError:
-        fresh.unlink(missing_ok=True)
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            fresh.unlink(missing_ok=True)
         raise
     if wait:
         sync(path.parent)

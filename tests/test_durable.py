@@ -57,3 +57,22 @@ def test_what_a_crash_left_is_in_nobodys_way(tmp_path: Path) -> None:
     assert (tmp_path / "a.json").read_bytes() == b"whole"
     assert stat.S_IMODE((tmp_path / "a.json").stat().st_mode) == 0o600
     assert [child.name for child in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_of_two_writers_at_once_none_publishes_the_others_half(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, fsync = tmp_path / "a.json", os.fsync
+    begun = iter([True])
+
+    def synced(handle: int) -> None:
+        fsync(handle)
+        if next(begun, False):  # another process begins to write the same file
+            path.with_name("a.json.part").unlink()
+            path.with_name("a.json.part").write_text("ha")
+
+    monkeypatch.setattr(os, "fsync", synced)
+    with pytest.raises(OSError, match="another process writes it at the same time"):
+        durable.write(path, "first")
+    assert not path.exists()
+    assert path.with_name("a.json.part").read_text() == "ha"
