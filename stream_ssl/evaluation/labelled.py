@@ -21,6 +21,10 @@ from stream_ssl.wire.sample import Position, Sample
 
 Part = Literal["reference", "query"]
 
+NO_LABEL = "no label"
+UNLABELLED = 1000
+"""A source is refused if none of its first so many samples has a label."""
+
 
 class Labelled(Protocol):
     """A source of samples. All of `stream_ssl.producers.sources` fit this protocol."""
@@ -94,14 +98,15 @@ class Reader:
         decoder: the decoder of the encoder's run, which gives images of the encoder's shape.
         division: the rule that selects samples.
         batch: number of images in a batch.
-        labels: whether every sample must have a label. If False, samples without a label form a
-            class of their own.
+        labels: whether samples without a label are left out. If False, they form a class of their
+            own.
 
     Attributes:
         length: number of samples in the source; None if the source does not report it.
         class_names: names by class; None if the source has none.
         seen: number of samples read so far.
-        refused: number of samples that could not be decoded, by reason.
+        refused: number of samples that were left out, because they could not be decoded or have
+            no label, by reason.
         scaled: number of raw samples whose shape was not the decoder's.
     """
 
@@ -128,12 +133,18 @@ class Reader:
         """Yield batches of either part as they fill.
 
         Raises:
-            ValueError: a sample has no label, or the decoder rejects an image because of its shape.
+            ValueError: no sample has a label, or none of the first UNLABELLED. Or the decoder
+                rejects an image because of its shape.
         """
         waiting: dict[Part, list[tuple[Pixels, int, str]]] = {"reference": [], "query": []}
         for sample, _ in self._source.samples():
             self.seen += 1
-            label = self._label(sample)
+            label = -1 if sample.label is None or sample.label < 0 else sample.label
+            if label < 0 and self._labels:
+                self.refused[NO_LABEL] += 1
+                if self.refused[NO_LABEL] == self.seen == UNLABELLED:
+                    break
+                continue
             part = self._part(label)
             pixels = None if part is None else self._decoded(sample)
             if part is None or pixels is None:
@@ -143,23 +154,17 @@ class Reader:
             if len(waiting[part]) == 2 * self._batch:
                 yield _batch(part, waiting[part][: self._batch])
                 del waiting[part][: self._batch]
+        if self.seen and self.refused[NO_LABEL] == self.seen:
+            raise ValueError(
+                f"source {self._source.name!r}: none of its first {self.seen:,} samples carries a "
+                "label, and evaluation needs labels; give a labelled source"
+            )
         for part, rest in waiting.items():
             # Two halves avoid a last batch of one image, which has no statistics for BatchNorm.
             half = len(rest) if len(rest) <= self._batch else (len(rest) + 1) // 2
             for few in (rest[:half], rest[half:]):
                 if few:
                     yield _batch(part, few)
-
-    def _label(self, sample: Sample) -> int:
-        """Return the sample's class; -1 without a label."""
-        if sample.label is not None and sample.label >= 0:
-            return sample.label
-        if self._labels:
-            raise ValueError(
-                f"source {self._source.name!r}: sample {sample.id!r} carries no label, and "
-                "evaluation needs one of each; give a labelled source"
-            )
-        return -1
 
     def _part(self, label: int) -> Part | None:
         """Return the part of a sample of this class; None if the part has enough of the class."""

@@ -381,7 +381,7 @@ def test_embedding_leaves_out_damaged_images(
         assert found["labels"].tolist() == [0, 0]
         paths = [name.partition("#")[0] for name in found["ids"].tolist()]
         assert paths == ["class/0.png", "class/2.png"]
-    assert "1 of 3 samples could not be decoded (damaged)" in capsys.readouterr().out
+    assert "1 of 3 samples were left out (damaged)" in capsys.readouterr().out
 
 
 def test_an_exported_memory_can_be_embedded_with_and_without_labels(

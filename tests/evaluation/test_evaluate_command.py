@@ -157,7 +157,7 @@ def test_a_folder_of_images_is_divided_and_damaged_files_are_left_out(
     content = found(out)
     assert 27 <= content["queries"] <= 30
     assert 29 <= content["references"] <= 30
-    assert any("1 of 60 samples could not be decoded (damaged)" in n for n in content["notes"])
+    assert any("1 of 60 samples were left out (damaged)" in n for n in content["notes"])
     assert "| class-2 |" in (out / "report.md").read_text()
 
 
@@ -272,7 +272,7 @@ def test_unlabelled_and_endless_sets(
     images.write_bytes(bytes([0, 0, 8, 3, 0, 0, 0, 2, 0, 0, 0, 9, 0, 0, 0, 9]) + bytes(2 * 81))
     arguments = [str(run), "--data", "idx", "--source.images", str(images)]
     assert evaluate.main([*arguments, "--k", "5"]) == 2
-    assert_told(caplog, "carries no label.*give a labelled source")
+    assert_told(caplog, "none of its first 2 samples carries a label.*give a labelled source")
     assert evaluate.main([str(tmp_path / "nowhere"), *DATA]) == 2  # told before the run is read
     assert_told(caplog, "--source.count 2000")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from table import table
 
 from stream_ssl.evaluation.encoding import encode
-from stream_ssl.evaluation.labelled import Division, Reader, balanced
+from stream_ssl.evaluation.labelled import UNLABELLED, Division, Reader, balanced
 from stream_ssl.evaluation.measures import RETRIEVED, check, measure, task_accuracies
 from stream_ssl.feed.decode import Decoder
 from stream_ssl.producers.sources import Synthetic
@@ -52,6 +53,29 @@ class Numbers:
 
     def view(self, image_BCHW: torch.Tensor) -> torch.Tensor:
         return self(image_BCHW) + torch.randn(len(image_BCHW), 2)
+
+
+class PartlyLabelled(Held):
+    """The samples of class 9 carry no label."""
+
+    def samples(self, position: Any = None) -> Iterator[tuple[Sample, Any]]:
+        for sample, number in super().samples():
+            yield replace(sample, label=None if sample.label == 9 else sample.label), number
+
+
+def test_samples_without_a_label_are_left_out_and_counted() -> None:
+    reader = Reader(PartlyLabelled({0: 30, 1: 20, 9: 2000}), Decoder(6, 1), Division(0.5))
+    labels = [label for batch in reader for label in batch.label_B.tolist()]
+    assert Counter(labels) == {0: 30, 1: 20}
+    assert reader.refused == {"no label": 2000}
+    assert reader.seen == 2050
+
+
+@pytest.mark.parametrize(("samples", "read"), [(7, 7), (5000, UNLABELLED)])
+def test_a_source_without_labels_is_refused_soon(samples: int, read: int) -> None:
+    reader = Reader(PartlyLabelled({9: samples}), Decoder(6, 1), Division(0.5))
+    with pytest.raises(ValueError, match=f"none of its first {read:,} samples carries a label"):
+        list(reader)
 
 
 def test_every_sample_is_one_of_the_two_in_the_share_of_its_class() -> None:

@@ -124,4 +124,4 @@ def embed(settings: Namespace, name: str) -> None:
     print(f"{settings.out}: {plural(len(ids), 'image')}, {encoder.dim} {encoder.of} each")
     if refused := reader.refused.total():
         reasons = ", ".join(sorted(reader.refused))
-        print(f"{refused:,} of {plural(reader.seen, 'sample')} could not be decoded ({reasons})")
+        print(f"{refused:,} of {plural(reader.seen, 'sample')} were left out ({reasons})")

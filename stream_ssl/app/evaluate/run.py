@@ -242,7 +242,7 @@ def _notes(readers: Sequence[Reader], encoded: Encoded) -> list[str]:
     seen = sum(reader.seen for reader in readers)
     if refused := sum(reader.refused.total() for reader in readers):
         reasons = ", ".join(sorted({reason for reader in readers for reason in reader.refused}))
-        notes.append(f"{refused:,} of {seen:,} samples could not be decoded ({reasons}).")
+        notes.append(f"{refused:,} of {seen:,} samples were left out ({reasons}).")
     if scaled := sum(reader.scaled for reader in readers):
         notes.append(
             f"{scaled:,} of {seen:,} raw images had another size or colour format than "
