@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import itertools
 import shutil
 import time
 from dataclasses import dataclass
@@ -163,6 +164,22 @@ def test_credit_stops_while_the_learner_lags_and_comes_back_unasked(tmp_path):
         until(lambda: running.last.lag_bytes == size)
 
 
+def fill(running, peer):
+    """Send packets whenever there is credit, until the journal is full; return their number."""
+    numbers = itertools.count(1)
+
+    def is_full():
+        if peer.credit:
+            peer.say(packet(number := next(numbers), samples=1, side=200))
+            peer.acked(number)
+        elif peer.socket.poll(10):
+            peer.hear(Ack)
+        return running.offsets.journal_full  # a learner that is idle waits for that
+
+    until(is_full)
+    return next(numbers) - 1
+
+
 def test_credit_stops_before_the_journal_is_full_and_comes_back_after_a_checkpoint(
     tmp_path, monkeypatch
 ):
@@ -180,17 +197,12 @@ def test_credit_stops_before_the_journal_is_full_and_comes_back_after_a_checkpoi
         Peer(running.endpoint) as peer,
     ):
         peer.hello()
-        sequence = 0
-        while peer.credit:
-            sequence += 1
-            peer.say(packet(sequence, samples=1, side=200))
-            peer.acked(sequence)
+        sequence = fill(running, peer)
         assert sequence > 20
         assert running.total("journal_failures") == 0
         assert running.journal.bytes <= 2 * MIB
         peer.say(packet(sequence + 1, samples=1, side=200))  # against the rules: still no harm
         peer.acked(sequence + 1)
-        until(lambda: running.offsets.journal_full)  # a learner that is idle waits for that
 
         running.offsets.publish(read=sequence, checkpointed=sequence)
         peer.with_credit()
@@ -212,14 +224,8 @@ def test_credit_stops_while_a_checkpoint_fits_on_the_disk(tmp_path, monkeypatch,
     monkeypatch.setattr(journal_room, "_MOST_RESERVE", 1)
     with Running(tmp_path, budget=64 * MIB, **SMALL) as running, Peer(running.endpoint) as peer:
         peer.hello()
-        sequence = 0
-        while peer.credit:
-            sequence += 1
-            peer.say(packet(sequence, samples=1, side=200))
-            peer.acked(sequence)
-        assert sequence > 5
+        assert fill(running, peer) > 5
         assert usage(journal).free >= reserve
-        until(lambda: running.offsets.journal_full)
         until(lambda: running.last.disk_full)
         assert "the disk of the journal is full" in _why(running.last)
         (told,) = [line for line in caplog.messages if "producers get no credit below" in line]
