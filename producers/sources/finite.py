@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ from numpy.typing import NDArray
 from stream_ssl.producers.sources.base import Facts, Skipped, SourceError, mark, place
 from stream_ssl.producers.sources.fields import digest
 from stream_ssl.wire.sample import Position, Sample
+
+log = logging.getLogger(__name__)
 
 ENDLESS = 2**62
 
@@ -82,7 +85,7 @@ class Finite(ABC):
     def _passes(self, epoch: int, done: int) -> Iterator[tuple[Sample, Position]]:
         for current in itertools.count(epoch):
             if self.epochs is not None and current >= self.epochs:
-                return
+                break
             gave = done > 0
             for step, index in enumerate(self._order(current)[done:].tolist(), start=done + 1):
                 if self._stopped.is_set():
@@ -98,6 +101,7 @@ class Finite(ABC):
             if not gave:
                 raise nothing_readable(self.name)
             done = 0
+        log.info("source %s has been read to its end; %s", self.name, self.skipped)
 
     def _order(self, epoch: int) -> NDArray[np.int64]:
         if not self.shuffle:

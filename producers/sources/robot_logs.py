@@ -89,6 +89,7 @@ class RobotLogs(Recordings):
 
     def _recorded(self, path: Path, after: Where | None) -> Iterator[tuple[Sample, Where]]:
         where, name = None, file_name(path)
+        self.images.unwanted.clear()
         for message in self._messages(path, 0 if after is None else after[0]):
             if self._stopped.is_set():
                 return
@@ -105,4 +106,8 @@ class RobotLogs(Recordings):
                 if sample is not None:
                     yield sample, where
         if where is None and after is None:
-            self.skipped.note("without images", path, "no message of a topic that is asked for")
+            others = ", ".join(sorted(self.images.unwanted))
+            has = f"; it has images of {others}" if others else ""
+            self.skipped.note(
+                "without images", path, f"no message of a topic that is asked for{has}"
+            )

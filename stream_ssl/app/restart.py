@@ -16,7 +16,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from stream_ssl.app.config import RECEIVER_SECTIONS, resolved
 from stream_ssl.app.removed import check_run, without
-from stream_ssl.learning.checkpoint_layout import FOLDER, LATEST, facts_in
+from stream_ssl.learning.checkpoint_layout import FOLDER, LATEST, facts_in, unreadable_format
 from stream_ssl.renamed import with_current_names
 
 log = logging.getLogger("stream_ssl.learner")
@@ -159,6 +159,13 @@ def stored(run: Path) -> Mapping[str, Any] | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return config
+
+
+def check_format(run: Path) -> None:
+    """Raise ValueError if a newer version of this program wrote the run's newest checkpoint."""
+    path = (run / FOLDER / LATEST).resolve()
+    if why := unreadable_format(path, facts_in(path)):
+        raise ValueError(why)
 
 
 def _get(config: Mapping[str, Any], path: str) -> Any:

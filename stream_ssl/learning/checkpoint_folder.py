@@ -10,7 +10,6 @@ from pathlib import Path
 from stream_ssl.durable import discard, make_folder, point, publish
 from stream_ssl.learning.checkpoint_layout import (
     DAMAGED,
-    FORMAT,
     INCOMPLETE,
     LATEST,
     facts_in,
@@ -18,6 +17,7 @@ from stream_ssl.learning.checkpoint_layout import (
     size_of,
     step_in,
     steps_in,
+    unreadable_format,
 )
 from stream_ssl.learning.retention import StoredCheckpoint, history, newest_kept, within
 from stream_ssl.learning.saved import Saved, checkpoint_damage
@@ -75,11 +75,8 @@ class CheckpointFolder:
                 self.set_aside(path, reason)
                 continue
             facts = facts_in(path)
-            if facts["version"] > FORMAT:
-                raise CheckpointError(
-                    f"{path} has format {facts['version']}, this program reads up to {FORMAT}: "
-                    "upgrade stream-ssl, or choose another run folder"
-                )
+            if why := unreadable_format(path, facts):
+                raise CheckpointError(why)
             if self.damaged:
                 self.point_back(path)
             return Saved(path, facts)

@@ -82,6 +82,16 @@ def facts_in(checkpoint: Path) -> dict[str, Any]:
     return read_map(checkpoint / STATE, MOST_STATE)
 
 
+def unreadable_format(path: Path, facts: Mapping[str, Any]) -> str | None:
+    """Return why this program cannot read a checkpoint with these facts, or None if it can."""
+    if facts["version"] <= FORMAT:
+        return None
+    return (
+        f"{path} has format {facts['version']}, this program reads up to {FORMAT}: "
+        "upgrade stream-ssl, or choose another run folder"
+    )
+
+
 def size_of(checkpoint: Path) -> int:
     """Return the size of a checkpoint in bytes."""
     return sum(file.stat().st_size for file in checkpoint.iterdir())

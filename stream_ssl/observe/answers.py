@@ -149,6 +149,9 @@ def census(states: Mapping[str, State], problems: Sequence[Mapping[str, Any]]) -
     return Census(present, absent, unknown)
 
 
+STOPPED = "If you stopped the run, continue it with stream-ssl run CONFIG. Otherwise: "
+
+
 def problems_of(states: Mapping[str, State]) -> list[dict[str, Any]]:
     """Return everything that needs attention in a run, the most severe first.
 
@@ -159,6 +162,8 @@ def problems_of(states: Mapping[str, State]) -> list[dict[str, Any]]:
         dict(one) for state in states.values() for one in state.get("problems", [])
     ]
     told = {one["name"] for one in found}
+    # Nobody answers in a run that was stopped on purpose.
+    all_gone = all("error" in state and not state.get("hung") for state in states.values())
     for name, state in states.items():
         if (error := state.get("error")) is None:
             continue
@@ -171,7 +176,8 @@ def problems_of(states: Mapping[str, State]) -> list[dict[str, Any]]:
                 "producer": "",
                 "severity": "critical",
                 "says": error,
-                "remedy": DOWN.replace("the process", f"the {name}", 1),
+                "remedy": (STOPPED if all_gone else "")
+                + DOWN.replace("the process", f"the {name}", 1),
                 "where": "",
                 "since": None,
                 "runbook": f"runbooks/{fault}",

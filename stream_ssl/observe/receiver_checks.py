@@ -65,6 +65,7 @@ class ReceiverChecks:
     ) -> None:
         self._trends, self._health, self._clock, self._wall = trends, health, clock, wall
         self._silence = Silence(clock)
+        self._received = math.nan  # samples at the last look
         self._offset = wall() - clock()
         self._jump = (-math.inf, 0.0)  # (time, seconds)
         self._clock_seen: dict[str, tuple[float, float]] = {}  # (difference, `_offset` then)
@@ -111,7 +112,10 @@ class ReceiverChecks:
             left = sorted(who for who in by_producer if not finished.get(who))
             names = f"; {few(left, MOST_NAMED)} did not end normally" if left else ""
             yield "no-producers", "", f"no producer has been connected {before}{names}"
-        blocked = self._trends.held("no-credit", connected > 0 and credit == 0)
+        # A receiver that waits for the learner grants credit in short turns between two looks.
+        arrived, self._received = received[""] != self._received, received[""]
+        without = connected > 0 and credit == 0
+        blocked = self._trends.held("no-credit", without and not arrived)
         if blocked > at.NO_CREDIT_SECONDS:
             detail = self._health.ready().parts.get("credit", {}).get("detail") or "no credit"
             yield "no-credit", "", f"for {seconds(blocked)}, {detail}"
@@ -119,7 +123,8 @@ class ReceiverChecks:
             if finished.get(producer):
                 self._silence.restart(producer)
         # Nobody can send without credit. A producer that was silent before still is.
-        self._silence.take(received | by_producer, paused=blocked > 0)
+        paused = self._trends.held("no-credit-now", without) > 0
+        self._silence.take(received | by_producer, paused=paused)
         if not connected > 0:
             self._silence.restart("")
             return

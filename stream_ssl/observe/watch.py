@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -84,6 +84,7 @@ class Watch:
             self._checks = LearnerChecks(self._trends, seconds_between, watched.first, clock)
         self._lit: dict[tuple[str, str], Lit] = {}
         self._seen: dict[tuple[str, str], float] = {}
+        self._said: dict[tuple[str, str], str] = {}
         self._log = RateLimitedLogger(log, seconds=600.0, lines=3)
 
     def try_look(self) -> None:
@@ -105,15 +106,20 @@ class Watch:
             self._seen[key] = now
             condition, old = CONDITIONS[key[0]], self._lit.get(key)
             says = says or condition.summary.replace("{producer}", key[1] or "a producer")
+            self._said[key] = says
             since, folders = old.since if old else self._wall(), self._health.folders
             remedy, where = condition.advice(folders), condition.where(folders)
             self._lit[key] = Lit(condition, key[1], says, since, remedy, where)
             if old is None:
                 text = f"{key[0]} begins: {says}. {remedy} (runbook {key[0]}.md)"
                 self._log.warning("/".join(key), text)
+        for key in self._lit.keys() - found.keys():
+            says = f"{self._said[key]} (this ended {seconds(now - self._seen[key])} ago)"
+            self._lit[key] = replace(self._lit[key], says=says)
         for key in [one for one in self._lit if now - self._seen[one] >= at.HOLD_SECONDS]:
-            says = self._lit.pop(key).says
-            self._log.log(logging.INFO, "/".join((*key, "end")), f"{key[0]} ends: {says}")
+            del self._lit[key]
+            text = f"{key[0]} ends; its last state: {self._said.pop(key)}"
+            self._log.log(logging.INFO, "/".join((*key, "end")), text)
         self._light(dict.fromkeys(self._lit, True))
         severe = sorted(
             self._lit.values(),

@@ -17,6 +17,7 @@ from torch import Tensor
 from stream_ssl.app import build, config
 from stream_ssl.app.commands import check
 from stream_ssl.app.failures import USAGE
+from stream_ssl.learning.checkpoint_layout import FORMAT
 from stream_ssl.memory import Duplicates
 from stream_ssl.memory.columns import Rows
 from stream_ssl.memory.eviction import Policy
@@ -387,6 +388,23 @@ def test_what_a_checkpoint_stores_builds_the_same_memory(tmp_path: Path) -> None
         outcomes.append(memory.ids.tolist())
     assert outcomes[0] == outcomes[1]
     assert outcomes[0] != list(range(64))
+
+
+def test_a_run_of_a_newer_version_is_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    file = configured(tmp_path)
+    parser = config.learner_parser()
+    settings = config.read(parser, [str(file)])
+    latest = settings.run / "checkpoints" / "latest"
+    latest.mkdir(parents=True)
+    stored = json.loads(json.dumps(config.resolved(parser, settings)))
+    facts = {"version": FORMAT, "config": stored}
+    for version, expected in ((FORMAT, 0), (FORMAT + 1, USAGE)):
+        (latest / "state.json").write_text(json.dumps({**facts, "version": version}))
+        status, said = outcome(capfd, caplog, str(file))
+        assert status == expected, said
+    assert f"has format {FORMAT + 1}, this program reads up to {FORMAT}: upgrade" in said
 
 
 def test_an_oracle_on_an_unlabelled_stream_ends_the_learner_as_misconfigured(

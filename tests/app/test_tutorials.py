@@ -108,13 +108,16 @@ def test_from_a_folder_to_an_index(folder: Path) -> None:
     every = pictures(48)
     for number, picture in enumerate(every):
         picture.save(folder / "photos" / ("inner" if number % 2 else "") / f"{number}.png")
+    (folder / "photos" / "damaged.jpg").write_bytes(b"<html>")
     every[33].save(folder / "query.jpg", quality=90)
     reader = Reader(folder, "runs/photos")
     try:
         built, asked = reader.follow("tutorial-folder.md")
     finally:
         reader.run.end()
-    assert built == "48 images of 8 numbers each\n"
+    left_out, count = built.splitlines()
+    assert left_out.startswith("left out photos/damaged.jpg")
+    assert count == "48 images of 8 numbers each"
     lines = asked.splitlines()
     assert len(lines) == 5
     assert lines[0].split()[1] == "photos/inner/33.png"

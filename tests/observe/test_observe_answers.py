@@ -458,6 +458,15 @@ def test_a_dead_learner_leaves_the_receivers_answers(healthy: Run) -> None:
     assert found["To do"].links == [("down", "runbooks/down")]
 
 
+def test_a_run_of_which_nothing_answers_may_have_been_stopped(healthy: Run) -> None:
+    gone = {role: f"the {role} does not answer" for role in ("learner", "receiver")}
+    found = asked(healthy, **{role: {"error": why} for role, why in gone.items()})
+    assert found["To do"].says.startswith(
+        "First, down: If you stopped the run, continue it with stream-ssl run CONFIG. "
+        "Otherwise: Read the end of the"
+    )
+
+
 def test_a_memory_full_of_near_duplicates_is_not_good() -> None:
     run = Run()
     run.fills(alike=0.8)

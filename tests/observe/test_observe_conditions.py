@@ -446,12 +446,14 @@ def test_a_condition_ends_after_a_minute_without_it(caplog: pytest.LogCaptureFix
     going_well(world, "receiver")
     producer_silent(world, Path())
     world.pass_(50, sent(world))
+    held = world.lit["producer-silent", "yard"]
+    assert held.endswith(" (this ended 50 s ago)"), "a past state is not told as the present one"
     assert world.gauge("producer-silent", "yard") == 1  # held, so that it does not flap
     world.pass_(20, sent(world))
     assert world.lit == {}
     assert world.gauge("producer-silent", "yard") == 0
     (over,) = messages(caplog, logging.INFO)
-    assert over.startswith("producer-silent ends: yard has sent nothing")
+    assert over.startswith("producer-silent ends; its last state: yard has sent nothing")
 
 
 def test_a_condition_that_flaps_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:

@@ -181,6 +181,11 @@ def no_credit(seconds: float) -> Fault:
     return work
 
 
+def short_turns(world: World) -> None:
+    """Credit that each producer uses up before the next look, as behind a slow learner."""
+    world.pass_(200, sent(world, credit=0))
+
+
 def gate_alone(world: World) -> Callable[[], None]:
     return sent(world, samples=10, producer_samples={"gate": 10})
 
@@ -311,6 +316,7 @@ SIDES: dict[str, tuple[str, Fault, Fault, str]] = {
     "90 s of divergence": ("learner-stuck", waiting(110, diverged=True), waiting(110), ""),
     "90 s without producers": ("no-producers", no_producer(80), no_producer(110), ""),
     "60 s without credit": ("no-credit", no_credit(50), no_credit(80), ""),
+    "credit in short turns": ("no-credit", short_turns, no_credit(80), ""),
     "20 gaps": ("producer-silent", silent(190), silent(220), "yard"),
     "a minute of silence": (
         "producer-silent", often_and_silent(50), often_and_silent(80), "yard",

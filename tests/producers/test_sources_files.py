@@ -252,8 +252,9 @@ def test_image_folder_goes_by_content_and_skips_what_is_no_image(tmp_path, caplo
     os.truncate(write_images(tmp_path / "bee", 1)[0], MAX_FILE + 1)
     source = ImageFolder(tmp_path, shuffle=False)
     third.unlink()
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.INFO):
         assert [(named(s), s.codec) for s, _ in source.samples()] == [("ant/000.jpg", "png")]
+    assert "has been read to its end; left out: 3 unreadable, 1 no image" in caplog.text
     assert source.skipped.by_reason == {"no image": 1, "unreadable": 3}
     assert "ant/001.png (no image): neither JPEG" in caplog.text
     assert "ant/pipe.png (unreadable): not a regular file" in caplog.text

@@ -82,7 +82,10 @@ def test_a_log_without_images_is_named(tmp_path, kind, caplog):
     cls = McapFiles if kind == "mcap" else RosBags
     with pytest.raises(ValueError, match="not one sample of a whole pass"):
         list(cls(str(tmp_path / f"a.{kind}"), topics=["/chatter"]).samples())
-    assert "no message of a topic that is asked for" in caplog.text
+    assert (
+        "no message of a topic that is asked for; it has images of /camera/jpeg, /camera/raw"
+        in caplog.text
+    )
 
 
 def test_foxglove_by_protobuf(tmp_path):

@@ -47,6 +47,7 @@ def main(arguments: Sequence[str]) -> int:
                 learner_settings.run,
             )
             with configuring():
+                restart.check_format(learner_settings.run)
                 learner_settings = restart.resume(learner, learner_settings, run)
         with configuring():
             check_learner(learner, learner_settings, given.ranks)
