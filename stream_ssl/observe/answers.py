@@ -407,7 +407,11 @@ def _to_do(
         if one.level == "watch":
             says = f"No condition holds, but look at {one.question}: {one.says}"
             return Answer("To do", "watch", says, one.links)
-    if others[0].level == "wait":
+    learning, _, producers, _ = others
+    if producers.level == "wait":  # none has sent anything to this learner
+        says = "Start a producer: stream-ssl produce, or a program of your own."
+        return Answer("To do", "wait", says, [])
+    if learning.level == "wait":
         return Answer("To do", "wait", _wait(learner.get("facts", {})), [])
     return Answer("To do", "good", "0 conditions need attention.", [])
 

@@ -91,6 +91,17 @@ def test_young() -> None:
     assert {found[one].level for one in QUESTIONS} - {"good"} == {"wait"}
 
 
+def test_a_run_without_producers_is_told_to_start_one() -> None:
+    run = Run()
+    run.pass_(10, run.sends(producers=0, samples=0))
+    found = asked(run)
+    assert (found["Producers"].level, found["Producers"].says) == (
+        "wait",
+        "No producer is connected.",
+    )
+    assert found["To do"].says == "Start a producer: stream-ssl produce, or a program of your own."
+
+
 def test_an_accuracy_far_above_chance_that_never_rose() -> None:
     run = Run()
     run.steps = 300
