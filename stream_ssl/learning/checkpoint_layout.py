@@ -84,7 +84,7 @@ def facts_in(checkpoint: Path) -> dict[str, Any]:
 
 def unreadable_format(path: Path, facts: Mapping[str, Any]) -> str | None:
     """Return why this program cannot read a checkpoint with these facts, or None if it can."""
-    if facts["version"] <= FORMAT:
+    if facts.get("version", FORMAT) <= FORMAT:
         return None
     return (
         f"{path} has format {facts['version']}, this program reads up to {FORMAT}: "
