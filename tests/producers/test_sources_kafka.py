@@ -14,7 +14,7 @@ from table import table
 
 from stream_ssl.producers.sources import Kafka
 from stream_ssl.producers.sources.base import SourceError
-from stream_ssl.producers.sources.kafka_member import READY
+from stream_ssl.producers.sources.kafka_member import READY, GroupMember
 
 
 @contextmanager
@@ -147,7 +147,7 @@ def test_a_partition_that_changes_hands_waits_for_what_is_under_way(config, monk
             method(source, *arguments)
             events.append(f"{source.name} {end}")
 
-        monkeypatch.setattr(Kafka, method.__name__, noted)
+        monkeypatch.setattr(GroupMember, method.__name__, noted)
 
     def consume(source):
         for sample, position in source.samples():
@@ -155,8 +155,8 @@ def test_a_partition_that_changes_hands_waits_for_what_is_under_way(config, monk
             if acknowledging.is_set():
                 source.acknowledged(position)
 
-    noting(Kafka._revoke, "is asked", "lets go")
-    noting(Kafka._assign, "is given", "has partitions")
+    noting(GroupMember._revoke, "is asked", "lets go")
+    noting(GroupMember._assign, "is given", "has partitions")
     with cluster() as (publisher, address):
         for partition in (0, 1):
             publish(publisher, image * 6, partition=partition)
@@ -180,7 +180,8 @@ def test_a_partition_that_changes_hands_waits_for_what_is_under_way(config, monk
                 publish(publisher, image, partition=partition)
             until(lambda: {"frames-0-7", "frames-1-7"} <= {name for name, _ in came[14:]})
             until(lambda: committed(address) == [8, 8])
-            assert not sources[0]._offsets.consumed.keys() & sources[1]._offsets.consumed.keys()
+            one, two = (source._member.offsets.consumed.keys() for source in sources)
+            assert not one & two
         finally:
             for source, member in zip(sources, members, strict=True):
                 source.stop()
