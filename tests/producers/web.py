@@ -71,6 +71,8 @@ def web() -> Iterator[Web]:
         started.set_result(None)
         with suppress(asyncio.CancelledError):
             await server.serve_forever()
+        server.close()
+        await asyncio.sleep(0.01)  # for connections that were accepted just now to get their tasks
         left = asyncio.all_tasks() - {asyncio.current_task()}
         for task in left:
             task.cancel()
