@@ -230,8 +230,8 @@ class GroupMember:
         if known > high:
             raise SourceError(
                 f"source {self.name!r}: partition {partition} of {self.topic!r} ends at {high}, "
-                f"and {known} were consumed: the topic was made anew. Consume it under another "
-                "group and producer name"
+                f"and {known} were consumed: the topic was deleted and created again. "
+                "Consume it under another group and producer name"
             )
 
     def _lose(self, partition: int, lost: int) -> None:
@@ -246,7 +246,7 @@ class GroupMember:
         """Continue behind deleted messages, and count them. If a broker is away, try again later.
 
         Raises:
-            SourceError: the topic was made anew.
+            SourceError: the topic was deleted and created again.
         """
         from confluent_kafka import KafkaException
 

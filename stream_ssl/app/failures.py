@@ -56,7 +56,7 @@ TRUST_CODE = (
 NO_MEMORY = re.compile("out of memory|can't allocate memory|not enough memory", re.IGNORECASE)
 
 FULL = re.compile(r"No space left|Disk quota|requested and \d+ written")
-"""The texts by which the system, safetensors, faiss and numpy report a full disk."""
+"""The system, safetensors, faiss and numpy report a full disk with these texts."""
 
 CHOICES = re.compile(r"Expected a typing\.Literal\[(.*?)\]\. Got value: (.*)")
 """jsonargparse's error about a value that is none of the choices."""

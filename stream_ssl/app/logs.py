@@ -38,7 +38,8 @@ def configure(environment: Mapping[str, str] = os.environ) -> None:
     handler.addFilter(LibraryLimit())
     handler.setFormatter(JsonLines(rank) if form == "json" else Lines(rank))
     logging.basicConfig(level=level, handlers=[handler])
-    # They log each attempt, each rewrite, each place of credentials, and signed URLs.
+    # These libraries log every attempt to reach a server and every rewrite of a model. Some also
+    # log where credentials lie, and signed URLs.
     quiet = ("faiss", "onnx_ir", "onnxscript", "aiobotocore", "botocore", "httpcore", "hpack")
     for library in quiet:
         logging.getLogger(library).setLevel(logging.WARNING)

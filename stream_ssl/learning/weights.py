@@ -64,7 +64,7 @@ class Weights:
 
     Args:
         method: the method whose weights are updated.
-        memory: the source of negatives.
+        memory: the working memory, whose embeddings are the negatives of the loss.
         views: the augmentation.
         optimiser: the optimiser's settings.
         schedule: factor of the learning rate for each update.

@@ -162,7 +162,7 @@ def problems_of(states: Mapping[str, State]) -> list[dict[str, Any]]:
         dict(one) for state in states.values() for one in state.get("problems", [])
     ]
     told = {one["name"] for one in found}
-    # Nobody answers in a run that was stopped on purpose.
+    # If no process answers, the run was perhaps stopped on purpose, and only has to be continued.
     all_gone = all("error" in state and not state.get("hung") for state in states.values())
     for name, state in states.items():
         if (error := state.get("error")) is None:

@@ -109,7 +109,7 @@ def test_an_unknown_name_is_refused(tmp_path, capsys):
 def test_what_is_measured_on_a_gpu_runs(monkeypatch):
     """Here on the CPU, and small."""
     small = "--batches.batch_size=8 --encoder.width=8 --memory.capacity=64 --learner.reencode=4"
-    sizes = gpu.Sizes(64, batch=8, dim=16, warm_up=1, steps=1, options=tuple(small.split()))
+    sizes = gpu.Sizes(64, batch=8, dim=16, warm_up=1, steps=4, options=tuple(small.split()))
     monkeypatch.setattr(gpu, "STEPS", {"small": gpu.SMALL})
     step, host, *rows = gpu.run("cpu", sizes)
     assert [row["what"].split(",")[0] for row in rows] == (
@@ -119,7 +119,7 @@ def test_what_is_measured_on_a_gpu_runs(monkeypatch):
     assert step["updates"] == 1
     parts = {name: ms for name, ms in host.items() if name != "what"}
     assert parts["forward, backward, loss ms"] > 0
-    assert sum(parts.values()) > 0.05 * step["ms"]  # the rest of so small a step is the host's
+    assert sum(parts.values()) > 0.2 * step["ms"]  # the rest of so small a step is the host's
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(RuntimeError, match="no CUDA GPU"):
         next(gpu.run())

@@ -459,8 +459,11 @@ def test_an_npy_header_is_bounded(tmp_path):
     path = tmp_path / "a.npy"
     path.write_bytes(b"\x93NUMPY\x02\x00" + (2**31).to_bytes(4, "little"))
     os.truncate(path, 2**31 + 12)  # with holes
+    tracemalloc.start()
     with pytest.raises(ValueError, match="its header claims 2147483648 bytes"):
         NpyVectors(path)
+    assert tracemalloc.get_traced_memory()[1] < 2**20, "nothing of the header is read"
+    tracemalloc.stop()
     (tmp_path / "b.npy").symlink_to("/dev/zero")
     with pytest.raises(ValueError, match="not a regular file"):
         NpyVectors(tmp_path / "b.npy")

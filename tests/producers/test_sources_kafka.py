@@ -204,7 +204,7 @@ def test_a_topic_made_anew_and_another_sources_position_are_refused(config):
         ahead = {**position, "at": [[0, 17]]}
         with (
             closing(source_of(address, config)) as source,
-            pytest.raises(SourceError, match="made anew"),
+            pytest.raises(SourceError, match="deleted and created again"),
         ):
             taken(source, ahead)
         other = source_of(address, config, name="other")
