@@ -142,7 +142,8 @@ def test_a_killed_learner_ends_bit_equal_to_one_that_was_not(tmp_path: Path) -> 
                 lambda goal=goal: run.metric("checkpoint_step") >= goal, lambda: run.log("learner")
             )
             kill(learner)
-        newest = (run.folder / "checkpoints" / "latest").resolve() / "model.safetensors"
+        # `latest` may name an older one: the kill can come between the two renames.
+        newest = max((run.folder / "checkpoints").glob("step-*")) / "model.safetensors"
         damaged = bytearray(newest.read_bytes())
         damaged[len(damaged) // 2] ^= 1
         newest.write_bytes(damaged)
