@@ -340,9 +340,9 @@ def scan_bomb(side: int, scans: int) -> bytes:
 
 def test_a_scan_bomb_goes_by_its_markers() -> None:
     """Each scan takes as long as all pixels, and next to no bytes: this one some minutes."""
-    began = time.perf_counter()
+    began = time.process_time()
     error = refused(scan_bomb(7000, 20_000), "jpeg", max_pixels=50_000_000)
-    assert (error.reason, time.perf_counter() - began < 5.0) == ("pixels", True)
+    assert (error.reason, time.process_time() - began < 5.0) == ("pixels", True)
     assert re.search("7000 x 7000 pixels in 20000 scans; at most 16 scans", str(error))
     assert decode(scan_bomb(64, 400), "jpeg").shape == (8, 8, 3)  # small ones may have many
     assert decode(scan_bomb(2000, 16), "jpeg", max_pixels=4_000_000).shape == (8, 8, 3)

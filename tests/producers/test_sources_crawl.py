@@ -516,15 +516,15 @@ def test_a_name_that_is_rebound_gains_nothing(served, tmp_path):
 @pytest.mark.parametrize("waits_for", ["good.test/robots.txt", "good.test/*"])
 def test_stop_ends_a_crawl_that_waits(served, tmp_path, waits_for, caplog):
     served.answers[waits_for] = slow
-    source = crawl(served, tmp_path, good(9), seconds=60)
+    source = crawl(served, tmp_path, good(9), seconds=120)
     ended = threading.Thread(target=list, args=(source.samples(),))
     ended.start()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while len(served.asked) < (1 if "robots" in waits_for else 2):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     source.stop()
-    ended.join(5)
+    ended.join(60)
     assert not ended.is_alive()
     del source, ended
     gc.collect()

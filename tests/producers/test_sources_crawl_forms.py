@@ -43,7 +43,7 @@ def page(body=b"", **more):
 
 def crawled(served, path):
     """The paths that a crawl of a list asks for, and the source."""
-    source = Crawl(str(path), allow_networks=["127.0.0.0/8"], retries=0, seconds=5)
+    source = Crawl(str(path), allow_networks=["127.0.0.0/8"], retries=0, seconds=60)
 
     async def here(_host, _port):
         return ["127.0.0.1"]

@@ -20,7 +20,7 @@ HTTP = (
 def raw(endpoint, data):
     """Send bytes over a TCP connection of their own, and return the open connection."""
     host, port = endpoint.removeprefix("tcp://").split(":")
-    peer = socket.create_connection((host, int(port)), timeout=5.0)
+    peer = socket.create_connection((host, int(port)), timeout=60.0)
     peer.sendall(data)
     return peer
 
@@ -59,7 +59,7 @@ def test_the_watch_of_connections_outlives_an_error(tmp_path, monkeypatch):
 
         with monkeypatch.context() as patch:
             patch.setattr(backlogs, "check", broken)
-            assert called.wait(5.0)
+            assert called.wait(60.0)
         assert until(backlogs._thread.is_alive)
         before = backlogs._next
         until(lambda: backlogs._next > before)

@@ -107,7 +107,7 @@ def endless(endpoint, kilobytes, frames):
     transport, _, rest = endpoint.partition("://")
     if transport == "ipc":
         peer = socket.socket(socket.AF_UNIX)
-        peer.settimeout(5.0)
+        peer.settimeout(60.0)
         peer.connect(rest)
         peer.sendall(GREETING)
     else:
