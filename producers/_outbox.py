@@ -120,14 +120,15 @@ class Outbox:
     def to_spool(self, active: bool) -> tuple[list[Packet], int, tuple[int, list[Part]] | None]:
         """Return the packets to spool, how many are in the window, and the mark to write first.
 
-        Packets of the window are spooled while the network is down or the buffer is half full.
+        Packets of the window are spooled while the network is down or the buffer is half full, and
+        before staged packets, which come after them.
 
         Args:
             active: whether the receiver accepts packets now.
         """
         assert self.spool is not None
         fresh: list[Packet] = []
-        if not active or self.memory > self.buffer_bytes // 2:
+        if not active or self.staged or self.memory > self.buffer_bytes // 2:
             fresh = [packet for packet in self.window if packet.spooled is None]
         known = active or any(packet.sent for packet in fresh)
         mark = self.sequences(fresh) if fresh and known else None  # else the next WELCOME sets it

@@ -403,6 +403,20 @@ class Committing(Receiver):
         return super().take(message, damaged)
 
 
+def work_spool(protocol: ProducerProtocol) -> list[Packet]:
+    """Do what the I/O thread does with the disk in each step. Return the packets written."""
+    outbox, spool = protocol.outbox, protocol.outbox.spool
+    assert spool is not None
+    packets, loaded, mark = outbox.to_spool(protocol.active)
+    written = 0
+    if packets:
+        written = spool.append(packets, loaded, mark)
+        outbox.on_spooled(packets[:written], min(loaded, written), protocol.active)
+    if outbox.load_spool(protocol.active) and (mark := outbox.sequences()) is not None:
+        spool.mark(*mark)
+    return packets[:written]
+
+
 class Robot(Simulation):
     """The simulation of the protocol, with a spool, and with a power cut among the faults.
 
@@ -448,16 +462,7 @@ class Robot(Simulation):
             file.write(bytes([byte[0] ^ 1 << self.rng.randrange(8)]))
 
     def work_spool(self) -> None:
-        """What the I/O thread does with the disk in each of its steps."""
-        protocol, outbox, spool = self.protocol, self.protocol.outbox, self.protocol.outbox.spool
-        assert spool is not None
-        packets, loaded, mark = outbox.to_spool(protocol.active)
-        if packets:
-            written = spool.append(packets, loaded, mark)
-            outbox.on_spooled(packets[:written], min(loaded, written), protocol.active)
-            self.safe |= {name for packet in packets[:written] for name in packet.ids}
-        if outbox.load_spool(protocol.active) and (mark := outbox.sequences()) is not None:
-            spool.mark(*mark)
+        self.safe |= {name for packet in work_spool(self.protocol) for name in packet.ids}
 
     def power_cut(self) -> None:
         rng = self.rng
@@ -676,6 +681,52 @@ def test_a_disk_that_stays_full_does_not_hold_samples_back(
             producer.flush()
         monkeypatch.undo()
     assert arrived(journal) == names
+
+
+def test_packets_that_a_full_disk_kept_in_memory_come_first_once_it_has_room(spool: Spool) -> None:
+    outbox = Outbox(Packer(1 << 20, 1), 0.2, spool, buffer_bytes=16 * packet("1").size)
+    protocol = ProducerProtocol(Hello("a", spool.epoch, 1), outbox, reason="")
+    arrived: list[str] = []
+
+    def connect() -> None:
+        protocol.connected(0.0)
+        pull(protocol, 0.0)
+        protocol.received(welcome(resume=len(arrived), credit=1 << 20), 0.0)
+
+    def put_packets(*names: str) -> None:
+        for name in names:
+            outbox.taken += 1
+            outbox.enqueue(packet(name))
+        work_spool(protocol)
+
+    def send(samples: int) -> None:
+        for _ in range(samples):
+            message = pull(protocol, 0.0)
+            assert isinstance(message, tuple)
+            arrived.extend(message[1].ids)
+            protocol.received(Ack(message[0], 1 << 20), 0.0)
+            work_spool(protocol)
+
+    connect()
+    protocol.disconnected("away")
+    put_packets(*"abcdef")
+    spool.max_bytes = 0
+    put_packets(*"ghijk")
+    connect()
+    work_spool(protocol)
+    send(4)
+    assert [one.spooled is None for one in outbox.window] == [False, False, True, True]
+    spool.max_bytes = 1 << 20
+    work_spool(protocol)
+    send(1)
+    protocol.disconnected("away")
+    work_spool(protocol)
+    connect()
+    work_spool(protocol)
+    send(6)
+    assert arrived == [*"abcdefghijk"]
+    assert (outbox.done, spool.samples) == (11, 0)
+    spool.close()
 
 
 def test_what_a_full_spool_cannot_take_is_told(peer: Peer, tmp_path: Path) -> None:
