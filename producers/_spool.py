@@ -46,7 +46,7 @@ from stream_ssl.wire import Data, Position
 
 MAGIC = b"SSSPOOL1"
 SEGMENT_BYTES = 8 * 1024 * 1024
-RETRY_SECONDS = 5.0  # pause after a failed write
+RETRY_SECONDS = 5.0  # pause after a failed write or read
 _HEAD = struct.Struct(">BIIII")  # kind, bytes of info, header and payload, CRC-32
 _PACKET, _MARK = 1, 2
 _START = re.compile(rb"(?:\x01.{16}\x83|\x02.{16}\x84)\xa6number", re.DOTALL)  # of a whole record
@@ -98,7 +98,7 @@ class Spool:
         self._segments: deque[Path] = deque()
         self._total = 0  # samples of all records
         self._size = 0  # bytes of the last segment
-        self._retry_at = 0.0
+        self._retry_at = self._read_at = 0.0  # before, nothing is written, or read
         import fcntl  # imported here, because Windows lacks it and only the spool needs it
 
         durable.make_folder(folder)
@@ -194,11 +194,22 @@ class Spool:
     def load(self) -> Packet | None:
         """Return the next packet that is on disk only, or None if there is none.
 
-        The packet is cut as it was when it was last sent. Unreadable records are skipped and
-        counted in `lost`.
+        The packet is cut as it was when it was last sent. Damaged records are skipped and counted
+        in `lost`. If this process cannot read now, such as with too many open files, the result is
+        None, too.
         """
+        if time.monotonic() < self._read_at:
+            return None
         for record in self._records:
             end, lost = record.number + record.count, 0
+            if self.next >= end:
+                continue
+            try:
+                packet = _read_packet(record)
+            except OSError as error:
+                self._read_at = time.monotonic() + RETRY_SECONDS
+                logger.error("spool %s: %s; it is tried again", record.segment, error.strerror)
+                return None
             while self.next < end:
                 number, count = self.cuts[0] if self.cuts else (self.next, end - self.next)
                 if number >= end:  # the receiver rejected the rest of this record
@@ -206,7 +217,6 @@ class Spool:
                 if self.cuts:
                     self.cuts.popleft()
                 self.next = number + count
-                packet = _read_packet(record)
                 if packet is not None:
                     return packet.part(number - record.number, self.next - record.number)
                 lost += count
@@ -452,12 +462,21 @@ def _read_record(file: Any) -> tuple[int, bytes, bytes, bytes, int] | None:
 
 
 def _read_packet(record: SpooledPacket) -> Packet | None:
+    """Return the packet of a record, or None if it is lost or damaged.
+
+    Raises:
+        OSError: the file cannot be opened, which says nothing about its content.
+    """
     found = None
     if record.offset is None:
         return None
-    with contextlib.suppress(OSError), open_binary(record.segment) as file:
-        file.seek(record.offset)
-        found = _read_record(file)
+    try:
+        with open_binary(record.segment) as file:
+            file.seek(record.offset)
+            found = _read_record(file)
+    except OSError as error:
+        if error.errno in durable.UNREAD:
+            raise
     if found is None:
         return None
     positions = tuple(msgpack.unpackb(found[1])["positions"])

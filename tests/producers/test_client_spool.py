@@ -683,6 +683,21 @@ def test_a_disk_that_stays_full_does_not_hold_samples_back(
     assert arrived(journal) == names
 
 
+def test_too_many_open_files_lose_no_packet(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+    spool.append([packet("1"), packet("2")], 0, None)
+
+    def full(_path: Path) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(spool_module, "RETRY_SECONDS", 0.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(spool_module, "open_binary", full)
+        assert ids(spool) == []
+    assert ids(spool) == ["1", "2"]
+    assert spool.lost == 0
+    spool.close()
+
+
 def test_packets_that_a_full_disk_kept_in_memory_come_first_once_it_has_room(spool: Spool) -> None:
     outbox = Outbox(Packer(1 << 20, 1), 0.2, spool, buffer_bytes=16 * packet("1").size)
     protocol = ProducerProtocol(Hello("a", spool.epoch, 1), outbox, reason="")
