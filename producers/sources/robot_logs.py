@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from abc import abstractmethod
@@ -77,11 +78,12 @@ class RobotLogs(Recordings):
     def _is_unfinished(self, path: Path) -> bool:
         if path.is_dir() or path.suffix == ".db3":
             return not (path if path.is_dir() else path.parent).joinpath("metadata.yaml").is_file()
-        with path.open("rb") as file:
+        with contextlib.suppress(OSError), path.open("rb") as file:  # reading it tells the error
             if path.suffix == ".bag":
                 return UNINDEXED in file.read(BAG_HEAD)
             file.seek(max(0, path.stat().st_size - len(MAGIC)))
             return path.suffix == ".mcap" and file.read() != MAGIC
+        return False
 
     def no_index(self, path: Path, why: Exception) -> None:
         """Log that a file is read in file order."""

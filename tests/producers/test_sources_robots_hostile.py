@@ -208,6 +208,20 @@ def test_a_log_that_still_grows_is_gone_on_from(tmp_path, kind):
         cls(str(path)).samples(position)
 
 
+@table("kind", ["mcap", "bag"])
+def test_a_log_that_is_removed_before_its_turn_costs_itself_alone(tmp_path, kind):
+    write, cls = (write_plain, McapFiles) if kind == "mcap" else (write_ros1, RosBags)
+    paths = [write(tmp_path / f"{name}.{kind}") for name in "abc"]
+    source = cls([str(path) for path in paths])
+    paths[1].unlink()
+    assert sent(source) == [*range(9), *range(9)]
+    assert source.skipped.by_reason == {"damaged": 1}
+
+
+def write_ros1(path):
+    return write_bag(path, drive(ROS1, 9))
+
+
 def logs(folder):
     return {
         "mcap, zstd": (McapFiles, write_plain(folder / "a.mcap")),
