@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
+import shutil
 import socket
 import threading
 import time
@@ -28,7 +31,7 @@ from stream_ssl.observe.conditions import CONDITIONS
 from stream_ssl.observe.metrics import LearnerMetrics, ReceiverMetrics
 from stream_ssl.observe.page import api, runbooks
 from stream_ssl.observe.page import memory as memory_page
-from stream_ssl.observe.page.api import Sources
+from stream_ssl.observe.page.api import Sources, checkpoints
 from stream_ssl.observe.page.history import HELP, SERIES, FigureHistory, Track
 from stream_ssl.observe.page.memory import MemoryView
 from stream_ssl.observe.page.producers import PAST, PAST_EVERY, ProducersView
@@ -432,6 +435,29 @@ def test_checkpoints_are_listed_and_damage_is_named(tmp_path: Path) -> None:
         newest, damaged = ask(server, "learner/checkpoints")["checkpoints"]
     assert (newest["step"], newest["samples"], newest["latest"]) == (2, 16, True)
     assert "is not JSON" in damaged["error"]
+
+
+def test_a_checkpoint_that_is_written_again_or_could_not_be_read_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "step-000000001"
+
+    def write(samples: int) -> None:
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir()
+        (path / "state.json").write_text(json.dumps({"step": 1, "samples": samples, "created": 5}))
+        os.utime(path, ns=(samples, samples))
+
+    def full(_: Path) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    write(8)
+    with monkeypatch.context() as patch:
+        patch.setattr(api, "facts_in", full)
+        assert "Too many open files" in checkpoints(tmp_path)[0]["error"]
+    assert checkpoints(tmp_path)[0]["samples"] == 8
+    write(9)  # after a restart from the checkpoint before
+    assert checkpoints(tmp_path)[0]["samples"] == 9
 
 
 def test_series_name_metrics_that_exist() -> None:

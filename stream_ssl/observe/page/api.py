@@ -488,7 +488,7 @@ def _integer(name: str, text: str, least: int, most: int) -> int:
     return int(text)
 
 
-_CHECKPOINTS: dict[Path, dict[str, Any]] = {}
+_CHECKPOINTS: dict[Path, tuple[int, dict[str, Any]]] = {}  # with the time of the folder's change
 _CHECKPOINTS_LOCK = threading.Lock()
 
 
@@ -506,22 +506,24 @@ def checkpoints(folder: Path) -> list[dict[str, Any]]:
         for path in set(_CHECKPOINTS) - set(found):
             if path.parent == folder:
                 del _CHECKPOINTS[path]
-        for path in found:
-            if path not in _CHECKPOINTS:
-                _CHECKPOINTS[path] = _checkpoint(path)
-        return [{**_CHECKPOINTS[path], "latest": path.name == latest} for path in found]
+        return [{**_checkpoint(path), "latest": path.name == latest} for path in found]
 
 
 def _checkpoint(path: Path) -> dict[str, Any]:
     try:
-        facts = facts_in(path)
-        return {
-            "name": path.name,
-            "step": int(facts["step"]),
-            "samples": int(facts["samples"]),
-            "created": float(facts["created"]),
-            "bytes": size_of(path),
-        }
+        changed = path.stat().st_mtime_ns
+        known = _CHECKPOINTS.get(path)
+        if known is None or known[0] != changed:
+            facts = facts_in(path)
+            told = {
+                "name": path.name,
+                "step": int(facts["step"]),
+                "samples": int(facts["samples"]),
+                "created": float(facts["created"]),
+                "bytes": size_of(path),
+            }
+            known = _CHECKPOINTS[path] = changed, told
+        return known[1]
     except (OSError, ValueError, LookupError, TypeError) as error:
         return {"name": path.name, "error": f"{type(error).__name__}: {error}"}
 
