@@ -9,6 +9,7 @@ from typing import Any
 
 import lmdb
 
+from stream_ssl.durable import UNREAD
 from stream_ssl.journal.recovery import salvage
 from stream_ssl.journal.segment import (
     Damaged,
@@ -78,7 +79,7 @@ class JournalReader:
         """Return records from `position` on, in order.
 
         Trimmed and damaged records are skipped; gaps in the returned positions show this. An empty
-        list means that there are no records yet.
+        list means that there are no records yet, or that no file can be opened now.
 
         Args:
             position: the first position to return, from 1.
@@ -90,6 +91,15 @@ class JournalReader:
         """
         if position < 1:
             raise ValueError(f"position {position}: positions start at 1")
+        try:
+            return self._read_from(position, max_bytes)
+        except OSError as error:
+            if error.errno not in UNREAD:
+                raise
+            self._limited_log.warning("unread", f"journal: {error}; it is tried again")
+            return []
+
+    def _read_from(self, position: int, max_bytes: int) -> list[Record]:
         segments = list_segments(self.path, coming=True)
         for index, (start, path) in enumerate(segments):
             bound = segments[index + 1][0] if index + 1 < len(segments) else None
@@ -165,6 +175,10 @@ class JournalReader:
             return self._segment(path).bounds()
         except (Damaged, lmdb.Error, FileNotFoundError):
             return None
+        except OSError as error:
+            if error.errno in UNREAD:
+                return None
+            raise
 
     def _count_corrupt(self, position: int, what: str) -> None:
         if position in self._reported:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
 
-from stream_ssl.durable import sync
+from stream_ssl.durable import UNREAD, sync
 from stream_ssl.journal import segment_check
 from stream_ssl.journal.segment import (
     MAX_RECORDS,
@@ -176,7 +176,7 @@ def replace_damaged(
         Whether there were any intact records. If not, no new segment is written.
 
     Raises:
-        OSError, lmdb.Error: the intact records cannot be written; nothing was changed.
+        OSError, lmdb.Error: the intact records cannot be read or written; nothing was changed.
     """
     values = salvage(path, first, bound)
     damaged = path
@@ -307,11 +307,16 @@ def salvage(path: Path, first: int, bound: int | None) -> dict[int, bytes]:
         path: the folder of the segment.
         first: the first position of the segment.
         bound: the first position of the following segment, or None if there is none.
+
+    Raises:
+        OSError: the file cannot be opened, which says nothing about its content.
     """
     found: dict[int, tuple[Head, bytes]] = {}
     try:
         data = _read(path / "data.mdb")
     except OSError as error:
+        if error.errno in UNREAD:
+            raise
         log.error("journal: nothing can be read from %s: %s", path / "data.mdb", error)
         return {}
     for head, value in _intact_records(data):

@@ -23,7 +23,7 @@ import lmdb
 import msgpack
 
 from stream_ssl.bounded_files import read_text
-from stream_ssl.durable import sync
+from stream_ssl.durable import UNREAD, sync
 from stream_ssl.wire import Data, Position
 
 FORMAT = 3  # format 2: producer states without `active`; format 1: also without `written`
@@ -384,6 +384,7 @@ class Segment:
     Raises:
         Damaged: the files are not a valid segment.
         NewerFormat: a later version wrote the segment.
+        OSError: the files cannot be opened, which says nothing about their content.
     """
 
     _shared: dict[tuple[int, int], _Open] = {}  # noqa: RUF012 - by device and inode
@@ -511,6 +512,9 @@ def _open(path: Path, write: bool) -> _Open:
 
 def _unusable(path: Path, error: Exception) -> Exception:
     """Return the error to raise if LMDB cannot open a segment."""
+    for number in UNREAD:  # such as too many open files
+        if (reason := os.strerror(number)) in str(error):
+            return OSError(number, reason, str(path))
     if os.strerror(errno.EAGAIN) not in str(error):
         return Damaged(f"{path}: {error}")
     return OSError(  # LMDB locks the byte of the process id at the first reading transaction

@@ -3,6 +3,7 @@
 import errno
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -245,6 +246,53 @@ def test_a_disk_that_fails_loses_nothing_and_is_tried_again(tmp_path, monkeypatc
     journal.append([packet(2)])
     assert [r.sequence for r in read_all(tmp_path)[0]] == [1, 2]
     journal.close()
+
+
+@contextmanager
+def few_descriptors(left):
+    """Leave this process so many free file descriptors."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(path.name) for path in Path("/proc/self/fd").iterdir())
+    taken = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 10, hard))
+    try:
+        with suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
+        for _ in range(left):
+            os.close(taken.pop())
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for descriptor in taken:
+            os.close(descriptor)
+
+
+def test_too_few_descriptors_are_no_damage(tmp_path, caplog):
+    build(tmp_path)
+    reader = JournalReader(tmp_path)
+    with few_descriptors(left=1):
+        assert reader.read(1) == []
+        assert reader.last == list_segments(tmp_path)[-1][0] - 1
+    assert "Too many open files" in caplog.text
+    assert reader.read(1)[0].position == 1
+    assert reader.last == 60
+    assert reader.corrupt == 0
+    reader.close()
+
+
+def test_a_damaged_segment_that_cannot_be_opened_is_not_set_aside(tmp_path, monkeypatch):
+    build(tmp_path)
+    (_, path), *_ = list_segments(tmp_path)
+
+    def full(*_, **__):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", full)
+        with pytest.raises(OSError, match="Too many open files"):
+            recovery.replace_damaged(path, 1, None, 0, {}, "damage")
+    assert len(recovery.salvage(path, 1, None)) > 0
 
 
 def test_a_segment_that_is_gone_as_a_whole_is_counted(tmp_path, caplog):
