@@ -328,13 +328,17 @@ class Checkpointer:
         """Return the smallest offset that the newest `keep` checkpoints replay from, or None.
 
         The history needs nothing in the journal: a run that goes back to it starts with what the
-        journal still holds.
+        journal still holds. The result is also None if files cannot be opened for now.
 
         Args:
             beyond: a journal record; only offsets in later records count.
         """
         offsets = []
-        for saved in self._held.last_kept():
+        try:
+            kept = list(self._held.last_kept())
+        except OSError:
+            return None
+        for saved in kept:
             try:
                 offset = self._positions.replayed_from(saved)
             except (ValueError, KeyError, TypeError):

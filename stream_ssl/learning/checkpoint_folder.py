@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from stream_ssl.durable import discard, make_folder, point, publish
+from stream_ssl.durable import damage_told_by, discard, make_folder, point, publish
 from stream_ssl.learning.checkpoint_layout import (
     DAMAGED,
     INCOMPLETE,
@@ -85,12 +85,16 @@ class CheckpointFolder:
         return None
 
     def last_kept(self) -> Iterator[Saved]:
-        """Yield the newest `keep` checkpoints, without those whose facts are damaged."""
+        """Yield the newest `keep` checkpoints, without those whose facts are damaged.
+
+        Raises:
+            OSError: files cannot be opened for now.
+        """
         for path in steps_in(self.path)[-self._keep :]:
             try:
                 yield Saved(path, facts_in(path))
-            except (OSError, ValueError):
-                continue  # `newest` will report it, and no run replays from it
+            except (OSError, ValueError) as error:
+                damage_told_by(error)  # `newest` will report it, and no run replays from it
 
     def discard_between(self, updated: int, step: int) -> None:
         """Remove checkpoints up to `step` whose weights were made after step `updated`."""
@@ -173,9 +177,17 @@ class CheckpointFolder:
             held = sum(entry.bytes for entry in past)
             budget = HISTORY_SHARE * (shutil.disk_usage(self.path).free + held)
         kept |= {entry.path for entry in within(budget, past)}
+        read = {entry.path for entry in entries}
         for path in paths:
-            if path not in kept:
+            if path not in kept and (path in read or self._is_damaged(path)):
                 discard(path)
+
+    def _is_damaged(self, path: Path) -> bool:
+        try:
+            return checkpoint_damage(path) is not None
+        except OSError as error:  # such as too many open files
+            log.warning("checkpoint %s stays, because it cannot be read: %s", path, error)
+            return False
 
     def _make_room(self) -> None:
         """Remove the history if the disk has no room for another checkpoint."""

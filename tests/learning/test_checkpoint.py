@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
@@ -25,6 +26,7 @@ from stream_ssl.batch import Offset
 from stream_ssl.learning import checkpoint, checkpoint_folder, checkpoint_layout, checkpoint_writer
 from stream_ssl.learning.checkpoint import Checkpointer
 from stream_ssl.learning.checkpoint_folder import CheckpointError
+from stream_ssl.learning.checkpoint_layout import facts_in
 from stream_ssl.learning.records import Idle
 from stream_ssl.observe.checkpoint_metrics import set_aside
 
@@ -78,6 +80,33 @@ def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     ]
     assert records[-1].needed == Offset(5, 0) == checkpointer.needed()
     assert records[0].needed == Offset(2, 0)
+
+
+def test_one_that_cannot_be_read_for_now_stays_and_is_replayed_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpointer, learner, _ = saved(tmp_path, count=3, keep=2)
+
+    def facts_of(path: Path) -> dict[str, Any]:
+        if path.name == "step-000000002":
+            raise OSError(errno.EMFILE, "Too many open files")
+        return facts_in(path)
+
+    def damage_of(path: Path) -> str | None:
+        facts_of(path)
+        return None
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint_folder, "facts_in", facts_of)
+        patch.setattr(checkpoint_folder, "checkpoint_damage", damage_of)
+        assert checkpointer.needed() is None  # and the journal is not trimmed
+        steps(learner, 1)
+        checkpointer.save(learner, CONFIG)
+    assert sorted(path.name for path in tmp_path.glob("step-*")) == [
+        "step-000000002",
+        "step-000000003",
+        "step-000000004",
+    ]
 
 
 def test_without_any_there_is_none(tmp_path: Path) -> None:
