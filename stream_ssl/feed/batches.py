@@ -27,7 +27,6 @@ from stream_ssl.feed.journal_tasks import (
     ReadFrom,
     RecordRead,
     RecordReader,
-    RecordsSkipped,
     Task,
 )
 from stream_ssl.feed.originals import KeptOriginals
@@ -95,7 +94,6 @@ class Batches:
         self._read = start.record  # the next record to read
         self._pending = 0
         self._decoded: Counter[str] = Counter()
-        self._skipped = 0
         self._last = reader.last
         self._refresh_at = 0.0  # when to read the journal's last position again
         self._offset = start  # of the next batch to return
@@ -223,15 +221,6 @@ class Batches:
         """
         return self._decoded.copy()
 
-    @property
-    def skipped_records(self) -> int:
-        """Positions that were skipped because the records were trimmed or damaged.
-
-        After a lost segment this is more than its records: the journal leaves a gap of positions.
-        """
-        with self._change:
-            return self._skipped
-
     def close(self) -> None:
         """Stop the threads and wait for them; prefetched batches are dropped."""
         with self._change:
@@ -328,8 +317,6 @@ class Batches:
         """Count what happened in the journal before the next task."""
         with self._change:
             match event:
-                case RecordsSkipped(positions):
-                    self._skipped += positions
                 case ReadFrom(first):
                     self._read = first.record
                     self._offset = self._rejected_until = first

@@ -79,13 +79,6 @@ class RecordRead:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordsSkipped:
-    """So many positions of the journal were skipped: their records were trimmed or damaged."""
-
-    positions: int
-
-
-@dataclass(frozen=True, slots=True)
 class ReadFrom:
     """The journal is another one than expected, and is read from this offset."""
 
@@ -93,7 +86,7 @@ class ReadFrom:
 
 
 Task = DecodeTask | Chunk
-Event = RecordRead | RecordsSkipped | ReadFrom
+Event = RecordRead | ReadFrom
 
 
 class JournalTasks:
@@ -127,7 +120,12 @@ class JournalTasks:
             self._check_same()
             for record in records:
                 if record.position > position:
-                    yield _skipped(position, record.position)
+                    log.error(
+                        "journal records %d to %d cannot be read (trimmed or damaged): what they "
+                        "held is lost to this learner",
+                        position,
+                        record.position - 1,
+                    )
                     sample = 0
                 if (first := self._share.first(record.position)) is None:
                     yield RecordRead(record, 0)
@@ -205,13 +203,3 @@ class JournalTasks:
             end = min(begin + CHUNK, len(rows))
             payload, last = view[starts[begin] : starts[end]], end == len(rows)
             yield DecodeTask(record, data.fields["source"], rows[begin:end], payload, begin, last)
-
-
-def _skipped(expected: int, found: int) -> RecordsSkipped:
-    log.error(
-        "journal records %d to %d cannot be read (trimmed or damaged): what they held is lost "
-        "to this learner",
-        expected,
-        found - 1,
-    )
-    return RecordsSkipped(found - expected)

@@ -87,9 +87,16 @@ class Step:
             settings.precision,
             self.timer,
         )
-        together = settings.sync_batchnorm and not ranks.alone
         self.weights = Weights(
-            method, memory, views, optimiser, schedule, self._keys, ranks, together, self.timer
+            method,
+            memory,
+            views,
+            optimiser,
+            schedule,
+            self._keys,
+            ranks,
+            settings.sync_batchnorm,
+            self.timer,
         )
         # Duplicate counts are kept over all ranks, so all ranks must refresh their slots together.
         self._refresh_together = memory.descriptor.moves and not ranks.alone

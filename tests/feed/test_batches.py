@@ -155,7 +155,6 @@ def test_reads_a_real_journal_that_grows_and_is_trimmed(
     assert write(path, [], trim=expected[-2].offset.record) > 1
     with Batches(reader, decoder, quarantine, 16, expected[-2].offset) as batches:
         assert_equal(batches.next(20), expected[-1])
-        assert batches.skipped_records == 0
     reader.close()
 
 
@@ -168,7 +167,6 @@ def test_starts_at_the_first_record_left(
         Batches(FakeReader(records), Decoder(SIZE), quarantine, 4, Offset(2, 3)) as batches,
     ):
         assert_equal(batches.next(20), next(naive_batches(records, Decoder(SIZE), 4, START)))
-        assert batches.skipped_records == 4
     assert "journal records 2 to 5 cannot be read" in caplog.text
 
 
@@ -182,7 +180,6 @@ def test_believes_in_a_gap_only_when_seen_twice(quarantine: Quarantine) -> None:
 
     with Batches(Blinking(records), Decoder(SIZE), quarantine, 4) as batches:
         collect(batches, 4)
-        assert batches.skipped_records == 0
 
 
 def test_another_journal_is_read_whole_however_far_it_has_grown(
@@ -223,7 +220,9 @@ def test_a_new_journal_is_read_from_its_beginning(
     assert "the journal is a new one" in caplog.text
 
 
-def test_a_journal_that_lost_its_end_goes_on_behind_it(quarantine: Quarantine) -> None:
+def test_a_journal_that_lost_its_end_goes_on_behind_it(
+    quarantine: Quarantine, caplog: pytest.LogCaptureFixture
+) -> None:
     records = plain(1, 4)
     reader = FakeReader(list(records))
     with Batches(reader, Decoder(SIZE), quarantine, 4, Offset(500, 2)) as batches:
@@ -233,7 +232,7 @@ def test_a_journal_that_lost_its_end_goes_on_behind_it(quarantine: Quarantine) -
         batch = batches.next(20)
         assert batch is not None
         assert batch.offset == Offset(601, 0)
-        assert batches.skipped_records == 100
+    assert "journal records 500 to 599 cannot be read" in caplog.text
 
 
 def test_prefetch_is_bounded(quarantine: Quarantine) -> None:
