@@ -547,7 +547,8 @@ def _accuracy(
         level: Level = "watch" if rise < -FORGOTTEN else "good"
         learned = first is None or value >= first + LEARNED * (1 - first)
         if not _is_young(facts) and not learned:
-            level, says = "watch", f"{says}; that is hardly more than at the start"
+            than = "less" if first is not None and value < first else "hardly more"
+            level, says = "watch", f"{says}; that is {than} than at the start"
         if chance is not None and value < ABOVE_CHANCE * chance:
             level = "watch"
             if key == "stream_knn":

@@ -119,6 +119,9 @@ def test_an_accuracy_far_above_chance_that_never_rose() -> None:
     run.probes(0.36)
     run.pass_(600, run.sends(), run.learns())
     assert asked(run)["Learning"].level == "good"
+    run.probes(0.30)
+    run.pass_(10, run.sends(), run.learns())
+    assert "; that is less than at the start." in asked(run)["Learning"].says
 
 
 def test_a_process_that_starts_expects_no_answer_of_the_other() -> None:
