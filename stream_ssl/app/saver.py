@@ -125,8 +125,10 @@ class Saver:
             divergence.halt()
             log.error("no checkpoint is older than the fault: %s", divergence)
         else:
-            self._failed_step = self._learner.step
+            self._failed_step, before = self._learner.step, self._learner.originals()
             self._learner.reload(saved.capture(group.rank, group.size, self._learner.offset))
+            if self._originals is not None:
+                self._originals.reloaded(before, self._learner.originals())
             log.warning("reloaded %s; training continues with the next samples", saved.path.name)
             if divergence.halted:
                 log.error("%s", divergence)

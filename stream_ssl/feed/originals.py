@@ -138,6 +138,16 @@ class KeptOriginals:
         if len(self._left) >= SWEEP:
             self.sweep(held())
 
+    def reloaded(self, before: set[str], held: set[str]) -> None:
+        """Record that the learner has loaded an older memory.
+
+        Args:
+            before: the names that the learner held.
+            held: the names that it holds now.
+        """
+        self._left |= before
+        self.sweep(held)
+
     def sweep(self, held: set[str]) -> None:
         """Delete the files of samples that have left and that are neither held nor saved."""
         with self._lock:

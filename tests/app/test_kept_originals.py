@@ -7,6 +7,8 @@ import json
 import tarfile
 from base64 import b64decode
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import numpy as np
@@ -18,7 +20,13 @@ from stream_ssl.app import build, config
 from stream_ssl.app.commands import export
 from stream_ssl.app.encoder import find
 from stream_ssl.app.endpoints import load
+from stream_ssl.app.saver import Saver
+from stream_ssl.batch import START, Origin
+from stream_ssl.feed.originals import KeptOriginals
+from stream_ssl.learning.divergence import Divergence
 from stream_ssl.learning.saved import originals_of
+from stream_ssl.memory.process_group import SINGLE_PROCESS
+from stream_ssl.observe.health import Health
 from stream_ssl.originals import name_of
 
 pytestmark = pytest.mark.timeout(300)
@@ -98,3 +106,27 @@ def test_several_ranks_keep_no_originals(tmp_path: Path) -> None:
     build.dry_run(settings)
     with pytest.raises(ValueError, match=r"originals are kept by a run with one rank. Set"):
         build.dry_run(settings, ranks=2)
+
+
+def test_a_reload_deletes_what_only_the_diverged_memory_held(tmp_path: Path) -> None:
+    kept = KeptOriginals(tmp_path, (8, 8, 3), 10_000)
+    names = [kept.keep({"codec": "jpeg"}, f"picture {number}".encode()) for number in range(3)]
+    kept.arrived([Origin("eye", "left", "1", 0.0, name) for name in names])
+    held = [set(names), {names[0]}]  # before and after the reload
+    learner: Any = SimpleNamespace(
+        step=5,
+        offset=START,
+        originals=lambda: held[0],
+        reload=lambda _: held.pop(0),
+        divergence=Divergence(),
+        ranks=SimpleNamespace(group=SINGLE_PROCESS),
+    )
+    saved = SimpleNamespace(capture=lambda *_: None, path=Path("step-000000001"))
+    checkpointer: Any = SimpleNamespace(finished=lambda _: None, before=lambda _: saved)
+    server: Any = SimpleNamespace(
+        metrics=SimpleNamespace(observe_divergence=lambda _: None), health=Health()
+    )
+    receiver: Any = None
+    Saver(learner, checkpointer, {}, None, kept, receiver, server).reload()
+    assert {path.name for path in tmp_path.glob("*/*")} == {names[0]}
+    assert kept.bytes == len(b"picture 0")
