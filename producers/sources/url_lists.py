@@ -7,14 +7,13 @@ import csv
 import gzip
 import json
 import lzma
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-from stream_ssl.producers.sources.base import SourceError
+from stream_ssl.producers.sources.base import SourceError, own_fault
 
 MAX_LINE = 1 << 20  # characters; a list without line breaks must not fill the memory
 
@@ -59,7 +58,9 @@ def read_rows(path: Path, column: str, facts: Sequence[str] = ()) -> Iterator[Ur
                 yield from (UrlRow(url) for url in urls if url and not url.startswith("#"))
     except SourceError:
         raise
-    except (OSError, ValueError, csv.Error, EOFError, zlib.error, lzma.LZMAError) as error:
+    except Exception as error:  # libraries raise errors of any type for damaged bytes
+        if own_fault(error):
+            raise
         raise SourceError(f"{path} cannot be read: {error}") from error
 
 
@@ -109,8 +110,16 @@ def parquet_rows(path: Path, column: str, facts: Sequence[str]) -> Iterator[UrlR
                     check_bytes(path, part)
         for batch in file.iter_batches(4096, columns=wanted):
             for row in range(batch.num_rows):
-                found = {name: batch.column(name)[row].as_py() for name in wanted}
+                found = {name: cell(batch.column(name)[row]) for name in wanted}
                 yield UrlRow(text(found.pop(column)), found)
+
+
+def cell(value: Any) -> Any:
+    """Return a value of a Parquet file, or None if Python has none like it, such as a far date."""
+    try:
+        return value.as_py()
+    except (ValueError, OverflowError):
+        return None
 
 
 def columns_of(group: Any) -> Iterator[Any]:

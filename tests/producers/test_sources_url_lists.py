@@ -103,3 +103,21 @@ def test_another_compression_is_refused_with_a_remedy(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(b"PAR1"))
     with pytest.raises(SourceError, match=r"a compressed Parquet file; .* Unpack it"):
         list(read_rows(path, "url"))
+
+
+def test_a_cell_that_python_cannot_hold_costs_itself_alone(tmp_path: Path) -> None:
+    path, far = tmp_path / "a.parquet", 1 << 62
+    columns = {"us": pa.array([1, far], pa.timestamp("us")), "ns": pa.array([far, 0], pa.int64())}
+    columns["ns"] = columns["ns"].cast(pa.timestamp("ns"))
+    parquet.write_table(pa.table({"url": ["u", "v"], **columns}), path)
+    first, second = read_rows(path, "url", ["us", "ns"])
+    assert (first.url, second.url) == ("u", "v")
+    assert first.facts["us"] is not None
+    assert second.facts["us"] is None
+
+
+def test_a_list_with_two_columns_of_one_name_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pa.Table.from_arrays([pa.array(["u"])] * 2, names=["url", "url"]), path)
+    with pytest.raises(SourceError, match="cannot be read"):
+        list(read_rows(path, "url"))
