@@ -286,9 +286,11 @@ def tasks(root: Path) -> Iterator[tuple[int, str]]:
             from pyarrow import parquet
 
             for row in parquet.read_table(meta / "tasks.parquet").to_pylist():
-                index = row.pop("task_index")
-                yield from ((index, text) for text in row.values() if isinstance(text, str))
-    except (OSError, ValueError, KeyError):
+                if type(index := row.pop("task_index")) is int:
+                    yield from ((index, text) for text in row.values() if isinstance(text, str))
+    except Exception as error:  # damaged bytes can cause errors of any type
+        if own_fault(error):
+            raise
         return  # samples are sent without the sentences
 
 

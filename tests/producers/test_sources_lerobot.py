@@ -16,7 +16,7 @@ from pyarrow import parquet
 from table import table
 from video_files import RATE, number_of
 
-from stream_ssl.producers.sources import LeRobot
+from stream_ssl.producers.sources import LeRobot, lerobot
 from stream_ssl.producers.sources.fields import file_name
 
 BEGAN = 1_714_979_289.0  # what the videos tell
@@ -254,3 +254,18 @@ def test_paths_cannot_leave_the_data_set(tmp_path: Path) -> None:
     (tmp_path / "film.mp4").write_bytes(inside.read_bytes())
     with pytest.raises(ValueError, match="not one sample"):
         list(LeRobot(root).samples())
+
+
+def test_sentences_that_cannot_be_read_cost_no_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "meta").mkdir()
+    file = tmp_path / "meta" / "tasks.parquet"
+    parquet.write_table(pa.table({"task_index": [[1]], "task": ["x"]}), file)
+    assert dict(lerobot.tasks(tmp_path)) == {}
+
+    def damaged(_: Path) -> None:
+        raise pa.ArrowNotImplementedError("Integers with more than 64 bits not implemented")
+
+    monkeypatch.setattr(parquet, "read_table", damaged)
+    assert dict(lerobot.tasks(tmp_path)) == {}
