@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from stream_ssl.app.endings import Life
 from stream_ssl.app.failures import Failure, check_writable
 from stream_ssl.bounded_files import open_file, read_map
 from stream_ssl.durable import make_folder, write
@@ -33,8 +34,10 @@ class RoleTaken(Failure):
 
 
 @contextmanager
-def hold_role(run: Path, role: str) -> Iterator[None]:
+def hold_role(run: Path, role: str) -> Iterator[Life]:
     """Hold a role ("receiver", "learner") in a run folder until the block ends or the process dies.
+
+    The folder keeps a record of how the process ended; see endings.py.
 
     Raises:
         RoleTaken: another living process holds the role.
@@ -63,7 +66,9 @@ def hold_role(run: Path, role: str) -> Iterator[None]:
             pid = str(os.getpid()).encode()
             os.pwrite(handle, pid, 0)
             os.ftruncate(handle, len(pid))
-        yield
+        life = Life(run, role)
+        with life.recorded():
+            yield life
 
 
 def holder(run: Path, role: str) -> int | None:

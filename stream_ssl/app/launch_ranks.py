@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from stream_ssl.app.cli import trace_crashes
 from stream_ssl.app.failures import DONE, FAILED, USAGE
-from stream_ssl.app.signals import KILLED, PARENT, watch_parent
+from stream_ssl.app.signals import KILLED, PARENT, SUPERVISOR, watch_parent
 from stream_ssl.app.threads import share_cores
 
 
@@ -23,6 +23,7 @@ def main(arguments: Sequence[str]) -> int:
     trace_crashes()
     ranks, *rest = arguments
     if parent := os.environ.pop(PARENT, None):  # the parent of the ranks is this process
+        os.environ[SUPERVISOR] = parent
         stop = threading.Event()
         threading.Thread(target=watch_parent, args=(int(parent), stop), daemon=True).start()
         threading.Thread(target=_terminate_when, args=(stop,), daemon=True).start()

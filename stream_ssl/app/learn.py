@@ -21,7 +21,7 @@ from stream_ssl.app.learner_server import LearnerServer
 from stream_ssl.app.logs import StepLog
 from stream_ssl.app.notify import Notifier
 from stream_ssl.app.observers import Observers
-from stream_ssl.app.page import process_of
+from stream_ssl.app.page import ending_of, process_of
 from stream_ssl.app.rank_reports import RankReports
 from stream_ssl.app.receiver_link import ReceiverLink
 from stream_ssl.app.saver import Saver
@@ -68,9 +68,10 @@ def learn(parser: ArgumentParser, settings: Namespace, stop: Stop) -> None:
     """
     with ExitStack() as stack:
         farewell = "stopped before the first step: nothing has changed that a checkpoint would hold"
-        with configuring(), stop.at_once(farewell):
-            stack.enter_context(hold_role(settings.run, ranks.role()))
-            process = Process(parser, settings, stack)
+        with configuring():
+            life = stack.enter_context(hold_role(settings.run, ranks.role()))
+            with stop.at_once(farewell, life.stopped):
+                process = Process(parser, settings, stack)
         with Notifier(process.health):
             process.run(stop)
 
@@ -109,6 +110,7 @@ class Process:
         # The stream.
         part = _divide_journal(settings, group, checkpointer, saved)
         server.page.peer = partial(process_of, part.folder)
+        server.page.gone = partial(ending_of, part.folder)
         self._reports = RankReports(group, part, checkpointer, saved, settings, server)
         reader = JournalReader(part.folder / "journal")
         stack.callback(reader.close)

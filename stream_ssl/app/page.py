@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from jsonargparse import Namespace
 
 from stream_ssl.app.endpoints import holder, load
+from stream_ssl.app.run_states import silence
 from stream_ssl.observe.http_access import Token
 from stream_ssl.observe.page.api import Sources
 
@@ -20,7 +23,8 @@ def page_sources(settings: Namespace) -> Sources:
     """
     file, run = settings.http.token_file, settings.run
     token = None if file is None else Token.load(file)
-    return Sources(run=run, peer=partial(process_of, run), token=token)
+    gone = partial(ending_of, run)
+    return Sources(run=run, peer=partial(process_of, run), gone=gone, token=token)
 
 
 def process_of(run: Path, role: str) -> str | None:
@@ -30,6 +34,16 @@ def process_of(run: Path, role: str) -> str | None:
     """
     found: dict[str, str] = load(run).get(role) or load(run.parent).get(role) or {}
     return found.get("http")
+
+
+def ending_of(run: Path, role: str) -> Mapping[str, Any]:
+    """Return the state of one of the run's processes if it has ended, and {} otherwise.
+
+    The receivers of `run --receivers` have their folders in the learner's run folder.
+    """
+    folder = run.parent if role not in load(run) and role in load(run.parent) else run
+    state = silence(folder, load(folder), [role])[role]
+    return state if {"ended", "before"} & state.keys() else {}
 
 
 def peers_of(run: Path, role: str) -> dict[str, tuple[str, int]]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlencode, urlsplit
 
+from stream_ssl.app.endings import Ending, ending
 from stream_ssl.app.endpoints import fault, holder, load
 from stream_ssl.observe.answers import Answer, answers
 from stream_ssl.observe.conditions import hung_remedy
@@ -245,27 +246,32 @@ def silence(
 ) -> dict[str, State]:
     """Return the state of each process that does not answer, for `answers`.
 
-    A process starts, hangs, or has stopped. If endpoints.json cannot be used, its address is
-    unknown. The keys `pid` (starting) and `hung` or `unknown` (the reason) tell which it is.
+    A process starts, hangs, or has ended. If endpoints.json cannot be used, its address is
+    unknown. The keys `pid` (starting), `ended` (how), and `hung` or `unknown` (the reason) tell
+    which it is. A process that the supervisor starts again has `pid` and `before` (how it ended).
     """
     broken = broken_file(run)
-    found: dict[str, State] = {}
+    found: dict[str, dict[str, Any]] = {}
     for name in silent:
         role, entry = name.partition("-")[0], endpoints.get(name)
-        pid = _starting(run, name, endpoints)
+        pid, last = _starting(run, name, endpoints), _ending(run, name)
         if pid is not None and broken:
             why = f"the address of the {name} is unknown: {broken}"
             found[name] = {"error": why, "unknown": broken}
         elif pid is not None:
             found[name] = {"role": role, "starting": True, "pid": pid}
+            if last is not None and last.end != "stopped" and last.parent == pid:
+                found[name]["before"] = last.state()["error"]
+        elif (pid := _holder(run, name)) is None and last is not None:
+            found[name] = last.state()
         elif entry is None:
             found[name] = {"error": f"the {name} has not started"}
-        elif (pid := _holder(run, name)) is not None and pid == entry.get("pid"):
+        elif pid is not None and pid == entry.get("pid"):
             why = hangs(name, pid, entry["http"])
             found[name] = {"error": why, "hung": f"{why}. {hung_remedy(why)}"}
         else:
             found[name] = {"error": f"the {name} does not answer at {entry['http']}"}
-    return found
+    return dict(found)
 
 
 def broken_file(run: Path) -> str | None:
@@ -287,6 +293,12 @@ def _holder(run: Path, role: str) -> int | None:
     """Return the id of the living process of a role, or of one of several receivers."""
     one_of_several = role.startswith("receiver-")
     return holder(run / role, "receiver") if one_of_several else holder(run, role)
+
+
+def _ending(run: Path, role: str) -> Ending | None:
+    """Return how the last process of a role ended, or of one of several receivers."""
+    one_of_several = role.startswith("receiver-")
+    return ending(run / role, "receiver") if one_of_several else ending(run, role)
 
 
 # -- Processes

@@ -8,12 +8,15 @@ import os
 import queue
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 log = logging.getLogger(__name__)
 
 PARENT = "STREAM_SSL_PARENT"
 """Environment variable: the process id of the supervisor that started this process."""
+
+SUPERVISOR = "STREAM_SSL_SUPERVISOR"
+"""Environment variable: the process id of the supervisor that started torchrun for this rank."""
 
 PARSED = "STREAM_SSL_PARSED"
 """Environment variable: the file that the learner creates once it has parsed its settings."""
@@ -30,18 +33,24 @@ class Stop(threading.Event):
 
     Attributes:
         farewell: if this is a text, a signal logs it and ends the process at once, with status 0.
+        last_act: called before that end.
     """
 
     farewell: str | None = None
+    last_act: Callable[[], None] = staticmethod(lambda: None)
 
     @contextlib.contextmanager
-    def at_once(self, farewell: str) -> Iterator[None]:
+    def at_once(self, farewell: str, last_act: Callable[[], None]) -> Iterator[None]:
         """Let a signal in the block end the process at once.
 
         This is for a start that may take long and has nothing to save yet. No resource is closed,
         as after a kill.
+
+        Args:
+            farewell: the text to log.
+            last_act: called before the end.
         """
-        self.farewell = farewell
+        self.farewell, self.last_act = farewell, last_act
         try:
             yield
         finally:
@@ -86,6 +95,7 @@ def _obey(came: queue.SimpleQueue[int], stop: Stop) -> None:
         stop.set()
         if farewell := stop.farewell:
             log.info("%s", farewell)
+            stop.last_act()
             os._exit(0)
 
 

@@ -149,6 +149,11 @@ def census(states: Mapping[str, State], problems: Sequence[Mapping[str, Any]]) -
     return Census(present, absent, unknown)
 
 
+ENDED = {
+    "failed": "Correct the error",
+    "killed": "No sample is lost. Read the end of its log, and dmesg for a lack of memory",
+}
+"""What to do before a process starts again, by how it ended."""
 STOPPED = "If you stopped the run, continue it with stream-ssl run CONFIG. Otherwise: "
 
 
@@ -165,19 +170,26 @@ def problems_of(states: Mapping[str, State]) -> list[dict[str, Any]]:
     # If no process answers, the run was perhaps stopped on purpose, and only has to be continued.
     all_gone = all("error" in state and not state.get("hung") for state in states.values())
     for name, state in states.items():
-        if (error := state.get("error")) is None:
+        if (error := state.get("error", state.get("before"))) is None:
             continue
         if state.get("hung") and "process-hung" in told:
             continue  # the other process tells it
-        fault = "process-hung" if state.get("hung") else "down"
+        ended = state.get("ended")
+        fault, severity = "process-hung" if state.get("hung") else "down", "critical"
+        remedy = (STOPPED if all_gone else "") + DOWN.replace("the process", f"the {name}", 1)
+        if "before" in state:
+            fault, severity, remedy = "restarting", "warning", CONDITIONS["restarting"].remedy
+        elif ended is not None and ended["end"] == "stopped":
+            severity, remedy = "warning", f"Start it again with: {ended['again']}"
+        elif ended is not None:
+            remedy = f"{ENDED[ended['end']]}, then start it again with: {ended['again']}"
         found.append(
             {
                 "name": fault,
                 "producer": "",
-                "severity": "critical",
+                "severity": severity,
                 "says": error,
-                "remedy": (STOPPED if all_gone else "")
-                + DOWN.replace("the process", f"the {name}", 1),
+                "remedy": remedy,
                 "where": "",
                 "since": None,
                 "runbook": f"runbooks/{fault}",
@@ -466,7 +478,7 @@ def _behind(facts: Mapping[str, Any]) -> str | None:
 def _unknown(state: State) -> tuple[Level, str] | None:
     """Return (level, sentence) for a process without figures; None if it has some."""
     if (error := state.get("error")) is not None:
-        error = error.partition(" at http")[0]  # the answer on health has the address
+        error = state.get("ended", {}).get("says") or error.partition(" at http")[0]
         return "unknown", _sentences([f"{error[:1].upper()}{error[1:]}"])
     if state.get("starting"):
         return "wait", f"The {state['role']} is starting."

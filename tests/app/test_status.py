@@ -53,7 +53,9 @@ def test_a_process_that_is_up_and_not_ready_says_why(
 
 def test_a_learner_that_falls_behind_is_not_called_healthy() -> None:
     quiet = {"up": {"receiver": True, "learner": True}, "receiver": None, "learner": None}
-    none = {name: {} for name in ("conditions", "not_ready", "starting", "unknown", "hung")}
+    none = {
+        name: {} for name in ("conditions", "not_ready", "starting", "unknown", "hung", "ended")
+    }
     figures = {**quiet, **none, "group": None}
     levels: dict[Level, str] = {"good": "healthy", "watch": "worth a look"}
     for level, said in levels.items():

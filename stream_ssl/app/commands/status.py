@@ -135,7 +135,7 @@ def of_folder(run: Path, seconds: float, json: bool, health: str | None) -> int:
     nobody = {
         name
         for name, state in silence(run, {}, ROLES).items()
-        if {"pid", "unknown"}.isdisjoint(state)
+        if {"pid", "unknown", *(() if broken else ("ended",))}.isdisjoint(state)
     }
     if not addresses and len(nobody) == len(ROLES):
         told = f"{run}: no run has started here. Start it with: stream-ssl run CONFIG --run {run}"
@@ -149,7 +149,8 @@ def of_folder(run: Path, seconds: float, json: bool, health: str | None) -> int:
         return FAILED
     figures = measure(addresses, seconds, time.sleep, token)
     silent = silence(run, endpoints, [role for role, up in figures["up"].items() if not up])
-    for told, key in (("starting", "pid"), ("unknown", "unknown"), ("hung", "hung")):
+    keys = (("starting", "pid"), ("unknown", "unknown"), ("hung", "hung"), ("ended", "ended"))
+    for told, key in keys:
         figures[told] = {name: state[key] for name, state in silent.items() if key in state}
     states = {
         name: silent.get(name) or ask_state(addresses[name], name.partition("-")[0], token)
@@ -375,6 +376,10 @@ def table(
             state = f"[green]up[/]  {address}"
         elif (pid := figures["starting"].get(role)) is not None:
             state = f"[yellow]starting[/] (pid {pid})"
+        elif (ended := figures["ended"].get(role)) is not None:
+            colour = "yellow" if ended["end"] == "stopped" else "red"
+            state = f"[{colour}]{escape(ended['says'].removeprefix(f'the {role} '))}[/]"
+            state += f"; {escape(ended['words'])}" if ended["words"] else ""
         elif (why := figures["unknown"].get(role)) is not None:
             state = f"[red]its address is unknown[/]: {escape(why)}"
         else:
@@ -399,7 +404,8 @@ def table(
         shown.add_row(role, f"{state}{reasons}")
     looks = any((one.question, one.level) == ("Health", "watch") for one in found)
     shown.add_row("health", _verdict(figures, looks))
-    if not any((*figures["up"].values(), *figures["starting"], *figures["unknown"])):
+    known = (*figures["starting"], *figures["unknown"], *figures["ended"])
+    if not any((*figures["up"].values(), *known)):
         shown.add_row("", "if the run was stopped, continue it with: stream-ssl run CONFIG")
     if (r := figures["receiver"]) is not None:
         shown.add_row(
@@ -455,6 +461,12 @@ def _verdict(figures: Mapping[str, Any], looks: bool) -> str:
     if silent:
         if figures["unknown"]:
             return "[red]unknown[/]: a running process writes endpoints.json again; try again"
+        if figures["ended"]:
+            ends = {one["end"] for one in figures["ended"].values()}
+            colour = "yellow" if ends == {"stopped"} else "red"
+            here = any(figures["up"].values()) or starting
+            who = " and ".join(silent) if here else "no process of the run is running"
+            return f"[{colour}]down[/]: {who}, see above"
         verb = "does" if len(silent) == 1 else "do"
         return f"[red]unknown[/]: {' and '.join(silent)} {verb} not answer"
     if conditions:

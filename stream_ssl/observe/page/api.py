@@ -104,6 +104,7 @@ class Sources:
         group: the view of a learner's ranks; None until the ranks have connected.
         producers: the view of a receiver's producers.
         peer: returns the address of the other process.
+        gone: returns the state of a process that has ended, with how it ended; {} otherwise.
         hung: returns a sentence if the process at an address hangs, else an empty string.
         token: the token of both processes.
     """
@@ -114,6 +115,7 @@ class Sources:
     group: GroupView | None = None
     producers: ProducersView | None = None
     peer: Peer = lambda _: None
+    gone: Callable[[str], Mapping[str, Any]] = lambda _: {}
     hung: Callable[[str], str] = lambda _: ""
     token: Token | None = None
 
@@ -205,7 +207,8 @@ class Api:
                 else:
                     states[role] = json.loads(self._ask_peer(role, "state", "")[1])
             except (Refused, ValueError) as error:
-                states[role] = {"error": str(error), "hung": isinstance(error, Hung)}
+                silent = {"error": str(error), "hung": isinstance(error, Hung)}
+                states[role] = self._sources.gone(role) or silent
                 if self._health.starting:  # the processes of a run start together
                     states[role] = {"role": role, "starting": True}
         found, problems = answers(states), problems_of(states)
