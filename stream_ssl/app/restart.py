@@ -7,7 +7,7 @@ option that is in neither.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from stream_ssl.app.config import RECEIVER_SECTIONS, resolved
 from stream_ssl.app.removed import check_run, without
-from stream_ssl.learning.checkpoint_layout import FOLDER, LATEST, facts_in, unreadable_format
+from stream_ssl.learning.checkpoint_layout import FOLDER, facts_in, steps_in, unreadable_format
 from stream_ssl.renamed import with_current_names
 
 log = logging.getLogger("stream_ssl.learner")
@@ -148,24 +148,40 @@ def resume(parser: ArgumentParser, settings: Namespace, run: Mapping[str, Any]) 
     return merged
 
 
-def stored(run: Path) -> Mapping[str, Any] | None:
-    """Return the configuration in a run's newest checkpoint; None if there is no checkpoint.
+@dataclass(frozen=True, slots=True)
+class Start:
+    """From which checkpoint a start of a run continues.
 
-    The file is read without a lock, and without a check of the checkpoint's hashes.
+    Attributes:
+        checkpoint: the newest whole checkpoint, or None.
+        config: the configuration that it stores; None without a whole checkpoint.
+        damaged: the newer checkpoints, which are damaged, with the reasons.
     """
-    try:
-        state = facts_in(run / FOLDER / LATEST)
-        config: Mapping[str, Any] = state["config"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return config
+
+    checkpoint: Path | None
+    config: Mapping[str, Any] | None
+    damaged: Sequence[str]
 
 
-def check_format(run: Path) -> None:
-    """Raise ValueError if a newer version of this program wrote the run's newest checkpoint."""
-    path = (run / FOLDER / LATEST).resolve()
-    if why := unreadable_format(path, facts_in(path)):
-        raise ValueError(why)
+def start_of(run: Path) -> Start:
+    """Return from which checkpoint a start of this run would continue. Nothing is changed.
+
+    Raises:
+        ValueError: a newer version of this program wrote the checkpoint.
+        OSError: the files cannot be opened for now.
+    """
+    from stream_ssl.learning.saved import checkpoint_damage
+
+    damaged: list[str] = []
+    for path in reversed(steps_in(run / FOLDER)):
+        if (reason := checkpoint_damage(path)) is None:
+            facts = facts_in(path)
+            if why := unreadable_format(path, facts):
+                raise ValueError(why)
+            return Start(path, facts["config"], damaged)
+        if path.exists():  # a learner that runs may have removed it
+            damaged.append(f"{path.name} ({reason})")
+    return Start(None, None, damaged)
 
 
 def _get(config: Mapping[str, Any], path: str) -> Any:

@@ -7,6 +7,7 @@ import logging
 import math
 import shutil
 from collections.abc import Sequence
+from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 
@@ -16,6 +17,7 @@ from stream_ssl.app.endpoints import OTHER_FOLDER
 from stream_ssl.app.failures import check_writable, configuring, existing, reported
 from stream_ssl.app.page import page_sources
 from stream_ssl.bounded_files import check_folder
+from stream_ssl.learning.checkpoint_layout import FOLDER
 from stream_ssl.observe.server import check_public
 from stream_ssl.wire.run_folder import KEYS
 
@@ -41,17 +43,18 @@ def main(arguments: Sequence[str]) -> int:
         log.info("the receiver's configuration is OK; building the learner")
         learner = config.learner_parser("check")
         learner_settings = config.read(learner, arguments)
-        if (run := restart.stored(learner_settings.run)) is not None:
-            log.info(
-                "%s has a checkpoint: checking whether the run can restart from it",
-                learner_settings.run,
-            )
-            with configuring():
-                restart.check_format(learner_settings.run)
-                learner_settings = restart.resume(learner, learner_settings, run)
         with configuring():
-            check_learner(learner, learner_settings, given.ranks)
-        print(summary(learner, learner_settings, given.ranks))
+            start = restart.start_of(learner_settings.run)
+        if start.damaged:
+            tell_of_damage(learner_settings.run, start)
+        if start.config is not None:
+            log.info("%s: checking whether the run can restart from it", start.checkpoint)
+            with configuring():
+                learner_settings = restart.resume(learner, learner_settings, start.config)
+        resumes = start.checkpoint is not None
+        with configuring():
+            check_learner(learner, learner_settings, resumes, given.ranks)
+        print(summary(learner, learner_settings, start, given.ranks))
 
     return reported(work)
 
@@ -88,8 +91,26 @@ def check_receiver(settings: Namespace) -> None:
         )
 
 
-def check_learner(parser: ArgumentParser, settings: Namespace, ranks: int = 1) -> None:
+def tell_of_damage(run: Path, start: restart.Start) -> None:
+    """Log which checkpoints are damaged, and what a start would do."""
+    then = "and begins with new weights at step 0. To keep what the run has learned, put a whole "
+    then += "checkpoint from a backup or a bucket into the folder before you start the run"
+    if start.checkpoint is not None:
+        then = f"and continues from {start.checkpoint.name}"
+    names = "; ".join(start.damaged)
+    folder = run / FOLDER
+    log.warning("damaged in %s: %s. A start renames them to damaged-*, %s", folder, names, then)
+
+
+def check_learner(
+    parser: ArgumentParser, settings: Namespace, resumes: bool, ranks: int = 1
+) -> None:
     """Check the learner's settings: build everything that one rank would build, and discard it.
+
+    Args:
+        parser, settings: the parser, and the settings that it returned.
+        resumes: whether the run continues from a checkpoint.
+        ranks: how many ranks there are.
 
     Raises:
         ValueError: the settings cannot work.
@@ -108,14 +129,14 @@ def check_learner(parser: ArgumentParser, settings: Namespace, ranks: int = 1) -
         settings.learner.device = "cpu"
     for line in build.without_effect(config.resolved(parser, settings)):
         log.warning("%s", line)
-    learner = build.dry_run(_instantiated(parser, settings), ranks)
+    learner = build.dry_run(_instantiated(parser, settings, resumes), ranks)
     if (warning := build.compares_embeddings(learner.memory)) is not None:
         log.warning("%s", warning)
-    if settings["from"] is not None and restart.stored(settings.run) is None:
+    if settings["from"] is not None and not resumes:
         warm_start(settings, learner)
 
 
-def _instantiated(parser: ArgumentParser, settings: Namespace) -> Namespace:
+def _instantiated(parser: ArgumentParser, settings: Namespace, resumes: bool) -> Namespace:
     """Return the settings with their objects built.
 
     A run that resumes needs no initial weights: its checkpoint has the weights of its encoder.
@@ -123,17 +144,19 @@ def _instantiated(parser: ArgumentParser, settings: Namespace) -> Namespace:
     from stream_ssl.app import build
 
     built: Namespace = parser.instantiate(settings)
-    if restart.stored(settings.run) is not None:
+    if resumes:
         build.forget_first_weights(built)
     return built
 
 
-def summary(parser: ArgumentParser, settings: Namespace, ranks: int = 1) -> str:
+def summary(
+    parser: ArgumentParser, settings: Namespace, start: restart.Start, ranks: int = 1
+) -> str:
     """Return a few lines on what the configuration would run."""
     from stream_ssl.app import build
     from stream_ssl.memory.descriptors import Embedding
 
-    built = _instantiated(parser, settings)
+    built = _instantiated(parser, settings, start.checkpoint is not None)
     network = build.method(built)
     counted = built.memory.descriptor or Embedding()
     encoder = sum(p.numel() for p in network.trained) / 1e6
@@ -145,10 +168,13 @@ def summary(parser: ArgumentParser, settings: Namespace, ranks: int = 1) -> str:
     rows = network.dim
     if not isinstance(counted, Embedding):
         rows += counted.dim(network.dim, build.image_shape(built))
+    begins = "with new weights" + ", because no checkpoint is whole" * bool(start.damaged)
+    if start.checkpoint is not None:
+        begins = f"from {start.checkpoint.name}"
     megabytes = memory.capacity * (image + 4 * rows) / 1e6
     return (
-        f"configuration OK\n  run folder   {settings.run}\n  {samples}, batches of "
-        f"{settings.batches.batch_size}\n  network      {encoder:.2f} M parameters, "
+        f"configuration OK\n  run folder   {settings.run}\n  start        {begins}\n  {samples}, "
+        f"batches of {settings.batches.batch_size}\n  network      {encoder:.2f} M parameters, "
         f"embeddings of {network.dim}\n  memory       {memory.capacity} slots, "
         f"{megabytes:.1f} MB\n  duplicates   counted on {counted!r}"
         + (rank_lines(settings, ranks, megabytes) if ranks > 1 else "")
