@@ -91,6 +91,7 @@ class IoThread:
         self.lock = threading.RLock()  # send() takes the bare lock, which is cheaper
         self.changed = threading.Condition(self.lock)
         self.full = self.closed = self.forked = self._stopping = False
+        self.farewell = "closed"  # the reason of BYE
         self.room_waiters: list[Callable[[], None]] = []
         self._dialer, self._reporter = dialer, reporter
         self._protocol, self._outbox = protocol, protocol.outbox
@@ -202,7 +203,7 @@ class IoThread:
                     break
         finally:
             if connection.up and self._stopping:
-                connection.send(encode(Bye("closed")))
+                connection.send(encode(Bye(self.farewell)))
             connection.close(BYE_LINGER_MS if connection.up else 0)
         if self._stopping:
             return

@@ -36,7 +36,7 @@ from stream_ssl.producers.errors import (
 )
 from stream_ssl.producers.sources.fields import check_above_0
 from stream_ssl.producers.stats import Delivery, Rejection, StateChange, Stats
-from stream_ssl.wire import Hello, Keys, Sample, Welcome, check_name
+from stream_ssl.wire import Bye, Hello, Keys, Sample, Welcome, check_name
 from stream_ssl.wire.address import check_address, receiver_of
 from stream_ssl.wire.messages import Verdict
 from stream_ssl.wire.sample import MAX_SOURCE_BYTES, Position, Scalar, short
@@ -298,7 +298,7 @@ class Producer:
         """
         self._buffer.flush(timeout)
 
-    def close(self, timeout: float | None = 30.0) -> None:
+    def close(self, timeout: float | None = 30.0, ended: bool = False) -> None:
         """Flush, send BYE and free all resources. A second call does nothing.
 
         With a spool, samples that are not acknowledged in time stay in the spool for the next run.
@@ -306,6 +306,7 @@ class Producer:
 
         Args:
             timeout: seconds to wait for acknowledgements. None: no limit.
+            ended: the source has ended, so the run does not warn that this producer is away.
 
         Raises:
             DeadlineError: the flush timed out. The producer is closed nevertheless. Samples that
@@ -316,6 +317,8 @@ class Producer:
         if buffer.closed or self._io.forked:
             buffer.closed = True
             return
+        if ended:
+            self._io.farewell = Bye.ENDED
         spooling = outbox.spool is not None
         try:
             if not spooling and outbox.done < outbox.taken:

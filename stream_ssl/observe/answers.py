@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from typing import Any, Literal
 
 from stream_ssl.observe.conditions import (
@@ -217,13 +218,14 @@ def answers(states: Mapping[str, State]) -> list[Answer]:
     problems = problems_of(states)
     receivers = [one for name, one in states.items() if name.startswith("receiver")]
     learner = states.get("learner", {"error": "the learner has not started"})
+    ended = _ended(receivers)
     found = [
-        _learning(learner, problems),
+        _learning(learner, problems, ended is not None),
         _health(states, problems),
-        _producers(receivers, learner, problems),
+        _producers(receivers, learner, problems, ended),
         _memory(learner, problems),
     ]
-    return [*found, _to_do(states, learner, problems, found)]
+    return [*found, _to_do(states, learner, problems, found, ended is not None)]
 
 
 def as_json(given: Iterable[Answer]) -> list[dict[str, Any]]:
@@ -234,7 +236,7 @@ def as_json(given: Iterable[Answer]) -> list[dict[str, Any]]:
 # -- one question each
 
 
-def _learning(learner: State, problems: Sequence[Mapping[str, Any]]) -> Answer:
+def _learning(learner: State, problems: Sequence[Mapping[str, Any]], ended: bool = False) -> Answer:
     links = [("loss and accuracy", "#figures")]
     if (unknown := _unknown(learner)) is not None:
         return Answer("Learning", unknown[0], unknown[1], links)
@@ -252,7 +254,7 @@ def _learning(learner: State, problems: Sequence[Mapping[str, Any]]) -> Answer:
         return Answer("Learning", _level(lit), says, [*_runbooks(lit), *links])
     updates, done = facts.get("updates", 0.0), facts.get("updates_done", 0.0)
     if _is_idle(facts):
-        level, why = _no_update(facts, problems)
+        level, why = _no_update(facts, problems, ended)
         return Answer("Learning", level, _sentences([why, *numbers]), links)
     if young := _is_young(facts):
         level = "wait"  # an encoder without any update may be above chance, too
@@ -296,7 +298,10 @@ def _health(states: Mapping[str, State], problems: Sequence[Mapping[str, Any]]) 
 
 
 def _producers(
-    receivers: Sequence[State], learner: State, problems: Sequence[Mapping[str, Any]]
+    receivers: Sequence[State],
+    learner: State,
+    problems: Sequence[Mapping[str, Any]],
+    ended: str | None,
 ) -> Answer:
     links = [("table of producers", "#producers")]
     answering = [one["figures"] for one in receivers if "figures" in one]
@@ -307,6 +312,8 @@ def _producers(
     connected = sum(one.get("producers") or 0.0 for one in answering)
     speed = sum(one.get("received") or 0.0 for one in answering)
     told = ["No producer is connected"]  # the rate is a mean of seconds in which one may have been
+    if ended is not None:
+        told.append(ended)
     if connected:
         told = [
             f"{plural(connected, 'producer')} connected, {rate(speed)} samples/s in the last minute"
@@ -337,9 +344,9 @@ def _producers(
             told.append(f"The same holds for {few(_names(same), MOST_PRODUCERS)}")
     if lit:
         return Answer("Producers", _level(lit), _sentences(told), [*_runbooks(lit), *links])
-    level: Level = "good" if connected and speed else "watch"
+    level: Level = "good" if (connected and speed) or ended is not None else "watch"
     level = "watch" if any(row["used"] <= 1 - DROPPED_SHARE for row in useless) else level
-    level = "wait" if not connected and best is None else level
+    level = "wait" if not connected and best is None and ended is None else level
     return Answer("Producers", level, _sentences(told), links)
 
 
@@ -389,6 +396,7 @@ def _to_do(
     learner: State,
     problems: Sequence[Mapping[str, Any]],
     others: Sequence[Answer],
+    ended: bool,
 ) -> Answer:
     if problems:
         first = problems[0]
@@ -423,6 +431,9 @@ def _to_do(
     if producers.level == "wait":  # none has sent anything to this learner
         says = "Start a producer: stream-ssl produce, or a program of your own."
         return Answer("To do", "wait", says, [])
+    if ended and not learner.get("facts", {}).get("unread"):
+        says = "0 conditions need attention. Every source has ended: send more, or stop the run."
+        return Answer("To do", "good", says, producers.links)
     if learning.level == "wait":
         return Answer("To do", "wait", _wait(learner.get("facts", {})), [])
     return Answer("To do", "good", "0 conditions need attention.", [])
@@ -504,12 +515,17 @@ def _is_idle(facts: Mapping[str, Any]) -> bool:
 
 
 def _no_update(
-    facts: Mapping[str, Any], problems: Sequence[Mapping[str, Any]]
+    facts: Mapping[str, Any], problems: Sequence[Mapping[str, Any]], ended: bool
 ) -> tuple[Level, str]:
     """Return (level, sentence) for a learner that made no update lately."""
     told = f"No update for {seconds(facts.get('idle', 0.0))}"
     if not facts.get("updates_done"):
         told = f"No update yet, {seconds(facts.get('span', 0.0))} after the start"
+    if ended and not facts.get("unread"):
+        told += ", because every source has ended. The learner has read all samples"
+        if pending := facts.get("pending"):
+            told += f", and {plural(pending, 'sample')} wait for a full batch"
+        return "good", told
     for name, why in NO_STREAM.items():
         if _named((name,), problems):
             return "watch", f"{told}, because {why}"
@@ -520,6 +536,16 @@ def _no_update(
     if not facts.get("updates_done"):
         return "wait", f"{told}, because no batch is full"
     return "watch", f"{told}, because no full batch of samples came"
+
+
+def _ended(receivers: Iterable[State]) -> str | None:
+    """Return a sentence on the last producer if the sources of all producers have ended."""
+    found = [(one.get("facts") or {}).get("ended") for one in receivers]
+    if not found or not all(found):
+        return None
+    last = max((one for one in found if one), key=lambda one: float(one["received"]))
+    at = datetime.fromtimestamp(last["received"]).astimezone().isoformat(" ", "seconds")
+    return f"The last, {last['last']}, ended normally; its last sample came at {at}"
 
 
 def _mostly_dropped(facts: Mapping[str, Any], problems: Sequence[Mapping[str, Any]]) -> bool:

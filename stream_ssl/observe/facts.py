@@ -18,6 +18,7 @@ from stream_ssl.observe.families import OTHER
 from stream_ssl.observe.metric_spec import PREFIX, Role
 from stream_ssl.observe.metrics import WORKING
 from stream_ssl.observe.page.history import LATELY, FigureHistory
+from stream_ssl.observe.receiver_checks import ENDED
 from stream_ssl.observe.trends import Figures, Rise
 
 WINDOW = 600.0
@@ -40,10 +41,16 @@ COUNTS: Mapping[Role, tuple[str, ...]] = {
 }
 """The counters by producer that each role exports."""
 GAUGES: Mapping[Role, tuple[str, ...]] = {
-    "receiver": ("producer_finished",),
+    "receiver": (
+        "producer_finished",
+        "producers_connected",
+        "producer_last_received_timestamp_seconds",
+    ),
     "learner": (
         "steps_total",
         "step",
+        "pending_samples",
+        "lag_records",
         "producer_slots",
         "producer_guaranteed_slots",
         "memory_class_slots",
@@ -98,12 +105,14 @@ class Facts:
                 name: self._rises[name](figures.by(name, "producer")) for name in COUNTS[self._role]
             }
             done = figures.get("steps_total")
+            pending, unread = figures.get("pending_samples"), figures.get("lag_records")
             updates = self._updates({"": done})[""]
             waited = self._updates.span
             usually = self._usual({"": done})[""]
             span = self._rises[COUNTS[self._role][0]].span
         if self._role == "receiver":
-            return {"span": span, "known": len(figures.by("producer_samples_total", "producer"))}
+            known = figures.by("producer_samples_total", "producer")
+            return {"span": span, "known": len(known), "ended": _ended(figures, known)}
         idle = self.history.unchanged("steps")
         return {
             "span": span,
@@ -113,6 +122,8 @@ class Facts:
             "step": step if math.isfinite(step := figures.get("step")) else 0.0,
             "update_gap": max(0.0, span - idle) / usually if usually > 1 else None,
             "idle": idle,
+            "pending": pending if math.isfinite(pending) else 0.0,
+            "unread": unread if math.isfinite(unread) else 0.0,
             "checkpoint": _checkpoint(figures),
             "lag": self._trend("lag", LATELY),
             "chance": _chance(figures),
@@ -156,6 +167,18 @@ class Facts:
             return None
         (began, first), (ended, last) = points[0], points[-1]
         return {"value": last, "rise": last - first, "seconds": ended - began}
+
+
+def _ended(figures: Figures, known: Mapping[str, float]) -> dict[str, Any] | None:
+    """Return the last producer and when its last sample came; None unless all sources ended."""
+    finished = figures.by("producer_finished", "producer")
+    if figures.get("producers_connected") != 0 or not known:
+        return None
+    if any(finished.get(who) != ENDED for who in known):
+        return None
+    received = figures.by("producer_last_received_timestamp_seconds", "producer")
+    last = max(known, key=lambda who: received.get(who, 0.0))
+    return {"last": last, "received": received.get(last)}
 
 
 def _chance(figures: Figures) -> float | None:

@@ -87,7 +87,8 @@ RECEIVER: tuple[Spec, ...] = (
     ),
     Spec(
         "receiver", "gauge", "producer_finished", "",
-        "1 after a producer said BYE, until it connects again. Otherwise 0.",
+        "1 after a producer said BYE, and 2 if it also said that its source has ended. 0 once it "
+        "connects again.",
         "0 while producer_last_received_timestamp_seconds is constant: the producer hangs, or was "
         "lost.", ("producer",), field="ReceiverRecord.producer_finished",
     ),

@@ -142,7 +142,8 @@ class ReceiverProtocol:
         elif isinstance(message, Bye):
             if session is not None:
                 self.sessions.drop(session)
-                self.counters.producer_finished[session.counted_as] = 1.0
+                ended = message.reason == Bye.ENDED
+                self.counters.producer_finished[session.counted_as] = 2.0 if ended else 1.0
         else:
             raise WireError("malformed", f"{type(message).__name__} is the receiver's to send")
 

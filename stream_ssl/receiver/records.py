@@ -33,7 +33,7 @@ class ReceiverRecord:
     producer_received: Mapping[str, float] = field(default_factory=dict)  # its latest packet
     producer_captured: Mapping[str, float] = field(default_factory=dict)  # its latest sample
     producer_rejected: Mapping[str, int] = field(default_factory=dict)  # samples
-    producer_finished: Mapping[str, float] = field(default_factory=dict)  # 1: it sent BYE
+    producer_finished: Mapping[str, float] = field(default_factory=dict)  # BYE: 1, its end: 2
     producer_clock: Mapping[str, float] = field(default_factory=dict)  # its clock minus this one
     journal_failures: int = 0  # commits that failed because of a full or failing disk
     allow_list_errors: int = 0  # changed lists that could not be used

@@ -112,8 +112,12 @@ class Nack:
 
 @dataclass(frozen=True, slots=True)
 class Bye:
-    """The last message before the sender disconnects; its earlier messages remain valid."""
+    """The last message before the sender disconnects; its earlier messages remain valid.
 
+    A producer whose source has ended gives the reason ENDED. Other reasons are for people.
+    """
+
+    ENDED: ClassVar[str] = "ended"
     kind: ClassVar[int] = 6
     reason: str = ""
 

@@ -518,6 +518,25 @@ def test_producers_that_have_left_have_no_rate(healthy: Run) -> None:
     assert found.level == "watch"
 
 
+def test_sources_that_have_ended_are_no_fault() -> None:
+    run = Run()
+    run.fills()
+    run.pass_(300, run.sends(), run.learns())
+    ended = {"producer_finished": {"yard": 2.0, "gate": 2.0}, "producers": 0}
+    run.learner.learner._families.set("pending_samples", 5)
+    run.pass_(180, run.nothing(**ended))
+    found = asked(run)
+    assert {one.level for one in found.values()} == {"good"}
+    told = "No producer is connected. The last, yard, ended normally; its last sample came at 19"
+    assert found["Producers"].says.startswith(told)
+    told = "because every source has ended. The learner has read all samples, and 5 samples wait"
+    assert told in found["Learning"].says
+    assert "Every source has ended: send more, or stop the run" in found["To do"].says
+    run.pass_(180, run.nothing(**{**ended, "producer_finished": {"yard": 1.0}}))
+    assert asked(run)["Producers"].says.startswith("No producer is connected. In the last")
+    assert "no-producers" in asked(run)["Health"].says
+
+
 def test_no_process_answers() -> None:
     error = {"error": "no receiver has started in this run folder"}
     found = {one.question: one for one in answers({"receiver": error})}

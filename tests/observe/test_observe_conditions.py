@@ -479,6 +479,16 @@ def test_a_camera_that_says_goodbye_is_not_waited_for() -> None:
     assert set(world.lit) == {("producer-silent", "yard")}
 
 
+def test_sources_that_have_ended_are_not_waited_for() -> None:
+    """A producer that was only stopped is, as the cameras of a machine that does not come back."""
+    world = World("receiver")
+    going_well(world, "receiver")
+    world.pass_(300, idle(world, producers=0, producer_finished={"yard": 2.0, "gate": 2.0}))
+    assert world.lit == {}
+    world.pass_(120, idle(world, producers=0, producer_finished={"yard": 1.0}))
+    assert set(world.lit) == {("no-producers", "")}
+
+
 def test_a_full_journal_does_not_hide_a_producer_that_is_gone() -> None:
     """A learner that is always behind takes the credit away again and again."""
     world = World("receiver")

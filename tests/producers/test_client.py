@@ -159,6 +159,14 @@ def test_bye_is_said(peer: Peer) -> None:
     assert peer.expect(Bye).reason == "closed"
 
 
+def test_the_end_of_a_source_is_said(peer: Peer) -> None:
+    with Producer(peer.address, name="a") as producer:
+        peer.welcome()
+        producer.connect()
+        producer.close(ended=True)
+    assert peer.expect(Bye).reason == Bye.ENDED
+
+
 def test_a_full_buffer_blocks_until_something_is_acknowledged(peer: Peer) -> None:
     with Producer(peer.address, name="a", packet_samples=1, buffer_bytes=1000) as producer:
         peer.welcome()

@@ -236,9 +236,13 @@ def test_a_connection_counts_once_though_the_producer_asks_first(protocol, caplo
     assert protocol.producers.get("camera").hellos == 1
     assert [r.getMessage() for r in caplog.records] == ["producer camera () is new"]
     protocol.say(Bye(), route=OTHER)
+    assert protocol.counters.producer_finished["camera"] == 1.0
     for epoch in (0, 8):
         protocol.say(Hello("camera", epoch, first=1), now=101.0, route=b"a third")
     assert protocol.producers.get("camera").hellos == 2
+    assert protocol.counters.producer_finished["camera"] == 0.0
+    protocol.say(Bye(Bye.ENDED), now=101.0, route=b"a third")
+    assert protocol.counters.producer_finished["camera"] == 2.0
     assert protocol.producers.get("camera").connected > connected
 
 

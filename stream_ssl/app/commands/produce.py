@@ -191,6 +191,7 @@ def produce(settings: Namespace, cls: Callable[..., Source], given: Namespace) -
     try:
         with producer:
             send_all(source, producer, settings.connect_seconds, stop, broker)
+            producer.close(ended=not stop.is_set())
     except ProducerError as error:
         raise Failure(f"producer {settings.name!r}: {error}") from error
     except SourceError as error:
