@@ -233,8 +233,9 @@ class Connection:
     def _handshake(self) -> str:
         if self._curve:
             return (
-                f"{self._address} broke off the encrypted handshake: most likely the server key is "
-                "wrong, or it is a receiver in plain text; compare server_key with its public key"
+                f"{self._address} broke off the encrypted handshake: the receiver ended just then, "
+                "the server key is wrong, or it is a receiver in plain text. If this message comes "
+                "again, compare server_key with its public key"
             )
         return (
             f"{self._address} broke off the plain-text handshake: most likely it requires keys; "

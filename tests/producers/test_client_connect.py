@@ -122,6 +122,31 @@ def test_a_peer_that_is_no_zeromq() -> None:
             peer.close()
 
 
+def test_a_receiver_that_ends_during_the_handshake() -> None:
+    """It cannot be told from one whose key is another: both close the connection."""
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+
+        def end() -> None:
+            while True:
+                try:
+                    peer, _ = server.accept()
+                except OSError:
+                    return
+                peer.sendall(greeting)
+                peer.recv(1000)
+                peer.close()
+
+        thread = threading.Thread(target=end)
+        thread.start()
+        address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        keys = {"keys": CAMERA, "server_key": SERVER.public}
+        text = reason("the receiver ended just then", address, **keys)
+        assert "server key is wrong" in text
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
 def test_a_web_server_is_no_receiver() -> None:
     class Page(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
