@@ -47,6 +47,19 @@ def score(predicted_Q: Tensor, label_Q: Tensor) -> ProbeResult:
     return ProbeResult(float(right_Q.double().mean()), per_class, len(label_Q))
 
 
+def paired_error(before_Q: Tensor, after_Q: Tensor) -> float:
+    """Return the standard error of the change of accuracy between two answers to each query.
+
+    Args:
+        before_Q, after_Q: whether each query was classified correctly, bool.
+
+    >>> paired_error(torch.tensor([True, False]), torch.tensor([True, True]))  # [0, 1] / sqrt(2)
+    0.3535533905932738
+    """
+    change_Q = after_Q.double() - before_Q.double()
+    return math.sqrt(float(change_Q.var(correction=0)) / len(change_Q))
+
+
 def confusion(predicted_Q: Tensor, label_Q: Tensor, classes: int) -> Tensor:
     """Return the number of queries by true class (row) and predicted class (column), int64 [C, C].
 

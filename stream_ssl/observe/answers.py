@@ -44,6 +44,8 @@ ABOVE_MAJORITY = 1.1
 NO_CLASSES = "This accuracy says nothing if the labels are not classes, but names of folders"
 FORGOTTEN = 0.05
 """An accuracy that fell by more than this is worth a look."""
+CLEAR = 2.0
+"""A change of accuracy of fewer standard errors is not clear."""
 LEAST_TREND_SECONDS = 60.0
 """A change over a shorter time is left out."""
 BEHIND_SECONDS, BEHIND_MORE_SECONDS, BEHIND_SPAN = 30.0, 10.0, 45.0
@@ -567,9 +569,11 @@ def _accuracy(
     for key, of in (("held_out", "held-out images"), ("stream_knn", "the stream's next samples")):
         if (trend := facts.get(key)) is None:
             continue
-        value, rise, classes, first = trend["value"], trend["rise"], None, None
+        value, rise, error = trend["value"], trend["rise"], 0.0
+        classes, first = None, None
         if key == "held_out":
             classes, first = facts.get("held_out_classes"), facts.get("held_out_first")
+            error = facts.get("held_out_error") or 0.0
         says = f"kNN of {of} {'was ' * before}{percent(value)}"
         chance = 1 / classes if classes else None
         known = [f"chance {percent(1 / classes)}"] if classes else []
@@ -579,10 +583,8 @@ def _accuracy(
             chance = majority * ABOVE_MAJORITY / ABOVE_CHANCE
             says += f" (by guessing the most frequent class: {percent(majority)})"
         if trend["seconds"] >= LEAST_TREND_SECONDS and not before:
-            points, way = abs(100 * rise), "up" if rise > 0 else "down"
-            change = f"{way} {points:.1f} points" if points >= 0.05 else "unchanged"
-            says += f", {change} in the last {seconds(trend['seconds'])}"
-        level: Level = "watch" if rise < -FORGOTTEN else "good"
+            says += f", {_change(rise, error)} in the last {seconds(trend['seconds'])}"
+        level: Level = "watch" if rise < -max(FORGOTTEN, CLEAR * error) else "good"
         learned = first is None or value >= first + LEARNED * (1 - first)
         if not _is_young(facts) and not learned:
             than = "less" if first is not None and value < first else "hardly more"
@@ -593,6 +595,16 @@ def _accuracy(
                 return level, [says, NO_CLASSES]
         return level, [says]
     return "wait", []
+
+
+def _change(rise: float, error: float) -> str:
+    """Return the change of an accuracy, with its standard error if that is above 0."""
+    points, around = abs(100 * rise), f" ± {100 * error:.1f}" if error else ""
+    if points < 0.05:
+        return "unchanged"
+    if points < 100 * CLEAR * error:
+        return f"no clear change ({100 * rise:+.1f}{around} points)"
+    return f"{'up' if rise > 0 else 'down'} {points:.1f}{around} points"
 
 
 def _named(names: Sequence[str], problems: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

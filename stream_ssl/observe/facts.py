@@ -57,6 +57,7 @@ GAUGES: Mapping[Role, tuple[str, ...]] = {
         "loss_diagnostic",
         "held_out_class_accuracy",
         "held_out_first_accuracy",
+        "held_out_rise_error",
         "checkpoint_step",
         "checkpoint_age_seconds",
     ),
@@ -130,6 +131,9 @@ class Facts:
             "held_out": self._trend("held_out"),
             "held_out_first": first
             if math.isfinite(first := figures.get("held_out_first_accuracy"))
+            else None,
+            "held_out_error": error
+            if math.isfinite(error := figures.get("held_out_rise_error"))
             else None,
             "held_out_classes": len(figures.by("held_out_class_accuracy", "class")),
             "stream_knn": self._trend("knn"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +22,9 @@ from torch import Tensor
 from stream_ssl import durable
 from stream_ssl.bounded_files import read_map
 from stream_ssl.evaluation.labelled import Division, Labelled, Reader, balanced
-from stream_ssl.evaluation.neighbours import knn_accuracy
-from stream_ssl.evaluation.scores import ProbeResult
+from stream_ssl.evaluation.neighbours import knn_classify
+from stream_ssl.evaluation.scores import ProbeResult, paired_error, score
+from stream_ssl.observe.facts import TREND_SECONDS
 
 if TYPE_CHECKING:
     from stream_ssl.feed.decode import Payloads
@@ -65,11 +67,15 @@ class HeldOut:
 
 @dataclass(frozen=True, slots=True)
 class HeldOutRecord:
-    """The result of a probe, with its step and its duration in seconds."""
+    """The result of a probe, with its step and its duration in seconds.
+
+    `rise_error` is the standard error of the change within TREND_SECONDS; None: no earlier probe.
+    """
 
     step: int
     result: ProbeResult
     seconds: float
+    rise_error: float | None = None
 
 
 class HeldOutProbe:
@@ -110,6 +116,7 @@ class HeldOutProbe:
         (self._reference_NCHW, self._label_N), (image_QCHW, label_Q) = map(_joined, parts.values())
         rows = balanced(label_Q)
         self._query_QCHW, self._label_Q = image_QCHW[rows], label_Q[rows]
+        self._past: deque[tuple[float, Tensor]] = deque()  # time, and which queries were right
         self._check()
 
     def begin(self, folder: Path | None) -> HeldOutRecord:
@@ -160,8 +167,10 @@ class HeldOutProbe:
         if not bool(torch.isfinite(feature_NF).all() and torch.isfinite(feature_QF).all()):
             log.warning("step %d: the features of the held-out set are not finite", step)
             feature_NF, feature_QF = feature_NF.nan_to_num(), feature_QF.nan_to_num()
-        result = knn_accuracy(feature_QF, self._label_Q, feature_NF, self._label_N, self.settings.k)
-        record = HeldOutRecord(step, result, time.monotonic() - begun)
+        found_Q = knn_classify(feature_QF, feature_NF, self._label_N, self.settings.k)
+        error = self._rise_error(found_Q == self._label_Q, begun)
+        result = score(found_Q, self._label_Q)
+        record = HeldOutRecord(step, result, time.monotonic() - begun, error)
         log.info(
             "step %d: kNN accuracy %.1f %% on the held-out set (%.1f s)",
             step,
@@ -169,6 +178,19 @@ class HeldOutProbe:
             record.seconds,
         )
         return record
+
+    def _rise_error(self, right_Q: Tensor, now: float) -> float | None:
+        """Return the standard error of the change of accuracy since TREND_SECONDS ago.
+
+        The pairs of answers to each query give it. It is smaller than that of two independent
+        sets, because most queries get the same answer again.
+        """
+        past = self._past
+        while len(past) > 1 and past[1][0] <= now - TREND_SECONDS:
+            past.popleft()
+        error = paired_error(past[0][1], right_Q) if past else None
+        past.append((now, right_Q))
+        return error
 
     def _encode(self, image_NCHW: Tensor) -> Tensor:
         with torch.inference_mode():

@@ -298,6 +298,12 @@ LEARNER: tuple[Spec, ...] = (
         "in a run that began without this held-out set.",
     ),
     Spec(
+        "learner", "gauge", "held_out_rise_error", "",
+        "Standard error of the change of held_out_accuracy within the last hour, from the pairs of "
+        "answers to each held-out image.",
+        "A change below twice this value may be chance.",
+    ),
+    Spec(
         "learner", "gauge", "held_out_class_accuracy", "",
         "kNN accuracy on the held-out labelled set at the last probe, by class.",
         "A fall for classes that left the stream long ago: forgetting.", ("class",),

@@ -247,6 +247,8 @@ class LearnerMetrics:
         put = self._families.set
         put("held_out_accuracy", record.result.accuracy)
         put("held_out_step", record.step)
+        if record.rise_error is not None:
+            put("held_out_rise_error", record.rise_error)
         put("held_out_probe_seconds", record.seconds)
         for label, accuracy in record.result.per_class.items():
             if label < CLASSES:  # a mean of all other classes would mean nothing

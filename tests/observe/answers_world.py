@@ -105,12 +105,14 @@ class Run:
         record = step(**empty, skipped="novelty", near_duplicates=len(away), dropped_origins=away)
         return lambda: self.learner.learner.consume(record)
 
-    def probes(self, accuracy: float, first: float | None = None) -> None:
+    def probes(
+        self, accuracy: float, first: float | None = None, error: float | None = None
+    ) -> None:
         """A probe of ten held-out classes, in a run that began with the accuracy `first`."""
         self.learner.learner.started_at(first)
         per_class = dict.fromkeys(range(10), accuracy)
         result = ProbeResult(accuracy, per_class, 300)
-        self.learner.learner.observe_held_out(HeldOutRecord(self.steps, result, 0.1))
+        self.learner.learner.observe_held_out(HeldOutRecord(self.steps, result, 0.1, error))
 
     def fills(self, classes: dict[int, int] | None = None, alike: float = 0.02) -> None:
         """A memory that is nearly full."""

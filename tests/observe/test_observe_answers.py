@@ -182,6 +182,29 @@ def test_a_lag_that_grows_is_told_before_its_condition_begins() -> None:
     assert {one.level for one in asked(run).values()} == {"good", "wait"}, "an old lag that waits"
 
 
+def test_a_change_of_accuracy_has_its_error() -> None:
+    run = Run()
+    run.fills()
+    run.steps = 300
+    told = {
+        0.43: ("up 3.0 ± 1.2 points", "good"),
+        0.42: ("no clear change (+2.0 ± 1.2 points)", "good"),
+        0.38: ("no clear change (-2.0 ± 1.2 points)", "good"),
+        0.34: ("down 6.0 ± 1.2 points", "watch"),
+    }
+    run.probes(0.4)
+    run.pass_(300, run.sends(), run.learns())
+    for accuracy, (change, level) in told.items():
+        run.probes(accuracy, error=0.012)
+        run.pass_(20, run.sends(), run.learns())
+        found = asked(run)["Learning"]
+        assert f"{change} in the last" in found.says
+        assert found.level == level
+    run.probes(0.34, error=0.04)
+    run.pass_(20, run.sends(), run.learns())
+    assert asked(run)["Learning"].level == "good", "a fall of 1.5 standard errors"
+
+
 def test_updates_that_stop_are_told(healthy: Run) -> None:
     """A rate of 0 is no good news, also while the last updates are in the window of a count."""
     run = Run()

@@ -70,6 +70,35 @@ def test_an_encoder_that_has_diverged_is_no_reason_to_stop(
     assert "step 9: the features of the held-out set are not finite" in caplog.text
 
 
+def test_the_error_of_a_change_counts_the_images_whose_answer_changed() -> None:
+    """It is the standard deviation of the changes, over the root of their number."""
+    blind = [True]
+
+    def features(image_BCHW: torch.Tensor) -> torch.Tensor:
+        return pixels(image_BCHW) * (0.0 if blind[0] else 1.0)
+
+    found = HeldOutProbe(settings(), Decoder(8), features)
+    first = found.probe(0)
+    assert first.rise_error is None
+    same = found.probe(1)
+    assert same.rise_error == 0.0
+    blind[0] = False
+    seen = found.probe(2)
+    rise = seen.result.accuracy - first.result.accuracy
+    assert rise > 0.5
+    assert seen.result.accuracy == 1.0, "so each change is 0 or 1"
+    assert seen.rise_error == pytest.approx((rise * (1 - rise) / 60) ** 0.5)
+
+
+def test_the_error_of_a_change_is_of_the_last_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, now = probe(), [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    for minutes in range(0, 301, 20):
+        now[0] = 60.0 * minutes
+        found.probe(minutes)
+    assert [at / 60 for at, _ in found._past] == [240.0, 260.0, 280.0, 300.0]
+
+
 def test_the_accuracy_at_the_start_outlives_a_restart(tmp_path: Path) -> None:
     found = probe()
     record = found.begin(tmp_path)
