@@ -47,6 +47,8 @@ def _values(now: float, slots: int) -> dict[str, float]:
         "stream_ssl_journal_fsync_seconds_sum": 0.003 * now,
         "stream_ssl_journal_fsync_seconds_count": 2 * now,
         key("stream_ssl_memory_slots", {"memory": "working"}): filled,
+        key("stream_ssl_memory_capacity_slots", {"memory": "working"}): slots,
+        key("stream_ssl_memory_evictions_total", {"memory": "working"}): max(0.0, trained - slots),
     }
     for c in range(10):
         label = {"class": str(c)}

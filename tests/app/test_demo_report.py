@@ -110,6 +110,25 @@ def test_colours_follow_the_scheme(page):
     assert not re.search(r"(?:fill|stroke): #[0-9a-f]", "".join(drawings))
 
 
+def test_a_demo_without_evictions_does_not_speak_of_them(found, tmp_path):
+    path = tmp_path / "report.html"
+    short = found | {"evicted_samples": 0.0, "memory_slots": 700.0}
+    parts = made_up_history(), made_up_evaluation(), short, made_up_replay(), made_up_facts()
+    report.write(path, *parts)
+    text = " ".join(path.read_text().split())
+    assert "DUEL memory evicted nothing: 700 of its 1,024 slots hold a sample" in text
+    assert "evicts" not in text
+
+
+def test_the_legend_of_the_flow_is_below_its_title(page):
+    heights = {
+        text: float(re.search(rf' y="(\S+)" [^>]*>{text}<', page)[1])
+        for text in ("Samples per second", "received", "trained, new")
+    }
+    assert heights["received"] > heights["Samples per second"] + 5
+    assert heights["trained, new"] > heights["Samples per second"] + 5
+
+
 def test_mosaics_hold_equally_many_images(read):
     sizes = [
         Image.open(io.BytesIO(base64.b64decode(address.partition(",")[2]))).size
@@ -117,6 +136,12 @@ def test_mosaics_hold_equally_many_images(read):
         if address.startswith("data:image/png")
     ]
     assert sizes == [(24 * 28, 24 * 28)] * 2
+
+
+@pytest.mark.parametrize(("slots", "shown"), [(128, 120), (7, 7)])
+def test_a_mosaic_has_whole_rows(slots, shown):
+    for _, count, _, _ in report.mosaics(made_up_evaluation(slots), made_up_replay(slots)).values():
+        assert count == shown
 
 
 def test_summary_has_every_figure_by_name(found, tmp_path):

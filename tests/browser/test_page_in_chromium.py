@@ -184,6 +184,22 @@ def test_a_person_logs_in_behind_a_proxy_and_finds_a_picture(chromium: Any, tmp_
             page.wait_for_selector("#token")
 
 
+def test_slots_that_are_replaced_meanwhile_show_their_newer_samples(chromium: Any) -> None:
+    """The memory replaces each slot between the listing and the pictures."""
+
+    def newer(route: Any) -> None:
+        reply = route.fetch()
+        told = reply.json()
+        told["ids"] = [f"newer-{one}" for one in told["ids"]]
+        route.fulfill(response=reply, json=told)
+
+    with run() as (url, _, _r), Visit(chromium, url) as visit:
+        visit.page.route("**/memory/pictures?*", newer)
+        visit.page.reload()
+        painted = "[...document.querySelectorAll('.tile')].filter(t => t.style.backgroundImage)"
+        until(visit.page, f"{painted}.length === 128")
+
+
 def test_the_keyboard_is_enough(chromium: Any) -> None:
     with run() as (url, _, _r), Visit(chromium, url) as visit:
         page = visit.page

@@ -123,7 +123,7 @@ def flow_curves(received: Points, trained: Points, lag: Points, alt: str) -> Mar
         _line(left, received, STREAM, "received")
         _line(left, trained, DUEL, "trained, new")
         left.set_title("Samples per second", pad=10)
-        left.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0.2)
+        left.legend(loc="best")
         _line(right, lag, DUEL, "lag")
         right.set_title("Learner's lag, seconds", pad=10)
         for axes, curves in ((left, (received, trained)), (right, (lag,))):

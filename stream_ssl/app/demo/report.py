@@ -92,7 +92,7 @@ def write(
         mosaics=mosaics(evaluation, sent),
         accuracy_rows=accuracy_rows(evaluation),
         representation_titles=REPRESENTATION_TITLES,
-        slots=int(found["memory_slots"]),
+        slots=int(found["memory_capacity_slots"]),
     )
     path.write_text(page)
 
@@ -205,6 +205,7 @@ def plots(history: History, evaluation: DemoEvaluation, facts: DemoFacts) -> dic
 def mosaics(evaluation: DemoEvaluation, sent: Replay) -> dict[str, tuple[str, int, int, int]]:
     """Return (data address, images, width, height) by name, with equally many images of each."""
     count = min(COLUMNS * ROWS, len(evaluation.image_KHW), len(sent.newest_KHW))
+    count = count // COLUMNS * COLUMNS or count  # whole rows, without black tiles
     found = {}
     for name, image_NHW, label_N in (
         ("queue", sent.newest_KHW, sent.newest_K),

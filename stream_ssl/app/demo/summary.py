@@ -116,7 +116,14 @@ def _learning(history: History, evaluation: DemoEvaluation) -> Figures:
 
 
 def _balance(history: History) -> Figures:
-    found: Figures = {"memory_slots": history.last("stream_ssl_memory_slots", memory="working")}
+    found: Figures = {
+        name: history.last(f"stream_ssl_{metric}", memory="working")
+        for name, metric in (
+            ("memory_slots", "memory_slots"),
+            ("memory_capacity_slots", "memory_capacity_slots"),
+            ("evicted_samples", "memory_evictions_total"),
+        )
+    }
     for holder in HOLDERS:
         held = newest_counts(history, holder)
         found[f"{NAMES[holder]}_largest_class_share"] = max(shares(held))

@@ -14,7 +14,9 @@ export class Pictures {
     const wanted = slots.filter((slot) => !this.byId.has(slot.id));
     for (let start = 0; start < wanted.length && this.most; start += this.most) {
       const part = wanted.slice(start, start + this.most);
-      this.add(await ask("learner", "memory/pictures", { slots: part.map((s) => s.slot).join() }));
+      const got = await ask("learner", "memory/pictures", { slots: part.map((s) => s.slot).join() });
+      this.add(got);
+      part.forEach((row, at) => { row.id = got.ids[at] ?? row.id; }); // a slot may hold a newer sample by now
     }
   }
 
@@ -177,7 +179,7 @@ export class MemorySection {
     tile.title = text;
     tile.setAttribute("aria-label", text);
     tile.style.setProperty("--mark", shade(this.peak ? (row.duplicates ?? 0) / this.peak : 0));
-    this.pictures.paint(tile, row.id);
+    if (this.pictures.byId.has(row.id)) this.pictures.paint(tile, row.id); // else its picture is on the way
   }
 
   move(event) {
