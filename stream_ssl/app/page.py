@@ -37,13 +37,13 @@ def process_of(run: Path, role: str) -> str | None:
 
 
 def ending_of(run: Path, role: str) -> Mapping[str, Any]:
-    """Return the state of one of the run's processes if it has ended, and {} otherwise.
+    """Return the state of one of the run's processes if it ended, starts or never ran, else {}.
 
     The receivers of `run --receivers` have their folders in the learner's run folder.
     """
     folder = run.parent if role not in load(run) and role in load(run.parent) else run
     state = silence(folder, load(folder), [role])[role]
-    return state if {"ended", "before"} & state.keys() else {}
+    return state if {"ended", "absent", "pid"} & state.keys() else {}
 
 
 def peers_of(run: Path, role: str) -> dict[str, tuple[str, int]]:

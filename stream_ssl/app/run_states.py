@@ -247,8 +247,9 @@ def silence(
     """Return the state of each process that does not answer, for `answers`.
 
     A process starts, hangs, or has ended. If endpoints.json cannot be used, its address is
-    unknown. The keys `pid` (starting), `ended` (how), and `hung` or `unknown` (the reason) tell
-    which it is. A process that the supervisor starts again has `pid` and `before` (how it ended).
+    unknown. The keys `pid` (starting), `ended` (how), `absent` (it never started here), and `hung`
+    or `unknown` (the reason) tell which it is. A process that the supervisor starts again has
+    `pid` and `before` (how it ended).
     """
     broken = broken_file(run)
     found: dict[str, dict[str, Any]] = {}
@@ -265,7 +266,7 @@ def silence(
         elif (pid := _holder(run, name)) is None and last is not None:
             found[name] = last.state()
         elif entry is None:
-            found[name] = {"error": f"the {name} has not started"}
+            found[name] = {"error": f"no {name} has started in this run folder", "absent": True}
         elif pid is not None and pid == entry.get("pid"):
             why = hangs(name, pid, entry["http"])
             found[name] = {"error": why, "hung": f"{why}. {hung_remedy(why)}"}

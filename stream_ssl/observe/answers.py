@@ -157,6 +157,11 @@ ENDED = {
     "killed": "No sample is lost. Read the end of its log, and dmesg for a lack of memory",
 }
 """What to do before a process starts again, by how it ended."""
+ALONE = {
+    "learner": "A receiver alone only collects samples. To train, run stream-ssl learner CONFIG",
+    "receiver": "A learner alone trains on the journal. To receive, run stream-ssl receiver CONFIG",
+}
+"""What to do about a process that never started in the run folder while others run."""
 STOPPED = "If you stopped the run, continue it with stream-ssl run CONFIG. Otherwise: "
 
 
@@ -180,7 +185,9 @@ def problems_of(states: Mapping[str, State]) -> list[dict[str, Any]]:
         ended = state.get("ended")
         fault, severity = "process-hung" if state.get("hung") else "down", "critical"
         remedy = (STOPPED if all_gone else "") + DOWN.replace("the process", f"the {name}", 1)
-        if "before" in state:
+        if state.get("absent") and not all_gone:
+            severity, remedy = "warning", ALONE[name.partition("-")[0]]
+        elif "before" in state:
             fault, severity, remedy = "restarting", "warning", CONDITIONS["restarting"].remedy
         elif ended is not None and ended["end"] == "stopped":
             severity, remedy = "warning", f"Start it again with: {ended['again']}"

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from stream_ssl.app.endpoints import FILE, hold_role
-from stream_ssl.app.page import peers_of
+from stream_ssl.app.endpoints import FILE, hold_role, publish
+from stream_ssl.app.page import ending_of, peers_of
 from stream_ssl.observe import peers
 from stream_ssl.observe.conditions import HUNG_SECONDS
 from stream_ssl.observe.health import Health
@@ -82,3 +82,15 @@ def test_peers_are_living_processes_that_the_run_names(tmp_path: Path) -> None:
 
 def test_the_time_for_an_answer_is_bounded() -> None:
     assert peers.ASK_SECONDS + peers.ASK_EVERY + HUNG_SECONDS < 120
+
+
+def test_a_page_knows_how_the_other_process_ended(tmp_path: Path) -> None:
+    assert ending_of(tmp_path, "learner") == {
+        "error": "no learner has started in this run folder",
+        "absent": True,
+    }
+    with hold_role(tmp_path, "learner"):
+        assert ending_of(tmp_path, "learner")["starting"]
+        publish(tmp_path, "learner", http="http://127.0.0.1:1")
+        assert ending_of(tmp_path, "learner") == {}, "it lives, and the page asks it"
+    assert ending_of(tmp_path, "learner")["ended"]["end"] == "stopped"

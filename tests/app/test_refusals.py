@@ -373,6 +373,7 @@ def test_what_is_printed_is_no_markup(tmp_path: Path, capsys: pytest.CaptureFixt
         "unknown": {},
         "hung": {},
         "ended": {},
+        "absent": {},
     }
     console.print(status.table(Path("x[bold]y"), {}, none))
     assert "x[bold]y" in capsys.readouterr().out

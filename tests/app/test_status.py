@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from observe_records import step
@@ -53,9 +54,8 @@ def test_a_process_that_is_up_and_not_ready_says_why(
 
 def test_a_learner_that_falls_behind_is_not_called_healthy() -> None:
     quiet = {"up": {"receiver": True, "learner": True}, "receiver": None, "learner": None}
-    none = {
-        name: {} for name in ("conditions", "not_ready", "starting", "unknown", "hung", "ended")
-    }
+    keys = ("conditions", "not_ready", "starting", "unknown", "hung", "ended", "absent")
+    none: dict[str, Any] = {name: {} for name in keys}
     figures = {**quiet, **none, "group": None}
     levels: dict[Level, str] = {"good": "healthy", "watch": "worth a look"}
     for level, said in levels.items():
@@ -292,3 +292,16 @@ def test_skipped_updates_are_told_in_place_of_the_loss(
         metrics._families.set("skipped_updates_in_a_row", 0)  # as after a reload
         metrics._families.add("steps_total", 7)
         assert "no loss: the last updates were skipped" in shown(tmp_path, capsys)
+
+
+def test_a_receiver_alone_is_not_told_to_read_the_learners_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    metrics = ReceiverMetrics(CollectorRegistry())
+    with Server(metrics.registry, Health(), "receiver") as server:
+        (tmp_path / FILE).write_text(json.dumps({"receiver": {"http": server.address}}))
+        said = shown(tmp_path, capsys)
+    assert "look: 1 condition holds now: down (no learner has started in this run folder)" in said
+    assert "A receiver alone only collects samples. To train, run stream-ssl learner CONFIG" in said
+    assert "health incomplete: no learner has started here" in said
+    assert "log" not in said.replace("stream-ssl · ", "").partition("up http")[0]

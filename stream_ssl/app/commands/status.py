@@ -149,8 +149,8 @@ def of_folder(run: Path, seconds: float, json: bool, health: str | None) -> int:
         return FAILED
     figures = measure(addresses, seconds, time.sleep, token)
     silent = silence(run, endpoints, [role for role, up in figures["up"].items() if not up])
-    keys = (("starting", "pid"), ("unknown", "unknown"), ("hung", "hung"), ("ended", "ended"))
-    for told, key in keys:
+    keys = {"starting": "pid"} | {key: key for key in ("unknown", "hung", "ended", "absent")}
+    for told, key in keys.items():
         figures[told] = {name: state[key] for name, state in silent.items() if key in state}
     states = {
         name: silent.get(name) or ask_state(addresses[name], name.partition("-")[0], token)
@@ -461,6 +461,8 @@ def _verdict(figures: Mapping[str, Any], looks: bool) -> str:
     if silent:
         if figures["unknown"]:
             return "[red]unknown[/]: a running process writes endpoints.json again; try again"
+        if any(figures["up"].values()) and figures["absent"].keys() >= {*silent}:
+            return f"[yellow]incomplete[/]: no {' and no '.join(silent)} has started here"
         if figures["ended"]:
             ends = {one["end"] for one in figures["ended"].values()}
             colour = "yellow" if ends == {"stopped"} else "red"

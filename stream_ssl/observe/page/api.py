@@ -104,7 +104,7 @@ class Sources:
         group: the view of a learner's ranks; None until the ranks have connected.
         producers: the view of a receiver's producers.
         peer: returns the address of the other process.
-        gone: returns the state of a process that has ended, with how it ended; {} otherwise.
+        gone: returns the state of a process that ended, starts or never ran here; {} otherwise.
         hung: returns a sentence if the process at an address hangs, else an empty string.
         token: the token of both processes.
     """
