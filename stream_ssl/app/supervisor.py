@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from stream_ssl.app.signals import KILLED, PARENT
-from stream_ssl.observe.catalogue import RESTARTS
+from stream_ssl.observe.catalogue import LAST_END, RESTARTS
 
 log = logging.getLogger("stream_ssl.supervisor")
 
@@ -92,6 +92,8 @@ class Child:
     started: float = 0.0
     start_at: float = 0.0
     restarts: int = 0
+    last_end: str = ""
+    """How the last process ended, in a few words."""
     worked: bool = False
     """True once the process has lived for `back_off.healthy` seconds."""
     may_start: Callable[[], bool] = lambda: True
@@ -112,6 +114,7 @@ class Child:
                 **os.environ,
                 PARENT: str(os.getpid()),
                 RESTARTS: str(self.restarts),
+                LAST_END: self.last_end,
             },
             start_new_session=True,  # Ctrl-C reaches only this process, which stops all in order
         )
@@ -196,6 +199,7 @@ class Supervisor:
         wait = child.back_off.after(lived)
         child.start_at = now + wait
         child.restarts += 1
+        child.last_end = why.partition(";")[0]
         log.warning("%s %s; restart in %.1f s", child.name, why, wait)
 
     def _stop_all(self) -> int:

@@ -32,8 +32,9 @@ BAD_SAMPLES = ("damaged", "empty", "expensive", "fields", "format", "packet", "p
 SIGNALS = ("loss", "collision", "embedding", "image")
 CLASSIFIERS = ("linear", "knn", "no_change", "majority")
 """The classifiers of the online probe. The first two use the embeddings, the last two do not."""
-RESTARTS = "STREAM_SSL_RESTARTS"
-"""The environment variable that holds how often the supervisor has restarted this process."""
+RESTARTS, LAST_END = "STREAM_SSL_RESTARTS", "STREAM_SSL_LAST_END"
+"""The environment variables that hold how often the supervisor has restarted this process, and how
+the previous process ended."""
 PRODUCERS = 256
 """The most producers with a label of their own. All others count as "other"."""
 CLASSES = 64

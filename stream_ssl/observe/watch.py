@@ -7,6 +7,7 @@ conditions of each role are in `receiver_checks.py` and `learner_checks.py`.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from stream_ssl.observe import conditions as at
+from stream_ssl.observe.catalogue import LAST_END
 from stream_ssl.observe.conditions import CONDITIONS, OF_CHECK, Lit, plural
 from stream_ssl.observe.health import Health
 from stream_ssl.observe.learner_checks import LearnerChecks
@@ -148,8 +150,10 @@ class Watch:
         if figures.get("starting") > 0 and up > at.START_SECONDS:
             yield "starting", "", f"the {self._role} has been starting for {seconds(up)}"
         if figures.get("restarts_total") > 0 and up < at.RESTART_SECONDS:
-            says = f"the {self._role} has died and was started again {seconds(up)} ago"
-            yield "restarting", "", says
+            ended = os.environ.get(LAST_END) or "has died"
+            restarts = plural(figures.get("restarts_total"), "restart")
+            says = f"the {self._role} {ended} and was started again {seconds(up)} ago"
+            yield "restarting", "", f"{says}; {restarts} since stream-ssl run began"
         if hung := self._hung():
             yield "process-hung", "", "; ".join(hung)
         damaged = self._trends.rise("journal", at.EVENT_SECONDS, {

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from harness import processes, until
-from test_status import shown
+from test_status import held_by_another, shown
 
 from stream_ssl.app import endings
 from stream_ssl.app.commands import status
@@ -80,6 +80,26 @@ def test_a_record_that_cannot_be_written_is_removed(
     with hold_role(tmp_path, "receiver"):
         monkeypatch.setattr(endings, "write", full)
     assert ending(tmp_path, "receiver") is None
+
+
+def test_a_process_that_the_supervisor_starts_again_says_how_it_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with held_by_another(tmp_path, "supervisor") as pid:
+        for parent, shown_again in ((pid, True), (pid + 1, False)):  # an earlier start of the run
+            record = {
+                "pid": 1,
+                "parent": parent,
+                "command": "stream-ssl learner",
+                "words": "step 7",
+            }
+            (tmp_path / "learner.last.json").write_text(json.dumps(record))
+            (tmp_path / "learner.lock").write_text("1")
+            said = shown(tmp_path, capsys)
+            assert f"learner starting (pid {pid})" in said
+            killed = "restarting (the learner was killed or crashed at about"
+            assert (killed in said) == shown_again
+            assert ("the last line of its log: step 7" in said) == shown_again
 
 
 @pytest.mark.parametrize(

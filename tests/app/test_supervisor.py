@@ -31,6 +31,7 @@ from stream_ssl.app.supervisor import (
     learner_command,
     signal_of,
 )
+from stream_ssl.observe.catalogue import LAST_END
 
 # Each child appends its pid when it starts, so that a test sees starts without asking the child.
 LIVES = "import os, sys, time; open(sys.argv[1], 'a').write(f'{os.getpid()}\\n'); time.sleep(60)"
@@ -102,6 +103,19 @@ def test_a_killed_child_is_started_again(tmp_path: Path) -> None:
     assert running.join() == 0
     assert supervisor.children[0].restarts == 1
     assert not any(alive(pid) for pid in starts(log))
+
+
+def test_a_child_learns_how_the_one_before_it_ended(tmp_path: Path) -> None:
+    log = tmp_path / "ends"
+    tells = (
+        f"import os, sys; open(sys.argv[1], 'a').write(os.environ['{LAST_END}'] + '\\n'); exit(3)"
+    )
+    supervisor = Supervisor({"child": python(tells, log)})
+    supervisor.children[0].back_off = BackOff(first=0.01, longest=0.02)
+    running = Running(supervisor)
+    until(lambda: log.exists() and log.read_text().count("\n") >= 2)
+    running.join()
+    assert log.read_text().splitlines()[:2] == ["", "ended with status 3"]
 
 
 def test_a_child_that_cannot_be_started_is_started_when_it_can(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from stream_ssl.learning.checkpoint import CheckpointRecord
 from stream_ssl.learning.divergence import Divergence
 from stream_ssl.learning.records import Idle
 from stream_ssl.observe import families as exported
+from stream_ssl.observe.catalogue import LAST_END
 from stream_ssl.observe.conditions import TABLE, plural
 from stream_ssl.observe.server import Server
 
@@ -358,7 +359,11 @@ LEARNER: dict[str, tuple[Fault, str, str]] = {
     "parked-journal": (parked_journal, "", "no rank reads 1 of the run's journals"),
     "slow-rank": (slow_rank, "", "rank 2 needs longer"),
     "starting": (starting, "", "the learner has been starting for"),
-    "restarting": (restarting, "", "has died and was started again"),
+    "restarting": (
+        restarting,
+        "",
+        "the learner has died and was started again 1 min ago; 1 restart since",
+    ),
     "loop-stopped": (loop_stopped, "", "the learner's main loop has made no round for"),
     "disk-low": (disk_low, "", "MB are left on the disk of"),
 }
@@ -465,6 +470,16 @@ def test_a_condition_that_flaps_does_not_fill_the_log(caplog: pytest.LogCaptureF
         world.pass_(70, stepped(world))
     assert len(messages(caplog)) == 3
     assert len(messages(caplog, logging.INFO)) == 3
+
+
+def test_a_restart_names_how_the_process_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LAST_END, "was killed by SIGKILL (signal 9)")
+    world = World("learner")
+    world.learner._families.add("restarts_total", 3)
+    world.pass_(10, stepped(world))
+    (says,) = world.lit.values()
+    told = "was killed by SIGKILL (signal 9) and was started again 10 s ago; 3 restarts since"
+    assert told in says
 
 
 def test_a_camera_that_says_goodbye_is_not_waited_for() -> None:
