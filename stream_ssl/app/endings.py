@@ -29,6 +29,8 @@ from stream_ssl.rate_limited_logger import printable
 BEAT_SECONDS = 5.0
 """Seconds between two writes that show that the process lives."""
 LAST = "the last line of its log: "
+INVALID = 0
+"""The time of a record that its process could not replace."""
 MOST_WORDS = 300
 """The maximum length of a process's last words, in characters."""
 
@@ -72,7 +74,7 @@ class Life(logging.Handler):
             write(self._path, json.dumps(self._told | {"words": self._words} | more) + "\n")
         except OSError:  # on a full disk, no record is better than a wrong one
             with contextlib.suppress(OSError):
-                self._path.unlink()
+                os.utime(self._path, (INVALID, INVALID))  # which needs no room
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
@@ -124,8 +126,11 @@ def ending(run: Path, role: str) -> Ending | None:
 
     Return None without a record, as of an older version or after a full disk.
     """
+    path = run / f"{role}.last.json"
     try:
-        told = read_map(run / f"{role}.last.json")
+        if path.stat().st_mtime == INVALID:
+            return None
+        told = read_map(path)
         words, parent, again = str(told["words"]), int(told["parent"]), str(told["command"])
         end, when = told.get("end"), told.get("ended", (run / f"{role}.lock").stat().st_mtime)
         at = datetime.fromtimestamp(when).astimezone().isoformat(" ", "seconds")

@@ -168,8 +168,8 @@ def _why(record: ReceiverRecord) -> str:
     """Return why producers get no credit."""
     if record.disk_full:
         return (
-            "the disk of the journal is full, and the journal's budget is not; free space "
-            "on the disk"
+            "the disk of the journal is full, except for the room that a packet and a checkpoint "
+            "need; free space on the disk"
         )
     if record.full:
         return "the journal has used its budget"

@@ -67,7 +67,7 @@ def test_a_damaged_record_says_nothing(tmp_path: Path, text: str) -> None:
     assert ending(tmp_path, "learner") is None
 
 
-def test_a_record_that_cannot_be_written_is_removed(
+def test_a_record_that_cannot_be_replaced_says_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the record of an earlier life would say how this one ended."""
@@ -80,6 +80,10 @@ def test_a_record_that_cannot_be_written_is_removed(
     with hold_role(tmp_path, "receiver"):
         monkeypatch.setattr(endings, "write", full)
     assert ending(tmp_path, "receiver") is None
+    monkeypatch.undo()
+    with hold_role(tmp_path, "receiver"):
+        pass
+    assert ending(tmp_path, "receiver") is not None, "the disk has room again"
 
 
 def test_a_process_that_the_supervisor_starts_again_says_how_it_ended(

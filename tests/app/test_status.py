@@ -48,7 +48,9 @@ def test_a_process_that_is_up_and_not_ready_says_why(
     said = capsys.readouterr().out
     reasons = {"receiver": ["journal: cannot be written [Errno 28]"], "learner": []}
     assert figures["not_ready"] == reasons
-    assert "not ready: journal: cannot be written [Errno 28]" in said
+    told = " ".join(said.replace("│", "").split())
+    assert told.count("journal: cannot be written [Errno 28]. Make room on the disk") == 1
+    assert "not ready: journal" not in told, "the condition says it, with its remedy"
     assert (figures["learner"]["loss"], "no update yet" in said) == (None, True)
 
 

@@ -36,7 +36,7 @@ from stream_ssl.app.run_states import (
     token_of,
 )
 from stream_ssl.observe.answers import MOST_PRODUCERS, Answer, answers, as_json
-from stream_ssl.observe.conditions import few, plural
+from stream_ssl.observe.conditions import OF_CHECK, few, plural
 from stream_ssl.observe.scrape import History, Scraper
 from stream_ssl.observe.trends import percent
 from stream_ssl.rate_limited_logger import printable
@@ -388,7 +388,7 @@ def table(
         failing = [  # a reason that is a condition stands below, with its remedy
             reason
             for reason in figures["not_ready"].get(role, [])
-            if reason.partition(":")[0] not in present
+            if OF_CHECK.get(check := reason.partition(":")[0], check) not in present
         ]
         reasons = "".join(f"\n[red]not ready[/]: {escape(reason)}" for reason in failing)
         by_advice: dict[tuple[str, str], list[str]] = {}
