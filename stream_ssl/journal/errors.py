@@ -15,6 +15,10 @@ class JournalFull(JournalError):
     """A failed append because the budget is used up or the disk is full."""
 
 
+class BudgetUsed(JournalFull):
+    """A failed append because the budget is used up. The disk works and has room."""
+
+
 def as_journal_error(error: Exception, path: Path) -> JournalError:
     """Return an error of LMDB or of the system as a JournalError of the journal at `path`."""
     text = str(error)

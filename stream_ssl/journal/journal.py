@@ -25,7 +25,7 @@ from pathlib import Path
 import lmdb
 
 from stream_ssl.durable import write
-from stream_ssl.journal.errors import JournalFull, as_journal_error
+from stream_ssl.journal.errors import BudgetUsed, JournalFull, as_journal_error
 from stream_ssl.journal.old_segments import OldSegments
 from stream_ssl.journal.producer_states import ProducerStates
 from stream_ssl.journal.recovery import recover
@@ -203,7 +203,7 @@ class Journal:
         self._states.check_order(entries)
         need = self._reserve + sum(entry_bytes(entry) for entry in entries)
         if need > self.budget - self.bytes and any(e.header is not None for e in entries):
-            raise JournalFull(
+            raise BudgetUsed(
                 f"journal {self.path}: {need} bytes do not fit, {self.bytes} of {self.budget} are "
                 "used; it empties behind the learner's checkpoints, or raise journal.budget"
             )

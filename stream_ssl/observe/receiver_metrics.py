@@ -138,7 +138,7 @@ RECEIVER: tuple[Spec, ...] = (
     ),
     Spec(
         "receiver", "counter", "journal_failures_total", "commits",
-        "Group commits that failed, because there was no room or the disk failed.",
+        "Group commits that failed, because the disk was full or failed.",
         "Any growth: nothing is acknowledged until the fault is repaired, and nothing is lost.",
         field="ReceiverRecord.journal_failures",
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from stream_ssl.journal.errors import JournalError
+from stream_ssl.journal.errors import BudgetUsed, JournalError
 from stream_ssl.rate_limited_logger import RateLimitedLogger
 from stream_ssl.receiver.access import Access
 from stream_ssl.receiver.answers import Answers, Send
@@ -201,7 +201,7 @@ class ReceiverProtocol:
                 self.answers.ack(session, now)
 
     def _stop_credit(self, error: JournalError, now: float) -> None:
-        self.counters.journal_failures += 1
+        self.counters.journal_failures += not isinstance(error, BudgetUsed)
         self._limited_log.warning("journal", f"{error}; no credit until it can be written")
         self.credit.room = 0
         self.credit.grant(now)
