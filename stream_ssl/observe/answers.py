@@ -156,12 +156,12 @@ ENDED = {
     "failed": "Correct the error",
     "killed": "No sample is lost. Read the end of its log, and dmesg for a lack of memory",
 }
-"""What to do before a process starts again, by how it ended."""
+"""The action before a process starts again, by how it ended."""
 ALONE = {
     "learner": "A receiver alone only collects samples. To train, run stream-ssl learner CONFIG",
     "receiver": "A learner alone trains on the journal. To receive, run stream-ssl receiver CONFIG",
 }
-"""What to do about a process that never started in the run folder while others run."""
+"""The advice about a process that never started in the run folder while others run."""
 STOPPED = "If you stopped the run, continue it with stream-ssl run CONFIG. Otherwise: "
 
 
