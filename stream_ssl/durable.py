@@ -11,8 +11,10 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from stream_ssl.bounded_files import open_binary, read_map
 
@@ -33,6 +35,33 @@ UNREAD = (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM, e
 """System errors that do not show whether the content of a file is damaged."""
 
 
+@contextmanager
+def replacing(path: Path, mode: int = 0o644, wait: bool = True) -> Iterator[BinaryIO]:
+    """Yield a file that replaces `path` at the end of the block; see `write`.
+
+    An error in the block leaves the old file.
+    """
+    fresh = path.with_name(f"{path.name}.part")
+    fresh.unlink(missing_ok=True)
+    try:
+        handle = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        with os.fdopen(handle, "w+b") as file:
+            yield file
+            file.flush()
+            if wait:
+                os.fsync(handle)
+            ours = os.fstat(handle)
+        if not fresh.exists() or not os.path.samestat(fresh.stat(), ours):
+            raise OSError(errno.EBUSY, "another process writes it at the same time", str(path))
+        fresh.replace(path)
+    except BaseException as error:
+        if getattr(error, "errno", None) != errno.EBUSY:
+            fresh.unlink(missing_ok=True)
+        raise
+    if wait:
+        sync(path.parent)
+
+
 def write(
     path: Path, content: str | bytes | memoryview, mode: int = 0o644, wait: bool = True
 ) -> None:
@@ -49,25 +78,8 @@ def write(
         OSError: the write failed, or another process wrote the file meanwhile. This process has
             then not changed it.
     """
-    fresh = path.with_name(f"{path.name}.part")
-    fresh.unlink(missing_ok=True)
-    try:
-        handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-        with os.fdopen(handle, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            if wait:
-                os.fsync(handle)
-            ours = os.fstat(handle)
-        if not fresh.exists() or not os.path.samestat(fresh.stat(), ours):
-            raise OSError(errno.EBUSY, "another process writes it at the same time", str(path))
-        fresh.replace(path)
-    except OSError as error:
-        if error.errno != errno.EBUSY:
-            fresh.unlink(missing_ok=True)
-        raise
-    if wait:
-        sync(path.parent)
+    with replacing(path, mode, wait) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
 
 
 def make_folder(path: Path, mode: int = 0o777) -> None:

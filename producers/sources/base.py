@@ -140,7 +140,7 @@ def wrong_position(name: str, what: str) -> SourceError:
     return SourceError(
         f"source {name!r}: the position does not fit: {what}. "
         "Give the source the settings and files it had, or start anew: under another producer "
-        "name, with another --out of curate, or in Python with position None"
+        "name, with another --out of curate or embed, or in Python with position None"
     )
 
 

@@ -9,6 +9,10 @@ import queue
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from stream_ssl.producers.sources import Source
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +84,20 @@ def stop_on_signals() -> Stop:
         signal.signal(signal.SIGHUP, handle)
     if parent := os.environ.get(PARENT):
         threading.Thread(target=watch_parent, args=(int(parent), stop), daemon=True).start()
+    return stop
+
+
+def stop_source_on_signals(source: Source) -> Stop:
+    """Return the event of `stop_on_signals`, which also stops a source that waits for samples."""
+    from stream_ssl.producers.sources.base import stop_source
+
+    stop = stop_on_signals()
+
+    def wait() -> None:
+        stop.wait()
+        stop_source(source)
+
+    threading.Thread(target=wait, daemon=True).start()
     return stop
 
 

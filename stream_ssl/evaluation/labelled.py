@@ -98,8 +98,6 @@ class Reader:
         decoder: the decoder of the encoder's run, which gives images of the encoder's shape.
         division: the rule that selects samples.
         batch: number of images in a batch.
-        labels: whether samples without a label are left out. If False, they form a class of their
-            own.
 
     Attributes:
         length: number of samples in the source; None if the source does not report it.
@@ -116,12 +114,10 @@ class Reader:
         decoder: Payloads,
         division: Division,
         batch: int = 256,
-        labels: bool = True,
     ) -> None:
         self._source, self._decoder, self._division = source, decoder, division
-        self._batch, self._labels = batch, labels
-        known = len(source) if isinstance(source, Sized) else getattr(source, "count", None)
-        self.length: int | None = known
+        self._batch = batch
+        self.length = length(source)
         names = getattr(source, "classes", None)
         self.class_names: list[str] | None = names if isinstance(names, list) else None
         self.seen = self.scaled = 0
@@ -140,7 +136,7 @@ class Reader:
         for sample, _ in self._source.samples():
             self.seen += 1
             label = -1 if sample.label is None or sample.label < 0 else sample.label
-            if label < 0 and self._labels:
+            if label < 0:
                 self.refused[NO_LABEL] += 1
                 if self.refused[NO_LABEL] == self.seen == UNLABELLED:
                     break
@@ -177,17 +173,35 @@ class Reader:
         decoder = self._decoder
         if sample.codec == "raw":
             self.scaled += sample.shape != decoder.shape_HWC
-        try:
-            return decoder.decode(sample)
-        except BadSample as error:
-            if error.reason == "shape":
-                raise ValueError(
-                    f"source {self._source.name!r}, sample {sample.id!r}: {error}. The run was "
-                    f"configured for others (vectors.dim); give samples of "
-                    f"shape {decoder.shape_HWC}"
-                ) from error
-            self.refused[error.reason] += 1
+        pixels = decoded(sample, decoder, self._source.name)
+        if isinstance(pixels, BadSample):
+            self.refused[pixels.reason] += 1
             return None
+        return pixels
+
+
+def decoded(sample: Sample, decoder: Payloads, source: str) -> Pixels | BadSample:
+    """Return the pixels of a sample, or the error if it cannot be decoded.
+
+    Raises:
+        ValueError: the shape of the sample is not that of the run's vectors.
+    """
+    try:
+        return decoder.decode(sample)
+    except BadSample as error:
+        if error.reason == "shape":
+            raise ValueError(
+                f"source {source!r}, sample {sample.id!r}: {error}. The run was "
+                f"configured for others (vectors.dim); give samples of "
+                f"shape {decoder.shape_HWC}"
+            ) from error
+        return error
+
+
+def length(source: Labelled) -> int | None:
+    """Return the number of samples in a source; None if the source does not report it."""
+    known: int | None = len(source) if isinstance(source, Sized) else None
+    return getattr(source, "count", None) if known is None else known
 
 
 def balanced(label_N: Tensor, seed: int = 0) -> Tensor:

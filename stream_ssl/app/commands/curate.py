@@ -6,7 +6,6 @@ import argparse
 import logging
 import re
 import shutil
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -17,10 +16,10 @@ from stream_ssl.app.config import check_files
 from stream_ssl.app.failures import Failure, check_writable, configuring, reported, writing
 from stream_ssl.app.only_writer import only_writer
 from stream_ssl.app.parser import Parser
-from stream_ssl.app.signals import stop_on_signals
+from stream_ssl.app.signals import stop_source_on_signals
 from stream_ssl.app.threads import share_cores
 from stream_ssl.producers.sources import SOURCES, Source
-from stream_ssl.producers.sources.base import SourceError, stop_source
+from stream_ssl.producers.sources.base import SourceError
 
 if TYPE_CHECKING:
     from stream_ssl.curation import Curator
@@ -143,8 +142,7 @@ def _work(curator: Curator, source: Source, out: Path) -> bool:
 
     if curator.progress.read:
         log.info("continuing after %d samples", curator.progress.read)
-    stop = stop_on_signals()
-    threading.Thread(target=_stop_source, args=(source, stop), daemon=True).start()
+    stop = stop_source_on_signals(source)
     scratch = out / STATE / "result"
     text = TextColumn("{task.description}")
     columns = (text, BarColumn(bar_width=20), TimeElapsedColumn())
@@ -197,9 +195,3 @@ def _publish(scratch: Path, out: Path) -> None:
         path.replace(out / path.name)
     sync(out)
     shutil.rmtree(out / STATE)
-
-
-def _stop_source(source: Source, stop: threading.Event) -> None:
-    """Stop the source when `stop` is set: a source that waits for files does not see `stop`."""
-    stop.wait()
-    stop_source(source)

@@ -3,20 +3,40 @@
 from __future__ import annotations
 
 import argparse
-import io
-from collections.abc import Sequence
+import hashlib
+import json
+import logging
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 from jsonargparse import Namespace
 
 from stream_ssl.app.failures import TRUST_CODE, check_out_file, configuring, reported, writing
+from stream_ssl.app.only_writer import only_writer
 from stream_ssl.app.parser import Parser
+from stream_ssl.app.signals import stop_source_on_signals
 from stream_ssl.app.threads import share_cores
 from stream_ssl.observe.conditions import plural
+from stream_ssl.producers.sources import Source
+
+if TYPE_CHECKING:
+    from stream_ssl.app.encoder import Encoder
+    from stream_ssl.app.feature_file import FeatureFile, Read
+    from stream_ssl.feed.decode import Payloads, Pixels
+
+log = logging.getLogger("stream_ssl.embed")
+
+T = TypeVar("T")
 
 DESCRIPTION = """Writes the features of a data set's images, made by a run's encoder, to an .npz
-file with the arrays features (float32 [N, F]), ids (text [N]) and labels (int64 [N], -1: none)."""
+file with the arrays features (float32 [N, F]), ids (text [N]) and labels (int64 [N], -1: none).
+A command that was stopped continues when it is repeated."""
 
 EXAMPLES = """examples:
   stream-ssl embed runs/laptop --data images:photos --out features.npz
@@ -24,9 +44,12 @@ EXAMPLES = """examples:
 
 --help together with --data NAME also lists that source's options."""
 
+SAVE_SECONDS = 30.0
+"""A kill loses the work of this time at most."""
+
 
 def main(arguments: Sequence[str]) -> int:
-    """Embed a data set, and return the exit status."""
+    """Embed a data set, and return the exit status: 130 if it was stopped before the end."""
     share_cores()
     from stream_ssl.app.evaluate import sets
 
@@ -34,7 +57,9 @@ def main(arguments: Sequence[str]) -> int:
     name = sets.add_source(parser, arguments, fixed=sets.FIXED - {"split"})
     settings = parser.parse_args(list(arguments))
     assert name is not None, "--data is required"
-    return reported(lambda: embed(settings, name))
+    whole: list[bool] = []
+    status = reported(lambda: whole.append(embed(settings, name)))
+    return 130 if whole == [False] else status
 
 
 def embed_parser() -> Parser:
@@ -75,53 +100,172 @@ def embed_parser() -> Parser:
     return parser
 
 
-def embed(settings: Namespace, name: str) -> None:
+def embed(settings: Namespace, name: str) -> bool:
     """Encode the data set of the command line and write the file.
 
     Args:
         settings: the parsed options.
         name: name of the source in `settings.data`.
+
+    Returns:
+        Whether the file is written. False: a signal stopped the command.
     """
+    from stream_ssl.app import build
+    from stream_ssl.app.evaluate import sets
+    from stream_ssl.app.feature_file import FeatureFile, state_folder
+    from stream_ssl.durable import make_folder
+
+    out: Path = settings.out
+    with configuring("lower --batch"), writing("--out", out, "and then the same command continues"):
+        if settings.batch < 1:
+            raise ValueError(f"--batch {settings.batch}: must be at least 1")
+        check_out_file(out, "features.npz")
+        build.check_device(settings.device)
+        encoder, made = _encoder(settings)
+        options = settings.source.as_dict() if "source" in settings else {}
+        source = sets.make(name, options, seed=0 if encoder.statistics == "batch" else None)
+        begun = {
+            "the encoder": made,
+            "--data": settings.data,
+            "the source options": json.dumps(options, default=str, sort_keys=True),
+            "--batch": settings.batch,
+        }
+        make_folder(state_folder(out))
+        refusal = f"--out {out}: another `embed` writes it; choose another file"
+        with (
+            only_writer(state_folder(out), refusal),
+            closing(FeatureFile(out, encoder.dim, begun)) as file,
+        ):
+            if not _encode(file, encoder, source, settings.batch):
+                return False
+            if not file.rows:
+                file.discard()
+                raise ValueError(f"--data {settings.data} contains no image that can be decoded")
+            file.publish()
+    print(f"{out}: {plural(file.rows, 'image')}, {encoder.dim} {encoder.of} each")
+    if bad := sum(file.read.bad.values()):
+        reasons = ", ".join(sorted(file.read.bad))
+        print(f"{bad:,} of {plural(file.read.samples, 'sample')} were left out ({reasons})")
+    return True
+
+
+def _encoder(settings: Namespace) -> tuple[Encoder, str]:
+    """Return the encoder, and a text that names its folder and its weights."""
+    from stream_ssl.app.encoder import ENCODER, load_encoder, read_newest
+
+    def load(place: Path) -> tuple[Path, Encoder]:
+        chosen = settings.of, settings.device, settings.trust_code
+        return place.resolve(), load_encoder(place, *chosen)
+
+    exported = (settings.run / ENCODER).is_file()
+    place, encoder = load(settings.run) if exported else read_newest(settings.run, load)
+    digest = hashlib.sha256(repr((encoder, vars(encoder.decoder))).encode())
+    for weight in encoder.state_dict().values():
+        digest.update(weight.cpu().contiguous().view(-1).numpy().tobytes())
+    return encoder, f"{place} ({encoder.of}, {digest.hexdigest()[:12]})"
+
+
+def _encode(file: FeatureFile, encoder: Encoder, source: Source, batch: int) -> bool:
+    """Encode the rest of the source. Return False if a signal stopped it."""
     import numpy as np
     import torch
     from rich.console import Console
     from rich.progress import Progress
 
-    from stream_ssl import durable
-    from stream_ssl.app import build
-    from stream_ssl.app.encoder import load_encoder
-    from stream_ssl.app.evaluate import sets
-    from stream_ssl.evaluation.labelled import Division, Reader
+    from stream_ssl.evaluation.labelled import length
 
-    with configuring("lower --batch, or embed a part of the data"):
-        if settings.batch < 1:
-            raise ValueError(f"--batch {settings.batch}: must be at least 1")
-        check_out_file(settings.out, "features.npz")
-        build.check_device(settings.device)
-        encoder = load_encoder(settings.run, settings.of, settings.device, settings.trust_code)
-        options = settings.source.as_dict() if "source" in settings else {}
-        source = sets.make(name, options, seed=0 if encoder.statistics == "batch" else None)
-        reader = Reader(source, encoder.decoder, Division(1), settings.batch, labels=False)
-        ids: list[str] = []
-        features, labels = [], []
-        progress = Progress(console=Console(stderr=True), transient=True)
-        with progress, torch.inference_mode():
-            bar = progress.add_task("encoding images", total=reader.length)
-            for batch in reader:
-                image_BCHW = torch.from_numpy(batch.image_BHWC).permute(0, 3, 1, 2)
-                features.append(encoder(image_BCHW).cpu().numpy())
-                labels.append(batch.label_B)
-                ids += batch.ids
-                progress.update(bar, completed=reader.seen)
-        if not ids:
-            raise ValueError(f"--data {settings.data} contains no image that can be decoded")
-    content = io.BytesIO()
-    feature_NF, label_N = np.concatenate(features), np.concatenate(labels)
-    np.savez(content, features=feature_NF, ids=np.array(ids), labels=label_N)
-    with writing("--out", settings.out):
-        settings.out.parent.mkdir(parents=True, exist_ok=True)
-        durable.write(settings.out, content.getbuffer())
-    print(f"{settings.out}: {plural(len(ids), 'image')}, {encoder.dim} {encoder.of} each")
-    if refused := reader.refused.total():
-        reasons = ", ".join(sorted(reader.refused))
-        print(f"{refused:,} of {plural(reader.seen, 'sample')} were left out ({reasons})")
+    stop = stop_source_on_signals(source)
+    if file.read.samples:
+        log.info("continuing after %d samples", file.read.samples)
+    rows = Rows(source, encoder.decoder, file.read)
+    due_s = time.monotonic() + SAVE_SECONDS
+    progress = Progress(console=Console(stderr=True), transient=True)
+    with progress, torch.inference_mode():
+        bar = progress.add_task("encoding images", total=length(source))
+        for some in batches(rows, batch):
+            if stop.is_set():
+                break
+            image_BCHW = torch.from_numpy(np.stack([row.pixels_HWC for row in some]))
+            feature_BF = encoder(image_BCHW.permute(0, 3, 1, 2)).cpu().numpy()
+            label_B = np.array([row.label for row in some], np.int64)
+            file.append(feature_BF, label_B, [row.id for row in some], some[-1].read)
+            bad = sum(file.read.bad.values())
+            progress.update(
+                bar, completed=file.read.samples, description=f"encoding images, {bad:,} bad"
+            )
+            if time.monotonic() >= due_s:
+                file.save()
+                due_s = time.monotonic() + SAVE_SECONDS
+                if not progress.console.is_terminal:
+                    log.info("%d images encoded, %d bad", file.rows, bad)
+    if not stop.is_set():
+        file.read = rows.read  # the last samples may be bad
+    file.save()
+    if stop.is_set():
+        log.warning("stopped; the same command continues after %d samples", file.read.samples)
+    return not stop.is_set()
+
+
+class Row(NamedTuple):
+    """An image, and the part of the source that ends with it."""
+
+    pixels_HWC: Pixels
+    label: int
+    id: str
+    read: Read
+
+
+class Rows:
+    """The images of a source that can be decoded, in order.
+
+    Args:
+        source: the source.
+        decoder: the decoder of the encoder's run.
+        read: the part of the source to leave out.
+
+    Attributes:
+        read: the part of the source that was read so far.
+    """
+
+    def __init__(self, source: Source, decoder: Payloads, read: Read) -> None:
+        self._source, self._decoder, self.read = source, decoder, read
+
+    def __iter__(self) -> Iterator[Row]:
+        """Yield each image. A few samples for each core are decoded at a time."""
+        from stream_ssl.app.feature_file import Read
+        from stream_ssl.evaluation.labelled import decoded
+        from stream_ssl.feed.decode import BadSample
+
+        cores = os.cpu_count() or 1
+        samples = self._source.samples(self.read.position)
+        with ThreadPoolExecutor(cores) as pool:
+            while some := list(islice(samples, 2 * cores)):
+                images = pool.map(
+                    lambda pair: decoded(pair[0], self._decoder, self._source.name), some
+                )
+                for (sample, position), image in zip(some, images, strict=True):
+                    bad = self.read.bad
+                    if isinstance(image, BadSample):
+                        bad = bad | {image.reason: bad.get(image.reason, 0) + 1}
+                    self.read = Read(position, self.read.samples + 1, bad)
+                    if not isinstance(image, BadSample):
+                        label = -1 if sample.label is None else max(-1, sample.label)
+                        yield Row(image, label, sample.id, self.read)
+
+
+def batches(rows: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Yield lists of `size` rows, and the rest in two halves.
+
+    The halves avoid a last batch of one image, which has no statistics for BatchNorm.
+
+    >>> [len(batch) for batch in batches(range(21), 10)]
+    [10, 6, 5]
+    """
+    waiting: list[T] = []
+    for row in rows:
+        waiting.append(row)
+        if len(waiting) == 2 * size:
+            yield waiting[:size]
+            del waiting[:size]
+    half = len(waiting) if len(waiting) <= size else (len(waiting) + 1) // 2
+    yield from filter(None, (waiting[:half], waiting[half:]))
