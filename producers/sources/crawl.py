@@ -10,6 +10,7 @@ import queue
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stream_ssl.producers.sources.base import (
@@ -25,6 +26,7 @@ from stream_ssl.producers.sources.fields import (
     digest,
     fitting_meta,
     short_id,
+    url_id,
     without_secrets,
 )
 from stream_ssl.producers.sources.finite import nothing_readable
@@ -39,6 +41,7 @@ log = logging.getLogger(__name__)
 
 READY = 64  # images waiting for the sender; at this number, no more are fetched
 TICK = 0.2  # seconds between two checks of `stop`
+PROBED = 1000  # rows that identify a list of signed URLs
 PASSED = 1000  # finished rows that are skipped between two yields to the event loop
 END_SECONDS = 5.0  # timeout of cancelled requests
 
@@ -48,10 +51,10 @@ class Crawl:
 
     Lists are text (one URL per line), CSV, TSV, Parquet or JSON Lines. Images are sent as they
     arrive. A position records which rows of the lists are finished. A resumed crawl fetches each of
-    the other rows once. Sample ids are the URLs, so repeated crawls give the same ids. In ids and
-    in the log, digests replace the passwords, tokens and signatures of URLs. A row without an image
-    is counted by reason in `skipped`. The first rows of each reason are logged. While this machine
-    has no network, the crawl waits.
+    the other rows once. Sample ids are the URLs without their signatures (`url_id`), so repeated
+    crawls give the same ids. In the log, digests replace the passwords, tokens and signatures of
+    URLs. A row without an image is counted by reason in `skipped`. The first rows of each reason
+    are logged. While this machine has no network, the crawl waits.
 
     Args:
         urls: paths, globs, or brace expansions such as "part-{000..127}.parquet".
@@ -92,10 +95,8 @@ class Crawl:
         self._column, self._label, self._keep = column, label, keep or []
         self._concurrency, self._window = concurrency, window
         self._stopped = threading.Event()
-        for path in self._files:  # fail early if a column is missing
-            next(read_rows(path, column), None)
-        sizes = [f"{path.name} {path.stat().st_size}".encode() for path in self._files]
-        self._facts: Facts = {"source": name, "content": digest(sizes), "column": column}
+        content = digest(list_facts(path, column).encode() for path in self._files)
+        self._facts: Facts = {"source": name, "content": content, "column": column}
 
     def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
         """Yield each sample with the position after it; see `Source`."""
@@ -150,7 +151,7 @@ class Crawl:
             kept = {name: row.facts[name] for name in self._keep if name in row.facts}
             label = None if self._label is None else int(row.facts[self._label])
             return Sample(
-                *(short_id(url), data, codec),
+                *(url_id(row.url), data, codec),
                 source=self.name,
                 label=label,
                 meta=fitting_meta(kept),
@@ -208,6 +209,21 @@ class Crawl:
                 unreadable = error
         if unreadable is not None:
             raise SourceError(f"source {self.name!r}: {unreadable}")
+
+
+def list_facts(path: Path, column: str) -> str:
+    """Return a text that identifies a list: its name and size, or its first rows if it is signed.
+
+    New signatures change the size of a list.
+
+    Raises:
+        SourceError: the column does not exist, or the first rows cannot be read.
+    """
+    urls = [row.url for row in itertools.islice(read_rows(path, column), PROBED)]
+    ids = [url_id(url) for url in urls]
+    if ids == [short_id(without_secrets(url)) for url in urls]:
+        return f"{path.name} {path.stat().st_size}"
+    return " ".join([path.name, *ids])
 
 
 class CrawlProgress:
