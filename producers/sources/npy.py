@@ -5,6 +5,7 @@ Shapes: N vectors of D numbers each.
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from stream_ssl.producers.sources.fields import digest, file_name, short_id, sou
 from stream_ssl.producers.sources.finite import Finite
 from stream_ssl.producers.sources.stored_rows import StoredRows
 from stream_ssl.wire.sample import DTYPES, Sample
+
+log = logging.getLogger(__name__)
 
 MAX_HEADER = 2**16  # bytes, as many as version 1 of the format allows
 
@@ -61,6 +64,13 @@ class NpyVectors(Finite):
         label = () if self._label_N is None else (one.tobytes() for one in self._label_N.blocks())
         content = digest([str(self._value_ND.shape).encode(), *ends, *label])
         super().__init__(name, len(self._value_ND), content, **passes)
+        if self._value_ND.columns and self.shuffle:
+            log.warning(
+                "source %s: %s holds its vectors column by column (Fortran order), and reads them "
+                "slowly in shuffled order. Save it row by row, or send it with --source.shuffle "
+                "false: numpy.save('rows.npy', numpy.load('%s', mmap_mode='r').copy('C'))",
+                *(name, file, file),
+            )
 
     def _sample(self, index: int) -> Sample | None:
         name = short_id(f"{self._prefix}/{index}")

@@ -26,7 +26,8 @@ class StoredRows:
         dtype: the type of the numbers.
         shape: the shape of the array, whose first number is the number of rows.
         offset: offset of the first number, in bytes.
-        columns: whether the file stores an array [N, D] column by column.
+        columns: whether the file stores an array [N, D] column by column. Rows in another order
+            than that of the file then take D reads each.
     """
 
     def __init__(
@@ -37,9 +38,12 @@ class StoredRows:
         offset: int = 0,
         columns: bool = False,
     ) -> None:
-        self.dtype, self.shape = dtype, shape
-        self._path, self._offset, self._columns = path, offset, columns
+        self.dtype, self.shape, self.columns = dtype, shape, columns
+        self._path, self._offset = path, offset
         self._bytes = math.prod(shape[1:]) * dtype.itemsize  # of a row
+        self._next = 0  # the row after the one that was read last
+        self._first = 0  # the row of the array at which `_block` begins
+        self._block: NDArray[Any] = np.empty((0, *shape[1:]), dtype)
         self._file = path.open("rb", buffering=0)
         weakref.finalize(self, self._file.close)
 
@@ -53,13 +57,29 @@ class StoredRows:
             OSError: the row cannot be read.
         """
         row %= len(self)
-        if self._columns:
-            step = self.dtype.itemsize
-            places = (row + column * len(self) for column in range(self.shape[1]))
-            data = b"".join(self._read(step * place, step) for place in places)
-        else:
-            data = self._read(row * self._bytes, self._bytes)
+        if self.columns:
+            return self._from_columns(row)
+        data = self._read(row * self._bytes, self._bytes)
         return np.frombuffer(data, self.dtype).reshape(self.shape[1:])
+
+    def _from_columns(self, row: int) -> NDArray[Any]:
+        """Return a row of columns. Rows in their order come from blocks of about BLOCK_BYTES."""
+        if not self._first <= row < self._first + len(self._block):
+            many = max(1, BLOCK_BYTES // self._bytes) if row == self._next else 1
+            try:
+                self._block = self._rows(row, min(many, len(self) - row))
+            except OSError:  # a file that became shorter may still hold this row
+                self._block = self._rows(row, 1)
+            self._first = row
+        self._next = row + 1
+        value: NDArray[Any] = self._block[row - self._first]
+        return value
+
+    def _rows(self, first: int, count: int) -> NDArray[Any]:
+        step = self.dtype.itemsize
+        places = (step * (first + column * len(self)) for column in range(self.shape[1]))
+        data = b"".join(self._read(place, step * count) for place in places)
+        return np.frombuffer(data, self.dtype).reshape(self.shape[1], count).T.copy()
 
     def blocks(self) -> Iterator[NDArray[Any]]:
         """Yield all rows in order, about BLOCK_BYTES at a time.
@@ -67,7 +87,7 @@ class StoredRows:
         Raises:
             OSError: a row cannot be read.
         """
-        assert not self._columns
+        assert not self.columns
         many = max(1, BLOCK_BYTES // self._bytes)
         for row in range(0, len(self), many):
             count = min(many, len(self) - row)

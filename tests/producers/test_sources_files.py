@@ -27,11 +27,13 @@ from stream_ssl.producers.sources import (
     ImageFolder,
     NpyVectors,
     WatchedFolder,
+    stored_rows,
 )
 from stream_ssl.producers.sources.base import SourceError
 from stream_ssl.producers.sources.cifar import read_records
 from stream_ssl.producers.sources.fields import MAX_FILE, file_name
 from stream_ssl.producers.sources.finite import select
+from stream_ssl.producers.sources.stored_rows import StoredRows
 from stream_ssl.wire.sample import check_position
 
 EMBEDDED = Path(__file__).parents[2] / "stream_ssl/app/data"
@@ -453,6 +455,38 @@ def test_vectors_that_are_stored_column_by_column_are_sent_as_rows(tmp_path):
         for sample, _ in NpyVectors(tmp_path / "a.npy", shuffle=False).samples()
     ]
     assert np.array_equal(sent, value_ND)
+
+
+def test_vectors_of_columns_are_read_in_blocks(tmp_path, monkeypatch, caplog):
+    """Each vector took a read for each of its numbers."""
+    value_ND = np.random.default_rng(0).random((3000, 5), np.float32)
+    np.save(tmp_path / "a.npy", np.asfortranarray(value_ND))
+    monkeypatch.setattr(stored_rows, "BLOCK_BYTES", 20 * 100)
+    source, reads = NpyVectors(tmp_path / "a.npy", shuffle=False), []
+    read = StoredRows._read
+    monkeypatch.setattr(
+        StoredRows, "_read", lambda self, at, size: reads.append(size) or read(self, at, size)
+    )
+    sent = [np.frombuffer(sample.data, np.float32) for sample, _ in source.samples()]
+    assert np.array_equal(sent, value_ND)
+    assert len(reads) < 5 * (3000 // 100 + 3)
+    assert max(reads) <= 4 * 100
+    assert not caplog.records[:-1]
+    sent = {sample.id: sample.data for sample, _ in NpyVectors(tmp_path / "a.npy").samples()}
+    assert [sent[f"{source._prefix}/{n}"] for n in range(3000)] == [
+        row.tobytes() for row in value_ND
+    ]
+    assert "column by column (Fortran order), and reads them slowly" in caplog.text
+
+
+def test_a_file_of_columns_that_became_shorter_loses_only_what_is_gone(tmp_path, monkeypatch):
+    monkeypatch.setattr(stored_rows, "BLOCK_BYTES", 20 * 8)
+    value_ND = np.random.default_rng(0).random((30, 5), np.float32)
+    np.save(tmp_path / "a.npy", np.asfortranarray(value_ND))
+    source = NpyVectors(tmp_path / "a.npy", shuffle=False)
+    os.truncate(tmp_path / "a.npy", (tmp_path / "a.npy").stat().st_size - 4 * 10)
+    assert [sample.data for sample, _ in source.samples()] == [r.tobytes() for r in value_ND[:20]]
+    assert source.skipped.by_reason == {"unreadable": 10}
 
 
 def test_an_npy_header_is_bounded(tmp_path):
