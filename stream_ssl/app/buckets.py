@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import posixpath
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -12,6 +14,8 @@ from typing import Any
 from stream_ssl.app.failures import Failure, first_line, writing
 from stream_ssl.bounded_files import parse_json
 from stream_ssl.durable import MANIFEST
+
+log = logging.getLogger("stream_ssl.export")
 
 PACKAGES = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 """The extra of this package for each protocol that needs one."""
@@ -84,10 +88,17 @@ class Bucket:
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return set()
 
-    def upload(self, folder: Path, target: str = "") -> None:
+    def upload(
+        self, folder: Path, target: str = "", tell: Callable[[int], object] = lambda _: None
+    ) -> None:
         """Copy a sealed folder. It is whole once it has a manifest, which is written last.
 
         Files of an earlier sealed folder are replaced or removed.
+
+        Args:
+            folder: the sealed folder.
+            target: the folder in the bucket.
+            tell: progress callback: bytes of a file that was copied.
         """
         before = self.listed(target)
         if before:
@@ -95,6 +106,7 @@ class Bucket:
         names = sorted(path.name for path in folder.iterdir() if path.name != MANIFEST)
         for name in (*names, MANIFEST):
             self._files.put_file(str(folder / name), self._place(target, name))
+            tell((folder / name).stat().st_size)
         for name in sorted(before - {*names, MANIFEST}):
             self._files.rm_file(self._place(target, name))
 
@@ -109,9 +121,45 @@ class Bucket:
         return "/".join([self._root, *filter(None, names)])
 
 
+@dataclass(frozen=True)
+class Target:
+    """A folder to write, and the address to which `publish` copies it.
+
+    Args:
+        option: the name of the option in errors.
+        folder: the sealed folder, once it is written.
+        bucket: the folder of a bucket; None: `folder` is the place itself.
+    """
+
+    option: str
+    folder: Path
+    bucket: Bucket | None = None
+
+    def publish(self) -> None:
+        """Copy the folder to its address, if it has one, and show the progress.
+
+        Raises:
+            Failure: the bucket does not accept the files.
+        """
+        if self.bucket is None:
+            return
+        from rich.console import Console
+        from rich.progress import Progress
+
+        url, size = self.bucket.url, sum(path.stat().st_size for path in self.folder.iterdir())
+        log.info("copying %.1f MB to %s", size / 1e6, url)
+        with (
+            writing(self.option, url),
+            _reaching(self.option, url),
+            Progress(console=Console(stderr=True), transient=True) as progress,
+        ):
+            bar = progress.add_task(f"copying to {url}", total=size)
+            self.bucket.upload(self.folder, tell=lambda sent: progress.advance(bar, sent))
+
+
 @contextmanager
-def local_folder(option: str, place: str) -> Iterator[Path]:
-    """Yield the folder to write: the place itself, or a temporary folder that is then copied to it.
+def target(option: str, place: str) -> Iterator[Target]:
+    """Yield a target: the place itself, or a temporary folder for an address.
 
     Args:
         option: the name of the option in errors.
@@ -119,10 +167,10 @@ def local_folder(option: str, place: str) -> Iterator[Path]:
 
     Raises:
         ValueError: the address cannot be used, or its folder holds files that no export wrote.
-        Failure: the bucket does not accept the files.
+        Failure: the bucket cannot be reached.
     """
     if not is_url(place):
-        yield Path(place)
+        yield Target(option, Path(place))
         return
     bucket = Bucket(place)
     with _reaching(option, place):
@@ -133,10 +181,7 @@ def local_folder(option: str, place: str) -> Iterator[Path]:
             "empty or a new folder"
         )
     with TemporaryDirectory() as scratch:
-        folder = Path(scratch) / "export"
-        yield folder
-        with writing(option, place), _reaching(option, place):
-            bucket.upload(folder)
+        yield Target(option, Path(scratch) / "export", bucket)
 
 
 @contextmanager

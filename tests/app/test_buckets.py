@@ -137,10 +137,38 @@ def test_places_that_cannot_be_written_are_named(
     assert "pip install 'stream-ssl[s3]'" in caplog.text
 
 
+def test_an_address_is_printed_once_its_files_are_there(
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    upload, said, sent = Bucket.upload, list[str](), list[int]()
+
+    def watched(self: Bucket, folder: Path, target: str = "", tell: Any = None) -> None:
+        said.append(capsys.readouterr().out)
+        upload(self, folder, target, lambda size: (sent.append(size), tell(size)))
+        assert sum(sent) == sum(path.stat().st_size for path in folder.iterdir())
+        sent.clear()
+        if "memory" in self.url:
+            raise ConnectionError("the line is down")
+
+    monkeypatch.setattr(Bucket, "upload", watched)
+    urls = [f"file://{tmp_path}/{name}" for name in ("encoder", "memory")]
+    command = [str(run), "--encoder", urls[0], "--memory", urls[1], "--no-onnx"]
+    assert export.main(command) == 1
+    assert "encoder: " not in said[0]
+    assert f"encoder: {urls[0]}" in said[1]
+    assert "memory: " not in said[1] + capsys.readouterr().out
+    assert f"MB to {urls[0]}" in caplog.text
+
+
 def test_a_full_disk_at_an_address_is_named(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Bucket, "upload", full)

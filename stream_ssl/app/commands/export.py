@@ -11,7 +11,7 @@ from typing import Literal
 
 from jsonargparse import ActionYesNo, Namespace
 
-from stream_ssl.app.buckets import is_url, local_folder
+from stream_ssl.app.buckets import Target, is_url, target
 from stream_ssl.app.failures import TRUST_CODE, configuring, reported, writing
 from stream_ssl.app.parser import Parser
 from stream_ssl.app.threads import share_cores
@@ -95,20 +95,20 @@ def export(settings: Namespace) -> None:
 
     markers = {"encoder": ENCODER, "memory": MEMORY, "hub": CONFIG}
     with configuring(), ExitStack() as stack:
-        folders = {
-            name: stack.enter_context(local_folder(f"--{name}", settings[name]))
+        targets = {
+            name: stack.enter_context(target(f"--{name}", settings[name]))
             for name in markers
             if settings[name] is not None
         }
         if settings.encoder is not None and settings.onnx:
             check_onnx()
-        for name, folder in folders.items():
-            check_target(f"--{name}", folder, markers[name])
-        read_newest(settings.run, lambda checkpoint: write(settings, checkpoint, folders))
+        for name, one in targets.items():
+            check_target(one.option, one.folder, markers[name])
+        read_newest(settings.run, lambda checkpoint: write(settings, checkpoint, targets))
 
 
-def write(settings: Namespace, checkpoint: Path, folders: Mapping[str, Path]) -> None:
-    """Write the encoder and the memory of one checkpoint into their folders."""
+def write(settings: Namespace, checkpoint: Path, targets: Mapping[str, Target]) -> None:
+    """Write the encoder and the memory of one checkpoint into their targets."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -117,10 +117,15 @@ def write(settings: Namespace, checkpoint: Path, folders: Mapping[str, Path]) ->
 
     print(f"checkpoint: {checkpoint}")
     if settings.encoder is not None:
-        with writing("--encoder", folders["encoder"]):
+        with writing("--encoder", targets["encoder"].folder):
             difference = export_encoder(
-                checkpoint, folders["encoder"], settings.of, settings.onnx, settings.trust_code
+                checkpoint,
+                targets["encoder"].folder,
+                settings.of,
+                settings.onnx,
+                settings.trust_code,
             )
+        targets["encoder"].publish()
         print(f"encoder: {settings.encoder}")
         if difference is not None:
             print(
@@ -128,22 +133,24 @@ def write(settings: Namespace, checkpoint: Path, folders: Mapping[str, Path]) ->
                 f"({ONNX_TOLERANCE:.0e} is allowed)"
             )
     if settings.hub is not None:
-        with writing("--hub", folders["hub"]):
-            accuracy = export_hub(checkpoint, folders["hub"], settings.trust_code)
+        with writing("--hub", targets["hub"].folder):
+            accuracy = export_hub(checkpoint, targets["hub"].folder, settings.trust_code)
+        targets["hub"].publish()
         told = "not measured" if accuracy is None else f"{accuracy:.1%}"
         print(f"hub: {settings.hub}, accuracy of the memory's labels: {told}")
     if settings.memory is not None:
         with (
-            writing("--memory", folders["memory"]),
+            writing("--memory", targets["memory"].folder),
             Progress(console=Console(stderr=True), transient=True) as progress,
         ):
             bar = progress.add_task("writing the memory", total=None)
             found = export_memory(
                 checkpoint,
-                folders["memory"],
+                targets["memory"].folder,
                 lambda done, total: progress.update(bar, completed=done, total=total),
                 settings.trust_code,
             )
+        targets["memory"].publish()
         counts = f"{plural(found.samples, 'sample')} in {plural(found.shards, 'shard')}"
         print(f"memory: {settings.memory}, {counts}")
         if found.originals:
