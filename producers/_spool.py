@@ -9,7 +9,8 @@ first sample.
 Segment files NUMBER.spool are logs of records: kind, lengths, CRC-32, body. There are two kinds:
 
 - A packet record holds a packet.
-- A mark record holds the sequence that each packet was about to be sent with.
+- A mark record holds the sequence that each packet was about to be sent with. The file `mark` holds
+  the newest one again, in case the segment's is damaged.
 
 Each record starts with the number of the next sample. A start skips damaged bytes, and the next
 whole record shows how many samples they held. If no whole record follows, a power cut has torn the
@@ -45,11 +46,14 @@ from stream_ssl.producers._packer import Packet
 from stream_ssl.wire import Data, Position
 
 MAGIC = b"SSSPOOL1"
+MARK = "mark"
 SEGMENT_BYTES = 8 * 1024 * 1024
 RETRY_SECONDS = 5.0  # pause after a failed write or read
 _HEAD = struct.Struct(">BIIII")  # kind, bytes of info, header and payload, CRC-32
 _PACKET, _MARK = 1, 2
-_START = re.compile(rb"(?:\x01.{16}\x83|\x02.{16}\x84)\xa6number", re.DOTALL)  # of a whole record
+_START = re.compile(
+    rb"(?:\x01.{16}\x83|\x02.{16}[\x84\x85])\xa6number", re.DOTALL
+)  # of a whole record
 _START_BYTES = 25
 _SCAN_BYTES = 1024 * 1024
 
@@ -92,6 +96,7 @@ class Spool:
         self.lost = 0  # samples that became unreadable
         self.receiver = ""  # the address of the receiver that marks are written for
         self.marked_for: str | None = None  # the receiver of an earlier run's mark, while valid
+        self._marks = 0  # the number of the newest mark
         self._marked = False  # whether an earlier run's mark gives the sequence of the first cut
         self._sequence = 1
         self._records: deque[SpooledPacket] = deque()
@@ -138,7 +143,7 @@ class Spool:
         """
         if time.monotonic() < self._retry_at:
             return 0
-        blobs = [] if mark is None else [_mark_record(self.end, *mark, self.receiver)]
+        blobs = [] if mark is None else [self._mark_record(*mark)]
         size, number = sum(map(len, blobs)), self.end
         places = list[tuple[int, int, int]]()
         for packet in packets:
@@ -152,6 +157,8 @@ class Spool:
         self.full = len(places) < len(packets)
         if not places or not self._write(b"".join(blobs), places):
             return 0
+        if mark is not None:
+            self._copy_mark(blobs[0])
         for packet, (start, _, _) in zip(packets, places, strict=False):
             packet.spooled = start
             self.position = packet.data.position
@@ -168,7 +175,11 @@ class Spool:
             sequence: the sequence of the first packet.
             parts: the packets, in the order of their sequences.
         """
-        return self._write(_mark_record(self.end, sequence, parts, self.receiver), [])
+        record = self._mark_record(sequence, parts)
+        written = self._write(record, [])
+        if written:
+            self._copy_mark(record)
+        return written
 
     def forget_mark(self) -> None:
         """Discard the sequences of an earlier receiver. Packets stay cut as they were."""
@@ -244,6 +255,7 @@ class Spool:
         while self._records and self._records[0].number + self._records[0].count <= self.first:
             self._total -= self._records.popleft().count
         if not self._records and self.first == self.end:
+            self._forget_copy()
             while self._segments:
                 self._remove_segment()
             self.bytes = self._size = 0
@@ -284,7 +296,7 @@ class Spool:
 
     def _read_all(self) -> None:
         """Find the packets, cut off a torn end, and apply the last mark."""
-        mark: tuple[int, list[Part]] = (1, [])
+        mark: dict[str, Any] = {"sequence": 1, "parts": []}
         good = 0  # the end of the last whole record
         for path in sorted(self.folder.glob("*.spool")):
             if not (path.stem.isdecimal() and _is_segment(path)):
@@ -302,8 +314,7 @@ class Spool:
                 self._lose(number, path)
                 good = offset + size
                 if kind == _MARK:
-                    mark = (info["sequence"], [(first, count) for first, count in info["parts"]])
-                    self.marked_for = info.get("receiver")
+                    mark = info
                     continue
                 self._records.append(SpooledPacket(self.end, info["count"], path, offset))
                 self.end += info["count"]
@@ -316,13 +327,25 @@ class Spool:
             self.bytes -= torn
         self._size = good
         self.first = self.next = self._records[0].number if self._records else self.end
-        self._sequence, parts = mark
+        copy = self._copied_mark()
+        lost = copy.get("order", 0) > mark.get("order", 0)
+        if lost:
+            logger.warning(
+                "spool %s: its newest mark is damaged, and its copy is used", self.folder
+            )
+            mark = copy
+        self._marks = mark.get("order", 0)
+        self._sequence, self.marked_for = mark["sequence"], mark.get("receiver")
+        parts = [(first, count) for first, count in mark["parts"]]
+        while parts and self._records and sum(parts[0]) <= self.first:  # its segment was deleted
+            parts.pop(0)
+            self._sequence += 1
         if parts:  # packets before the first part are acknowledged; the last parts may be torn off
             self.ack(min(parts[0][0], self.end))
         self.cuts = deque((number, count) for number, count in parts if number + count <= self.end)
         self._marked = bool(self.cuts)
         self.marked_for = self.receiver = (self.marked_for if self._marked else None) or ""
-        if len(self.cuts) < len(parts) and self._records:
+        if (len(self.cuts) < len(parts) or lost) and self._records:
             # New packets will get the numbers of the packets that were torn off.
             self.mark(self._sequence, list(self.cuts))
 
@@ -372,6 +395,39 @@ class Spool:
             offset += size
         return True
 
+    def _mark_record(self, sequence: int, parts: list[Part]) -> bytes:
+        self._marks += 1
+        info = {
+            "number": self.end,
+            "sequence": sequence,
+            "parts": parts,
+            "receiver": self.receiver,
+            "order": self._marks,  # development builds did not write it
+        }
+        return _record(_MARK, msgpack.packb(info), b"", b"")
+
+    def _copy_mark(self, record: bytes) -> None:
+        """Write the newest mark again, once it is in a segment."""
+        try:
+            durable.write(self.folder / MARK, record, 0o600)
+        except OSError as error:
+            logger.warning("spool %s: %s; the mark has no copy", self.folder, error.strerror)
+
+    def _copied_mark(self) -> dict[str, Any]:
+        """Return the fields of the copied mark; empty if there is none, or it is damaged."""
+        if not self._segments:  # new packets begin at number 0 again
+            self._forget_copy()
+        with contextlib.suppress(OSError, ValueError), open_binary(self.folder / MARK) as file:
+            found = _read_record(file)
+            if found is not None and found[0] == _MARK:
+                info: dict[str, Any] = msgpack.unpackb(found[1])
+                return info
+        return {}
+
+    def _forget_copy(self) -> None:
+        """Delete the copy. The next segment syncs the folder, before a start could read both."""
+        (self.folder / MARK).unlink(missing_ok=True)
+
     def _remove_segment(self) -> None:
         path = self._segments.popleft()
         with contextlib.suppress(FileNotFoundError):  # a user may have removed the file
@@ -402,11 +458,6 @@ def _is_segment(path: Path) -> bool:
 def _packet_record(number: int, packet: Packet) -> bytes:
     info = {"number": number, "count": packet.count, "positions": packet.positions}
     return _record(_PACKET, msgpack.packb(info), packet.data.header, packet.data.payload)
-
-
-def _mark_record(number: int, sequence: int, parts: list[Part], receiver: str) -> bytes:
-    info = {"number": number, "sequence": sequence, "parts": parts, "receiver": receiver}
-    return _record(_MARK, msgpack.packb(info), b"", b"")
 
 
 def _record(kind: int, info: bytes, header: Any, payload: Any) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -288,6 +289,79 @@ def test_whatever_is_damaged_whole_packets_come_once_and_the_others_are_counted(
     last.close()
 
 
+def marked(spool: Spool, rng: Random) -> None:
+    """Fill a spool with packets of several samples, and with marks of all that are on disk."""
+    sequence, parts = 1, list[tuple[int, int]]()
+    for number in range(rng.randint(2, 12)):
+        count = rng.randint(1, 3)
+        name = packet(*(f"{number}.{n}" for n in range(count)))
+        parts.append((spool.end, count))
+        assert spool.append([name], 0, (sequence, parts) if rng.random() < 0.5 else None) == 1
+        if len(parts) > 2 and rng.random() < 0.2:  # acknowledged
+            spool.ack(parts[0][0] + parts[0][1])
+            del parts[0]
+            sequence += 1
+        if rng.random() < 0.3:
+            spool.mark(sequence, parts)
+    spool.mark(sequence, parts)
+
+
+def outcome(folder: Path, through: int) -> tuple[int, list[str], int]:
+    """What a producer does next whose receiver has the packets up to this sequence."""
+    spool = Spool(folder, "a", 1 << 20)
+    found = spool.resume(through), ids(spool), spool.lost
+    spool.close()
+    return found
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_damaged_mark_makes_no_duplicate(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The naive twin is the spool before the damage."""
+    rng = Random(seed)
+    monkeypatch.setattr(spool_module, "SEGMENT_BYTES", rng.choice([600, 3000, 1 << 20]))
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    spool = Spool(whole, "a", 1 << 20)
+    marked(spool, rng)
+    spool.close()
+    marks = [
+        (path, offset, size)
+        for path in sorted(whole.glob("*.spool"))
+        for kind, _, offset, size in spool_module._records_of(path)
+        if kind == spool_module._MARK
+    ]
+    chosen = marks[-1:] if seed % 3 else marks  # the newest, or all
+    if seed % 5 == 0:
+        chosen = [(whole / "mark", 0, (whole / "mark").stat().st_size)]
+    for through in range(16):
+        shutil.rmtree(broken, ignore_errors=True)
+        shutil.copytree(whole, broken)
+        for path, offset, size in chosen:
+            content = bytearray((broken / path.name).read_bytes())
+            for _ in range(rng.randint(1, 5)):
+                content[offset + rng.randrange(size)] ^= rng.randint(1, 255)
+            (broken / path.name).write_bytes(content)
+        twin = tmp_path / "twin"
+        shutil.rmtree(twin, ignore_errors=True)
+        shutil.copytree(whole, twin)
+        for _ in range(2):  # the first start writes the mark again
+            assert outcome(broken, through) == outcome(twin, through)
+
+
+def test_a_mark_of_packets_that_are_gone_is_not_used_for_others(spool: Spool) -> None:
+    spool.append([packet("1"), packet("2")], 0, None)
+    spool.mark(1, [(0, 1), (1, 1)])
+    spool.ack(2)
+    again = reopen(spool)  # numbers begin at 0 again
+    again.append([packet("3"), packet("4")], 0, None)
+    last = reopen(again)
+    assert last.resume(2) == 0
+    assert ids(last) == ["3", "4"]
+    (last.folder / "mark").write_bytes(spool_module._record(2, b"\x80", b"", b""))
+    assert ids(reopen(last)) == ["3", "4"]
+
+
 def test_a_payload_that_contains_a_record_adds_no_sample(spool: Spool) -> None:
     for number in (0, 1 << 60):
         inner = spool_module._packet_record(number, packet("inner"))
@@ -450,13 +524,29 @@ class Robot(Simulation):
         assert spool is not None
         if not spool._records:
             return
+        if self.rng.random() < 0.5:
+            self.rot_mark(spool)
         record = self.rng.choice(spool._records)
         damaged = spool_module._read_packet(record)
         if damaged is None or record.offset is None:
             return
         self.rotten |= set(damaged.ids)
-        with record.segment.open("r+b") as file:
-            file.seek(record.offset + self.rng.randrange(60))
+        self.flip(record.segment, record.offset + self.rng.randrange(60))
+
+    def rot_mark(self, spool: Spool) -> None:
+        """Damage one of the two copies of the newest mark."""
+        marks = [
+            (path, offset + self.rng.randrange(size))
+            for path in spool._segments
+            for kind, _, offset, size in spool_module._records_of(path)
+            if kind == spool_module._MARK
+        ]
+        if marks:
+            self.flip(*marks[-1])
+
+    def flip(self, path: Path, at: int) -> None:
+        with path.open("r+b") as file:
+            file.seek(at)
             byte = file.read(1)
             file.seek(-1, os.SEEK_CUR)
             file.write(bytes([byte[0] ^ 1 << self.rng.randrange(8)]))
