@@ -2,8 +2,11 @@
 
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 
 import pytest
+
+from stream_ssl.producers._spool import Spool
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -14,3 +17,9 @@ def trust() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(httpcore, "default_ssl_context", cache(httpcore.default_ssl_context))
         yield
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Spool:
+    """An empty spool of producer "a"."""
+    return Spool(tmp_path / "spool", "a", 1 << 20)

@@ -1,0 +1,220 @@
+"""A producer with a spool: samples wait on disk while the network is away, and are sent once."""
+
+from __future__ import annotations
+
+import errno
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from client_peer import Peer, image, until
+
+from stream_ssl.producers import DeadlineError, Delivery, Producer
+from stream_ssl.producers import _spool as spool_module
+from stream_ssl.wire import Ack, Data
+
+
+@pytest.fixture
+def peer() -> Iterator[Peer]:
+    with Peer() as peer:
+        yield peer
+
+
+def spooling(peer: Peer, folder: Path, **settings: object) -> Producer:
+    settings = {"packet_samples": 1, "linger": 0.01, **settings}
+    return Producer(peer.address, "a", on_full="spool", spool=folder, **settings)  # type: ignore[arg-type]
+
+
+def arrived(journal: list[Data]) -> list[str]:
+    return [sample.id for data in journal for sample in data.samples()]
+
+
+def test_what_is_sent_without_a_receiver_goes_to_the_next_run(peer: Peer, tmp_path: Path) -> None:
+    peer.drop()
+    deliveries = []
+    with spooling(peer, tmp_path) as producer:
+        for number in range(20):
+            producer.send(image(), id=str(number), position=number, on_delivery=deliveries.append)
+        until(lambda: producer.stats.spooled.samples == 20)
+        began = time.monotonic()
+    assert time.monotonic() - began < 15.0  # close() does not wait 30 s for nobody
+    assert {delivery.outcome for delivery in deliveries} == {"spooled"}
+    assert producer.stats.dropped.samples == 0
+    peer.open()
+    with peer.serving(resume=4) as journal, spooling(peer, tmp_path) as producer:
+        assert producer.connect().position == 19
+        producer.send(image(), id="20")
+        producer.flush()
+        assert producer.stats.spooled.samples == 0
+    assert arrived(journal) == [str(n) for n in range(21)]
+    assert journal[-1].position == 19  # not taken back
+
+
+def test_a_short_absence_is_spooled_and_made_up_for(peer: Peer, tmp_path: Path) -> None:
+    told: list[Delivery] = []
+    with spooling(peer, tmp_path) as producer:
+        peer.welcome()
+        producer.connect()
+        for name in "123":
+            producer.send(image(), id=name, on_delivery=told.append)
+        assert [next(peer.expect(Data).samples()).id for _ in range(3)] == ["1", "2", "3"]
+        peer.say(Ack(1, 1 << 24))
+        until(lambda: producer.stats.acked.samples == 1)
+        assert producer.stats.spooled.samples == 0  # the disk is left alone while all is well
+        peer.drop()
+        until(lambda: producer.stats.spooled.samples == 2)
+        producer.send(image(), id="4")
+        until(lambda: producer.stats.spooled.samples == 3)
+        peer.open()
+        assert peer.welcome(resume=2, epoch=2).first == 2
+        assert [next(peer.expect(Data).samples()).id for _ in range(2)] == ["3", "4"]
+        peer.say(Ack(4, 1 << 24))
+        producer.flush()
+        assert producer.stats.spooled.samples == 0
+    assert not list(tmp_path.glob("*.spool"))
+    assert [(it.id, it.outcome) for it in told] == [  # once each
+        *(("1", "acknowledged"), ("2", "spooled"), ("3", "spooled")),
+    ]
+
+
+def test_memory_is_bounded_while_the_spool_grows(peer: Peer, tmp_path: Path) -> None:
+    peer.drop()
+    with spooling(peer, tmp_path, buffer_bytes=4000) as producer:
+        for number in range(200):
+            assert producer.send(image(side=20), id=str(number), timeout=10.0)
+            assert producer.stats.buffered.bytes <= 4000
+        until(lambda: producer.stats.spooled.samples == 200)
+        peer.open()
+        with peer.serving() as journal:
+            producer.flush()
+    assert arrived(journal) == [str(n) for n in range(200)]
+
+
+def test_a_full_spool_drops_the_newest_and_counts(peer: Peer, tmp_path: Path) -> None:
+    peer.drop()
+    with spooling(peer, tmp_path, buffer_bytes=4000, spool_bytes=8000) as producer:
+        taken = [producer.send(image(side=20), id=str(n), timeout=10.0) for n in range(60)]
+        stats = producer.stats
+        assert taken.count(False) == stats.dropped_by_reason["spool_full"].samples > 0
+        assert sorted(taken, reverse=True) == taken
+        peer.open()
+        with peer.serving() as journal:
+            producer.flush()
+    assert arrived(journal) == [str(n) for n, kept in enumerate(taken) if kept]
+
+
+def test_a_sample_that_exceeds_the_spool_holds_back_no_other(peer: Peer, tmp_path: Path) -> None:
+    peer.drop()
+    sides = {str(n): 90 if n == 9 else 20 for n in range(14)}
+    with spooling(peer, tmp_path, buffer_bytes=16_000, spool_bytes=6000) as producer:
+        for name, side in sides.items():
+            assert producer.send(image(side=side), id=name)
+            if name == "8":  # the spool is full, and memory does not hold all of it
+                until(lambda: producer.stats.buffered.samples == 8)
+        peer.open()
+        with peer.serving() as journal:
+            producer.flush()
+    assert arrived(journal) == list(sides)
+
+
+def test_a_disk_that_stays_full_does_not_hold_samples_back(
+    peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer.drop()
+    names = [str(n) for n in range(20)]
+    with spooling(peer, tmp_path, buffer_bytes=16_000) as producer:
+        for name in names[:10]:
+            assert producer.send(image(side=20), id=name)
+        until(lambda: producer.stats.spooled.samples == 10)
+
+        def full(_file: int) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(spool_module.os, "fsync", full)
+        for name in names[10:]:
+            assert producer.send(image(side=20), id=name)
+        peer.open()
+        with peer.serving() as journal:
+            producer.flush()
+        monkeypatch.undo()
+    assert arrived(journal) == names
+
+
+def test_what_a_full_spool_cannot_take_is_told(peer: Peer, tmp_path: Path) -> None:
+    peer.drop()
+    producer = spooling(peer, tmp_path, spool_bytes=2000, exit_timeout=0.1)
+    for number in range(20):
+        producer.send(image(side=20), id=str(number))
+    with pytest.raises(DeadlineError, match="samples are lost: the spool could not take them"):
+        producer.close(0.2)
+    stats = producer.stats
+    assert stats.spooled.samples + stats.dropped_by_reason["closed"].samples == 20
+
+
+KILLED = """
+import sys, time
+import numpy as np
+from stream_ssl.producers import Producer
+address, folder, start = sys.argv[1], sys.argv[2], int(sys.argv[3])
+producer = Producer(address, "a", on_full="spool", spool=folder, packet_samples=3, linger=0.01)
+start = max(start, (producer._spooled_position or 0))
+for number in range(start, 100_000):
+    told = lambda it: print(it.id, flush=True) if it.outcome == "spooled" else None
+    producer.send(np.zeros((8, 8), np.uint8), id=str(number), position=number + 1, on_delivery=told)
+    time.sleep(0.002)
+"""
+
+
+def test_a_robot_that_is_killed_again_and_again_loses_nothing_spooled(
+    peer: Peer, tmp_path: Path
+) -> None:
+    """SIGKILL while it spools, and while the receiver takes in what was spooled."""
+    promised: set[str] = set()
+    journal: list[Data] = []
+    for turn in range(6):
+        away = turn % 2 == 0
+        peer.drop() if away else peer.open()
+        start = str(max([int(name) for name in promised | set(arrived(journal))], default=-1) + 1)
+        command = [sys.executable, "-c", KILLED, peer.address, str(tmp_path), start]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as robot:
+            assert robot.stdout is not None
+            if away:
+                lines = [robot.stdout.readline() for _ in range(40)]
+                robot.send_signal(signal.SIGKILL)
+                lines += robot.stdout.readlines()
+                promised |= {line.strip() for line in lines if line.endswith("\n")}
+            else:
+                before = len(journal)
+                with peer.serving() as journal:
+                    until(lambda before=before: len(journal) > before + 5)  # type: ignore[misc]
+                    robot.send_signal(signal.SIGKILL)
+    peer.socket.close(0)
+    peer.open()
+    with peer.serving() as journal, spooling(peer, tmp_path) as producer:
+        producer.flush()
+    names = [int(name) for name in arrived(journal)]
+    assert names == sorted(set(names))
+    assert promised <= set(arrived(journal))
+
+
+def test_the_welcome_of_a_receiver_with_smaller_limits(peer: Peer, tmp_path: Path) -> None:
+    peer.drop()
+    with spooling(peer, tmp_path, packet_samples=16, linger=5) as producer:
+        for number in range(32):
+            producer.send(image(side=20), id=str(number))
+    peer.open()
+    limits = {"max_packet": 2000, "max_samples": 3, "credit": 2000}
+    with peer.serving(**limits) as journal, spooling(peer, tmp_path) as producer:
+        producer.flush()
+    assert arrived(journal) == [str(n) for n in range(32)]
+    assert max(len(data) for data in journal) <= 3
+
+
+def test_the_spool_and_the_way_to_use_it_belong_together(tmp_path: Path) -> None:
+    for arguments in ({"on_full": "spool"}, {"spool": tmp_path}):
+        with pytest.raises(ValueError, match="belong together"):
+            Producer("tcp://127.0.0.1:1", "a", **arguments)  # type: ignore[arg-type]
