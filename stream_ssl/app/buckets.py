@@ -143,18 +143,17 @@ class Target:
         """
         if self.bucket is None:
             return
-        from rich.console import Console
-        from rich.progress import Progress
+        from stream_ssl.app.progress import ShownProgress
 
         url, size = self.bucket.url, sum(path.stat().st_size for path in self.folder.iterdir())
         log.info("copying %.1f MB to %s", size / 1e6, url)
         with (
             writing(self.option, url),
             _reaching(self.option, url),
-            Progress(console=Console(stderr=True), transient=True) as progress,
+            ShownProgress() as progress,
         ):
             bar = progress.add_task(f"copying to {url}", total=size)
-            self.bucket.upload(self.folder, tell=lambda sent: progress.advance(bar, sent))
+            self.bucket.upload(self.folder, tell=lambda sent: progress.update(bar, advance=sent))
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from evaluation_run import write_run
 from forked import Forked
 from PIL import Image
 
-from stream_ssl.app import feature_file
+from stream_ssl.app import feature_file, progress
 from stream_ssl.app.commands import embed
 from stream_ssl.app.feature_file import FeatureFile, Read
 from stream_ssl.app.only_writer import only_writer
@@ -203,10 +203,10 @@ def test_progress_is_logged_where_no_terminal_shows_it(
     run: Path, photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(embed, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "LOG_SECONDS", 0.0)
     caplog.set_level("INFO")
     assert embed.main(command(run, photos, tmp_path / "f.npz")) == 0
-    assert "32 images encoded, 1 bad" in caplog.messages
+    assert "encoding images, 1 bad: 33 of 60" in caplog.messages
 
 
 def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:

@@ -231,7 +231,7 @@ def test_a_signal_stops_the_writing_of_the_result(
         stop.set()
 
     with monkeypatch.context() as patched:
-        patched.setattr(curate, "stop_on_signals", lambda: stop)
+        patched.setattr(curate, "stop_source_on_signals", lambda _: stop)
         patched.setattr("stream_ssl.curation.results._add_file", signalled)
         assert curate.main(options_of(folder, out)) == 130
     assert curate.main(options_of(folder, out)) == 0

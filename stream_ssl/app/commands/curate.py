@@ -135,9 +135,9 @@ def _check_out(out: Path) -> None:
 
 def _work(curator: Curator, source: Source, out: Path) -> bool:
     """Read the rest of the source and write the result. Return False if a signal stopped it."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 
+    from stream_ssl.app.progress import ShownProgress
     from stream_ssl.curation import write_results
 
     if curator.progress.read:
@@ -146,7 +146,7 @@ def _work(curator: Curator, source: Source, out: Path) -> bool:
     scratch = out / STATE / "result"
     text = TextColumn("{task.description}")
     columns = (text, BarColumn(bar_width=20), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+    with ShownProgress(*columns) as shown:
         bar = shown.add_task("reading", total=None)
 
         def wrote(pictures: int) -> None:

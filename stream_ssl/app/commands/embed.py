@@ -169,9 +169,8 @@ def _encode(file: FeatureFile, encoder: Encoder, source: Source, batch: int) -> 
     """Encode the rest of the source. Return False if a signal stopped it."""
     import numpy as np
     import torch
-    from rich.console import Console
-    from rich.progress import Progress
 
+    from stream_ssl.app.progress import ShownProgress
     from stream_ssl.evaluation.labelled import length
 
     stop = stop_source_on_signals(source)
@@ -179,8 +178,7 @@ def _encode(file: FeatureFile, encoder: Encoder, source: Source, batch: int) -> 
         log.info("continuing after %d samples", file.read.samples)
     rows = Rows(source, encoder.decoder, file.read)
     due_s = time.monotonic() + SAVE_SECONDS
-    progress = Progress(console=Console(stderr=True), transient=True)
-    with progress, torch.inference_mode():
+    with ShownProgress() as progress, torch.inference_mode():
         bar = progress.add_task("encoding images", total=length(source))
         for some in batches(rows, batch):
             if stop.is_set():
@@ -196,8 +194,6 @@ def _encode(file: FeatureFile, encoder: Encoder, source: Source, batch: int) -> 
             if time.monotonic() >= due_s:
                 file.save()
                 due_s = time.monotonic() + SAVE_SECONDS
-                if not progress.console.is_terminal:
-                    log.info("%d images encoded, %d bad", file.rows, bad)
     if not stop.is_set():
         file.read = rows.read  # the last samples may be bad
     file.save()

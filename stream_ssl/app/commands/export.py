@@ -109,11 +109,9 @@ def export(settings: Namespace) -> None:
 
 def write(settings: Namespace, checkpoint: Path, targets: Mapping[str, Target]) -> None:
     """Write the encoder and the memory of one checkpoint into their targets."""
-    from rich.console import Console
-    from rich.progress import Progress
-
     from stream_ssl.app.export import ONNX_TOLERANCE, export_encoder, export_memory
     from stream_ssl.app.hub import export_hub
+    from stream_ssl.app.progress import ShownProgress
 
     print(f"checkpoint: {checkpoint}")
     if settings.encoder is not None:
@@ -141,7 +139,7 @@ def write(settings: Namespace, checkpoint: Path, targets: Mapping[str, Target]) 
     if settings.memory is not None:
         with (
             writing("--memory", targets["memory"].folder),
-            Progress(console=Console(stderr=True), transient=True) as progress,
+            ShownProgress() as progress,
         ):
             bar = progress.add_task("writing the memory", total=None)
             found = export_memory(

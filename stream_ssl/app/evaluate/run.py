@@ -20,6 +20,7 @@ from stream_ssl.app import build, encoder
 from stream_ssl.app.encoder import Encoder
 from stream_ssl.app.evaluate import sets
 from stream_ssl.app.failures import check_writable, configuring, writing
+from stream_ssl.app.progress import ShownProgress
 from stream_ssl.evaluation.continual import divide, summarise
 from stream_ssl.evaluation.encoding import Encoded, encode
 from stream_ssl.evaluation.labelled import Division, Reader
@@ -51,14 +52,8 @@ def evaluate(settings: Namespace, name: str) -> Evaluation:
             encoder.stored_settings(stored["config"], trust_code=settings.trust_code)
         )
         readers = _readers(settings, name, decoder)
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    ) as progress:
+    text = TextColumn("{task.description}")
+    with ShownProgress(text, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()) as progress:
         with configuring("lower --batch, --references_per_class or --queries_per_class"):
             found = _encode(readers, asked, settings, progress)
             tasks = _tasks(settings, found["trained"])
