@@ -22,7 +22,8 @@ class ShownProgress(Progress):
     """
 
     def __init__(self, *columns: str | ProgressColumn) -> None:
-        super().__init__(*columns, console=Console(stderr=True), transient=True)
+        console = Console(stderr=True)
+        super().__init__(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._due_s = time.monotonic() + LOG_SECONDS
 
     def update(self, task_id: TaskID, *arguments: Any, **changes: Any) -> None:
