@@ -43,9 +43,11 @@ class NpyVectors(Finite):
         file = Path(file)
         self._value_ND = stored(file)
         if self._value_ND.dtype.kind != "f" or len(self._value_ND.shape) != 2:
+            images = self._value_ND.dtype == np.uint8 and len(self._value_ND.shape) in (3, 4)
+            remedy = "; send its images with Producer.send, one at a time" * images
             raise ValueError(
                 f"{file}: {self._value_ND.dtype} of shape {self._value_ND.shape}: vectors are "
-                "floats of shape [N, D]"
+                f"floats of shape [N, D]{remedy}"
             )
         kept = self._value_ND.dtype.name
         self._dtype = kept if kept in DTYPES else "float32"

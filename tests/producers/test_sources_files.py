@@ -198,6 +198,10 @@ WHOLE = npy_bytes(np.ones((5, 3), np.float32))
         (npy_bytes(np.array([{"a": 1}], object)), "no array of NumPy"),  # a pickle
         (npy_bytes(np.ones((5, 3), int)), r"int64 of shape \(5, 3\): vectors are floats"),
         (npy_bytes(np.ones(5)), r"float64 of shape \(5,\): vectors are floats of shape"),
+        (
+            npy_bytes(np.ones((5, 4, 4, 3), np.uint8)),
+            "send its images with Producer.send, one at a",
+        ),
     ],
 )
 def test_damaged_npy_files_are_refused(tmp_path, data, message):
