@@ -20,7 +20,9 @@ from PIL import Image, ImageOps
 from table import table
 
 from stream_ssl import load_encoder
+from stream_ssl.app.commands.embed import Rows
 from stream_ssl.app.encoder import Encoder
+from stream_ssl.app.feature_file import Read
 from stream_ssl.curation import Curator
 from stream_ssl.evaluation.labelled import Division, Reader
 from stream_ssl.feed.decode import Decoder
@@ -178,17 +180,19 @@ def test_every_route_keeps_the_whole_picture_in_a_letterbox(
         expected_HWC = boxed(upright_image, SIDE).astype(int)
         pillow = as_sample(image, "a")
     folder = tmp_path / f"{size}-{codec}-{orientation}"
-    folder.mkdir()
-    (folder / f"picture.{codec}").write_bytes(data)
+    (folder / "class").mkdir(parents=True)
+    (folder / "class" / f"picture.{codec}").write_bytes(data)
     images = ImageFolder(str(folder))
-    (evaluated,) = Reader(images, with_bars.decoder, Division(1), labels=False)
+    (evaluated,) = Reader(images, with_bars.decoder, Division(1))
+    (embedded,) = Rows(images, with_bars.decoder, Read())
     routes = {
         "learner": Decoder(SIDE, fit="letterbox").decode(Sample("a", data, codec)),
         "pillow": Decoder(SIDE, fit="letterbox").decode(pillow),
         "load_encoder": with_bars.preprocess(data).permute(1, 2, 0).numpy(),
         "evaluation": evaluated.image_BHWC[0],
+        "embed": embedded.pixels_HWC,
     }
-    for route in ("load_encoder", "evaluation"):
+    for route in ("load_encoder", "evaluation", "embed"):
         assert np.array_equal(routes[route], routes["learner"]), route
     for route in ("learner", "pillow"):
         difference_HWC = np.abs(routes[route] - expected_HWC)
