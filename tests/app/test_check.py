@@ -11,15 +11,14 @@ import numpy as np
 import pytest
 import torch
 from harness import BATCH, TINY, processes
-from safetensors.torch import save_file
+from sealed import sealed_checkpoint
 from table import table
 from torch import Tensor
 
 from stream_ssl.app import build, config
 from stream_ssl.app.commands import check
 from stream_ssl.app.failures import USAGE
-from stream_ssl.durable import seal, write_json
-from stream_ssl.learning.checkpoint_layout import FOLDER, FORMAT, PARTS, file_of, folder_of
+from stream_ssl.learning.checkpoint_layout import FORMAT, file_of
 from stream_ssl.memory import Duplicates
 from stream_ssl.memory.columns import Rows
 from stream_ssl.memory.eviction import Policy
@@ -392,25 +391,14 @@ def test_what_a_checkpoint_stores_builds_the_same_memory(tmp_path: Path) -> None
     assert outcomes[0] != list(range(64))
 
 
-def checkpoint(run: Path, step: int, stored: dict[str, Any], version: int = FORMAT) -> Path:
-    """A checkpoint that is whole, by its hashes, with this configuration."""
-    folder = folder_of(run / FOLDER, step)
-    folder.mkdir(parents=True)
-    for name in PARTS:
-        save_file({"x": torch.zeros(1)}, folder / file_of(name))
-    facts = {"version": version, "step": step, "created": 0.0, "config": stored}
-    write_json(folder / "state.json", {**facts, "offset": {"record": 1, "sample": 0}})
-    seal(folder)
-    return folder
-
-
 def test_damaged_checkpoints_are_named_with_what_a_start_does(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     file = configured(tmp_path)
     parser = config.learner_parser()
     settings = config.read(parser, [str(file)])
-    made = [checkpoint(settings.run, step, config.resolved(parser, settings)) for step in (10, 20)]
+    stored = config.resolved(parser, settings)
+    made = [sealed_checkpoint(settings.run, step, stored) for step in (10, 20)]
     _, said = outcome(capfd, caplog, str(file))
     assert "start        from step-000000020" in said
     assert "damaged in" not in said
@@ -436,7 +424,7 @@ def test_a_run_of_a_newer_version_is_refused(
     settings = config.read(parser, [str(file)])
     stored = config.resolved(parser, settings)
     for version, expected in ((FORMAT, 0), (FORMAT + 1, USAGE)):
-        checkpoint(settings.run, version, stored, version=version)
+        sealed_checkpoint(settings.run, version, stored, version=version)
         status, said = outcome(capfd, caplog, str(file))
         assert status == expected, said
     assert f"has format {FORMAT + 1}, this program reads up to {FORMAT}: upgrade" in said

@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 from harness import TINY
 from jsonargparse import ArgumentParser
+from sealed import sealed_checkpoint
 from table import table
 
 from stream_ssl.app import config, encoder, restart
 from stream_ssl.app.commands import check
 from stream_ssl.app.removed import REMOVED, without
+from stream_ssl.learning.checkpoint_layout import FOLDER, folder_of
 
 MOST_OPTIONS = 87
 
@@ -145,9 +147,7 @@ def run_of_before(folder: Path, *options: tuple[str, Any]) -> str:
         stored = merged(stored, nested(option, gone.value))
     for option, value in options:
         stored = merged(stored, nested(option, value))
-    checkpoint = folder / "run" / "checkpoints" / "latest"
-    checkpoint.mkdir(parents=True)
-    (checkpoint / "state.json").write_text(json.dumps({"config": stored}))
+    sealed_checkpoint(folder / "run", 10, stored)
     return file
 
 
@@ -170,7 +170,7 @@ def test_a_run_of_before_opens_without_the_removed_options(
     )
     assert "receiver.group_packets: 8 (now: at most 64 packets are committed together)" in line
     assert line.count(" (now: ") == 2
-    stored = encoder.facts(tmp_path / "run" / "checkpoints" / "latest")["config"]
+    stored = encoder.facts(folder_of(tmp_path / "run" / FOLDER, 10))["config"]
     assert without(stored) == (stored, [])
     assert stored["decoder"]["fit"] == "crop"
     assert encoder.stored_settings(stored).memory.capacity == TINY["memory"]["capacity"]
