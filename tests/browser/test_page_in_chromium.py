@@ -162,6 +162,7 @@ def test_a_learner_that_dies_leaves_its_last_slots_marked_as_old(chromium: Any) 
     with run() as (_, learner, receiver), Visit(chromium, receiver.address + "/") as visit:
         page = visit.page
         page.locator("#memory").scroll_into_view_if_needed()
+        page.wait_for_selector("#memory[data-known=yes]")  # with the pictures, which come last
         page.wait_for_selector("#memory-note >> text=300 of 300 slots")
         learner.close()
         page.wait_for_selector(
