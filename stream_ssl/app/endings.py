@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from stream_ssl.app.signals import PARENT, SUPERVISOR
 from stream_ssl.background import Background
-from stream_ssl.bounded_files import read_map
+from stream_ssl.bounded_files import MOST_BYTES, read_map
 from stream_ssl.durable import write
 from stream_ssl.rate_limited_logger import printable
 
@@ -131,7 +131,8 @@ def ending(run: Path, role: str) -> Ending | None:
         if path.stat().st_mtime == INVALID:
             return None
         told = read_map(path)
-        words, parent, again = str(told["words"]), int(told["parent"]), str(told["command"])
+        words, again = (printable(told[name], MOST_BYTES) for name in ("words", "command"))
+        parent = int(told["parent"])
         end, when = told.get("end"), told.get("ended", (run / f"{role}.lock").stat().st_mtime)
         at = datetime.fromtimestamp(when).astimezone().isoformat(" ", "seconds")
         boss = _boss(run, parent)

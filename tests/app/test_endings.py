@@ -67,6 +67,31 @@ def test_a_damaged_record_says_nothing(tmp_path: Path, text: str) -> None:
     assert ending(tmp_path, "learner") is None
 
 
+def test_a_record_cannot_control_the_terminal(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """The name of a config file may hold bytes that are no text, as the record's command."""
+    record = {
+        "pid": 1,
+        "parent": 0,
+        "command": "stream-ssl run \udce9.yaml",
+        "words": "\x1b[2J\ud800",
+    }
+    for role in ("receiver", "learner", "supervisor"):
+        (tmp_path / f"{role}.last.json").write_text(json.dumps(record))
+        (tmp_path / f"{role}.lock").touch()
+    found = ending(tmp_path, "learner")
+    assert found is not None
+    assert (found.again, found.words) == (
+        "stream-ssl run ?.yaml",
+        "the last line of its log: ?[2J?",
+    )
+    status.main([str(tmp_path)])
+    out = capfdbinary.readouterr().out
+    assert b"?[2J?" in out
+    assert b"\x1b" not in out
+
+
 def test_a_record_that_cannot_be_replaced_says_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
