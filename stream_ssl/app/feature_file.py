@@ -10,7 +10,7 @@ import os
 import shutil
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -75,16 +75,19 @@ class FeatureFile:
         self._longest = 1  # characters of an id
         sizes = dict.fromkeys(PARTS, 0)
         if (self.folder / STATE).exists():
-            state = read_map(self.folder / STATE, MOST_BYTES)
-            self._check(state["settings"])
-            self.read, self.rows = Read(**state["read"]), state["rows"]
-            self._longest, sizes = state["longest"], state["sizes"]
+            with self._refusing_damage(STATE):
+                state = read_map(self.folder / STATE, MOST_BYTES)
+                begun, sizes = dict(state["settings"]), {n: int(state["sizes"][n]) for n in PARTS}
+                self.read, self.rows = Read(**state["read"]), int(state["rows"])
+                self._longest = int(state["longest"])
+            self._check(begun)
         with ExitStack() as stack:
             paths = {name: self.folder / name for name in PARTS}
             self._files = {n: stack.enter_context(path.open("ab")) for n, path in paths.items()}
             for name, file in self._files.items():
-                if os.fstat(file.fileno()).st_size < sizes[name]:
-                    raise ValueError(f"{file.name} is damaged: delete {self.folder} to start anew")
+                with self._refusing_damage(name):
+                    if os.fstat(file.fileno()).st_size < sizes[name]:
+                        raise ValueError("rows are missing")
                 file.truncate(sizes[name])
             self._stack = stack.pop_all()
 
@@ -136,6 +139,7 @@ class FeatureFile:
         """Write the .npz file from the saved rows, and delete the folder.
 
         Raises:
+            ValueError: the saved ids are damaged. The folder remains.
             OSError: the disk is full or failed. The folder remains.
         """
         kinds = {
@@ -155,14 +159,25 @@ class FeatureFile:
                     if name != "ids":
                         shutil.copyfileobj(rows, member, 1 << 20)
                         continue
-                    for ids in _lists(map(json.loads, rows)):
-                        member.write(np.array(ids, dtype).tobytes())
+                    with self._refusing_damage(name):
+                        for ids in _lists(map(json.loads, rows)):
+                            member.write(np.array(ids, dtype).tobytes())
         self.discard()
 
     def discard(self) -> None:
         """Delete the folder. A crash meanwhile leaves no state."""
         (self.folder / STATE).unlink(missing_ok=True)
         self.close()
+
+    @contextmanager
+    def _refusing_damage(self, name: str) -> Iterator[None]:
+        """Turn errors of a file's content into a ValueError with the remedy."""
+        try:
+            yield
+        except (ValueError, LookupError, TypeError) as error:
+            raise ValueError(
+                f"{self.folder / name} is damaged: delete {self.folder} to start anew"
+            ) from error
 
     def _check(self, begun: Mapping[str, Any]) -> None:
         for name, value in self._settings.items():

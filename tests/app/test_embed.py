@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import tracemalloc
 from pathlib import Path
@@ -187,6 +188,24 @@ def test_unfinished_features_of_other_settings_are_refused(
     assert f"--out {out}: another `embed` writes it; choose another file" in caplog.text
     assert embed.main(command(checkpoints[1], photos, out)) == 0  # the run's newest
     assert embed.main(command(run, photos / "c", out)) == 0  # a finished file is replaced
+
+
+@pytest.mark.parametrize("name", ["state.json", "ids", "labels"])
+def test_damage_to_unfinished_features_is_named_with_the_remedy(
+    run: Path, photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    out = tmp_path / "features.npz"
+    folder, arguments = feature_file.state_folder(out), command(run, photos, out)
+    assert Forked(dying, 3, arguments, output=tmp_path / "log").wait(120) == 9
+    whole = (folder / name).read_bytes()
+    for damaged in {"state.json": (b"", b"{}"), "ids": (b"\0" + whole[1:],)}.get(name, (b"",)):
+        (folder / name).write_bytes(damaged)
+        assert embed.main(arguments) == 2
+        said = caplog.records[-1].message
+        assert said == f"{folder / name} is damaged: delete {folder} to start anew"
+        assert not out.exists()
+    shutil.rmtree(folder)
+    assert embed.main(arguments) == 0
 
 
 def test_a_source_without_images_leaves_nothing(
