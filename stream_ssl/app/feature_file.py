@@ -93,9 +93,11 @@ class FeatureFile:
 
     def close(self) -> None:
         """Close the files. The folder stays if it has saved rows."""
-        self._stack.close()
-        if not (self.folder / STATE).exists():
-            shutil.rmtree(self.folder, ignore_errors=True)
+        try:
+            self._stack.close()
+        finally:  # on a full disk, closing fails too
+            if not (self.folder / STATE).exists():
+                shutil.rmtree(self.folder, ignore_errors=True)
 
     def append(
         self,

@@ -228,6 +228,22 @@ def test_progress_is_logged_where_no_terminal_shows_it(
     assert "encoding images, 1 bad: 33 of 60" in caplog.messages
 
 
+def test_rows_that_a_full_disk_left_without_a_state_are_deleted(tmp_path: Path) -> None:
+    """They would keep the disk full, and no command could continue from them."""
+    out = tmp_path / "f.npz"
+    folder = feature_file.state_folder(out)
+    folder.mkdir()
+    file = FeatureFile(out, 8, {})
+
+    def full() -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    file._stack.callback(full)  # as a file whose last rows find no room
+    with pytest.raises(OSError, match="No space left"):
+        file.close()
+    assert not folder.exists()
+
+
 def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
     out, dim, count = tmp_path / "f.npz", 512, 1000
     feature_BF = np.random.default_rng(0).random((count, dim), np.float32)  # 2 MB
