@@ -16,6 +16,7 @@ from jsonargparse import Namespace
 from prometheus_client import CollectorRegistry
 
 from stream_ssl.app.config import flat, split_address
+from stream_ssl.app.ended_sources import EndedSources
 from stream_ssl.app.endpoints import Announcement, hold_role, load
 from stream_ssl.app.failures import configuring, listening
 from stream_ssl.app.notify import Notifier
@@ -122,11 +123,14 @@ def receive(settings: Namespace, resolved: Mapping[str, Any], stop: threading.Ev
         )
         health.expect("receiver", PATIENCE)
         health.set("started", True)
+        sources_ended = EndedSources(settings.run)
+        metrics.consume(sources_ended.record)
         metrics.started()
         stack.enter_context(Notifier(health))
         for record in receiver.run(stop):
             where.write()
             metrics.consume(record)
+            sources_ended.consume(record)
             health.refused = {**health.refused, **record.refused_last}
             sources.producers.offer(receiver.producers)
             health.tick("receiver")

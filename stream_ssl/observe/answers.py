@@ -152,7 +152,7 @@ def census(states: Mapping[str, State], problems: Sequence[Mapping[str, Any]]) -
     return Census(present, absent, unknown)
 
 
-ENDED = {
+BEFORE_START = {
     "failed": "Correct the error",
     "killed": "No sample is lost. Read the end of its log, and dmesg for a lack of memory",
 }
@@ -192,7 +192,7 @@ def problems_of(states: Mapping[str, State]) -> list[dict[str, Any]]:
         elif ended is not None and ended["end"] == "stopped":
             severity, remedy = "warning", f"Start it again with: {ended['again']}"
         elif ended is not None:
-            remedy = f"{ENDED[ended['end']]}, then start it again with: {ended['again']}"
+            remedy = f"{BEFORE_START[ended['end']]}, then start it again with: {ended['again']}"
         found.append(
             {
                 "name": fault,

@@ -18,8 +18,8 @@ from stream_ssl.observe.families import OTHER
 from stream_ssl.observe.metric_spec import PREFIX, Role
 from stream_ssl.observe.metrics import WORKING
 from stream_ssl.observe.page.history import LATELY, FigureHistory
-from stream_ssl.observe.receiver_checks import ENDED
 from stream_ssl.observe.trends import Figures, Rise
+from stream_ssl.receiver.records import SOURCE_ENDED
 
 WINDOW = 600.0
 """Seconds that the counts by producer cover."""
@@ -178,7 +178,7 @@ def _ended(figures: Figures, known: Mapping[str, float]) -> dict[str, Any] | Non
     finished = figures.by("producer_finished", "producer")
     if figures.get("producers_connected") != 0 or not known:
         return None
-    if any(finished.get(who) != ENDED for who in known):
+    if any(finished.get(who) != SOURCE_ENDED for who in known):
         return None
     received = figures.by("producer_last_received_timestamp_seconds", "producer")
     last = max(known, key=lambda who: received.get(who, 0.0))

@@ -10,11 +10,10 @@ from stream_ssl.observe import conditions as at
 from stream_ssl.observe.conditions import few, plural
 from stream_ssl.observe.health import Health
 from stream_ssl.observe.trends import Figures, Finding, Silence, Trends, counted, percent, seconds
+from stream_ssl.receiver.records import SOURCE_ENDED
 
 MOST_NAMED = 5
 """The most producers that a sentence names."""
-ENDED = 2.0
-"""The value of `producer_finished` for a producer whose source has ended."""
 KEYS = frozenset({"denied", "unauthorised", "no-key", "plain-receiver", "server-key"})
 """Reasons of refusal that concern a key."""
 MISMATCHES = {
@@ -108,7 +107,7 @@ class ReceiverChecks:
         received = {"": figures.get("received_samples_total")}
         by_producer = figures.by("producer_samples_total", "producer")
         finished = figures.by("producer_finished", "producer")
-        ended = by_producer and all(finished.get(who) == ENDED for who in by_producer)
+        ended = by_producer and all(finished.get(who) == SOURCE_ENDED for who in by_producer)
         gone = self._trends.held("no-producers", connected == 0 and not ended)
         if gone > at.NO_PRODUCER_SECONDS:
             before = "since the start" if not received[""] > 0 else f"for {seconds(gone)}"

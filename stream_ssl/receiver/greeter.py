@@ -11,7 +11,7 @@ from stream_ssl.receiver.access import Access, belongs
 from stream_ssl.receiver.answers import Answers
 from stream_ssl.receiver.credit import Credit, least_served
 from stream_ssl.receiver.group_commit import GroupCommit
-from stream_ssl.receiver.records import Counters
+from stream_ssl.receiver.records import CONNECTED, Counters
 from stream_ssl.receiver.sessions import ProducerTable, Session, Sessions
 from stream_ssl.wire import CODECS, Hello, Nack, Welcome, WireError
 from stream_ssl.wire.run_folder import ANY_NAME
@@ -158,7 +158,7 @@ class Greeter:
             verdicts=hello.verdicts,
         )
         self._sessions.open(session)
-        self._counters.producer_finished[session.counted_as] = 0.0
+        self._counters.producer_finished[session.counted_as] = CONNECTED
         if hello.clock and math.isfinite(hello.clock):
             self._counters.producer_clock[session.counted_as] = hello.clock - time.time()
         return session

@@ -13,7 +13,7 @@ from stream_ssl.receiver.credit import Credit, CreditPolicy
 from stream_ssl.receiver.greeter import Greeter
 from stream_ssl.receiver.group_commit import CommitBatch, GroupCommit
 from stream_ssl.receiver.intake import Intake
-from stream_ssl.receiver.records import Counters
+from stream_ssl.receiver.records import SOURCE_ENDED, STOPPED, Counters
 from stream_ssl.receiver.sessions import ProducerRecord, ProducerTable, Session, Sessions
 from stream_ssl.wire import Bye, Data, Hello, Nack, WireError, decode
 from stream_ssl.wire.messages import DATA_HEAD
@@ -143,7 +143,8 @@ class ReceiverProtocol:
             if session is not None:
                 self.sessions.drop(session)
                 ended = message.reason == Bye.ENDED
-                self.counters.producer_finished[session.counted_as] = 2.0 if ended else 1.0
+                how = SOURCE_ENDED if ended else STOPPED
+                self.counters.producer_finished[session.counted_as] = how
         else:
             raise WireError("malformed", f"{type(message).__name__} is the receiver's to send")
 

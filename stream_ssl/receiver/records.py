@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Final
+
+CONNECTED: Final = 0.0
+STOPPED: Final = 1.0
+SOURCE_ENDED: Final = 2.0
+"""The values of `ReceiverRecord.producer_finished`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +38,7 @@ class ReceiverRecord:
     producer_received: Mapping[str, float] = field(default_factory=dict)  # its latest packet
     producer_captured: Mapping[str, float] = field(default_factory=dict)  # its latest sample
     producer_rejected: Mapping[str, int] = field(default_factory=dict)  # samples
-    producer_finished: Mapping[str, float] = field(default_factory=dict)  # BYE: 1, its end: 2
+    producer_finished: Mapping[str, float] = field(default_factory=dict)  # how it ended
     producer_clock: Mapping[str, float] = field(default_factory=dict)  # its clock minus this one
     journal_failures: int = 0  # commits that failed because of a full or failing disk
     allow_list_errors: int = 0  # changed lists that could not be used
