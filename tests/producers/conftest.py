@@ -5,6 +5,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from crawling import image, robots
+from web import Web, web
 
 from stream_ssl.producers._spool import Spool
 
@@ -23,3 +25,12 @@ def trust() -> Iterator[None]:
 def spool(tmp_path: Path) -> Spool:
     """An empty spool of producer "a"."""
     return Spool(tmp_path / "spool", "a", 1 << 20)
+
+
+@pytest.fixture
+def served() -> Iterator[Web]:
+    """A web on loopback that serves images and allows crawls."""
+    with web() as running:
+        running.answers["good.test/*"] = image
+        running.answers["/robots.txt"] = robots("")
+        yield running

@@ -1,0 +1,62 @@
+"""What the tests of crawls share: a small web on loopback, and crawls of it."""
+
+import asyncio
+
+import pytest
+from source_files import encoded, pixels
+
+from stream_ssl.producers.sources import Crawl
+from stream_ssl.producers.sources.base import SourceError
+
+PNG = [encoded(image) for image in pixels(12, 6, 5, 3)]
+
+
+async def image(request):
+    await request.send(PNG[int(request.path[1:].partition(".")[0]) % 12])
+
+
+def robots(text, **headers):
+    async def answer(request):
+        await request.send(text.encode(), **headers)
+
+    return answer
+
+
+def crawl(served, folder, urls, resolve=None, **settings):
+    """A crawl of URLs in which PORT is the web's; every host is on loopback."""
+    path = folder / "urls.txt"
+    path.write_text("".join(f"{url}\n".replace("PORT", str(served.port)) for url in urls))
+    settings = {"allow_networks": ["127.0.0.0/8"], "retries": 0} | settings
+    source = Crawl(str(path), **settings)
+
+    async def here(_host, _port):
+        return ["127.0.0.1"]
+
+    source.fetcher.backend.resolve = resolve or here
+    return source
+
+
+def good(count, host="good.test"):
+    return [f"http://{host}:PORT/{n}.png" for n in range(count)]
+
+
+def paths(samples):
+    return [sample.id.rpartition("/")[2] for sample, _ in samples]
+
+
+def gives_nothing(source):
+    """As of any source, a pass in which nothing can be read is an error."""
+    with pytest.raises(SourceError, match="not one sample of a whole pass can be read"):
+        next(source.samples())
+
+
+async def slow(request):
+    await request.raw(b"HTTP/1.1 200 X\r\ncontent-length: 1000\r\n\r\n\x89PNG")
+    await asyncio.sleep(60)
+
+
+def page(body=b"", **more):
+    async def answer(request):
+        await request.send(body, **more)
+
+    return answer
