@@ -9,8 +9,8 @@ first sample.
 Segment files NUMBER.spool are logs of records: kind, lengths, CRC-32, body. There are two kinds:
 
 - A packet record holds a packet.
-- A mark record holds the sequence that each packet was about to be sent with. The file `mark` holds
-  the newest one again, in case the segment's is damaged.
+- A mark record holds the sequence that each packet was about to be sent with. The file `mark` is a
+  copy of the newest mark record. A start uses it if that record is damaged.
 
 Each record starts with the number of the next sample. A start skips damaged bytes, and the next
 whole record shows how many samples they held. If no whole record follows, a power cut has torn the
@@ -407,7 +407,7 @@ class Spool:
         return _record(_MARK, msgpack.packb(info), b"", b"")
 
     def _copy_mark(self, record: bytes) -> None:
-        """Write the newest mark again, once it is in a segment."""
+        """Write the second copy of a mark that is in a segment."""
         try:
             durable.write(self.folder / MARK, record, 0o600)
         except OSError as error:

@@ -1,7 +1,8 @@
 """How the last process of each role ended, by RUN/ROLE.last.json, which the process writes.
 
-The file has no end if the process was killed or crashed, or if the machine lost power. The process
-touches ROLE.lock while it lives, so the time of that file says when it ended.
+The file records no end if the process was killed or crashed, or if the machine lost power. While
+the process runs, it touches ROLE.lock every 5 seconds. The time of that file then shows when the
+process ended.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class Life(logging.Handler):
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
-        """Record the life of this process until the block ends."""
+        """Record that this process runs, and how it ends when the block ends."""
         ours = logging.getLogger("stream_ssl")
         self._write()
         ours.addHandler(self)

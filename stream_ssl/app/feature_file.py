@@ -38,8 +38,8 @@ class Read:
 
     Attributes:
         position: the position of the source after this part.
-        samples: the number of samples in it.
-        bad: the number of them that cannot be decoded, by reason.
+        samples: the number of samples in this part.
+        bad: the number of samples that cannot be decoded, by reason.
     """
 
     position: Position = None
@@ -56,7 +56,7 @@ class FeatureFile:
     Args:
         out: the .npz file. `state_folder(out)` exists.
         dim: F.
-        settings: all on which the rows depend, as values that JSON can represent.
+        settings: all settings that the rows depend on, as values that JSON can represent.
 
     Attributes:
         folder: the folder of the unfinished rows.

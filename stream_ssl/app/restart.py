@@ -155,7 +155,7 @@ class Start:
     Attributes:
         checkpoint: the newest whole checkpoint, or None.
         config: the configuration that it stores; None without a whole checkpoint.
-        damaged: the newer checkpoints, which are damaged, with the reasons.
+        damaged: the name of each newer checkpoint, all of which are damaged, with the reason.
     """
 
     checkpoint: Path | None

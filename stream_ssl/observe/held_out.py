@@ -67,7 +67,7 @@ class HeldOut:
 
 @dataclass(frozen=True, slots=True)
 class HeldOutRecord:
-    """The result of a probe, with its step and its duration in seconds.
+    """The result of a probe, the step at which it was made, and its duration in seconds.
 
     `rise_error` is the standard error of the change within TREND_SECONDS; None: no earlier probe.
     """
@@ -182,8 +182,8 @@ class HeldOutProbe:
     def _rise_error(self, right_Q: Tensor, now: float) -> float | None:
         """Return the standard error of the change of accuracy since TREND_SECONDS ago.
 
-        The pairs of answers to each query give it. It is smaller than that of two independent
-        sets, because most queries get the same answer again.
+        It compares the two answers to each query. Most queries get the same answer again, so it is
+        smaller than the error for two independent sets of queries.
         """
         past = self._past
         while len(past) > 1 and past[1][0] <= now - TREND_SECONDS:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from harness import BATCH, TINY, processes
+from jsonargparse import Namespace
 from sealed import sealed_checkpoint
 from table import table
 from torch import Tensor
@@ -81,6 +82,13 @@ def configured(folder: Path, **memory: Any) -> Path:
     settings = TINY | {"memory": {"capacity": 64, **memory}, "run": str(folder / "run")}
     file.write_text(json.dumps(settings))
     return file
+
+
+def settled(folder: Path) -> tuple[Path, Namespace, dict[str, Any]]:
+    """A config file, its settings, and what a checkpoint stores of them."""
+    file, parser = configured(folder), config.learner_parser()
+    settings = config.read(parser, [str(file)])
+    return file, settings, config.resolved(parser, settings)
 
 
 def outcome(
@@ -394,10 +402,7 @@ def test_what_a_checkpoint_stores_builds_the_same_memory(tmp_path: Path) -> None
 def test_damaged_checkpoints_are_named_with_what_a_start_does(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    file = configured(tmp_path)
-    parser = config.learner_parser()
-    settings = config.read(parser, [str(file)])
-    stored = config.resolved(parser, settings)
+    file, settings, stored = settled(tmp_path)
     made = [sealed_checkpoint(settings.run, step, stored) for step in (10, 20)]
     _, said = outcome(capfd, caplog, str(file))
     assert "start        from step-000000020" in said
@@ -419,10 +424,7 @@ def test_damaged_checkpoints_are_named_with_what_a_start_does(
 def test_a_run_of_a_newer_version_is_refused(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    file = configured(tmp_path)
-    parser = config.learner_parser()
-    settings = config.read(parser, [str(file)])
-    stored = config.resolved(parser, settings)
+    file, settings, stored = settled(tmp_path)
     for version, expected in ((FORMAT, 0), (FORMAT + 1, USAGE)):
         sealed_checkpoint(settings.run, version, stored, version=version)
         status, said = outcome(capfd, caplog, str(file))

@@ -7,8 +7,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -99,52 +99,46 @@ def test_a_port_that_is_no_receiver() -> None:
         reason("still connecting", address)
 
 
-def test_a_peer_that_is_no_zeromq() -> None:
-    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+@contextmanager
+def answering(answer: Callable[[socket.socket], None]) -> Iterator[str]:
+    """The address of a server that calls `answer` with each connection."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as server, ExitStack() as peers:
 
-        def greet() -> None:
+        def serve() -> None:
             while True:
                 try:
                     peer, _ = server.accept()
                 except OSError:
                     return
-                peers.append(peer)
-                peer.sendall(b"SSH-2.0-OpenSSH_9.9\r\n")
+                answer(peers.enter_context(peer))
 
-        peers: list[socket.socket] = []
-        thread = threading.Thread(target=greet)
+        thread = threading.Thread(target=serve)
         thread.start()
-        address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        try:
+            yield f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def test_a_peer_that_is_no_zeromq() -> None:
+    with answering(lambda peer: peer.sendall(b"SSH-2.0-OpenSSH_9.9\r\n")) as address:
         reason("answers b'SSH-2.0-OpenSSH_9.9", address)
-        server.shutdown(socket.SHUT_RDWR)
-        thread.join()
-        for peer in peers:
-            peer.close()
 
 
 def test_a_receiver_that_ends_during_the_handshake() -> None:
     """It cannot be told from one whose key is another: both close the connection."""
     greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
-    with closing(socket.create_server(("127.0.0.1", 0))) as server:
 
-        def end() -> None:
-            while True:
-                try:
-                    peer, _ = server.accept()
-                except OSError:
-                    return
-                peer.sendall(greeting)
-                peer.recv(1000)
-                peer.close()
+    def end(peer: socket.socket) -> None:
+        peer.sendall(greeting)
+        peer.recv(1000)
+        peer.close()
 
-        thread = threading.Thread(target=end)
-        thread.start()
-        address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+    with answering(end) as address:
         keys = {"keys": CAMERA, "server_key": SERVER.public}
         text = reason("the receiver ended just then", address, **keys)
-        assert "server key is wrong" in text
-        server.shutdown(socket.SHUT_RDWR)
-        thread.join()
+    assert "server key is wrong" in text
 
 
 def test_a_web_server_is_no_receiver() -> None:
