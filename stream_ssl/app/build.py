@@ -31,6 +31,7 @@ from stream_ssl.encoder.network import (
     freeze_stages,
     load_weights,
 )
+from stream_ssl.evaluation.labelled import Labelled
 from stream_ssl.feed.batches import Batches
 from stream_ssl.feed.decode import Decoder, VectorDecoder
 from stream_ssl.feed.journal_tasks import JournalShare
@@ -53,7 +54,7 @@ from stream_ssl.memory.descriptors import Embedding, Features, Vector
 from stream_ssl.memory.eviction import Policy
 from stream_ssl.memory.process_group import SINGLE_PROCESS, RankGroup
 from stream_ssl.methods import Method
-from stream_ssl.observe.held_out import HeldOutProbe
+from stream_ssl.observe.held_out import HeldOut, HeldOutProbe
 from stream_ssl.observe.logger_process import Deadline, LoggerProcess
 from stream_ssl.observe.loggers import Logger, TensorBoard
 from stream_ssl.observe.page.picture_search import PictureSearch
@@ -287,14 +288,34 @@ def prequential(settings: Namespace) -> Prequential:
 
 def held_out(settings: Namespace, learner: Learner) -> HeldOutProbe | None:
     """Read the held-out set and return its probe; None if the settings name no set."""
-    if settings.observe.held_out is None:
+    chosen = settings.observe.held_out
+    if chosen is None:
         return None
+    if isinstance(chosen, str):
+        chosen = HeldOut(_labelled(chosen))
 
     def features(image_BCHW: Tensor) -> Tensor:
         plain_BCHW = learner.views.plain(image_BCHW.to(learner.device))
         return learner.method.features(plain_BCHW)
 
-    return HeldOutProbe(settings.observe.held_out, decoder(settings), features)
+    return HeldOutProbe(chosen, decoder(settings), features)
+
+
+def _labelled(spec: str) -> Labelled:
+    """Return the source of NAME:PLACE, with its test images if it separates them."""
+    from stream_ssl.app.evaluate import sets
+
+    try:
+        name, place = sets.parse(spec)
+        if not place:
+            raise ValueError(f"{spec!r} names no place; write NAME:PLACE, such as images:FOLDER")
+        options = {sets.place_of(name): place}
+        if sets.has_splits(name, options):
+            options["split"] = "test"
+        source: Labelled = sets.make(name, options, seed=None)
+    except (ValueError, FileNotFoundError) as error:
+        raise ValueError(f"observe.held_out: {error}") from error
+    return source
 
 
 def picture_search(settings: Namespace, learner: Learner) -> PictureSearch | None:

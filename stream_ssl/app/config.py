@@ -299,11 +299,11 @@ def _add_learner(parser: ArgumentParser) -> None:
     _section(parser, Prequential, "observe.prequential")
     parser.add_argument(
         "--observe.held_out",
-        type=HeldOut | None,
+        type=HeldOut | str | None,
         default=None,
         help=(
-            "labelled set for a kNN probe at regular steps: source, every, k, "
-            "references_per_class, queries_per_class"
+            "labelled set for a kNN probe at regular steps: NAME:PLACE, such as images:FOLDER, or "
+            "source, every, k, references_per_class, queries_per_class"
         ),
     )
     parser.add_argument(

@@ -12,10 +12,13 @@ import numpy as np
 import pytest
 import torch
 from harness import BATCH, TINY, processes, stop, until
+from PIL import Image
 
 from stream_ssl.app import build, config
+from stream_ssl.app.commands import check
 from stream_ssl.batch import START, Batch, Offset
 from stream_ssl.learning.records import StepRecord
+from stream_ssl.observe.held_out import HeldOutProbe
 from stream_ssl.observe.prequential import Prequential
 
 HELD_OUT: dict[str, Any] = {
@@ -119,3 +122,67 @@ def test_a_held_out_set_that_cannot_be_probed_stops_the_learner(tmp_path: Path) 
         learner = run.start("learner", str(run.config))
         assert learner.wait(90) == 2
         assert "fewer than k = 999" in run.log("learner")
+
+
+def probe_of(folder: Path, held_out: object, *arguments: str) -> HeldOutProbe:
+    file = folder / "config.yaml"
+    file.write_text(json.dumps(TINY | {"observe": {"held_out": held_out}}))
+    parser = config.learner_parser()
+    settings = parser.instantiate(config.read(parser, [str(file), *arguments]))
+    probe = build.held_out(settings, build.learner(settings, Repeated(), START))
+    assert probe is not None
+    return probe
+
+
+def folders_of_classes(root: Path) -> Path:
+    rng = np.random.default_rng(0)
+    for label, number in itertools.product("ab", range(300)):
+        (root / label).mkdir(parents=True, exist_ok=True)
+        image_HWC = rng.integers(0, 256, (16, 16, 3), np.uint8)
+        Image.fromarray(image_HWC).save(root / label / f"{number}.png")
+    return root
+
+
+def test_a_folder_of_classes_is_held_out_by_its_name(tmp_path: Path) -> None:
+    """In the configuration and on the command line, as with the long form."""
+    root = folders_of_classes(tmp_path / "images")
+    folder = {"class_path": "stream_ssl.producers.sources.ImageFolder"}
+    long = {"source": folder | {"init_args": {"root": str(root), "shuffle": False}}}
+    found = [
+        probe_of(tmp_path, long),
+        probe_of(tmp_path, f"images:{root}"),
+        probe_of(tmp_path, None, "--observe.held_out", f"images:{root}"),
+    ]
+    first, *others = [(one._query_QCHW, one._label_Q) for one in found]
+    assert first[1].bincount().tolist() == [100, 100]
+    for other in others:
+        assert all(torch.equal(one, two) for one, two in zip(first, other, strict=True))
+
+
+def test_the_test_images_of_cifar_are_held_out(tmp_path: Path) -> None:
+    record = np.zeros((600, 1 + 3072), np.uint8)
+    record[:, 0] = np.arange(600) % 2
+    record[:, 1:] = 7
+    for number in range(1, 6):
+        (tmp_path / f"data_batch_{number}.bin").write_bytes(bytes(3073))
+    (tmp_path / "test_batch.bin").write_bytes(record.tobytes())
+    probe = probe_of(tmp_path, f"cifar:{tmp_path}")
+    assert set(probe._query_QCHW.unique().tolist()) == {7}
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        ("photos/", "'photos/' must begin with one of"),
+        ("images:nowhere", "nowhere"),
+        ("images", "observe.held_out: 'images' names no place; write NAME:PLACE"),
+        ("synthetic", "'synthetic' names no place"),
+    ],
+)
+def test_a_held_out_set_that_is_none_is_refused(
+    spec: str, told: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(json.dumps(TINY | {"observe": {"held_out": spec}, "run": str(tmp_path / "r")}))
+    assert check.main([str(file)]) == 2
+    assert told in caplog.text
