@@ -137,7 +137,7 @@ class IoThread:
         if not self.closed:
             stats.buffered.add(outbox.buffered, outbox.memory)
         if outbox.spool is not None:
-            stats.spooled.add(outbox.spool.samples, outbox.spool.bytes)
+            stats.spooled.add(outbox.spool.samples, outbox.spool.stored_bytes)
         stats.state = "closed" if self.closed else self._protocol.public_state
         return stats
 

@@ -6,19 +6,14 @@ first sample.
     first            next               end
       |  in the window  |  on disk only  |
 
-Segment files NUMBER.spool are logs of records: kind, lengths, CRC-32, body. There are two kinds:
+Packets are records in segment files (`_spool_segments`, `_spool_records`). A mark, also a record,
+holds the sequence that each packet was about to be sent with. After a restart, the marks and
+WELCOME's `resume` show which packets the receiver has, so no packet is stored twice. The file
+`mark` is a copy of the newest mark record. A start uses it if that record is damaged.
 
-- A packet record holds a packet.
-- A mark record holds the sequence that each packet was about to be sent with. The file `mark` is a
-  copy of the newest mark record. A start uses it if that record is damaged.
-
-Each record starts with the number of the next sample. A start skips damaged bytes, and the next
-whole record shows how many samples they held. If no whole record follows, a power cut has torn the
-end, which is cut off.
-
-After a restart, the marks and WELCOME's `resume` show which packets the receiver has, so no packet
-is stored twice. Records are never overwritten. A segment is deleted once all of its packets are
-acknowledged.
+A start skips damaged bytes, and the next whole record shows how many samples they held. If no whole
+record follows, a power cut has torn the end, which is cut off. A segment is deleted once all of its
+packets are acknowledged.
 """
 
 from __future__ import annotations
@@ -28,49 +23,32 @@ import itertools
 import json
 import logging
 import os
-import re
-import struct
 import time
-import zlib
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import msgpack
 
 from stream_ssl import durable
 from stream_ssl.bounded_files import open_binary, open_file, read_map
 from stream_ssl.producers._packer import Packet
-from stream_ssl.wire import Data, Position
+from stream_ssl.producers._spool_records import (
+    MARK,
+    SpooledPacket,
+    pack_record,
+    packet_record,
+    read_packet,
+    read_record,
+)
+from stream_ssl.producers._spool_segments import Segments
+from stream_ssl.wire import Position
 
-MAGIC = b"SSSPOOL1"
-MARK = "mark"
-SEGMENT_BYTES = 8 * 1024 * 1024
 RETRY_SECONDS = 5.0  # pause after a failed write or read
-_HEAD = struct.Struct(">BIIII")  # kind, bytes of info, header and payload, CRC-32
-_PACKET, _MARK = 1, 2
-_START = re.compile(
-    rb"(?:\x01.{16}\x83|\x02.{16}[\x84\x85])\xa6number", re.DOTALL
-)  # of a whole record
-_START_BYTES = 25
-_SCAN_BYTES = 1024 * 1024
 
 logger = logging.getLogger("stream_ssl.producers")
 
 Part = tuple[int, int]
 """The number of a packet's first sample, and the number of its samples."""
-
-
-@dataclass(frozen=True, slots=True)
-class SpooledPacket:
-    """The place of a packet on disk, or of lost packets."""
-
-    number: int
-    count: int
-    segment: Path
-    offset: int | None  # None: the packets are lost
 
 
 class Spool:
@@ -89,7 +67,6 @@ class Spool:
     def __init__(self, folder: Path, producer: str, max_bytes: int) -> None:
         self.folder, self.max_bytes = folder, max_bytes
         self.first = self.next = self.end = 0
-        self.bytes = 0
         self.position: Position = None  # the source's position after the last packet
         self.cuts: deque[Part] = deque()  # the next packets, as they were cut when last sent
         self.full = False  # also while the disk cannot be written
@@ -100,9 +77,7 @@ class Spool:
         self._marked = False  # whether an earlier run's mark gives the sequence of the first cut
         self._sequence = 1
         self._records: deque[SpooledPacket] = deque()
-        self._segments: deque[Path] = deque()
         self._total = 0  # samples of all records
-        self._size = 0  # bytes of the last segment
         self._retry_at = self._read_at = 0.0  # before, nothing is written, or read
         import fcntl  # imported here, because Windows lacks it and only the spool needs it
 
@@ -110,7 +85,8 @@ class Spool:
         self._lock = open_file(folder / "lock", os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.epoch = self._next_epoch(producer)
+            self.epoch = _next_epoch(folder, producer)
+            self._segments = Segments(folder, max_bytes)
             self._read_all()
         except BaseException as error:
             os.close(self._lock)
@@ -119,6 +95,11 @@ class Spool:
                     f"spool {folder}: another producer uses it; give each its own folder"
                 ) from None
             raise
+
+    @property
+    def stored_bytes(self) -> int:
+        """The bytes of all segments."""
+        return self._segments.bytes
 
     @property
     def unloaded(self) -> bool:
@@ -147,8 +128,8 @@ class Spool:
         size, number = sum(map(len, blobs)), self.end
         places = list[tuple[int, int, int]]()
         for packet in packets:
-            blob = _packet_record(number, packet)
-            if self.bytes + size + len(blob) > self.max_bytes:
+            blob = packet_record(number, packet)
+            if self.stored_bytes + size + len(blob) > self.max_bytes:
                 break
             places.append((number, packet.count, len(blob)))
             blobs.append(blob)
@@ -211,15 +192,15 @@ class Spool:
         """
         if time.monotonic() < self._read_at:
             return None
-        for record in self._records:
-            end, lost = record.number + record.count, 0
+        for place in self._records:
+            end, lost = place.number + place.count, 0
             if self.next >= end:
                 continue
             try:
-                packet = _read_packet(record)
+                packet = read_packet(place)
             except OSError as error:
                 self._read_at = time.monotonic() + RETRY_SECONDS
-                logger.error("spool %s: %s; it is tried again", record.segment, error.strerror)
+                logger.error("spool %s: %s; it is tried again", place.segment, error.strerror)
                 return None
             while self.next < end:
                 number, count = self.cuts[0] if self.cuts else (self.next, end - self.next)
@@ -229,10 +210,10 @@ class Spool:
                     self.cuts.popleft()
                 self.next = number + count
                 if packet is not None:
-                    return packet.part(number - record.number, self.next - record.number)
+                    return packet.part(number - place.number, self.next - place.number)
                 lost += count
             if lost:
-                logger.error("spool %s: %d samples are damaged and lost", record.segment, lost)
+                logger.error("spool %s: %d samples are damaged and lost", place.segment, lost)
                 self.lost += lost
         return None
 
@@ -256,14 +237,9 @@ class Spool:
             self._total -= self._records.popleft().count
         if not self._records and self.first == self.end:
             self._forget_copy()
-            while self._segments:
-                self._remove_segment()
-            self.bytes = self._size = 0
-        while len(self._segments) > 1 and (
-            not self._records or self._records[0].segment != self._segments[0]
-        ):
-            self._remove_segment()
-        self.full = self.full and self.bytes > self.max_bytes // 2
+            self._segments.clear()
+        self._segments.keep_from(self._records[0].segment if self._records else None)
+        self.full = self.full and self.stored_bytes > self.max_bytes // 2
 
     def close(self) -> None:
         """Release the lock. Packets on disk stay."""
@@ -272,60 +248,22 @@ class Spool:
         fcntl.flock(self._lock, fcntl.LOCK_UN)  # closing is not enough after a fork
         os.close(self._lock)
 
-    def _next_epoch(self, producer: str) -> int:
-        """Return an epoch greater than that of any earlier run, even if the clock stepped back."""
-        path, epoch = self.folder / "spool.json", time.time_ns()
-        if path.exists():
-            try:
-                known = read_map(path)
-                owner, last = known["producer"], known["epoch"]
-                if type(last) is not int or not 0 <= last < 1 << 63:
-                    raise ValueError(f"{path}: epoch is {last!r:.80}")
-            except (ValueError, KeyError) as error:
-                raise ValueError(
-                    f"spool {path}: is no spool's ({error}); choose another folder"
-                ) from None
-            if owner != producer:
-                raise ValueError(
-                    f"spool {self.folder}: belongs to producer {owner!r}, not {producer!r}; "
-                    "use that name, or another folder"
-                )
-            epoch = max(epoch, last + 1)
-        durable.write(path, json.dumps({"producer": producer, "epoch": epoch}) + "\n", 0o600)
-        return epoch
-
     def _read_all(self) -> None:
-        """Find the packets, cut off a torn end, and apply the last mark."""
+        """Find the packets, and apply the last mark."""
         mark: dict[str, Any] = {"sequence": 1, "parts": []}
-        good = 0  # the end of the last whole record
-        for path in sorted(self.folder.glob("*.spool")):
-            if not (path.stem.isdecimal() and _is_segment(path)):
+        self.end = self._segments.first_number
+        for number, path, offset, found in self._segments.read():
+            self._lose(number, path)
+            if found is None:
                 continue
-            self._segments.append(path)
-            if len(self._segments) == 1:
-                self.end = int(path.stem)
-            self._lose(int(path.stem), path)
-            self.bytes += path.stat().st_size
-            good = len(MAGIC)
-            for kind, info, offset, size in _records_of(path):
-                number = info.get("number", self.end)  # development builds did not write it
-                if not 0 <= number - self.end <= offset - good:
-                    continue  # a payload that contains a record
-                self._lose(number, path)
-                good = offset + size
-                if kind == _MARK:
-                    mark = info
-                    continue
-                self._records.append(SpooledPacket(self.end, info["count"], path, offset))
-                self.end += info["count"]
-                self._total += info["count"]
-                self.position = info["positions"][-1]
-        if self._segments and (torn := self._segments[-1].stat().st_size - good):
-            text = "spool %s: its end was torn, and %d bytes are cut off"
-            logger.warning(text, self._segments[-1], torn)
-            os.truncate(self._segments[-1], good)
-            self.bytes -= torn
-        self._size = good
+            if found.kind == MARK:
+                mark = found.info
+                continue
+            count = found.info["count"]
+            self._records.append(SpooledPacket(number, count, path, offset))
+            self.end += count
+            self._total += count
+            self.position = found.info["positions"][-1]
         self.first = self.next = self._records[0].number if self._records else self.end
         copy = self._copied_mark()
         lost = copy.get("order", 0) > mark.get("order", 0)
@@ -357,38 +295,19 @@ class Spool:
             self._total += count
 
     def _write(self, data: bytes, records: Sequence[tuple[int, int, int]]) -> bool:
-        """Append to the last segment, or to a new one, and sync. Return False if this fails.
+        """Write records to disk. Return False if this fails.
 
         Args:
             data: the bytes of all records, marks first.
             records: number, count and size of each packet record.
         """
-        new = not self._segments or self._size >= min(SEGMENT_BYTES, self.max_bytes // 8)
-        new = new or not self._segments[-1].exists()  # a user may have removed the file
-        path = self.folder / f"{self.end:020d}.spool" if new else self._segments[-1]
-        start = len(MAGIC) if new else self._size
         try:
-            durable.make_folder(self.folder)
-            with path.open("wb" if new else "r+b") as file:
-                file.seek(0 if new else start)
-                file.truncate()
-                file.write(MAGIC + data if new else data)
-                file.flush()
-                os.fsync(file.fileno())
-            if new:
-                durable.sync(self.folder)
+            path, offset = self._segments.append(data, self.end)
         except OSError as error:
             self._retry_at, self.full = time.monotonic() + RETRY_SECONDS, True
-            logger.error("spool %s: %s; it is tried again", path, error.strerror)
-            if new:
-                path.unlink(missing_ok=True)
+            logger.error("spool %s: %s; it is tried again", self.folder, error.strerror)
             return False
-        if new:
-            self._segments.append(path)
-            self.bytes += len(MAGIC)
-        self._size = start + len(data)
-        self.bytes += len(data)
-        offset = self._size - sum(size for _, _, size in records)
+        offset -= sum(size for _, _, size in records)
         for number, count, size in records:
             self._records.append(SpooledPacket(number, count, path, offset))
             self._total += count
@@ -404,132 +323,48 @@ class Spool:
             "receiver": self.receiver,
             "order": self._marks,  # development builds did not write it
         }
-        return _record(_MARK, msgpack.packb(info), b"", b"")
+        return pack_record(MARK, info)
 
     def _copy_mark(self, record: bytes) -> None:
         """Write the second copy of a mark that is in a segment."""
         try:
-            durable.write(self.folder / MARK, record, 0o600)
+            durable.write(self.folder / "mark", record, 0o600)
         except OSError as error:
             logger.warning("spool %s: %s; the mark has no copy", self.folder, error.strerror)
 
     def _copied_mark(self) -> dict[str, Any]:
         """Return the fields of the copied mark; empty if there is none, or it is damaged."""
-        if not self._segments:  # new packets begin at number 0 again
+        if not self._segments.paths:  # new packets begin at number 0 again
             self._forget_copy()
-        with contextlib.suppress(OSError, ValueError), open_binary(self.folder / MARK) as file:
-            found = _read_record(file)
-            if found is not None and found[0] == _MARK:
-                info: dict[str, Any] = msgpack.unpackb(found[1])
-                return info
+        with contextlib.suppress(OSError, ValueError), open_binary(self.folder / "mark") as file:
+            found = read_record(file)
+            if found is not None and found.kind == MARK:
+                return found.info
         return {}
 
     def _forget_copy(self) -> None:
         """Delete the copy. The next segment syncs the folder, before a start could read both."""
-        (self.folder / MARK).unlink(missing_ok=True)
-
-    def _remove_segment(self) -> None:
-        path = self._segments.popleft()
-        with contextlib.suppress(FileNotFoundError):  # a user may have removed the file
-            self.bytes -= path.stat().st_size
-            path.unlink()
+        (self.folder / "mark").unlink(missing_ok=True)
 
 
-def _is_segment(path: Path) -> bool:
-    """Return whether a file is a segment.
-
-    An empty segment, as a power cut leaves it, is deleted. Any other file is renamed.
-    """
-    with open_binary(path) as file:
-        head = file.read(len(MAGIC))
-    if head == MAGIC or any(_records_of(path)):
-        return True
-    if head.strip(b"\0"):
-        logger.error("spool %s: is no segment; it is renamed and left out", path)
-        path.rename(path.with_suffix(".damaged"))
-    else:
-        path.unlink()
-    return False
-
-
-# The first field must be `number`, because _START finds a record by it.
-
-
-def _packet_record(number: int, packet: Packet) -> bytes:
-    info = {"number": number, "count": packet.count, "positions": packet.positions}
-    return _record(_PACKET, msgpack.packb(info), packet.data.header, packet.data.payload)
-
-
-def _record(kind: int, info: bytes, header: Any, payload: Any) -> bytes:
-    body = b"".join((info, header, payload))
-    lengths = (kind, len(info), len(header), len(payload))
-    return _HEAD.pack(*lengths, zlib.crc32(body, zlib.crc32(bytes(str(lengths), "ascii")))) + body
-
-
-def _records_of(path: Path) -> Iterator[tuple[int, Any, int, int]]:
-    """Yield kind, info, offset and size of each whole record of a segment."""
-    with open_binary(path) as file:
-        offset: int | None = len(MAGIC)
-        while offset is not None:
-            file.seek(offset)
-            found = _read_record(file)
-            if found is None:
-                offset = _next_start(file, offset + 1)
-                continue
-            yield found[0], msgpack.unpackb(found[1]), offset, found[4]
-            offset += found[4]
-
-
-def _next_start(file: Any, offset: int) -> int | None:
-    """Return the first place at or after `offset` that looks like the start of a record."""
-    while True:
-        file.seek(offset)
-        block = file.read(_SCAN_BYTES)
-        if (match := _START.search(block)) is not None:
-            return offset + match.start()
-        if len(block) < _SCAN_BYTES:
-            return None
-        offset += _SCAN_BYTES - _START_BYTES
-
-
-def _read_record(file: Any) -> tuple[int, bytes, bytes, bytes, int] | None:
-    """Return the record at the file's position, or None if it is torn or damaged.
-
-    A record is (kind, info, header, payload, size in bytes).
-    """
-    head = file.read(_HEAD.size)
-    if len(head) < _HEAD.size:
-        return None
-    *lengths, crc = _HEAD.unpack(head)
-    kind, info, header, payload = lengths
-    if info + header + payload > os.fstat(file.fileno()).st_size:
-        return None
-    body = file.read(info + header + payload)
-    whole = len(body) == info + header + payload
-    if not whole or crc != zlib.crc32(body, zlib.crc32(bytes(str(tuple(lengths)), "ascii"))):
-        return None
-    parts = (body[:info], body[info : info + header], body[info + header :])
-    return (kind, *parts, len(head) + len(body))
-
-
-def _read_packet(record: SpooledPacket) -> Packet | None:
-    """Return the packet of a record, or None if it is lost or damaged.
-
-    Raises:
-        OSError: the file cannot be opened, which says nothing about its content.
-    """
-    found = None
-    if record.offset is None:
-        return None
-    try:
-        with open_binary(record.segment) as file:
-            file.seek(record.offset)
-            found = _read_record(file)
-    except OSError as error:
-        if error.errno in durable.UNREAD:
-            raise
-    if found is None:
-        return None
-    positions = tuple(msgpack.unpackb(found[1])["positions"])
-    data = Data(0, found[2], found[3])
-    return Packet(data, record.count, data.size, positions, (), spooled=record.number)
+def _next_epoch(folder: Path, producer: str) -> int:
+    """Return an epoch greater than that of any earlier run, even if the clock stepped back."""
+    path, epoch = folder / "spool.json", time.time_ns()
+    if path.exists():
+        try:
+            known = read_map(path)
+            owner, last = known["producer"], known["epoch"]
+            if type(last) is not int or not 0 <= last < 1 << 63:
+                raise ValueError(f"{path}: epoch is {last!r:.80}")
+        except (ValueError, KeyError) as error:
+            raise ValueError(
+                f"spool {path}: is no spool's ({error}); choose another folder"
+            ) from None
+        if owner != producer:
+            raise ValueError(
+                f"spool {folder}: belongs to producer {owner!r}, not {producer!r}; "
+                "use that name, or another folder"
+            )
+        epoch = max(epoch, last + 1)
+    durable.write(path, json.dumps({"producer": producer, "epoch": epoch}) + "\n", 0o600)
+    return epoch

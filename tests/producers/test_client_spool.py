@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,8 @@ from spool_files import ids, packet, reopen
 
 from stream_ssl.producers import Producer
 from stream_ssl.producers import _spool as spool_module
+from stream_ssl.producers import _spool_records as spool_records
+from stream_ssl.producers import _spool_segments as spool_segments
 from stream_ssl.producers._spool import Spool
 
 
@@ -99,17 +103,17 @@ def test_what_was_rejected_is_left_out_and_counted(
 def test_segments_go_when_all_of_theirs_is_acknowledged(
     spool: Spool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spool_module, "SEGMENT_BYTES", 200)
+    monkeypatch.setattr(spool_segments, "SEGMENT_BYTES", 200)
     for number in range(20):
         spool.append([packet(str(number))], 0, None)
     before = len(list(spool.folder.glob("*.spool")))
     assert before > 5
     spool.ack(10)
     assert 1 < len(list(spool.folder.glob("*.spool"))) <= before - 4
-    assert spool.bytes == sum(p.stat().st_size for p in spool.folder.glob("*.spool"))
+    assert spool.stored_bytes == sum(p.stat().st_size for p in spool.folder.glob("*.spool"))
     assert (spool.samples, ids(spool)) == (10, [str(n) for n in range(10, 20)])
     spool.ack(20)
-    assert (spool.samples, spool.bytes, list(spool.folder.glob("*.spool"))) == (0, 0, [])
+    assert (spool.samples, spool.stored_bytes, list(spool.folder.glob("*.spool"))) == (0, 0, [])
     spool.append([packet("20")], 0, None)
     assert ids(reopen(spool)) == ["20"]
 
@@ -120,7 +124,7 @@ def test_a_full_spool_takes_no_more_until_there_is_room(tmp_path: Path) -> None:
     taken = spool.append(packets, 0, None)
     assert 1 < taken < 9
     assert spool.full
-    assert spool.bytes <= 600
+    assert spool.stored_bytes <= 600
     spool.ack(taken)
     assert not spool.full
     assert spool.append(packets[taken:], 0, None) > 0
@@ -144,7 +148,7 @@ def test_a_spool_whose_files_are_removed_goes_on(spool: Spool) -> None:
     assert ids(spool) == []
     assert spool.lost == 1
     spool.ack(spool.end)
-    assert (spool.samples, spool.bytes) == (0, 0)
+    assert (spool.samples, spool.stored_bytes) == (0, 0)
     spool.close()
 
 
@@ -174,7 +178,7 @@ def test_a_refused_argument_leaves_the_spool_free(tmp_path: Path) -> None:
 def test_an_epoch_grows_whatever_the_clock_says(
     spool: Spool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spool_module.time, "time_ns", lambda: 5)
+    monkeypatch.setattr(time, "time_ns", lambda: 5)
     again = reopen(spool)
     assert again.epoch == spool.epoch + 1
     again.close()
@@ -189,7 +193,7 @@ def test_a_disk_that_refuses_keeps_what_it_has(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(spool_module.os, "fsync", fail)
+        patch.setattr(os, "fsync", fail)
         assert spool.append([packet("2")], 0, None) == 0
     assert spool.full
     assert "No space left" in caplog.text
@@ -207,7 +211,7 @@ def test_too_many_open_files_lose_no_packet(spool: Spool, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(spool_module, "RETRY_SECONDS", 0.0)
     with monkeypatch.context() as patch:
-        patch.setattr(spool_module, "open_binary", full)
+        patch.setattr(spool_records, "open_binary", full)
         assert ids(spool) == []
     assert ids(spool) == ["1", "2"]
     assert spool.lost == 0

@@ -12,7 +12,8 @@ import pytest
 from client_peer import image
 from spool_files import ids, packet, reopen
 
-from stream_ssl.producers import _spool as spool_module
+from stream_ssl.producers import _spool_records as spool_records
+from stream_ssl.producers import _spool_segments as spool_segments
 from stream_ssl.producers._packer import pack
 from stream_ssl.producers._spool import Spool
 from stream_ssl.wire import Sample
@@ -74,10 +75,10 @@ def filled(spool: Spool, rng: Random, samples: int) -> Places:
         pixels = image(side=rng.randint(1, 12))
         sample = Sample.from_array(pixels, str(number), source="a", time=0.0)
         assert spool.append([pack([sample], (number,))], 0, None) == 1
-        segment = spool._segments[-1]
+        segment = spool._segments.paths[-1]
         begin = spool._records[-1].offset
         assert begin is not None
-        places[str(number)] = segment, begin, spool._size
+        places[str(number)] = segment, begin, spool._segments._end
     return places
 
 
@@ -105,8 +106,8 @@ def test_whatever_is_damaged_whole_packets_come_once_and_the_others_are_counted(
 ) -> None:
     """The naive twin keeps the bytes of each record, and looks for them in the damaged files."""
     rng = Random(seed)
-    monkeypatch.setattr(spool_module, "SEGMENT_BYTES", rng.choice([600, 3000, 1 << 20]))
-    monkeypatch.setattr(spool_module, "_SCAN_BYTES", rng.choice([64, 300, 1 << 20]))
+    monkeypatch.setattr(spool_segments, "SEGMENT_BYTES", rng.choice([600, 3000, 1 << 20]))
+    monkeypatch.setattr(spool_records, "_SCAN_BYTES", rng.choice([64, 300, 1 << 20]))
     spool = Spool(tmp_path, "a", 1 << 20)
     places = filled(spool, rng, 40)
     spool.close()
@@ -132,7 +133,7 @@ def test_whatever_is_damaged_whole_packets_come_once_and_the_others_are_counted(
     assert ids(last) == [*whole, "new"]
     assert last.lost == known - len(whole)
     last.ack(last.end)
-    assert (last.samples, last.bytes, list(tmp_path.glob("*.spool"))) == (0, 0, [])
+    assert (last.samples, last.stored_bytes, list(tmp_path.glob("*.spool"))) == (0, 0, [])
     last.close()
 
 
@@ -167,16 +168,16 @@ def test_a_damaged_mark_makes_no_duplicate(
 ) -> None:
     """The naive twin is the spool before the damage."""
     rng = Random(seed)
-    monkeypatch.setattr(spool_module, "SEGMENT_BYTES", rng.choice([600, 3000, 1 << 20]))
+    monkeypatch.setattr(spool_segments, "SEGMENT_BYTES", rng.choice([600, 3000, 1 << 20]))
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     spool = Spool(whole, "a", 1 << 20)
     marked(spool, rng)
     spool.close()
     marks = [
-        (path, offset, size)
+        (path, offset, record.size)
         for path in sorted(whole.glob("*.spool"))
-        for kind, _, offset, size in spool_module._records_of(path)
-        if kind == spool_module._MARK
+        for offset, record in spool_records.records_of(path)
+        if record.kind == spool_records.MARK
     ]
     chosen = marks[-1:] if seed % 3 else marks  # the newest, or all
     if seed % 5 == 0:
@@ -205,13 +206,13 @@ def test_a_mark_of_packets_that_are_gone_is_not_used_for_others(spool: Spool) ->
     last = reopen(again)
     assert last.resume(2) == 0
     assert ids(last) == ["3", "4"]
-    (last.folder / "mark").write_bytes(spool_module._record(2, b"\x80", b"", b""))
+    (last.folder / "mark").write_bytes(spool_records.pack_record(spool_records.MARK, {}))
     assert ids(reopen(last)) == ["3", "4"]
 
 
 def test_a_payload_that_contains_a_record_adds_no_sample(spool: Spool) -> None:
     for number in (0, 1 << 60):
-        inner = spool_module._packet_record(number, packet("inner"))
+        inner = spool_records.packet_record(number, packet("inner"))
         sample = Sample.from_array(np.frombuffer(inner, np.uint8)[None], "outer", source="a")
         spool.append([packet("1"), pack([sample], (None,)), packet("2")], 0, None)
     (segment,) = spool.folder.glob("*.spool")

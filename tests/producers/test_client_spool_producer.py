@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import signal
 import subprocess
 import sys
@@ -14,7 +15,6 @@ import pytest
 from client_peer import Peer, image, until
 
 from stream_ssl.producers import DeadlineError, Delivery, Producer
-from stream_ssl.producers import _spool as spool_module
 from stream_ssl.wire import Ack, Data
 
 
@@ -134,7 +134,7 @@ def test_a_disk_that_stays_full_does_not_hold_samples_back(
         def full(_file: int) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        monkeypatch.setattr(spool_module.os, "fsync", full)
+        monkeypatch.setattr(os, "fsync", full)
         for name in names[10:]:
             assert producer.send(image(side=20), id=name)
         peer.open()

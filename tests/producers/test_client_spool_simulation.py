@@ -11,7 +11,7 @@ from client_peer import welcome
 from spool_files import packet
 from test_client_protocol import SIZE, Receiver, Simulation, pull, put
 
-from stream_ssl.producers import _spool as spool_module
+from stream_ssl.producers import _spool_records as spool_records
 from stream_ssl.producers._outbox import Outbox
 from stream_ssl.producers._packer import Packer, Packet
 from stream_ssl.producers._protocol import ProducerProtocol
@@ -78,7 +78,7 @@ class Robot(Simulation):
         if self.rng.random() < 0.5:
             self.rot_mark(spool)
         record = self.rng.choice(spool._records)
-        damaged = spool_module._read_packet(record)
+        damaged = spool_records.read_packet(record)
         if damaged is None or record.offset is None:
             return
         self.rotten |= set(damaged.ids)
@@ -87,10 +87,10 @@ class Robot(Simulation):
     def rot_mark(self, spool: Spool) -> None:
         """Damage one of the two copies of the newest mark."""
         marks = [
-            (path, offset + self.rng.randrange(size))
-            for path in spool._segments
-            for kind, _, offset, size in spool_module._records_of(path)
-            if kind == spool_module._MARK
+            (path, offset + self.rng.randrange(record.size))
+            for path in spool._segments.paths
+            for offset, record in spool_records.records_of(path)
+            if record.kind == spool_records.MARK
         ]
         if marks:
             self.flip(*marks[-1])
@@ -112,9 +112,9 @@ class Robot(Simulation):
         assert spool is not None
         if rng.random() < 0.5:  # in the middle of a write
             packets, loaded, mark = self.protocol.outbox.to_spool(self.protocol.active)
-            before = list(spool._segments), spool._size
+            before = list(spool._segments.paths), spool._segments._end
             if packets and spool.append(packets, loaded, mark):
-                last = spool._segments[-1]
+                last = spool._segments.paths[-1]
                 start = before[1] if before[0] and last == before[0][-1] else 0
                 os.truncate(last, rng.randint(start, last.stat().st_size))
         spool.close()
@@ -186,7 +186,7 @@ def test_a_packet_damaged_after_it_was_sent_shifts_no_sequence(spool: Spool) -> 
     assert len(outbox.window) == 0
     offset = spool._records[1].offset
     assert offset is not None
-    with spool._segments[0].open("r+b") as file:
+    with spool._segments.paths[0].open("r+b") as file:
         file.seek(offset)
         file.write(b"?")
     protocol.connected(1.0)

@@ -1,0 +1,140 @@
+"""The segment files of a spool, NUMBER.spool, which hold records.
+
+Records are appended to the last segment and never overwritten. Old segments are deleted whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+from stream_ssl import durable
+from stream_ssl.bounded_files import open_binary
+from stream_ssl.producers._spool_records import MAGIC, Record, records_of
+
+SEGMENT_BYTES = 8 * 1024 * 1024
+
+logger = logging.getLogger("stream_ssl.producers")
+
+
+class Segments:
+    """The segments of a folder, from oldest to newest.
+
+    Args:
+        folder: the folder.
+        max_bytes: maximum bytes of the spool. A segment takes at most an eighth of them.
+
+    Raises:
+        OSError: a segment cannot be read.
+    """
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        self.folder, self.max_bytes = folder, max_bytes
+        self.paths = deque(path for path in sorted(folder.glob("*.spool")) if _is_segment(path))
+        self.bytes = sum(path.stat().st_size for path in self.paths)
+        self._end = 0  # where the next record begins in the last segment
+
+    @property
+    def first_number(self) -> int:
+        """The number of the first sample of the first segment, or 0 if there is none."""
+        return int(self.paths[0].stem) if self.paths else 0
+
+    def read(self) -> Iterator[tuple[int, Path, int, Record | None]]:
+        """Yield number, segment, offset and content of each whole record, and cut off a torn end.
+
+        The number is that of the next sample. The beginning of each segment comes as a record None.
+        """
+        end = self.first_number
+        for path in self.paths:
+            end = max(end, int(path.stem))
+            yield int(path.stem), path, 0, None
+            self._end = len(MAGIC)
+            for offset, record in records_of(path):
+                number = record.info.get("number", end)  # development builds did not write it
+                if not 0 <= number - end <= offset - self._end:
+                    continue  # a payload that contains a record
+                self._end = offset + record.size
+                end = number + record.info.get("count", 0)
+                yield number, path, offset, record
+        if self.paths and (torn := self.paths[-1].stat().st_size - self._end):
+            text = "spool %s: its end was torn, and %d bytes are cut off"
+            logger.warning(text, self.paths[-1], torn)
+            os.truncate(self.paths[-1], self._end)
+            self.bytes -= torn
+
+    def append(self, data: bytes, number: int) -> tuple[Path, int]:
+        """Write records to the disk. Return the segment and the offset after them.
+
+        Args:
+            data: the bytes of the records.
+            number: the number of the next sample, which a new segment is named after.
+
+        Raises:
+            OSError: the disk cannot be written. Nothing has changed.
+        """
+        new = not self.paths or self._end >= min(SEGMENT_BYTES, self.max_bytes // 8)
+        new = new or not self.paths[-1].exists()  # a user may have removed the file
+        path = self.folder / f"{number:020d}.spool" if new else self.paths[-1]
+        if new:
+            data = MAGIC + data
+        try:
+            durable.make_folder(self.folder)
+            with path.open("wb" if new else "r+b") as file:
+                file.seek(0 if new else self._end)
+                file.truncate()
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            if new:
+                durable.sync(self.folder)
+        except OSError:
+            if new:
+                path.unlink(missing_ok=True)
+            raise
+        if new:
+            self.paths.append(path)
+            self._end = 0
+        self._end += len(data)
+        self.bytes += len(data)
+        return path, self._end
+
+    def keep_from(self, path: Path | None) -> None:
+        """Delete the segments before this one, but never the last segment."""
+        while len(self.paths) > 1 and self.paths[0] != path:
+            self._delete_first()
+
+    def clear(self) -> None:
+        """Delete all segments."""
+        while self.paths:
+            self._delete_first()
+        self.bytes = self._end = 0
+
+    def _delete_first(self) -> None:
+        path = self.paths.popleft()
+        with contextlib.suppress(FileNotFoundError):  # a user may have removed the file
+            self.bytes -= path.stat().st_size
+            path.unlink()
+
+
+def _is_segment(path: Path) -> bool:
+    """Return whether a file is a segment.
+
+    An empty segment, as a power cut leaves it, is deleted. Any other file with such a name is
+    renamed.
+    """
+    if not path.stem.isdecimal():
+        return False
+    with open_binary(path) as file:
+        head = file.read(len(MAGIC))
+    if head == MAGIC or any(records_of(path)):
+        return True
+    if head.strip(b"\0"):
+        logger.error("spool %s: is no segment; it is renamed and left out", path)
+        path.rename(path.with_suffix(".damaged"))
+    else:
+        path.unlink()
+    return False
