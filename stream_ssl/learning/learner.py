@@ -15,6 +15,7 @@ import math
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -304,7 +305,12 @@ class Learner:
                 if update_due:
                     self.pace.updated()
         ids_labels_2B = _ids_labels(result.batch, on_host=batch if new is uploaded else None)
-        return self._record(result, ids_labels_2B, self._novelty)
+        return replace(
+            self._record(result, ids_labels_2B),
+            dropped_origins=self._novelty.dropped_origins,
+            dropped=self._novelty.dropped,
+            novelty=self._novelty.distances,
+        )
 
     def _check(self, batch: Batch[NDArray[Any]]) -> None:
         """Raise ValueError unless the learner's parts fit a batch like this."""
@@ -320,14 +326,8 @@ class Learner:
             self.pace.updated()
         return self._record(result, _ids_labels(result.batch))
 
-    def _record(
-        self, result: StepResult, ids_labels_2B: Tensor, novelty: Novelty | None = None
-    ) -> StepRecord:
-        """Return the record of a step, with ids and labels on the CPU.
-
-        Args:
-            novelty: the novelty test of a batch of the stream; None for replays.
-        """
+    def _record(self, result: StepResult, ids_labels_2B: Tensor) -> StepRecord:
+        """Return the record of a step, with ids and labels on the CPU."""
         batch, update, admission = result.batch, result.update, result.admission
         evicted_origins: Sequence[Origin | None] = ()
         if admission is not None:
@@ -357,10 +357,6 @@ class Learner:
             lag_seconds=self.batches.lag(),
             offset=self.offset,
             rejected=batch.rejected,
-            near_duplicates=0 if novelty is None else len(novelty.dropped_origins),
-            dropped_origins=() if novelty is None else novelty.dropped_origins,
-            dropped=() if novelty is None else novelty.dropped,
-            novelty=() if novelty is None else novelty.distances,
             waiting=len(self._novelty),
             images_BCHW=batch.images_BCHW,
             duplicates_B=None if result.collisions is None else result.collisions.duplicates_B,

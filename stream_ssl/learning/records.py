@@ -71,8 +71,7 @@ class StepRecord:
         lag_seconds: seconds for which the oldest batch has waited.
         offset: position in the stream after this batch.
         rejected: number of samples rejected since the record before, by reason.
-        near_duplicates: number of samples of the batch that were dropped as near-duplicates.
-        dropped_origins: origin of each dropped sample.
+        dropped_origins: origin of each sample of the batch that was dropped as a near-duplicate.
         dropped: the dropped samples, if pictures are compared closely.
         novelty: origin of each sample of the stream's batch, and its distance to the nearest
             picture in the memory, infinite if no picture is near. Empty unless pictures are
@@ -105,7 +104,6 @@ class StepRecord:
     lag_seconds: float
     offset: Offset
     rejected: Mapping[str, int] = field(default_factory=dict)
-    near_duplicates: int = 0
     dropped_origins: Sequence[Origin | None] = ()
     dropped: Sequence[DroppedSample] = ()
     novelty: Sequence[tuple[Origin | None, float]] = ()
@@ -115,6 +113,11 @@ class StepRecord:
     origins_B: Sequence[Origin | None] | None = None
     evicted_origins: Sequence[Origin | None] = ()
     relative_change: float = math.nan
+
+    @property
+    def near_duplicates(self) -> int:
+        """The number of samples of the batch that were dropped as near-duplicates."""
+        return len(self.dropped_origins)
 
 
 @dataclass(frozen=True, slots=True)

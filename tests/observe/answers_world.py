@@ -102,7 +102,7 @@ class Run:
         """A batch of which every sample is dropped."""
         away = [origin for name in who for origin in origins(name, 30)]
         empty: dict[str, Any] = {"batch": 0, "keys_BD": torch.empty(0, 3), "origins_B": []}
-        record = step(**empty, skipped="novelty", near_duplicates=len(away), dropped_origins=away)
+        record = step(**empty, skipped="novelty", dropped_origins=away)
         return lambda: self.learner.learner.consume(record)
 
     def probes(

@@ -209,7 +209,7 @@ def everything_dropped(world: World, _: Path) -> None:
     nothing = {"batch": 0, "keys_BD": torch.empty(0, 3), "origins_B": []}
     world.pass_(
         110,
-        stepped(world, **nothing, near_duplicates=32, dropped_origins=away, skipped="novelty"),
+        stepped(world, **nothing, dropped_origins=away, skipped="novelty"),
     )
 
 
@@ -631,7 +631,7 @@ def test_a_producer_that_shows_something_new_is_not_dropped() -> None:
     world = World("learner")
     going_well(world, "learner")
     away = [Origin("yard", "lens", str(number), 0.0) for number in range(40)]
-    world.pass_(600, stepped(world, near_duplicates=40, dropped_origins=away))  # 4 of 44 are new
+    world.pass_(600, stepped(world, dropped_origins=away))  # 4 of 44 are new
     assert world.lit == {}
 
 

@@ -70,9 +70,7 @@ def bad_samples(bad: int, good: int, producer: str = "yard") -> Fault:
 def dropped(away: int, kept: int, seconds: float = 110) -> Fault:
     """Near-duplicates and other samples at each look."""
     lost = [Origin("yard", "lens", str(number), 0.0) for number in range(away)]
-    return lambda world: world.pass_(
-        seconds, stepped(world, count=kept, near_duplicates=away, dropped_origins=lost)
-    )
+    return lambda world: world.pass_(seconds, stepped(world, count=kept, dropped_origins=lost))
 
 
 def in_a_row(count: int) -> Fault:

@@ -152,7 +152,7 @@ def test_each_sample_is_told_of_once_when_it_comes_and_once_when_it_goes() -> No
     assert near == [f"frame-{number}" for number in range(15, feed.number, 8)]  # the copies
     before = replace(history.fates["camera"])
     away = [Origin("camera", "lens", "again", 0.0), None]  # near-duplicates of which nothing is new
-    record = step(admission=None, batch=0, near_duplicates=2, dropped_origins=away)
+    record = step(admission=None, batch=0, dropped_origins=away)
     history.consume(record)
     verdicts.consume(record)
     assert heap.rows["camera"][-1] == Verdict("lens", "again", "refused", near=True)
