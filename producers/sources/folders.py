@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from stream_ssl.producers.sources.fields import OTHER_IMAGES, SUFFIXES
+
+OUT_OF_FILES = (errno.EMFILE, errno.ENFILE)
+"""Errors of a process or a machine with too many open files: they say nothing about the file."""
 
 
 def walk(
@@ -21,6 +25,9 @@ def walk(
         root: the folder.
         leave_out: called with (reason, path, why) for each entry that cannot be listed.
         hidden: entries whose names start with one of these prefixes are ignored.
+
+    Raises:
+        OSError: too many files are open.
     """
     folders, links = [(str(root), "")], list[tuple[str, str]]()
     listed: set[tuple[int, int]] = set()
@@ -38,6 +45,8 @@ def walk(
             with os.scandir(folder) as found:
                 entries = list(found)
         except OSError as error:
+            if error.errno in OUT_OF_FILES:
+                raise
             leave_out("unlisted", below or folder, f"cannot list it: {error}")
             continue
         for entry in entries:

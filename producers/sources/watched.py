@@ -27,8 +27,8 @@ from stream_ssl.producers.sources.fields import (
     read_image,
     source_name,
 )
-from stream_ssl.producers.sources.folders import check_root, walk
-from stream_ssl.rate_limited_logger import printable
+from stream_ssl.producers.sources.folders import OUT_OF_FILES, check_root, walk
+from stream_ssl.rate_limited_logger import RateLimitedLogger, printable
 from stream_ssl.wire.sample import Position, Sample
 
 log = logging.getLogger(__name__)
@@ -122,6 +122,7 @@ class WatchedFolder:
         self._away: list[str] = []  # folders that the current scan could not list
         # Files changed after now, because the clock was set back, and when they were found so.
         self._unchanged: dict[FoundFile, float] = {}
+        self._log = RateLimitedLogger(log, seconds=60.0)
         self._told: Key | None = None  # the last file that was logged as dated in the future
         self._stopped = threading.Event()
         # Public, so that tests can replace the clocks.
@@ -158,7 +159,13 @@ class WatchedFolder:
             # A file that comes after the scan begins may be older than files that the scan finds.
             now = self.wall()
             self._away.clear()
-            files = sorted(self._look(), key=lambda found: found.key)
+            try:
+                files = sorted(self._look(), key=lambda found: found.key)
+            except OSError as error:
+                self._note_busy(error)
+                came = self.monotonic()
+                self.sleep(self._poll)
+                continue
             below = {found.key for found in files if found.key <= last}
             if passed is not None:
                 self._note_late(below - passed)
@@ -184,9 +191,14 @@ class WatchedFolder:
                     self._note_future(found.key, -age)
                     waiting = age >= 0
                     break
+                try:
+                    sample = self._read(found)
+                except OSError as error:
+                    self._note_busy(error)
+                    waiting = True
+                    break
                 last = found.key
                 passed.add(last)
-                sample = self._read(found)
                 if sample is not None:
                     yield sample, mark(list(last), self._facts)
                 came = self.monotonic()
@@ -195,6 +207,9 @@ class WatchedFolder:
             elif self._idle is not None and self.monotonic() - came >= self._idle:
                 return
             self.sleep(self._poll)
+
+    def _note_busy(self, error: OSError) -> None:
+        self._log.warning("busy", f"source {self.name}: waiting, no file is left out: {error}")
 
     def _look(self) -> Iterator[FoundFile]:
         for path, entry in walk(self._root, self._leave_out, hidden=(".", "~")):
@@ -242,6 +257,8 @@ class WatchedFolder:
             try:
                 data = read_image(Path(found.path))
             except OSError as error:
+                if error.errno in OUT_OF_FILES:
+                    raise
                 self.skipped.note("unreadable", path, error)
                 return None
             again = look_at(found.path, self._order, path)

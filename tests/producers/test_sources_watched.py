@@ -1,10 +1,12 @@
 """A watched folder: what is sent, in which order, and what happens to the rest."""
 
+import errno
 import itertools
 import logging
 import os
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from source_files import age, encoded, pixels, write_images
@@ -282,6 +284,27 @@ def test_a_file_taken_away_while_it_is_read_is_counted(tmp_path, monkeypatch):
     source = watch(tmp_path)
     assert list(source.samples()) == []
     assert source.skipped.by_reason == {"unreadable": 1}
+
+
+@pytest.mark.parametrize("busy", ["open", "scandir"])
+def test_no_file_is_lost_while_the_process_has_too_many_open_files(
+    tmp_path, monkeypatch, caplog, busy
+):
+    for number in range(3):
+        add(tmp_path, f"sub/{number}.png", number + 1, seed=number)
+    whole, failures = {"open": Path.open, "scandir": os.scandir}[busy], iter(range(2))
+
+    def refused(path, *arguments):
+        if Path(path) != tmp_path and next(failures, None) is not None:
+            raise OSError(errno.EMFILE, "Too many open files", str(path))
+        return whole(path, *arguments)
+
+    monkeypatch.setattr(Path if busy == "open" else os, busy, refused)
+    source = watch(tmp_path, poll_seconds=0.5, idle_seconds=0.2)
+    assert names(source.samples()) == ["sub/0.png", "sub/1.png", "sub/2.png"]
+    assert "waiting, no file is left out: [Errno 24] Too many open files" in caplog.text
+    assert not source.skipped.by_reason
+    assert not source.late
 
 
 def test_names_need_not_be_unicode(tmp_path):
