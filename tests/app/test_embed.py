@@ -218,6 +218,16 @@ def test_a_source_without_images_leaves_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
+def test_a_file_at_the_place_of_the_unfinished_rows_is_named(
+    run: Path, photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = feature_file.state_folder(tmp_path / "f.npz")
+    folder.write_text("mine")
+    assert embed.main(command(run, photos, tmp_path / "f.npz")) == 2
+    assert f"{folder} is a file; choose another --out" in caplog.text
+    assert folder.read_text() == "mine"
+
+
 def test_progress_is_logged_where_no_terminal_shows_it(
     run: Path, photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,

@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 from jsonargparse import Namespace
 
-from stream_ssl.app.failures import TRUST_CODE, check_out_file, configuring, reported, writing
+from stream_ssl.app.failures import (
+    TRUST_CODE,
+    check_out_file,
+    check_writable,
+    configuring,
+    reported,
+    writing,
+)
 from stream_ssl.app.only_writer import only_writer
 from stream_ssl.app.parser import Parser
 from stream_ssl.app.signals import stop_source_on_signals
@@ -120,6 +127,7 @@ def embed(settings: Namespace, name: str) -> bool:
         if settings.batch < 1:
             raise ValueError(f"--batch {settings.batch}: must be at least 1")
         check_out_file(out, "features.npz")
+        check_writable(state_folder(out), "the folder of unfinished rows,", "choose another --out")
         build.check_device(settings.device)
         encoder, made = _encoder(settings)
         options = settings.source.as_dict() if "source" in settings else {}
