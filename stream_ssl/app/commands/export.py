@@ -115,7 +115,8 @@ def write(settings: Namespace, checkpoint: Path, targets: Mapping[str, Target]) 
 
     print(f"checkpoint: {checkpoint}")
     if settings.encoder is not None:
-        with writing("--encoder", targets["encoder"].folder):
+        with writing("--encoder", targets["encoder"].folder), ShownProgress() as progress:
+            progress.add_task("writing the encoder", total=None)
             difference = export_encoder(
                 checkpoint,
                 targets["encoder"].folder,
@@ -131,7 +132,8 @@ def write(settings: Namespace, checkpoint: Path, targets: Mapping[str, Target]) 
                 f"({ONNX_TOLERANCE:.0e} is allowed)"
             )
     if settings.hub is not None:
-        with writing("--hub", targets["hub"].folder):
+        with writing("--hub", targets["hub"].folder), ShownProgress() as progress:
+            progress.add_task("writing the encoder for transformers", total=None)
             accuracy = export_hub(checkpoint, targets["hub"].folder, settings.trust_code)
         targets["hub"].publish()
         told = "not measured" if accuracy is None else f"{accuracy:.1%}"
