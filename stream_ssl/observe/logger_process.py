@@ -2,8 +2,6 @@
 
 Libraries of loggers start processes and threads, handle signals, and wait at the exit of their
 process. In a process of its own, none of this can delay or stop the learner.
-
-Shapes: C H W image.
 """
 
 from __future__ import annotations
@@ -21,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
-from torch import Tensor
 
 from stream_ssl.observe.logger_child import LAST
+from stream_ssl.observe.loggers import ShownSlots
 
 OPEN = 90.0
 """Seconds in which a logger must open. A busy machine takes 20 to load a library."""
@@ -80,10 +78,10 @@ class LoggerProcess:
         """Write values by name."""
         self._ask(ANSWER, kind="scalars", values=dict(values), step=step)
 
-    def picture(self, name: str, image_CHW: Tensor, step: int) -> None:
-        """Write a picture, uint8."""
-        pixels = image_CHW.permute(1, 2, 0).contiguous().numpy()
-        told = {"name": name, "shape": pixels.shape, "pixels": pixels.tobytes(), "step": step}
+    def memory(self, shown: ShownSlots, step: int) -> None:
+        """Write a mosaic."""
+        pixels = shown.mosaic().permute(1, 2, 0).contiguous().numpy()
+        told = {"name": "memory", "shape": pixels.shape, "pixels": pixels.tobytes(), "step": step}
         self._ask(ANSWER, kind="picture", **told)
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """Loggers: the learner's metrics, its configuration and pictures of its memory in other tools.
 
-Shapes: n slots, C H W image.
+Shapes: n slots, D embedding, C H W image.
 """
 
 from __future__ import annotations
@@ -10,18 +10,21 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
 import yaml
+from PIL import Image
 from prometheus_client import CollectorRegistry
 from torch import Tensor
 
 from stream_ssl.observe.metric_spec import PREFIX
 from stream_ssl.observe.page.memory import MemoryView
 from stream_ssl.observe.page.step_jobs import Busy
+from stream_ssl.rate_limited_logger import printable
 
 log = logging.getLogger(__name__)
 
@@ -31,17 +34,41 @@ PICTURES_EVERY = 600.0
 """Seconds between two mosaics."""
 MOSAIC = 64
 """The most slots of a mosaic."""
+SHOWN = 256
+"""The most slots in TensorBoard's projector."""
+PROJECTOR = """embeddings {
+  tensor_name: "memory"
+  tensor_path: "memory.tsv"
+  metadata_path: "memory-slots.tsv"
+  sprite { image_path: "memory.png" single_image_dim: %d single_image_dim: %d }
+}
+"""
 LONGEST_WAIT = 600.0
 """The longest time, in seconds, before a logger that failed is opened again."""
 
 Name = Literal["tensorboard", "wandb", "mlflow"]
 
 
+@dataclass(frozen=True, slots=True)
+class ShownSlots:
+    """Some evenly spaced slots of the memory: embeddings, images (uint8) and facts."""
+
+    z_nD: Tensor
+    image_nCHW: Tensor
+    facts: Sequence[tuple[int, int, str]]  # slot, label (-1: none), producer
+
+    def mosaic(self) -> Tensor:
+        """Return at most MOSAIC of the images side by side, uint8 [C, H, W]."""
+        count = len(self.image_nCHW)
+        chosen = torch.linspace(0, count - 1, min(MOSAIC, count)).long()
+        return tiled(self.image_nCHW[chosen])
+
+
 class Logger(Protocol):
     """A logger, used from one thread. Any method may raise any exception."""
 
     def scalars(self, values: Mapping[str, float], step: int) -> None: ...
-    def picture(self, name: str, image_CHW: Tensor, step: int) -> None: ...
+    def memory(self, shown: ShownSlots, step: int) -> None: ...
     def close(self) -> None: ...
     def abandon(self) -> None:
         """Release what the logger holds, after it failed."""
@@ -65,6 +92,7 @@ class TensorBoard:
         from torch.utils.tensorboard import SummaryWriter
 
         writer: Any = SummaryWriter
+        self._folder = folder
         self._writer = writer(str(folder), purge_step=step, flush_secs=int(EVERY))
         text = yaml.safe_dump(dict(config), sort_keys=False)
         self._writer.add_text("configuration", "    " + text.replace("\n", "\n    "), step)
@@ -75,9 +103,20 @@ class TensorBoard:
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
-    def picture(self, name: str, image_CHW: Tensor, step: int) -> None:
-        """Write a picture, uint8."""
-        self._writer.add_image(name, image_CHW, step)
+    def memory(self, shown: ShownSlots, step: int) -> None:
+        """Write a mosaic, and replace the slots in the projector."""
+        self._writer.add_image("memory", shown.mosaic(), step)
+        # SummaryWriter.add_embedding would add a folder at each call.
+        rows = ["\t".join(f"{value:.5g}" for value in z_D) for z_D in shown.z_nD.tolist()]
+        facts = [
+            "\t".join(map(str, fact)) for fact in [("slot", "label", "producer"), *shown.facts]
+        ]
+        (self._folder / "memory.tsv").write_text("\n".join(rows) + "\n")
+        (self._folder / "memory-slots.tsv").write_text("\n".join(facts) + "\n")
+        sprite_HWC = tiled(shown.image_nCHW).permute(1, 2, 0).expand(-1, -1, 3).numpy()
+        Image.fromarray(sprite_HWC).save(self._folder / "memory.png")
+        high, wide = shown.image_nCHW.shape[2:]
+        (self._folder / "projector_config.pbtxt").write_text(PROJECTOR % (wide, high))
 
     def close(self) -> None:
         """Write the rest."""
@@ -128,13 +167,13 @@ class Logging:
                 return
             values = scalars(self._registry)
             step = int(values.get("step", 0))
-            mosaic = self._mosaic() if self._clock() >= self._pictures_at else None
+            shown = self._slots() if self._clock() >= self._pictures_at else None
             try:
                 if self._logger is None:
                     self._logger = self._opener(step)
                 self._logger.scalars(values, step)
-                if mosaic is not None:
-                    self._logger.picture("memory", mosaic, step)
+                if shown is not None:
+                    self._logger.memory(shown, step)
             except Exception as error:  # loggers raise errors of any type
                 self._fail(error)
                 return
@@ -165,22 +204,33 @@ class Logging:
         self._open_at = self._clock() + min(wait, LONGEST_WAIT)
         self._failed()
 
-    def _mosaic(self) -> Tensor | None:
-        """Return evenly spaced slots side by side, uint8 [C, H, W]; None if there is no picture."""
+    def _slots(self) -> ShownSlots | None:
+        """Return evenly spaced slots; None if there is no picture."""
         self._pictures_at = self._clock() + PICTURES_EVERY
-        if self._view is None or not (most := min(MOSAIC, self._view.reader.most_pictures)):
+        if self._view is None or not (most := min(SHOWN, self._view.reader.most_pictures)):
             return None
+        reader = self._view.reader
         try:
-            held = len(self._view.snapshot())
-            slots = torch.linspace(0, held - 1, min(most, held)).long().tolist()
+            held = self._view.snapshot()
+            count = len(held.slots_S)
+            at = torch.linspace(0, count - 1, min(most, count)).long().numpy()
+            slots = held.slots_S[at].tolist()
             if not slots:
                 return None
-            reader = self._view.reader
-            _, image_nCHW = self._view.jobs.ask(lambda: reader.images(slots))
+            ids, image_nCHW = self._view.jobs.ask(lambda: reader.images(slots))
         except Busy:
             self._pictures_at = self._clock() + EVERY
             return None
-        return tiled(image_nCHW)
+        # Newcomers may have taken slots since the snapshot.
+        same = [n for n, slot in enumerate(slots) if ids[n] == str(held.ids_k[slot])]
+        if not same:
+            return None
+        origins = [held.origins_k[slots[n]] for n in same]
+        facts = [
+            (slots[n], int(held.labels_k[slots[n]]), printable(origin.producer if origin else ""))
+            for n, origin in zip(same, origins, strict=True)
+        ]
+        return ShownSlots(held.z_SD[at[same]], image_nCHW[same], facts)
 
 
 def tiled(image_nCHW: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from PIL import Image
 from stream_ssl.observe import logger_process
 from stream_ssl.observe.logger_child import allowed, parameters
 from stream_ssl.observe.logger_process import Deadline, LoggerProcess
+from stream_ssl.observe.loggers import ShownSlots
 
 CONFIG = {"run": "runs/a", "memory": {"capacity": 32, "policy": {}}}
 IMAGE_CHW = torch.arange(3 * 4 * 5, dtype=torch.uint8).reshape(3, 4, 5)
@@ -94,7 +95,7 @@ def log_twice(name: str, run: Path) -> None:
         logger = LoggerProcess(name, run, CONFIG, Deadline())
         for step in steps:
             logger.scalars({"step": float(step), "loss/a": step / 2}, step)
-        logger.picture("memory", IMAGE_CHW, steps[-1])
+        logger.memory(ShownSlots(torch.ones(1, 2), IMAGE_CHW[None], [(0, -1, "p")]), steps[-1])
         logger.close()
 
 

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from torch import Tensor
 
 from stream_ssl.observe import loggers
-from stream_ssl.observe.loggers import Logging, TensorBoard, scalars, tiled
+from stream_ssl.observe.loggers import Logging, ShownSlots, TensorBoard, scalars, tiled
 from stream_ssl.observe.metrics import LearnerMetrics
 
 FAILURES = "stream_ssl_logger_failures_total"
@@ -39,9 +39,8 @@ class Kept:
             raise OSError(28, "No space left on device")
         self.rows.append((step, dict(values)))
 
-    def picture(self, name: str, image_CHW: Tensor, step: int) -> None:
-        assert name == "memory"
-        self.pictures.append(image_CHW)
+    def memory(self, shown: ShownSlots, step: int) -> None:
+        self.pictures.append(shown.mosaic())
 
     def close(self) -> None:
         self.closed = True
@@ -97,6 +96,40 @@ def test_tensorboard_reads_what_prometheus_reads(tmp_path: Path) -> None:
     assert b"capacity: 32" in make_ndarray(text.tensor_proto).item()
     (image,) = found.Images("memory")
     assert (image.step, image.width, image.height) == (9, 80, 64)  # 20 slots in rows of 5
+
+
+def test_tensorboards_projector_shows_the_newest_slots(tmp_path: Path) -> None:
+    from google.protobuf import text_format
+    from PIL import Image
+    from tensorboard.plugins.projector.projector_config_pb2 import ProjectorConfig
+
+    feed, now = Feed(slots=20), [0.0]
+    with serving(feed) as (_, view):
+        for _ in range(5):
+            feed.step()
+        writer = Logging(
+            "tensorboard",
+            lambda step: TensorBoard(tmp_path, CONFIG, step),
+            metrics_at(7).registry,
+            view,
+            clock=lambda: now[0],
+        )
+        for _ in range(2):
+            now[0] += loggers.PICTURES_EVERY
+            writer.write()
+        memory = feed.memory
+        writer.close()
+    text = (tmp_path / "projector_config.pbtxt").read_text()
+    (shown,) = text_format.Parse(text, ProjectorConfig()).embeddings
+    z_nD = np.loadtxt(tmp_path / shown.tensor_path, delimiter="\t")
+    assert np.allclose(z_nD, memory.embeddings.numpy(), atol=1e-4)
+    head, *facts = (tmp_path / shown.metadata_path).read_text().splitlines()
+    assert head.split("\t") == ["slot", "label", "producer"]
+    labels = [[str(slot), str(label)] for slot, label in enumerate(memory.labels.tolist())]
+    assert [fact.split("\t")[:2] for fact in facts] == labels
+    wide, high = shown.sprite.single_image_dim
+    with Image.open(tmp_path / shown.sprite.image_path) as sprite:
+        assert sprite.size == (5 * wide, 4 * high)
 
 
 def test_a_mosaic_has_each_picture_at_its_place() -> None:
