@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import operator
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -194,6 +194,39 @@ def check_slots(slots: Array, occupied: int, device: torch.device) -> Tensor:
     if repeated:
         raise ValueError("slots hold a slot twice: name each slot once")
     return chosen
+
+
+def check_weights(weights: Array, occupied: int) -> Tensor:
+    """Return the weights of the occupied slots, float64 on the CPU."""
+    weight_k = to_host(torch.as_tensor(weights)).to(torch.float64)
+    if weight_k.shape != (occupied,):
+        raise ValueError(
+            f"weights have shape {tuple(weight_k.shape)}: must be [{occupied}], one of each "
+            "occupied slot"
+        )
+    if not bool((weight_k.isfinite() & (weight_k >= 0)).all()) or not bool(weight_k.any()):
+        raise ValueError("weights must be finite, at least 0, and not all 0")
+    return weight_k
+
+
+def check_payload(
+    payload: Mapping[str, Array] | None, columns: Mapping[str, Tensor], count: int
+) -> dict[str, Tensor]:
+    """Return the newcomers' entries of all further columns, on the columns' device."""
+    found = {name: torch.as_tensor(value) for name, value in (payload or {}).items()}
+    if set(found) != set(columns):
+        raise ValueError(
+            f"payload has {sorted(found)}, and this memory keeps {sorted(columns)}: pass one "
+            "tensor of each"
+        )
+    for name, column in columns.items():
+        expected = (count, *column.shape[1:])
+        if found[name].shape != expected or found[name].dtype != column.dtype:
+            raise ValueError(
+                f"payload {name!r} is {found[name].dtype} {tuple(found[name].shape)}: must be "
+                f"{column.dtype} {expected}"
+            )
+    return {name: value.to(columns[name].device) for name, value in found.items()}
 
 
 def check_way(how: str, ways: Sequence[str], name: str = "how") -> None:

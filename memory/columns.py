@@ -5,8 +5,8 @@ Shapes: B newcomers, D embedding, A descriptor, K capacity, k occupied slots, R 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -52,6 +52,7 @@ class Rows:
     images: Tensor | None = None  # uint8 [B, C, H, W]
     multiplicity: Tensor | None = None  # int64 [B]
     producers: Tensor | None = None  # int64 [B], shares.key_of each producer; None: no producers
+    payload: Mapping[str, Tensor] = field(default_factory=dict)  # [B, ...] by name
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -73,6 +74,7 @@ class Rows:
             images=images,
             multiplicity=None if self.multiplicity is None else self.multiplicity[at],
             producers=None if self.producers is None else self.producers[index],
+            payload={name: value[at] for name, value in self.payload.items()},
         )
 
 
@@ -91,6 +93,7 @@ class Columns:
         dtype: the dtype of embeddings and descriptors.
         images: the images kept beside the embeddings, or None.
         group: the ranks that hold the shards, with equally many slots each.
+        payload: an example of one slot's entry in each further column, by name.
     """
 
     ids: Tensor
@@ -114,6 +117,7 @@ class Columns:
         dtype: torch.dtype = torch.float32,
         images: Images | None = None,
         group: RankGroup = SINGLE_PROCESS,
+        payload: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.capacity, self.dim, self.device = capacity, dim, torch.device(device)
         self.group, self.occupied = group, 0
@@ -126,6 +130,10 @@ class Columns:
             self._apart = torch.zeros(capacity, descriptor_dim, dtype=dtype, device=device)
         for name in INTEGER_COLUMNS:
             setattr(self, name, torch.zeros(capacity, dtype=torch.int64, device=device))
+        self.payload = {
+            name: torch.zeros(capacity, *example.shape, dtype=example.dtype, device=device)
+            for name, example in (payload or {}).items()
+        }
         self.images = images
         self.on_overwrite: Callable[[Tensor], None] | None = None
 
@@ -182,6 +190,7 @@ class Columns:
         self._apart = None if self._apart is None else self._apart.to(device)
         for name in INTEGER_COLUMNS:
             setattr(self, name, getattr(self, name).to(device))
+        self.payload = {name: column.to(device) for name, column in self.payload.items()}
         if self.images is not None:
             self.images.to(device)
 
@@ -206,6 +215,8 @@ class Columns:
             self.producers.index_fill_(0, slots, 0)
         else:
             self.producers[slots] = to_device(rows.producers, self.device)
+        for name, value in rows.payload.items():
+            self.payload[name][slots] = value
         if self.images is not None and rows.images is not None:
             self.images.write(slots, rows.images)
 
@@ -269,6 +280,7 @@ class Columns:
 
     def _named(self) -> dict[str, Tensor]:
         named = {name: getattr(self, name) for name in (*INTEGER_COLUMNS, "embeddings")}
+        named |= {f"payload.{name}": column for name, column in self.payload.items()}
         return named if self._apart is None else named | {"descriptors": self._apart}
 
     def shapes(self) -> dict[str, tuple[int, ...]]:

@@ -20,6 +20,7 @@ from stream_ssl.memory.checks import (
     check_embeddings,
     check_integers,
     check_way,
+    check_weights,
 )
 from stream_ssl.memory.compute import in_full_precision, to_device, to_host
 from stream_ssl.memory.index import cells_of, kmeans
@@ -70,6 +71,7 @@ class Draw:
     slots: Tensor  # int64 [n]
     ids: Tensor  # int64 [n]
     images: Tensor | None  # uint8 [n, C, H, W], None if the memory keeps no images
+    payload: dict[str, Tensor]  # [n, ...] by name
 
 
 def same(ids_B: Tensor, hashes_B: Tensor | None, ids_N: Tensor, hashes_N: Tensor) -> Tensor:
@@ -305,6 +307,7 @@ class RandomDraws(Slots):
         n: int,
         generator: torch.Generator | None = None,
         how: DrawOrder = "uniform",
+        weights: Array | None = None,
     ) -> Draw:
         """Draw a training batch of n slots, and count the draws in `draws`.
 
@@ -317,6 +320,8 @@ class RandomDraws(Slots):
                 other, in proportion to 1 / (1 + N(j)), and costs as much as `counts`. "epochs"
                 first draws slots that were never drawn, then each slot once before any slot comes
                 again, in a new order each time.
+            weights: floating point [k], at least 0, for "uniform": draw one slot after the other in
+                proportion to these weights. A slot of weight 0 is never drawn.
 
         Raises:
             ValueError: the memory is empty, or an argument is out of range.
@@ -327,7 +332,13 @@ class RandomDraws(Slots):
         k = len(self)
         if k == 0:
             raise ValueError("cannot sample from an empty memory: add samples first")
-        if how == "inverse-count":
+        if weights is not None:
+            if how != "uniform":
+                raise ValueError(f"weights with how={how!r}: use one of them")
+            weight_k = check_weights(weights, k)
+            drawable = weight_k.nonzero().flatten()
+            slots = to_device(drawable[weighted(n, weight_k[drawable], chosen)], self.device)
+        elif how == "inverse-count":
             weight_k = to_host(1 / (1 + self.eviction.counts().clamp(min=0)))
             slots = to_device(weighted(n, weight_k, chosen), self.device)
         elif n > k:
@@ -338,4 +349,5 @@ class RandomDraws(Slots):
             slots = uniform(n, k, chosen, self.device)
         columns.count_draws(slots)
         images = None if columns.images is None else columns.images.read(slots)
-        return Draw(slots, columns.ids[slots], images)
+        payload = {name: column[slots] for name, column in columns.payload.items()}
+        return Draw(slots, columns.ids[slots], images, payload)

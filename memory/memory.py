@@ -8,7 +8,7 @@ Shapes: B newcomers, D embedding, K slots, C H W image.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -23,7 +23,9 @@ from stream_ssl.memory.checks import (
     check_image_shape,
     check_images,
     check_integers,
+    check_payload,
     check_seed,
+    check_slots,
 )
 from stream_ssl.memory.columns import Columns, Image, Rows, image_column
 from stream_ssl.memory.compute import in_full_precision
@@ -82,6 +84,8 @@ class WorkingMemory(Measurements, RandomDraws, Reencoding, Stateful):
             from 0 to below 1 guarantees this part of an equal share. A dict of weights by name
             divides half of the slots by weight, and a producer without a weight has weight 1. None
             guarantees nothing. A state does not contain it.
+        payload: further columns: an example tensor of one slot's entry by name, such as
+            {"action": torch.zeros(4)}. Not on several ranks.
 
     Raises:
         ValueError: an argument has the wrong type or is out of range, or several ranks cannot share
@@ -110,6 +114,7 @@ class WorkingMemory(Measurements, RandomDraws, Reencoding, Stateful):
         descriptor: Descriptor | None = None,
         group: RankGroup = SINGLE_PROCESS,
         shares: float | dict[str, float] | None = None,
+        payload: Mapping[str, Tensor] | None = None,
     ) -> None:
         super().__init__()
         capacity, dim = check_count("capacity", capacity), check_count("dim", dim)
@@ -135,6 +140,8 @@ class WorkingMemory(Measurements, RandomDraws, Reencoding, Stateful):
         self.image_shape = image_shape
         if group.size > 1:
             check_shareable(capacity, group, self.eviction, duplicates)
+            if payload:
+                raise ValueError("payload needs a memory of one rank")
         self.shares = Shares.of(shares)
         if self.shares is not None:
             check_kept(self.eviction)
@@ -148,7 +155,7 @@ class WorkingMemory(Measurements, RandomDraws, Reencoding, Stateful):
             apart = self.descriptor.dim(dim, image_shape)
         images = image_column(self.capacity, image_shape, where, images_on)
         self._columns = Columns(
-            self.capacity, dim, apart, where, dtype or torch.float32, images, group
+            self.capacity, dim, apart, where, dtype or torch.float32, images, group, payload
         )
         self._generator = torch.Generator().manual_seed(self._seed + RANK_SEEDS * group.rank)
         self._totals, self._strata = Totals(), Strata(self._seed + 2)
@@ -171,6 +178,7 @@ class WorkingMemory(Measurements, RandomDraws, Reencoding, Stateful):
         hashes: Array | None = None,
         producers: Sequence[str | None] | None = None,
         features: Array | None = None,
+        payload: Mapping[str, Array] | None = None,
     ) -> Admission:
         """Offer a batch of newcomers, in order, and return what happened to each of them.
 
@@ -190,12 +198,13 @@ class WorkingMemory(Measurements, RandomDraws, Reencoding, Stateful):
                 samples have no share.
             features: the encoder's features, floating point [B, F], required if the descriptor is
                 `Features`.
+            payload: an entry [B, ...] of each further column, by name.
 
         Raises:
             ValueError: an input is invalid, and the memory is unchanged. Also raised if a custom
                 policy chooses an invalid slot: then the rest of the batch counts as refused.
         """
-        rows = self._rows(ids, z, images, labels, hashes, producers, features)
+        rows = self._rows(ids, z, images, labels, hashes, producers, features, payload)
         meeting = None
         if self.group.size > 1:
             meeting = Meeting(rows, self._totals.added, self._columns)
@@ -241,6 +250,7 @@ class WorkingMemory(Measurements, RandomDraws, Reencoding, Stateful):
         hashes: Array | None,
         producers: Sequence[str | None] | None,
         features: Array | None,
+        payload: Mapping[str, Array] | None,
     ) -> Rows:
         """Return the checked newcomers of a batch."""
         z_BD = check_embeddings(z, self.dim, self.device)
@@ -266,7 +276,45 @@ class WorkingMemory(Measurements, RandomDraws, Reencoding, Stateful):
             born=torch.arange(self._totals.added, self._totals.added + count, device=device),
             images=found,
             producers=key_B,
+            payload=check_payload(payload, columns.payload, count),
         )
+
+    # Removal.
+
+    @in_full_precision
+    def remove(self, slots: Array) -> Tensor:
+        """Remove the samples in these slots, and return their ids.
+
+        They count as evicted. The others move to the first slots, in order of arrival, so their
+        slot numbers change. The policy starts anew from them. The cost grows with the capacity.
+
+        Raises:
+            ValueError: the slots are not distinct and occupied, or there are several ranks.
+        """
+        if self.group.size > 1:
+            raise ValueError("remove and clear need a memory of one rank")
+        chosen = check_slots(slots, len(self), self.device)
+        if not len(chosen):
+            return chosen
+        ids, stays_k = self.ids[chosen], torch.ones(len(self), dtype=torch.bool, device=self.device)
+        stays_k[chosen] = False
+        stays = stays_k.nonzero().flatten()
+        stays = stays[self.born[stays].argsort()]
+        state = self._columns.state(live=True)
+        rows = {name: column[stays.to(column.device)] for name, column in state.items()}
+        self._totals.evicted += len(chosen)
+        self._columns.load(rows)
+        self._columns.occupied_of_all = len(stays)
+        self._holdings = None
+        self._strata.changed(len(chosen))
+        self.eviction.bind(self._columns, self._seed + 1 + self._totals.evicted)
+        if self._closely is not None:
+            self._closely = NearDuplicates(self)
+        return ids
+
+    def clear(self) -> None:
+        """Remove all samples; see `remove`."""
+        self.remove(torch.arange(len(self)))
 
     def _match_dtype(self, z_BD: Tensor) -> Tensor:
         if z_BD.dtype == torch.float64 and self.dtype != torch.float64 and not self._fixed_dtype:

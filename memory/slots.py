@@ -93,6 +93,11 @@ class Slots(nn.Module):
         return None if images is None else images.data_KCHW[: len(self)]
 
     @property
+    def payload(self) -> dict[str, Tensor]:
+        """The further columns, [k, ...] each, by name."""
+        return {name: column[: len(self)] for name, column in self._columns.payload.items()}
+
+    @property
     def labels(self) -> Tensor:
         """The labels, int64 [k], -1 for no label. They are used for reports only."""
         return self._columns.labels[: len(self)]

@@ -200,14 +200,20 @@ def check_fits(
     if set(kept) != set(ours):
         raise ValueError(
             f"the state has columns {sorted(kept)}, this memory {sorted(ours)}: "
-            "image_shape must be as when it was saved"
+            "image_shape and payload must be as when it was saved"
         )
+    ours_of = {f"payload.{name}": column.dtype for name, column in columns.payload.items()}
     for name, shape in ours.items():
         there = tuple(kept[name].shape[1:])
+        if (dtype := ours_of.get(name)) and kept[name].dtype != dtype:
+            raise ValueError(
+                f"{name} of the state are {kept[name].dtype}, of this memory {dtype}: payload must "
+                "be as when it was saved"
+            )
         if shape != there:
             raise ValueError(
                 f"{name} of the state have shape {there} a slot, of this memory "
-                f"{shape}: dim and image_shape must be as when it was saved"
+                f"{shape}: dim, image_shape and payload must be as when it was saved"
             )
     check_whole(state, columns)
     # Older checkpoints do not store the search state. It only affects how ties are broken.

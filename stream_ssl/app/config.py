@@ -268,7 +268,7 @@ def _add_learner(parser: ArgumentParser) -> None:
         default={"class_path": "moco"},
         help=choices(Method),
     )
-    own = {"dim", "image_shape", "device", "dtype", "group", "seed", "measured_by"}
+    own = {"dim", "image_shape", "device", "dtype", "group", "seed", "measured_by", "payload"}
     _section(parser, WorkingMemory, "memory", skip=own)
     parser.set_defaults(
         {

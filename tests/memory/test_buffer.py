@@ -1,0 +1,171 @@
+"""A memory as the buffer of another training loop: further columns, weights and removal."""
+
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from stream_ssl.memory import Duplicates, WorkingMemory
+from stream_ssl.memory.descriptors import Thumbnail
+from stream_ssl.memory.eviction import (
+    Duel,
+    MinimumRedundancy,
+    MostDuplicated,
+    Oldest,
+    Random,
+    Redundant,
+    Reservoir,
+)
+from stream_ssl.memory.state import load, save
+
+PAYLOAD = {"seen": torch.zeros(2, 3), "action": torch.zeros((), dtype=torch.int64)}
+
+
+def embeddings(count, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return normalize(torch.randn(count, 4, generator=generator), dim=1)
+
+
+def entries(ids):
+    """Payload that follows from the ids, so that a mixed-up row shows."""
+    return {"seen": ids[:, None, None] + torch.zeros(1, 2, 3), "action": ids * 7}
+
+
+def filled(policy=None, count=40, **settings):
+    memory = WorkingMemory(16, 4, eviction=policy, payload=PAYLOAD, **settings)
+    z_BD = embeddings(count)
+    for ids in torch.arange(count).split(5):
+        memory.add(ids, z_BD[ids], payload=entries(ids))
+    return memory
+
+
+def check_rows(memory):
+    assert memory.check_valid() == (True, "")
+    for name, column in entries(memory.ids).items():
+        assert torch.equal(memory.payload[name], column)
+        assert memory.payload[name].dtype == PAYLOAD[name].dtype
+    assert torch.equal(memory.embeddings, embeddings(200)[memory.ids])
+
+
+POLICIES = {
+    "duel": Duel,
+    "most-duplicated": MostDuplicated,
+    "approximate": lambda: MostDuplicated(index="ivf"),
+    "redundant": Redundant,
+    "minimum-redundancy": MinimumRedundancy,
+    "oldest": Oldest,
+    "reservoir": Reservoir,
+    "random": Random,
+}
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+def test_the_rest_stays_whole_after_a_removal_and_the_memory_goes_on(policy, tmp_path):
+    memory = filled(policy())
+    check_rows(memory)
+    ids, born = memory.ids.clone(), memory.born.clone()
+    gone = memory.remove([15, 0, 7])
+    assert gone.tolist() == ids[[15, 0, 7]].tolist()
+    stays = [slot for slot in born.argsort().tolist() if slot not in (15, 0, 7)]
+    assert memory.ids.tolist() == ids[stays].tolist()
+    check_rows(memory)
+    before = memory.ids[0].item()
+    save(memory, tmp_path / "memory")
+    again = load(tmp_path / "memory", policy(), payload=PAYLOAD)
+    for number in range(60, 90, 3):
+        ids = torch.arange(number, number + 3)
+        z_BD = embeddings(200)[ids]
+        evicted = memory.add(ids, z_BD, payload=entries(ids)).evicted
+        if policy is Oldest and number == 63:
+            assert evicted.tolist()[0] == before
+        again.add(ids, z_BD, payload=entries(ids))
+        check_rows(memory)
+        assert torch.equal(memory.ids, again.ids)
+    assert len(memory) == 16
+
+
+def test_a_cleared_memory_starts_anew():
+    memory = filled()
+    memory.clear()
+    assert len(memory) == 0
+    assert memory.payload["seen"].shape == (0, 2, 3)
+    check_rows(memory)
+    memory.clear()
+    memory.add(torch.arange(20), embeddings(20), payload=entries(torch.arange(20)))
+    assert len(memory) == 16
+    check_rows(memory)
+
+
+def test_near_duplicates_of_removed_samples_are_admitted_again():
+    image_BCHW = torch.randint(256, (20, 3, 16, 16), dtype=torch.uint8)
+    memory = WorkingMemory(
+        32,
+        4,
+        image_shape=(3, 16, 16),
+        descriptor=Thumbnail(),
+        duplicates=Duplicates(threshold="auto", action="refuse"),
+    )
+    ids, z_BD = torch.arange(20), embeddings(20)
+    memory.add(ids, z_BD, images=image_BCHW)
+    assert memory.add(ids + 100, z_BD, images=image_BCHW).inserted == 0
+    memory.remove(torch.arange(0, 20, 2))
+    assert torch.equal(memory.images, image_BCHW[1::2])
+    admission = memory.add(ids + 200, z_BD, images=image_BCHW)
+    assert admission.duplicates.tolist() == (ids + 200)[1::2].tolist()
+    assert memory.check_valid() == (True, "")
+
+
+def test_draws_follow_the_weights():
+    memory = filled()
+    weight_k = torch.zeros(16)
+    weight_k[3], weight_k[5] = 1.0, 3.0
+    drawn = memory.sample(4000, weights=weight_k)
+    assert set(drawn.slots.tolist()) == {3, 5}
+    assert (drawn.slots == 5).float().mean() == pytest.approx(0.75, abs=0.03)
+    assert torch.equal(drawn.payload["action"], drawn.ids * 7)
+    assert sorted(memory.sample(2, weights=weight_k).slots.tolist()) == [3, 5]
+    assert memory.sample(0, weights=weight_k).slots.tolist() == []
+
+
+ids = torch.arange(2)
+REFUSED = {
+    "no payload": (lambda m: m.add(ids, embeddings(2)), r"has \[\], and .* \['action', 'seen'\]"),
+    "another name": (
+        lambda m: m.add(ids, embeddings(2), payload={**entries(ids), "x": ids}),
+        "pass one tensor of each",
+    ),
+    "another shape": (
+        lambda m: m.add(ids, embeddings(2), payload={**entries(ids), "seen": torch.zeros(2, 3)}),
+        r"'seen' is torch.float32 \(2, 3\): must be torch.float32 \(2, 2, 3\)",
+    ),
+    "another dtype": (
+        lambda m: m.add(ids, embeddings(2), payload={**entries(ids), "action": ids.float()}),
+        "'action' is torch.float32",
+    ),
+    "weights of other slots": (lambda m: m.sample(2, weights=[1.0]), r"\[1\]|\(1,\)"),
+    "weights below 0": (lambda m: m.sample(2, weights=[-1.0] + [1.0] * 15), "at least 0"),
+    "weights of 0": (lambda m: m.sample(2, weights=[0.0] * 16), "not all 0"),
+    "weights that are no numbers": (lambda m: m.sample(2, weights=[float("nan")] * 16), "finite"),
+    "weights and a way": (
+        lambda m: m.sample(2, how="epochs", weights=[1.0] * 16),
+        "use one of them",
+    ),
+    "a slot twice": (lambda m: m.remove([1, 1]), "twice"),
+    "an empty slot": (lambda m: m.remove([16]), "occupied slots"),
+}
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_does_not_fit_is_refused_and_changes_nothing(call, message):
+    memory = filled()
+    before = {name: value.clone() for name, value in memory.state_dict().items()}
+    with pytest.raises(ValueError, match=message):
+        call(memory)
+    after = memory.state_dict()
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+
+
+def test_a_state_of_another_payload_is_refused():
+    state = filled().state_dict()
+    for payload in (None, {**PAYLOAD, "action": torch.zeros(())}, {"seen": PAYLOAD["seen"]}):
+        with pytest.raises(ValueError, match="payload must be as when it was saved"):
+            WorkingMemory(16, 4, payload=payload).load_state_dict(state)
