@@ -156,7 +156,7 @@ def _own(shape: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _preprocessor(encoder: Encoder) -> dict[str, Any]:
-    """Return what AutoImageProcessor needs. Its pixels differ by rounding from the run's own."""
+    """Return what AutoImageProcessor needs. It scales by another method than the run."""
     return {
         "image_processor_type": "CLIPImageProcessor",
         "do_convert_rgb": encoder.channels == 3,
@@ -232,8 +232,8 @@ def card(
         f"{encoder.size} pixels and fill the square with grey before the code below.\n"
     )
     files_too = (
-        '`AutoImageProcessor.from_pretrained("FOLDER")` prepares files. Its pixels differ from '
-        "the run's by rounding.\n"
+        '`AutoImageProcessor.from_pretrained("FOLDER")` prepares files. It scales them by another '
+        "method than the run, so that pixels and features differ a little.\n"
     )
     whole, files_too = ("", files_too) if _crops(encoder) else (whole, "")
     named = [
