@@ -29,6 +29,11 @@ def command_of(name: str) -> list[str]:
     return shlex.split(found[1])
 
 
+def test_the_page_installs_what_its_commands_need() -> None:
+    (extras,) = re.findall(r"pip install 'stream-ssl\[(.*)\]'", PAGE.read_text())
+    assert set(extras.split(",")) == {"learner", "cpu", "ros", "export"}
+
+
 def test_images_of_a_robot_become_an_encoder(tmp_path: Path) -> None:
     context = foxglove.Context()
     server = foxglove.start_server(port=0, context=context)
