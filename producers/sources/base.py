@@ -60,17 +60,21 @@ def own_fault(error: Exception) -> bool:
 class Skipped:
     """Counts of the samples and parts of files that a source left out, by reason.
 
-    The first `SHOWN` of each reason are also logged.
+    The first `SHOWN` of each reason are also logged, except those that repeat the line before.
     """
 
     def __init__(self, source: str) -> None:
         self.by_reason: Counter[str] = Counter()
         self._logged: Counter[str] = Counter()
+        self._last: dict[str, str] = {}  # by reason
         self._source = source
 
     def note(self, reason: str, what: object, why: object, count: int = 1) -> None:
         """Add `count` to the counter of `reason`, and log `what` and `why`."""
         self.by_reason[reason] += count
+        if (text := f"{what}: {why}") == self._last.get(reason):
+            return
+        self._last[reason] = text
         self._logged[reason] += 1
         if (logged := self._logged[reason]) <= SHOWN:
             more = "; more of this reason are only counted" if logged == SHOWN else ""

@@ -135,6 +135,11 @@ class Ros(Live[tuple[str, Message]]):
         id_, message = item
         return self._images.sample(message, id_, self._shown)
 
+    def reason(self, error: Exception) -> str:
+        """Return the reason of a failure, with the server."""
+        text = super().reason(error)
+        return text if self._shown in text else f"{self._shown}: {text}"
+
     def failures(self) -> tuple[type[Exception], ...]:
         """Return the error types of a lost connection."""
         return (OSError,)
@@ -220,7 +225,7 @@ class Subscriptions:
             log.warning("source %s: no frames yet: %s", self._images.source, self.why_empty())
 
     def _subscribe(self, entries: list[Any]) -> None:
-        asked = []
+        asked, names = [], []
         for entry in entries:
             try:
                 channel = channel_of(entry)
@@ -234,13 +239,10 @@ class Subscriptions:
                     self._subscribed[self._next] = channel, decode
                     asked.append({"id": self._next, "channelId": channel.id})
                     self._next += 1
-                    log.info(
-                        "source %s: subscribes to %s (%s)",
-                        self._images.source,
-                        printable(channel.topic),
-                        printable(channel.schema.name),
-                    )
+                    names.append(f"{channel.topic} ({channel.schema.name})")
         if asked:
+            shown = printable(", ".join(names), 600)
+            log.info("source %s: subscribes to %s", self._images.source, shown)
             self._server.send(json.dumps({"op": "subscribe", "subscriptions": asked}))
 
     def _is_wanted(self, channel: AdvertisedTopic) -> bool:

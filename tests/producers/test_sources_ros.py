@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import json
+import logging
 import socket
 import threading
 import time
@@ -182,6 +183,16 @@ def test_a_robot_that_restarts_is_followed_under_new_ids(caplog):
     assert connections == sorted(connections)
 
 
+def test_topics_that_are_advertised_together_are_named_in_one_line(caplog):
+    with robot() as (server, context), caplog.at_level(logging.INFO):
+        channels = [ros_channel(context, f"/camera{n}", IMAGE) for n in range(10)]
+        with reading(of(server)) as (samples, _):
+            wait_for(lambda: samples, lambda: [channel.log(raw(1)) for channel in channels])
+    lines = [line for line in caplog.messages if "subscribes to" in line]
+    assert len(lines) == 1
+    assert "/camera0 (sensor_msgs/msg/Image)" in lines[0]
+
+
 def test_only_the_wanted_of_many_topics_are_subscribed_to():
     with robot() as (server, context):
         channels = [ros_channel(context, f"/camera{n}", IMAGE) for n in range(200)]
@@ -213,7 +224,7 @@ def test_a_topic_that_does_not_exist_is_named_with_those_that_do(caplog):
     assert "no frames yet" in caplog.text
 
 
-def test_the_newest_images_remain_if_the_sender_is_slow():
+def test_the_newest_images_remain_if_the_sender_is_slow(caplog):
     with robot() as (server, context):
         channel = ros_channel(context, "/camera", IMAGE)
         source = of(server, waiting=4)
@@ -232,6 +243,7 @@ def test_the_newest_images_remain_if_the_sender_is_slow():
         source.stop()
         assert list(stream) == []
     assert rest == [27, 28, 29, 30]
+    assert caplog.text.count("left out the oldest frame that waits (late)") == 1
 
 
 def test_the_waiting_bytes_are_bounded(monkeypatch):
@@ -309,7 +321,7 @@ def test_an_absent_robot_is_awaited_and_given_up_when_asked():
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
     source = Ros(f"ws://127.0.0.1:{port}", give_up_seconds=0.2, retry_seconds=0.05)
-    with pytest.raises(SourceError, match=r"source 'ros': no frame for \d+ s: .*refused"):
+    with pytest.raises(SourceError, match=rf"no frame for \d+ s: ws://127.0.0.1:{port}: .*refused"):
         next(source.samples())
 
 
