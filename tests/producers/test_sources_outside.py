@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import http.server
 import os
 import re
 import sqlite3
 import sys
+import threading
 import time
 from contextlib import closing
 from pathlib import Path
@@ -28,11 +30,12 @@ PAGE = Path(__file__).parents[2] / "docs" / "own-source.md"
 def package(folder: Path) -> Path:
     """Install the page's package in a folder, with its entry point."""
     text = PAGE.read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    code, live = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     (entry,) = re.findall(r"^table = \"(.*)\"$", text, re.MULTILINE)
     assert len(code.splitlines()) <= 32
     (folder / "my_package").mkdir(parents=True)
     (folder / "my_package" / "sources.py").write_text(code)
+    (folder / "my_package" / "snapshots.py").write_text(live)
     info = folder / "my_package-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1.0\n")
@@ -54,6 +57,34 @@ def on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     yield tmp_path / "site"
     for name in [name for name in sys.modules if name.startswith(("my_package", "outside_"))]:
         del sys.modules[name]
+
+
+def test_the_pages_live_source_connects_again_after_a_failure(on_path: Path) -> None:
+    answers = [(200, encoded(numbered(1), "JPEG")), (503, b""), (200, b"")]
+
+    class Camera(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, body = answers.pop(0) if answers else (200, encoded(numbered(2), "JPEG"))
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Camera) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        found = find_source("my_package.snapshots.Snapshots")
+        source = found(url=url, seconds=0.01)
+        samples = source.samples()
+        got = [next(samples)[0] for _ in range(2)]
+        source.stop()
+        server.shutdown()
+    assert [sample.data for sample in got] == [
+        encoded(numbered(number), "JPEG") for number in (1, 2)
+    ]
+    assert len({sample.id.rpartition("-")[0] for sample in got}) == 2  # two connections
 
 
 def test_the_pages_source_runs_by_path_and_by_name_and_resumes(tmp_path: Path) -> None:
