@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 from pathlib import Path
 
 from stream_ssl.durable import make_folder, sync
+
+AT_ONCE = 8
+"""Files that are flushed at a time. The file system commits them together."""
 
 
 class Originals:
@@ -77,10 +81,10 @@ class Originals:
     def flush(self, held: Iterable[str]) -> None:
         """Flush those of the named files to the disk that were stored since the last flush."""
         fresh = self._unflushed.intersection(held)
-        for name in fresh:
-            sync(self._path(name))
-        for folder in {self._path(name).parent for name in fresh}:
-            sync(folder)
+        paths = [self._path(name) for name in fresh]
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            for places in (paths, {path.parent for path in paths}):
+                list(pool.map(sync, places))  # raises the first error
         if fresh:
             sync(self._folder)
         self._unflushed -= fresh
