@@ -26,10 +26,10 @@ from prometheus_client import (
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from stream_ssl import __version__
 from stream_ssl.observe import conditions
 from stream_ssl.observe.catalogue import CLASSES, PRODUCERS, RESTARTS, of_role
 from stream_ssl.observe.metric_spec import PREFIX, Role, Spec
+from stream_ssl.version import version
 
 # Prometheus does not use the `_created` series, which would double the number of series.
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -233,7 +233,7 @@ class Families:
 
     def _describe(self, config: Mapping[str, object]) -> None:
         specs = {spec.name: spec for spec in of_role(self.role) if spec.kind == "info"}
-        build = {"version": __version__, "role": self.role, "python": platform.python_version()}
+        build = {"version": version(), "role": self.role, "python": platform.python_version()}
         if self.role == "learner":
             build["torch"] = metadata.version("torch")
         for name, values in (("build_info", build), ("config_info", settings(config))):

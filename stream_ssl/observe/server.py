@@ -21,7 +21,6 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-from stream_ssl import __version__
 from stream_ssl.background import Background
 from stream_ssl.observe.facts import Facts
 from stream_ssl.observe.health import Health, Status
@@ -31,6 +30,7 @@ from stream_ssl.observe.page import runbooks
 from stream_ssl.observe.page.api import Api, Sources
 from stream_ssl.observe.page.history import EVERY, HELP
 from stream_ssl.rate_limited_logger import RateLimitedLogger
+from stream_ssl.version import version
 from stream_ssl.wire.address import is_loopback_host
 
 log = logging.getLogger(__name__)
@@ -254,7 +254,9 @@ def application(
         return _reply(health.ready(), request.state.admitted, health.problems())
 
     def render(template: str, status: int = 200, **values: object) -> HTMLResponse:
-        html = templates.get_template(template).render(role=role, version=__version__, **values)
+        html = templates.get_template(template).render(
+            role=role, version=version(), host=socket.gethostname(), **values
+        )
         return HTMLResponse(html, status, {"cache-control": "no-store"})
 
     async def page(_: Request) -> Response:

@@ -13,7 +13,6 @@ import pytest
 from observe_records import admission, step
 from prometheus_client import CollectorRegistry
 
-from stream_ssl import __version__
 from stream_ssl.batch import Offset, Origin
 from stream_ssl.feed import decode
 from stream_ssl.learning import records
@@ -27,6 +26,7 @@ from stream_ssl.observe import catalogue
 from stream_ssl.observe.families import LIMIT, settings
 from stream_ssl.observe.metrics import LearnerMetrics, ReceiverMetrics
 from stream_ssl.receiver.records import ReceiverRecord
+from stream_ssl.version import version
 
 
 def saved(step: int, created: float) -> CheckpointRecord:
@@ -559,7 +559,7 @@ def test_build_and_config_are_told() -> None:
     metrics = LearnerMetrics(CollectorRegistry(), config=config)
     families = {family.name: family for family in metrics.registry.collect()}
     build = families["stream_ssl_build"].samples[0].labels
-    assert build["version"] == __version__
+    assert build["version"] == version()
     assert build["role"] == "learner"
     assert build["torch"]
     assert families["stream_ssl_config"].samples[0].labels == {
