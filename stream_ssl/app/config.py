@@ -302,8 +302,8 @@ def _add_learner(parser: ArgumentParser) -> None:
         type=HeldOut | str | None,
         default=None,
         help=(
-            "labelled set for a kNN probe at regular steps: NAME:PLACE, such as images:FOLDER, or "
-            "source, every, k, references_per_class, queries_per_class"
+            "labelled set for a kNN and a linear probe at regular steps: NAME:PLACE, such as "
+            "images:FOLDER, or source, every, k, references_per_class, queries_per_class"
         ),
     )
     parser.add_argument(

@@ -45,6 +45,7 @@ from stream_ssl.observe.held_out import HeldOutProbe
 from stream_ssl.observe.logger_process import Deadline
 from stream_ssl.observe.loggers import EVERY as LOG_EVERY
 from stream_ssl.observe.loggers import Logging
+from stream_ssl.observe.page.held_out import HeldOutView
 from stream_ssl.observe.page.memory import MemoryView
 from stream_ssl.observe.recent_rank import RecentRank
 from stream_ssl.observe.slot_history import VerdictFeed
@@ -151,7 +152,7 @@ class Process:
             self._batches,
             reader,
             build.prequential(settings),
-            self._held_out(settings, saved, leads=group.group.rank == 0),
+            self._held_out(settings, saved, server, leads=group.group.rank == 0),
             RecentRank(settings.run if group.group.rank == 0 else None),
         )
 
@@ -181,7 +182,7 @@ class Process:
         stack.callback(copies.close)
 
     def _held_out(
-        self, settings: Namespace, saved: Saved | None, leads: bool
+        self, settings: Namespace, saved: Saved | None, server: LearnerServer, leads: bool
     ) -> HeldOutProbe | None:
         """Return the evaluation on held-out images, with its result before the first update."""
         held_out = build.held_out(settings, self.learner)
@@ -192,6 +193,7 @@ class Process:
         else:
             held_out.resume(settings.run)
         self._metrics.started_at(held_out.first)
+        server.page.held_out = HeldOutView(held_out)
         return held_out
 
     def run(self, stop: threading.Event) -> None:

@@ -85,8 +85,9 @@ class Observers:
             for shadow in self._shadows:
                 if (admission := shadow.consume(record)) is not None:
                     self._metrics.of_memories.admitted(shadow.name, admission)
-            if self._held_out and (finding := self._held_out.consume(record)) is not None:
-                self._metrics.observe_held_out(finding)
+        # A step that only draws from the memory is a step of the encoder, too.
+        if self._held_out and (finding := self._held_out.consume(record)) is not None:
+            self._metrics.observe_held_out(finding)
         if (begun := self._clock()) >= self._next:
             self.survey()
             spent = self._clock() - begun
@@ -106,7 +107,8 @@ class Observers:
         self._metrics.observe_ranks_of(self._recent_rank)
         shifts = self._drift.shift, self._drift.image_shift
         self._metrics.observe_drift(*shifts, self._drift.take_new())
-        self._metrics.observe_prequential(self._prequential.read(), self._prequential.take_new())
+        probe = self._prequential
+        self._metrics.observe_prequential(probe.read(), probe.take_new(), probe.covered)
         waiting, pending = self._batches.waiting(), self._batches.pending() + self._new
         rejected = self._batches.rejected()  # before `decoded`, so that no share is too large
         self._metrics.observe_journal(

@@ -9,11 +9,12 @@ import re
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from stream_ssl.bounded_files import check_folder
+from stream_ssl.bounded_files import check_folder, read_map
 from stream_ssl.durable import write
 from stream_ssl.feed.decode import BadSample
 from stream_ssl.rate_limited_logger import RateLimitedLogger, printable
@@ -195,6 +196,24 @@ class Quarantine:
         self.unwritten += 1
         if self.unwritten & (self.unwritten - 1) == 0:  # the 1st, 2nd, 4th, 8th...
             log.warning("quarantine: %d samples not written, the last: %s", self.unwritten, failure)
+
+
+def newest(folder: Path, limit: int) -> list[dict[str, Any]]:
+    """Return the notes on the newest samples in a quarantine, the last first.
+
+    Files that cannot be read, or that another program wrote, are left out.
+    """
+    times: list[tuple[float, Path]] = []
+    for path in folder.glob("*.json"):
+        with suppress(OSError):  # the learner may have deleted it meanwhile
+            times.append((path.stat().st_mtime, path))
+    notes = []
+    for written, path in sorted(times, reverse=True)[:limit]:
+        with suppress(OSError, ValueError, LookupError):
+            told = read_map(path)
+            texts = {name: str(told[name]) for name in ("reason", "message", "producer", "source")}
+            notes.append({"at": written, "file": path.name, "id": str(told.get("id")), **texts})
+    return notes
 
 
 def _stem(producer: str, sequence: int, index: int) -> str:

@@ -251,6 +251,7 @@ def _learning(learner: State, problems: Sequence[Mapping[str, Any]], ended: bool
         return Answer("Learning", unknown[0], unknown[1], links)
     figures, facts = learner.get("figures", {}), learner.get("facts", {})
     level, accuracy = _accuracy(facts, figures.get("majority"))
+    measured = level != "wait"
     loss, chance = figures.get("loss"), facts.get("chance")
     limit = "" if chance is None else f"; chance is {chance:.2f}"
     numbers = [*accuracy, *([] if loss is None else [f"Loss {loss:.2f}{limit}"])]
@@ -267,14 +268,19 @@ def _learning(learner: State, problems: Sequence[Mapping[str, Any]], ended: bool
         return Answer("Learning", level, _sentences([why, *numbers]), links)
     if young := _is_young(facts):
         level = "wait"  # an encoder without any update may be above chance, too
-    if not accuracy:
+    if not measured:
         learns = (
             loss < BELOW_CHANCE * chance if chance is not None and loss is not None else not young
         )
         level = "wait" if young else "good" if learns else "watch"
-        numbers.append("No accuracy is known: it needs labels or a held-out set")
+        if not accuracy:
+            numbers.append("No accuracy is known: it needs labels or a held-out set")
     if level == "wait":
         numbers.insert(0, f"Too early to tell after {plural(done, 'update')}")
+    best = (facts.get("producers") or {}).get("best")
+    if best is not None and best["used"] < 1 - DROPPED_SHARE:
+        level = "watch"
+        numbers.insert(0, "The updates repeat old samples, because no producer sends anything new")
     pace = f"{plural(updates, 'update')} in the last {_lately(facts['updates_span'])}"
     if (behind := _behind(facts)) is not None:
         level, numbers = "watch", [behind, *numbers]
@@ -576,11 +582,14 @@ def _accuracy(
     for key, of in (("held_out", "held-out images"), ("stream_knn", "the stream's next samples")):
         if (trend := facts.get(key)) is None:
             continue
-        value, rise, error = trend["value"], trend["rise"], 0.0
+        if key == "held_out" and facts.get("held_out_since") is False:
+            found, others = _accuracy({**facts, key: None}, majority, before)
+            says = f"kNN of {of} was {percent(trend['value'])} before the first update"
+            return found, [*others, f"{says}, and was not evaluated since"]
+        value, rise, error = trend["value"], trend["rise"], facts.get(f"{key}_error") or 0.0
         classes, first = None, None
         if key == "held_out":
             classes, first = facts.get("held_out_classes"), facts.get("held_out_first")
-            error = facts.get("held_out_error") or 0.0
         says = f"kNN of {of} {'was ' * before}{percent(value)}"
         chance = 1 / classes if classes else None
         known = [f"chance {percent(1 / classes)}"] if classes else []

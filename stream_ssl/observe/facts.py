@@ -58,6 +58,8 @@ GAUGES: Mapping[Role, tuple[str, ...]] = {
         "held_out_class_accuracy",
         "held_out_first_accuracy",
         "held_out_rise_error",
+        "held_out_step",
+        "prequential_covered_samples",
         "checkpoint_step",
         "checkpoint_age_seconds",
     ),
@@ -135,8 +137,10 @@ class Facts:
             "held_out_error": error
             if math.isfinite(error := figures.get("held_out_rise_error"))
             else None,
+            "held_out_since": figures.get("held_out_step") > 0,
             "held_out_classes": len(figures.by("held_out_class_accuracy", "class")),
-            "stream_knn": self._trend("knn"),
+            "stream_knn": (knn := self._trend("knn")),
+            "stream_knn_error": _stream_error(knn, figures.get("prequential_covered_samples")),
             "classes": _classes(figures),
             "producers": _uses(counts, figures.by("producer_slots", "producer")),
         }
@@ -192,6 +196,18 @@ def _chance(figures: Figures) -> float | None:
     """
     negatives = figures.by("loss_diagnostic", "name").get("negatives", 0.0)
     return math.log(negatives + 1) if negatives > 0 else None
+
+
+def _stream_error(trend: Mapping[str, float] | None, samples: float) -> float | None:
+    """Return the standard error of the change of an accuracy between two windows of samples.
+
+    It takes the samples as independent. Neighbours on a stream are alike, so the true error is
+    larger.
+    """
+    if trend is None or not samples > 0:
+        return None
+    ends = trend["value"], trend["value"] - trend["rise"]
+    return math.sqrt(sum(p * (1 - p) for p in ends) / samples)
 
 
 def _checkpoint(figures: Figures) -> dict[str, float] | None:

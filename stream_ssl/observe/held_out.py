@@ -1,6 +1,7 @@
-"""A kNN probe on a held-out labelled set, at regular steps of the learner.
+"""A kNN and a linear probe on a held-out labelled set, at regular steps of the learner.
 
-Shapes: B batch, C channels, H height, W width, F features, N references, Q queries.
+Shapes: B batch, C channels, H height, W width, F features, N references, Q queries, P pictures that
+the page shows, n nearest references of each.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from stream_ssl import durable
 from stream_ssl.bounded_files import read_map
 from stream_ssl.evaluation.labelled import Division, Labelled, Reader, balanced
+from stream_ssl.evaluation.linear import CONVEX, LinearProbe
 from stream_ssl.evaluation.neighbours import knn_classify
 from stream_ssl.evaluation.scores import ProbeResult, paired_error, score
+from stream_ssl.memory.index import nearest
 from stream_ssl.observe.facts import TREND_SECONDS
 
 if TYPE_CHECKING:
@@ -34,12 +38,14 @@ log = logging.getLogger(__name__)
 
 BATCH = 250
 FILE = "held_out.json"
+PICTURES, NEAREST = 10, 5
+"""The queries whose nearest references the page shows, and the number of these references."""
 MOST_BYTES = 4096
 
 
 @dataclass
 class HeldOut:
-    """Settings of a kNN probe on a held-out labelled set.
+    """Settings of a kNN and a linear probe on a held-out labelled set.
 
     Args:
         source: a source of producers.sources, by class_path and init_args. The source must end and
@@ -67,15 +73,34 @@ class HeldOut:
 
 @dataclass(frozen=True, slots=True)
 class HeldOutRecord:
-    """The result of a probe, the step at which it was made, and its duration in seconds.
+    """The results of a probe, the step at which it was made, and its duration in seconds.
 
-    `rise_error` is the standard error of the change within TREND_SECONDS; None: no earlier probe.
+    `result` is that of kNN, `linear` the accuracy of a linear layer. `rise_error` is the standard
+    error of the change of kNN within TREND_SECONDS; None: no earlier probe.
     """
 
     step: int
     result: ProbeResult
+    linear: float
     seconds: float
     rise_error: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The findings of one probe on the queries.
+
+    Attributes:
+        at: monotonic seconds.
+        step: the step of the learner.
+        right_Q: whether kNN found the class.
+        near_Pn: the references nearest to the pictures that the page shows, the nearest first.
+    """
+
+    at: float
+    step: int
+    right_Q: Tensor
+    near_Pn: Tensor
 
 
 class HeldOutProbe:
@@ -88,6 +113,11 @@ class HeldOutProbe:
 
     Attributes:
         first: the accuracy at the start of the run; None if it is unknown.
+        names: the names of the classes by label; None if the source has none.
+        references, queries: the images, and their labels.
+        shown_P: the queries whose neighbours the page shows, of as many classes as possible.
+        past: what the probes within TREND_SECONDS found, the newest last.
+        found_Q: the class of each query by kNN, in the newest probe.
 
     Raises:
         ValueError: a sample has no label, there is only one class, or there are fewer than k
@@ -105,7 +135,9 @@ class HeldOutProbe:
         )
         division = Division(share, settings.references_per_class, settings.queries_per_class)
         parts: dict[str, list[tuple[NDArray[Any], NDArray[Any]]]] = {"reference": [], "query": []}
-        for batch in Reader(settings.source, decoder, division, BATCH):
+        reader = Reader(settings.source, decoder, division, BATCH)
+        self.names = reader.class_names
+        for batch in reader:
             parts[batch.part].append((batch.image_BHWC, batch.label_B))
         for part, found in parts.items():
             if not found:
@@ -113,10 +145,13 @@ class HeldOutProbe:
                     f"held_out: source {settings.source.name!r} has no {part}; use more "
                     "samples of each class"
                 )
-        (self._reference_NCHW, self._label_N), (image_QCHW, label_Q) = map(_joined, parts.values())
+        self.references, (image_QCHW, label_Q) = map(_joined, parts.values())
         rows = balanced(label_Q)
-        self._query_QCHW, self._label_Q = image_QCHW[rows], label_Q[rows]
-        self._past: deque[tuple[float, Tensor]] = deque()  # time, and which queries were right
+        self.queries = image_QCHW[rows], label_Q[rows]
+        self.shown_P = _spread(self.queries[1], PICTURES)
+        self._rounds: int | None = None  # steps // every at the last step; None: no step yet
+        self.past: deque[Answered] = deque()
+        self.found_Q = label_Q.new_empty(0)
         self._check()
 
     def begin(self, folder: Path | None) -> HeldOutRecord:
@@ -152,45 +187,55 @@ class HeldOutProbe:
 
     def _set(self) -> dict[str, Any]:
         """Return what must be equal for two accuracies to be comparable, as JSON."""
-        numbers = {"references": len(self._label_N), "queries": len(self._label_Q)}
+        numbers = {"references": len(self.references[1]), "queries": len(self.queries[1])}
         return {"source": self.settings.source.name, "k": self.settings.k, **numbers}
 
     def consume(self, record: StepRecord | Idle) -> HeldOutRecord | None:
         """Probe after every `settings.every` steps; return None at all other steps."""
-        step = getattr(record, "step", 0)
-        return self.probe(step) if step and step % self.settings.every == 0 else None
+        step, every = getattr(record, "step", 0), self.settings.every
+        if not step:
+            return None
+        before = (step - 1) // every if self._rounds is None else self._rounds
+        self._rounds = step // every
+        return self.probe(step) if self._rounds > before else None
 
     def probe(self, step: int) -> HeldOutRecord:
         """Encode and classify the set now, and log the accuracy."""
         begun = time.monotonic()
-        feature_NF, feature_QF = map(self._encode, (self._reference_NCHW, self._query_QCHW))
+        (reference_NCHW, label_N), (query_QCHW, label_Q) = self.references, self.queries
+        feature_NF, feature_QF = map(self._encode, (reference_NCHW, query_QCHW))
         if not bool(torch.isfinite(feature_NF).all() and torch.isfinite(feature_QF).all()):
             log.warning("step %d: the features of the held-out set are not finite", step)
             feature_NF, feature_QF = feature_NF.nan_to_num(), feature_QF.nan_to_num()
-        found_Q = knn_classify(feature_QF, feature_NF, self._label_N, self.settings.k)
-        error = self._rise_error(found_Q == self._label_Q, begun)
-        result = score(found_Q, self._label_Q)
-        record = HeldOutRecord(step, result, time.monotonic() - begun, error)
+        found_Q = knn_classify(feature_QF, feature_NF, label_N, self.settings.k)
+        unit_NF, unit_PF = normalize(feature_NF), normalize(feature_QF[self.shown_P])
+        near_Pn = nearest(unit_PF, unit_NF, min(NEAREST, len(unit_NF)))[1]
+        self.found_Q = found_Q
+        error = self._rise_error(Answered(begun, step, found_Q == label_Q, near_Pn))
+        result = score(found_Q, label_Q)
+        linear_Q = LinearProbe(feature_NF, label_N, CONVEX).predict(feature_QF)
+        linear = score(linear_Q, label_Q).accuracy
+        record = HeldOutRecord(step, result, linear, time.monotonic() - begun, error)
         log.info(
-            "step %d: kNN accuracy %.1f %% on the held-out set (%.1f s)",
+            "step %d: accuracy on the held-out set: kNN %.1f %%, linear %.1f %% (%.1f s)",
             step,
             100 * result.accuracy,
+            100 * linear,
             record.seconds,
         )
         return record
 
-    def _rise_error(self, right_Q: Tensor, now: float) -> float | None:
-        """Return the standard error of the change of accuracy since TREND_SECONDS ago.
+    def _rise_error(self, newest: Answered) -> float | None:
+        """Keep the newest answers, and return the standard error of the change of accuracy.
 
-        It compares the two answers to each query. Most queries get the same answer again, so it is
-        smaller than the error for two independent sets of queries.
+        It compares the two answers to each query, now and up to TREND_SECONDS ago. Most queries get
+        the same answer again, so it is smaller than the error for two independent sets of queries.
         """
-        past = self._past
-        while len(past) > 1 and past[1][0] <= now - TREND_SECONDS:
+        past = self.past
+        while len(past) > 1 and past[1].at <= newest.at - TREND_SECONDS:
             past.popleft()
-        error = paired_error(past[0][1], right_Q) if past else None
-        past.append((now, right_Q))
-        return error
+        past.append(newest)
+        return None if len(past) == 1 else paired_error(past[0].right_Q, newest.right_Q)
 
     def _encode(self, image_NCHW: Tensor) -> Tensor:
         with torch.inference_mode():
@@ -199,14 +244,15 @@ class HeldOutProbe:
 
     def _check(self) -> None:
         name = self.settings.source.name
-        classes = set(self._label_Q.tolist())
+        classes = set(self.queries[1].tolist())
+        references = len(self.references[1])
         if len(classes) < 2:
             raise ValueError(
                 f"held_out: source {name!r} has only class {min(classes)}; use at least two classes"
             )
-        if self.settings.k > len(self._label_N):
+        if self.settings.k > references:
             raise ValueError(
-                f"held_out: {len(self._label_N)} references of source {name!r} are fewer "
+                f"held_out: {references} references of source {name!r} are fewer "
                 f"than k = {self.settings.k}; use more references, or a smaller k"
             )
 
@@ -215,3 +261,10 @@ def _joined(parts: list[tuple[NDArray[Any], NDArray[Any]]]) -> tuple[Tensor, Ten
     image_NHWC = np.concatenate([image for image, _ in parts])
     label_N = np.concatenate([label for _, label in parts])
     return torch.from_numpy(image_NHWC).permute(0, 3, 1, 2), torch.from_numpy(label_N)
+
+
+def _spread(label_Q: Tensor, count: int) -> Tensor:
+    """Return the rows of at most `count` queries, evenly spaced in the order of their classes."""
+    order_Q = torch.argsort(label_Q, stable=True)
+    count = min(count, len(order_Q))
+    return order_Q[(torch.arange(count) * len(order_Q)) // count]

@@ -167,7 +167,7 @@ class LearnerChecks:
         for who, count in away.items():
             share = count / max(1.0, count + kept.get(who, 0.0))
             if over and count >= at.DROPPED_SAMPLES and share >= at.DROPPED_SHARE:
-                says = f"{percent(share)} of {who}'s samples within {span} were dropped"
+                says = f"{percent(share)} of {who}'s decoded samples within {span} were dropped"
                 says += f" as near-duplicates{idle}"
                 yield "everything-dropped", who, says
 

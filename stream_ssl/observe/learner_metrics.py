@@ -266,6 +266,11 @@ LEARNER: tuple[Spec, ...] = (
         "0: the stream carries no labels, and the other prequential metrics mean nothing.",
     ),
     Spec(
+        "learner", "gauge", "prequential_covered_samples", "samples",
+        "Last labelled samples that the prequential accuracies cover.",
+        "With n samples, an accuracy p has a standard error of sqrt(p (1 - p) / n) or more.",
+    ),
+    Spec(
         "learner", "gauge", "prequential_accuracy", "",
         "Share of the last labelled samples that the online probe predicted correctly, by "
         "classifier on the keys. Each sample is predicted before the probe learns from it.",
@@ -290,6 +295,12 @@ LEARNER: tuple[Spec, ...] = (
         "kNN accuracy of the encoder's features on the held-out labelled set, at the last probe.",
         "It rises while the encoder learns. It does not depend on the stream. It is absent "
         "without a held-out set.",
+    ),
+    Spec(
+        "learner", "gauge", "held_out_linear_accuracy", "",
+        "Accuracy of a linear layer on the encoder's features on the held-out labelled set, at the "
+        "last probe.",
+        "It rises while the encoder learns. It is mostly above held_out_accuracy.",
     ),
     Spec(
         "learner", "gauge", "held_out_first_accuracy", "",

@@ -223,15 +223,17 @@ class LearnerMetrics:
             self._families.set("gpu_memory_bytes", value, kind=kind)
 
     def observe_prequential(
-        self, found: Mapping[str, tuple[float, float, float]], samples: int
+        self, found: Mapping[str, tuple[float, float, float]], samples: int, covered: int
     ) -> None:
         """Report the results of the online probe.
 
         Args:
             found: (accuracy, balanced accuracy, kappa) by classifier.
             samples: samples predicted since the last call.
+            covered: samples that the results cover.
         """
         self._families.add("prequential_samples_total", samples)
+        self._families.set("prequential_covered_samples", covered)
         names = ("prequential_accuracy", "prequential_balanced_accuracy", "prequential_kappa")
         for classifier, values in found.items():
             for name, value in zip(names, values, strict=True):
@@ -246,6 +248,7 @@ class LearnerMetrics:
         """Report a probe of the held-out set."""
         put = self._families.set
         put("held_out_accuracy", record.result.accuracy)
+        put("held_out_linear_accuracy", record.linear)
         put("held_out_step", record.step)
         if record.rise_error is not None:
             put("held_out_rise_error", record.rise_error)

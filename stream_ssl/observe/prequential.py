@@ -123,6 +123,11 @@ class Prequential:
             for name, matrix in self._matrices.items()
         }
 
+    @property
+    def covered(self) -> int:
+        """The number of samples that the figures of `read` cover."""
+        return self._count
+
     def take_new(self) -> int:
         """Return the number of samples predicted since the last call."""
         new, self._new = self._new, 0

@@ -16,6 +16,7 @@ from test_observe_picture_search import decode, encode
 from stream_ssl.memory.descriptors import Thumbnail
 from stream_ssl.observe.http_access import Token
 from stream_ssl.observe.page.api import Sources
+from stream_ssl.observe.page.held_out import HeldOutView
 from stream_ssl.observe.page.picture_search import PictureSearch
 from stream_ssl.receiver.sessions import ProducerTable
 
@@ -63,6 +64,7 @@ def run(
     token: Token | None = None,
     labelled: bool = True,
     searches: bool = False,
+    held_out: HeldOutView | None = None,
 ) -> Iterator[tuple[str, Any, Any]]:
     """Both processes of a run: the learner's address, the two servers."""
     table, addresses = ProducerTable(limit=4096), {}
@@ -71,7 +73,7 @@ def run(
     table.opened(HOSTILE, "key", "agent", 2000.0).reject("oversize", 3)
     feed = Feed(slots, labelled, HOSTILE, Thumbnail(side=4))
     mine = Sources(run=Path("runs/parked"), peer=addresses.get, token=token)
-    theirs = Sources(run=Path("runs/parked"), peer=addresses.get, token=token)
+    theirs = Sources(run=mine.run, peer=addresses.get, token=token, held_out=held_out)
     with receiving(table, sources=mine) as receiver, serving(feed, sources=theirs) as (learner, v):
         assert v is not None
         if searches:

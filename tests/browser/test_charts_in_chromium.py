@@ -61,8 +61,8 @@ def test_the_accuracy_before_the_first_update_is_a_level(chromium: Any) -> None:
     limits = {"held_out_first": 0.68, "held_out_chance": 0.1}
     with run() as (url, _, _r), Visit(chromium, url) as visit:
         accuracy = {"held_out": [0.7, 0.75]}
-        names, _ = drawn(visit, "Probes, accuracy", "learner", accuracy, limits)
-        assert "held out, at the start 68 %" in " ".join(names.split())
+        names, _ = drawn(visit, "Held-out images, accuracy", "learner", accuracy, limits)
+        assert "kNN at the start 68 %" in " ".join(names.split())
         assert "chance 10 %" in " ".join(names.split())
 
 
@@ -87,7 +87,7 @@ def test_constants_have_axes_with_different_labels(chromium: Any) -> None:
     cases = {
         ("Effective rank", "learner", "memory_rank", 1.0),
         ("Loss", "learner", "loss", 0.0001),
-        ("Probes, accuracy", "learner", "held_out", 0.999),
+        ("Held-out images, accuracy", "learner", "held_out", 0.999),
         ("Lag", "learner", "lag", 0.0),
         ("Age of slots, samples", "learner", "age_p50", 1.0),
         ("Journal", "receiver", "journal", 1.0),
@@ -198,3 +198,27 @@ def test_shares_are_spelled_as_in_the_terminal(chromium: Any) -> None:
     with run() as (url, _, _r), Visit(chromium, url) as visit:
         asked = f"import('./static/lib.js').then(l => {shares}.map(v => l.percent(v).join(' ')))"
         assert visit.page.evaluate(asked) == [percent(share) for share in shares]
+
+
+def test_events_are_marked_and_named(chromium: Any) -> None:
+    ask = """import('./static/charts.js').then(({ happened }) => happened({
+        receiver: { time: [0, 2, 4, 6], epoch: 1000, producers: [0, 2, 2, 1] },
+        learner: { time: [0, 2, 4, 6], epoch: 1000, checkpoint_step: [null, 0, 0, 90],
+            drifts: [0, 0, 1, 1] },
+    }, { receiver: 990, learner: 1001 }).map(({ at, name }) => `${at} ${name}`))"""
+    with run() as (url, _, _r), Visit(chromium, url) as visit:
+        assert visit.page.evaluate(ask) == [
+            *("990 the receiver started", "1001 the learner started", "1002 2 producers connected"),
+            *("1004 the stream changed", "1006 checkpoint at step 90", "1006 1 producer left"),
+        ]
+        note = visit.page.inner_text("#events-note")
+        assert "Short marks at the bottom are checkpoints" in note
+
+
+def test_a_running_mean_lies_over_the_raw_loss(chromium: Any) -> None:
+    ask = """import('./static/charts.js').then(({ smoothed }) =>
+        [smoothed([0, 3, 0, null, 3]), smoothed(Array(300).fill(2))])"""
+    with run() as (url, _, _r), Visit(chromium, url) as visit:
+        some, same = visit.page.evaluate(ask)
+        assert some == [0, 1, 1.5, None, 3]
+        assert same == [2] * 300

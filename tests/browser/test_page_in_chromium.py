@@ -13,8 +13,13 @@ from chromium_page import HOSTILE, Visit, run, until
 from page_world import receiving
 from test_observe_picture_search import png
 
+from stream_ssl.feed.decode import BadSample, Decoder
+from stream_ssl.feed.quarantine import Quarantine
 from stream_ssl.observe.conditions import CONDITIONS, Lit
 from stream_ssl.observe.facts import Facts
+from stream_ssl.observe.held_out import HeldOut, HeldOutProbe
+from stream_ssl.observe.page.held_out import HeldOutView
+from stream_ssl.producers.sources import Synthetic
 from stream_ssl.receiver.sessions import ProducerTable
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
@@ -85,7 +90,10 @@ def test_a_learner_that_falls_behind_is_not_called_healthy(chromium: Any) -> Non
         lag = {"value": 90.0, "rise": 50.0, "seconds": 60.0}
         patch.setattr(Facts, "_trend", lambda _, series, *rest: lag if series == "lag" else None)
         visit.page.wait_for_selector("#verdict.warn >> text=worth a look")
-        until(visit.page, "document.title === '▲ worth a look — parked'")
+        until(
+            visit.page,
+            "document.title === '▲ worth a look — parked on ' + document.body.dataset.host",
+        )
 
 
 def test_each_condition_is_told_once_and_in_one_colour(chromium: Any) -> None:
@@ -196,7 +204,7 @@ def test_what_producers_are_called_is_text(chromium: Any) -> None:
         assert "onerror" not in page.evaluate("[...document.images].map(i => i.src).join()")
         page.fill("#producers-find", "CAMERA-0001")
         until(page, "document.querySelectorAll('#producers-table bdi').length === 1")
-        until(page, "document.title === '● healthy — parked'")
+        until(page, "document.title === '● healthy — parked on ' + document.body.dataset.host")
 
 
 def test_one_producer_has_an_address(chromium: Any) -> None:
@@ -243,3 +251,71 @@ def test_a_picture_is_searched_for(chromium: Any, tmp_path: Path) -> None:
         page.keyboard.press("Escape")
         page.set_input_files("#mosaic-file", str(bad))
         page.wait_for_selector("#slot-near >> text=the picture cannot be used")
+
+
+def test_the_evaluation_shows_confused_classes_and_neighbours(chromium: Any) -> None:
+    def features(image_BCHW: torch.Tensor) -> torch.Tensor:
+        return image_BCHW.flatten(1).float()[:, :2]  # two values do not distinguish ten classes
+
+    source = Synthetic(count=400, size=16, shift=0)
+    settings = HeldOut(source, k=5, references_per_class=12, queries_per_class=6)
+    probe = HeldOutProbe(settings, Decoder(16), features)
+    probe.probe(1)
+    probe.probe(2)
+    with run(held_out=HeldOutView(probe)) as (url, _, _r), Visit(chromium, url) as visit:
+        page = visit.page
+        page.get_by_role("link", name="Evaluation").click()
+        until(page, "document.querySelectorAll('#confused .track').length === 12")
+        assert "class 0" in page.inner_text("#confused")
+        rows = page.locator("#held-out-table tbody tr")
+        assert rows.count() == 10
+        assert re.search(r"\d of 5", rows.first.inner_text())
+        assert rows.first.locator("td").nth(1).locator(".tile").count() == 5
+        assert "blob:" in rows.first.locator(".tile").first.get_attribute("style")
+        visit.picture("evaluation")
+
+
+def test_a_run_without_held_out_images_has_no_empty_section(chromium: Any) -> None:
+    with run() as (url, _, _r), Visit(chromium, url) as visit:
+        until(visit.page, "document.querySelector('#answers-list li')")
+        assert not visit.page.is_visible("#held-out")
+        assert visit.page.get_by_role("link", name="Evaluation").count() == 0
+
+
+def test_the_last_quarantined_samples_have_their_reason(chromium: Any, tmp_path: Path) -> None:
+    quarantine = Quarantine(tmp_path)
+    packet = {"source": "lens", "producer": HOSTILE, "sequence": 7, "received": 100.0}
+    error = BadSample("corrupt", "the JPEG ends early")
+    quarantine.put(error, {"id": "frame-9", "codec": "jpeg"}, b"\xff\xd8", index=0, **packet)
+    (tmp_path / "notes.json").write_text("{}")  # of another program
+    with run() as (url, learner, _), Visit(chromium, url) as visit:
+        learner.health.folders = {"quarantine": tmp_path}
+        page = visit.page
+        page.click("#quarantined summary")
+        until(page, "document.querySelectorAll('#quarantined td').length === 5")
+        row = page.inner_text("#quarantined tbody")
+        assert f"{HOSTILE} / lens / frame-9" in row
+        assert "the JPEG ends early" in row
+        assert str(tmp_path) in page.inner_text("#quarantined > p")
+
+
+def test_each_column_tile_and_legend_is_explained(chromium: Any) -> None:
+    bare = """[...document.querySelectorAll("th, .tiles dt, .chart figcaption .keys > span:has(i)")]
+        .filter((one) => !one.title && !one.querySelector("[title]")).map((one) => one.outerHTML)"""
+    links = """[...document.querySelectorAll(".tiles dt, .chart .keys > span:has(i:not(.dashed))")]
+        .filter((one) => !one.querySelector("a[href^='docs/metrics#stream_ssl_']"))
+        .map((one) => one.outerHTML)"""
+    draw = """import('./static/charts.js').then(({ Charts }) => {
+        const parent = document.querySelector("#charts"), charts = new Charts(parent);
+        const time = [0, 2];
+        const all = new Proxy({ time, epoch: 0 }, { get: (rows, name) => rows[name] ?? [1, 2] });
+        charts.tables = { receiver: all, learner: all };
+        charts.limits = new Proxy({}, { get: () => 1 });
+        charts.draw();
+        return document.querySelectorAll(".chart .keys i.dashed").length;
+    })"""
+    with run() as (url, _, _r), Visit(chromium, url) as visit:
+        until(visit.page, "document.querySelectorAll('.tiles dt').length > 3")
+        assert visit.page.evaluate(draw) > 5
+        assert visit.page.evaluate(bare) == []
+        assert visit.page.evaluate(links) == []

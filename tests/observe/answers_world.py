@@ -106,13 +106,18 @@ class Run:
         return lambda: self.learner.learner.consume(record)
 
     def probes(
-        self, accuracy: float, first: float | None = None, error: float | None = None
+        self,
+        accuracy: float,
+        first: float | None = None,
+        error: float | None = None,
+        at: int | None = None,
     ) -> None:
         """A probe of ten held-out classes, in a run that began with the accuracy `first`."""
         self.learner.learner.started_at(first)
         per_class = dict.fromkeys(range(10), accuracy)
         result = ProbeResult(accuracy, per_class, 300)
-        self.learner.learner.observe_held_out(HeldOutRecord(self.steps, result, 0.1, error))
+        step = max(1, self.steps) if at is None else at
+        self.learner.learner.observe_held_out(HeldOutRecord(step, result, 0.5, 0.1, error))
 
     def fills(self, classes: dict[int, int] | None = None, alike: float = 0.02) -> None:
         """A memory that is nearly full."""

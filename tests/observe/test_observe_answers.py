@@ -654,3 +654,46 @@ def test_advice_on_folders_has_their_paths(tmp_path: Any, monkeypatch: pytest.Mo
 
 def gate_alone(run: Run) -> Callable[[], None]:
     return run.learns(origins_B=origins("gate", 20))
+
+
+def test_a_change_on_the_stream_within_its_error_is_not_clear() -> None:
+    """With 2,048 samples, accuracies of 0.54 and 0.55 have a standard error of 1.6 points."""
+    run = Run()
+    put = run.learner.learner._families.set
+    run.steps = 300
+    put("prequential_covered_samples", 2048)
+    for knn in (0.54, 0.55):
+        put("prequential_accuracy", knn, classifier="knn")
+        run.pass_(60, run.sends(), run.learns())
+    assert "no clear change (+1.0 \N{PLUS-MINUS SIGN} 1.6 points)" in asked(run)["Learning"].says
+    put("prequential_accuracy", 0.64, classifier="knn")
+    run.pass_(60, run.sends(), run.learns())
+    assert "up 10.0 \N{PLUS-MINUS SIGN} 1.5 points" in asked(run)["Learning"].says
+
+
+def test_an_accuracy_before_the_first_update_is_no_evidence() -> None:
+    """A loss below chance shows that the run learns, until the set is evaluated again."""
+    run = Run()
+    run.probes(0.27, first=0.27, at=0)
+    for loss, level in ((4.0, "good"), (math.log(NEGATIVES + 1), "watch")):
+        run.steps = 300
+        run.pass_(60, run.sends(), run.learns(loss=loss))
+        learning = asked(run)["Learning"]
+        assert learning.level == level
+        told = (
+            "kNN of held-out images was 27 % before the first update, and was not evaluated since."
+        )
+        assert told in learning.says
+        assert "unchanged" not in learning.says
+
+
+def test_a_run_that_only_repeats_its_memory_does_not_learn_well() -> None:
+    run = Run()
+    run.pass_(60, run.sends(), run.learns())
+    for step_loss in (3.0, 1.0):
+        repeats = run.learns(loss=step_loss, origins_B=[], replay=8, batch=0)
+        run.steps = max(run.steps, 300)
+        run.pass_(700, run.sends(), run.drops("yard", "gate"), repeats)
+    learning = asked(run)["Learning"]
+    assert learning.level == "watch"
+    assert learning.says.startswith("The updates repeat old samples, because no producer sends")

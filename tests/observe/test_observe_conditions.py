@@ -342,7 +342,7 @@ LEARNER: dict[str, tuple[Fault, str, str]] = {
     "everything-dropped": (
         everything_dropped,
         "yard",
-        "of yard's samples within 2 min were dropped as near-duplicates; no update for",
+        "of yard's decoded samples within 2 min were dropped as near-duplicates; no update for",
     ),
     "bad-samples": (bad_samples, "yard", "of yard's samples within"),
     "checkpoint-old": (checkpoint_old, "", "min ago are in no checkpoint yet"),

@@ -16,6 +16,7 @@ from stream_ssl.feed.decode import Decoder
 from stream_ssl.learning.records import Idle
 from stream_ssl.observe.held_out import FILE, HeldOut, HeldOutProbe
 from stream_ssl.observe.metrics import LearnerMetrics
+from stream_ssl.observe.page.held_out import HeldOutView
 from stream_ssl.producers.sources import Synthetic
 
 
@@ -40,6 +41,19 @@ def test_it_probes_every_so_many_steps() -> None:
     steps = [found.consume(step(step=number)) for number in range(1, 8)]
     assert [None if f is None else f.step for f in steps] == [None, None, 3, None, None, 6, None]
     assert found.consume(Idle(0.0)) is None
+
+
+def test_a_step_without_a_record_delays_the_probe_by_one_step() -> None:
+    found = probe()
+    steps = [found.consume(step(step=number)) for number in (1, 2, 4, 5, 7)]
+    assert [None if f is None else f.step for f in steps] == [None, None, 4, None, 7]
+
+
+def test_a_resumed_run_waits_for_the_next_probe() -> None:
+    found = probe()
+    assert found.consume(Idle(0.0)) is None
+    probed = [found.consume(step(step=number)) is not None for number in (5, 6, 7)]
+    assert probed == [False, True, False]
 
 
 def test_the_set_is_balanced_and_told_apart_by_its_pixels() -> None:
@@ -96,7 +110,7 @@ def test_the_error_of_a_change_is_of_the_last_hour(monkeypatch: pytest.MonkeyPat
     for minutes in range(0, 301, 20):
         now[0] = 60.0 * minutes
         found.probe(minutes)
-    assert [at / 60 for at, _ in found._past] == [240.0, 260.0, 280.0, 300.0]
+    assert [one.at / 60 for one in found.past] == [240.0, 260.0, 280.0, 300.0]
 
 
 def test_the_accuracy_at_the_start_outlives_a_restart(tmp_path: Path) -> None:
@@ -156,6 +170,38 @@ def test_a_full_disk_does_not_stop_a_new_run(
     assert "a restart will not know the accuracy at the start" in caplog.text
 
 
+def test_the_page_shows_the_neighbours_of_ten_pictures_now_and_an_hour_ago() -> None:
+    """By their first pixel alone they have other neighbours than by all of their pixels."""
+    blind, now = [True], [0.0]
+
+    def features(image_BCHW: torch.Tensor) -> torch.Tensor:
+        seen_BF = pixels(image_BCHW)
+        return torch.stack([seen_BF[:, 0], 255 - seen_BF[:, 0]], 1) if blind[0] else seen_BF
+
+    found = HeldOutProbe(settings(), Decoder(8), features)
+    view = HeldOutView(found, lambda: now[0])
+    assert view.summary()["step"] is None, "a resumed run has not probed yet"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("time.monotonic", lambda: now[0])
+        found.probe(1)
+        alone = view.summary()
+        assert (alone["step"], alone["before"]) == (1, None)
+        assert {len(one["before"]) for one in alone["shown"]} == {0}
+        assert alone["confused"][0]["share"] > 0.1
+        blind[0], now[0] = False, 1800.0
+        found.probe(2)
+        now[0] = 1860.0
+    told = view.summary()
+    assert (told["step"], told["age"], told["before"]) == (2, 60.0, 1860.0)
+    assert told["confused"] == [], "all pixels distinguish the classes"
+    assert [one["label"] for one in told["shown"]] == [f"class {n}" for n in range(10)]
+    for one, before in zip(told["shown"], alone["shown"], strict=True):
+        assert {near["label"] for near in one["now"]} == {one["label"]}
+        assert one["before"] == before["now"] != one["now"]
+    names = {near["picture"] for one in told["shown"] for near in one["now"] + one["before"]}
+    assert names < set(told["pictures"]["ids"])
+
+
 def test_findings_are_exported() -> None:
     registry = CollectorRegistry()
     metrics = LearnerMetrics(registry, classes=3)
@@ -163,6 +209,7 @@ def test_findings_are_exported() -> None:
     metrics.observe_held_out(finding)
     value = registry.get_sample_value
     assert value("stream_ssl_held_out_accuracy") == finding.result.accuracy
+    assert value("stream_ssl_held_out_linear_accuracy") == finding.linear > 0.9
     assert value("stream_ssl_held_out_step") == 12
     for label, accuracy in finding.result.per_class.items():
         assert value("stream_ssl_held_out_class_accuracy", {"class": str(label)}) == accuracy

@@ -33,7 +33,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from stream_ssl import __version__
 from stream_ssl.learning.checkpoint_layout import FOLDER, LATEST, facts_in, size_of, steps_in
 from stream_ssl.observe import conditions
 from stream_ssl.observe.answers import answers, as_json, census, problems_of
@@ -46,10 +45,12 @@ from stream_ssl.observe.page.producers import SORTS as PRODUCER_SORTS
 from stream_ssl.observe.page.producers import ProducersView
 from stream_ssl.observe.page.step_jobs import Busy
 from stream_ssl.originals import suffix_of
+from stream_ssl.version import version
 
 if TYPE_CHECKING:
     from stream_ssl.feed.originals import KeptOriginals
     from stream_ssl.observe.page.group import GroupView
+    from stream_ssl.observe.page.held_out import HeldOutView
     from stream_ssl.observe.page.memory import MemoryView
 
 ROLES: tuple[Role, ...] = ("receiver", "learner")
@@ -102,6 +103,7 @@ class Sources:
         memory: the view of a learner's memory; None until the memory is built.
         originals: the files of the memory's samples as they were sent; None: none are kept.
         group: the view of a learner's ranks; None until the ranks have connected.
+        held_out: the view of a learner's held-out set; None: it has no set.
         producers: the view of a receiver's producers.
         peer: returns the address of the other process.
         gone: returns the state of a process that ended, starts or never ran here; {} otherwise.
@@ -113,6 +115,7 @@ class Sources:
     memory: MemoryView | None = None
     originals: KeptOriginals | None = None
     group: GroupView | None = None
+    held_out: HeldOutView | None = None
     producers: ProducersView | None = None
     peer: Peer = lambda _: None
     gone: Callable[[str], Mapping[str, Any]] = lambda _: {}
@@ -139,6 +142,7 @@ class Api:
             "checkpoints": self._checkpoints,
             "producers": self._producers,
             "ranks": self._ranks,
+            "held_out": self._held_out,
             "memory": self._memory,
             "memory/slots": self._slots,
             "memory/slot": self._slot,
@@ -148,6 +152,7 @@ class Api:
             "memory/evictions": self._evictions,
             "memory/dropped": self._dropped,
             "memory/producers": self._fates,
+            "quarantine": self._quarantine,
         }
 
     def routes(self) -> list[Route]:
@@ -253,7 +258,7 @@ class Api:
         ready = self._health.ready()
         return {
             "role": self._role,
-            "version": __version__,
+            "version": version(),
             "run": None if self._sources.run is None else self._sources.run.name,
             "now": time.time(),
             "started": self._started,
@@ -295,6 +300,21 @@ class Api:
             raise Refused(404, "only the learner has the table of ranks")
         group = self._sources.group
         return {"ranks": [], "parked": []} if group is None else group.summary()
+
+    def _quarantine(self, query: Query) -> object:
+        limit = query.integer("limit", 24, 1, 100)
+        query.end()
+        if (folder := self._health.folders.get("quarantine")) is None:
+            raise Refused(404, "only the learner has a quarantine")
+        from stream_ssl.feed.quarantine import newest  # it imports torch, which a receiver lacks
+
+        return {"folder": str(folder), "samples": newest(Path(str(folder)), limit)}
+
+    def _held_out(self, query: Query) -> object:
+        query.end()
+        if self._sources.held_out is None:
+            raise Refused(404, "this process evaluates no held-out set (observe.held_out)")
+        return self._sources.held_out.summary()
 
     @property
     def _view(self) -> MemoryView:

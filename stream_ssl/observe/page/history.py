@@ -66,6 +66,7 @@ SERIES: Mapping[Role, Mapping[str, Series]] = {
         "learning_rate": Series("learning_rate"),
         "gradient": Series("gradient_norm"),
         "held_out": Series("held_out_accuracy"),
+        "held_out_linear": Series("held_out_linear_accuracy"),
         "linear": Series("prequential_accuracy", {"classifier": "linear"}),
         "knn": Series("prequential_accuracy", {"classifier": "knn"}),
         "majority": Series("prequential_accuracy", {"classifier": "majority"}),
@@ -87,6 +88,7 @@ SERIES: Mapping[Role, Mapping[str, Series]] = {
         "near_duplicates": Series("memory_near_duplicates_ratio"),
         "checkpoint_age": Series("checkpoint_age_seconds"),
         "checkpoint_step": Series("checkpoint_step"),
+        "drifts": Series("drift_detections_total", {"signal": "image"}),
     },
 }
 

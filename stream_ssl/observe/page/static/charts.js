@@ -1,5 +1,5 @@
 // Charts of the figures over time, drawn by uPlot. Each chart is a card and shows both roles.
-import { ask, bytes, colour, duration, element, explained, number, onTheme, percent } from "./lib.js";
+import { ask, bytes, colour, duration, element, explained, number, onTheme, percent, plural } from "./lib.js";
 
 const MOST_FILE = 32 << 20; // the size of a history to compare, in bytes
 const KEEP = 900; // the number of points that a process keeps
@@ -17,10 +17,11 @@ const l = (name, label) => ({ role: "learner", name, label });
 const CHARTS = [
   { title: "Stream, samples/s", lines: [r("received", "received"), l("trained", "trained, new"), l("replayed", "trained again"), r("repeated", "sent again")], format: NUMBER, zero: true },
   { title: "Lag", lines: [l("lag", "oldest waiting sample")], format: SECONDS, zero: true, levels: { limit: "lag" } },
-  { title: "Loss", lines: [l("loss", "loss")], format: NUMBER, levels: { chance: "chance" }, reach: true },
+  { title: "Loss", lines: [l("loss", "loss")], format: NUMBER, smooth: true, levels: { chance: "chance" }, reach: true },
   { title: "Learning rate", lines: [l("learning_rate", "rate")], format: NUMBER, zero: true },
-  { title: "Gradient norm", lines: [l("gradient", "norm")], format: NUMBER, zero: true },
-  { title: "Probes, accuracy", lines: [l("held_out", "held out, kNN"), l("knn", "stream, kNN"), l("linear", "stream, linear"), l("majority", "majority")], format: PERCENT, some: true, levels: { chance: "held_out_chance", "held out, at the start": "held_out_first" }, reach: true },
+  { title: "Gradient norm", lines: [l("gradient", "norm")], format: NUMBER, smooth: true, zero: true },
+  { title: "Held-out images, accuracy", lines: [l("held_out", "kNN"), l("held_out_linear", "linear")], format: PERCENT, some: true, levels: { chance: "held_out_chance", "kNN at the start": "held_out_first" }, reach: true },
+  { title: "Stream, accuracy", lines: [l("knn", "kNN"), l("linear", "linear"), l("majority", "majority")], format: PERCENT, some: true },
   { title: "Memory, samples/s", lines: [l("inserted", "admitted"), l("refused", "refused")], format: NUMBER, zero: true },
   { title: "Effective rank", lines: [l("memory_rank", "memory"), l("stream_rank", "stream")], format: NUMBER, levels: { collapse: "collapsed_rank" } },
   { title: "Duplicates of a slot", lines: [l("duplicates_p50", "median"), l("duplicates_p90", "90 %"), l("duplicates_max", "maximum")], format: NUMBER, zero: true },
@@ -32,6 +33,14 @@ const CHARTS = [
 ];
 const FLAT = 1e4; // a change of a value by less than this part of it is drawn as a constant
 const WHOLE = [...Array(12).keys()].flatMap((power) => [1, 2, 5].map((first) => first * 10 ** power)); // steps between counts
+const LEVELS = { // a sentence on each level that a chart draws
+  limit: "Above it, the condition of this name begins.",
+  chance: "The value of an encoder that has learned nothing.",
+  "kNN at the start": "The accuracy of kNN before the first update. An encoder that learns leaves it behind.",
+  collapse: "Below it, the embeddings have collapsed.",
+  budget: "The journal's limit on disk (journal.budget). Then producers wait.",
+};
+const SMOOTHED = 15; // a running mean has the points of this part of a line on each side
 const COLOURS = ["--s0", "--s1", "--s2", "--s3"];
 
 export class Charts {
@@ -40,10 +49,11 @@ export class Charts {
     this.tables = {}; // role -> columns
     this.limits = {}; // name -> value of a level that a chart draws
     this.events = []; // { at, name }: conditions that hold, by the time they began
+    this.past = []; // { at, name }: what else has happened
     this.range = null; // the chosen times, [from, to] in Unix seconds; null: all
     this.other = null; // the history of another run
     this.starts = {}; // role -> the start of its process, in Unix seconds
-    this.cards = CHARTS.map((chart) => new Chart(chart, (range) => this.choose(range)));
+    this.cards = CHARTS.map((chart) => new Chart(chart, (range) => this.choose(range), (at, near) => this.hovered(at, near)));
     parent.append(...this.cards.map((card) => card.figure));
     for (const radio of document.querySelectorAll("input[name=track]")) {
       radio.addEventListener("change", () => { this.choose(null); this.tables = {}; this.refresh(); });
@@ -55,6 +65,7 @@ export class Charts {
     document.querySelector("#compare").addEventListener("change", (event) => this.compare(event.target));
     document.querySelector("#compare-end").addEventListener("click", () => this.show(null, ""));
     onTheme(() => this.cards.forEach((card) => card.rebuild()));
+    this.hovered(null);
   }
 
   async refresh() {
@@ -64,10 +75,20 @@ export class Charts {
   }
 
   draw() {
+    this.past = happened(this.tables, this.starts);
     for (const card of this.cards) card.show(this.tables, this.limits, this.events, this);
     const note = document.querySelector("#marks-note"), days = this.events.some(({ at }) => Date.now() / 1000 - at > 43200);
     note.hidden = !this.events.length;
     note.textContent = `Vertical dashed lines show when a condition began: ${this.events.map(({ at, name }) => `${name}, ${clock(at, true, days)}`).join("; ")}`;
+  }
+
+  /** Name the events near the cursor, or say what the marks are. */
+  hovered(at, near) {
+    const told = at == null ? [] : this.past.filter((one) => Math.abs(one.at - at) <= near);
+    const days = told.some((one) => Date.now() / 1000 - one.at > 43200);
+    document.querySelector("#events-note").textContent = told.length
+      ? told.slice(-5).map((one) => `${one.name}, ${clock(one.at, true, days)}`).join("; ")
+      : "Short marks at the bottom are checkpoints, starts of processes, changes of the stream, and producers that connect or leave. Point at one to read it.";
   }
 
   /** Return the first and the last time that the charts have. */
@@ -127,6 +148,32 @@ export class Charts {
   }
 }
 
+/** Return what happened in the times of the columns, the earliest first: { at, name }. */
+export function happened(tables, starts) {
+  const found = Object.entries(starts).flatMap(([role, at]) => (at && tables[role] ? [{ at, name: `the ${role} started` }] : []));
+  const changes = (role, series, name) => {
+    const { time = [], epoch, [series]: values } = tables[role] ?? {};
+    for (let row = 1; values && row < time.length; row += 1) {
+      const [before, now] = [values[row - 1], values[row]];
+      if (before != null && now != null && before !== now) found.push({ at: time[row] + epoch, name: name(now, before) });
+    }
+  };
+  changes("learner", "checkpoint_step", (step) => `checkpoint at step ${number(step)}`);
+  changes("learner", "drifts", () => "the stream changed");
+  changes("receiver", "producers", (now, before) => `${plural(Math.abs(now - before), "producer")} ${now > before ? "connected" : "left"}`);
+  return found.sort((one, other) => one.at - other.at);
+}
+
+/** Return the running mean of a line, each over the same time to both sides; null where the line has no value. */
+export function smoothed(values) {
+  const reach = Math.max(1, Math.round(values.length / SMOOTHED / 2));
+  return values.map((value, at) => {
+    const side = Math.min(reach, at, values.length - 1 - at);
+    const near = values.slice(at - side, at + side + 1).filter((v) => v != null);
+    return value == null ? null : near.reduce((sum, v) => sum + v, 0) / near.length;
+  });
+}
+
 /** Return whether a process has given no values for a while. */
 function isOld({ time, epoch }, now) {
   const every = time.length > 1 ? time.at(-1) - time.at(-2) : 0;
@@ -147,8 +194,8 @@ function checked(told) {
 }
 
 class Chart {
-  constructor({ title, lines, format, zero, some, levels = {}, reach, counts }, choose) {
-    Object.assign(this, { title, lines, format, zero, some, reach, counts, choose, levelsOf: levels, levels: [] });
+  constructor({ title, lines, format, zero, some, levels = {}, reach, counts, smooth }, choose, hovered) {
+    Object.assign(this, { title, lines, format, zero, some, reach, counts, smooth, choose, hovered, levelsOf: levels, levels: [] });
     this.keys = element("span", { class: "keys" });
     this.plot = element("div", { class: "plot", role: "img" });
     this.figure = element("figure", { class: "card chart" }, element("figcaption", {}, title, this.keys), this.plot);
@@ -161,8 +208,9 @@ class Chart {
     this.range = range;
     this.levels = Object.entries(this.levelsOf).map(([name, limit]) => ({ name, value: limits[limit] })).filter(({ value }) => value != null);
     this.events = events;
+    this.past = charts.past;
     // A series without values has no line. A chart without lines has no card.
-    const there = this.lines.filter(({ role, name }) => tables[role]?.[name].some((v) => v != null && (v !== 0 || !this.some)));
+    const there = this.lines.filter(({ role, name }) => tables[role]?.[name]?.some((v) => v != null && (v !== 0 || !this.some)));
     const drawn = there.length > 1 ? there.filter((line, at) => at === 0 || tables[line.role][line.name].some((v) => v)) : there;
     this.figure.hidden = drawn.length === 0;
     if (!drawn.length) return;
@@ -172,7 +220,7 @@ class Chart {
     this.data = uPlot.join([...own, ...compared.map(({ role, name }) => {
       const { time, [name]: values } = other[role], shift = (starts[role] ?? this.whole[0]) - time[0];
       return [time.map((at) => at + shift), values];
-    })]);
+    }), ...(this.smooth ? own.map(([time, values]) => [time, smoothed(values)]) : [])]);
     this.newest = drawn.map(({ role, name }) => (isOld(tables[role], all[1]) ? null : tables[role][name].at(-1)));
     this.compared = compared.map((line) => drawn.indexOf(line));
     const names = [...drawn.map((line) => line.label), ...this.levels.map(({ name, value }) => `${name} ${this.format(value)}`), ...this.compared].join();
@@ -189,7 +237,7 @@ class Chart {
       const mark = element("i");
       mark.style.background = `var(${COLOURS[at]})`;
       return element("span", {}, mark, explained(line.role, line.name, line.label), " ", this.values[at]);
-    }), ...this.levels.map(({ name, value }) => element("span", {}, element("i", { class: "dashed" }), name, " ", element("b", {}, this.format(value)))));
+    }), ...this.levels.map(({ name, value }) => element("span", { title: LEVELS[name] }, element("i", { class: "dashed" }), name, " ", element("b", {}, this.format(value)))));
     const muted = colour("--muted"), grid = { stroke: colour("--line"), width: 1 };
     const axis = { stroke: muted, grid, ticks: { show: false }, font: "11px system-ui, sans-serif", gap: 4 };
     this.chart = new uPlot({
@@ -199,8 +247,9 @@ class Chart {
       scales: { x: { range: () => this.range ?? this.whole }, y: { range: (u, least, most) => this.span(least, most) } },
       axes: [{ ...axis, size: 26, space: 70, incrs: MOMENTS, values: (u, ticks) => ticks.map((at) => clock(at, ticks[1] - ticks[0] < 60)) },
         { ...axis, size: 56, space: 32, ...(this.format === SECONDS ? { incrs: TIMES } : this.counts ? { incrs: WHOLE } : {}), values: (u, ticks) => labels(ticks, this.format) }],
-      series: [{}, ...this.drawn.map((line, at) => ({ label: line.label, stroke: colour(COLOURS[at]), width: 1.6, spanGaps: true, points: { show: false } })),
-        ...this.compared.map((at) => ({ label: `${this.drawn[at].label}, other run`, stroke: colour(COLOURS[at]), width: 1.2, dash: [5, 4], alpha: 0.75, spanGaps: true, points: { show: false } }))],
+      series: [{}, ...this.drawn.map((line, at) => ({ label: line.label, stroke: colour(COLOURS[at]), width: this.smooth ? 1 : 1.6, alpha: this.smooth ? 0.4 : 1, spanGaps: true, points: { show: false } })),
+        ...this.compared.map((at) => ({ label: `${this.drawn[at].label}, other run`, stroke: colour(COLOURS[at]), width: 1.2, dash: [5, 4], alpha: 0.75, spanGaps: true, points: { show: false } })),
+        ...(this.smooth ? this.drawn.map((line, at) => ({ label: `${line.label}, running mean`, stroke: colour(COLOURS[at]), width: 1.8, spanGaps: true, points: { show: false } })) : [])],
       hooks: { setSelect: [(u) => this.select(u)], setCursor: [(u) => this.point(u)], draw: [(u) => this.marks(u)] },
     }, this.data, this.plot);
   }
@@ -220,7 +269,7 @@ class Chart {
     return span(least, most, this.zero);
   }
 
-  /** Draw each level as a dashed line across with its name, and the beginning of each present condition as a dashed line down. */
+  /** Draw each level as a dashed line across with its name, the beginning of each present condition as a dashed line down, and each other event as a short mark. */
   marks(u) {
     const { left, top, width, height } = u.bbox, { ctx } = u;
     const line = (from, to, stroke) => { ctx.strokeStyle = stroke; ctx.beginPath(); ctx.moveTo(...from); ctx.lineTo(...to); ctx.stroke(); };
@@ -241,11 +290,17 @@ class Chart {
       const x = u.valToPos(at, "x", true);
       if (x >= left && x <= left + width) line([x, top], [x, top + height], colour("--warn"));
     }
+    ctx.setLineDash([]);
+    for (const { at } of this.past) {
+      const x = u.valToPos(at, "x", true);
+      if (x >= left && x <= left + width) line([x, top + height - 5 * devicePixelRatio], [x, top + height], colour("--muted"));
+    }
     ctx.restore();
   }
 
   /** Show the values at the cursor in the legend, or the last values without a cursor. */
   point(u) {
+    this.hovered(u.cursor.idx == null ? null : u.posToVal(u.cursor.left, "x"), u.posToVal(8, "x") - u.posToVal(0, "x"));
     this.drawn.forEach((line, at) => {
       const column = this.data[at + 1];
       if (u.cursor.idx == null) { this.values[at].textContent = this.format(this.newest[at]); return; }
@@ -297,10 +352,10 @@ function clock(at, seconds, day = false) {
 
 /** A histogram of bars. It has no axis of counts, because only the shape matters. */
 export class Histogram {
-  constructor(title, note) {
+  constructor(title, metric, note) {
     this.plot = element("div", { class: "plot", role: "img" });
     this.note = element("span", { class: "keys" }, note);
-    this.figure = element("figure", { class: "card chart" }, element("figcaption", {}, title, this.note), this.plot);
+    this.figure = element("figure", { class: "card chart" }, element("figcaption", {}, metric ? element("a", { class: "help", href: `docs/metrics#stream_ssl_${metric}`, title: `The memory's ${note}.` }, title) : element("span", { title: `The memory's ${note}.` }, title), this.note), this.plot);
     this.title = title;
     new ResizeObserver(() => this.draw()).observe(this.plot);
     onTheme(() => this.draw());

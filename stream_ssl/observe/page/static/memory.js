@@ -64,10 +64,10 @@ export class MemorySection {
     this.producer = ""; // show only slots and evictions of this producer
     this.rows = [];
     this.histograms = {
-      duplicates: new Histogram("Duplicates", "slots by expected duplicates"),
-      ages: new Histogram("Age", "slots by samples offered since they were written"),
-      drawn: new Histogram("Drawn", "slots by number of draws"),
-      staleness: new Histogram("Staleness", "slots by samples since they were encoded"),
+      duplicates: new Histogram("Duplicates", "memory_slot_duplicates", "slots by expected duplicates"),
+      ages: new Histogram("Age", "memory_age_samples", "slots by samples offered since they were written"),
+      drawn: new Histogram("Drawn", "", "slots by number of draws"),
+      staleness: new Histogram("Staleness", "", "slots by samples since they were encoded"),
     };
     $("#histograms").append(...Object.values(this.histograms).map((one) => one.figure));
     this.mosaic = $("#mosaic");
@@ -79,6 +79,7 @@ export class MemorySection {
     $("#mosaic-on").addEventListener("click", () => this.turn(PAGE));
     $("#evicted").addEventListener("toggle", () => this.showEvicted());
     $("#dropped").addEventListener("toggle", () => this.showDropped());
+    $("#quarantined").addEventListener("toggle", () => this.showQuarantined());
     this.dialog = $("#slot");
     $("#slot-close").addEventListener("click", () => this.dialog.close());
     this.dialog.addEventListener("click", (event) => { if (event.target === this.dialog) this.dialog.close(); });
@@ -94,6 +95,7 @@ export class MemorySection {
       await this.showMosaic();
       if ($("#evicted").open) await this.showEvicted();
       if ($("#dropped").open) await this.showDropped();
+      if ($("#quarantined").open) await this.showQuarantined();
       known($("#memory"));
     } catch (error) { note.textContent = unknown($("#memory"), "The slots and their pictures", error); }
   }
@@ -260,6 +262,24 @@ export class MemorySection {
         element("td", { class: "name" }, element("bdi", {}, who(one.origin) ?? "unknown")),
         element("td", { class: "n" }, one.distance.toFixed(2)),
         element("td", {}, one.label == null || one.twin_label == null ? "–" : one.label === one.twin_label ? `both ${one.label}` : `${one.label} and ${one.twin_label}`)))
+        : [empty("none yet")]));
+    } catch (error) { body.replaceChildren(empty(error.message)); }
+  }
+
+  /** Show the samples that could not be decoded, so they have no pictures. */
+  async showQuarantined() {
+    if (!$("#quarantined").open) return;
+    const body = $("#quarantined tbody");
+    const empty = (text) => element("tr", {}, element("td", { colspan: 5, class: "empty" }, text));
+    try {
+      const { folder, samples } = await ask("learner", "quarantine");
+      $("#quarantined > p").textContent = samples.length ? `The samples are in ${folder}, unless they were too many to write all of them.` : "";
+      const now = Date.now() / 1000;
+      body.replaceChildren(...(samples.length ? samples.map((one) => element("tr", {},
+        element("td", {}, `${duration(Math.max(0, now - one.at)).join(" ")} ago`),
+        element("td", { class: "name" }, element("bdi", {}, who(one))),
+        element("td", {}, one.reason.replaceAll("_", "-")), element("td", { class: "why" }, element("bdi", {}, one.message)),
+        element("td", { class: "why" }, one.file)))
         : [empty("none yet")]));
     } catch (error) { body.replaceChildren(empty(error.message)); }
   }

@@ -1,6 +1,7 @@
 // The page: it sends the requests and fills the sections. The modules need no build step.
 import { Charts } from "./charts.js";
 import { GroupSection } from "./group.js";
+import { HeldOutSection } from "./held_out.js";
 import { MemorySection } from "./memory.js";
 import { MapSection } from "./map.js";
 import { ProducerDialog } from "./producer.js";
@@ -33,7 +34,7 @@ const TILES = [
   ["memory", "learner", "slots", (v, f) => { const [full, unit] = percent(v / Math.max(1, f.capacity)); return [full, `${unit} of ${number(f.capacity)}`]; }],
   ["producers", "receiver", "producers", (v) => [number(v), "connected"]],
   ["journal", "receiver", "journal", (v) => bytes(v)],
-  ["probe", "learner", "held_out", (v) => percent(v), (v) => v > 0],
+  ["held out, kNN", "learner", "held_out", (v) => percent(v), (v) => v > 0],
   ["checkpoint", "learner", "checkpoint_age", (v, f) => (f.checkpoint_step != null ? [...duration(v), "ago"] : ["none", "yet"])],
 ];
 
@@ -66,7 +67,7 @@ async function showStates() {
   const text = bad ? `${bad} ${bad === 1 ? "condition needs" : "conditions need"} attention` : starting.length ? "starting" : look ? "worth a look" : "healthy";
   if (verdict.textContent !== text) verdict.textContent = text;
   const name = states.learner?.run ?? states.receiver?.run ?? document.body.dataset.run;
-  document.title = `${bad || look ? "▲" : starting.length ? "○" : "●"} ${bad ? text.replace(" need attention", "").replace(" needs attention", "") : text} — ${name}`;
+  document.title = `${bad || look ? "▲" : starting.length ? "○" : "●"} ${bad ? text.replace(" need attention", "").replace(" needs attention", "") : text} — ${name} on ${document.body.dataset.host}`;
   verdict.className = `pill ${grave ? "bad" : bad || look ? "warn" : starting.length ? "wait" : "ok"}`;
   const missing = ROLES.filter((role) => states[role]?.error).map((role) => `The ${role}'s figures are missing, because ${reason(states[role].error)}.`);
   document.querySelector("#figures-note").textContent = missing.join(" ");
@@ -136,6 +137,7 @@ async function showCheckpoints() {
 const charts = new Charts(document.querySelector("#charts"));
 const group = new GroupSection();
 const memory = new MemorySection();
+const heldOut = new HeldOutSection(memory.pictures);
 const map = new MapSection((slot) => memory.open(slot), memory.pictures);
 const producers = new ProducersSection(memory.pictures);
 new ProducerDialog(memory);
@@ -146,6 +148,7 @@ addEventListener("click", ({ target }) => { if (target.closest?.('a[href="#healt
 repeat(2, null, showStates);
 repeat(4, document.querySelector("#charts"), () => charts.refresh());
 repeat(3, null, () => group.refresh());
+repeat(10, null, () => heldOut.refresh());
 repeat(6, document.querySelector("#memory"), () => memory.refresh());
 repeat(10, document.querySelector("#map"), () => map.refresh());
 repeat(3, document.querySelector("#producers"), () => producers.refresh());
