@@ -106,6 +106,8 @@ def test_a_slot_tells_its_neighbours(feed: Feed) -> None:
         assert told["near"]["embedding"][0]["cosine"] == pytest.approx(
             float(nearest.values[0]), abs=1e-4
         )
+        shown = [told["id"], *(row["id"] for row in told["near"]["embedding"])]
+        assert told["pictures"]["ids"] == shown, "one wait for the learner is enough"
 
 
 def test_pictures_are_the_slots(feed: Feed) -> None:

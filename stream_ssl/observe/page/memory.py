@@ -147,6 +147,9 @@ class MemoryView:
     def slot(self, slot: int, neighbours: int = 12) -> dict[str, Any]:
         """Return one slot and its nearest slots, by cosine of descriptors and of embeddings.
 
+        One job reads the neighbours and their images, because each job may wait for a step.
+        `pictures` has the form of `pictures`; None if the memory keeps no images.
+
         Raises:
             LookupError: there is no such slot, or it is empty.
             Busy: the learner has no time.
@@ -154,8 +157,20 @@ class MemoryView:
         snapshot = self.snapshot()
         if not 0 <= slot < len(snapshot):
             raise LookupError(f"slot {slot}: the memory has slots 0 to {len(snapshot) - 1}")
-        found = self.jobs.ask(lambda: self.reader.nearest(slot, neighbours))
-        return {**self._row(snapshot, slot), "near": self._near(snapshot, found)}
+        reader = self.reader
+
+        def read() -> tuple[
+            dict[str, list[tuple[int, float]]], tuple[list[str | None], Tensor] | None
+        ]:
+            near = reader.nearest(slot, neighbours)
+            shown = dict.fromkeys([slot, *(one for rows in near.values() for one, _ in rows)])
+            most = reader.most_pictures
+            return near, reader.images(list(shown)[:most]) if most else None
+
+        found, images = self.jobs.ask(read)
+        pictures = None if images is None else picture_sheet(*images)
+        near = self._near(snapshot, found)
+        return {**self._row(snapshot, slot), "near": near, "pictures": pictures}
 
     def like(self, data: bytes, count: int) -> dict[str, Any]:
         """Return the slots that look like a picture, and the picture as the learner sees it.

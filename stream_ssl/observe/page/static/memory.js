@@ -203,6 +203,7 @@ export class MemorySection {
       const got = await ask("learner", "memory/slot", { slot });
       this.showFacts(got);
       const near = Object.values(got.near).flat();
+      if (got.pictures) this.pictures.add(got.pictures);
       if (this.pictures.most) await this.pictures.fetch([got, ...near]);
       this.pictures.paint($("#slot-picture"), got.id);
       this.showNear(got.near);
