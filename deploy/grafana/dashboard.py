@@ -114,8 +114,11 @@ def _target(number: int, expr: str) -> dict[str, Any]:
 
 
 def _of_instances(expr: str) -> str:
-    """The question about the chosen processes alone."""
-    return expr.replace('job="$job"', 'job="$job",instance=~"$instance"')
+    """The question about the chosen processes alone.
+
+    A series without the label `cluster` matches the value of "All".
+    """
+    return expr.replace('job="$job"', 'cluster=~"$cluster",job="$job",instance=~"$instance"')
 
 
 ONE = {"hide": 0, "includeAll": False, "multi": False, "options": [], "current": {}}
@@ -132,9 +135,15 @@ def _variable(name: str, label: str, question: str, choice: dict[str, Any]) -> d
 def _frame() -> dict[str, Any]:
     variables = [
         {**DATASOURCE, "query": "prometheus", "refresh": 1, **ONE},
-        _variable("job", "Run", "label_values(stream_ssl_build_info, job)", ONE),
+        _variable("cluster", "Cluster", "label_values(stream_ssl_build_info, cluster)", ALL),
         _variable(
-            "instance", "Process", 'label_values(stream_ssl_build_info{job="$job"}, instance)', ALL
+            "job", "Run", 'label_values(stream_ssl_build_info{cluster=~"$cluster"}, job)', ONE
+        ),
+        _variable(
+            "instance",
+            "Process",
+            'label_values(stream_ssl_build_info{cluster=~"$cluster",job="$job"}, instance)',
+            ALL,
         ),
         _variable(
             *("producer", "Producer"),

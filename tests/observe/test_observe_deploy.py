@@ -146,7 +146,7 @@ def test_promtool_takes_configuration_and_rules() -> None:
 
 def test_promtool_parses_the_dashboards_questions(tmp_path: Path) -> None:
     questions = [
-        re.sub(r"\$(instance|producer)", ".*", expression)
+        re.sub(r"\$(cluster|instance|producer)", ".*", expression)
         .replace("$__rate_interval", "5m")
         .replace("$job", "stream-ssl")
         for _, expression in expressions()

@@ -86,7 +86,7 @@ def test_every_question_is_answered(address: str) -> None:
     end = START + EVERY * (told("covered")["scrapes"] - 1)
     unanswered = []
     for title, expression in expressions():
-        asked = re.sub(r"\$(instance|producer)", ".*", expression)
+        asked = re.sub(r"\$(cluster|instance|producer)", ".*", expression)
         asked = asked.replace("$__rate_interval", "2m").replace("$job", "stream-ssl")
         query = urllib.parse.urlencode({"query": asked, "time": end})
         with urllib.request.urlopen(f"{address}/api/v1/query?{query}", timeout=20) as answer:
