@@ -84,7 +84,7 @@ format: $(READY)
 check: lint test  ## what must pass before a commit
 
 chaos: $(READY)  ## kills, power cuts, bad disks, hostile clients, an hour's soak; a dated report
-	PYTHONPATH=$(CURDIR):$(CURDIR)/tests:$(CURDIR)/tests/app:$(CURDIR)/tests/receiver:$(CURDIR)/tests/journal:$(CURDIR)/tests/feed:$(CURDIR)/tests/learning OMP_NUM_THREADS=1 $(VENV)/bin/python -m chaos $(GATES) --soak_minutes $(SOAK_MINUTES)
+	PYTHONPATH=$(CURDIR):$(CURDIR)/tests:$(CURDIR)/tests/app:$(CURDIR)/tests/daemon:$(CURDIR)/tests/receiver:$(CURDIR)/tests/journal:$(CURDIR)/tests/feed:$(CURDIR)/tests/learning OMP_NUM_THREADS=1 $(VENV)/bin/python -m chaos $(GATES) --soak_minutes $(SOAK_MINUTES)
 
 bench: $(READY)  ## speed and memory, as a table and a dated report under benchmarks/
 	$(VENV)/bin/python -m benchmarks
@@ -126,7 +126,7 @@ endif
 	$(VENV)/bin/python -m pytest -m manifests tests/deploy
 
 docs: $(READY)  ## regenerate the pages that are made from code
-	$(VENV)/bin/python -m stream_ssl.app.help > stream_ssl/app/learner_help.txt
+	$(VENV)/bin/python -m stream_ssl.config.help > stream_ssl/config/learner_help.txt
 	$(VENV)/bin/python -m stream_ssl.observe.catalogue_page > docs/metrics.md
 	$(VENV)/bin/python -m stream_ssl.observe.conditions > deploy/prometheus/alerts.yml
 	$(VENV)/bin/python deploy/grafana/dashboard.py > deploy/grafana/stream-ssl.json

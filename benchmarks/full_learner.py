@@ -16,9 +16,9 @@ import torch
 from prometheus_client import CollectorRegistry
 from torch.nn.functional import normalize
 
-from stream_ssl.app import build, config
-from stream_ssl.app.observers import Observers
 from stream_ssl.batch import Batch, Offset, Origin
+from stream_ssl.config import build, options
+from stream_ssl.daemon.observers import Observers
 from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.records import StepRecord
 from stream_ssl.observe.metrics import WORKING, LearnerMetrics
@@ -64,8 +64,8 @@ def noise(settings: Any, batches: int = 8) -> Repeated:
 
 def settings_of(arguments: Sequence[str]) -> Any:
     """Return the settings of a configuration with options over it, as for `stream-ssl learner`."""
-    parser = config.learner_parser()
-    settings = parser.instantiate(config.read(parser, list(arguments)))
+    parser = options.learner_parser()
+    settings = parser.instantiate(options.read(parser, list(arguments)))
     if build.vectors(settings) is not None:
         raise ValueError("the samples are vectors: the benchmark needs a configuration with images")
     return settings

@@ -27,8 +27,8 @@ from torch.nn.functional import normalize
 
 from benchmarks import full_learner
 from benchmarks.simulated import CONFIG, Meter
-from stream_ssl.app import build
 from stream_ssl.batch import START
+from stream_ssl.config import build
 from stream_ssl.learning.records import PHASES
 from stream_ssl.losses import InfoNCE, negatives
 from stream_ssl.losses.fused import can_fuse

@@ -23,8 +23,8 @@ from torch.nn.functional import cross_entropy, interpolate, normalize
 
 from benchmarks import full_learner
 from benchmarks.full_learner import Repeated
-from stream_ssl.app import build
 from stream_ssl.batch import START
+from stream_ssl.config import build
 from stream_ssl.learning.views import Views
 
 CONFIG = Path(__file__).parent.parent / "deploy/configs/laptop.yaml"

@@ -18,7 +18,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from stream_ssl.app.demo import machine
+from stream_ssl.demo import machine
 
 Row = Mapping[str, Any]
 

@@ -42,8 +42,8 @@ from torch.utils.flop_counter import flop_registry
 from benchmarks import full_learner
 from benchmarks.report import Result, table
 from benchmarks.simulated_gpu import LAUNCHLESS, OnGpu, SimulatedGpu
-from stream_ssl.app import build
 from stream_ssl.batch import START
+from stream_ssl.config import build
 from stream_ssl.learning.learner import Learner
 from stream_ssl.losses import fused
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from stream_ssl.app.encoder import Encoder
+    from stream_ssl.trained.encoder import Encoder
 
 __version__ = "0.1.0"
 
@@ -42,10 +42,10 @@ def load_encoder(
             `trust_code`, or an argument is outside its range.
         ModuleNotFoundError: the extra `learner` is not installed.
     """
-    from stream_ssl.app.failures import missing_extra
+    from stream_ssl.process.failures import missing_extra
 
     try:
-        from stream_ssl.app import encoder
+        from stream_ssl.trained import encoder
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(missing_extra(error), name=error.name) from error
     return encoder.load_encoder(place, of, device, trust_code)

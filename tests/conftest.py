@@ -3,13 +3,14 @@
 import os
 import tempfile
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 
 import hypothesis
 import pytest
 import warm
 
-from stream_ssl.app.threads import share_cores
+from stream_ssl.process.threads import share_cores
 
 share_cores()
 
@@ -39,3 +40,12 @@ def pytest_xdist_setupnodes(config: pytest.Config, specs: list) -> None:
     program = stack.enter_context(warm.interpreter(Path(folder)))
     os.environ[warm.PROGRAM] = str(program)
     specs[:] = [execnet.XSpec(f"{spec}//python={program}") for spec in specs]
+
+
+@pytest.fixture
+def parsers_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Build each parser of configurations once in a test with many configurations."""
+    from stream_ssl.config import options
+
+    for name in ("receiver_parser", "learner_parser"):
+        monkeypatch.setattr(options, name, cache(getattr(options, name)))

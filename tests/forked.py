@@ -28,7 +28,7 @@ import pytest
 import warm
 
 MADE = (  # the first optimiser imports torch's compiler
-    *("stream_ssl.app.learn", "stream_ssl.app.receive", "stream_ssl.app.commands.produce"),
+    *("stream_ssl.daemon.learn", "stream_ssl.daemon.receive", "stream_ssl.app.commands.produce"),
     *("stream_ssl.app.commands.check", "stream_ssl.app.commands.run", "torch._dynamo"),
 )
 _context = multiprocessing.get_context("forkserver")
@@ -102,7 +102,7 @@ class ForkedCommand:
     """
 
     def __new__(cls, words: Sequence[str], **options: Any) -> Any:
-        from stream_ssl.app.supervisor import command
+        from stream_ssl.daemon.supervisor import command
 
         ours = command()
         if list(words[: len(ours)]) != ours:
@@ -118,7 +118,7 @@ class ForkedCommand:
     ) -> None:
         expected.pop("stderr", None)  # goes where stdout goes
         assert expected == {"stdin": subprocess.DEVNULL, "start_new_session": True}
-        from stream_ssl.app.supervisor import command
+        from stream_ssl.daemon.supervisor import command
 
         sys.stdout.flush()
         output = None if stdout is None else stdout.fileno()
@@ -159,7 +159,8 @@ def fork_commands(*modules: ModuleType) -> None:
 
 def daemon(arguments: Sequence[str]) -> int:
     """Run `stream-ssl` with these arguments. The roles that it starts are forked."""
-    from stream_ssl.app import cli, supervisor
+    from stream_ssl.app import cli
+    from stream_ssl.daemon import supervisor
 
     fork_commands(supervisor)
     return cli.main(arguments)

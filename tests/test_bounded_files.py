@@ -14,7 +14,8 @@ import pytest
 from table import table
 
 from stream_ssl import bounded_files
-from stream_ssl.app import config, endpoints
+from stream_ssl.config import options
+from stream_ssl.daemon import endpoints
 from stream_ssl.durable import MANIFEST, damage, seal
 from stream_ssl.journal.consumer_offsets import ConsumerOffsets, Positions
 from stream_ssl.journal.errors import JournalError
@@ -114,8 +115,8 @@ def test_keys_are_read_where_the_system_has_no_such_flags(
 
 
 def load_config(path: Path) -> None:
-    parser = config.receiver_parser()
-    config.check_files(parser, ["--config", str(path)])
+    parser = options.receiver_parser()
+    options.check_files(parser, ["--config", str(path)])
 
 
 OPERATORS: dict[str, Callable[[Path], Any]] = {

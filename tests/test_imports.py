@@ -34,24 +34,30 @@ MAY: dict[str, set[str]] = {
     "methods": {"losses", "memory"},
     "encoder": {"methods"},
     "learning": {"memory", "losses", "methods", "encoder", "feed"},
-    "evaluation": {"feed", "wire", "memory"},
+    "evaluation": {"feed", "wire", "memory", "producers"},
     "curation": {"memory", "encoder", "feed", "producers", "wire"},
     "observe": {"evaluation", "learning", "feed", "receiver", "journal", "wire", "memory"},
+    "process": {"learning", "producers"},  # types of arguments
+    "buckets": {"process", "learning", "observe"},
 }
+MAY["config"] = MAY.keys() - {"curation", "conformance"}
+MAY["trained"] = MAY["config"] - {"buckets", "losses", "receiver"} | {"config"}
+MAY["daemon"] = MAY["config"] | {"config", "trained"}
+MAY["demo"] = MAY["daemon"] | {"daemon"}
 # ... and the parts that may import each heavy library.
 LIBRARIES = {
-    "jinja2": {"curation", "observe", "app"},
+    "jinja2": {"curation", "observe", "demo", "trained"},
     "zmq": {"producers", "wire", "receiver", "conformance"},
     "lmdb": {"journal"},
-    "prometheus_client": {"observe", "app"},
+    "prometheus_client": {"observe", "daemon"},
     "starlette": {"observe"},
     "uvicorn": {"observe"},
     "torch": {
-        *("memory", "losses", "methods", "encoder", "learning", "evaluation", "observe", "app"),
-        "curation",
+        *("memory", "losses", "methods", "encoder", "learning", "evaluation", "observe"),
+        *("app", "config", "curation", "daemon", "demo", "trained"),
         "feed",  # to scale pixels
     },
-    "matplotlib": {"evaluation", "app"},
+    "matplotlib": {"evaluation", "demo"},
 }
 
 
@@ -155,10 +161,10 @@ LIGHT = {
 }
 WITH_TORCH = {
     "stream_ssl.memory": ("torchvision", "faiss", "zmq", "lmdb", "prometheus_client", "river"),
-    "stream_ssl.app.learn": (
+    "stream_ssl.daemon.learn": (
         *("torchvision", "torch._dynamo", "sympy", "river", "sklearn", "scipy.optimize"),
     ),
-    "stream_ssl.app.hub": ("torchvision", "torch._dynamo", "transformers"),
+    "stream_ssl.trained.hub": ("torchvision", "torch._dynamo", "transformers"),
 }
 
 

@@ -21,8 +21,6 @@ from table import table
 
 from stream_ssl import load_encoder
 from stream_ssl.app.commands.embed import Rows
-from stream_ssl.app.encoder import Encoder
-from stream_ssl.app.feature_file import Read
 from stream_ssl.curation import Curator
 from stream_ssl.evaluation.labelled import Division, Reader
 from stream_ssl.feed.decode import Decoder
@@ -32,6 +30,8 @@ from stream_ssl.producers.shaping.repeat import decode
 from stream_ssl.producers.sources import ImageFolder
 from stream_ssl.producers.sources.frames import FrameEncoder, Frames, converted
 from stream_ssl.producers.sources.lerobot import picture
+from stream_ssl.trained.encoder import Encoder
+from stream_ssl.trained.feature_file import Read
 from stream_ssl.wire import Sample
 
 SIDE = 24

@@ -14,7 +14,7 @@ import torch
 from table import table
 from torch.nn.functional import normalize
 
-from stream_ssl.app import config
+from stream_ssl.config import options
 from stream_ssl.losses import LOSSES
 from stream_ssl.memory import WorkingMemory
 from stream_ssl.memory.eviction import POLICIES
@@ -62,7 +62,7 @@ def test_objects_are_where_the_table_says() -> None:
 
 def configured(**settings: Any) -> Any:
     """Return the parts that a configuration with these settings builds."""
-    parser = config.learner_parser()
+    parser = options.learner_parser()
     return parser.instantiate(parser.parse_string(json.dumps(settings)))
 
 

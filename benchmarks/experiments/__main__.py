@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from jsonargparse import ArgumentParser, Namespace
 
-from stream_ssl.app import logs
-from stream_ssl.app.failures import DONE, Failure, configuring, reported
-from stream_ssl.app.threads import share_cores
+from stream_ssl.process import logs
+from stream_ssl.process.failures import DONE, Failure, configuring, reported
+from stream_ssl.process.threads import share_cores
 
 if TYPE_CHECKING:
     from benchmarks.experiments.data import LabelledData
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run and report; return the exit status, which is 130 when interrupted."""
     share_cores()
     logs.configure()
-    from stream_ssl.app.evaluate import sets
+    from stream_ssl.evaluation import sets
 
     words = list(sys.argv[1:] if arguments is None else arguments)
     parser = parser_of(next((word for word in words if word in NAMES), ""))
@@ -124,8 +124,8 @@ def experiment(settings: Namespace, source: str | None) -> int:
     """
     from rich.console import Console
 
-    from stream_ssl.app.build import check_device
-    from stream_ssl.app.demo import machine
+    from stream_ssl.config.build import check_device
+    from stream_ssl.demo import machine
 
     with configuring():
         for name in ("seeds", "workers", "minutes"):
@@ -190,7 +190,7 @@ def reproduction(settings: Namespace, source: str | None) -> ExperimentWork[Any]
 def load(settings: Namespace, source: str | None) -> LabelledData:
     """Read the training and test images, as 32 x 32 in colour."""
     from benchmarks.experiments.data import gather
-    from stream_ssl.app.evaluate import sets
+    from stream_ssl.evaluation import sets
     from stream_ssl.evaluation.labelled import Division
     from stream_ssl.feed.decode import Decoder
 
@@ -207,7 +207,7 @@ def data_of(settings: Namespace, source: str) -> str:
     Raises:
         Failure: the data set does not exist.
     """
-    from stream_ssl.app.evaluate import sets
+    from stream_ssl.evaluation import sets
 
     options = settings.source.as_dict()
     split = {"split": "test"} if sets.has_splits(source, options) else {}

@@ -18,7 +18,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from benchmarks.experiments.data import LabelledData, store
 from benchmarks.experiments.pool import finished
 from benchmarks.experiments.results import AnyRun, Results
-from stream_ssl.app.demo import machine
+from stream_ssl.demo import machine
 
 R = TypeVar("R", bound=AnyRun)
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from stream_ssl.app import config
-from stream_ssl.app.restart import FIXED
-from stream_ssl.app.schema import Schema, config_schema
+from stream_ssl.config import options
+from stream_ssl.config.restart import FIXED
+from stream_ssl.config.schema import Schema, config_schema
 
 INTRODUCTION = """\
 # All options
@@ -41,7 +41,7 @@ CLASSES = {
 
 def page(root: Path) -> str:
     """Return the Markdown of the page."""
-    schema = config_schema(config.run_parser(), "options")
+    schema = config_schema(options.run_parser(), "options")
     told = mentions(root / "docs")
     lines = [INTRODUCTION, "## General options", ""]
     for name, option in sorted(schema["properties"].items()):

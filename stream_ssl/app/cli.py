@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import faulthandler
 import importlib
 import os
 import signal
@@ -11,8 +10,9 @@ import sys
 from collections.abc import Sequence
 
 from stream_ssl import __version__
-from stream_ssl.app import logs
-from stream_ssl.app.first_process import leave_first_process
+from stream_ssl.process import logs
+from stream_ssl.process.crashes import trace_crashes
+from stream_ssl.process.first_process import leave_first_process
 
 COMMANDS = {
     "demo": "run the whole system on embedded real images, and write a report",
@@ -38,15 +38,7 @@ COMMANDS = {
     "status": "show the state of a running daemon: rates, lag, memory, last checkpoint",
     "watch": "show a running daemon live in a terminal: answers, speed, memory and producers",
 }
-STDERR = 2
 DAEMONS = ("run", "receiver", "learner", "produce")
-
-
-def trace_crashes() -> None:
-    """Write the stacks of all threads to standard error on a native crash, and on SIGUSR1."""
-    if not faulthandler.is_enabled():
-        faulthandler.enable(STDERR)
-        faulthandler.register(signal.SIGUSR1, STDERR)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -79,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = command.main(rest)
         sys.stdout.flush()
     except ModuleNotFoundError as error:
-        from stream_ssl.app.failures import USAGE, missing_extra
+        from stream_ssl.process.failures import USAGE, missing_extra
 
         source = rest[0] if chosen.command == "produce" and rest else None
         hint = missing_extra(error, chosen.command, source)

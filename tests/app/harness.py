@@ -18,8 +18,8 @@ from typing import Any
 from forked import Forked, daemon
 
 from stream_ssl.app import cli
-from stream_ssl.app.endpoints import load
-from stream_ssl.app.supervisor import command
+from stream_ssl.daemon.endpoints import load
+from stream_ssl.daemon.supervisor import command
 from stream_ssl.observe.scrape import Scraper
 
 BATCH = 16

@@ -16,13 +16,13 @@ from sealed import sealed_checkpoint
 from table import table
 from torch import Tensor
 
-from stream_ssl.app import build, config
 from stream_ssl.app.commands import check
-from stream_ssl.app.failures import USAGE
+from stream_ssl.config import build, options
 from stream_ssl.learning.checkpoint_layout import FORMAT, file_of
 from stream_ssl.memory import Duplicates
 from stream_ssl.memory.columns import Rows
 from stream_ssl.memory.eviction import Policy
+from stream_ssl.process.failures import USAGE
 from stream_ssl.producers import Producer
 from stream_ssl.wire.keys import Keys
 
@@ -86,9 +86,9 @@ def configured(folder: Path, **memory: Any) -> Path:
 
 def settled(folder: Path) -> tuple[Path, Namespace, dict[str, Any]]:
     """A config file, its settings, and what a checkpoint stores of them."""
-    file, parser = configured(folder), config.learner_parser()
-    settings = config.read(parser, [str(file)])
-    return file, settings, config.resolved(parser, settings)
+    file, parser = configured(folder), options.learner_parser()
+    settings = options.read(parser, [str(file)])
+    return file, settings, options.resolved(parser, settings)
 
 
 def outcome(
@@ -335,7 +335,7 @@ def test_a_number_that_is_not_finite_is_refused_by_its_option(
 ) -> None:
     needed = ["--memory.capacity", "16", "--batches.batch_size", "4"]
     with pytest.raises(SystemExit):
-        config.read(config.learner_parser(), [*needed, f"--{option}={value}"])
+        options.read(options.learner_parser(), [*needed, f"--{option}={value}"])
     assert told in capsys.readouterr().err
 
 
@@ -381,9 +381,9 @@ def test_what_a_checkpoint_stores_builds_the_same_memory(tmp_path: Path) -> None
         shares=None,
         duplicates={"threshold": 0.98, "action": "refuse"},
     )
-    parser = config.learner_parser()
-    settings = config.read(parser, [str(file)])
-    stored = json.loads(json.dumps(config.resolved(parser, settings)))
+    parser = options.learner_parser()
+    settings = options.read(parser, [str(file)])
+    stored = json.loads(json.dumps(options.resolved(parser, settings)))
     z_BD = torch.nn.functional.normalize(
         torch.randn(300, 4, generator=torch.Generator().manual_seed(1)), dim=1
     )

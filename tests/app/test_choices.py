@@ -8,7 +8,7 @@ import pytest
 from table import table
 
 from stream_ssl.app.cli import main
-from stream_ssl.app.config import learner_parser
+from stream_ssl.config.options import learner_parser
 
 
 @table(

@@ -15,8 +15,9 @@ import pytest
 from table import table
 
 from stream_ssl import __version__
-from stream_ssl.app import cli, config
+from stream_ssl.app import cli
 from stream_ssl.app.commands import keys, produce, status
+from stream_ssl.config import options
 from stream_ssl.receiver.access import AllowList
 from stream_ssl.wire.keys import Keys
 
@@ -85,9 +86,9 @@ def test_the_learner_s_help_is_short_current_and_needs_no_torch() -> None:
     done = subprocess.run([sys.executable, "-c", blocked], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) <= 400
-    made = config.learner_parser().format_help()
+    made = options.learner_parser().format_help()
     assert done.stdout.split() == made.split(), "run `make docs`"
-    named = [action.dest for action in config.learner_parser()._actions if "." in action.dest]
+    named = [action.dest for action in options.learner_parser()._actions if "." in action.dest]
     assert [name for name in named if not name.endswith(".help") and name not in done.stdout] == []
 
 
@@ -171,7 +172,7 @@ def test_produce_refuses_what_cannot_work(
 
 
 def test_every_option_of_a_config_file_is_explained() -> None:
-    actions = [*config.receiver_parser()._actions, *config.learner_parser()._actions]
+    actions = [*options.receiver_parser()._actions, *options.learner_parser()._actions]
     silent = [
         action.dest
         for action in actions

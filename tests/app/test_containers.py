@@ -18,9 +18,9 @@ from prometheus_client import CollectorRegistry
 from table import table
 
 from stream_ssl import __version__
-from stream_ssl.app import config
 from stream_ssl.app.commands import status
-from stream_ssl.app.endpoints import publish
+from stream_ssl.config import options
+from stream_ssl.daemon.endpoints import publish
 from stream_ssl.observe.health import Health
 from stream_ssl.observe.http_access import Token
 from stream_ssl.observe.server import Server
@@ -31,7 +31,7 @@ CONFIGS = ROOT / "deploy" / "configs"
 NAMESPACE = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child")
 FIRST = """
 import os, signal, sys
-from stream_ssl.app.first_process import leave_first_process
+from stream_ssl.process.first_process import leave_first_process
 leave_first_process()
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
 print(os.getpid(), flush=True)
@@ -107,7 +107,7 @@ def test_an_image_is_nobody_s_and_its_process_gets_the_signals(target: str) -> N
     entry = [*json.loads(last["ENTRYPOINT"]), *json.loads(last["CMD"])]  # JSON: no shell between
     program, command, *words = entry
     assert (program, command) == ("/opt/stream-ssl/bin/stream-ssl", role)
-    parser = {"receiver": config.receiver_parser, "learner": config.learner_parser}[role]()
+    parser = {"receiver": options.receiver_parser, "learner": options.learner_parser}[role]()
     assert words[0] == "/etc/stream-ssl/config.yaml"
     given = ["--config", str(CONFIGS / "laptop.yaml"), *words[1:]]
     assert str(parser.parse_args(given).run) == "/var/lib/stream-ssl/run"
@@ -154,7 +154,7 @@ def test_compose_mounts_what_is_there_and_overrides_what_must_be() -> None:
             )
             for word in words
         ]
-        parser = {"receiver": config.receiver_parser, "learner": config.learner_parser}[role]()
+        parser = {"receiver": options.receiver_parser, "learner": options.learner_parser}[role]()
         settings = parser.parse_args(here)
         assert settings.http[role].startswith("0.0.0.0:")
         assert str(settings.http.token_file) == "/etc/stream-ssl/keys/http.token"

@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from rich.console import Console
 
 from stream_ssl.app.commands import status
-from stream_ssl.app.endpoints import FILE, holder
+from stream_ssl.daemon.endpoints import FILE, holder
 from stream_ssl.observe.answers import Answer, Level
 from stream_ssl.observe.health import Health
 from stream_ssl.observe.metrics import LearnerMetrics, ReceiverMetrics
@@ -107,7 +107,8 @@ def test_dropped_samples_of_all_ranks_are_told(
 @contextmanager
 def held_by_another(run: Path, role: str) -> Iterator[int]:
     """Another process holds a role; gives its id."""
-    words = "import sys; from pathlib import Path; from stream_ssl.app.endpoints import hold_role\n"
+    words = "import sys; from pathlib import Path\n"
+    words += "from stream_ssl.daemon.endpoints import hold_role\n"
     words += "with hold_role(Path(sys.argv[1]), sys.argv[2]): print(flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", words, str(run), role]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:

@@ -26,7 +26,7 @@ import yaml
 from rich.console import Console
 
 from benchmarks.report import Result, markdown, path_of, table
-from stream_ssl.app.demo import machine
+from stream_ssl.demo import machine
 from stream_ssl.durable import write
 
 Rows = list[dict[str, Any]]

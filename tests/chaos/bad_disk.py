@@ -21,7 +21,7 @@ from test_end_to_end import free_port
 
 from chaos import powercut
 from chaos.samples import held
-from stream_ssl.app.endpoints import load
+from stream_ssl.daemon.endpoints import load
 from stream_ssl.producers import Producer
 
 SMALL = TINY | {

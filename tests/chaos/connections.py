@@ -17,7 +17,7 @@ PROGRAM = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]),) * 2)
 from prometheus_client import CollectorRegistry
-from stream_ssl.app import logs
+from stream_ssl.process import logs
 from stream_ssl.observe.health import Health
 from stream_ssl.observe.server import Server
 logs.configure()

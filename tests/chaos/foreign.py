@@ -18,7 +18,7 @@ import numpy as np
 import psutil
 from harness import TINY, processes, until
 
-from stream_ssl.app.endpoints import load
+from stream_ssl.daemon.endpoints import load
 from stream_ssl.producers import Producer
 from stream_ssl.wire import Hello, encode
 

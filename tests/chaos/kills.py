@@ -16,7 +16,7 @@ from learning_world import build, differing, steps
 from test_end_to_end import free_port
 
 from chaos.samples import held
-from stream_ssl.app.endpoints import load
+from stream_ssl.daemon.endpoints import load
 from stream_ssl.learning.checkpoint import Checkpointer
 from stream_ssl.learning.pace import Pace
 

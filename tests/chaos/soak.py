@@ -24,7 +24,7 @@ import httpx
 import numpy as np
 from harness import TINY, Processes, processes, stop, until
 
-from stream_ssl.app.endpoints import load
+from stream_ssl.daemon.endpoints import load
 
 SETTINGS = TINY | {
     "journal": {"budget": 256 << 20},

@@ -20,9 +20,9 @@ from safetensors import SafetensorError
 
 from stream_ssl.app import cli
 from stream_ssl.app.commands import curate
-from stream_ssl.app.only_writer import only_writer
-from stream_ssl.app.signals import Stop
 from stream_ssl.curation import Curator, write_results
+from stream_ssl.process.only_writer import only_writer
+from stream_ssl.process.signals import Stop
 from stream_ssl.producers.sources import ImageFolder, WebDataset
 from stream_ssl.wire.sample import Sample
 

@@ -14,7 +14,7 @@ import pytest
 from harness import TINY, until
 
 from stream_ssl import __version__
-from stream_ssl.app.supervisor import command
+from stream_ssl.daemon.supervisor import command
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(600)]
 

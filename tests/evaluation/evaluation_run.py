@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from stream_ssl.app import build, config
 from stream_ssl.batch import START, Origin
+from stream_ssl.config import build, options
 from stream_ssl.learning.checkpoint import Checkpointer
 from stream_ssl.learning.origins import Origins
 from stream_ssl.memory import WorkingMemory
@@ -30,9 +30,9 @@ def write_run(folder: Path, stages: int = 1, held: int = 0, **changes: Any) -> l
     folder.mkdir(parents=True)
     file = folder / "config.yaml"  # JSON is YAML
     file.write_text(json.dumps(SETTINGS | changes | {"run": str(folder)}))
-    parser = config.learner_parser()
-    settings = config.read(parser, [str(file)])
-    stored = config.resolved(parser, settings)
+    parser = options.learner_parser()
+    settings = options.read(parser, [str(file)])
+    stored = options.resolved(parser, settings)
     learner = build.learner(parser.instantiate(settings), build.EmptyStream(), START)
     checkpointer = Checkpointer(folder / "checkpoints", keep=stages)
     generator = torch.Generator().manual_seed(0)

@@ -15,8 +15,9 @@ from evaluation_run import write_run
 from PIL import Image
 from table import table
 
-from stream_ssl.app import cli, encoder
+from stream_ssl.app import cli
 from stream_ssl.app.commands import evaluate
+from stream_ssl.trained import encoder
 
 SMALL = ["--source.count", "400", "--source.size", "12", "--source.channels", "1", "--k", "5", "20"]
 QUICK = [*SMALL, "--probes", "convex"]

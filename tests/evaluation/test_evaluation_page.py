@@ -11,8 +11,8 @@ import yaml
 from evaluation_run import SETTINGS
 from forked import Forked, run_script
 
-from stream_ssl.app import config
 from stream_ssl.app.commands.evaluate import evaluate_parser
+from stream_ssl.config import options
 from stream_ssl.evaluation.linear import PROBES
 from stream_ssl.observe.catalogue import CATALOGUE, CLASSIFIERS
 
@@ -36,8 +36,8 @@ def test_the_config_section_is_sound(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "config.yaml"
     file.write_text(json.dumps(SETTINGS | yaml.safe_load(text)))
-    parser = config.learner_parser()
-    settings = parser.instantiate(config.read(parser, [str(file)]))
+    parser = options.learner_parser()
+    settings = parser.instantiate(options.read(parser, [str(file)]))
     held = settings.observe.held_out
     assert (held.every, held.k, len(held.source)) == (500, 20, 3)
 

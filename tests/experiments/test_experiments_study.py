@@ -42,7 +42,7 @@ from benchmarks.experiments.study.streams import CLASSES, STREAMS, STRIDE, frame
 from benchmarks.experiments.study.streams import TITLES as STREAM_TITLES
 from benchmarks.experiments.study.training import StudySettings, distinct, run_once
 from benchmarks.experiments.study.work import Study
-from stream_ssl.app.evaluate import sets
+from stream_ssl.evaluation import sets
 from stream_ssl.memory import WorkingMemory
 from stream_ssl.memory.eviction import Oldest
 from tests import naive_policies as naive

@@ -18,8 +18,9 @@ from learning_world import steps
 from torch import Tensor
 
 from stream_ssl import load_encoder
-from stream_ssl.app import build, cli, config
+from stream_ssl.app import cli
 from stream_ssl.batch import START
+from stream_ssl.config import build, options
 from stream_ssl.feed.decode import BadSample, Decoder, VectorDecoder, checked
 from stream_ssl.journal.journal import Journal
 from stream_ssl.journal.reader import JournalReader
@@ -144,8 +145,8 @@ def test_settings_that_do_not_go_together_are_refused() -> None:
 def settings_in(folder: Path, **sections: object) -> object:
     file = folder / "config.yaml"  # JSON is YAML
     file.write_text(json.dumps({**TINY, "run": str(folder), **sections}))
-    parser = config.learner_parser()
-    return parser.instantiate(config.read(parser, [str(file)]))
+    parser = options.learner_parser()
+    return parser.instantiate(options.read(parser, [str(file)]))
 
 
 def test_descriptors_of_pictures_and_of_vectors_are_kept_apart(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import yaml
 from forked import Forked, run_script
 from jsonargparse import ArgumentParser
 
-import stream_ssl.app.names  # noqa: F401  (the short names of a config file)
+import stream_ssl.config.names  # noqa: F401  (the short names of a config file)
 from stream_ssl.losses import LOSSES, Loss
 
 PAGE = (Path(__file__).parents[2] / "docs" / "losses.md").read_text()

@@ -24,7 +24,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from stream_ssl.app.endpoints import load
+from stream_ssl.daemon.endpoints import load
 from stream_ssl.observe.scrape import key
 
 FOLDER = Path(__file__).parent / "recordings"

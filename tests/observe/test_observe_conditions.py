@@ -17,8 +17,8 @@ from observe_records import step
 from table import table
 
 from stream_ssl.app.commands import status
-from stream_ssl.app.endpoints import FILE
 from stream_ssl.batch import Offset, Origin
+from stream_ssl.daemon.endpoints import FILE
 from stream_ssl.learning.checkpoint import CheckpointRecord
 from stream_ssl.learning.divergence import Divergence
 from stream_ssl.learning.records import Idle

@@ -37,7 +37,7 @@ from stream_ssl.producers.sources.finite import select
 from stream_ssl.producers.sources.stored_rows import StoredRows
 from stream_ssl.wire.sample import check_position
 
-EMBEDDED = Path(__file__).parents[2] / "stream_ssl/app/data"
+EMBEDDED = Path(__file__).parents[2] / "stream_ssl/demo/data"
 
 
 def arrays(source):

@@ -12,8 +12,7 @@ import torch
 from jsonargparse import Namespace
 from rank_group import together
 
-from stream_ssl.app.failures import Failure, Misconfigured
-from stream_ssl.app.ranks import check_alike, check_shared, part_of
+from stream_ssl.daemon.ranks import check_alike, check_shared, part_of
 from stream_ssl.journal.segment import ID_FILE
 from stream_ssl.learning.ranks import Ranks
 from stream_ssl.learning.saved import Saved
@@ -23,6 +22,7 @@ from stream_ssl.memory.eviction import MostDuplicated, Reservoir
 from stream_ssl.memory.process_group import RankGroup
 from stream_ssl.memory.scores import Quadratic
 from stream_ssl.methods.negatives import MemoryNegatives
+from stream_ssl.process.failures import Failure, Misconfigured
 
 
 def check_refusals(ranks: int) -> None:

@@ -15,9 +15,10 @@ import pytest
 from forked import Forked
 from harness import TINY, Processes, processes, stop, until
 
-from stream_ssl.app import cli, run_states
+from stream_ssl.app import cli
 from stream_ssl.app.commands import status
-from stream_ssl.app.endpoints import load
+from stream_ssl.daemon import run_states
+from stream_ssl.daemon.endpoints import load
 from stream_ssl.journal.journal import Journal
 from stream_ssl.journal.segment import JournalEntry
 from stream_ssl.producers import Producer

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from receiver_peer import DEADLINE, KIB, MIB, Peer, Running, packet, until
 
-from stream_ssl.app.receive import _why
+from stream_ssl.daemon.receive import _why
 from stream_ssl.journal.consumer_offsets import ConsumerOffsets
 from stream_ssl.receiver import journal_room
 from stream_ssl.receiver.credit import DRAIN_SECONDS, QUIET_SECONDS, CreditPolicy

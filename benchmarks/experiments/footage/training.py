@@ -22,8 +22,8 @@ from benchmarks.experiments.data import LabelledImages
 from benchmarks.experiments.footage.recordings import Footage, Recording
 from benchmarks.experiments.training import features
 from benchmarks.full_learner import settings_of
-from stream_ssl.app import build
 from stream_ssl.batch import START, Batch, Offset, Origin
+from stream_ssl.config import build
 from stream_ssl.evaluation.linear import CONVEX, linear_probe
 from stream_ssl.evaluation.neighbours import knn_accuracy
 from stream_ssl.feed.decode import content_hashes

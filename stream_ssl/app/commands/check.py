@@ -11,14 +11,14 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 
-from stream_ssl.app import config, restart
 from stream_ssl.app.commands.run import CONFIG_MISSING, lacks_config
-from stream_ssl.app.endpoints import OTHER_FOLDER
-from stream_ssl.app.failures import check_writable, configuring, existing, reported
-from stream_ssl.app.page import page_sources
 from stream_ssl.bounded_files import check_folder
+from stream_ssl.config import options, restart
+from stream_ssl.daemon.endpoints import OTHER_FOLDER
+from stream_ssl.daemon.page import page_sources
 from stream_ssl.learning.checkpoint_layout import FOLDER
 from stream_ssl.observe.server import check_public
+from stream_ssl.process.failures import check_writable, configuring, existing, reported
 from stream_ssl.wire.run_folder import KEYS
 
 log = logging.getLogger("stream_ssl.check")
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
     if given.ranks < 1:
         count.error(f"--ranks is {given.ranks}: must be at least 1")
     # Check first what takes no time: a missing file, an unknown section, the receiver's settings.
-    receiver_settings = config.read(config.receiver_parser("check"), arguments)
+    receiver_settings = options.read(options.receiver_parser("check"), arguments)
     if lacks_config(receiver_settings, arguments):
         count.error(CONFIG_MISSING)
 
@@ -41,8 +41,8 @@ def main(arguments: Sequence[str]) -> int:
         with configuring():
             check_receiver(receiver_settings)
         log.info("the receiver's configuration is OK; building the learner")
-        learner = config.learner_parser("check")
-        learner_settings = config.read(learner, arguments)
+        learner = options.learner_parser("check")
+        learner_settings = options.read(learner, arguments)
         with configuring():
             start = restart.start_of(learner_settings.run)
         if start.damaged:
@@ -65,7 +65,7 @@ def check_receiver(settings: Namespace) -> None:
     Raises:
         ValueError: the settings cannot work.
     """
-    from stream_ssl.app import receive
+    from stream_ssl.daemon import receive
 
     for name in ("", "journal", "checkpoints", "quarantine", "originals"):
         check_writable(settings.run / name, "run folder", OTHER_FOLDER)
@@ -73,7 +73,7 @@ def check_receiver(settings: Namespace) -> None:
         check_folder(folder)
     token = page_sources(settings).token
     for role in ("receiver", "learner"):
-        host, _ = config.split_address(settings.http[role])
+        host, _ = options.split_address(settings.http[role])
         check_public(host, settings.http.public or token is not None)
     address = settings.http.learner
     if settings.http.receiver == address and not address.endswith(":0"):
@@ -117,8 +117,8 @@ def check_learner(
     """
     import torch
 
-    from stream_ssl.app import build
-    from stream_ssl.app.warm_start import warm_start
+    from stream_ssl.config import build
+    from stream_ssl.daemon.warm_start import warm_start
 
     device = settings.learner.device
     if device.startswith("cuda") and not torch.cuda.is_available():
@@ -127,7 +127,7 @@ def check_learner(
         )
         settings = settings.clone()
         settings.learner.device = "cpu"
-    for line in build.without_effect(config.resolved(parser, settings)):
+    for line in build.without_effect(options.resolved(parser, settings)):
         log.warning("%s", line)
     learner = build.dry_run(_instantiated(parser, settings, resumes), ranks)
     if (warning := build.compares_embeddings(learner.memory)) is not None:
@@ -141,7 +141,7 @@ def _instantiated(parser: ArgumentParser, settings: Namespace, resumes: bool) ->
 
     A run that resumes needs no initial weights: its checkpoint has the weights of its encoder.
     """
-    from stream_ssl.app import build
+    from stream_ssl.config import build
 
     built: Namespace = parser.instantiate(settings)
     if resumes:
@@ -153,7 +153,7 @@ def summary(
     parser: ArgumentParser, settings: Namespace, start: restart.Start, ranks: int = 1
 ) -> str:
     """Return a few lines on what the configuration would run."""
-    from stream_ssl.app import build
+    from stream_ssl.config import build
     from stream_ssl.memory.descriptors import Embedding
 
     built = _instantiated(parser, settings, start.checkpoint is not None)

@@ -95,13 +95,13 @@ def options(words: Sequence[str]) -> Iterator[argparse.Action]:
     Raises:
         ModuleNotFoundError: the command needs an extra that is not installed.
     """
-    from stream_ssl.app import config
+    from stream_ssl.config import options
 
     name = words[0]
     module = importlib.import_module(f"stream_ssl.app.commands.{name}")
     if name in ("run", "receiver", "learner", "check"):
         parser: argparse.ArgumentParser = (
-            config.receiver_parser() if name == "receiver" else config.run_parser()
+            options.receiver_parser() if name == "receiver" else options.run_parser()
         )
         yield argparse.Action([], "CONFIG", type=Path, help="config file")
     elif name == "produce":
@@ -125,6 +125,6 @@ def values_of(hint: Any) -> list[str]:
         return [str(value) for value in get_args(hint)]
     if get_origin(hint) in (Union, types.UnionType):
         return [word for part in get_args(hint) for word in values_of(part)]
-    names = sys.modules.get("stream_ssl.app.names")  # the learner's parser imports it, and torch
+    names = sys.modules.get("stream_ssl.config.names")  # the learner's parser imports it, and torch
     _, table = names.TABLES.get(hint, ("", {})) if names and isinstance(hint, type) else ("", {})
     return [*table]

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Literal
 
 from jsonargparse import Namespace
 
-from stream_ssl.app.config import check_files
-from stream_ssl.app.failures import Failure, check_writable, configuring, reported, writing
-from stream_ssl.app.only_writer import only_writer
-from stream_ssl.app.parser import Parser
-from stream_ssl.app.signals import stop_source_on_signals
-from stream_ssl.app.threads import share_cores
+from stream_ssl.config.options import check_files
+from stream_ssl.config.parser import Parser
+from stream_ssl.process.failures import Failure, check_writable, configuring, reported, writing
+from stream_ssl.process.only_writer import only_writer
+from stream_ssl.process.signals import stop_source_on_signals
+from stream_ssl.process.threads import share_cores
 from stream_ssl.producers.sources import SOURCES, Source
 from stream_ssl.producers.sources.base import SourceError
 
@@ -137,8 +137,8 @@ def _work(curator: Curator, source: Source, out: Path) -> bool:
     """Read the rest of the source and write the result. Return False if a signal stopped it."""
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 
-    from stream_ssl.app.progress import ShownProgress
     from stream_ssl.curation import write_results
+    from stream_ssl.process.progress import ShownProgress
 
     if curator.progress.read:
         log.info("continuing after %d samples", curator.progress.read)

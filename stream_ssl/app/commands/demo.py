@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jsonargparse import auto_cli
 
-from stream_ssl.app.parser import Parser
+from stream_ssl.config.parser import Parser
 
 
 def demo(seconds: float = 120.0, out: Path = Path("demo-out")) -> int:
@@ -22,7 +22,7 @@ def demo(seconds: float = 120.0, out: Path = Path("demo-out")) -> int:
         seconds: how long the stream runs, at least 15. Start and evaluation take additional time.
         out: the run's folder. The files of an earlier demo are replaced.
     """
-    from stream_ssl.app.demo.run import run
+    from stream_ssl.demo.run import run
 
     return run(seconds, out)
 

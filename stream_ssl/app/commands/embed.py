@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 from jsonargparse import Namespace
 
-from stream_ssl.app.failures import (
+from stream_ssl.config.parser import Parser
+from stream_ssl.observe.conditions import plural
+from stream_ssl.process.failures import (
     TRUST_CODE,
     check_out_file,
     check_writable,
@@ -25,17 +27,15 @@ from stream_ssl.app.failures import (
     reported,
     writing,
 )
-from stream_ssl.app.only_writer import only_writer
-from stream_ssl.app.parser import Parser
-from stream_ssl.app.signals import stop_source_on_signals
-from stream_ssl.app.threads import share_cores
-from stream_ssl.observe.conditions import plural
+from stream_ssl.process.only_writer import only_writer
+from stream_ssl.process.signals import stop_source_on_signals
+from stream_ssl.process.threads import share_cores
 from stream_ssl.producers.sources import Source
 
 if TYPE_CHECKING:
-    from stream_ssl.app.encoder import Encoder
-    from stream_ssl.app.feature_file import FeatureFile, Read
     from stream_ssl.feed.decode import Payloads, Pixels
+    from stream_ssl.trained.encoder import Encoder
+    from stream_ssl.trained.feature_file import FeatureFile, Read
 
 log = logging.getLogger("stream_ssl.embed")
 
@@ -58,7 +58,7 @@ SAVE_SECONDS = 30.0
 def main(arguments: Sequence[str]) -> int:
     """Embed a data set, and return the exit status: 130 if it was stopped before the end."""
     share_cores()
-    from stream_ssl.app.evaluate import sets
+    from stream_ssl.evaluation import sets
 
     parser = embed_parser()
     name = sets.add_source(parser, arguments, fixed=sets.FIXED - {"split"})
@@ -117,10 +117,10 @@ def embed(settings: Namespace, name: str) -> bool:
     Returns:
         Whether the file is written. False: a signal stopped the command.
     """
-    from stream_ssl.app import build
-    from stream_ssl.app.evaluate import sets
-    from stream_ssl.app.feature_file import FeatureFile, state_folder
+    from stream_ssl.config import build
     from stream_ssl.durable import make_folder
+    from stream_ssl.evaluation import sets
+    from stream_ssl.trained.feature_file import FeatureFile, state_folder
 
     out: Path = settings.out
     with configuring("lower --batch"), writing("--out", out, "and then the same command continues"):
@@ -159,7 +159,7 @@ def embed(settings: Namespace, name: str) -> bool:
 
 def _encoder(settings: Namespace) -> tuple[Encoder, str]:
     """Return the encoder, and a text that names its folder and its weights."""
-    from stream_ssl.app.encoder import ENCODER, load_encoder, read_newest
+    from stream_ssl.trained.encoder import ENCODER, load_encoder, read_newest
 
     def load(place: Path) -> tuple[Path, Encoder]:
         chosen = settings.of, settings.device, settings.trust_code
@@ -178,8 +178,8 @@ def _encode(file: FeatureFile, encoder: Encoder, source: Source, batch: int) -> 
     import numpy as np
     import torch
 
-    from stream_ssl.app.progress import ShownProgress
     from stream_ssl.evaluation.labelled import length
+    from stream_ssl.process.progress import ShownProgress
 
     stop = stop_source_on_signals(source)
     if file.read.samples:
@@ -236,9 +236,9 @@ class Rows:
 
     def __iter__(self) -> Iterator[Row]:
         """Yield each image. A few samples for each core are decoded at a time."""
-        from stream_ssl.app.feature_file import Read
         from stream_ssl.evaluation.labelled import decoded
         from stream_ssl.feed.decode import BadSample
+        from stream_ssl.trained.feature_file import Read
 
         cores = os.cpu_count() or 1
         samples = self._source.samples(self.read.position)

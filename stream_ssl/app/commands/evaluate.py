@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from stream_ssl.app.failures import TRUST_CODE, reported
-from stream_ssl.app.parser import Parser
-from stream_ssl.app.threads import share_cores
+from stream_ssl.config.parser import Parser
+from stream_ssl.process.failures import TRUST_CODE, reported
+from stream_ssl.process.threads import share_cores
 
 DESCRIPTION = """Evaluates a checkpoint's encoder on a labelled set that it was not trained on:
 weighted nearest neighbours, linear probes, retrieval, and the geometry of its features. The test
@@ -28,7 +28,7 @@ EXAMPLES = """examples:
 def main(arguments: Sequence[str]) -> int:
     """Evaluate an encoder, and return the exit status."""
     share_cores()
-    from stream_ssl.app.evaluate import sets
+    from stream_ssl.evaluation import sets
 
     parser = evaluate_parser()
     name = sets.add_source(parser, arguments)
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
     assert name is not None, "--data is required"
 
     def work() -> None:
-        from stream_ssl.app.evaluate.run import evaluate
+        from stream_ssl.trained.evaluate import evaluate
 
         evaluate(settings, name)
 

@@ -11,11 +11,11 @@ from typing import Literal
 
 from jsonargparse import ActionYesNo, Namespace
 
-from stream_ssl.app.buckets import Target, is_url, target
-from stream_ssl.app.failures import TRUST_CODE, configuring, reported, writing
-from stream_ssl.app.parser import Parser
-from stream_ssl.app.threads import share_cores
+from stream_ssl.buckets.folders import Target, is_url, target
+from stream_ssl.config.parser import Parser
 from stream_ssl.observe.conditions import plural
+from stream_ssl.process.failures import TRUST_CODE, configuring, reported, writing
+from stream_ssl.process.threads import share_cores
 
 DESCRIPTION = """Writes the results of a run: its encoder, as safetensors and ONNX, and the samples
 of its memory, as WebDataset shards with embeddings. It only reads a checkpoint, so the daemon may
@@ -89,9 +89,9 @@ def export(settings: Namespace) -> None:
     with configuring():
         check_settings(settings)
     # After the check: these imports take seconds.
-    from stream_ssl.app.encoder import ENCODER, read_newest
-    from stream_ssl.app.export import MEMORY, check_onnx, check_target
-    from stream_ssl.app.hub import CONFIG
+    from stream_ssl.trained.encoder import ENCODER, read_newest
+    from stream_ssl.trained.export import MEMORY, check_onnx, check_target
+    from stream_ssl.trained.hub import CONFIG
 
     markers = {"encoder": ENCODER, "memory": MEMORY, "hub": CONFIG}
     with configuring(), ExitStack() as stack:
@@ -109,9 +109,9 @@ def export(settings: Namespace) -> None:
 
 def write(settings: Namespace, checkpoint: Path, targets: Mapping[str, Target]) -> None:
     """Write the encoder and the memory of one checkpoint into their targets."""
-    from stream_ssl.app.export import ONNX_TOLERANCE, export_encoder, export_memory
-    from stream_ssl.app.hub import export_hub
-    from stream_ssl.app.progress import ShownProgress
+    from stream_ssl.process.progress import ShownProgress
+    from stream_ssl.trained.export import ONNX_TOLERANCE, export_encoder, export_memory
+    from stream_ssl.trained.hub import export_hub
 
     print(f"checkpoint: {checkpoint}")
     if settings.encoder is not None:

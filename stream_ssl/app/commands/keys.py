@@ -8,8 +8,8 @@ from pathlib import Path
 
 from jsonargparse import auto_cli
 
-from stream_ssl.app.failures import DONE, FAILED, USAGE, check_writable
-from stream_ssl.app.parser import Parser
+from stream_ssl.config.parser import Parser
+from stream_ssl.process.failures import DONE, FAILED, USAGE, check_writable
 from stream_ssl.wire.keys import Keys
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from jsonargparse import Namespace
 
-from stream_ssl.app.config import check_files
-from stream_ssl.app.failures import Failure, configuring, reported
-from stream_ssl.app.parser import Parser
-from stream_ssl.app.signals import stop_on_signals
+from stream_ssl.config.options import check_files
+from stream_ssl.config.parser import Parser
+from stream_ssl.process.failures import Failure, configuring, reported
+from stream_ssl.process.signals import stop_on_signals
 from stream_ssl.producers import Producer
 from stream_ssl.producers.errors import (
     BufferFullError,

@@ -13,11 +13,11 @@ from tempfile import TemporaryDirectory
 
 from jsonargparse import Namespace
 
-from stream_ssl.app import config
-from stream_ssl.app.endpoints import hold_role
-from stream_ssl.app.failures import DONE, configuring, reported
-from stream_ssl.app.signals import PARSED, stop_on_signals
-from stream_ssl.app.supervisor import Child, Supervisor, command, learner_command
+from stream_ssl.config import options
+from stream_ssl.daemon.endpoints import hold_role
+from stream_ssl.daemon.supervisor import Child, Supervisor, command, learner_command
+from stream_ssl.process.failures import DONE, configuring, reported
+from stream_ssl.process.signals import PARSED, stop_on_signals
 from stream_ssl.wire.run_folder import KEYS, make_keys
 
 LEARNER_NEEDS = {
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
     count.add_argument("--ranks", type=int, default=1)
     count.add_argument("--receivers", type=int, default=1)
     given, rest = count.parse_known_args(arguments)
-    settings = config.read(config.receiver_parser("run"), rest)
+    settings = options.read(options.receiver_parser("run"), rest)
     if lacks_config(settings, rest):
         count.error(CONFIG_MISSING)
     if given.ranks < 1:

@@ -17,13 +17,13 @@ def main(arguments: Sequence[str]) -> int:
     """Print the schema of a role, and return the exit status."""
     parser = schema_parser()
     role = parser.parse_args(list(arguments)).role
-    from stream_ssl.app import config
-    from stream_ssl.app.schema import config_schema
+    from stream_ssl.config import options
+    from stream_ssl.config.schema import config_schema
 
     made = {
-        "run": config.run_parser,
-        "receiver": config.receiver_parser,
-        "learner": config.learner_parser,
+        "run": options.run_parser,
+        "receiver": options.receiver_parser,
+        "learner": options.learner_parser,
     }[role]()
     schema = config_schema(made, f"stream-ssl {role}: config file")
     print(json.dumps(schema, indent=1, ensure_ascii=False))

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Literal
 
 from jsonargparse import Namespace
 
-from stream_ssl.app.failures import (
+from stream_ssl.config.parser import Parser
+from stream_ssl.process.failures import (
     TRUST_CODE,
     Failure,
     check_out_file,
@@ -17,12 +18,11 @@ from stream_ssl.app.failures import (
     reported,
     writing,
 )
-from stream_ssl.app.parser import Parser
-from stream_ssl.app.threads import share_cores
+from stream_ssl.process.threads import share_cores
 from stream_ssl.rate_limited_logger import printable
 
 if TYPE_CHECKING:
-    from stream_ssl.app.search import Hit
+    from stream_ssl.trained.search import Hit
 
 DESCRIPTION = """Prints the samples in a run's memory that are most similar to a picture, with their
 origins. It only reads the newest checkpoint, so the daemon may be running."""
@@ -87,8 +87,8 @@ def run(settings: Namespace) -> None:
         _check_picture(settings.image)
     # After the checks: these imports take seconds.
     from stream_ssl import durable
-    from stream_ssl.app.encoder import read_newest
-    from stream_ssl.app.search import page, search, sheet
+    from stream_ssl.trained.encoder import read_newest
+    from stream_ssl.trained.search import page, search, sheet
 
     with configuring():
         result = read_newest(

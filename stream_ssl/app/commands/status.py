@@ -19,9 +19,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from stream_ssl.app.failures import DONE, FAILED, USAGE
-from stream_ssl.app.parser import Parser
-from stream_ssl.app.run_states import (
+from stream_ssl.config.parser import Parser
+from stream_ssl.daemon.run_states import (
     ROLES,
     Run,
     RunPage,
@@ -39,6 +38,7 @@ from stream_ssl.observe.answers import MOST_PRODUCERS, Answer, answers, as_json
 from stream_ssl.observe.conditions import OF_CHECK, few, plural
 from stream_ssl.observe.scrape import History, Scraper
 from stream_ssl.observe.trends import percent
+from stream_ssl.process.failures import DONE, FAILED, USAGE
 from stream_ssl.rate_limited_logger import printable
 
 COLOURS = {"good": "green", "watch": "yellow", "bad": "red", "wait": "dim", "unknown": "dim"}

@@ -1,1 +1,0 @@
-"""The work of stream-ssl evaluate: from checkpoints and labelled sets to a report."""

@@ -1,0 +1,1 @@
+"""Sealed folders in buckets, and copies of checkpoints there."""

@@ -1,0 +1,153 @@
+"""Copies of a run's checkpoints in a bucket, made in the background."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from stream_ssl.buckets.folders import Bucket, is_url
+from stream_ssl.learning.checkpoint_layout import step_in, steps_in
+from stream_ssl.observe.checkpoint_metrics import CheckpointMetrics
+
+log = logging.getLogger("stream_ssl.learner")
+
+LAST = 20.0
+"""Seconds in which the last checkpoint of a run may be copied after the run's end."""
+SCRATCH = ".copying"
+"""The folder of the run that holds links to the files of the checkpoint that is being copied."""
+
+
+@dataclass(frozen=True)
+class CopySettings:
+    """Settings of the copies of checkpoints in a bucket.
+
+    Args:
+        to: address of a folder for this run alone, such as s3://bucket/laptop. null: no copies.
+        every_seconds: seconds between two copies; 0.1 or more.
+        keep: number of newest copies to keep, at least 1.
+    """
+
+    to: str | None = None
+    every_seconds: float = 600.0
+    keep: int = 3
+
+    def __post_init__(self) -> None:
+        if self.to is not None and not is_url(self.to):
+            raise ValueError(
+                f"copies.to is {self.to}: give an address such as s3://bucket/laptop or "
+                "file:///mnt/laptop"
+            )
+        if not 0.1 <= self.every_seconds < math.inf:
+            raise ValueError(
+                f"copies.every_seconds is {self.every_seconds}: must be a number from 0.1 on"
+            )
+        if self.keep < 1:
+            raise ValueError(f"copies.keep is {self.keep}: at least 1 copy must stay")
+
+
+class CheckpointCopies:
+    """A thread that copies the newest checkpoint to a bucket from time to time.
+
+    Training never waits for it. If a copy fails, the next one is tried at its time.
+
+    Args:
+        settings: the settings, with an address.
+        run: the run folder.
+        checkpoints: the folder of the checkpoints.
+        metrics: exports the copies.
+        clock: returns monotonic seconds.
+
+    Raises:
+        ValueError: the address cannot be used.
+    """
+
+    def __init__(
+        self,
+        settings: CopySettings,
+        run: Path,
+        checkpoints: Path,
+        metrics: CheckpointMetrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        assert settings.to is not None
+        self._settings, self._bucket = settings, Bucket(settings.to)
+        self._scratch, self._checkpoints = run / SCRATCH, checkpoints
+        self._metrics, self._clock = metrics, clock
+        self._copied = ""  # the name of the newest copied checkpoint
+        self._due_since = math.nan  # since when a checkpoint waits to be copied
+        self._failed = False
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="copies", daemon=True)
+        metrics.watch_copies(self.late)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Copy the last checkpoint, and give it LAST seconds."""
+        self._closing.set()
+        self._thread.join(LAST)
+        if self._thread.is_alive():
+            text = "the last checkpoint was not copied to %s within %.0f s. It is in %s"
+            log.warning(text, self._bucket.url, LAST, self._checkpoints)
+
+    def late(self) -> float:
+        """Return the seconds since which a checkpoint waits to be copied; 0: none waits."""
+        since = self._due_since
+        return 0.0 if math.isnan(since) else self._clock() - since
+
+    def copy(self) -> None:
+        """Copy the newest checkpoint, if there is a new one. Never raises an exception."""
+        if not (found := steps_in(self._checkpoints)) or found[-1].name == self._copied:
+            return
+        newest = found[-1]
+        if math.isnan(self._due_since):
+            self._due_since = self._clock()
+        try:
+            self._link(newest)
+            self._bucket.upload(self._scratch, newest.name)
+            self._prune(newest.name)
+        except Exception as error:  # each protocol raises errors of its own
+            self._metrics.copy_failed()
+            if not self._failed:
+                text = "checkpoint %s was not copied to %s, training continues: %s: %s"
+                told = newest.name, self._bucket.url, type(error).__name__, error
+                log.warning(text, *told)
+            self._failed = True
+            return
+        finally:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+        if self._failed:
+            log.info("checkpoints are copied to %s again", self._bucket.url)
+        self._copied, self._due_since, self._failed = newest.name, math.nan, False
+        self._metrics.copied(step_in(newest.name) or 0)
+
+    def _run(self) -> None:
+        while not self._closing.wait(self._settings.every_seconds):
+            self.copy()
+        self.copy()
+
+    def _link(self, checkpoint: Path) -> None:
+        """Link the checkpoint's files, because the learner may remove it during the copy."""
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        self._scratch.mkdir()
+        for path in checkpoint.iterdir():
+            try:
+                os.link(path, self._scratch / path.name)
+            except OSError:  # some file systems have no hard links
+                shutil.copyfile(path, self._scratch / path.name)
+
+    def _prune(self, newest: str) -> None:
+        """Remove the oldest copies, but not the newest one, whose step may have been lower."""
+        steps = {name: step_in(name) for name in self._bucket.names() - {newest}}
+        copies = sorted((step, name) for name, step in steps.items() if step is not None)
+        for _, name in copies[: max(0, len(copies) + 1 - self._settings.keep)]:
+            self._bucket.remove(name)

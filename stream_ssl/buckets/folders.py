@@ -1,0 +1,194 @@
+"""Sealed folders in buckets, such as s3://bucket/folder, through fsspec."""
+
+from __future__ import annotations
+
+import logging
+import posixpath
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from stream_ssl.bounded_files import parse_json
+from stream_ssl.durable import MANIFEST
+from stream_ssl.process.failures import Failure, first_line, writing
+
+log = logging.getLogger("stream_ssl.export")
+
+PACKAGES = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
+"""The extra of this package for each protocol that needs one."""
+# A server that does not answer is an error after two minutes, not after ten.
+TIMEOUTS = {"connect_timeout": 10, "read_timeout": 30, "retries": {"max_attempts": 1}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "file": {"auto_mkdir": True},
+    "local": {"auto_mkdir": True},
+    "s3": {"config_kwargs": TIMEOUTS},
+    "s3a": {"config_kwargs": TIMEOUTS},
+}
+MOST_MANIFEST = 1 << 24
+"""The most bytes of a manifest that are read."""
+
+
+def is_url(place: str) -> bool:
+    """Return whether a place is an address such as s3://bucket/folder, and no folder."""
+    return "://" in place
+
+
+class Bucket:
+    """A folder of a bucket. No call of this class is bounded in time.
+
+    Args:
+        url: PROTOCOL://BUCKET/FOLDER, of any protocol that fsspec knows.
+
+    Raises:
+        ValueError: the protocol is unknown, or its package is not installed.
+    """
+
+    def __init__(self, url: str) -> None:
+        import fsspec
+
+        self.url, protocol = url.rstrip("/"), url.partition("://")[0]
+        if not url.partition("://")[2].strip("/"):
+            raise ValueError(f"{url} names no bucket: give an address such as s3://bucket/folder")
+        try:
+            options = OPTIONS.get(protocol, {})
+            self._files: Any
+            self._files, self._root = fsspec.core.url_to_fs(
+                self.url, use_listings_cache=False, skip_instance_cache=True, **options
+            )
+        except ImportError as error:
+            extra = PACKAGES.get(protocol)
+            remedy = f"pip install 'stream-ssl[{extra}]'" if extra else str(error)
+            raise ValueError(f"{url} needs a package that is not installed: {remedy}") from error
+        except ValueError as error:
+            raise ValueError(
+                f"{url}: {first_line(error)}; give an address such as s3://bucket/folder, "
+                "gs://bucket/folder or file:///folder"
+            ) from error
+
+    def names(self, folder: str = "") -> set[str]:
+        """Return the names of the files and folders in a folder; empty if there is no folder."""
+        place = self._place(folder)
+        try:
+            found = self._files.ls(place, detail=False)
+        except FileNotFoundError:
+            return set()
+        names = {
+            posixpath.basename(path.rstrip("/")) for path in found if path.rstrip("/") != place
+        }
+        return names - {""}
+
+    def listed(self, folder: str = "") -> set[str]:
+        """Return the names of the files in a folder's manifest, and its own; empty without one."""
+        try:
+            text = self._files.cat_file(self._place(folder, MANIFEST), end=MOST_MANIFEST)
+            return {MANIFEST, *parse_json(text.decode())["files"]}
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return set()
+
+    def upload(
+        self, folder: Path, target: str = "", tell: Callable[[int], object] = lambda _: None
+    ) -> None:
+        """Copy a sealed folder. It is whole once it has a manifest, which is written last.
+
+        Files of an earlier sealed folder are replaced or removed.
+
+        Args:
+            folder: the sealed folder.
+            target: the folder in the bucket.
+            tell: progress callback: bytes of a file that was copied.
+        """
+        before = self.listed(target)
+        if before:
+            self._files.rm_file(self._place(target, MANIFEST))
+        names = sorted(path.name for path in folder.iterdir() if path.name != MANIFEST)
+        for name in (*names, MANIFEST):
+            self._files.put_file(str(folder / name), self._place(target, name))
+            tell((folder / name).stat().st_size)
+        for name in sorted(before - {*names, MANIFEST}):
+            self._files.rm_file(self._place(target, name))
+
+    def remove(self, folder: str) -> None:
+        """Remove a sealed folder: first its manifest, so that no reader takes it for whole."""
+        names = self.names(folder)
+        for name in (MANIFEST, *sorted(names - {MANIFEST})):
+            if name in names:
+                self._files.rm_file(self._place(folder, name))
+
+    def _place(self, *names: str) -> str:
+        return "/".join([self._root, *filter(None, names)])
+
+
+@dataclass(frozen=True)
+class Target:
+    """A folder to write, and the address to which `publish` copies it.
+
+    Args:
+        option: the name of the option in errors.
+        folder: the sealed folder, once it is written.
+        bucket: the folder of a bucket; None: `folder` is the place itself.
+    """
+
+    option: str
+    folder: Path
+    bucket: Bucket | None = None
+
+    def publish(self) -> None:
+        """Copy the folder to its address, if it has one, and show the progress.
+
+        Raises:
+            Failure: the bucket does not accept the files.
+        """
+        if self.bucket is None:
+            return
+        from stream_ssl.process.progress import ShownProgress
+
+        url, size = self.bucket.url, sum(path.stat().st_size for path in self.folder.iterdir())
+        log.info("copying %.1f MB to %s", size / 1e6, url)
+        with (
+            writing(self.option, url),
+            _reaching(self.option, url),
+            ShownProgress() as progress,
+        ):
+            bar = progress.add_task(f"copying to {url}", total=size)
+            self.bucket.upload(self.folder, tell=lambda sent: progress.update(bar, advance=sent))
+
+
+@contextmanager
+def target(option: str, place: str) -> Iterator[Target]:
+    """Yield a target: the place itself, or a temporary folder for an address.
+
+    Args:
+        option: the name of the option in errors.
+        place: a folder, or the address of one in a bucket.
+
+    Raises:
+        ValueError: the address cannot be used, or its folder holds files that no export wrote.
+        Failure: the bucket cannot be reached.
+    """
+    if not is_url(place):
+        yield Target(option, Path(place))
+        return
+    bucket = Bucket(place)
+    with _reaching(option, place):
+        others = sorted(bucket.names() - bucket.listed())
+    if others:
+        raise ValueError(
+            f"{option} {place} contains {others[0]}, which no export has written; choose an "
+            "empty or a new folder"
+        )
+    with TemporaryDirectory() as scratch:
+        yield Target(option, Path(scratch) / "export", bucket)
+
+
+@contextmanager
+def _reaching(option: str, place: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # each protocol raises errors of its own
+        raise Failure(
+            f"{option} {place} cannot be written: {type(error).__name__}: {first_line(error)}; "
+            "check the bucket's name, its address (AWS_ENDPOINT_URL) and your credentials"
+        ) from error

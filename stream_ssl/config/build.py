@@ -1,0 +1,551 @@
+"""Build the learner's objects from the settings. The functions follow the path of a sample."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from jsonargparse import Namespace
+from torch import Tensor
+
+from stream_ssl.batch import START, Offset
+from stream_ssl.buckets.folders import Bucket
+from stream_ssl.config.trust import DOWNLOADERS, without_downloads
+from stream_ssl.encoder.network import (
+    Model,
+    Projector,
+    ResNet,
+    called,
+    freeze_stages,
+    load_weights,
+)
+from stream_ssl.evaluation.labelled import Labelled
+from stream_ssl.feed.batches import Batches
+from stream_ssl.feed.decode import Decoder, VectorDecoder
+from stream_ssl.feed.journal_tasks import JournalShare
+from stream_ssl.feed.originals import KeptOriginals
+from stream_ssl.feed.quarantine import Quarantine
+from stream_ssl.journal.reader import JournalReader
+from stream_ssl.learning import randomness
+from stream_ssl.learning.checkpoint import Checkpointer
+from stream_ssl.learning.checkpoint_layout import FOLDER
+from stream_ssl.learning.compatibility import check_batch, check_labels
+from stream_ssl.learning.learner import Learner, Stream
+from stream_ssl.learning.optimiser import OptimiserSettings
+from stream_ssl.learning.pace import Pace
+from stream_ssl.learning.settings import LearnerSettings
+from stream_ssl.learning.vectors import MLP, Vectors, VectorViews
+from stream_ssl.learning.views import Chances, Views
+from stream_ssl.losses import PositiveDebiased
+from stream_ssl.memory import WorkingMemory
+from stream_ssl.memory.descriptors import Embedding, Features, Vector
+from stream_ssl.memory.eviction import Policy
+from stream_ssl.memory.process_group import SINGLE_PROCESS, RankGroup
+from stream_ssl.methods import Method
+from stream_ssl.observe.held_out import HeldOut, HeldOutProbe
+from stream_ssl.observe.logger_process import Deadline, LoggerProcess
+from stream_ssl.observe.loggers import Logger, TensorBoard
+from stream_ssl.observe.page.picture_search import PictureSearch
+from stream_ssl.observe.prequential import Prequential
+from stream_ssl.observe.shadow import Shadow, StepDescriptor
+from stream_ssl.process.failures import first_line
+from stream_ssl.producers._images import as_sample
+
+
+def method(settings: Namespace) -> Method:
+    """Return the method, with weights drawn from `learner.seed`.
+
+    `settings` must come from `parser.instantiate`, as for all functions of this module.
+    """
+    randomness.seed_everything(settings.learner.seed)
+    encoder = backbone(settings)
+    if isinstance(settings.memory.descriptor, Features):
+        settings.memory.descriptor.fit(encoder.dim)
+    projector = Projector(encoder.dim, **settings.projector)
+    module, _, name = settings.method.class_path.rpartition(".")
+    chosen: type[Method] = getattr(importlib.import_module(module), name)
+    return chosen(encoder, projector, settings.loss, **settings.method.init_args)
+
+
+def backbone(settings: Namespace) -> ResNet | MLP | Model:
+    """Return the encoder, with the weights of `encoder.weights` loaded and its frozen stages set.
+
+    Raises:
+        ValueError: the network does not fit the images, or the weights do not fit the network.
+    """
+    if (found := vectors(settings)) is not None and found.dim is not None:
+        return MLP(found.dim, found.widths)
+    own = settings.encoder.as_dict()
+    model, head, weights, frozen = (own.pop(n) for n in ("model", "head", "weights", "frozen"))
+    encoder: ResNet | Model
+    if model is None:
+        if head is not None:
+            raise ValueError(f"encoder.head {head!r} is a layer of encoder.model, which is null")
+        encoder = ResNet(channels=settings.decoder.channels, **own)
+    else:
+        encoder = Model(called(model), image_shape(settings), head)
+    if weights is not None:
+        load_weights(encoder, weights, head)
+    freeze_stages(encoder, frozen)
+    return encoder
+
+
+def forget_first_weights(settings: Namespace) -> None:
+    """Keep the encoder from reading initial weights, because a checkpoint holds all weights."""
+    settings.encoder.weights = None
+    if settings.encoder.model is not None:
+        packages = (*DOWNLOADERS, "stream_ssl")
+        settings.encoder.model = without_downloads(settings.encoder.model.as_dict(), packages)
+
+
+def vectors(settings: Namespace) -> Vectors | None:
+    """Return the settings of a run on vectors; None for a run on images."""
+    found = Vectors(**settings.vectors)
+    return None if found.dim is None else found
+
+
+def decoder(settings: Namespace) -> Decoder | VectorDecoder:
+    """Return the decoder of payloads: to pixels, or to the bytes of vectors."""
+    found = vectors(settings)
+    if found is None:
+        options = settings.decoder.as_dict()
+        own = options.pop("subclass")
+        if own is None:
+            return Decoder(**options)
+        if options["fit"] == "crop":
+            del options["fit"]  # a decoder of one's own need not know of other ways
+        decoder: Decoder = called(own, **options)
+        return decoder
+    assert found.dim is not None
+    return VectorDecoder(found.dim, found.dtype)
+
+
+def views(settings: Namespace) -> Views | VectorViews:
+    """Return the augmentation."""
+    if (found := vectors(settings)) is not None:
+        return VectorViews(found)
+    return Views(settings.decoder.size, settings.decoder.channels, **settings.views)
+
+
+def memory(settings: Namespace, dim: int, group: RankGroup = SINGLE_PROCESS) -> WorkingMemory:
+    """Return the working memory, with images. With several ranks, it is the shard of this rank."""
+    return WorkingMemory(
+        dim=dim,
+        image_shape=image_shape(settings),
+        device=settings.learner.device,
+        group=group,
+        seed=settings.learner.seed,
+        **settings.memory,
+    )
+
+
+def image_shape(settings: Namespace) -> tuple[int, int, int]:
+    """Return (C, H, W) of the images that the learner reads, or of the bytes of vectors."""
+    if (found := vectors(settings)) is not None:
+        return found.shape
+    return settings.decoder.channels, settings.decoder.size, settings.decoder.size
+
+
+def shadows(settings: Namespace, dim: int) -> list[Shadow]:
+    """Return memories of the same size under other policies, without images.
+
+    A shadow counts duplicates on the working memory's descriptor, or on embeddings if that is
+    `Features`, which needs images to describe the slots again. If its policy has no score of its
+    own, it uses the working memory's score: counts under different scores cannot be compared.
+    """
+    working, descriptor = settings.memory.eviction, settings.memory.descriptor
+    if descriptor is not None and descriptor.needs_features:
+        descriptor = None
+    if descriptor is not None and descriptor.needs_images:
+        descriptor = StepDescriptor(descriptor, image_shape(settings))
+
+    def beside(policy: Policy) -> WorkingMemory:
+        if working is not None and "score" not in vars(policy):
+            policy.score = working.score
+        return WorkingMemory(
+            settings.memory.capacity,
+            dim,
+            eviction=policy,
+            device=settings.learner.device,
+            seed=settings.learner.seed,
+            descriptor=descriptor,
+        )
+
+    return [Shadow(name, beside(policy)) for name, policy in settings.shadows.items()]
+
+
+def batches(
+    settings: Namespace,
+    reader: JournalReader,
+    start: Offset,
+    share: JournalShare | None = None,
+    rank: int = 0,
+    ranks: int = 1,
+    originals: KeptOriginals | None = None,
+) -> Batches:
+    """Return the journal's samples as batches; with several ranks, the part of this rank.
+
+    Args:
+        share: the records that this rank reads, among the ranks that read the same journal.
+        rank, ranks: number of this rank, and the number of ranks that divide a batch.
+        originals: keeps the bytes of samples as they were sent.
+
+    Raises:
+        ValueError: the ranks cannot divide a batch.
+    """
+    options, total = dict(settings.batches), settings.batches["batch_size"]
+    if total % ranks:
+        lower = max(1, total // ranks) * ranks
+        raise ValueError(
+            f"batches.batch_size {total} cannot be divided by {ranks} ranks: choose "
+            f"{lower} or {lower + ranks}, or another number of ranks"
+        )
+    options["batch_size"] = total // ranks
+    quarantine = f"quarantine-{rank}" if rank else "quarantine"
+    return Batches(
+        reader,
+        decoder(settings),
+        Quarantine(settings.run / quarantine, **settings.quarantine),
+        start=start,
+        share=replace(share or JournalShare(), joint=ranks > 1),
+        originals=originals,
+        **options,
+    )
+
+
+def originals(
+    settings: Namespace, ranks: int = 1, held: Iterable[str] = ()
+) -> KeptOriginals | None:
+    """Return what keeps the bytes of samples as they were sent; None without a budget.
+
+    Args:
+        settings: the settings.
+        ranks: the number of ranks.
+        held: names of the files that the newest checkpoint holds.
+
+    Raises:
+        ValueError: the budget is out of range, or there are several ranks.
+    """
+    if settings.originals.budget is None:
+        return None
+    if ranks > 1:
+        raise ValueError(
+            f"originals.budget is {settings.originals.budget}, and {ranks} ranks learn: originals "
+            "are kept by a run with one rank. Set originals.budget to null, or use one rank"
+        )
+    shape = decoder(settings).shape_HWC
+    return KeptOriginals(settings.run / "originals", shape, settings.originals.budget, held)
+
+
+def learner(
+    settings: Namespace, stream: Stream, start: Offset, group: RankGroup = SINGLE_PROCESS
+) -> Learner:
+    """Return a learner that has read no samples yet.
+
+    Raises:
+        ValueError: the sections contradict each other.
+    """
+    check_device(settings.learner.device, "--learner.device")
+    check_descriptor(settings)
+    network = method(settings)
+    check_memory(settings, network.dim)
+    working = memory(settings, network.dim, group)
+    pace = Pace(**settings.pace)
+    check_labels(network, settings.classes > 0)
+    batch = settings.batches.batch_size // group.size
+    options = settings.learner.as_dict()
+    if vectors(settings) is not None and options["novelty"] == "auto":
+        options["novelty"] = None  # the test compares pictures
+    check_batch(network, working, pace, settings.learner.anchors, batch)
+    return Learner(
+        network,
+        working,
+        views(settings),
+        stream,
+        LearnerSettings(**options),
+        OptimiserSettings(**settings.optimiser),
+        settings.schedule,
+        pace,
+        start,
+    )
+
+
+def prequential(settings: Namespace) -> Prequential:
+    """Return the probe that predicts the labels of the stream."""
+    return Prequential(**settings.observe.prequential)
+
+
+def held_out(settings: Namespace, learner: Learner) -> HeldOutProbe | None:
+    """Read the held-out set and return its probe; None if the settings name no set."""
+    chosen = settings.observe.held_out
+    if chosen is None:
+        return None
+    if isinstance(chosen, str):
+        chosen = HeldOut(_labelled(chosen))
+
+    def features(image_BCHW: Tensor) -> Tensor:
+        plain_BCHW = learner.views.plain(image_BCHW.to(learner.device))
+        return learner.method.features(plain_BCHW)
+
+    return HeldOutProbe(chosen, decoder(settings), features)
+
+
+def _labelled(spec: str) -> Labelled:
+    """Return the source of NAME:PLACE, with its test images if it separates them."""
+    from stream_ssl.evaluation import sets
+
+    try:
+        name, place = sets.parse(spec)
+        if not place:
+            raise ValueError(f"{spec!r} names no place; write NAME:PLACE, such as images:FOLDER")
+        options = {sets.place_of(name): place}
+        if sets.has_splits(name, options):
+            options["split"] = "test"
+        source: Labelled = sets.make(name, options, seed=None)
+    except (ValueError, FileNotFoundError) as error:
+        raise ValueError(f"observe.held_out: {error}") from error
+    return source
+
+
+def picture_search(settings: Namespace, learner: Learner) -> PictureSearch | None:
+    """Return the search of the memory for pictures; None for a memory without pictures."""
+
+    def encode(image_BCHW: Tensor) -> tuple[Tensor, Tensor]:
+        plain_BCHW = learner.views.plain(image_BCHW.to(learner.device))
+        return learner.method.encode_newcomers(plain_BCHW)
+
+    def decode(data: bytes) -> Tensor:
+        pixels_HWC = decoder_of_run.decode(as_sample(data, id="picture"))
+        return torch.from_numpy(np.array(pixels_HWC.transpose(2, 0, 1), order="C"))
+
+    decoder_of_run = decoder(settings)
+    if learner.memory.image_shape is None or isinstance(decoder_of_run, VectorDecoder):
+        return None
+    return PictureSearch(learner.memory, decode, encode)
+
+
+def loggers(
+    settings: Namespace, config: Mapping[str, Any], deadline: Deadline
+) -> dict[str, Callable[[int], Logger]]:
+    """Return a function for each logger that opens it at a step.
+
+    Args:
+        settings: the settings.
+        config: the resolved configuration, as plain values.
+        deadline: the time by which the processes of loggers must end.
+
+    Raises:
+        ModuleNotFoundError: a logger is not installed.
+        ValueError: no server for MLflow is known.
+    """
+    if "mlflow" in settings.loggers and not os.environ.get("MLFLOW_TRACKING_URI"):
+        raise ValueError(
+            "loggers: mlflow needs the environment variable MLFLOW_TRACKING_URI, and it is not "
+            "set: set it to the address of the server, such as http://127.0.0.1:5000"
+        )
+    openers: dict[str, Callable[[int], Logger]] = {}
+    for name in dict.fromkeys(settings.loggers):
+        if name == "tensorboard":
+            importlib.import_module("torch.utils.tensorboard")
+            openers[name] = lambda step: TensorBoard(settings.run / "tensorboard", config, step)
+            continue
+        if importlib.util.find_spec(name) is None:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        openers[name] = partial(_logger_process, name, settings.run, config, deadline)
+    return openers
+
+
+def _logger_process(
+    name: str, run: Path, config: Mapping[str, Any], deadline: Deadline, _step: int
+) -> LoggerProcess:
+    """Open a logger that keeps the rows of earlier processes, whatever the step."""
+    return LoggerProcess(name, run, config, deadline)
+
+
+def check_device(device: str, option: str = "--device") -> None:
+    """Reject a device that this machine lacks.
+
+    Raises:
+        ValueError: the device cannot be used.
+    """
+    try:
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError) as error:
+        reason = first_line(error)
+        raise ValueError(f"device {device!r} cannot be used ({reason}); try {option} cpu") from None
+
+
+def check_descriptor(settings: Namespace) -> None:
+    """Reject a descriptor of pictures in a run on vectors, and a descriptor of vectors on pictures.
+
+    Raises:
+        ValueError: `memory.descriptor` does not fit the samples.
+    """
+    found, descriptor = vectors(settings), settings.memory.descriptor or Embedding()
+    if found is not None and descriptor.needs_images and not isinstance(descriptor, Vector):
+        raise ValueError(
+            f"memory.descriptor {descriptor!r} describes pictures, and vectors.dim is {found.dim}: "
+            "choose memory.descriptor: Vector, or Embedding"
+        )
+    if not isinstance(descriptor, Vector):
+        return
+    if found is None or found.dtype != descriptor.dtype:
+        kept = "images" if found is None else f"vectors of {found.dtype}"
+        raise ValueError(
+            f"memory.descriptor {descriptor!r}: the memory keeps {kept}; see vectors.dim and dtype"
+        )
+
+
+def compares_embeddings(memory: WorkingMemory) -> str | None:
+    """Return a warning if the memory's test for near-duplicates depends on training, else None."""
+    duplicates, descriptor = memory.duplicates, memory.descriptor
+    fixed = not descriptor.moves and not descriptor.needs_features
+    if duplicates is None or duplicates.threshold == "auto" or fixed:
+        return None
+    return (
+        f"memory.duplicates has the threshold {duplicates.threshold}, a cosine of {descriptor!r}, "
+        "and training changes it. Near-duplicates may fall below it, and other samples may "
+        "reach it: choose threshold: auto, which compares pictures, or a descriptor that training "
+        "does not change (memory.descriptor: Thumbnail, or Vector for vectors)"
+    )
+
+
+def check_memory(settings: Namespace, dim: int) -> None:
+    """Reject a memory and shadows that this machine cannot hold, before they are allocated.
+
+    Raises:
+        ValueError: they need more than the machine's main memory, or more than the GPU's memory.
+    """
+    memory = settings.memory
+    descriptor = memory.descriptor or Embedding()
+    apart = 0
+    if not isinstance(descriptor, Embedding):
+        apart = descriptor.dim(dim, image_shape(settings))
+    device = torch.device(settings.learner.device)
+    rows = memory.capacity * 4 * (dim + apart) * (1 + len(settings.shadows))
+    images = memory.capacity * math.prod(image_shape(settings))
+    here = rows + images if device.type == "cpu" else 0
+    if device.type == "cuda":
+        on_host = images if memory.images_on == "host" else 0
+        here, there = on_host, rows + images - on_host
+        room = torch.cuda.get_device_properties(device).total_memory
+        _check_room(memory.capacity, dim, apart, there, room, f"{device} has")
+    room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    _check_room(memory.capacity, dim, apart, here, room, "this machine has")
+
+
+def _check_room(capacity: int, dim: int, apart: int, needed: int, room: int, where: str) -> None:
+    if needed > room:
+        descriptor = f", {apart:,} numbers of memory.descriptor" if apart else ""
+        raise ValueError(
+            f"memory.capacity {capacity} takes {needed / 1e9:,.1f} GB, shadows included, "
+            f"and {where} {room / 1e9:,.1f} GB; a slot has {dim:,} numbers of "
+            f"embedding{descriptor} and its image: lower memory.capacity, or the largest "
+            "of these parts"
+        )
+
+
+class EmptyStream:
+    """A stream that never has a batch."""
+
+    def next(self, timeout: float) -> None:
+        """Return no batch."""
+
+    def lag(self) -> float:
+        """Return 0."""
+        return 0.0
+
+
+class Planned(RankGroup):
+    """The first rank of a planned group. It never meets the others; it serves to check settings."""
+
+    def __init__(self, ranks: int) -> None:
+        self.size = ranks
+
+
+def dry_run(settings: Namespace, ranks: int = 1) -> Learner:
+    """Build the objects of a learner's process, in a temporary folder. Return its learner.
+
+    Args:
+        settings: the settings to check.
+        ranks: the number of ranks of the run. Only the first rank is built.
+
+    Raises:
+        ValueError: the settings cannot work.
+    """
+    with ExitStack() as stack:
+        settings = settings.clone()
+        settings.run = Path(stack.enter_context(TemporaryDirectory()))
+        Checkpointer(settings.run / FOLDER, **settings.checkpoints)
+        reader = stack.enter_context(closing(JournalReader(settings.run / "journal")))
+        kept = originals(settings, ranks)
+        stack.enter_context(batches(settings, reader, START, ranks=ranks, originals=kept))
+        built = learner(settings, EmptyStream(), START, Planned(ranks))
+        shadows(settings, built.method.dim)
+        prequential(settings)
+        held_out(settings, built)
+        loggers(settings, {}, Deadline())
+        if settings.copies.to is not None:
+            Bucket(settings.copies.to)
+    return built
+
+
+def without_effect(config: Mapping[str, Any]) -> list[str]:
+    """Return a line for each option that differs from its default and changes nothing.
+
+    Args:
+        config: the resolved configuration, as plain values.
+    """
+    decoder, learner, loss = config["decoder"], config["learner"], config["loss"]
+    replays = Pace(**config["pace"]).replays(config["batches"]["batch_size"])
+    mixed = (loss.get("init_args") or {}).get("aggregation") == "mixed"
+    vectors = (config.get("vectors") or {}).get("dim")
+    novelty = None if vectors and learner["novelty"] == "auto" else learner["novelty"]
+    image_options = ("views", Views), ("views", Chances), ("encoder", ResNet)
+    model = (config["encoder"].get("model") or {}).get("class_path")
+    transform = (config["views"].get("transform") or {}).get("class_path")
+    rules: list[tuple[Callable[..., Any], str, tuple[str, ...], bool, str]] = [
+        (Vectors, "vectors", ("dtype", "widths", "noise"), vectors is None,
+         "vectors.dim is null, and the stream consists of images"),
+        *((owner, path, tuple(inspect.signature(owner).parameters), vectors is not None,
+           f"vectors.dim is {vectors}, and the option applies to images")
+          for path, owner in image_options),
+        (ResNet, "encoder", ("width", "depths", "stem", "block"), model is not None,
+         f"encoder.model is {model}"),
+        (Views, "views", ("crop",), transform is not None, f"views.transform is {transform}"),
+        (Chances, "views", ("flip", "jitter", "grey", "blur"), transform is not None,
+         f"views.transform is {transform}"),
+        (Chances, "views", ("grey",), decoder["channels"] == 1,
+         "images are grey (decoder.channels is 1)"),
+        (LearnerSettings, "learner", ("draw",),
+         learner["anchors"] == "stream" and not replays,
+         "nothing is drawn from the memory (learner.anchors is 'stream', without replays)"),
+        (Pace, "pace", ("counts",), novelty is None,
+         "no sample is dropped as a near-duplicate (learner.novelty is null; auto needs images)"),
+        (PositiveDebiased, "loss.init_args", ("alpha", "floor"),
+         loss["class_path"].endswith(".PositiveDebiased") and not mixed,
+         "loss.aggregation is not \"mixed\""),
+    ]  # fmt: skip
+    lines = []
+    for owner, path, options, idle, why in rules:
+        values: Any = config
+        for name in path.split(".") if idle else ():
+            values = values.get(name) or {}
+        for option in options if idle else ():
+            default = inspect.signature(owner).parameters[option].default
+            default = list(default) if isinstance(default, tuple) else default
+            if values.get(option, default) != default:
+                section = path.partition(".")[0]
+                lines.append(f"{section}.{option} {values[option]!r} has no effect: {why}")
+    return lines

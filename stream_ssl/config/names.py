@@ -1,0 +1,89 @@
+"""Short names of losses, methods, policies, scores and sources in options.
+
+jsonargparse accepts a class path, or the name of a class. This module adds the names in our tables,
+for every option of such a type: in config files, on the command line, in the environment.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, cast
+
+import jsonargparse
+from jsonargparse import _typehints
+
+from stream_ssl.evaluation.labelled import Labelled
+from stream_ssl.losses import LOSSES, Loss
+from stream_ssl.memory.eviction import POLICIES, Policy
+from stream_ssl.memory.scores import SCORES, Score
+from stream_ssl.methods import METHODS, Method
+from stream_ssl.producers.sources import SOURCES
+from stream_ssl.renamed import current
+
+TABLES: dict[Any, tuple[str, dict[str, type]]] = {
+    Loss: ("loss", LOSSES),
+    Method: ("method", METHODS),
+    Policy: ("eviction policy", POLICIES),
+    Score: ("score", SCORES),
+    Labelled: ("source", SOURCES),
+}
+"""The kind of class and its table, by the type of an option."""
+
+D_MOCO = (
+    "method d-moco: D-MoCo is the method moco with the memory of the DUEL paper, and a "
+    "method's name does not set the memory; leave the name out and add --config "
+    "deploy/configs/presets/d-moco.yaml"
+)
+"""The error for a name that older versions read as MoCo with the default memory."""
+
+LOOKUP = "resolve_class_path_by_name"
+"""jsonargparse finds a class with this private function."""
+
+
+def checked_lookup(found: Any) -> Callable[[Any, str], str]:
+    """Return jsonargparse's lookup of a class by its name.
+
+    Raises:
+        ImportError: the lookup is missing or takes other arguments, so short names would be
+            unknown.
+    """
+    if not callable(found) or list(inspect.signature(found).parameters) != ["cls", "name"]:
+        raise ImportError(
+            f"jsonargparse {jsonargparse.__version__} finds classes in another way than by "
+            f"{LOOKUP}(cls, name), to which stream-ssl adds short names: install the version in "
+            "constraints.txt"
+        )
+    return cast(Callable[[Any, str], str], found)
+
+
+_by_class_name = checked_lookup(getattr(_typehints, LOOKUP, None))
+
+
+def class_path(cls: Any, name: str) -> str:
+    """Return the path of the class that an option of type `cls` names.
+
+    Raises:
+        ValueError: the name is unknown. The message lists the known ones.
+    """
+    if cls is Method and name == "d-moco":
+        raise ValueError(D_MOCO)
+    what, table = TABLES.get(cls, ("", {}))
+    known = {found.__name__: found for found in table.values()} | table
+    if name in known:
+        return _by_class_name(known[name], known[name].__name__)
+    path = _by_class_name(cls, current(name))
+    if table and "." not in path:
+        raise ValueError(f"there is no {what} {name!r}: choose {choices(cls)}")
+    return path
+
+
+def choices(cls: Any) -> str:
+    """Return the accepted values of an option of type `cls`, for help and errors."""
+    _, table = TABLES[cls]
+    return f"one of {', '.join(sorted(table))}, or a class path such as package.module.Class"
+
+
+# jsonargparse has no public way to add a name for a class. All its entry points call this function;
+# tests/config/test_names.py checks each of them.
+setattr(_typehints, LOOKUP, class_path)

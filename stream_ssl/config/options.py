@@ -1,0 +1,571 @@
+"""The options of the daemon: one config file for the receiver and the learner.
+
+Each section of the file holds the arguments of one constructor. The parser of a role knows the
+sections of its role, and accepts the sections of the other role without a check: the receiver must
+not import torch to skip the learner's settings.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from jsonargparse import ArgumentParser, Namespace
+
+from stream_ssl.bounded_files import DEPTH, read_bytes
+from stream_ssl.config.help import HelpFormatter
+from stream_ssl.config.parser import Parser
+from stream_ssl.config.removed import REMOVED, why_refused
+
+RECEIVER_SECTIONS = ("receiver", "journal", "access")
+LEARNER_SECTIONS = (
+    "vectors",
+    "decoder",
+    "quarantine",
+    "originals",
+    "batches",
+    "encoder",
+    "projector",
+    "views",
+    "loss",
+    "method",
+    "memory",
+    "shadows",
+    "optimiser",
+    "schedule",
+    "pace",
+    "learner",
+    "checkpoints",
+    "copies",
+    "observe",
+    "classes",
+    "loggers",
+    "ranks",
+)
+
+
+DESCRIPTOR: dict[str, Any] = {"class_path": "stream_ssl.memory.descriptors.Embedding"}
+"""The default of `memory.descriptor`."""
+
+EVICTION: dict[str, Any] = {
+    "class_path": "stream_ssl.memory.eviction.Duel",
+    "init_args": {"kappa": 0.1, "index": "exact"},
+}
+"""The default of `memory.eviction` (docs/study.md)."""
+
+SHARES = 0.5
+"""The default of `memory.shares`: the part of an equal share of the slots that a producer keeps."""
+
+NOVELTY = "auto"
+"""The default of `learner.novelty`: the test that finds near-duplicates."""
+
+
+@dataclass
+class Http:
+    """Addresses at which the processes serve their page, /metrics, /healthz and /readyz.
+
+    Args:
+        receiver: HOST:PORT of the receiver. Port 0 chooses a free port (see endpoints.json).
+        learner: HOST:PORT of the learner.
+        public: allow addresses other than loopback without a token. Everyone who can reach the port
+            then sees figures, names of producers and images.
+        token_file: file of one line with a token of at least 16 characters, mode 600. The page and
+            the metrics then require the token, at any address. Prometheus sends the token as a
+            bearer token, and people log in with it.
+    """
+
+    receiver: str = "127.0.0.1:9108"
+    learner: str = "127.0.0.1:9109"
+    public: bool = False
+    token_file: Path | None = None
+
+    def __post_init__(self) -> None:
+        for role in ("receiver", "learner"):
+            split_address(getattr(self, role))
+
+
+@dataclass
+class RanksSettings:
+    """Settings of the ranks that torchrun started. A run in one process ignores them.
+
+    Args:
+        timeout: seconds that a rank waits for another one before it gives up, so that torchrun
+            starts all ranks again. Choose more than a checkpoint takes.
+        receivers: the run folders of this host's receivers, if hosts or ranks have journals of
+            their own. If there are n, the host's rank l reads folder l modulo n. Other hosts may
+            name other folders. Empty: all ranks read the journal of the run.
+        lost: ids of parked journals whose disks are lost. `parked_journals` does not count them.
+    """
+
+    timeout: float = 120.0
+    receivers: list[Path] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if not self.timeout > 0:
+            raise ValueError(f"ranks.timeout is {self.timeout}: must be more than 0 seconds")
+
+
+@dataclass
+class AccessFiles:
+    """Keys and an allow-list of your own, instead of those that the run makes in its folder.
+
+    Args:
+        keys: the receiver's NAME.secret.json, which `stream-ssl keys` writes.
+        allow: JSON file {"producer name": "public key", ...}. The receiver reads it again when it
+            changes.
+    """
+
+    keys: Path
+    allow: Path
+
+
+MOST_VALUES = 100_000
+"""The most values that a config file may hold, with its aliases expanded."""
+
+OWN_PARTS = ("encoder.model", "views.transform", "decoder.subclass")
+"""Options that name a class or function by its path, and that `build` calls."""
+
+
+class _Parser(Parser):
+    """A parser of the sections of a config file."""
+
+    def instantiate(self, namespace: Namespace, *arguments: Any, **options: Any) -> Namespace:
+        """Instantiate as jsonargparse does, and keep `dict_kwargs` of the parts that `build` calls.
+
+        `dict_kwargs` are arguments that a function accepts without naming them, such as those of
+        timm's `create_model`. jsonargparse drops them. Here they join `init_args`.
+        """
+        built: Namespace = super().instantiate(namespace, *arguments, **options)
+        for name in OWN_PARTS:
+            for key, value in ((namespace.get(name) or {}).get("dict_kwargs") or {}).items():
+                built[f"{name}.init_args.{key}"] = value
+        return built
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Return (host, port) of an address HOST:PORT.
+
+    Raises:
+        ValueError: the address has another form.
+    """
+    host, colon, port = address.rpartition(":")
+    if not (host and colon and port.isdecimal() and int(port) < 65536):
+        raise ValueError(f"http address {address!r}: give HOST:PORT, for example 127.0.0.1:9108")
+    return host.strip("[]"), int(port)
+
+
+def receiver_parser(command: str = "receiver") -> ArgumentParser:
+    """Return the parser of the receiver's sections."""
+    parser = _parser(command)
+    _add_receiver(parser)
+    _carry(parser, LEARNER_SECTIONS, "learner")
+    if command == "run":
+        parser._option_string_actions["--ranks"].help = (
+            "number of processes of this host that learn together, by torchrun "
+            "(docs/scale.md), and the section of this name; --receivers N starts N "
+            "receivers, each with a journal, in the run's folders receiver-0, receiver-1, "
+            "...; several ranks can share one"
+        )
+    return parser
+
+
+def learner_parser(command: str = "learner") -> ArgumentParser:
+    """Return the parser of the learner's sections."""
+    parser = _parser(command)
+    _add_learner(parser)
+    _carry(parser, RECEIVER_SECTIONS, "receiver")
+    return parser
+
+
+def run_parser(command: str = "run") -> ArgumentParser:
+    """Return the parser of the sections of both roles."""
+    parser = _parser(command)
+    _add_receiver(parser)
+    _add_learner(parser)
+    return parser
+
+
+def _add_receiver(parser: ArgumentParser) -> None:
+    from stream_ssl.journal.journal import Journal
+    from stream_ssl.receiver.receiver import Receiver
+
+    _section(parser, Receiver, "receiver", skip={"journal", "offsets", "access", "verdicts"})
+    _section(parser, Journal, "journal", skip={"path", "segment_bytes", "check"})
+    parser.add_argument(
+        "--access",
+        type=AccessFiles | Literal["plain"] | None,
+        default=None,
+        help=(
+            "CURVE keys and allow-list; null: the run makes them in RUN/keys, and local "
+            "producers find theirs with --run; plain: no encryption and no keys, only on "
+            "loopback"
+        ),
+    )
+
+
+def _add_learner(parser: ArgumentParser) -> None:
+    from stream_ssl.buckets.copies import CopySettings
+    from stream_ssl.config.names import choices  # from here on options take short names
+    from stream_ssl.encoder.network import Projector, ResNet
+    from stream_ssl.feed.batches import Batches
+    from stream_ssl.feed.decode import Decoder
+    from stream_ssl.feed.originals import KeptOriginals
+    from stream_ssl.feed.quarantine import Quarantine
+    from stream_ssl.learning.checkpoint import Checkpointer
+    from stream_ssl.learning.optimiser import OptimiserSettings
+    from stream_ssl.learning.pace import Pace
+    from stream_ssl.learning.schedule import Schedule
+    from stream_ssl.learning.settings import LearnerSettings
+    from stream_ssl.learning.vectors import Vectors
+    from stream_ssl.learning.views import Views
+    from stream_ssl.losses import Loss
+    from stream_ssl.memory import WorkingMemory
+    from stream_ssl.memory.eviction import Policy
+    from stream_ssl.methods import Method
+    from stream_ssl.observe import loggers
+    from stream_ssl.observe.held_out import HeldOut
+    from stream_ssl.observe.prequential import Prequential
+
+    _section(parser, Vectors, "vectors")
+    _section(parser, Decoder, "decoder")
+    parser.add_subclass_arguments(
+        Decoder,
+        "decoder.subclass",
+        skip={"size", "channels", "max_pixels", "fit"},
+        instantiate=False,
+        required=False,
+        default=None,
+        help="class path of your own Decoder, made with the options above and its init_args",
+    )
+    _section(parser, Quarantine, "quarantine", skip={"folder", "clock", "max_files", "rate"})
+    _section(parser, KeptOriginals, "originals", skip={"folder", "shape", "held"})
+    _section(
+        parser,
+        Batches,
+        "batches",
+        skip={"reader", "decoder", "quarantine", "start", "clock", "share", "originals"},
+    )
+    _section(parser, ResNet, "encoder", skip={"channels"})
+    _add_model(parser)
+    _section(parser, Projector, "projector", skip={"features"})
+    _section(parser, Views, "views", skip={"size", "channels", "colour"})
+    parser.add_subclass_arguments(
+        Loss, "loss", default={"class_path": "infonce"}, help=choices(Loss)
+    )
+    parser.add_subclass_arguments(
+        Method,
+        "method",
+        skip={"encoder", "projector", "loss"},
+        instantiate=False,
+        default={"class_path": "moco"},
+        help=choices(Method),
+    )
+    own = {"dim", "image_shape", "device", "dtype", "group", "seed", "measured_by", "payload"}
+    _section(parser, WorkingMemory, "memory", skip=own)
+    parser.set_defaults(
+        {
+            "memory.descriptor": DESCRIPTOR,
+            "memory.eviction": EVICTION,
+            "memory.shares": SHARES,
+        }
+    )
+    parser.add_argument(
+        "--shadows",
+        type=dict[str, Policy],
+        default={},
+        help=(
+            "memories beside the working memory, which receive the same embeddings under "
+            "another policy"
+        ),
+    )
+    _section(parser, OptimiserSettings, "optimiser")
+    parser.add_argument(
+        "--schedule", type=Schedule, default=None, help="schedule of the learning rate"
+    )
+    _section(parser, Pace, "pace")
+    _section(parser, LearnerSettings, "learner", skip={"write_back"})
+    parser.set_defaults({"learner.novelty": NOVELTY})
+    _section(parser, Checkpointer, "checkpoints", skip={"folder", "ranks"})
+    parser.add_class_arguments(CopySettings, "copies")
+    parser.add_class_arguments(RanksSettings, "ranks")
+    _section(parser, Prequential, "observe.prequential")
+    parser.add_argument(
+        "--observe.held_out",
+        type=HeldOut | str | None,
+        default=None,
+        help=(
+            "labelled set for a kNN and a linear probe at regular steps: NAME:PLACE, such as "
+            "images:FOLDER, or source, every, k, references_per_class, queries_per_class"
+        ),
+    )
+    parser.add_argument(
+        "--classes", type=int, default=0, help="number of classes, if labels are known"
+    )
+    parser.add_argument(
+        "--loggers",
+        type=list[loggers.Name],
+        default=[],
+        help="loggers that also get the metrics and pictures of the memory: tensorboard, wandb, "
+        "mlflow",
+    )
+
+
+def _add_model(parser: ArgumentParser) -> None:
+    from torch.nn import Module
+
+    add = parser.add_argument
+    parser.add_subclass_arguments(
+        Module,
+        "encoder.model",
+        instantiate=False,
+        required=False,
+        default=None,
+        help="class path of another network, such as torchvision.models.resnet18, with its "
+        "init_args; null: the ResNet of width, depths, stem and block",
+    )
+    add(
+        "--encoder.head",
+        type=str | None,
+        default=None,
+        help=(
+            "layer of encoder.model that is removed, so that the model gives features: fc "
+            "of torchvision's ResNets"
+        ),
+    )
+    add(
+        "--encoder.weights",
+        type=Path | None,
+        default=None,
+        help="safetensors file with the first weights of a new run's encoder",
+    )
+    add(
+        "--encoder.frozen",
+        type=list[str],
+        default=[],
+        help=(
+            "stages that are not trained, such as [conv1, bn1, layer1]; their BatchNorm "
+            "uses its stored averages"
+        ),
+    )
+
+
+def read(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
+    """Parse the arguments of a command. The config file may stand first, without `--config`.
+
+    A wrong argument exits with status 2 and a message, as in argparse. `--print_config` prints the
+    sections of both roles and exits.
+    """
+    arguments = list(arguments)
+    if arguments and not arguments[0].startswith("-"):
+        arguments.insert(0, "--config")
+    if any(argument.partition("=")[0] == "--print_config" for argument in arguments):
+        parser = run_parser(parser.prog.split()[-1])
+    check_files(parser, arguments)
+    variables = {f"STREAM_SSL_{option.replace('.', '__').upper()}": option for option in REMOVED}
+    if lines := [
+        f"{variable} is set: {why_refused(option, None)}"
+        for variable, option in variables.items()
+        if variable in os.environ
+    ]:
+        parser.error("\n".join(lines))
+    return parser.parse_args(arguments)
+
+
+def check_files(parser: ArgumentParser, arguments: Sequence[str]) -> None:
+    """Exit with a message on errors in a config file that the parser would not report well."""
+    known = {action.dest.partition(".")[0] for action in parser._actions}
+    files = [
+        *(after for option, after in pairwise(arguments) if option == "--config"),
+        *(a.removeprefix("--config=") for a in arguments if a.startswith("--config=")),
+        *filter(None, [os.environ.get("STREAM_SSL_CONFIG")]),
+    ]
+    for file in files:
+        if (fault := next(_faults(Path(file), known), None)) is not None:
+            parser.error(f"{file}{fault}")
+
+
+def _faults(file: Path, known: Set[str]) -> Iterator[str]:
+    try:
+        text = read_bytes(file, links=True).decode()
+        root = yaml.compose(text, yaml.SafeLoader)
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        yield f": byte {error.start} (0x{byte:02x}) is not UTF-8 text; save the file as UTF-8"
+        return
+    except ValueError as error:  # too large, or no regular file
+        yield f" cannot be read: {error}"
+        return
+    except RecursionError:
+        yield f" is nested too deeply; must have at most {DEPTH} levels"
+        return
+    except yaml.MarkedYAMLError as error:
+        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        yield f"{line}: not valid YAML: {error.problem}"
+        return
+    except (OSError, yaml.YAMLError):  # the parser reports these errors well
+        return
+    if not isinstance(root, yaml.MappingNode):
+        held = "is empty" if root is None else "begins with something else"
+        yield f" {held}: must contain options by name, such as\nrun: runs/mine"
+        return
+    if (fault := _too_much(root)) is not None:
+        yield fault
+        return
+    yield from _duplicates(root)
+    if gone := [
+        f", line {number}: {why}"
+        for number, option, value in _scalars(root)
+        if (why := why_refused(option, value)) is not None
+    ]:
+        yield f"\n{file}".join(gone)
+    for key, _ in root.value:
+        name = str(key.value).partition(".")[0]
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            meant = (
+                f"did you mean {close[0]}?"
+                if close
+                else "there are: " + ", ".join(sorted(known - {"help", "config", "print_config"}))
+            )
+            yield f", line {key.start_mark.line + 1}: there is no section {name!r}; {meant}"
+
+
+def _scalars(root: yaml.MappingNode, path: str = "") -> Iterator[tuple[int, str, object]]:
+    """Yield (line, option, value) for each option of a YAML document. A list gives None."""
+    for key, value in root.value:
+        option = f"{path}{key.value}"
+        if isinstance(value, yaml.MappingNode) and option not in REMOVED:
+            yield from _scalars(value, f"{option}.")
+        else:
+            scalar = value.value if isinstance(value, yaml.ScalarNode) else None
+            yield key.start_mark.line + 1, option, scalar
+
+
+def _too_much(root: yaml.Node) -> str | None:
+    """Return an error if a YAML document is too large once its aliases are expanded, else None.
+
+    A few aliases of aliases ("billion laughs") make a file of some hundred bytes endless.
+    """
+    sizes: dict[int, int] = {}
+    open_nodes: set[int] = set()
+
+    def size(node: yaml.Node, level: int) -> int:
+        if level > DEPTH or id(node) in open_nodes:
+            raise RecursionError
+        if id(node) not in sizes:
+            open_nodes.add(id(node))
+            parts: list[yaml.Node] = []
+            if isinstance(node, yaml.MappingNode):
+                parts = [part for pair in node.value for part in pair]
+            elif isinstance(node, yaml.SequenceNode):
+                parts = node.value
+            sizes[id(node)] = 1 + sum(size(part, level + 1) for part in parts)
+            open_nodes.remove(id(node))
+        return sizes[id(node)]
+
+    try:
+        values = size(root, 1)
+    except RecursionError:
+        return f" is nested too deeply, or contains itself; must have at most {DEPTH} levels"
+    if values > MOST_VALUES:
+        return (
+            f" contains {values:,} values with its aliases expanded; must have at most "
+            f"{MOST_VALUES:,}"
+        )
+    return None
+
+
+def _duplicates(node: yaml.Node | None) -> Iterator[str]:
+    """Yield an error for each repeated key of a mapping. YAML itself silently keeps the last."""
+    if isinstance(node, yaml.MappingNode):
+        lines: dict[str, int] = {}
+        for key, value in node.value:
+            line = key.start_mark.line + 1
+            if isinstance(key, yaml.ScalarNode) and key.value != "<<":
+                if key.value in lines:
+                    before = lines[key.value]
+                    yield f", line {line}: {key.value!r} is in line {before} already; remove one"
+                lines[key.value] = line
+            yield from _duplicates(value)
+    elif isinstance(node, yaml.SequenceNode):
+        for value in node.value:
+            yield from _duplicates(value)
+
+
+def resolved(parser: ArgumentParser, settings: Namespace) -> dict[str, Any]:
+    """Return the settings as plain JSON values: defaults, file, environment, command line.
+
+    Null values are kept. Without them, the options would get their defaults when the result is
+    parsed again.
+    """
+    values: dict[str, Any] = json.loads(parser.dump(settings, format="json", skip_unset=False))
+    return values
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Return nested settings as {"memory.capacity": "2048"}, for `config_info` and for logs."""
+    items: dict[str, str] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            items |= flat(value, f"{prefix}{name}.")
+        else:
+            items[prefix + name] = str(value)
+    return items
+
+
+def _parser(command: str) -> ArgumentParser:
+    parser = _Parser(
+        prog=f"stream-ssl {command}",
+        usage=f"stream-ssl {command} CONFIG [--SECTION.OPTION VALUE ...]",
+        description=(
+            "The config file has a section for each part. Each option may also be given "
+            "on the command line, or in the environment: "
+            "STREAM_SSL_MEMORY__CAPACITY=4096. Some options name a class by a short name "
+            "or its path; --loss.help infonce shows that class's options."
+        ),
+        default_env=True,
+        env_prefix="STREAM_SSL",
+        formatter_class=HelpFormatter,
+    )
+    parser.add_argument("--config", action="config", help="config file (YAML)")
+    parser.add_argument("--run", type=Path, default=Path("runs/default"), help="the run's folder")
+    parser.add_argument(
+        "--from",
+        type=Path | None,
+        default=None,
+        metavar="CHECKPOINT",
+        help=(
+            "begin a new run with the weights of this checkpoint, or of this run's newest "
+            "checkpoint, and with its memory if that fits; no effect once the run has "
+            "checkpoints of its own"
+        ),
+    )
+    parser.add_class_arguments(Http, "http")
+    return parser
+
+
+def _section(parser: ArgumentParser, cls: type, name: str, skip: set[str] | None = None) -> None:
+    parser.add_class_arguments(cls, name, skip=skip or set(), instantiate=False)
+
+
+def _carry(parser: ArgumentParser, sections: Sequence[str], role: str) -> None:
+    """Accept the sections of the other role without a check.
+
+    The type is a bare dict: for dict[str, Any] the parser would import the classes that the section
+    names.
+    """
+    for name in sections:
+        parser.add_argument(
+            f"--{name}",
+            type=dict | list[str] | int | str | None,
+            default=None,
+            help=f"a section of the {role}; stream-ssl {role} --help lists its options",
+        )

@@ -1,0 +1,160 @@
+"""How the last process of each role ended, by RUN/ROLE.last.json, which the process writes.
+
+The file records no end if the process was killed or crashed, or if the machine lost power. While
+the process runs, it touches ROLE.lock every 5 seconds. The time of that file then shows when the
+process ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from stream_ssl.background import Background
+from stream_ssl.bounded_files import MOST_BYTES, read_map
+from stream_ssl.durable import write
+from stream_ssl.process.signals import PARENT, SUPERVISOR
+from stream_ssl.rate_limited_logger import printable
+
+BEAT_SECONDS = 5.0
+"""Seconds between two writes that show that the process lives."""
+LAST = "the last line of its log: "
+INVALID = 0
+"""The time of a record that its process could not replace."""
+MOST_WORDS = 300
+"""The maximum length of a process's last words, in characters."""
+
+
+class Life(logging.Handler):
+    """The record of one process's life, in the run's folder.
+
+    Args:
+        run, role: the folder of the run, and the role of the process.
+    """
+
+    def __init__(self, run: Path, role: str) -> None:
+        super().__init__(logging.INFO)
+        self._path, self._lock = run / f"{role}.last.json", run / f"{role}.lock"
+        self._told: dict[str, Any] = {
+            "pid": os.getpid(),
+            "started": time.time(),
+            "parent": int(os.environ.get(PARENT) or os.environ.get(SUPERVISOR) or 0),
+            "command": shlex.join(("stream-ssl", *sys.argv[1:])),
+        }
+        self._words = self._written = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep the last line of the log."""
+        self._words = printable(record.getMessage(), MOST_WORDS)
+
+    def beat(self) -> None:
+        """Record that the process lives, and its last words if they are new."""
+        with contextlib.suppress(OSError):
+            os.utime(self._lock)
+        if self._words != self._written:
+            self._write()
+
+    def stopped(self) -> None:
+        """Record that the process stopped normally."""
+        self._write(end="stopped", ended=time.time())
+
+    def _write(self, **more: object) -> None:
+        self._written = self._words
+        try:
+            write(self._path, json.dumps(self._told | {"words": self._words} | more) + "\n")
+        except OSError:  # on a full disk, no record is better than a wrong one
+            with contextlib.suppress(OSError):
+                os.utime(self._path, (INVALID, INVALID))  # which needs no room
+
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Record that this process runs, and how it ends when the block ends."""
+        ours = logging.getLogger("stream_ssl")
+        self._write()
+        ours.addHandler(self)
+        beats = Background("beat", self.beat, BEAT_SECONDS).start()
+        try:
+            yield
+        except BaseException as error:
+            beats.close()
+            self._words = printable(str(error) or type(error).__name__, MOST_WORDS)
+            self._write(end="failed", ended=time.time())
+            raise
+        else:
+            beats.close()
+            self.stopped()
+        finally:
+            ours.removeHandler(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a process ended.
+
+    Attributes:
+        end: stopped (normally), failed (with an error) or killed (without a record of an end).
+        says: a sentence with the time.
+        words: the error, or the last line of the log; may be empty.
+        again: the command that starts the run, or this process alone, again.
+        parent: the process id of the supervisor; 0 without one.
+    """
+
+    end: Literal["stopped", "failed", "killed"]
+    says: str
+    words: str
+    again: str
+    parent: int
+
+    def state(self) -> dict[str, Any]:
+        """Return the state of this process, for `answers`."""
+        words = f" ({self.words})" if self.words else ""
+        return {"error": f"{self.says}{words}", "ended": asdict(self)}
+
+
+def ending(run: Path, role: str) -> Ending | None:
+    """Return how the last process of a role ended. Ask only if no process holds the role.
+
+    Return None without a record, as of an older version or after a full disk.
+    """
+    path = run / f"{role}.last.json"
+    try:
+        if path.stat().st_mtime == INVALID:
+            return None
+        told = read_map(path)
+        words, again = (printable(told[name], MOST_BYTES) for name in ("words", "command"))
+        parent = int(told["parent"])
+        end, when = told.get("end"), told.get("ended", (run / f"{role}.lock").stat().st_mtime)
+        at = datetime.fromtimestamp(when).astimezone().isoformat(" ", "seconds")
+        boss = _boss(run, parent)
+    except (OSError, ValueError, LookupError, TypeError, OverflowError):
+        return None
+    again = again if boss is None else boss.again
+    if end == "failed":
+        return Ending("failed", f"the {role} failed at {at}", words, again, parent)
+    if end != "stopped":
+        says, words = f"the {role} was killed or crashed at about {at}", words and LAST + words
+        return Ending("killed", says, words, again, parent)
+    if boss is not None and boss.end == "killed":
+        says = f"the {role} stopped at {at}, because {boss.says.replace('the ', 'its ', 1)}"
+        return Ending("killed", says, "", again, parent)
+    return Ending("stopped", f"the {role} stopped normally at {at}", "", again, parent)
+
+
+def _boss(run: Path, parent: int) -> Ending | None:
+    """Return how the supervisor with this process id ended; None without such a record."""
+    for folder in (run, run.parent) if parent else ():
+        with contextlib.suppress(OSError, ValueError):
+            if read_map(folder / "supervisor.last.json").get("pid") == parent:
+                return ending(folder, "supervisor")
+    return None

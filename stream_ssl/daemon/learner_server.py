@@ -1,0 +1,91 @@
+"""The metrics, health and page of a learner, served from the first second of its start."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+from jsonargparse import Namespace
+from prometheus_client import CollectorRegistry
+
+from stream_ssl.background import Background
+from stream_ssl.config.options import split_address
+from stream_ssl.daemon import ranks
+from stream_ssl.daemon.endpoints import Announcement
+from stream_ssl.daemon.page import announced, page_sources, peers_of
+from stream_ssl.observe.health import STARTING, Health
+from stream_ssl.observe.metrics import WORKING, LearnerMetrics
+from stream_ssl.observe.peers import ASK_EVERY, Peers
+from stream_ssl.observe.server import Server
+from stream_ssl.observe.trends import EVERY
+from stream_ssl.observe.watch import Watch, Watched
+from stream_ssl.process.failures import configuring, listening
+
+log = logging.getLogger("stream_ssl.learner")
+
+
+class LearnerServer:
+    """A server of the metrics and the page, and a watch over the conditions.
+
+    The learner is built afterwards, because this may take minutes.
+
+    Args:
+        settings: parsed, not yet instantiated.
+        rank: the number of this rank.
+        stack: closes the server and its threads.
+
+    Attributes:
+        metrics, health, page: the parts of the learner fill them.
+        announcement: writes this process's addresses into the run folder.
+    """
+
+    def __init__(self, settings: Namespace, rank: int, stack: ExitStack) -> None:
+        run, suffix = Path(settings.run), f"-{rank}" if rank else ""
+        folders = {"checkpoints": run / "checkpoints", "quarantine": run / f"quarantine{suffix}"}
+        self.metrics = LearnerMetrics(
+            CollectorRegistry(),
+            memories=(WORKING, *settings.shadows),
+            classes=settings.classes,
+            folders=folders,
+        )
+        self.health = Health()
+        self.health.set("started", False, STARTING)
+        with configuring():
+            host, port = split_address(settings.http.learner)
+            port += rank if port else 0  # each rank has its own
+            self.page = page_sources(settings)
+        server = listening(
+            lambda: Server(
+                self.metrics.registry,
+                self.health,
+                "learner",
+                host,
+                port,
+                settings.http.public,
+                self.page,
+            )
+        )
+        stack.enter_context(server)
+        peers = Peers(partial(peers_of, settings.run, ranks.role()))
+        stack.enter_context(Background("peers", peers.ask, ASK_EVERY))
+        self.page.hung = peers.why
+        watch = Watch(
+            "learner",
+            self.metrics.registry,
+            self.health,
+            self.metrics.light,
+            Watched(
+                folders,
+                journal=settings.run / "journal",
+                checkpoint_seconds=settings.checkpoints.every_seconds,
+                first=rank == 0,
+            ),
+            hung=peers.hung,
+        )
+        stack.enter_context(Background("watch", watch.try_look, EVERY))
+        self.announcement = Announcement(
+            settings.run, ranks.role(), http=server.address, **announced(settings)
+        )
+        log.info("page at %s/, metrics at %s/metrics", server.address, server.address)

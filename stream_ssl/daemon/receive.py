@@ -1,0 +1,224 @@
+"""The receiver's process: its loop and its observers."""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+
+from jsonargparse import Namespace
+from prometheus_client import CollectorRegistry
+
+from stream_ssl.background import Background
+from stream_ssl.config.options import flat, split_address
+from stream_ssl.daemon.ended_sources import EndedSources
+from stream_ssl.daemon.endpoints import Announcement, hold_role, load
+from stream_ssl.daemon.notify import Notifier
+from stream_ssl.daemon.page import announced, page_sources, peers_of
+from stream_ssl.journal.consumer_offsets import ConsumerOffsets
+from stream_ssl.journal.journal import Journal
+from stream_ssl.observe.health import STARTING, Health
+from stream_ssl.observe.metrics import ReceiverMetrics
+from stream_ssl.observe.page.producers import ProducersView
+from stream_ssl.observe.peers import ASK_EVERY, Peers
+from stream_ssl.observe.server import Server
+from stream_ssl.observe.trends import EVERY
+from stream_ssl.observe.watch import Watch, Watched
+from stream_ssl.process.failures import configuring, listening
+from stream_ssl.receiver.access import Access
+from stream_ssl.receiver.receiver import Receiver
+from stream_ssl.receiver.records import ReceiverRecord
+from stream_ssl.receiver.verdicts import VerdictInbox
+from stream_ssl.wire.address import check_bind, require_loopback
+from stream_ssl.wire.run_folder import KEYS, make_keys
+
+T = TypeVar("T")
+
+log = logging.getLogger("stream_ssl.receiver")
+
+PLAIN = "plain"
+"""The value of `access` for plain text, without keys."""
+PATIENCE = 15.0
+"""Seconds without a round of the loop after which the process counts as stuck."""
+
+
+def receive(settings: Namespace, resolved: Mapping[str, Any], stop: threading.Event) -> None:
+    """Receive samples until `stop` is set. Then commit and acknowledge the samples held.
+
+    Args:
+        settings: the settings, as the receiver's parser returns them.
+        resolved: the same settings as plain values, for the metrics.
+        stop: set to end the process.
+    """
+    with configuring():
+        host, port = split_address(settings.http.receiver)
+        sources = page_sources(settings)
+        sources.producers = ProducersView()
+    folders = {"journal": settings.run / "journal"}
+    metrics = ReceiverMetrics(
+        CollectorRegistry(),
+        flat(resolved),
+        folders=folders,
+    )
+    health = Health()
+    health.set("started", False, STARTING)
+    with ExitStack() as stack:
+        with configuring():
+            stack.enter_context(hold_role(settings.run, "receiver"))
+            public = settings.http.public
+            server = listening(
+                lambda: Server(metrics.registry, health, "receiver", host, port, public, sources)
+            )
+            stack.enter_context(server)
+            peers = Peers(partial(peers_of, settings.run, "receiver"))
+            stack.enter_context(Background("peers", peers.ask, ASK_EVERY))
+            sources.hung = peers.why
+            watch = Watch(
+                "receiver",
+                metrics.registry,
+                health,
+                metrics.light,
+                Watched(folders),
+                hung=peers.hung,
+            )
+            stack.enter_context(Background("watch", watch.try_look, EVERY))
+            access = access_of(settings, settings.run)
+            journal = Journal(settings.run / "journal", **settings.journal)
+            stack.callback(journal.close)
+            offsets = ConsumerOffsets(settings.run)
+
+            def listen(bind: str) -> Receiver:
+                return listening(
+                    lambda: Receiver(
+                        journal,
+                        offsets,
+                        access=access,
+                        verdicts=VerdictInbox(settings.run),
+                        **{**settings.receiver, "bind": bind},
+                    )
+                )
+
+            receiver = listen_again(listen, settings.receiver.bind, settings.run)
+            stack.callback(receiver.close)
+        where = Announcement(
+            settings.run,
+            "receiver",
+            data=receiver.endpoint,
+            http=server.address,
+            **announced(settings),
+            **({} if access is None else {"server_key": access.keys.public}),
+        )
+        log.info(
+            "listening on %s, %s; page at %s/, metrics at %s/metrics",
+            receiver.endpoint,
+            "in plain text" if access is None else f"with the allow-list {access.allow.path}",
+            server.address,
+            server.address,
+        )
+        health.expect("receiver", PATIENCE)
+        health.set("started", True)
+        sources_ended = EndedSources(settings.run)
+        metrics.consume(sources_ended.record)
+        metrics.started()
+        stack.enter_context(Notifier(health))
+        for record in receiver.run(stop):
+            where.write()
+            metrics.consume(record)
+            sources_ended.consume(record)
+            health.refused = {**health.refused, **record.refused_last}
+            sources.producers.offer(receiver.producers)
+            health.tick("receiver")
+            failed = "a write failed; no packet is acknowledged until a write works"
+            health.set("journal", record.ready, "" if record.ready else failed)
+            served = not record.full and (record.credit > 0 or not record.producers)
+            health.set("credit", served, "" if served else f"no producer may send: {_why(record)}")
+        health.forget("receiver")
+    log.info("drained: all received samples are in the journal and acknowledged")
+
+
+def listen_again(listen: Callable[[str], T], bind: str, run: Path) -> T:
+    """Listen. If the settings leave the port open, prefer the port of the run's previous receiver.
+
+    Connected producers know the previous port. It is used if it is free.
+
+    Args:
+        listen: listens at an address.
+        bind: the address in the settings.
+        run: the run's folder, with the endpoints.json of the previous receiver.
+    """
+    host, _, port = bind.rpartition(":")
+    before = str(load(run).get("receiver", {}).get("data")) if port in ("0", "*") else ""
+    had = before.rpartition(":")[2]
+    if bind.startswith("tcp://") and re.fullmatch(r"tcp://.+:[1-9][0-9]{0,4}", before):
+        try:
+            return listen(f"{host}:{had}")
+        except (OSError, ValueError) as error:
+            log.warning(
+                "the receiver cannot listen on its former port %s (%s); it uses a free "
+                "port, and producers with the former port must be restarted",
+                had,
+                error,
+            )
+    return listen(bind)
+
+
+def _why(record: ReceiverRecord) -> str:
+    """Return why producers get no credit."""
+    if record.disk_full:
+        return (
+            "the disk of the journal is full, except for the room that a packet and a checkpoint "
+            "need; free space on the disk"
+        )
+    if record.full:
+        return "the journal has used its budget"
+    return "the learner is too far behind"
+
+
+def access_of(settings: Namespace, run: Path) -> Access | None:
+    """Return who may send; None: plain text. A run without keys creates them in the folder `run`.
+
+    Raises:
+        ValueError: plain text is asked for beyond loopback, or a key file cannot be used.
+    """
+    files = settings.access
+    if files == PLAIN:
+        remedy = "leave `access` out: the run then makes keys"
+        require_loopback(settings.receiver.bind, remedy)
+        return None
+    if files:
+        return Access(files["keys"], files["allow"])
+    before = (run / "journal").exists() and not (run / KEYS).exists()
+    keys, allow = make_keys(run)
+    if before:
+        log.warning(
+            "this run had no keys and has made them in %s: local producers connect with "
+            "--run %s, or run=%r in Python; set `access: plain` to use plain text",
+            keys.parent,
+            run,
+            str(run),
+        )
+    return Access(keys, allow)
+
+
+def dry_run(settings: Namespace) -> None:
+    """Build what `receive` builds, in a temporary folder and without a port.
+
+    Raises:
+        ValueError: the settings cannot work.
+    """
+    check_bind(settings.receiver.bind)
+    with TemporaryDirectory() as folder:
+        made = (settings.run / KEYS).exists()
+        access = access_of(settings, settings.run if made else Path(folder))
+        settings = settings.clone()
+        settings.receiver.bind = "inproc://check"
+        with closing(Journal(Path(folder) / "journal", **settings.journal)) as journal:
+            Receiver(
+                journal, ConsumerOffsets(Path(folder)), access=access, **settings.receiver
+            ).close()

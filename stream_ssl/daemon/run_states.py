@@ -1,0 +1,335 @@
+"""The states of a run's processes, asked over HTTP: by its folder, or by the address of its page.
+
+`stream-ssl status` and `stream-ssl watch` make the five answers from these states.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlencode, urlsplit
+
+from stream_ssl.daemon.endings import Ending, ending
+from stream_ssl.daemon.endpoints import fault, holder, load
+from stream_ssl.observe.answers import Answer, answers
+from stream_ssl.observe.conditions import hung_remedy
+from stream_ssl.observe.http_access import Token
+from stream_ssl.observe.peers import hangs
+
+ROLES = ("receiver", "learner")
+HEALTH_SECONDS = 3.0
+"""Time-out in seconds of a question to a process."""
+PAGE_SECONDS = 20.0
+"""Time-out in seconds of a question that a page may forward, or that waits for the learner."""
+MOST_BODY = 16 << 20
+"""The maximum size of an answer, in bytes."""
+
+State = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The states and the answers of one moment.
+
+    Attributes:
+        states: the state of each process, by its name, such as "learner" or "receiver-1".
+        answers: the five answers.
+    """
+
+    states: Mapping[str, State]
+    answers: Sequence[Answer]
+
+
+class Run(Protocol):
+    """A run whose processes answer questions.
+
+    Attributes:
+        title: the folder or the address.
+    """
+
+    title: str
+
+    def read(self) -> Reading:
+        """Return the states and the five answers.
+
+        Raises:
+            ValueError: nothing can be asked. The sentence names the reason and the remedy.
+        """
+
+    def ask(self, role: str, question: str, **arguments: object) -> list[dict[str, Any]]:
+        """Return the answer of each process of a role that answers; see docs/page.md.
+
+        Raises:
+            ValueError: nothing can be asked.
+        """
+
+
+class RunFolder:
+    """A run on this machine, by its folder. Each question reads the addresses again.
+
+    Args:
+        folder: the run's folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.title, self._folder = str(folder), folder
+
+    def read(self) -> Reading:
+        endpoints, token = self._processes()
+        told: dict[str, State] = {}
+        for name, entry in endpoints.items():
+            state = ask_state(entry["http"], name.partition("-")[0], token)
+            if state is not None:
+                told[name] = state
+        ranks = len(self._ranks(endpoints, token)) if "learner" in told else 1
+        # An earlier start of the group may have had more ranks.
+        kept = [name for name in endpoints if name[0] == "r" or rank_of(name) < max(1, ranks)]
+        names = [role for role in ROLES if not any(one.partition("-")[0] == role for one in kept)]
+        silent = [name for name in (*names, *kept) if name not in told]
+        found = dict(told) | silence(self._folder, endpoints, silent)
+        return Reading(found, answers(found))
+
+    def ask(self, role: str, question: str, **arguments: object) -> list[dict[str, Any]]:
+        endpoints, token = self._processes()
+        path = f"/api/{role}/{question}?{urlencode(arguments)}"
+        names = [name for name in endpoints if name.partition("-")[0] == role]
+        if role == "learner":
+            names = names[:1]  # the other ranks have the same learner
+        found = (ask_json(endpoints[name]["http"], path, token) for name in names)
+        return [one for one in found if one is not None]
+
+    def _processes(self) -> tuple[dict[str, dict[str, Any]], str | None]:
+        if why := not_a_folder(self._folder):
+            raise ValueError(why)
+        endpoints = endpoints_of(self._folder)
+        return endpoints, token_of(endpoints)
+
+    def _ranks(self, endpoints: Mapping[str, Mapping[str, Any]], token: str | None) -> list[Any]:
+        told = ask_json(endpoints["learner"]["http"], "/api/learner/ranks", token) or {}
+        ranks: list[Any] = told.get("ranks", [])
+        return ranks
+
+
+class RunPage:
+    """A run by the address of its page, such as http://127.0.0.1:9109, also of another machine.
+
+    Args:
+        address: the address, as a browser takes it.
+        token: the secret of `http.token_file`, or None without one.
+    """
+
+    def __init__(self, address: str, token: str | None = None) -> None:
+        parts = urlsplit(address)
+        if parts.scheme not in ("http", "https") or not parts.netloc:
+            raise ValueError(f"{address} is not the address of a page, such as {EXAMPLE}")
+        self.title, self._token = address, token
+
+    def read(self) -> Reading:
+        run = self._ask("/api/run")
+        given = [Answer(one["question"], one["level"], one["says"], []) for one in run["answers"]]
+        return Reading(run["states"], given)
+
+    def ask(self, role: str, question: str, **arguments: object) -> list[dict[str, Any]]:
+        return [self._ask(f"/api/{role}/{question}?{urlencode(arguments)}")]
+
+    def _ask(self, path: str) -> dict[str, Any]:
+        try:
+            status, body = ask(self.title, path, self._token, PAGE_SECONDS)
+            told = json.loads(body)
+        except (OSError, HTTPException) as error:
+            why = str(error) or type(error).__name__
+            raise ValueError(f"{self.title} does not answer: {why}") from None
+        except ValueError:
+            raise ValueError(f"{self.title} is not the page of a run: it sends no JSON") from None
+        if status == HTTPStatus.UNAUTHORIZED:
+            raise ValueError(f"{self.title} requires a token: give its file with --token_file FILE")
+        if status != HTTPStatus.OK or not isinstance(told, dict):
+            why = told.get("error", "") if isinstance(told, dict) else ""
+            raise ValueError(f"{self.title} answers with status {status} {why}".rstrip())
+        return told
+
+
+EXAMPLE = "http://127.0.0.1:9109"
+
+
+def run_at(place: Path, token_file: Path | None = None) -> Run:
+    """Return the run of a folder, or of a page if `place` is an address.
+
+    Args:
+        place: a folder or an address. A path has lost one slash of an address.
+        token_file: the file of the page's token; a folder names its own.
+
+    Raises:
+        ValueError: the token file cannot be used, or the address is no address.
+    """
+    if (address := address_in(place)) is None:
+        return RunFolder(place)
+    return RunPage(address, None if token_file is None else Token.load(token_file).secret)
+
+
+def address_in(place: Path) -> str | None:
+    """Return the address that a path was made from, None for a folder."""
+    scheme, colon, rest = str(place).partition(":/")
+    if not colon or scheme not in ("http", "https"):
+        return None
+    return f"{scheme}://{rest.lstrip('/')}"
+
+
+def not_a_folder(run: Path) -> str | None:
+    """Return a sentence if the path cannot be the folder of a run, else None."""
+    if run.exists() and not run.is_dir():
+        return (
+            f"{run} is a file: give the run's folder, which is the option `run` of the config file"
+        )
+    return None
+
+
+# -- Questions
+
+
+def ask(
+    address: str, path: str, token: str | None = None, seconds: float = HEALTH_SECONDS
+) -> tuple[int, str]:
+    """Return the status and the body of an answer.
+
+    Raises:
+        OSError, HTTPException: there is no answer within `seconds`.
+        ValueError: the answer has more than MOST_BODY bytes.
+    """
+    parts = urlsplit(address)
+    kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+    connection = kind(parts.netloc, timeout=seconds)
+    try:
+        headers = {} if token is None else {"authorization": f"Bearer {token}"}
+        connection.request("GET", parts.path.rstrip("/") + path, headers=headers)
+        reply = connection.getresponse()
+        body = reply.read(MOST_BODY + 1)
+        if len(body) > MOST_BODY:
+            raise ValueError(f"{address} answered with more than {MOST_BODY} bytes")
+        return reply.status, body.decode(errors="replace")
+    finally:
+        connection.close()
+
+
+def ask_json(address: str, path: str, token: str | None = None) -> dict[str, Any] | None:
+    """Return the answer to a question, or None without one."""
+    try:
+        status, body = ask(address, path, token, PAGE_SECONDS)
+        told = json.loads(body)
+    except (OSError, HTTPException, ValueError):
+        return None
+    return told if status == HTTPStatus.OK and isinstance(told, dict) else None
+
+
+def ask_state(address: str, role: str, token: str | None) -> State | None:
+    """Return a process's answer to the question `state`, or an error; None if it is silent."""
+    try:
+        status, body = ask(address, f"/api/{role}/state", token)
+    except (OSError, HTTPException):
+        return None
+    try:
+        state = json.loads(body)
+    except ValueError as error:
+        return {"error": f"the {role} at {address} gives no state: {error}"}
+    if status != HTTPStatus.OK or not isinstance(state, dict):
+        return {"error": f"the {role} at {address} gives no state: status {status}"}
+    return state
+
+
+def silence(
+    run: Path, endpoints: Mapping[str, Mapping[str, Any]], silent: Iterable[str]
+) -> dict[str, State]:
+    """Return the state of each process that does not answer, for `answers`.
+
+    A process starts, hangs, or has ended. If endpoints.json cannot be used, its address is
+    unknown. The keys `pid` (starting), `ended` (how), `absent` (it never started here), and `hung`
+    or `unknown` (the reason) tell which it is. A process that the supervisor starts again has
+    `pid` and `before` (how it ended).
+    """
+    broken = broken_file(run)
+    found: dict[str, dict[str, Any]] = {}
+    for name in silent:
+        role, entry = name.partition("-")[0], endpoints.get(name)
+        pid, last = _starting(run, name, endpoints), _ending(run, name)
+        if pid is not None and broken:
+            why = f"the address of the {name} is unknown: {broken}"
+            found[name] = {"error": why, "unknown": broken}
+        elif pid is not None:
+            found[name] = {"role": role, "starting": True, "pid": pid}
+            if last is not None and last.end != "stopped" and last.parent == pid:
+                found[name]["before"] = last.state()["error"]
+        elif (pid := _holder(run, name)) is None and last is not None:
+            found[name] = last.state()
+        elif entry is None:
+            found[name] = {"error": f"no {name} has started in this run folder", "absent": True}
+        elif pid is not None and pid == entry.get("pid"):
+            why = hangs(name, pid, entry["http"])
+            found[name] = {"error": why, "hung": f"{why}. {hung_remedy(why)}"}
+        else:
+            found[name] = {"error": f"the {name} does not answer at {entry['http']}"}
+    return dict(found)
+
+
+def broken_file(run: Path) -> str | None:
+    """Return why an endpoints.json of the run cannot be used, or None."""
+    return next((why for one in (run, *receivers_of(run)) if (why := fault(one))), None)
+
+
+def _starting(run: Path, role: str, endpoints: Mapping[str, Mapping[str, Any]]) -> int | None:
+    """Return the id of a living process without a published address, or of its supervisor.
+
+    A process that has published its address and does not answer is not starting: it may hang.
+    """
+    own = _holder(run, role)
+    pid = own if own is not None else holder(run, "supervisor")
+    return None if pid == endpoints.get(role, {}).get("pid") else pid
+
+
+def _holder(run: Path, role: str) -> int | None:
+    """Return the id of the living process of a role, or of one of several receivers."""
+    one_of_several = role.startswith("receiver-")
+    return holder(run / role, "receiver") if one_of_several else holder(run, role)
+
+
+def _ending(run: Path, role: str) -> Ending | None:
+    """Return how the last process of a role ended, or of one of several receivers."""
+    one_of_several = role.startswith("receiver-")
+    return ending(run / role, "receiver") if one_of_several else ending(run, role)
+
+
+# -- Processes
+
+
+def token_of(endpoints: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """Return the token that the run's processes require; None if they require none.
+
+    Raises:
+        ValueError: this user may not read the token file.
+    """
+    files = {entry["token_file"] for entry in endpoints.values() if "token_file" in entry}
+    return Token.load(Path(files.pop())).secret if files else None
+
+
+def endpoints_of(run: Path) -> dict[str, dict[str, Any]]:
+    """Return the endpoints of the run's folder, and of the receivers of `run --receivers` in it."""
+    found = load(run)
+    for folder in receivers_of(run):
+        if (entry := load(folder).get("receiver")) is not None:
+            found[folder.name] = entry
+    return found
+
+
+def receivers_of(run: Path) -> list[Path]:
+    """Return the folders of the receivers that `run --receivers` started."""
+    return sorted(run.glob("receiver-*"))
+
+
+def rank_of(name: str) -> int:
+    """Return the rank of a learner: 0 for "learner", 1 for "learner-1". A receiver gives -1."""
+    role, _, number = name.partition("-")
+    return int(number or 0) if role == "learner" else -1

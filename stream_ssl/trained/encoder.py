@@ -1,0 +1,403 @@
+"""Load the trained encoder of a run, of a checkpoint or of an export.
+
+Shapes: B samples, C channels, H height, W width, F features or dimensions of the embedding.
+"""
+
+from __future__ import annotations
+
+import logging
+from argparse import ArgumentError
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import numpy as np
+import torch
+from jsonargparse import ArgumentParser, Namespace
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from stream_ssl.bounded_files import read_map
+from stream_ssl.config import build, options
+from stream_ssl.config.removed import without
+from stream_ssl.config.trust import asks_for_download, only_known_classes, without_downloads
+from stream_ssl.durable import damage
+from stream_ssl.encoder.network import Projector
+from stream_ssl.feed.decode import Decoder, VectorDecoder
+from stream_ssl.learning.checkpoint_layout import (
+    FOLDER,
+    FORMAT,
+    LATEST,
+    STATE,
+    facts_in,
+    made_by,
+    steps_in,
+)
+from stream_ssl.learning.randomness import OwnRandomness
+from stream_ssl.learning.saved import checkpoint_damage, model_of
+from stream_ssl.learning.vectors import VectorViews
+from stream_ssl.learning.views import Views
+from stream_ssl.methods import Method
+from stream_ssl.methods.base import unit
+from stream_ssl.methods.norm import Statistics, forget_statistics
+from stream_ssl.producers._images import as_sample
+
+if TYPE_CHECKING:
+    from stream_ssl.producers.client import Image
+
+log = logging.getLogger("stream_ssl.encoder")
+
+T = TypeVar("T")
+
+Of = Literal["features", "embeddings"]
+
+ENCODER = "encoder.json"
+WEIGHTS = "encoder.safetensors"
+EXPORT_FORMAT = 2  # increased when older programs cannot read the new format
+
+SECTIONS = (
+    "vectors",
+    "decoder",
+    "batches",
+    "encoder",
+    "projector",
+    "views",
+    "loss",
+    "method",
+    "learner",
+)
+"""Sections of a run's configuration on which its network depends. Other sections may name files or
+classes that no longer exist.
+"""
+
+
+PARTS = ("vectors", "decoder", "encoder", "projector", "views")
+"""The sections among SECTIONS on which an exported encoder depends."""
+
+
+class Encoder(nn.Module):
+    """A module that encodes uint8 images [B, C, H, W] to float32 features or embeddings [B, F].
+
+    The encoder of a run on vectors takes float vectors [B, D], or their bytes.
+
+    The module is in evaluation mode and frozen. `encoder.requires_grad_().train()` makes it
+    trainable. With `statistics` "batch", the embedding of an image depends on the other images of
+    its batch.
+
+    Args:
+        backbone: maps normalised images to features.
+        projector: maps features to embeddings, which are scaled to unit norm. None: the encoder
+            returns features.
+        views: the run's augmentation and normalisation.
+        decoder: the run's decoder, which `preprocess` uses.
+        statistics: the statistics of BatchNorm in evaluation mode: the running "average", or those
+            of the "batch".
+
+    Attributes:
+        dim: F, the number of features or of dimensions of the embedding.
+        size: H and W of an image; 1 for vectors.
+        channels: C of an image; the number of bytes of a vector.
+        of: "features" or "embeddings".
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        projector: nn.Module | None,
+        views: Views | VectorViews,
+        decoder: Decoder | VectorDecoder,
+        statistics: Statistics = "average",
+    ) -> None:
+        super().__init__()
+        self.backbone, self.projector, self.views = backbone, projector, views
+        (self.size, _, self.channels), self.decoder = decoder.shape_HWC, decoder
+        self.of: Of = "features" if projector is None else "embeddings"
+        self.dim = int((projector or backbone).dim)  # type: ignore[arg-type]
+        self.statistics = statistics
+        if statistics == "batch":
+            forget_statistics(self)
+        self.requires_grad_(False).eval()
+
+    def forward(self, image_BCHW: Tensor) -> Tensor:
+        is_tensor = isinstance(image_BCHW, Tensor)
+        if isinstance(self.views, VectorViews) and is_tensor and image_BCHW.is_floating_point():
+            return self._encode(self.views.standardised(image_BCHW.to(self.views.mean.device)))
+        if not is_tensor or image_BCHW.ndim != 4 or image_BCHW.shape[1] != self.channels:
+            found = f"{type(image_BCHW).__name__} {tuple(getattr(image_BCHW, 'shape', ()))}"
+            raise ValueError(
+                f"images are a {found}: must be a uint8 tensor [B, {self.channels}, H, "
+                "W], such as torch.stack([encoder.preprocess(image) for image in images])"
+            )
+        # A grey image is contiguous in two memory layouts, in which convolutions round differently.
+        image_BCHW = image_BCHW.to(self.views.mean.device).clone(
+            memory_format=torch.contiguous_format
+        )
+        return self._encode(self.views.plain(image_BCHW))
+
+    def view(self, image_BCHW: Tensor) -> Tensor:
+        """Encode one augmented view of each image. The run's own augmentation makes the views."""
+        view_BCHW: Tensor = self.views(image_BCHW.to(self.views.mean.device))
+        return self._encode(view_BCHW)
+
+    @property
+    def networks(self) -> nn.ModuleDict:
+        """The modules that have weights."""
+        parts = {"backbone": self.backbone, "projector": self.projector}
+        return nn.ModuleDict({name: part for name, part in parts.items() if part is not None})
+
+    def preprocess(self, image: Image) -> Tensor:
+        """Return the uint8 pixels [C, H, W] on which the learner would train for this image.
+
+        For a vector, the result holds its bytes.
+
+        Args:
+            image: a path; the bytes of a JPEG, PNG or WebP file; a PIL image; a uint8 array [H, W]
+                or [H, W, C]; or a vector, a float array [D].
+
+        Raises:
+            TypeError: the argument is no image.
+            ValueError: the image cannot be decoded.
+            OSError: the file cannot be read.
+        """
+        try:
+            pixels_HWC = self.decoder.decode(as_sample(image, id="image"))
+        except ValueError as error:
+            if isinstance(image, str | Path):
+                raise ValueError(f"{image}: {error}") from error
+            raise
+        return torch.from_numpy(np.array(pixels_HWC.transpose(2, 0, 1), order="C"))
+
+    def _encode(self, view_BCHW: Tensor) -> Tensor:
+        feature_BF: Tensor = self.backbone(view_BCHW)
+        return feature_BF.float() if self.projector is None else unit(self.projector(feature_BF))
+
+    def extra_repr(self) -> str:
+        return f"of={self.of}, dim={self.dim}, size={self.size}, channels={self.channels}"
+
+
+def load_encoder(
+    place: Path | str, of: Of | None = None, device: str = "cpu", trust_code: bool = False
+) -> Encoder:
+    """Load an encoder; see `stream_ssl.load_encoder`."""
+    place = Path(place)
+    if of not in (None, "features", "embeddings"):
+        raise ValueError(f'of is {of!r}: choose "features" or "embeddings"')
+    build.check_device(device, "device")
+    if (place / ENCODER).is_file():
+        return _exported(place, of, trust_code).to(device)
+
+    def load(checkpoint: Path) -> Encoder:
+        stored = facts(checkpoint)
+        if made_by(stored) == 0:
+            log.warning(
+                "checkpoint %s of step %d was written before the first update: the run "
+                "has not trained this encoder. Take a later checkpoint once the run has "
+                "made updates (stream-ssl status RUN shows its step)",
+                *(checkpoint, stored["step"]),
+            )
+        return run_encoder(
+            stored_settings(stored["config"], trust_code=trust_code),
+            of or "features",
+            lambda network: network.load_state_dict(model_of(checkpoint)),
+        )
+
+    return read_newest(place, load).to(device)
+
+
+def fresh_encoder(
+    stored: Mapping[str, Any],
+    of: Of = "features",
+    device: str = "cpu",
+    trust_code: bool = False,
+) -> Encoder:
+    """Return the encoder of a checkpoint's configuration as it was before its first update.
+
+    Nothing is downloaded. If the run began with downloaded weights, this encoder has random
+    weights, and a warning says so.
+    """
+    if asks_for_download((stored.get("encoder") or {}).get("model")):
+        log.warning(
+            "the run began with weights that encoder.model downloaded, and this command "
+            "downloads nothing: the untrained encoder has random weights instead"
+        )
+    return run_encoder(stored_settings(stored, trust_code=trust_code), of).to(device)
+
+
+def run_encoder(
+    settings: Namespace, of: Of, load: Callable[[Method], object] | None = None
+) -> Encoder:
+    """Return the encoder of a run's network, with weights that `load` puts into it.
+
+    Args:
+        settings: the result of `stored_settings`.
+        of: "features" of the trained encoder, or "embeddings" of the key networks.
+        load: puts weights into the network. None: the network keeps the weights from before the
+            first update.
+    """
+    if load is not None:
+        build.forget_first_weights(settings)  # the file that held them may no longer exist
+    with OwnRandomness(0, torch.device("cpu")):  # the caller's generators stay as they are
+        network = build.method(settings)
+    if load is not None:
+        load(network)
+    views, decoder = build.views(settings), build.decoder(settings)
+    if of == "features":
+        return Encoder(network.encoder, None, views, decoder)
+    return Encoder(*network.key_networks, views, decoder, network.key_statistics)
+
+
+def stored_settings(
+    stored: Mapping[str, Any], *of_memory: str, trust_code: bool = False
+) -> Namespace:
+    """Return SECTIONS of a checkpoint's configuration in the form that `build` takes.
+
+    Args:
+        stored: the configuration.
+        of_memory: options of the memory to return beside its capacity.
+        trust_code: import every class that the configuration names.
+
+    Raises:
+        ValueError: another version of this program wrote the configuration, or it names a class
+            that is not trusted.
+    """
+    kept = {section: stored[section] for section in SECTIONS if section in stored}
+    memory = {name: stored["memory"].get(name) for name in ("capacity", *of_memory)}
+    return _settings(kept | {"memory": memory}, "the checkpoint's", trust_code)
+
+
+def _settings(sections: Mapping[str, Any], whose: str, trust_code: bool) -> Namespace:
+    parser = _parser()
+    whose, sections = f"{whose} configuration", without_downloads(without(sections)[0])
+    needed = {"batches": {"batch_size": 1}, "memory": {"capacity": 1}}  # have no defaults
+    try:
+        with nullcontext() if trust_code else only_known_classes(whose, sections):
+            settings: Namespace = parser.instantiate(parser.parse_object(needed | dict(sections)))
+    except ArgumentError as error:
+        raise ValueError(f"{whose} cannot be read: {error}") from error
+    return settings
+
+
+@cache
+def _parser() -> ArgumentParser:
+    """Return one parser for all calls, because it takes longer to build a parser than to use it."""
+    parser: ArgumentParser = options.learner_parser()
+    parser.exit_on_error = False
+    return parser
+
+
+def _exported(folder: Path, of: Of | None, trust_code: bool) -> Encoder:
+    if (reason := damage(folder, links=True)) is not None:
+        raise ValueError(f"the encoder in {folder} is damaged ({reason}); export it again")
+    found = _described(folder)
+    if found["format"] > EXPORT_FORMAT:
+        raise ValueError(
+            f"{folder} has format {found['format']}, and this program reads formats up to "
+            f"{EXPORT_FORMAT}: upgrade stream-ssl"
+        )
+    if of not in (None, found["of"]):
+        raise ValueError(
+            f"of is {of!r}, and {folder} was exported with --of {found['of']}: export the run "
+            f"with --of {of}, or leave `of` out"
+        )
+    sections = {name: found[name] for name in PARTS if found.get(name)}
+    sections["views"] = found["views"] | found["normalisation"]
+    settings = _settings(sections, f"{folder}: its", trust_code)
+    build.forget_first_weights(settings)
+    with torch.random.fork_rng(devices=[]):
+        backbone = build.backbone(settings)
+        projector = Projector(backbone.dim, **settings.projector) if found["projector"] else None
+    views, decoder = build.views(settings), build.decoder(settings)
+    encoder = Encoder(backbone, projector, views, decoder, found["statistics"])
+    encoder.networks.load_state_dict(load_file(folder / WEIGHTS))
+    return encoder
+
+
+def _described(folder: Path) -> dict[str, Any]:
+    """Return the content of an export's encoder.json.
+
+    Raises:
+        ValueError: a key is missing, or its value has another type.
+    """
+    found = read_map(folder / ENCODER, links=True)
+    sections = ("views", "normalisation", "decoder", "encoder")
+    due = dict.fromkeys(sections, dict) | {"format": int, "of": str, "statistics": str}
+    for name, kind in due.items():
+        value = found.get(name)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise ValueError(
+                f"{folder / ENCODER}: {name} is {value!r:.80}, and must be of type "
+                f"{kind.__name__}; export the encoder again"
+            )
+    return found
+
+
+def read_newest(place: Path, read: Callable[[Path], T]) -> T:
+    """Return the result of `read` for the checkpoint that `find` returns.
+
+    A running learner keeps a few checkpoints (`checkpoints.keep`), and may remove this one during
+    the read. The newest checkpoint of that moment is then read instead.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint, or it lacks a file.
+    """
+    checkpoint = find(place)
+    while True:
+        try:
+            return read(checkpoint)
+        except FileNotFoundError:
+            if (newer := find(place)) == checkpoint:
+                raise
+            checkpoint = newer
+
+
+def find(path: Path) -> Path:
+    """Return the checkpoint folder at a path: the path itself, or the newest whole one of a run.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint.
+        ValueError: the checkpoint is damaged, or a newer version wrote it.
+    """
+    own = (path / STATE).is_file()
+    found = [path.resolve()] if own else _checkpoints(path)
+    if not found:
+        told = "is not a folder" if not path.is_dir() else f"contains neither {STATE} nor {LATEST}"
+        raise FileNotFoundError(
+            f"no checkpoint at {path}: it {told}. Give the folder of a run that has "
+            "written its first checkpoint (the folder that contains checkpoints/), or the "
+            "folder of a checkpoint (step-...)"
+        )
+    for folder in found:
+        if (reason := checkpoint_damage(folder)) is None:
+            break
+        if not own and _checkpoints(path)[:1] != found[:1]:  # a learner has removed it since
+            return find(path)
+        log.warning("checkpoint %s is damaged (%s)", folder, reason)
+    else:
+        raise ValueError(f"checkpoint {found[0]} is damaged ({reason}); give an earlier checkpoint")
+    version = facts(folder)["version"]
+    if version > FORMAT:
+        raise ValueError(
+            f"checkpoint {folder} has format {version}, and this program reads formats up "
+            f"to {FORMAT}: upgrade stream-ssl"
+        )
+    return folder
+
+
+def _checkpoints(run: Path) -> list[Path]:
+    """Return the checkpoints in a run's folder or in its checkpoints/ folder, the newest first."""
+    for folder in (run, run / FOLDER):
+        found = steps_in(folder.resolve())[::-1]
+        if (folder / LATEST / STATE).is_file():
+            latest = (folder / LATEST).resolve()
+            return [latest, *(path for path in found if path.name < latest.name)]
+        if found:  # the newest one lost its state file, or somebody moved it
+            return found
+    return []
+
+
+def facts(checkpoint: Path) -> Mapping[str, Any]:
+    """Return a checkpoint's state: step, samples, created, and config without removed options."""
+    found = facts_in(checkpoint)
+    return found | {"config": without(found["config"])[0]} if "config" in found else found

@@ -1,0 +1,204 @@
+"""Search a checkpoint's memory for samples that look like a picture, for `stream-ssl search`.
+
+Shapes: B images, K occupied slots, k results, D embedding, A descriptor, C H W image.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy as np
+import torch
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw
+from torch import Tensor
+
+from stream_ssl.batch import Origin
+from stream_ssl.feed.decode import VectorDecoder
+from stream_ssl.learning.origins import Origins
+from stream_ssl.learning.saved import memory_of, origins_of
+from stream_ssl.memory.descriptors import Embedding
+from stream_ssl.memory.index import nearest
+from stream_ssl.memory.state import decode, part, upgraded
+from stream_ssl.trained.encoder import Encoder, facts, load_encoder, stored_settings
+from stream_ssl.trained.export import images_of
+
+BESIDE: Final = 255
+"""Images of the memory that are encoded beside the query, if an embedding depends on its batch."""
+
+TILE: Final = 96  # pixels, the side of a picture on the sheet
+COLUMNS: Final = 8
+CAPTION: Final = 14  # pixels
+
+Pixels = NDArray[np.uint8]
+By = Literal["embeddings", "descriptors"]
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A slot that resembles the query."""
+
+    slot: int
+    similarity: float
+    label: int | None
+    origin: Origin | None
+    image_CHW: Pixels
+
+    @property
+    def time(self) -> str:
+        """The time of capture in UTC; empty if it is unknown, or outside the calendar."""
+        try:
+            moment = datetime.fromtimestamp(self.origin.time, UTC) if self.origin else None
+        except (OverflowError, ValueError, OSError):
+            return ""
+        return moment.strftime("%Y-%m-%d %H:%M:%S") if moment else ""
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The pixels of the query as the learner would see them, and the hits, the best first."""
+
+    checkpoint: Path
+    query_CHW: Pixels
+    hits: Sequence[Hit]
+
+
+def search(
+    checkpoint: Path, image: Path, k: int, by: By = "embeddings", trust_code: bool = False
+) -> SearchResult:
+    """Return the k slots of a checkpoint's memory that are most similar to a picture.
+
+    Args:
+        checkpoint: the checkpoint's folder.
+        image: the file of the picture.
+        k: the number of slots, at least 1.
+        by: what is compared: the memory's embeddings, or the descriptors on which it counts
+            duplicates.
+        trust_code: import every class that the checkpoint names.
+
+    Raises:
+        ValueError: the file is not a picture that the run would accept, the run learns from
+            vectors, or the memory is empty.
+        OSError: a file cannot be read.
+    """
+    encoder = load_encoder(checkpoint, "embeddings", trust_code=trust_code)
+    if isinstance(encoder.decoder, VectorDecoder):
+        raise ValueError(
+            f"{checkpoint} learns from vectors, and this command searches for pictures: export the "
+            "memory (stream-ssl export RUN --memory DIR) and search its index.faiss"
+        )
+    query_CHW = encoder.preprocess(image)
+    state = upgraded(memory_of(checkpoint))
+    columns = part(state, "columns")
+    if not len(columns["ids"]):
+        raise ValueError(
+            f"the memory of {checkpoint} is empty, because the run had not trained on a batch yet: "
+            "search again after the run's next checkpoint"
+        )
+    query_1D = _embedding(encoder, query_CHW, columns)
+    row_KX = columns["embeddings"]
+    if by == "descriptors" and "descriptors" in columns:
+        row_KX = columns["descriptors"]
+        config = facts(checkpoint)["config"]
+        settings = stored_settings(config, "descriptor", trust_code=trust_code)
+        descriptor = settings.memory.descriptor or Embedding()
+        if repr(descriptor) != (due := decode(state)["descriptor"]):
+            raise ValueError(
+                f"the memory describes pictures by {due}, and here it would be {descriptor!r}, "
+                "because its weights are not at hand: use --by embeddings"
+            )
+        if descriptor.needs_features:
+            raise ValueError(
+                f"the memory describes pictures by {descriptor!r}, which an exported encoder does "
+                "not give: use --by embeddings"
+            )
+        query_1D = descriptor(query_1D, query_CHW[None])
+    cosine_1k, slot_1k = nearest(query_1D.to(row_KX.dtype), row_KX, k)
+    slots = slot_1k[0].numpy()
+    origins = Origins()
+    origins.load(origins_of(checkpoint), columns["ids"].tolist())
+    label_k = columns["labels"][slot_1k[0]].tolist()
+    hits = [
+        Hit(slot, similarity, None if label < 0 else label, origin, image_CHW)
+        for slot, similarity, label, origin, image_CHW in zip(
+            slots.tolist(),
+            cosine_1k[0].tolist(),
+            label_k,
+            origins.of(columns["ids"][slot_1k[0]].tolist()),
+            images_of(columns, slots),
+            strict=True,
+        )
+    ]
+    return SearchResult(checkpoint, query_CHW.numpy(), hits)
+
+
+def _embedding(encoder: Encoder, query_CHW: Tensor, columns: dict[str, Tensor]) -> Tensor:
+    """Return the embedding of the query, [1, D].
+
+    With statistics of the batch, the query is encoded beside images of the memory. A batch of one
+    image has no statistics.
+    """
+    image_BCHW = query_CHW[None]
+    if encoder.statistics == "batch":
+        held = len(columns["ids"])
+        beside = torch.linspace(0, held - 1, min(held, BESIDE)).long().numpy()
+        image_BCHW = torch.cat([image_BCHW, torch.from_numpy(images_of(columns, beside))])
+    with torch.inference_mode():
+        z_BD: Tensor = encoder(image_BCHW)
+    return z_BD[:1].clone()
+
+
+# -- The contact sheet
+
+
+def sheet(result: SearchResult) -> bytes:
+    """Return a PNG of the query and the hits, with the similarity below each."""
+    tiles = [("query", result.query_CHW)]
+    tiles += [(f"{hit.similarity:.3f}", hit.image_CHW) for hit in result.hits]
+    columns = min(COLUMNS, len(tiles))
+    lines = -(-len(tiles) // columns)
+    page = Image.new("RGB", (columns * (TILE + 4), lines * (TILE + CAPTION + 4)), "white")
+    draw = ImageDraw.Draw(page)
+    for number, (caption, image_CHW) in enumerate(tiles):
+        down, right = divmod(number, columns)
+        left, top = right * (TILE + 4) + 2, down * (TILE + CAPTION + 4) + 2
+        page.paste(picture(image_CHW).resize((TILE, TILE), Image.Resampling.NEAREST), (left, top))
+        draw.text((left, top + TILE), caption, fill="black")
+    return _png(page)
+
+
+def page(result: SearchResult) -> bytes:
+    """Return an HTML page of the query and the hits, which needs no other file."""
+    pages = Environment(
+        loader=PackageLoader("stream_ssl.trained", "."), autoescape=True, undefined=StrictUndefined
+    )
+    shown: list[dict[str, Any]] = [
+        {"hit": hit, "source": _address(hit.image_CHW)} for hit in result.hits
+    ]
+    template = pages.get_template("search.html.j2")
+    query = _address(result.query_CHW)
+    return template.render(checkpoint=result.checkpoint, query=query, shown=shown).encode()
+
+
+def picture(image_CHW: Pixels) -> Image.Image:
+    """Return an image of the memory, in grey or colour."""
+    image_HWC = image_CHW.transpose(1, 2, 0)
+    return Image.fromarray(image_HWC[:, :, 0] if image_HWC.shape[2] == 1 else image_HWC)
+
+
+def _address(image_CHW: Pixels) -> str:
+    data = base64.b64encode(_png(picture(image_CHW))).decode()
+    return f"data:image/png;base64,{data}"
+
+
+def _png(image: Image.Image) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()

@@ -1,0 +1,88 @@
+"""What the sections of a config file are built into."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import TINY
+
+from stream_ssl.config import build, options
+from stream_ssl.memory.scores import Gaussian, Score, VonMisesFisher
+
+SHARP = {"class_path": "stream_ssl.memory.scores.VonMisesFisher", "init_args": {"kappa": 0.1}}
+WIDE = {"class_path": "stream_ssl.memory.scores.Gaussian", "init_args": {"tau": 1.0}}
+
+
+def most_duplicated(score: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "class_path": "stream_ssl.memory.eviction.MostDuplicated",
+        "init_args": {"score": score},
+    }
+
+
+@pytest.mark.parametrize(
+    ("working", "score"),
+    [(most_duplicated(SHARP), VonMisesFisher(0.1)), (None, VonMisesFisher(0.1))],
+    ids=["sharp", "default"],
+)
+def test_shadows_count_by_the_working_memorys_score(
+    tmp_path: Path, working: dict[str, Any] | None, score: Score
+) -> None:
+    file = tmp_path / "config.yaml"  # JSON is YAML
+    settings = TINY | {
+        "memory": {
+            "capacity": 8,
+            "descriptor": {"class_path": "stream_ssl.memory.descriptors.Embedding"},
+            **({"eviction": working} if working else {}),
+        },
+        "shadows": {
+            "queue": {"class_path": "stream_ssl.memory.eviction.Oldest"},
+            "minred": {"class_path": "stream_ssl.memory.eviction.MinimumRedundancy"},
+            "wide": most_duplicated(WIDE),
+        },
+    }
+    file.write_text(json.dumps(settings))
+    parser = options.learner_parser()
+    built = parser.instantiate(options.read(parser, [str(file)]))
+    z_BD = torch.nn.functional.normalize(
+        torch.randn(20, 4, generator=torch.Generator().manual_seed(0)), dim=1
+    )
+    asked = {"queue": score, "minred": score, "wide": Gaussian(1.0)}
+    for shadow in build.shadows(built, dim=4):
+        shadow.memory.add(torch.arange(20), z_BD)
+        held_kD = shadow.memory.embeddings.double()
+        expected = asked[shadow.name].counts(held_kD).mean() / 7
+        assert shadow.memory.stats().expected_collisions == pytest.approx(
+            float(expected), rel=1e-5, abs=1e-6
+        )
+
+
+def test_the_learners_seed_draws_the_evictions_of_the_memory(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        json.dumps(
+            TINY
+            | {
+                "memory": {
+                    "capacity": 8,
+                    "eviction": {"class_path": "stream_ssl.memory.eviction.Random"},
+                }
+            }
+        )
+    )
+    parser = options.learner_parser()
+
+    def kept(seed: int) -> list[int]:
+        built = parser.instantiate(options.read(parser, [str(file), f"--learner.seed={seed}"]))
+        memory = build.memory(built, dim=4)
+        z_BD = torch.nn.functional.normalize(torch.ones(40, 4), dim=1)
+        image_BCHW = torch.zeros(40, *build.image_shape(built), dtype=torch.uint8)
+        memory.add(torch.arange(40), z_BD, images=image_BCHW)
+        return sorted(memory.ids.tolist())
+
+    assert kept(1) == kept(1)
+    assert kept(1) != kept(2)

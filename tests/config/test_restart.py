@@ -1,0 +1,176 @@
+"""What a restart may change of a run's configuration takes effect, and the rest is kept; each is
+said."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import TINY, processes, stop, until
+
+from stream_ssl.app.commands import check
+from stream_ssl.config import options, restart
+from stream_ssl.config.restart import FIXED, MAY_CHANGE
+
+PAGE = (Path(__file__).parents[2] / "docs" / "restart.md").read_text()
+
+
+def all_options() -> set[str]:
+    """Every option of every section, of both roles."""
+    found = set()
+    for role, own in (
+        ("receiver", options.RECEIVER_SECTIONS),
+        ("learner", options.LEARNER_SECTIONS),
+    ):
+        names = {action.dest for action in getattr(options, f"{role}_parser")()._actions}
+        names = {name for name in names if not name.endswith(".help")}
+        of_sections = {name for name in names if name.partition(".")[0] in (*own, "http")}
+        # Of a section that has options the options are listed.
+        found |= {n for n in of_sections if not any(o.startswith(f"{n}.") for o in of_sections)}
+    return found
+
+
+def config_file(folder: Path, **settings: Any) -> Path:
+    file = folder / "config.yaml"  # JSON is YAML
+    file.write_text(json.dumps(TINY | settings | {"run": str(folder / "run")}))
+    return file
+
+
+def plain(file: Path, *arguments: str) -> dict[str, Any]:
+    parser = options.learner_parser()
+    return options.resolved(parser, options.read(parser, [str(file), *arguments]))
+
+
+def changed(settings: dict[str, Any], path: str) -> None:
+    """Give an option a value that it cannot have had."""
+    *sections, option = path.split(".")
+    for section in sections:
+        if settings.get(section) is None:
+            settings[section] = {}
+        settings = settings[section]
+    settings[option] = "another"
+
+
+def test_each_option_is_on_one_of_the_two_lists() -> None:
+    listed = [*FIXED, *MAY_CHANGE]
+    assert len(listed) == len(set(listed))
+    missing, gone = all_options() - set(listed), set(listed) - all_options()
+    assert not missing, f"say in restart.py whether a restart may change {sorted(missing)}"
+    assert not gone, f"restart.py lists what is no option: {sorted(gone)}"
+
+
+def test_the_page_has_the_same_lists() -> None:
+    lists = PAGE.split("## Fixed by the run")[1].split("## A new run")[0]
+    fixed, may_change = lists.split("## May change")
+    for text, listed in ((fixed, FIXED), (may_change, MAY_CHANGE)):
+        assert set(re.findall(r"`([a-z_]+(?:\.[a-z_]+)*)`", text)) == set(listed)
+
+
+def test_every_fixed_option_is_kept_and_every_other_is_taken_over(tmp_path: Path) -> None:
+    run = plain(config_file(tmp_path))
+    asked = copy.deepcopy(run)
+    for path in (*FIXED, *MAY_CHANGE):
+        changed(asked, path)
+    found = restart.merge(asked, run)
+    for path in FIXED:
+        assert restart._get(found.config, path) == restart._get(run, path), path
+    for path in MAY_CHANGE:
+        assert restart._get(found.config, path) == "another", path
+    assert [line.partition(": ")[0] for line in found.kept] == list(FIXED)
+    assert [line.partition(": ")[0] for line in found.changed] == list(MAY_CHANGE)
+    assert "memory.capacity: 64 (requested: 'another')" in found.kept
+    assert "checkpoints.keep: 3 -> 'another'" in found.changed
+
+
+def test_the_same_configuration_changes_nothing(tmp_path: Path) -> None:
+    run = plain(config_file(tmp_path))
+    found = restart.merge(run, json.loads(json.dumps(run)))
+    assert (found.config, found.kept, found.changed) == (run, [], [])
+
+
+def test_an_option_that_the_run_is_older_than_comes_from_the_file(tmp_path: Path) -> None:
+    asked = plain(config_file(tmp_path))
+    run = copy.deepcopy(asked)
+    del run["learner"]["draw"], run["learner"]["reencode"], run["observe"], run["views"]
+    found = restart.merge(asked, run)
+    assert (found.config, found.kept, found.changed) == (asked, [], [])
+
+
+def test_an_option_within_a_fixed_one_is_told_by_its_path(tmp_path: Path) -> None:
+    file = config_file(tmp_path)
+    run, asked = plain(file), plain(file, "--loss.temperature", "0.3", "--memory.capacity", "9")
+    found = restart.merge(asked, run)
+    assert found.kept == [
+        "loss.init_args.temperature: 0.2 (requested: 0.3)",
+        "memory.capacity: 64 (requested: 9)",
+    ]
+    assert found.config["loss"] == run["loss"]
+
+
+def test_a_null_is_still_null_after_a_restart(tmp_path: Path) -> None:
+    """Defaults would change what is trained (`views.crop`) and when it is saved."""
+    file = config_file(
+        tmp_path, views={"crop": None}, checkpoints={"every_seconds": None, "every_steps": 5}
+    )
+    parser = options.learner_parser()
+    began = options.read(parser, [str(file)])
+    for _ in range(2):  # each restart stores what it went on with
+        stored = json.loads(json.dumps(options.resolved(parser, began)))
+        began = restart.resume(parser, options.read(parser, [str(file)]), stored)
+        assert began.views.crop is None
+        assert began.checkpoints.every_seconds is None
+        assert parser.instantiate(began).views["crop"] is None
+    now = plain(file, "--views.crop", "[0.5, 1.0]")
+    assert restart.merge(now, stored).config["views"]["crop"] is None
+
+
+def test_a_restarted_run_takes_what_may_change_and_keeps_the_rest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "run"
+    with processes(folder) as run:
+        run.role("receiver")
+        learner = run.role("learner")
+        run.produce(160)
+        until(lambda: run.metric("checkpoint_step") >= 5, lambda: run.log("learner"))
+        assert run.metric("learning_rate") == 0.001
+        assert stop(learner) == 0
+        asked = TINY | {
+            "memory": {"capacity": 32, "duplicates": {"threshold": 0.9}},
+            "optimiser": {"name": "sgd", "learning_rate": 0.004},
+            "schedule": {
+                "class_path": "stream_ssl.learning.schedule.Constant",
+                "init_args": {"warmup": 0},
+            },
+            "checkpoints": {"keep": 1, "every_steps": 2, "every_seconds": None},
+        }
+        run.config.write_text(json.dumps({**asked, "run": str(folder)}))
+
+        caplog.set_level(logging.INFO)
+        assert check.main([str(run.config)]) == 0
+        assert "memory       64 slots" in capsys.readouterr().out
+        foretold = caplog.text
+
+        run.role("learner")
+        run.produce(160, name="another")
+        until(lambda: run.metric("learning_rate") == 0.004, lambda: run.log("learner"))
+        until(
+            # The newest, and the newest whose weights took another update.
+            lambda: len(list((folder / "checkpoints").glob("step-*"))) == 2,
+            lambda: run.log("learner"),
+        )
+        for told in (foretold, run.log("learner")):
+            for line in (
+                "from its beginning: optimiser.name: 'adam' (requested: 'sgd'); memory.capacity",
+                "memory.capacity: 64 (requested: 32). To use other settings",
+                "from now on: optimiser.learning_rate: 0.001 -> 0.004",
+                "from now on: schedule: None -> ",
+                "from now on: memory.duplicates: None -> ",
+                "from now on: checkpoints.keep: 3 -> 1",
+            ):
+                assert line in told

@@ -1,0 +1,162 @@
+"""How a process of a run ended: `stream-ssl status` distinguishes a stop from a crash."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from harness import processes, until
+from test_status import held_by_another, shown
+
+from stream_ssl.app.commands import status
+from stream_ssl.daemon import endings
+from stream_ssl.daemon.endings import ending
+from stream_ssl.daemon.endpoints import hold_role, holder
+
+WORDS = """
+import logging, os, signal, sys
+from pathlib import Path
+from stream_ssl.daemon.endpoints import hold_role
+with hold_role(Path(sys.argv[1]), "learner") as life:
+    logging.getLogger("stream_ssl.learner").error("the disk is full")
+    life.beat()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_killed_process_is_told_from_one_that_stopped(tmp_path: Path) -> None:
+    assert ending(tmp_path, "learner") is None
+    subprocess.run([sys.executable, "-c", WORDS, str(tmp_path)], check=False)
+    killed = ending(tmp_path, "learner")
+    assert killed is not None
+    assert (killed.end, killed.words) == ("killed", "the last line of its log: the disk is full")
+    assert "was killed or crashed at about 20" in killed.says
+    with hold_role(tmp_path, "learner"):
+        pass
+    stopped = ending(tmp_path, "learner")
+    assert stopped is not None
+    assert (stopped.end, stopped.words) == ("stopped", "")
+    with pytest.raises(OSError, match="no room"), hold_role(tmp_path, "learner"):
+        raise OSError("no room")
+    failed = ending(tmp_path, "learner")
+    assert failed is not None
+    assert (failed.end, failed.words) == ("failed", "no room")
+
+
+def test_the_time_of_a_kill_is_that_of_the_last_beat(tmp_path: Path) -> None:
+    """As after a power cut: the file has no end, and the lock is older than this boot."""
+    record = {"pid": 1, "parent": 0, "command": "stream-ssl learner x.yaml", "words": ""}
+    (tmp_path / "learner.last.json").write_text(json.dumps(record))
+    (tmp_path / "learner.lock").touch()
+    os.utime(tmp_path / "learner.lock", (86_400.0 * 365, 86_400.0 * 365))
+    found = ending(tmp_path, "learner")
+    assert found is not None
+    assert (found.end, found.again) == ("killed", "stream-ssl learner x.yaml")
+    assert "at about 1971-01-01" in found.says or "at about 1970-12-31" in found.says
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"words": 1, "parent": "x", "command": 1}'])
+def test_a_damaged_record_says_nothing(tmp_path: Path, text: str) -> None:
+    (tmp_path / "learner.lock").touch()
+    (tmp_path / "learner.last.json").write_text(text)
+    assert ending(tmp_path, "learner") is None
+
+
+def test_a_record_cannot_control_the_terminal(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """The name of a config file may hold bytes that are no text, as the record's command."""
+    record = {
+        "pid": 1,
+        "parent": 0,
+        "command": "stream-ssl run \udce9.yaml",
+        "words": "\x1b[2J\ud800",
+    }
+    for role in ("receiver", "learner", "supervisor"):
+        (tmp_path / f"{role}.last.json").write_text(json.dumps(record))
+        (tmp_path / f"{role}.lock").touch()
+    found = ending(tmp_path, "learner")
+    assert found is not None
+    assert (found.again, found.words) == (
+        "stream-ssl run ?.yaml",
+        "the last line of its log: ?[2J?",
+    )
+    status.main([str(tmp_path)])
+    out = capfdbinary.readouterr().out
+    assert b"?[2J?" in out
+    assert b"\x1b" not in out
+
+
+def test_a_record_that_cannot_be_replaced_says_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the record of an earlier life would say how this one ended."""
+    with hold_role(tmp_path, "receiver"):
+        pass
+
+    def full(*_: object) -> None:
+        raise OSError("No space left on device")
+
+    with hold_role(tmp_path, "receiver"):
+        monkeypatch.setattr(endings, "write", full)
+    assert ending(tmp_path, "receiver") is None
+    monkeypatch.undo()
+    with hold_role(tmp_path, "receiver"):
+        pass
+    assert ending(tmp_path, "receiver") is not None, "the disk has room again"
+
+
+def test_a_process_that_the_supervisor_starts_again_says_how_it_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with held_by_another(tmp_path, "supervisor") as pid:
+        for parent, shown_again in ((pid, True), (pid + 1, False)):  # an earlier start of the run
+            record = {
+                "pid": 1,
+                "parent": parent,
+                "command": "stream-ssl learner",
+                "words": "step 7",
+            }
+            (tmp_path / "learner.last.json").write_text(json.dumps(record))
+            (tmp_path / "learner.lock").write_text("1")
+            said = shown(tmp_path, capsys)
+            assert f"learner starting (pid {pid})" in said
+            killed = "restarting (the learner was killed or crashed at about"
+            assert (killed in said) == shown_again
+            assert ("the last line of its log: step 7" in said) == shown_again
+
+
+@pytest.mark.parametrize(
+    ("number", "how", "again"),
+    [
+        (signal.SIGKILL, "because its supervisor was killed", "then start it again with"),
+        (signal.SIGTERM, "stopped normally at", "Start it again with"),
+    ],
+)
+def test_a_run_says_how_it_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], number: int, how: str, again: str
+) -> None:
+    """Real processes: a daemon that is killed, and one that is stopped."""
+
+    def up() -> bool:
+        return status.main([str(tmp_path), "--seconds", "0.01"]) == 0
+
+    def living() -> bool:
+        roles = ("supervisor", "receiver", "learner")
+        return any(holder(tmp_path, role) is not None for role in roles)
+
+    with processes(tmp_path, whole=True) as run:
+        daemon = run.start("run", str(run.config))
+        until(up, lambda: run.log("run"))
+        daemon.send_signal(number)
+        daemon.wait(150)
+        until(lambda: not living(), lambda: run.log("run"))
+        capsys.readouterr()
+        said = shown(tmp_path, capsys)
+    assert said.count(how) >= 2, said
+    assert f"{again}: stream-ssl run" in said

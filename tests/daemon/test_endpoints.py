@@ -1,0 +1,108 @@
+"""endpoints.json and the locks of the roles."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from pathlib import Path
+
+import pytest
+from harness import processes, stop
+from table import table
+
+from stream_ssl.daemon import endpoints
+from stream_ssl.daemon.endpoints import FILE, Announcement, RoleTaken, hold_role, load, publish
+
+
+def test_roles_share_the_file(tmp_path: Path) -> None:
+    assert load(tmp_path) == {}
+    publish(tmp_path, "receiver", data="tcp://127.0.0.1:1", http="http://127.0.0.1:2")
+    publish(tmp_path, "learner", http="http://127.0.0.1:3")
+    publish(tmp_path, "receiver", data="tcp://127.0.0.1:4", http="http://127.0.0.1:5")
+    assert load(tmp_path) == {
+        "receiver": {"data": "tcp://127.0.0.1:4", "http": "http://127.0.0.1:5", "pid": os.getpid()},
+        "learner": {"http": "http://127.0.0.1:3", "pid": os.getpid()},
+    }
+
+
+def _publish(run: Path, role: str) -> None:
+    publish(run, role, http=role)
+
+
+def test_writers_at_once_lose_nothing(tmp_path: Path) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    writers = [spawn.Process(target=_publish, args=(tmp_path, f"role-{n}")) for n in range(6)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert {role: entry["http"] for role, entry in load(tmp_path).items()} == {
+        f"role-{n}": f"role-{n}" for n in range(6)
+    }
+
+
+def test_a_role_is_held_once(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with hold_role(run, "learner"):
+        taken = rf"a learner already runs here \(pid {os.getpid()}\)"
+        with pytest.raises(RoleTaken, match=taken), hold_role(run, "learner"):
+            pass
+        with hold_role(run, "receiver"):
+            pass
+    with hold_role(run, "learner"):
+        assert (run / "learner.lock").read_text() == str(os.getpid())
+
+
+@table(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'{"receiver": 5}',
+        b'{"receiver": {}}',
+        b"\x00" * 200,
+        b"\xff\xfe",
+    ],
+)
+def test_a_damaged_file_is_written_anew(
+    tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a power cut leaves it: nobody may be kept from starting by it."""
+    (tmp_path / FILE).write_bytes(content)
+    assert load(tmp_path) == {}
+    assert "endpoints.json cannot be used" in caplog.text
+    publish(tmp_path, "receiver", http="http://127.0.0.1:2")
+    assert load(tmp_path) == {"receiver": {"http": "http://127.0.0.1:2", "pid": os.getpid()}}
+
+
+@pytest.mark.parametrize("harm", ["lost", "damaged", "pipe", "replaced"])
+def test_a_working_process_writes_the_file_again(
+    tmp_path: Path, harm: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(endpoints.time, "monotonic", lambda: now[0])
+    receiver = Announcement(tmp_path, "receiver", http="http://127.0.0.1:2")
+    learner = Announcement(tmp_path, "learner", http="http://127.0.0.1:3")
+    whole = load(tmp_path)
+    (tmp_path / FILE).unlink()
+    if harm == "damaged":
+        (tmp_path / FILE).write_text("{")
+    elif harm == "pipe":
+        os.mkfifo(tmp_path / FILE)
+    elif harm == "replaced":
+        (tmp_path / FILE).write_text('{"receiver": {"http": "http://127.0.0.1:9", "pid": 1}}')
+    for _ in range(3):
+        now[0] += endpoints.CHECK_SECONDS
+        receiver.write()
+        learner.write()
+    assert load(tmp_path) == whole
+    assert caplog.text.count("has been written again") == 2  # once by each process
+
+
+def test_a_receiver_starts_beside_a_damaged_file(tmp_path: Path) -> None:
+    with processes(tmp_path) as run:
+        (tmp_path / FILE).write_bytes(b"")
+        receiver = run.role("receiver")
+        assert stop(receiver) == 0, run.log("receiver")

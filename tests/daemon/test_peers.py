@@ -1,0 +1,96 @@
+"""A process of a run that exists and does not answer is told by the others."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from stream_ssl.daemon.endpoints import FILE, hold_role, publish
+from stream_ssl.daemon.page import ending_of, peers_of
+from stream_ssl.observe import peers
+from stream_ssl.observe.conditions import HUNG_SECONDS
+from stream_ssl.observe.health import Health
+from stream_ssl.observe.metrics import ReceiverMetrics
+from stream_ssl.observe.peers import Peers
+from stream_ssl.observe.server import Server
+
+
+def test_a_peer_hangs_after_a_minute_without_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a process that was stopped: the kernel takes connections, and nobody answers."""
+    monkeypatch.setattr(peers, "ASK_SECONDS", 0.05)
+    now = 0.0
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        address = f"http://127.0.0.1:{deaf.getsockname()[1]}"
+        found = {"learner": (address, 7)}
+        watching = Peers(lambda: found, clock=lambda: now)
+        watching.ask()
+        now = 59.0
+        watching.ask()
+        assert (watching.hung(), watching.why(address)) == ([], "")
+        now = 61.0
+        told = f"the learner (pid 7) exists and does not answer at {address}: no answer for 61 s"
+        assert watching.why(address).startswith(told)
+        assert watching.hung() == [watching.why(address)]
+        found["learner"] = (address, 8)  # it was killed, and started again
+        watching.ask()
+        assert watching.hung() == []
+        now = 130.0
+        assert watching.hung()
+        found.clear()  # it was stopped
+        watching.ask()
+        assert watching.hung() == []
+
+
+def test_a_peer_that_answers_no_does_not_hang() -> None:
+    now, health = 0.0, Health()
+    health.set("journal", False, "cannot be written")
+    health.expect("receiver", 0.001)
+    with Server(ReceiverMetrics(CollectorRegistry()).registry, health, "receiver") as server:
+        watching = Peers(lambda: {"receiver": (server.address, 7)}, clock=lambda: now)
+        watching.ask()
+        now = 100.0
+        watching.ask()
+        assert watching.hung() == []
+
+
+def test_peers_are_living_processes_that_the_run_names(tmp_path: Path) -> None:
+    """Not the process itself, and none that was stopped, starts, or is on another machine."""
+    run, pid = tmp_path / "run", os.getpid()
+    entry = {"http": "http://127.0.0.1:1", "pid": pid}
+    with hold_role(run, "receiver"), hold_role(run, "learner"), hold_role(run, "learner-1"):
+        told = {
+            "receiver": entry,
+            "learner": entry,
+            "learner-1": entry | {"pid": pid + 1},  # started again; the old address is still told
+            "learner-2": entry,  # of another machine, or stopped
+        }
+        (run / FILE).write_text(json.dumps(told))
+        assert peers_of(run, "learner") == {"receiver": ("http://127.0.0.1:1", pid)}
+        assert peers_of(run, "receiver") == {"learner": ("http://127.0.0.1:1", pid)}
+        nested = run / "receiver-0"
+        with hold_role(nested, "receiver"):
+            (nested / FILE).write_text(json.dumps({"receiver": entry}))
+            assert set(peers_of(run, "learner")) == {"receiver", "receiver-0/receiver"}
+            assert set(peers_of(nested, "receiver")) == {"run/receiver", "run/learner"}
+    assert peers_of(run, "learner") == {}
+
+
+def test_the_time_for_an_answer_is_bounded() -> None:
+    assert peers.ASK_SECONDS + peers.ASK_EVERY + HUNG_SECONDS < 120
+
+
+def test_a_page_knows_how_the_other_process_ended(tmp_path: Path) -> None:
+    assert ending_of(tmp_path, "learner") == {
+        "error": "no learner has started in this run folder",
+        "absent": True,
+    }
+    with hold_role(tmp_path, "learner"):
+        assert ending_of(tmp_path, "learner")["starting"]
+        publish(tmp_path, "learner", http="http://127.0.0.1:1")
+        assert ending_of(tmp_path, "learner") == {}, "it lives, and the page asks it"
+    assert ending_of(tmp_path, "learner")["ended"]["end"] == "stopped"

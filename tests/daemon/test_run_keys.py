@@ -1,0 +1,283 @@
+"""Keys that a run makes in its folder, and producers that take them from there."""
+
+from __future__ import annotations
+
+import json
+import stat
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import TINY, kill, processes, until
+
+from stream_ssl.app.commands import produce
+from stream_ssl.app.commands.run import receivers
+from stream_ssl.config import options
+from stream_ssl.daemon.endpoints import publish
+from stream_ssl.daemon.receive import access_of, dry_run, listen_again
+from stream_ssl.producers import CannotConnectError, Keys, Producer
+from stream_ssl.wire.address import receiver_of
+from stream_ssl.wire.run_folder import find_receiver, make_keys
+
+KEYED: dict[str, Any] = {name: value for name, value in TINY.items() if name != "access"}
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def announce(folder: Path, address: str, **entry: str) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / "endpoints.json").write_text(json.dumps({"receiver": {"data": address, **entry}}))
+
+
+def test_keys_are_private_made_once_and_never_replaced(tmp_path: Path) -> None:
+    secret, allow = make_keys(tmp_path / "run")
+    keys = secret.parent
+    assert mode(keys) == 0o700
+    assert mode(secret) == mode(keys / "producer.secret.json") == 0o600
+    assert json.loads(allow.read_text()) == {"*": Keys.load(keys / "producer.secret.json").public}
+    (keys / "producer.public.json").unlink()  # as after a power cut between the two files
+    allow.write_text("{}")
+    before = {path.name: path.read_bytes() for path in keys.iterdir()}
+    make_keys(tmp_path / "run")
+    after = {path.name: path.read_bytes() for path in keys.iterdir()}
+    public = json.loads(after.pop("producer.public.json"))["public"]
+    assert after == before
+    assert public == Keys.load(keys / "producer.secret.json").public
+
+
+def test_keys_are_not_written_through_a_link(tmp_path: Path) -> None:
+    other = tmp_path / "etc"
+    other.mkdir()
+    (tmp_path / "keys").symlink_to(other)
+    with pytest.raises(ValueError, match="keys: is a link, and links are not followed here"):
+        make_keys(tmp_path)
+    assert not list(other.iterdir())
+
+
+@pytest.mark.parametrize("name", ["receiver", "producer"])
+def test_the_public_half_follows_a_removed_secret(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, allow = make_keys(tmp_path)
+    keys, other = allow.parent, Keys.generate("robot").public
+    first = json.loads(allow.read_text())["*"]
+    allow.write_text(json.dumps({"robot": other, "*": first}))
+    (keys / f"{name}.secret.json").unlink()
+    make_keys(tmp_path)
+    for one in ("receiver", "producer"):
+        pair = Keys.load(keys / f"{one}.secret.json")
+        assert Keys.load(keys / f"{one}.public.json").public == pair.public
+    assert json.loads(allow.read_text()) == {"robot": other, "*": pair.public}
+    assert (pair.public == first) == (name == "receiver")
+    assert f"{name}.public.json has a new key" in caplog.text
+    caplog.clear()
+    make_keys(tmp_path)
+    assert not caplog.text
+
+
+def test_an_entry_of_the_operator_stays_after_a_removed_secret(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, allow = make_keys(tmp_path)
+    for content in ({}, {"*": Keys.generate("own").public}):
+        allow.write_text(json.dumps(content))
+        (allow.parent / "producer.secret.json").unlink()
+        make_keys(tmp_path)
+        assert json.loads(allow.read_text()) == content
+    assert caplog.text.count("has another key than local producers") == 1
+
+
+def test_a_damaged_secret_of_a_run_is_to_be_removed(tmp_path: Path) -> None:
+    secret, _ = make_keys(tmp_path)
+    producer = secret.with_name("producer.secret.json")
+    announce(tmp_path, "tcp://127.0.0.1:7000", server_key=Keys.load(secret).public)
+    for path in (secret, producer):
+        path.write_text("{")
+    with pytest.raises(ValueError, match=r"receiver\.secret\.json.* remove that file and restart"):
+        make_keys(tmp_path)
+    with pytest.raises(ValueError, match=r"producer\.secret\.json.* remove that file and restart"):
+        Producer(run=tmp_path, name="camera-1")
+
+
+def test_any_port_is_the_one_of_before_while_it_is_free(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    taken: list[str] = []
+
+    def listen(bind: str) -> str:
+        if bind in taken:
+            raise OSError("in use")
+        return bind
+
+    def again(bind: str) -> str:
+        return listen_again(listen, bind, tmp_path)
+
+    assert again("tcp://127.0.0.1:0") == "tcp://127.0.0.1:0"
+    publish(tmp_path, "receiver", data="tcp://0.0.0.0:7000", http="http://x")
+    assert again("tcp://127.0.0.1:0") == "tcp://127.0.0.1:7000"
+    assert again("tcp://*:*") == "tcp://*:7000"
+    for bind in ("tcp://127.0.0.1:7001", "ipc:///tmp/a:0"):
+        assert again(bind) == bind
+    assert not caplog.text
+    taken.append("tcp://127.0.0.1:7000")
+    assert again("tcp://127.0.0.1:0") == "tcp://127.0.0.1:0"
+    assert "the receiver cannot listen on its former port 7000" in caplog.text
+    publish(tmp_path, "receiver", data="ipc:///tmp/a", http="http://x")
+    assert again("tcp://127.0.0.1:0") == "tcp://127.0.0.1:0"
+
+
+def test_a_secret_that_everybody_may_read_is_refused(tmp_path: Path) -> None:
+    secret, _ = make_keys(tmp_path)
+    secret.chmod(0o644)
+    with pytest.raises(ValueError, match=r"run: chmod 600"):
+        make_keys(tmp_path)
+
+
+def test_a_run_takes_samples_of_who_has_its_keys(tmp_path: Path) -> None:
+    """Over a kill and a restart; others are refused, told why, and counted."""
+    with processes(tmp_path / "run", KEYED) as run:
+        receiver = run.role("receiver")
+        secrets = {path: path.read_bytes() for path in (run.folder / "keys").iterdir()}
+        with Producer(run=run.folder, name="camera-1") as producer:
+            producer.send(b"\xff\xd8\xff", "a", position=1)
+        told = r"pass run=FOLDER \(--run FOLDER"
+        with Producer(run.address, "plain") as plain, pytest.raises(CannotConnectError, match=told):
+            plain.connect(3.0)
+        stranger = Keys.generate("stranger")
+        with (
+            Producer(run=run.folder, name="stranger", keys=stranger) as other,
+            pytest.raises(CannotConnectError, match="is not on the receiver's allow-list"),
+        ):
+            other.connect(3.0)
+        for reason in ("denied", "no-key"):
+            key = f'refused_connections_total{{reason="{reason}"}}'
+            until(lambda key=key: run.metric(key) >= 1, lambda: run.log("receiver"), 10)
+        assert run.metric('producer_samples_total{producer="camera-1"}') == 1
+        address = run.address
+        kill(receiver)
+        run.role("receiver")
+        assert run.address == address  # the port is 0 in the configuration
+        assert {path: path.read_bytes() for path in (run.folder / "keys").iterdir()} == secrets
+        with Producer(run=run.folder, name="camera-1") as producer:
+            assert producer.connect().position == 1
+        sent = run.start(
+            *("produce", "synthetic", "--run", str(run.folder), "--name", "camera-2"),
+            *("--source.size", "16", "--source.channels", "1", "--shape.limit", "20"),
+        )
+        assert sent.wait(60) == 0, run.log("produce")
+        assert run.metric("received_samples_total") == 20
+
+
+def test_several_receivers_share_keys_and_a_name_finds_its_own(tmp_path: Path) -> None:
+    arguments = ["--run", str(tmp_path), "--receiver.bind", "tcp://127.0.0.1:7000"]
+    settings = options.read(options.receiver_parser("run"), arguments)
+    for command in receivers(settings, 2, arguments).values():
+        given = options.read(options.receiver_parser(), command[command.index("receiver") + 1 :])
+        assert given.access["keys"] == tmp_path / "keys" / "receiver.secret.json"
+        assert given.access["allow"] == tmp_path / "keys" / "allow.json"
+    make_keys(tmp_path)
+    addresses = [f"tcp://127.0.0.1:{port}" for port in (7000, 7001)]
+    for number, address in enumerate(addresses):
+        announce(tmp_path / f"receiver-{number}", address, server_key="k" * 40)
+    names = [f"camera-{number}" for number in range(8)]
+    found = [find_receiver(tmp_path, name) for name in names]
+    assert [one.address for one in found] == [receiver_of(name, addresses) for name in names]
+    assert {one.key for one in found} == {tmp_path / "keys" / "producer.secret.json"}
+
+
+def test_a_plain_run_is_found_too(tmp_path: Path) -> None:
+    announce(tmp_path, "tcp://0.0.0.0:7000")
+    make_keys(tmp_path)  # from a time before `access: plain`
+    found = find_receiver(tmp_path, "a")
+    assert (found.address, found.server_key) == ("tcp://127.0.0.1:7000", None)
+    told = "it speaks plain text .* and takes no key; leave keys="
+    with pytest.raises(ValueError, match=told):
+        Producer(run=tmp_path, name="a", keys=Keys.generate("a"))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "no receiver has started there; start it with `stream-ssl run"),
+        ('{"learner": {"http": "x"}}', "no receiver has started there"),
+        ("[" * 100_000, "damaged"),
+        ('{"receiver": {"data": 5}}', r"damaged \(it names no address\); restart"),
+        ("[]", "damaged"),
+    ],
+)
+def test_a_folder_without_a_receiver_is_named(
+    tmp_path: Path, content: str | None, message: str
+) -> None:
+    if content is not None:
+        (tmp_path / "endpoints.json").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        Producer(run=tmp_path, name="camera-1")
+
+
+def test_a_producer_waits_for_the_receiver_of_a_run_that_starts(tmp_path: Path) -> None:
+    (tmp_path / "supervisor.lock").touch()
+    starting = threading.Timer(0.3, announce, (tmp_path, "tcp://127.0.0.1:7000"))
+    starting.start()
+    found = find_receiver(tmp_path, "camera-1")
+    starting.join()
+    assert found.address == "tcp://127.0.0.1:7000"
+
+
+def test_who_can_read_no_key_is_asked_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The keys are kept elsewhere, or belong to another user."""
+    server = Keys.generate("server")
+    announce(tmp_path, "tcp://127.0.0.1:7000", server_key=server.public)
+    told = r"run the producer as the run's user, or pass a key of its own as keys= \(--key\)"
+    with pytest.raises(ValueError, match=told):
+        Producer(run=tmp_path, name="camera-1")
+    make_keys(tmp_path)
+    monkeypatch.setattr("stream_ssl.wire.run_folder.os.access", lambda *_: False)
+    told += rf".* --allow {tmp_path}/keys/allow\.json$"
+    with pytest.raises(ValueError, match=told):
+        Producer(run=tmp_path, name="camera-1")
+
+
+def test_address_and_run_exclude_each_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ValueError, match="give either"):
+        Producer("tcp://127.0.0.1:1", name="camera-1", run=tmp_path)
+    with pytest.raises(ValueError, match="give either"):
+        Producer(name="camera-1")
+    arguments = ["synthetic", "--name", "a", "--run", str(tmp_path), "--to", "tcp://127.0.0.1:1"]
+    with pytest.raises(SystemExit):
+        produce.main(arguments)
+    assert "give either --run FOLDER" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["--access", "plan"], ["--access.keys", "K"]])
+def test_a_wrong_access_is_told_what_it_may_be(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        options.read(options.receiver_parser(), arguments)
+    told = "access is `plain`, or two files: --access.keys NAME.secret.json --access.allow LIST"
+    assert told in capsys.readouterr().err
+
+
+def test_plain_text_is_asked_for_by_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def settings(*arguments: str) -> Any:
+        return options.read(options.receiver_parser(), ["--run", str(tmp_path), *arguments])
+
+    assert access_of(settings("--access", "plain"), tmp_path) is None
+    with pytest.raises(ValueError, match="leave `access` out: the run then makes keys"):
+        access_of(settings("--access", "plain", "--receiver.bind", "tcp://0.0.0.0:0"), tmp_path)
+    assert not (tmp_path / "keys").exists()
+    dry_run(settings("--receiver.bind", "tcp://0.0.0.0:0"))
+    assert not (tmp_path / "keys").exists()
+    (tmp_path / "journal").mkdir()  # a run of before
+    assert access_of(settings(), tmp_path) is not None
+    assert "set `access: plain` to use plain text" in caplog.text
+    caplog.clear()
+    assert access_of(settings(), tmp_path) is not None
+    assert not caplog.text

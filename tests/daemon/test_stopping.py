@@ -1,0 +1,130 @@
+"""SIGTERM ends each command soon, with 0, whatever it waits for; a taken port ends a receiver."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from harness import TINY, processes, until
+from table import table
+
+from stream_ssl.daemon.endpoints import load
+from stream_ssl.process.failures import USAGE
+
+SOON = 15.0  # seconds, on a busy machine: less than the 20 that what is under way may take
+
+
+def test_produce_stops_while_it_connects(tmp_path: Path) -> None:
+    with processes(tmp_path) as run, socket.create_server(("127.0.0.1", 0)) as deaf:
+        producer = run.start(
+            *("produce", "synthetic", "--to", f"tcp://127.0.0.1:{deaf.getsockname()[1]}"),
+            *("--name", "robot", "--producer.linger", "0.1", "--connect_seconds", "3600"),
+        )
+        deaf.settimeout(60)
+        deaf.accept()[0].close()  # it has begun to connect
+        producer.send_signal(signal.SIGTERM)
+        assert producer.wait(60) == 0, run.log("produce")
+
+
+def test_produce_stops_while_its_source_is_made(tmp_path: Path) -> None:
+    urls = tmp_path / "urls.txt"
+    os.mkfifo(urls)  # a list that takes for ever to be opened
+    with processes(tmp_path) as run:
+        producer = run.start(
+            *("produce", "crawl", "--source.urls", str(urls)),
+            *("--to", "tcp://127.0.0.1:1", "--name", "robot"),
+        )
+        with urls.open("wb"):  # it reads
+            producer.send_signal(signal.SIGTERM)
+            assert producer.wait(60) == 0, run.log("produce")
+
+
+def test_produce_still_says_why_it_cannot_connect(tmp_path: Path) -> None:
+    with processes(tmp_path) as run:
+        producer = run.start(
+            *("produce", "synthetic", "--to", "tcp://127.0.0.1:1", "--name", "robot"),
+            *("--connect_seconds", "1"),
+        )
+        assert producer.wait(60) == 1
+        assert "no connection within 1 s: nobody listens at tcp://127.0.0.1:1" in run.log("produce")
+
+
+def test_produce_stops_while_the_journal_is_full(tmp_path: Path) -> None:
+    small = {
+        **TINY,
+        "journal": {"budget": 1 << 20},
+        "receiver": {**TINY["receiver"], "max_packet": 1 << 16},
+    }
+    with processes(tmp_path, small) as run:
+        run.role("receiver")  # and no learner
+        producer = run.produce(100_000)
+        until(lambda: run.metric("credit_bytes") == 0, lambda: run.log("receiver"))
+        until(lambda: (tmp_path / "journal.full").exists(), lambda: run.log("receiver"))
+        ready = f"{load(tmp_path)['receiver']['http']}/readyz"
+        until(lambda: httpx.get(ready).status_code == 503, lambda: run.log("receiver"))
+        assert "credit" in httpx.get(ready).json()["failing"]
+        began = time.monotonic()
+        producer.send_signal(signal.SIGTERM)
+        assert producer.wait(60) == 0, run.log("robot")
+        assert time.monotonic() - began < SOON
+        assert "The producer sends these samples again when it starts" in run.log("robot")
+
+
+def test_produce_spools_what_is_unsent_when_it_stops(tmp_path: Path) -> None:
+    spool = tmp_path / "spool"
+    options = ("--producer.on_full", "spool", "--producer.spool", str(spool), "--shape.rate", "300")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]  # for both receivers: the next run asks who had its samples
+    settings = TINY | {"receiver": {"bind": f"tcp://127.0.0.1:{port}"}}
+    with processes(tmp_path, settings) as run:
+        receiver = run.role("receiver")
+        producer = run.produce(100_000, *options)
+        until(lambda: run.metric("acked_samples_total") > 0, lambda: run.log("receiver"))
+        receiver.kill()
+        receiver.wait()
+        until(lambda: bool(list(spool.glob("*.spool"))), lambda: run.log("robot"))
+        began = time.monotonic()
+        producer.send_signal(signal.SIGTERM)
+        assert producer.wait(60) == 0, run.log("robot")
+        assert time.monotonic() - began < SOON
+        assert f"samples are left in the spool {spool}, for the next run" in run.log("robot")
+        assert "lost" not in run.log("robot")
+        run.role("receiver")
+        again = run.produce(2000, *options[:4])
+        assert again.wait(60) == 0, run.log("robot")
+        assert not list(spool.glob("*.spool"))
+
+
+def takes_sigterm(pid: int) -> bool:
+    """Whether a process has a handler of its own for SIGTERM: before, the interpreter starts."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    caught = next(line for line in status.splitlines() if line.startswith("SigCgt"))
+    return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+
+@table("wait", [0.0, 0.2, 0.7])
+def test_a_receiver_stops_as_early_as_it_can_be_asked(tmp_path: Path, wait: float) -> None:
+    with processes(tmp_path, whole=True) as run:
+        receiver = run.start("receiver", str(run.config))
+        until(lambda: takes_sigterm(receiver.pid), lambda: run.log("receiver"))
+        time.sleep(wait)
+        receiver.send_signal(signal.SIGTERM)
+        assert receiver.wait(60) == 0, run.log("receiver")
+
+
+@pytest.mark.parametrize("option", ["receiver.bind", "http.receiver"])
+def test_a_port_that_another_process_keeps_ends_the_receiver(tmp_path: Path, option: str) -> None:
+    with processes(tmp_path) as run, socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        value = f"tcp://{address}" if option == "receiver.bind" else address
+        # What a supervisor ends a run by.
+        receiver = run.start("receiver", str(run.config), f"--{option}", value)
+        assert receiver.wait(60) == USAGE, run.log("receiver")
+        said = run.log("receiver")
+        assert "choose another port, or 0 for a free one" in said
+        assert option in said

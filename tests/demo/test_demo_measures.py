@@ -1,0 +1,82 @@
+"""Shares, collisions and effective classes, checked by hand."""
+
+import numpy as np
+import pytest
+
+from stream_ssl.demo import mosaic
+from stream_ssl.demo.measures import (
+    entropy_classes,
+    meeting,
+    shares,
+    side_by_side,
+    true_collisions,
+)
+from stream_ssl.demo.summary import mean_rate, tail_mean
+from stream_ssl.observe.scrape import History, Snapshot, key
+
+
+def test_shares_sum_to_one_and_empty_is_zero():
+    assert shares([1, 3]) == [0.25, 0.75]
+    assert shares([0, 0]) == [0, 0]
+
+
+def test_meeting_of_balanced_and_of_disjoint():
+    assert meeting([1] * 10, [5] * 10) == pytest.approx(0.1)
+    assert meeting([1, 0], [0, 1]) == 0
+    assert meeting([27] + [1] * 9, [27] + [1] * 9) == pytest.approx((27**2 + 9) / 36**2)
+
+
+def test_effective_classes():
+    assert entropy_classes([4] * 10) == pytest.approx(10)
+    assert entropy_classes([4, 0, 0]) == pytest.approx(1)
+    assert entropy_classes([0, 0]) == 0
+
+
+def test_true_collisions_skip_moments_without_labels():
+    def values(stream: int, queue: int) -> dict[str, float]:
+        return {
+            key("stream_ssl_stream_class_samples_total", {"class": "1"}): stream,
+            key("stream_ssl_memory_class_slots", {"class": "1", "memory": "queue"}): queue,
+        }
+
+    history = History([Snapshot(0, values(0, 0)), Snapshot(1, values(3, 2))])
+    assert true_collisions(history, "queue") == [(1, 1.0)]
+
+
+def test_mean_rate_leaves_out_standing_still():
+    points = [(0.0, 0.0), (10.0, 0.0), (11.0, 50.0), (12.0, 100.0), (60.0, 100.0)]
+    assert mean_rate(points) == pytest.approx(50)
+    assert mean_rate([(0.0, 1.0), (1.0, 1.0)]) == 0
+
+
+def test_tail_mean_takes_the_last_seconds():
+    assert tail_mean([(0.0, 100.0), (95.0, 1.0), (100.0, 3.0)]) == 2
+    assert tail_mean([]) == 0
+
+
+def test_mosaic_places_images_row_by_row():
+    image_NHW = np.arange(5, dtype=np.uint8)[:, None, None] * np.ones((1, 2, 3), np.uint8)
+    picture = mosaic.tile(image_NHW, columns=3)
+    assert picture.shape == (4, 9)
+    assert picture[::2, ::3].tolist() == [[0, 1, 2], [3, 4, 0]]
+
+
+def test_mosaic_sample_is_sorted_and_repeatable():
+    label_N = np.random.default_rng(1).integers(0, 10, 100)
+    image_NHW = label_N.astype(np.uint8)[:, None, None] * np.ones((1, 2, 2), np.uint8)
+    chosen = mosaic.by_class(image_NHW, label_N, 40)
+    assert len(chosen) == 40
+    assert np.all(np.diff(chosen[:, 0, 0].astype(int)) >= 0)
+    assert np.array_equal(chosen, mosaic.by_class(image_NHW, label_N, 40))
+    assert len(mosaic.by_class(image_NHW, label_N, 500)) == 100
+
+
+def test_the_queue_is_the_other_daemons_memory():
+    slots, loss = "stream_ssl_memory_slots", "stream_ssl_loss"
+    seen = key("stream_ssl_stream_class_samples_total", {"class": "3"})
+    working, queue = (key(slots, {"memory": name}) for name in ("working", "queue"))
+    ours = Snapshot(4.0, {working: 10.0, seen: 2.0, loss: 5.0}, ("receiver", "learner"))
+    theirs = Snapshot(4.1, {working: 20.0, seen: 90.0, loss: 6.0}, ("learner",))
+    found = side_by_side(ours, theirs)
+    assert found.values == {working: 10.0, queue: 20.0, seen: 90.0, loss: 5.0}
+    assert (found.time, found.up) == (4.0, ("receiver", "learner"))

@@ -1,0 +1,123 @@
+"""What the commands log, read as a person and as a machine would."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from datetime import datetime, timedelta
+
+import pytest
+
+from stream_ssl.process.logs import JsonLines, LibraryLimit, Lines, StepLog, configure
+from stream_ssl.rate_limited_logger import RateLimitedLogger
+
+
+def record(message: str = "%s left", *arguments: object, **extra: object) -> logging.LogRecord:
+    made = logging.LogRecord("stream_ssl.x", logging.WARNING, __file__, 1, message, arguments, None)
+    vars(made).update(extra)
+    return made
+
+
+def test_a_line_tells_the_zone(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = record("%s left", "robot")
+    stamp, level, rest = Lines().format(at).split(maxsplit=2)
+    told = datetime.fromisoformat(stamp)
+    assert told.utcoffset() is not None
+    assert abs(told.timestamp() - at.created) <= 0.001
+    assert (level, rest) == ("WARNING", "stream_ssl.x: robot left")
+
+
+def test_ranks_that_write_to_one_log_say_who_they_are() -> None:
+    assert "WARNING rank 1 stream_ssl.x: robot left" in Lines("1").format(
+        record("%s left", "robot")
+    )
+    assert json.loads(JsonLines("1").format(record("left")))["rank"] == 1
+    assert "rank" not in json.loads(JsonLines(None).format(record("left")))
+
+
+def test_an_object_is_one_line_whatever_it_says() -> None:
+    try:
+        raise OSError(28, "No space\nleft")
+    except OSError:
+        error = record("a\n%s", "b", step=7, path=timedelta(1))
+        error.exc_info = sys.exc_info()
+    line = JsonLines().format(error)
+    assert "\n" not in line
+    told = json.loads(line)
+    assert told["message"] == "a\nb"
+    assert (told["step"], told["path"], told["level"]) == (7, "1 day, 0:00:00", "WARNING")
+    assert told["exception"].startswith("Traceback")
+    assert set(told) == {
+        *("time", "level", "logger", "message", "pid", "exception", "step", "path"),
+    }
+
+
+def test_a_line_has_no_control_characters_and_an_end() -> None:
+    line = Lines().format(record("%s", "a\x1b[2J\x9b31m\r\tb\nc"))
+    assert line.endswith("stream_ssl.x: a?[2J?31m?\tb\nc")
+    assert len(Lines().format(record("%s", "x" * (1 << 20)))) < 1 << 16
+
+
+def test_a_rate_limited_line_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    RateLimitedLogger(logging.getLogger("stream_ssl.x")).warning("kind", "a\x1b[2J\nb" + "x" * 9999)
+    (made,) = caplog.records
+    assert made.getMessage().startswith("a?[2J?bxx")
+    assert len(made.getMessage()) < 2100
+
+
+def test_a_library_cannot_fill_the_log() -> None:
+    now = [0.0]
+    limit = LibraryLimit(lines=2, seconds=60.0, clock=lambda: now[0])
+
+    def logged(name: str, text: str, *arguments: object) -> list[str]:
+        made = logging.LogRecord(name, logging.WARNING, __file__, 1, text, arguments, None)
+        return [made.getMessage()] if limit.filter(made) else []
+
+    told = [line for port in range(500) for line in logged("uvicorn.error", "invalid: %s", port)]
+    assert told == ["invalid: 0", "invalid: 1"]
+    assert logged("uvicorn.error", "another kind") == ["another kind"]
+    now[0] = 61.0
+    again = logged("uvicorn.error", "invalid: %s", 7)
+    assert again == ["invalid: 7 (498 more of these since the last line)"]
+    assert all(logged("stream_ssl.receiver.access", "ours: %s", each) for each in range(500))
+    many = [line for each in range(5000) for line in logged("asyncio", f"{each} in the text")]
+    assert len(many) <= 2 * LibraryLimit.KINDS + 2
+
+
+def test_a_step_line_has_loss_and_rates(caplog: pytest.LogCaptureFixture) -> None:
+    from types import SimpleNamespace as Step
+
+    now = [0.0]
+    steps = StepLog(logging.getLogger("stream_ssl.learner"), every=60.0, clock=lambda: now[0])
+    with caplog.at_level(logging.INFO):
+        for number in range(1, 5):
+            now[0] += 20.0
+            steps.consume(
+                Step(step=number, loss=5.25, learning_rate=0.03, replay=number == 2, batch=30,
+                     skipped=None, near_duplicates=0, lag_seconds=0.0)  # type: ignore[arg-type]
+            )  # fmt: skip
+    (line,) = caplog.records
+    assert line.getMessage() == (
+        "step 3: loss 5.25, learning rate 0.03, 1.0 samples/s of the stream, "
+        "0.05 steps/s, lag 0.0 s"
+    )
+    assert json.loads(JsonLines().format(line))["samples_per_second"] == 1.0
+
+
+def test_the_environment_chooses() -> None:
+    script = (
+        "from stream_ssl.process import logs; import logging; logs.configure();"
+        "logging.getLogger('stream_ssl').info('hello')"
+    )
+    for form, opens in (("json", "{"), ("text", "2"), ("JSON", "{")):
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            capture_output=True,
+            text=True,
+            env={"STREAM_SSL_LOG_FORMAT": form},
+        )
+        assert done.stderr.startswith(opens), done.stderr
+    with pytest.raises(ValueError, match="STREAM_SSL_LOG_FORMAT is 'xml': choose one of text, js"):
+        configure({"STREAM_SSL_LOG_FORMAT": "xml"})

@@ -1,0 +1,293 @@
+"""Buckets: exports and copies of checkpoints, on servers that work, fail, hang or are absent."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+import torch
+from evaluation_run import write_run
+from harness import BATCH, TINY, processes, stop, until
+from prometheus_client import CollectorRegistry
+
+import stream_ssl
+from stream_ssl.app.commands import export
+from stream_ssl.buckets import copies as copying
+from stream_ssl.buckets.copies import CheckpointCopies, CopySettings
+from stream_ssl.buckets.folders import Bucket
+from stream_ssl.durable import seal
+from stream_ssl.observe.metrics import LearnerMetrics
+
+KEYS = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": "us-east-1"}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """The address of a server of S3."""
+    from moto.server import ThreadedMotoServer
+
+    found = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    found.start()
+    yield "http://{}:{}".format(*found.get_host_and_port())
+    found.stop()
+
+
+@pytest.fixture
+def s3(server: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A file system with an empty bucket "box", which the environment describes."""
+    for name, value in {**KEYS, "AWS_ENDPOINT_URL": server}.items():
+        monkeypatch.setenv(name, value)
+    files = fsspec.filesystem("s3", skip_instance_cache=True, use_listings_cache=False)
+    if files.exists("box"):
+        files.rm("box", recursive=True)
+    files.mkdir("box")
+    return files
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bucket") / "run"
+    write_run(folder, stages=2, held=40, memory={"capacity": 16})
+    return folder
+
+
+def hanging() -> socket.socket:
+    """A server that accepts connections and answers nothing."""
+    found = socket.create_server(("127.0.0.1", 0), backlog=100)
+    found.settimeout(0)
+    return found
+
+
+def address(server: socket.socket) -> str:
+    return f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def gcs(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Start a server of Google's buckets with the bucket "box", and return the server."""
+    from gcp_storage_emulator.server import create_server
+
+    found = create_server("127.0.0.1", 0, in_memory=True, default_bucket="box")
+    found.start()
+    port = found._api._httpd.socket.getsockname()[1]
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
+    return found
+
+
+def images() -> torch.Tensor:
+    return torch.arange(2 * 144, dtype=torch.uint8).reshape(2, 1, 12, 12)
+
+
+def test_an_export_to_a_bucket_is_the_same_as_to_a_folder(
+    s3: Any, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected_BF = stream_ssl.load_encoder(run)(images())
+    google = gcs(monkeypatch)
+    try:
+        for url in ("s3://box/e/x", f"file://{tmp_path}/e/x", "memory://e/x", "gs://box/e/x"):
+            for again in range(2):
+                arguments = ["--encoder", url, "--memory", url.replace("/x", "/m"), "--no-onnx"]
+                assert export.main([str(run), *arguments]) == 0, (url, again)
+            files, place = fsspec.core.url_to_fs(url, use_listings_cache=False)
+            local = tmp_path / url.partition(":")[0]
+            local.mkdir()
+            for name in sorted(files.ls(place, detail=False)):
+                files.get_file(name, str(local / Path(name).name))
+            assert torch.equal(stream_ssl.load_encoder(local)(images()), expected_BF)
+            assert "memory-000000.tar" in Bucket(url.replace("/x", "/m")).names()
+    finally:
+        google.stop()
+
+
+def test_a_file_that_no_export_wrote_is_kept(
+    s3: Any, run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    s3.pipe_file("box/e/mine.txt", b"mine")
+    assert export.main([str(run), "--encoder", "s3://box/e", "--no-onnx"]) == 2
+    assert "--encoder s3://box/e contains mine.txt, which no export has written" in caplog.text
+    assert s3.find("box/e") == ["box/e/mine.txt"]
+
+
+def test_places_that_cannot_be_written_are_named(
+    s3: Any, run: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cases = {
+        "s3://absent/e": "--encoder s3://absent/e cannot be written: ",
+        "s9://b/e": "Protocol not known: s9; give an address such as s3://bucket/folder",
+        "s3://": "s3:// names no bucket",
+    }
+    for url, reason in cases.items():
+        caplog.clear()
+        assert export.main([str(run), "--encoder", url, "--no-onnx"]) in (1, 2)
+        assert reason in caplog.text
+
+    def not_installed(*_: Any, **__: Any) -> None:
+        raise ImportError("Install s3fs to access S3")
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", not_installed)
+    caplog.clear()
+    assert export.main([str(run), "--encoder", "s3://box/e", "--no-onnx"]) == 2
+    assert "pip install 'stream-ssl[s3]'" in caplog.text
+
+
+def test_an_address_is_printed_once_its_files_are_there(
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    upload, said, sent = Bucket.upload, list[str](), list[int]()
+
+    def watched(self: Bucket, folder: Path, target: str = "", tell: Any = None) -> None:
+        said.append(capsys.readouterr().out)
+        upload(self, folder, target, lambda size: (sent.append(size), tell(size)))
+        assert sum(sent) == sum(path.stat().st_size for path in folder.iterdir())
+        sent.clear()
+        if "memory" in self.url:
+            raise ConnectionError("the line is down")
+
+    monkeypatch.setattr(Bucket, "upload", watched)
+    urls = [f"file://{tmp_path}/{name}" for name in ("encoder", "memory")]
+    command = [str(run), "--encoder", urls[0], "--memory", urls[1], "--no-onnx"]
+    assert export.main(command) == 1
+    assert "encoder: " not in said[0]
+    assert f"encoder: {urls[0]}" in said[1]
+    assert "memory: " not in said[1] + capsys.readouterr().out
+    assert f"MB to {urls[0]}" in caplog.text
+
+
+def test_a_full_disk_at_an_address_is_named(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Bucket, "upload", full)
+    url = f"file://{tmp_path}/e"
+    assert export.main([str(run), "--encoder", url, "--no-onnx"]) == 1
+    assert f"--encoder {url} cannot be written, because its disk is full" in caplog.text
+    assert "credentials" not in caplog.text
+
+
+def checkpoint(folder: Path, step: int) -> Path:
+    """Write a sealed folder with the name of a checkpoint."""
+    found = folder / f"step-{step:09d}"
+    found.mkdir(parents=True)
+    (found / "state.json").write_text(json.dumps({"step": step}))
+    (found / "model.safetensors").write_bytes(bytes(range(256)) * step)
+    seal(found)
+    return found
+
+
+def copier(
+    run: Path, to: str, now: list[float], keep: int = 2
+) -> tuple[CheckpointCopies, LearnerMetrics]:
+    metrics = LearnerMetrics(CollectorRegistry())
+    settings = CopySettings(to, every_seconds=0.1, keep=keep)
+    of_copies = metrics.of_checkpoints
+    made = CheckpointCopies(settings, run, run / "checkpoints", of_copies, lambda: now[0])
+    return made, metrics
+
+
+def value(metrics: LearnerMetrics, name: str) -> float | None:
+    return metrics.registry.get_sample_value(f"stream_ssl_checkpoint_{name}")
+
+
+def test_copies_are_whole_and_the_newest_stay(s3: Any, tmp_path: Path) -> None:
+    copies, metrics = copier(tmp_path, "s3://box/laptop", [0.0])
+    copies.copy()
+    assert value(metrics, "copies_total") == 0
+    made = []
+    for step in (10, 20, 30):
+        made.append(checkpoint(tmp_path / "checkpoints", step))
+        copies.copy()
+        copies.copy()  # nothing new
+    assert value(metrics, "copies_total") == 3
+    assert value(metrics, "copy_step") == 30
+    assert Bucket("s3://box/laptop").names() == {one.name for one in made[1:]}
+    for path in made[2].iterdir():
+        assert s3.cat_file(f"box/laptop/{made[2].name}/{path.name}") == path.read_bytes()
+    assert not (tmp_path / copying.SCRATCH).exists()
+    other, _ = copier(tmp_path / "new", "s3://box/laptop", [0.0], keep=1)
+    fresh = checkpoint(tmp_path / "new" / "checkpoints", 5)
+    other.copy()
+    assert Bucket("s3://box/laptop").names() == {fresh.name}
+
+
+def test_failures_are_told_once_counted_and_end(
+    s3: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = [100.0]
+    copies, metrics = copier(tmp_path, "s3://later/laptop", now)
+    checkpoint(tmp_path / "checkpoints", 10)
+    with caplog.at_level(logging.INFO):
+        for _ in range(3):
+            copies.copy()
+            now[0] += 700
+        assert value(metrics, "copy_failures_total") == 3
+        assert value(metrics, "copy_late_seconds") == 2100
+        assert caplog.text.count("was not copied to s3://later/laptop, training continues") == 1
+        s3.mkdir("later")
+        copies.copy()
+    assert value(metrics, "copy_late_seconds") == 0
+    assert "checkpoints are copied to s3://later/laptop again" in caplog.text
+
+
+def test_a_hanging_server_delays_neither_the_caller_nor_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(copying, "LAST", 0.5)
+    with hanging() as server:
+        for name, told in {**KEYS, "AWS_ENDPOINT_URL": address(server)}.items():
+            monkeypatch.setenv(name, told)
+        now = [0.0]
+        copies, metrics = copier(tmp_path, "s3://box/laptop", now)
+        checkpoint(tmp_path / "checkpoints", 10)
+        copies.start()
+        until(lambda: (tmp_path / copying.SCRATCH).exists(), lambda: "no copy began")
+        now[0] = 2000.0
+        assert value(metrics, "copy_late_seconds") == 2000
+        copies.close()
+    assert "the last checkpoint was not copied to s3://box/laptop within" in caplog.text
+
+
+@pytest.mark.timeout(300)
+def test_a_run_learns_without_its_bucket_and_status_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with hanging() as server:
+        absent = address(server)
+    for name, told in {**KEYS, "AWS_ENDPOINT_URL": absent}.items():
+        monkeypatch.setenv(name, told)
+    settings = TINY | {"copies": {"to": "s3://box/laptop", "every_seconds": 0.5}}
+    with processes(tmp_path / "run", settings) as run:
+        daemon = run.start("run", str(run.config))
+        assert run.produce(10 * BATCH).wait(60) == 0, run.log("robot")
+        until(lambda: run.metric("trained_samples_total") == 10 * BATCH, lambda: run.log("run"))
+        until(lambda: run.metric("checkpoint_copy_failures_total"), lambda: run.log("run"))
+        shown = run.start("status", str(tmp_path / "run"))
+        shown.wait(60)
+        told = " ".join(run.log("status").replace("│", " ").split())
+        assert re.search(r"in the bucket: none yet, a checkpoint waits for \d+ s, \d+ failed", told)
+        assert stop(daemon) == 0, run.log("run")
+        assert run.log("run").count("was not copied to s3://box/laptop, training continues") == 1
+
+
+def test_settings_that_cannot_work_are_refused() -> None:
+    cases = {
+        "copies.to is laptop: give an address": {"to": "laptop"},
+        "copies.every_seconds is 0": {"to": "s3://box", "every_seconds": 0},
+        "copies.keep is 0": {"to": "s3://box", "keep": 0},
+    }
+    for reason, settings in cases.items():
+        with pytest.raises(ValueError, match=reason):
+            CopySettings(**settings)  # type: ignore[arg-type]

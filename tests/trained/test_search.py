@@ -1,0 +1,251 @@
+"""A search of a run's memory by a picture, and its errors."""
+
+from __future__ import annotations
+
+import io
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from evaluation_run import write_run
+from PIL import Image
+from safetensors.torch import load_file
+from table import table
+
+import stream_ssl
+from stream_ssl.app import cli
+from stream_ssl.app.commands import search
+
+AVERAGE = {
+    "class_path": "stream_ssl.methods.MoCo",
+    "init_args": {"key_statistics": "average"},
+}
+
+
+THUMBNAILS = {"capacity": 16, "descriptor": "Thumbnail"}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("searched") / "run"
+    write_run(folder, held=40, method=AVERAGE)
+    return folder
+
+
+def picture_of(run: Path, slot: int, folder: Path) -> Path:
+    """Write the image in a slot to a file."""
+    state = load_file(run / "checkpoints" / "latest" / "memory.safetensors")
+    file = folder / "query.png"
+    Image.fromarray(state["columns.images"][slot, 0].numpy()).save(file)
+    return file
+
+
+def printed(text: str) -> list[list[str]]:
+    """The cells of the printed table, without its headings."""
+    lines = [line for line in text.splitlines() if not line.startswith(("checkpoint:", "pictures"))]
+    assert lines[0].split()[:4] == ["similarity", "slot", "producer", "source"]
+    return [re.split(r" {2,}", line) for line in lines[1:]]
+
+
+def test_the_table_is_a_sorted_list_of_cosines(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = load_file(run / "checkpoints" / "latest" / "memory.safetensors")
+    image = picture_of(run, 5, tmp_path)
+    assert cli.main(["search", str(run), str(image), "--k", "4"]) == 0
+    rows = printed(capsys.readouterr().out)
+    z_1D = stream_ssl.load_encoder(run, "embeddings")(state["columns.images"][5:6])
+    cosine_k = (state["columns.embeddings"].double() @ z_1D[0].double()).tolist()
+    expected = sorted(range(16), key=lambda slot: -cosine_k[slot])[:4]
+    assert [int(row[1]) for row in rows] == expected
+    for row, slot in zip(rows, expected, strict=True):
+        n = int(state["columns.ids"][slot]) - 2**62
+        assert float(row[0]) == pytest.approx(cosine_k[slot], abs=1e-4)
+        time = f"1970-01-01 00:00:{int(n / 4):02d}"
+        origin = ["robot", "left", f"frame-{n}"] if n % 2 else ["-", "-", "-"]
+        label = str(n % 4) if n % 2 == 0 else "-"
+        assert row[2:] == [*origin, label, time if n % 2 else "-"]
+
+
+@table("statistics", ["average", "batch"])
+def test_a_held_picture_is_found_by_its_descriptor(
+    statistics: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, method = tmp_path / "run", {"method": AVERAGE} if statistics == "average" else {}
+    write_run(run, held=40, memory=THUMBNAILS, **method)
+    image = picture_of(run, 7, tmp_path)
+    assert search.main([str(run), str(image), "--by", "descriptors", "--k", "99"]) == 0
+    rows = printed(capsys.readouterr().out)
+    assert rows[0][:2] == ["1.0000", "7"]
+    assert sorted(int(row[1]) for row in rows) == list(range(16))
+
+
+def test_an_embedding_of_a_batch_is_made_beside_images_of_the_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path / "run", held=40)
+    image = picture_of(tmp_path / "run", 7, tmp_path)
+    assert search.main([str(tmp_path / "run"), str(image), "--k", "16"]) == 0
+    state = load_file(tmp_path / "run" / "checkpoints" / "latest" / "memory.safetensors")
+    image_BCHW = state["columns.images"][[7, *range(16)]]
+    z_D = stream_ssl.load_encoder(tmp_path / "run", "embeddings")(image_BCHW)[0]
+    for row in printed(capsys.readouterr().out):
+        cosine = float(state["columns.embeddings"][int(row[1])] @ z_D)
+        assert float(row[0]) == pytest.approx(cosine, abs=1e-4)
+
+
+def test_pictures_are_written_as_png_and_as_html(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    write_run(run, held=40, memory=THUMBNAILS)
+    image = picture_of(run, 3, tmp_path)
+    arguments = [str(run), str(image), "--by", "descriptors", "--k", "9", "--out"]
+    for name in ("new/similar.png", "similar.html"):
+        assert search.main([*arguments, str(tmp_path / name)]) == 0
+    with Image.open(tmp_path / "new" / "similar.png") as found:
+        sheet = np.asarray(found)
+    query, first = (sheet[2:98, left : left + 96] for left in (2, 102))
+    assert np.array_equal(query, first)  # the first hit is the query itself
+    with Image.open(image) as sent:
+        assert np.array_equal(query[::8, ::8, 0], np.asarray(sent))
+    page = (tmp_path / "similar.html").read_text()
+    assert page.count("<img") == 10
+    assert page.count("data:image/png;base64,") == 10
+    assert "slot 3" in page
+    assert "left/frame-" in page
+
+
+def test_names_from_producers_control_neither_terminal_nor_page() -> None:
+    from stream_ssl.batch import Origin
+    from stream_ssl.trained.search import Hit, SearchResult, page
+
+    image = np.zeros((3, 4, 4), np.uint8)
+    hit = Hit(0, 0.5, None, Origin("\x1b[2J", "<script>", "a", 1e300), image)
+    assert "\x1b" not in "".join(search.table([hit]))
+    assert hit.time == ""
+    shown = page(SearchResult(Path("run"), image, [hit])).decode()
+    assert "<script>" not in shown
+    assert "&lt;script&gt;" in shown
+
+
+def no_run(run: Path, image: Path) -> list[str]:
+    return [str(run / "none"), str(image)]
+
+
+def no_checkpoint(run: Path, image: Path) -> list[str]:
+    shutil.rmtree(run / "checkpoints")
+    return [str(run), str(image)]
+
+
+def empty_memory(run: Path, image: Path) -> list[str]:
+    write_run(run.parent / "new")
+    return [str(run.parent / "new"), str(image)]
+
+
+def vectors(run: Path, image: Path) -> list[str]:
+    new = run.parent / "new"
+    write_run(new, vectors={"dim": 8}, memory={"capacity": 16, "descriptor": "Embedding"})
+    return [str(new), str(image)]
+
+
+def no_image(run: Path, image: Path) -> list[str]:
+    image.write_text("not a picture")
+    return [str(run), str(image)]
+
+
+def cut_image(run: Path, image: Path) -> list[str]:
+    image.write_bytes(image.read_bytes()[:60])
+    return [str(run), str(image)]
+
+
+def other_format(run: Path, image: Path) -> list[str]:
+    file = io.BytesIO()
+    Image.new("CMYK", (9, 9)).save(file, "TIFF")
+    image.write_bytes(file.getvalue())
+    return [str(run), str(image)]
+
+
+def huge_image(run: Path, image: Path) -> list[str]:
+    Image.new("L", (6000, 6000)).save(image)
+    return [str(run), str(image)]
+
+
+def missing_image(run: Path, image: Path) -> list[str]:
+    return [str(run), str(image.with_name("none.png"))]
+
+
+def a_folder(run: Path, image: Path) -> list[str]:
+    return [str(run), str(run)]
+
+
+REFUSED: dict[str, tuple[Callable[[Path, Path], list[str]], int, str]] = {
+    "no run": (no_run, 1, "no checkpoint at .*none: it is not a folder"),
+    "no checkpoint": (no_checkpoint, 1, "contains neither state.json nor latest"),
+    "an empty memory": (
+        empty_memory,
+        2,
+        "is empty, .*search again after the run's next checkpoint",
+    ),
+    "a run on vectors": (vectors, 2, "learns from vectors, and this command searches for pictures"),
+    "no picture": (no_image, 2, r"query.png: the bytes b'not a pictur'.* are no JPEG, PNG or WebP"),
+    "half a picture": (cut_image, 2, "query.png: "),
+    "another format": (other_format, 2, "query.png: .* are no JPEG, PNG or WebP"),
+    "a huge picture": (huge_image, 2, "query.png: 6000 x 6000 pixels; at most 25000000"),
+    "no such file": (missing_image, 1, "none.png cannot be read: No such file"),
+    "a folder": (a_folder, 1, "cannot be read: not a regular file"),
+    "k of 0": (lambda r, i: [str(r), str(i), "--k", "0"], 2, "--k 0: must be at least 1"),
+    "another suffix": (
+        lambda r, i: [str(r), str(i), "--out", "a.pdf"],
+        2,
+        "--out a.pdf: name a file that ends in .png or .html",
+    ),
+}
+
+
+@table("case", REFUSED)
+def test_refusals(case: str, run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    work = tmp_path / case
+    shutil.copytree(run, work / "run", symlinks=True)
+    image = picture_of(run, 0, work)
+    make, status, message = REFUSED[case]
+    assert search.main(make(work / "run", image)) == status
+    assert re.search(message, caplog.text), caplog.text
+
+
+def test_a_picture_that_only_this_run_accepts_is_searched_for(tmp_path: Path) -> None:
+    decoder = {"size": 8, "channels": 1, "max_pixels": 40_000_000}
+    write_run(tmp_path / "run", held=20, decoder=decoder)
+    noise_HW = np.random.default_rng(0).integers(0, 256, (100, 5200), np.uint8)
+    large = Image.fromarray(np.tile(noise_HW, (50, 1)))  # 26 megapixels; by default 25 at most
+    large.save(tmp_path / "large.jpg", "JPEG")
+    assert search.main([str(tmp_path / "run"), str(tmp_path / "large.jpg")]) == 0
+
+
+@table("mode", ["L", "RGB", "RGBA", "P", "LA", "CMYK"])
+def test_any_number_of_channels_is_accepted(mode: str, run: Path, tmp_path: Path) -> None:
+    file = tmp_path / f"{mode}.{'jpg' if mode == 'CMYK' else 'png'}"
+    Image.new(mode, (30, 20), 1).save(file)
+    assert search.main([str(run), str(file)]) == 0
+
+
+def test_descriptors_whose_weights_differ_are_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As those of a network from a package that this machine lacks."""
+    encoder = {"class_path": "torch.nn.Flatten"}
+    frozen = {
+        "class_path": "stream_ssl.memory.descriptors.Frozen",
+        "init_args": {"encoder": encoder},
+    }
+    write_run(tmp_path / "run", held=20, memory={"capacity": 16, "descriptor": frozen})
+    image = picture_of(tmp_path / "run", 0, tmp_path)
+    arguments = [str(tmp_path / "run"), str(image), "--by", "descriptors"]
+    assert search.main(arguments) == 0
+    other = torch.nn.Flatten
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("stream_ssl.memory.descriptors.fingerprint_of", lambda _: f"{other}")
+        assert search.main(arguments) == 2
+    assert "its weights are not at hand: use --by embeddings" in caplog.text
