@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from stream_ssl.bounded_files import read_text
 from stream_ssl.producers.sources.base import Skipped
 from stream_ssl.producers.sources.fields import digest
 from stream_ssl.producers.sources.finite import Finite
@@ -29,6 +30,8 @@ FILES = {
 }
 CLASSES = {10: (10,), 100: (20, 100)}  # number of classes of each label in a record
 FOLDERS = {10: "cifar-10-batches-bin", 100: "cifar-100-binary"}
+NAMES = {10: "batches.meta.txt", 20: "coarse_label_names.txt", 100: "fine_label_names.txt"}
+"""The file with the names of the classes, by their number."""
 
 
 class CifarBinary(Finite):
@@ -43,6 +46,9 @@ class CifarBinary(Finite):
         split: the 50,000 training images or the 10,000 test images.
         labels: which of CIFAR-100's two labels is the sample's label.
         name: the source's name; null: "cifar10" or "cifar100".
+
+    Attributes:
+        classes: the names of the classes; None without a whole file of names.
 
     Raises:
         ValueError: a file is incomplete, a label is out of range, or the folder has both data sets.
@@ -62,6 +68,7 @@ class CifarBinary(Finite):
         self._heads = 1 if classes == 10 else 2  # bytes of labels: CIFAR-100 has coarse and fine
         self._column = 0 if classes == 10 or labels == "coarse" else 1
         self._other = None if classes == 10 else {"fine": "coarse", "coarse": "fine"}[labels]
+        self.classes = class_names(files[0].parent, CLASSES[classes][self._column])
         self._record_NR = [read_records(path, self._heads, classes) for path in files]
         self._starts = np.cumsum([0, *map(len, self._record_NR)]).tolist()
         content = digest(part[row].tobytes() for part in self._record_NR for row in (0, -1))
@@ -109,6 +116,15 @@ def find_files(root: Path, split: str) -> tuple[int, list[Path]]:
         places = ", ".join(str(files[0].parent) for _, files in found)
         raise ValueError(f"{root} holds several data sets: pass as root one of {places}")
     return found[0]
+
+
+def class_names(folder: Path, classes: int) -> list[str] | None:
+    """Return the names of the classes; None if the folder has no such file, or another number."""
+    try:
+        names = read_text(folder / NAMES[classes]).split()
+    except (OSError, ValueError):
+        return None
+    return names if len(names) == classes else None
 
 
 def read_records(path: Path, heads: int, classes: int) -> StoredRows:

@@ -137,6 +137,20 @@ def test_cifar10_sends_what_the_files_hold(tmp_path):
     assert source.name == "cifar10"
     held_out = CifarBinary(folder, "test", shuffle=False)
     assert labels(held_out) == label_N[::-1].tolist()
+    assert source.classes is None
+
+
+def test_cifar_names_its_classes(tmp_path):
+    write_cifar(tmp_path / "data_batch_1.bin", pixels(2, 32, 32, 3), np.arange(2))
+    names = [f"kind-{number}" for number in range(10)]
+    file = tmp_path / "batches.meta.txt"
+    for text, found in (
+        ("\n".join([*names, "", ""]), names),
+        ("one\ntwo\n", None),
+        ("\n".join(names) + "x" * (1 << 20), None),
+    ):
+        file.write_text(text)
+        assert CifarBinary(tmp_path).classes == found
 
 
 def test_cifar100_has_two_labels(tmp_path):
