@@ -11,6 +11,7 @@ from page_world import Feed
 from torch import Tensor
 
 from stream_ssl.batch import Origin
+from stream_ssl.observe.page.memory import MemoryView
 from stream_ssl.observe.page.step_jobs import MOST_WAITING, Busy, StepJobs
 from stream_ssl.observe.slot_history import EvictedPictures, SlotHistory
 
@@ -85,7 +86,7 @@ class Clock:
 
 def test_jobs_keep_to_their_share_of_the_time() -> None:
     clock = Clock()
-    jobs = StepJobs(share=0.01, clock=clock)
+    jobs = StepJobs(share=0.01, clock=clock, cost=clock)
 
     def work() -> None:
         clock.now += 0.02
@@ -102,6 +103,42 @@ def test_jobs_keep_to_their_share_of_the_time() -> None:
         while not all(future.done() for future in asked):
             clock.now += 10.0
             jobs.serve()
+
+
+def test_a_job_costs_no_more_while_other_programs_hold_the_processor() -> None:
+    clock, cost = Clock(), Clock()
+    jobs = StepJobs(share=0.01, clock=clock, cost=cost)
+
+    def work() -> None:
+        clock.now += 8.0
+        cost.now += 0.001
+
+    asked = jobs.submit(work), jobs.submit(work)
+    jobs.serve()
+    assert [one.done() for one in asked] == [True, True]
+    assert jobs.spent == pytest.approx(0.002)
+
+
+def test_a_slot_is_answered_at_one_pause_of_the_learner() -> None:
+    feed = Feed(slots=20)
+    for _ in range(4):
+        feed.step()
+    view = MemoryView(feed.memory, feed.origins)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(view.slot, 3, 2)
+        while view.jobs._jobs.qsize() < 2:
+            assert not asked.done()
+        view.jobs.serve()
+        told = asked.result(10)
+    assert told["id"] == str(feed.memory.ids[3].item())
+    assert {len(rows) for rows in told["near"].values()} == {2}
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(view.slot, 20)
+        while view.jobs._jobs.empty():
+            assert not asked.done()
+        view.jobs.serve()
+        with pytest.raises(LookupError, match="the memory has slots 0 to 19"):
+            asked.result(10)
 
 
 def test_a_job_that_cannot_be_run_says_so() -> None:

@@ -147,27 +147,33 @@ class MemoryView:
     def slot(self, slot: int, neighbours: int = 12) -> dict[str, Any]:
         """Return one slot and its nearest slots, by cosine of descriptors and of embeddings.
 
-        One job reads the neighbours and their images, because each job may wait for a step.
-        `pictures` has the form of `pictures`; None if the memory keeps no images.
+        The jobs for neighbours, images and the snapshot are given to the learner together, because
+        each job may wait for a step. `pictures` has the form of `pictures`; None if the memory
+        keeps no images.
 
         Raises:
             LookupError: there is no such slot, or it is empty.
             Busy: the learner has no time.
         """
-        snapshot = self.snapshot()
-        if not 0 <= slot < len(snapshot):
-            raise LookupError(f"slot {slot}: the memory has slots 0 to {len(snapshot) - 1}")
-        reader = self.reader
+        reader, memory = self.reader, self._memory
+
+        def check(occupied: int) -> None:
+            if not 0 <= slot < occupied:
+                raise LookupError(f"slot {slot}: the memory has slots 0 to {occupied - 1}")
 
         def read() -> tuple[
             dict[str, list[tuple[int, float]]], tuple[list[str | None], Tensor] | None
         ]:
+            check(len(memory))
             near = reader.nearest(slot, neighbours)
             shown = dict.fromkeys([slot, *(one for rows in near.values() for one, _ in rows)])
             most = reader.most_pictures
             return near, reader.images(list(shown)[:most]) if most else None
 
-        found, images = self.jobs.ask(read)
+        asked = self.jobs.submit(read)
+        snapshot = self.snapshot()
+        found, images = self.jobs.result(asked)
+        check(len(snapshot))
         pictures = None if images is None else picture_sheet(*images)
         near = self._near(snapshot, found)
         return {**self._row(snapshot, slot), "near": near, "pictures": pictures}

@@ -24,7 +24,7 @@ MOST_CREDIT = 0.05
 MOST_DEBT = 0.1
 """The most seconds of debt after a long job.
 
-Without the limit, a job during which the machine stood still would stop the page for minutes."""
+Without the limit, one very long job would stop the page for minutes."""
 
 
 class Busy(Exception):
@@ -40,18 +40,25 @@ class StepJobs:
     Args:
         share: the share of the time of the thread that calls `serve`, above 0 and at most 1.
         clock: returns monotonic seconds.
+        cost: returns the processor time of the thread that calls `serve`, in seconds. A job during
+            which other programs held the processor costs no more for it.
 
     Raises:
         ValueError: `share` is outside its range.
     """
 
-    def __init__(self, share: float = 0.01, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        share: float = 0.01,
+        clock: Callable[[], float] = time.perf_counter,
+        cost: Callable[[], float] = time.thread_time,
+    ) -> None:
         if not 0 < share <= 1:
             raise ValueError(
                 f"share of the learner's time is {share}: must be above 0 and at most 1"
             )
         self.share, self.spent = share, 0.0
-        self._clock, self._began = clock, clock()
+        self._clock, self._cost, self._began = clock, cost, clock()
         self._credit, self._since = MOST_CREDIT, clock()
         self._closed = False
         self._jobs: queue.Queue[tuple[Callable[[], Any], Future[Any], bool]] = queue.Queue(
@@ -73,6 +80,14 @@ class StepJobs:
             Busy: too many jobs wait, the job did not begin within `timeout` seconds, or `close` was
                 called.
         """
+        return self.result(self.submit(job, metered), timeout)
+
+    def submit(self, job: Callable[[], T], metered: bool = True) -> Future[T]:
+        """Let `job` run at the next pause, and return its future for `result`.
+
+        Raises:
+            Busy: too many jobs wait.
+        """
         future: Future[T] = Future()
         try:
             self._jobs.put_nowait((job, future, metered))
@@ -82,6 +97,10 @@ class StepJobs:
             ) from None
         if self._closed:
             self.close()
+        return future
+
+    def result(self, future: Future[T], timeout: float = 10.0) -> T:
+        """Return the result of a job, or raise its exception; see `ask`."""
         try:
             return future.result(timeout)
         except TimeoutError:
@@ -100,15 +119,16 @@ class StepJobs:
 
     @property
     def used(self) -> float:
-        """The share of the time that jobs have taken since the queue was created."""
+        """Processor time of all jobs as a share of the time since the queue was created."""
         return self.spent / max(1e-9, self._clock() - self._began)
 
     def serve(self) -> None:
         """Run waiting jobs as far as the share allows. Only the learner's thread calls this."""
         if self._jobs.empty():
             return
-        now = self._clock()
-        self._credit = min(MOST_CREDIT, self._credit + self.share * (now - self._since))
+        spent = self._cost()
+        earned = self.share * (self._clock() - self._since)
+        self._credit = min(MOST_CREDIT, self._credit + earned)
         later = []
         while not self._jobs.empty():
             job, future, metered = self._jobs.get_nowait()
@@ -117,11 +137,11 @@ class StepJobs:
                 continue
             if future.set_running_or_notify_cancel():
                 _run(job, future)
-            before, now = now, self._clock()
-            self.spent += now - before
+            before, spent = spent, self._cost()
+            self.spent += spent - before
             if metered:
-                self._credit = max(-MOST_DEBT, self._credit - (now - before))
-        self._since = now
+                self._credit = max(-MOST_DEBT, self._credit - (spent - before))
+        self._since = self._clock()
         for waiting in later:
             with suppress(queue.Full):  # the queue is full again, so the job times out
                 self._jobs.put_nowait(waiting)
