@@ -248,9 +248,19 @@ def test_evictions_come_last_first(feed: Feed) -> None:
         assert [one["id"] for one in told] == [
             str(one.id) for one in list(view.slots.evictions)[:-4:-1]
         ]
-        pictures = ask(server, "learner/memory/evictions", limit=256)["pictures"]
-        assert set(pictures["ids"]) <= {str(one.id) for one in view.slots.evictions}
+        answer = ask(server, "learner/memory/evictions", limit=256)
+        pictures = answer["pictures"]
         assert pictures["tile"] == SIDE
+        held = dict(enumerate(map(str, feed.memory.ids.tolist())))
+        replaced = [one for one in answer["evictions"] if one["by_id"] is not None]
+        assert len(replaced) > 3
+        for one in replaced:
+            assert held[one["slot"]] == one["by_id"]
+            assert one["by"]["id"] == f"frame-{one['by_id']}"
+        gone = {str(one.id) for one in view.slots.evictions}
+        assert set(pictures["ids"]) == gone | {one["by_id"] for one in replaced}
+        left = [one for one in answer["evictions"] if one["by"] and one["by_id"] is None]
+        assert all(one["by"]["id"] != f"frame-{held[one['slot']]}" for one in left)
 
 
 @table(

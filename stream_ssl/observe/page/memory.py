@@ -243,22 +243,25 @@ class MemoryView:
 
         With `producer`, these are the evictions of its samples, and those that its samples caused.
 
-        `pictures` has the form that the method `pictures` returns. It is None without pictures.
+        `by_id` is the id of the sample that took the slot, if the slot still holds it. `pictures`
+        has the form that the method `pictures` returns, of the samples that left and of those that
+        took their slots. It is None without pictures.
 
         Raises:
             Busy: the learner has no time.
         """
-        lately, ids, image_nCHW = self.jobs.ask(lambda: self._evicted(limit, producer))
+        lately, by_ids, ids, image_nCHW = self.jobs.ask(lambda: self._evicted(limit, producer))
         told = [
             {
                 **asdict(eviction),
                 "id": str(eviction.id),
                 "origin": _origin(eviction.origin),
                 "by": _origin(eviction.by),
+                "by_id": by_id,
             }
-            for eviction in lately
+            for eviction, by_id in zip(lately, by_ids, strict=True)
         ]
-        return {"evictions": told, "pictures": picture_sheet(list(map(str, ids)), image_nCHW)}
+        return {"evictions": told, "pictures": picture_sheet(ids, image_nCHW)}
 
     def producers(self, limit: int) -> dict[str, Any]:
         """Return for each producer its slots, its newest slot, and the fate of its samples.
@@ -319,14 +322,26 @@ class MemoryView:
 
     def _evicted(
         self, limit: int, producer: str | None
-    ) -> tuple[list[Eviction], list[int], Tensor]:
+    ) -> tuple[list[Eviction], list[str | None], list[str], Tensor]:
+        """Return evictions, the ids of those that replaced them, and ids and images to show."""
         shown = (
             one
             for one in reversed(self.slots.evictions)
             if producer is None or producer in {o.producer for o in (one.origin, one.by) if o}
         )
         lately = list(itertools.islice(shown, limit))
-        return lately, *self.slots.pictures.of([eviction.id for eviction in lately])
+        ids, image_nCHW = self.slots.pictures.of([eviction.id for eviction in lately])
+        standing = self.reader.standing([eviction.slot for eviction in lately])
+        by_ids = [
+            str(number) if eviction.by is not None and eviction.by == origin else None
+            for eviction, (number, origin) in zip(lately, standing, strict=True)
+        ]
+        if ids:
+            slots = [one.slot for one, by in zip(lately, by_ids, strict=True) if by is not None]
+            more, by_nCHW = self.reader.images(slots[: self.reader.most_pictures])
+            ids += [int(number) for number in more if number is not None]
+            image_nCHW = torch.cat([image_nCHW, shrunk(by_nCHW, image_nCHW.shape[-1])])
+        return lately, by_ids, list(map(str, ids)), image_nCHW
 
     # Computed from a snapshot.
 

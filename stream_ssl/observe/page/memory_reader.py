@@ -139,6 +139,11 @@ class MemoryReader:
             found[space] = [(other, cosine) for other, cosine in pairs if other != slot]
         return {space: pairs[:neighbours] for space, pairs in found.items()}
 
+    def standing(self, slots: Sequence[int]) -> list[tuple[int, Origin | None]]:
+        """Return the id and the origin of the sample in each of these slots."""
+        ids = to_host(self._memory.ids[torch.tensor(slots, dtype=torch.int64)]).tolist()
+        return list(zip(ids, self._origins.of(ids), strict=True))
+
     @torch.no_grad()
     def images(self, slots: Sequence[int]) -> tuple[list[str | None], Tensor]:
         """Return the ids of these slots, None for empty slots, and their shrunk images."""

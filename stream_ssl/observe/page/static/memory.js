@@ -241,7 +241,7 @@ export class MemorySection {
     ]));
   }
 
-  /** Return a cell with the picture of an evicted sample; empty without a picture. */
+  /** Return a cell with the picture of a sample; empty without a picture. */
   gone(id) {
     if (!this.pictures.byId.has(id)) return element("td");
     const tile = element("span", { class: "tile small" });
@@ -296,9 +296,9 @@ export class MemorySection {
         element("td", {}, `${duration(Math.max(0, now - one.at)).join(" ")} ago`),
         element("td", { class: "name" }, element("bdi", {}, who(one.origin) ?? "unknown")),
         element("td", { class: "n" }, number(one.age)),
-        element("td", { class: "name" }, element("bdi", {}, who(one.by) ?? "–")),
+        this.gone(one.by_id), element("td", { class: "name" }, element("bdi", {}, who(one.by) ?? "–")),
         element("td", { class: "n" }, one.slot == null ? "–" : element("button", { onclick: () => this.open(one.slot) }, one.slot))))
-        : [element("tr", {}, element("td", { colspan: 6, class: "empty" }, "none yet"))]));
-    } catch (error) { body.replaceChildren(element("tr", {}, element("td", { colspan: 6, class: "empty" }, error.message))); }
+        : [element("tr", {}, element("td", { colspan: 7, class: "empty" }, "none yet"))]));
+    } catch (error) { body.replaceChildren(element("tr", {}, element("td", { colspan: 7, class: "empty" }, error.message))); }
   }
 }
