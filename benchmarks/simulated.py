@@ -78,7 +78,7 @@ LINES = {
     ("learning/learner.py", "_read"): READING,
     ("learning/learner.py", "_ids_labels"): READING,
     ("learning/weights.py", "update"): TRAIN,
-    ("app/observers.py", "consume"): OBSERVERS,
+    ("daemon/observers.py", "consume"): OBSERVERS,
 }
 
 

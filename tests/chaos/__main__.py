@@ -190,8 +190,8 @@ def tests(scratch: Path, minutes: float) -> Rows:
     gates = {
         6: ("journal/test_journal.py", "receiver/test_protocol.py"),
         10: ("receiver/test_access.py", "receiver/test_hostile.py", "receiver/test_receiver.py"),
-        11: ("app/test_stopping.py",),
-        14: ("feed/test_batches.py", "app/test_end_to_end.py"),
+        11: ("daemon/test_stopping.py",),
+        14: ("feed/test_batches.py", "daemon/test_end_to_end.py"),
     }
     rows = []
     for gate, files in gates.items():

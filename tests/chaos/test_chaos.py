@@ -137,8 +137,8 @@ def test_every_fault_names_tests_that_exist() -> None:
 
 
 def test_the_faults_gate_finds_the_results_of_an_id() -> None:
-    case = "tests.app.test_logs.test_a_line[of one]"
-    assert _is_of(case, "app/test_logs.py::test_a_line")
-    assert _is_of(case, "app/test_logs.py")
-    assert not _is_of(case, "app/test_logs.py::test_a")
+    case = "tests.process.test_logs.test_a_line[of one]"
+    assert _is_of(case, "process/test_logs.py::test_a_line")
+    assert _is_of(case, "process/test_logs.py")
+    assert not _is_of(case, "process/test_logs.py::test_a")
     assert not _is_of(case, "learning/test_logs.py")

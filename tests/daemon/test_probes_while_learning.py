@@ -109,7 +109,7 @@ def test_a_process_exports_both_probes(tmp_path: Path) -> None:
         first = run.metric("held_out_first_accuracy")
         assert json.loads((run.folder / "held_out.json").read_text())["accuracy"] == first
         assert 0 <= run.metric('prequential_accuracy{classifier="knn"}') <= 1
-        assert "kNN accuracy" in run.log("learner")
+        assert "accuracy on the held-out set: kNN" in run.log("learner")
         assert stop(learner) == 0
         run.role("learner")
         until(lambda: run.metric("held_out_first_accuracy") == first, lambda: run.log("learner"))
@@ -153,7 +153,7 @@ def test_a_folder_of_classes_is_held_out_by_its_name(tmp_path: Path) -> None:
         probe_of(tmp_path, f"images:{root}"),
         probe_of(tmp_path, None, "--observe.held_out", f"images:{root}"),
     ]
-    first, *others = [(one._query_QCHW, one._label_Q) for one in found]
+    first, *others = [one.queries for one in found]
     assert first[1].bincount().tolist() == [100, 100]
     for other in others:
         assert all(torch.equal(one, two) for one, two in zip(first, other, strict=True))
@@ -167,7 +167,7 @@ def test_the_test_images_of_cifar_are_held_out(tmp_path: Path) -> None:
         (tmp_path / f"data_batch_{number}.bin").write_bytes(bytes(3073))
     (tmp_path / "test_batch.bin").write_bytes(record.tobytes())
     probe = probe_of(tmp_path, f"cifar:{tmp_path}")
-    assert set(probe._query_QCHW.unique().tolist()) == {7}
+    assert set(probe.queries[0].unique().tolist()) == {7}
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ def test_a_bad_plan_leaves_a_memory_that_goes_on(bad: str) -> None:
     [
         ({"capacity": 7}, "of capacity 8, this memory of 7"),
         ({"dim": 5}, "embeddings of the state have shape"),
-        ({"image_shape": (1, 2, 2)}, "image_shape must be as when it was saved"),
+        ({"image_shape": (1, 2, 2)}, "image_shape and payload must be as when it was saved"),
         ({"eviction": Reservoir()}, "policy most-duplicated, this memory has .* reservoir"),
         ({"eviction": MostDuplicated(VonMisesFisher(0.1))}, r"score Linear\(\), this memory has"),
     ],
