@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import logging
 import os
 import signal
 import sys
@@ -77,9 +78,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         hint = missing_extra(error, chosen.command, source)
         print(f"stream-ssl {chosen.command}: {hint}", file=sys.stderr)
         return USAGE
-    except BrokenPipeError:
+    except BrokenPipeError as error:
         if chosen.command in DAEMONS:
-            raise
+            logging.getLogger("stream_ssl").error("%s", error)
+            return 1
         # The reader of the output has ended, such as `head`. Python flushes once more at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE

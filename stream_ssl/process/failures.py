@@ -209,6 +209,8 @@ def reported(work: Callable[[], None]) -> int:
     except Misconfigured as error:
         log.error("%s", error)
         return USAGE
+    except BrokenPipeError:  # the console script ends as if this were wanted
+        raise
     except (OSError, Failure) as error:
         log.error("%s", error, exc_info=log.isEnabledFor(logging.DEBUG))
         return FAILED

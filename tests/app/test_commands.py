@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -16,8 +17,9 @@ from table import table
 
 from stream_ssl import __version__
 from stream_ssl.app import cli
-from stream_ssl.app.commands import keys, produce, status
+from stream_ssl.app.commands import keys, produce, receiver, status
 from stream_ssl.config import options
+from stream_ssl.process.failures import reported
 from stream_ssl.receiver.access import AllowList
 from stream_ssl.wire.keys import Keys
 
@@ -134,6 +136,19 @@ def test_a_reader_that_ends_early_gets_no_traceback(words: list[str]) -> None:
             timeout=60,
         )
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+
+
+def test_a_pipe_that_breaks_fails_a_daemon_and_ends_other_commands(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def work() -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    with pytest.raises(BrokenPipeError):
+        reported(work)
+    monkeypatch.setattr(receiver, "main", lambda _: reported(work))
+    assert cli.main(["receiver"]) == 1
+    assert "Broken pipe" in caplog.text
 
 
 def test_status_of_a_folder_where_nothing_ran(
