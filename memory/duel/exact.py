@@ -24,13 +24,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from stream_ssl.memory.columns import Columns
+from stream_ssl.memory.columns import REFUSED, Columns
 from stream_ssl.memory.compute import (
     LARGE_ELEMENTS,
     all_to_host,
     columns_at_a_time,
     sum_in_float64,
     to_device,
+    to_host,
 )
 from stream_ssl.memory.duel.simulate import AcceptedSteps, Draws, kept_steps, simulate
 from stream_ssl.memory.scores import BLOCK_ELEMENTS, Score
@@ -124,6 +125,8 @@ class ExactCounts:
         row_KA = self._columns.descriptors
         if self._waiting_BK is None:
             self._recount_some()
+            if len(x_BA) == 1 and shared is None and drawn is None and self._group.size == 1:
+                return self._replace_one(x_BA)
             most = max(1, self.sizes.elements // self._columns.capacity)
             x_WA = x_BA[: min(NEWCOMERS * self.sizes.steps, most)]
             self._waiting_BK = self._score.apply_(x_WA @ row_KA.T)
@@ -180,6 +183,24 @@ class ExactCounts:
         self._calm = not by_count and kept.held == proposed
         self._propose_next(proposed, kept.held)
         return kept.plan
+
+    def _replace_one(self, x_1A: Tensor) -> Tensor:
+        """Return the slot of a single newcomer, and update the counts: Algorithm 2 as it stands."""
+        row_KA, count_K = self._columns.descriptors, self.count_K
+        joins_K = self._score.apply_(x_1A @ row_KA.T)[0]
+        total_1 = sum_in_float64(joins_K[None], dim=1)
+        seen_W = torch.cat([count_K + joins_K, total_1]) if self._compete else count_K
+        slot_1 = to_host((seen_W - seen_W.max()).to(joins_K).argmax()[None])  # equal rows may tie
+        slot = int(slot_1)
+        self._calm = False
+        self._owed += 1
+        if slot == len(row_KA):
+            return torch.full_like(slot_1, REFUSED)
+        leaves_1K = self._score.apply_(row_KA[slot : slot + 1] @ row_KA.T)
+        count_K += joins_K
+        count_K -= leaves_1K[0]
+        count_K[slot] = total_1[0] - joins_K[slot]
+        return slot_1
 
     @property
     def proposed(self) -> int:

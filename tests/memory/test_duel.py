@@ -198,6 +198,20 @@ def test_every_step_of_exact_counts(stream: str, narrow: None) -> None:
 
 
 @pytest.mark.parametrize("stream", STREAMS)
+def test_every_step_of_single_newcomers(stream: str) -> None:
+    for seed in range(12):
+        rng = np.random.default_rng([seed, STREAMS.index(stream)])
+        capacity, dtype = int(rng.integers(1, 20)), (torch.float32, torch.float64)[seed % 2]
+        z_ND = unit_rows(rng, stream, 4 * capacity + 16, 5).to(dtype)
+        judge = Judge(capacity, 5, OTHERS[seed % len(OTHERS)], compete=bool(seed // 2 % 2))
+        for row, z_D in enumerate(z_ND):
+            judge.add(z_D[None])
+            if row % 16 == 15:
+                judge.reload()
+        judge.check()
+
+
+@pytest.mark.parametrize("stream", STREAMS)
 def test_counts_of_nearly_nothing(stream: str) -> None:
     run_cases(stream, SHARP, 32, largest=9)
 
