@@ -197,8 +197,8 @@ def check_slots(slots: Array, occupied: int, device: torch.device) -> Tensor:
 
 
 def check_weights(weights: Array, occupied: int) -> Tensor:
-    """Return the weights of the occupied slots, float64 on the CPU."""
-    weight_k = to_host(torch.as_tensor(weights)).to(torch.float64)
+    """Return the weights of the occupied slots, of which the largest is 1, float64 on the CPU."""
+    weight_k = as_tensor("weights", weights, torch.device("cpu")).to(torch.float64)
     if weight_k.shape != (occupied,):
         raise ValueError(
             f"weights have shape {tuple(weight_k.shape)}: must be [{occupied}], one of each "
@@ -206,27 +206,39 @@ def check_weights(weights: Array, occupied: int) -> Tensor:
         )
     if not bool((weight_k.isfinite() & (weight_k >= 0)).all()) or not bool(weight_k.any()):
         raise ValueError("weights must be finite, at least 0, and not all 0")
-    return weight_k
+    return weight_k / weight_k.max()  # so that their sum is finite, too
 
 
 def check_payload(
     payload: Mapping[str, Array] | None, columns: Mapping[str, Tensor], count: int
 ) -> dict[str, Tensor]:
     """Return the newcomers' entries of all further columns, on the columns' device."""
-    found = {name: torch.as_tensor(value) for name, value in (payload or {}).items()}
-    if set(found) != set(columns):
+    given = payload or {}
+    if set(given) != set(columns):
         raise ValueError(
-            f"payload has {sorted(found)}, and this memory keeps {sorted(columns)}: pass one "
+            f"payload has {sorted(given)}, and this memory keeps {sorted(columns)}: pass one "
             "tensor of each"
         )
+    found = {}
     for name, column in columns.items():
+        found[name] = as_tensor(f"payload {name!r}", given[name], column.device)
         expected = (count, *column.shape[1:])
         if found[name].shape != expected or found[name].dtype != column.dtype:
             raise ValueError(
                 f"payload {name!r} is {found[name].dtype} {tuple(found[name].shape)}: must be "
                 f"{column.dtype} {expected}"
             )
-    return {name: value.to(columns[name].device) for name, value in found.items()}
+    return found
+
+
+def check_examples(payload: Mapping[str, Tensor] | None) -> None:
+    """Check the examples of further columns."""
+    for name, example in (payload or {}).items():
+        if not isinstance(example, Tensor):
+            raise ValueError(
+                f"payload {name!r} is {reprlib.repr(example)}: must be a tensor with the shape and "
+                "dtype of one slot's entry"
+            )
 
 
 def check_way(how: str, ways: Sequence[str], name: str = "how") -> None:

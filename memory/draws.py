@@ -320,8 +320,8 @@ class RandomDraws(Slots):
                 other, in proportion to 1 / (1 + N(j)), and costs as much as `counts`. "epochs"
                 first draws slots that were never drawn, then each slot once before any slot comes
                 again, in a new order each time.
-            weights: floating point [k], at least 0, for "uniform": draw one slot after the other in
-                proportion to these weights. A slot of weight 0 is never drawn.
+            weights: [k], at least 0, for "uniform": draw one slot after the other in proportion to
+                these weights. A slot of weight 0 is never drawn and does not count in k.
 
         Raises:
             ValueError: the memory is empty, or an argument is out of range.

@@ -20,6 +20,7 @@ from stream_ssl.memory.checks import (
     check_count,
     check_device,
     check_embeddings,
+    check_examples,
     check_image_shape,
     check_images,
     check_integers,
@@ -142,6 +143,7 @@ class WorkingMemory(Measurements, RandomDraws, Reencoding, Stateful):
             check_shareable(capacity, group, self.eviction, duplicates)
             if payload:
                 raise ValueError("payload needs a memory of one rank")
+        check_examples(payload)
         self.shares = Shares.of(shares)
         if self.shares is not None:
             check_kept(self.eviction)
@@ -263,6 +265,7 @@ class WorkingMemory(Measurements, RandomDraws, Reencoding, Stateful):
             check_integers(name, value, device, count)
             for name, value in (("ids", ids), ("labels", labels), ("hashes", hashes))
         ]
+        entries = check_payload(payload, columns.payload, count)
         key_B = None if producers is None else self._names.keys(producers, count, columns.producers)
         z_BD = self._match_dtype(z_BD)
         return Rows(
@@ -276,7 +279,7 @@ class WorkingMemory(Measurements, RandomDraws, Reencoding, Stateful):
             born=torch.arange(self._totals.added, self._totals.added + count, device=device),
             images=found,
             producers=key_B,
-            payload=check_payload(payload, columns.payload, count),
+            payload=entries,
         )
 
     # Removal.

@@ -274,7 +274,7 @@ class CountsByCell:
 class ApproximateCounts:
     """Duplicate counts by cells, and the slots with the largest counts.
 
-    The cells are built when the first rows arrive.
+    The cells are built at once if there are rows, or else when the first rows arrive.
 
     Args:
         columns: the memory's columns, from which descriptors are read.
@@ -312,6 +312,8 @@ class ApproximateCounts:
         self._all: CountsByCell | None = None
         self._groups: Groups | None = None  # slots that shares allow, while newcomers are placed
         self._shared = False  # whether the pool was drawn under shares
+        if columns.occupied:
+            self.recount()
 
     def _ready(self) -> CountsByCell:
         """Build the cells if there are none, or if they were fitted to less than half of the rows.
@@ -532,13 +534,14 @@ class ApproximateCounts:
         return not reason, reason
 
     def state(self) -> dict[str, Tensor]:
-        """Return the state from which `load` continues bit-equal, or {} if nothing is built."""
+        """Return the state from which `load` continues bit-equal."""
         if self._all is None:
-            return {}
+            return {"search.seed": torch.tensor(self._seed)}
         counts, flags = self._all, self._exhausted + 2 * self._shared
         numbers = [counts.fitted_to, counts.next_cell, counts.owed, self._served, flags]
         own = {
             "numbers": torch.tensor(numbers),
+            "seed": torch.tensor(self._seed),
             "most": self._most_C,
             "pool": self._pool_P,
             "pool_cells": self._cell_P,
@@ -554,6 +557,8 @@ class ApproximateCounts:
         """
         columns = self._columns
         found = {name.removeprefix("search."): value for name, value in state.items()}
+        if "seed" in found:  # an earlier version did not write it
+            self._seed = int(found.pop("seed"))
         whole = set(found) == set(KEPT) and fits(found, columns.capacity)
         if not whole or found["moves"].dtype != columns.descriptors.dtype:
             self._all = None

@@ -68,11 +68,13 @@ class Policy(ABC):
         """Serve the memory with these columns, starting from their current rows.
 
         The memory calls this method once at construction. It calls it again when the dtype or
-        device of the rows changes, and on empty columns before it loads a state.
+        device of the rows changes, when samples are removed, and on empty columns before it loads a
+        state.
 
         Args:
             columns: the memory's columns, which the policy reads at every later call.
-            seed: the seed for random choices, different from the memory's own.
+            seed: the seed for random choices, different from the memory's own. It is another one
+                after a removal, so a policy that uses it later keeps it in `state`.
         """
         del seed
         self.columns = columns

@@ -1,5 +1,6 @@
 """A memory as the buffer of another training loop: further columns, weights and removal."""
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.functional import normalize
@@ -15,6 +16,7 @@ from stream_ssl.memory.eviction import (
     Redundant,
     Reservoir,
 )
+from stream_ssl.memory.scores import VonMisesFisher
 from stream_ssl.memory.state import load, save
 
 PAYLOAD = {"seen": torch.zeros(2, 3), "action": torch.zeros((), dtype=torch.int64)}
@@ -149,6 +151,11 @@ REFUSED = {
         lambda m: m.sample(2, how="epochs", weights=[1.0] * 16),
         "use one of them",
     ),
+    "payload of float64 rows": (lambda m: m.add(ids, embeddings(2).double()), "pass one tensor"),
+    "payload that is no tensor": (
+        lambda m: m.add(ids, embeddings(2), payload={**entries(ids), "action": "left"}),
+        "payload 'action' are 'left': must be a tensor or an array",
+    ),
     "a slot twice": (lambda m: m.remove([1, 1]), "twice"),
     "an empty slot": (lambda m: m.remove([16]), "occupied slots"),
 }
@@ -169,3 +176,38 @@ def test_a_state_of_another_payload_is_refused():
     for payload in (None, {**PAYLOAD, "action": torch.zeros(())}, {"seen": PAYLOAD["seen"]}):
         with pytest.raises(ValueError, match="payload must be as when it was saved"):
             WorkingMemory(16, 4, payload=payload).load_state_dict(state)
+
+
+def test_an_example_that_is_no_tensor_is_refused():
+    with pytest.raises(ValueError, match=r"payload .action. is 0\.5: must be a tensor"):
+        WorkingMemory(16, 4, payload={"action": 0.5})
+
+
+def test_payload_may_be_a_view_of_an_array_that_cannot_be_written():
+    memory = WorkingMemory(16, 4, payload={"action": torch.zeros((), dtype=torch.int64)})
+    actions = np.arange(3)[::-1]
+    actions.flags.writeable = False
+    memory.add(torch.arange(3), embeddings(3), payload={"action": actions})
+    assert memory.payload["action"].tolist() == [2, 1, 0]
+
+
+def test_large_weights_have_their_proportions():
+    drawn = filled().sample(4000, weights=torch.full((16,), 1e308, dtype=torch.float64))
+    assert drawn.slots.bincount(minlength=16).min() > 150
+
+
+def test_approximate_counts_continue_bit_equal_after_a_removal():
+    def build():
+        return WorkingMemory(256, 4, MostDuplicated(VonMisesFisher(0.3), index="ivf"), seed=3)
+
+    memory = build()
+    memory.add(torch.arange(256), embeddings(256))
+    memory.remove(torch.arange(0, 256, 2))
+    for first in (256, 300, 600):  # the cells are fitted again meanwhile
+        again = build()
+        again.load_state_dict(memory.state_dict())
+        ids, z_BD = torch.arange(first, first + 300), embeddings(300, seed=first)
+        assert torch.equal(memory.add(ids, z_BD).evicted, again.add(ids, z_BD).evicted)
+        states = memory.state_dict(), again.state_dict()
+        assert states[0].keys() == states[1].keys()
+        assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
