@@ -206,13 +206,15 @@ def newest(folder: Path, limit: int) -> list[dict[str, Any]]:
     times: list[tuple[float, Path]] = []
     for path in folder.glob("*.json"):
         with suppress(OSError):  # the learner may have deleted it meanwhile
-            times.append((path.stat().st_mtime, path))
+            if _OWN.fullmatch(path.name):
+                times.append((path.stat().st_mtime, path))
     notes = []
     for written, path in sorted(times, reverse=True)[:limit]:
         with suppress(OSError, ValueError, LookupError):
             told = read_map(path)
-            texts = {name: str(told[name]) for name in ("reason", "message", "producer", "source")}
-            notes.append({"at": written, "file": path.name, "id": str(told.get("id")), **texts})
+            names = "reason", "message", "producer", "source", "id"
+            texts = {name: str(told[name]).encode(errors="replace").decode() for name in names}
+            notes.append({"at": written, "file": path.name, **texts})
     return notes
 
 

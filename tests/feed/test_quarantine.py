@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from stream_ssl.feed.decode import BadSample
-from stream_ssl.feed.quarantine import Quarantine
+from stream_ssl.feed.quarantine import Quarantine, newest
 
 FACTS: dict[str, Any] = {"source": "cam", "producer": "robot-1", "received": 17.5}
 
@@ -255,6 +255,19 @@ def test_refuses_bounds_that_have_room_for_no_sample(tmp_path: Path) -> None:
     for bounds in wrong:
         with pytest.raises(ValueError, match="need at least"):
             Quarantine(tmp_path, **bounds)
+
+
+def test_the_newest_notes_are_those_of_the_quarantine_and_can_be_sent(tmp_path: Path) -> None:
+    quarantine = Quarantine(tmp_path)
+    put(quarantine, 1)
+    put(quarantine, 2, row={"id": "\udcff"}, error=BadSample("damaged", "no JPEG"))
+    for sequence, path in enumerate(sorted(tmp_path.glob("*.json"))):
+        os.utime(path, (sequence, sequence))
+    (tmp_path / "other.json").write_text(json.dumps({**FACTS, "reason": "", "message": ""}))
+    told = newest(tmp_path, 10)
+    assert [(one["id"], one["message"]) for one in told] == [("?", "no JPEG"), ("a", "cut short")]
+    assert json.dumps(told, ensure_ascii=False).encode()
+    assert newest(tmp_path, 1) == told[:1]
 
 
 def test_nobody_else_may_read_what_cameras_saw(tmp_path: Path) -> None:

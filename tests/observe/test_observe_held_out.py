@@ -202,6 +202,15 @@ def test_the_page_shows_the_neighbours_of_ten_pictures_now_and_an_hour_ago() -> 
     assert names < set(told["pictures"]["ids"])
 
 
+def test_names_of_classes_that_are_not_utf_8_can_be_sent_to_the_page() -> None:
+    found = probe(classes=3)
+    found.names = ["cat", "dog\udcff", "\x1b[2J"]
+    found.probe(1)
+    told = HeldOutView(found).summary()
+    assert json.dumps(told, ensure_ascii=False).encode()
+    assert {one["label"] for one in told["shown"]} == {"cat", "dog?", "?[2J"}
+
+
 def test_findings_are_exported() -> None:
     registry = CollectorRegistry()
     metrics = LearnerMetrics(registry, classes=3)

@@ -17,6 +17,7 @@ from stream_ssl.observe.held_out import Answered, HeldOutProbe
 from stream_ssl.observe.page.memory_reader import TILE
 from stream_ssl.observe.page.picture_sheet import picture_sheet
 from stream_ssl.observe.slot_history import shrunk
+from stream_ssl.rate_limited_logger import printable
 
 MOST_CONFUSED = 12
 """The most pairs of classes that the page names."""
@@ -91,4 +92,4 @@ class HeldOutView:
 
     def _name(self, label: int) -> str:
         names = self._probe.names
-        return names[label] if names and 0 <= label < len(names) else f"class {label}"
+        return printable(names[label]) if names and 0 <= label < len(names) else f"class {label}"
