@@ -419,8 +419,8 @@ def load(path: Path | str, eviction: Policy | None = None, **options: Any) -> Wo
     Args:
         path: the file.
         eviction: a policy with the same settings as the saved memory's.
-        options: other arguments of WorkingMemory. The file determines capacity, dim and
-            image_shape.
+        options: other arguments of WorkingMemory. The file determines capacity, dim, image_shape
+            and payload.
 
     Raises:
         ImportError: safetensors is not installed.
@@ -448,6 +448,13 @@ def load(path: Path | str, eviction: Policy | None = None, **options: Any) -> Wo
             f"{path} holds no memory, but tensors such as {found or 'none'}: give a file of save()"
         ) from error
     image_shape = None if shape is None else (shape[0], shape[1], shape[2])
+    further = "columns.payload."
+    payload = {
+        name.removeprefix(further): column.new_zeros(column.shape[1:])
+        for name, column in state.items()
+        if name.startswith(further)
+    }
+    options = {"payload": payload, **options}
     memory = WorkingMemory(capacity, dim, eviction, image_shape, **options)
     memory.load_state_dict(state)
     return memory

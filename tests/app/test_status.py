@@ -308,3 +308,29 @@ def test_a_receiver_alone_is_not_told_to_read_the_learners_log(
     assert "A receiver alone only collects samples. To train, run stream-ssl learner CONFIG" in said
     assert "health incomplete: no learner has started here" in said
     assert "log" not in said.replace("stream-ssl · ", "").partition("up http")[0]
+
+
+def test_rates_are_those_of_the_page_where_it_knows_them() -> None:
+    figures = {
+        "receiver": {"samples_per_second": 0.0, "bytes_per_second": 3.0},
+        "learner": {
+            "samples_per_second": 0.0,
+            "replayed_samples_per_second": 5.0,
+            "steps_per_second": 0.0,
+            "loss": 4.0,
+        },
+    }
+    ranks = {
+        "learner": {"figures": {"trained": 32.0, "replayed": 7.0, "steps": 0.5}},
+        "learner-1": {"figures": {"trained": 30.0, "replayed": None, "steps": 0.5}},
+    }
+    found = status.rates_of_page(figures, {"receiver": None, **ranks})
+    assert found["receiver"] == figures["receiver"]
+    assert found["learner"] == {
+        "samples_per_second": 62.0,
+        "replayed_samples_per_second": 5.0,
+        "steps_per_second": 0.5,
+        "loss": 4.0,
+    }
+    gone = status.rates_of_page({"receiver": None, "learner": None}, ranks)
+    assert gone == {"receiver": None, "learner": None}

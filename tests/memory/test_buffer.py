@@ -72,7 +72,7 @@ def test_the_rest_stays_whole_after_a_removal_and_the_memory_goes_on(policy, tmp
     check_rows(memory)
     before = memory.ids[0].item()
     save(memory, tmp_path / "memory")
-    again = load(tmp_path / "memory", policy(), payload=PAYLOAD)
+    again = load(tmp_path / "memory", policy())
     for number in range(60, 90, 3):
         ids = torch.arange(number, number + 3)
         z_BD = embeddings(200)[ids]

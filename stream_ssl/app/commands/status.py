@@ -54,11 +54,22 @@ LEARNER_PARTS = (
     *("memory_slots", "memory_capacity_slots"),
 )
 """Figures that are summed over all receivers, and over all ranks."""
+PAGE_RATES = {
+    "receiver": {"samples_per_second": "received", "bytes_per_second": "bytes"},
+    "learner": {
+        "samples_per_second": "trained",
+        "replayed_samples_per_second": "replayed",
+        "steps_per_second": "steps",
+    },
+}
+"""Rates by their names in the figures of a page."""
+SHORT = 1.0
+"""Seconds over which rates are measured that no page shows."""
 
 
 def status(
     run: Path,
-    seconds: float = 2.0,
+    seconds: float | None = None,
     json: bool = False,
     history: bool = False,
     token_file: Path | None = None,
@@ -68,14 +79,15 @@ def status(
 
     Args:
         run: the run's folder, as `run:` in the config file, or the address of its page.
-        seconds: how long to measure rates, above 0.
+        seconds: how long to measure rates, above 0. None: the rates over the last minute, as on the
+            page.
         json: print the figures as JSON.
         history: print the figures over time as JSON, which the page of another run can compare.
         token_file: the file of the token that the page at an address requires.
         health: only ask this process whether its loops make progress, as a container's health check
             does. Exit status 1 if it does not answer, or if they do not.
     """
-    if not (seconds > 0 and math.isfinite(seconds)):
+    if seconds is not None and not (seconds > 0 and math.isfinite(seconds)):
         told = (
             f"--seconds {seconds:g}: must be finite and above 0, because rates are "
             "measured over this time"
@@ -121,7 +133,7 @@ def of_page(page: RunPage, json: bool) -> int:
     return FAILED if any("error" in state for state in reading.states.values()) else DONE
 
 
-def of_folder(run: Path, seconds: float, json: bool, health: str | None) -> int:
+def of_folder(run: Path, seconds: float | None, json: bool, health: str | None) -> int:
     """Print the answers and the figures of the run in a folder.
 
     Raises:
@@ -147,7 +159,7 @@ def of_folder(run: Path, seconds: float, json: bool, health: str | None) -> int:
             )
         console.print(told, markup=False, highlight=False, soft_wrap=True)
         return FAILED
-    figures = measure(addresses, seconds, time.sleep, token)
+    figures = measure(addresses, seconds or SHORT, time.sleep, token)
     silent = silence(run, endpoints, [role for role, up in figures["up"].items() if not up])
     keys = {"starting": "pid"} | {key: key for key in ("unknown", "hung", "ended", "absent")}
     for told, key in keys.items():
@@ -156,6 +168,8 @@ def of_folder(run: Path, seconds: float, json: bool, health: str | None) -> int:
         name: silent.get(name) or ask_state(addresses[name], name.partition("-")[0], token)
         for name in figures["up"]
     }
+    if seconds is None:
+        figures |= rates_of_page(figures, states)
     found = answers({
         name: state or {"error": f"the {name} does not answer at {addresses[name]}"}
         for name, state in states.items()
@@ -165,6 +179,25 @@ def of_folder(run: Path, seconds: float, json: bool, health: str | None) -> int:
     else:
         console.print(table(run, addresses, figures, found))
     return DONE if all(figures["up"].values()) else FAILED
+
+
+def rates_of_page(
+    figures: Mapping[str, Any], states: Mapping[str, Mapping[str, Any] | None]
+) -> dict[str, Any]:
+    """Return the figures of both roles with the rates that the page shows, where it knows them.
+
+    New samples come in batches, so a rate over few seconds is often 0 while the learner trains.
+    """
+    found = {}
+    for role, rates in PAGE_RATES.items():
+        known = [(states[name] or {}).get("figures", {}) for name in states if _any(role, [name])]
+        found[role] = figures[role] and dict(figures[role])
+        for name, series in rates.items():
+            values = [one.get(series) for one in known]
+            if found[role] and values and None not in values:
+                added = name in (*RECEIVER_PARTS, *LEARNER_PARTS)
+                found[role][name] = sum(values) if added else values[0]
+    return found
 
 
 def main(arguments: Sequence[str]) -> int:
