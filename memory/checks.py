@@ -131,10 +131,11 @@ def check_embeddings(z: Array, dim: int, device: torch.device, what: str = "embe
     if bool(to_host(bad_B.any())):
         row = int(bad_B.nonzero()[0, 0])
         norm = float(norm_B[row])
+        named = "row" if what == "row" else f"{what} row"
         if not bool(torch.isfinite(z_BD[row]).all()):
-            raise ValueError(f"{what} row {row} is not finite: leave such samples out")
+            raise ValueError(f"{named} {row} is not finite: leave such samples out")
         raise ValueError(
-            f"{what} row {row} has norm {norm:.6g}: must be 1 within {tolerance}; "
+            f"{named} {row} has norm {norm:.6g}: must be 1 within {tolerance}; "
             "divide it by its norm (torch.nn.functional.normalize)"
         )
     return z_BD / norm_B[:, None] if narrow else z_BD

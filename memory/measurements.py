@@ -56,7 +56,7 @@ class Measurements(Slots):
         """
         check_way(by, ("embeddings", "descriptors"), "by")
         row_kX = self.embeddings if by == "embeddings" else self.descriptors
-        query_BX = check_embeddings(rows, row_kX.shape[1], self.device, "query").to(self.dtype)
+        query_BX = check_embeddings(rows, row_kX.shape[1], self.device, "row").to(self.dtype)
         if not len(self):
             raise ValueError("cannot search an empty memory: add samples first")
         return nearest(query_BX, row_kX, k)
