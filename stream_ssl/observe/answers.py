@@ -456,7 +456,7 @@ def _to_do(
 
 def _wait(facts: Mapping[str, Any]) -> str:
     """Return for how long a young run needs no attention."""
-    done = max(facts.get("updates_done", 0.0), facts.get("step", 0.0))
+    done = facts.get("updates_at_most", 0.0)
     updates = facts.get("updates", 0.0)
     if not updates or done >= YOUNG_UPDATES:
         return "Look again when the first updates are done."
@@ -518,7 +518,7 @@ def _lately(span: float) -> str:
 
 def _is_young(facts: Mapping[str, Any]) -> bool:
     """Return whether the run has made too few updates to show whether it learns."""
-    return bool(max(facts.get("updates_done", 0.0), facts.get("step", 0.0)) < YOUNG_UPDATES)
+    return bool(facts.get("updates_at_most", 0.0) < YOUNG_UPDATES)
 
 
 def _is_idle(facts: Mapping[str, Any]) -> bool:

@@ -92,6 +92,7 @@ class Facts:
         self._updates, self._usual = Rise(LATELY, clock), Rise(WINDOW, clock)
         self._lock = threading.Lock()
         self._next = -math.inf
+        self._begun: float | None = None  # the step at which this process continued the run
 
     def sample(self) -> None:
         """Take the figures, and at most once in WINDOW / 24 seconds the counters."""
@@ -122,7 +123,7 @@ class Facts:
             "updates": updates if math.isfinite(updates) else 0.0,
             "updates_span": waited,
             "updates_done": done if math.isfinite(done) else 0.0,
-            "step": step if math.isfinite(step := figures.get("step")) else 0.0,
+            "updates_at_most": self._updates_at_most(done, figures.get("step")),
             "update_gap": max(0.0, span - idle) / usually if usually > 1 else None,
             "idle": idle,
             "pending": pending if math.isfinite(pending) else 0.0,
@@ -144,6 +145,16 @@ class Facts:
             "classes": _classes(figures),
             "producers": _uses(counts, figures.by("producer_slots", "producer")),
         }
+
+    def _updates_at_most(self, done: float, step: float) -> float:
+        """Return the updates of this process, and the steps of the run before it.
+
+        Not each of those steps made an update, but nothing counts them over a restart.
+        """
+        done, step = (value if math.isfinite(value) else 0.0 for value in (done, step))
+        if self._begun is None or not done:
+            self._begun = max(0.0, step - done)
+        return done + self._begun
 
     def uses(self) -> dict[str, dict[str, Any]]:
         """Return what became of each producer's samples since the learner's start, by producer.

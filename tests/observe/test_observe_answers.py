@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -91,6 +92,19 @@ def test_young() -> None:
     assert {found[one].level for one in QUESTIONS} - {"good"} == {"wait"}
 
 
+def test_steps_without_an_update_make_no_run_older() -> None:
+    run = Run()
+    run.fills()
+
+    def skips() -> None:
+        run.steps += 9
+
+    run.pass_(10, run.sends())
+    run.pass_(400, run.sends(), skips, run.learns())
+    assert run.steps == 400
+    assert asked(run)["Learning"].says.startswith("Too early to tell after 40 updates")
+
+
 def test_a_run_without_producers_is_told_to_start_one() -> None:
     run = Run()
     run.pass_(10, run.sends(producers=0, samples=0))
@@ -108,12 +122,14 @@ def test_an_accuracy_far_above_chance_that_never_rose() -> None:
     run.probes(0.31, first=0.31)
     run.pass_(10, run.sends())
     assert "hardly more" not in asked(run)["Learning"].says, "no update could have changed it"
+    run.learner.learner.of_checkpoints.resumed(300, time.time())
+    run.pass_(60, run.sends())
     run.pass_(600, run.sends(), run.learns())
     found = asked(run)
     assert found["Learning"].level == "watch"
     assert found["Learning"].says.startswith(
         "kNN of held-out images 31 % (chance 10 %, at the run's start 31 %), unchanged in the last "
-        "10 min; that is hardly more than at the start. Loss 4.00"
+        "11 min; that is hardly more than at the start. Loss 4.00"
     )
     assert found["To do"].level == "watch"
     run.probes(0.36)
@@ -151,8 +167,7 @@ def test_without_labels_the_loss_is_compared_with_chance() -> None:
     learning = asked(run)["Learning"]
     assert learning.level == "wait"
     assert "it needs labels" in learning.says
-    run.steps = 300
-    run.pass_(60, run.sends(), run.learns(loss=5.0))
+    run.pass_(3000, run.sends(), run.learns(loss=5.0))
     assert asked(run)["Learning"].level == "good"
     run = Run()
     run.pass_(60, run.sends(), run.learns(loss=5.5))
