@@ -536,12 +536,12 @@ class ApproximateCounts:
     def state(self) -> dict[str, Tensor]:
         """Return the state from which `load` continues bit-equal."""
         if self._all is None:
-            return {"search.seed": torch.tensor(self._seed)}
+            return {"search.seed": torch.tensor([self._seed])}
         counts, flags = self._all, self._exhausted + 2 * self._shared
         numbers = [counts.fitted_to, counts.next_cell, counts.owed, self._served, flags]
         own = {
             "numbers": torch.tensor(numbers),
-            "seed": torch.tensor(self._seed),
+            "seed": torch.tensor([self._seed]),
             "most": self._most_C,
             "pool": self._pool_P,
             "pool_cells": self._cell_P,
@@ -557,8 +557,8 @@ class ApproximateCounts:
         """
         columns = self._columns
         found = {name.removeprefix("search."): value for name, value in state.items()}
-        if "seed" in found:  # an earlier version did not write it
-            self._seed = int(found.pop("seed"))
+        written = found.pop("seed", torch.empty(0)).tolist()  # an earlier version wrote none
+        self._seed = int(written[0]) if written else self._seed
         whole = set(found) == set(KEPT) and fits(found, columns.capacity)
         if not whole or found["moves"].dtype != columns.descriptors.dtype:
             self._all = None
