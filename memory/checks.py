@@ -198,7 +198,7 @@ def check_slots(slots: Array, occupied: int, device: torch.device) -> Tensor:
 
 
 def check_weights(weights: Array, occupied: int) -> Tensor:
-    """Return the weights of the occupied slots, of which the largest is 1, float64 on the CPU."""
+    """Return the weights of the occupied slots, divided by the largest; float64 on the CPU."""
     weight_k = as_tensor("weights", weights, torch.device("cpu")).to(torch.float64)
     if weight_k.shape != (occupied,):
         raise ValueError(

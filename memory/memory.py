@@ -288,8 +288,9 @@ class WorkingMemory(Measurements, RandomDraws, Reencoding, Stateful):
     def remove(self, slots: Array) -> Tensor:
         """Remove the samples in these slots, and return their ids.
 
-        They count as evicted. The others move to the first slots, in order of arrival, so their
-        slot numbers change. The policy starts anew from them. The cost grows with the capacity.
+        The removed samples count as evicted. The remaining samples move to the first slots in order
+        of arrival, so their slot numbers change, and the policy counts them again. This takes
+        longer in a larger memory.
 
         Raises:
             ValueError: the slots are not distinct and occupied, or there are several ranks.

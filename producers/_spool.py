@@ -348,7 +348,7 @@ class Spool:
 
 
 def _next_epoch(folder: Path, producer: str) -> int:
-    """Return an epoch greater than that of any earlier run, even if the clock stepped back."""
+    """Return an epoch above the epochs of all earlier runs, even if the clock was set back."""
     path, epoch = folder / "spool.json", time.time_ns()
     if path.exists():
         try:

@@ -19,7 +19,7 @@ SHORT = 8
 def version() -> str:
     """Return the version, such as "0.1.0 (1a2b3c4d)", or "0.1.0" if the commit is unknown.
 
-    A checkout knows its commit, and so does a package that pip installed from a repository.
+    The commit is known in a checkout, and in a package that pip installed from a repository.
     """
     commit = _of_checkout(CHECKOUT / ".git") or _of_package()
     return f"{__version__} ({commit[:SHORT]})" if commit else __version__

@@ -16,7 +16,8 @@ from urllib.parse import urlencode, urlsplit
 
 from stream_ssl.daemon.endings import Ending, ending
 from stream_ssl.daemon.endpoints import fault, holder, load
-from stream_ssl.observe.answers import Answer, answers
+from stream_ssl.observe.answer import Answer
+from stream_ssl.observe.answers import answers
 from stream_ssl.observe.conditions import hung_remedy
 from stream_ssl.observe.http_access import Token
 from stream_ssl.observe.peers import hangs

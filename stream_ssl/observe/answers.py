@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any
 
+from stream_ssl.observe.answer import Answer, Level
 from stream_ssl.observe.conditions import (
     CONDITIONS,
     DOWN,
@@ -21,38 +22,22 @@ from stream_ssl.observe.conditions import (
     of_role,
     plural,
 )
+from stream_ssl.observe.learning_evidence import (
+    YOUNG_UPDATES,
+    best_accuracy,
+    growing_lag,
+    is_idle,
+    is_young,
+    lately,
+)
 from stream_ssl.observe.metric_spec import Role
-from stream_ssl.observe.page.history import LATELY
 from stream_ssl.observe.trends import percent, seconds
 
-Level = Literal["good", "watch", "bad", "wait", "unknown"]
 State = Mapping[str, Any]
 """A process's answer to the question `state` of `page/api.py`, or {"error": a sentence}."""
 
-YOUNG_UPDATES = 300
-"""With fewer updates, neither loss nor accuracy shows whether the encoder learns."""
 BELOW_CHANCE = 0.95
 """A loss below this share of chance shows that the encoder learns."""
-IDLE_SECONDS, IDLE_GAPS = 60.0, 5.0
-"""No update for this many seconds, and for this many of the usual gaps, is worth a look."""
-ABOVE_CHANCE = 1.5
-"""An accuracy of this many times chance shows that the encoder learns."""
-LEARNED = 0.05
-"""At least this part of the errors at the start of the run must be gone if the run learns."""
-ABOVE_MAJORITY = 1.1
-"""An accuracy of this many times that of guessing the most frequent class shows it, too."""
-NO_CLASSES = "This accuracy says nothing if the labels are not classes, but names of folders"
-FORGOTTEN = 0.05
-"""An accuracy that fell by more than this is worth a look."""
-CLEAR = 2.0
-"""A change of accuracy of fewer standard errors is not clear."""
-LEAST_TREND_SECONDS = 60.0
-"""A change over a shorter time is left out."""
-BEHIND_SECONDS, BEHIND_MORE_SECONDS, BEHIND_SPAN = 30.0, 10.0, 45.0
-"""A lag above BEHIND_SECONDS is worth a look if it grew by more than BEHIND_MORE_SECONDS within the
-last minute. The lag must be known for at least BEHIND_SPAN seconds. The condition `lag` begins
-later.
-"""
 LITTLE_USE = 0.1
 """A producer with a smaller share of used samples is named among the worst."""
 MOSTLY_DROPPED = 0.9
@@ -90,40 +75,6 @@ MOST_NAMED, MOST_PRODUCERS = 3, 5
 """The most conditions that an answer names, and the most producers for each of its sentences."""
 ROLES: Sequence[Role] = ("receiver", "learner")
 ORDER = {condition.name: number for number, condition in enumerate(TABLE)}
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The answer to one question.
-
-    Attributes:
-        question: the name of the question.
-        level: good, watch (worth a look), bad, wait (nothing is known yet), or unknown (the process
-            that knows it does not answer).
-        says: one or two sentences with a number.
-        links: pairs of (text, address on the page) with the evidence.
-    """
-
-    question: str
-    level: Level
-    says: str
-    links: Sequence[tuple[str, str]]
-
-    @property
-    def word(self) -> str:
-        """The level as a word, which tells it without colours: good, look, bad, now, soon..."""
-        words = TO_DO_WORDS if self.question == "To do" else WORDS
-        return words[self.level]
-
-
-WORDS: Mapping[Level, str] = {
-    "good": "good",
-    "watch": "look",
-    "bad": "bad",
-    "wait": "wait",
-    "unknown": "unknown",
-}
-TO_DO_WORDS: Mapping[Level, str] = {**WORDS, "good": "nothing", "watch": "soon", "bad": "now"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,23 +201,23 @@ def _learning(learner: State, problems: Sequence[Mapping[str, Any]], ended: bool
     if (unknown := _unknown(learner)) is not None:
         return Answer("Learning", unknown[0], unknown[1], links)
     figures, facts = learner.get("figures", {}), learner.get("facts", {})
-    level, accuracy = _accuracy(facts, figures.get("majority"))
+    level, accuracy = best_accuracy(facts, figures.get("majority"))
     measured = level != "wait"
     loss, chance = figures.get("loss"), facts.get("chance")
     limit = "" if chance is None else f"; chance is {chance:.2f}"
     numbers = [*accuracy, *([] if loss is None else [f"Loss {loss:.2f}{limit}"])]
     lit = _named(OF_LEARNING, problems)
     if lit and lit[0]["name"] in BREAKS:
-        says = _sentences([_told(lit[0]), *_accuracy(facts, None, before=True)[1]])
+        says = _sentences([_told(lit[0]), *best_accuracy(facts, None, before=True)[1]])
         return Answer("Learning", _level(lit), says, [*_runbooks(lit), *links])
     if lit:
         says = _sentences([_told(lit[0]), *numbers])
         return Answer("Learning", _level(lit), says, [*_runbooks(lit), *links])
     updates, done = facts.get("updates", 0.0), facts.get("updates_done", 0.0)
-    if _is_idle(facts):
+    if is_idle(facts):
         level, why = _no_update(facts, problems, ended)
         return Answer("Learning", level, _sentences([why, *numbers]), links)
-    if young := _is_young(facts):
+    if young := is_young(facts):
         level = "wait"  # an encoder without any update may be above chance, too
     if not measured:
         learns = (
@@ -281,8 +232,8 @@ def _learning(learner: State, problems: Sequence[Mapping[str, Any]], ended: bool
     if best is not None and best["used"] < 1 - DROPPED_SHARE:
         level = "watch"
         numbers.insert(0, "The updates repeat old samples, because no producer sends anything new")
-    pace = f"{plural(updates, 'update')} in the last {_lately(facts['updates_span'])}"
-    if (behind := _behind(facts)) is not None:
+    pace = f"{plural(updates, 'update')} in the last {lately(facts['updates_span'])}"
+    if (behind := growing_lag(facts)) is not None:
         level, numbers = "watch", [behind, *numbers]
         links = [("lag", "runbooks/lag"), *links]
     if not updates:
@@ -306,7 +257,7 @@ def _health(states: Mapping[str, State], problems: Sequence[Mapping[str, Any]]) 
     told = [
         f"None of {plural(len(found.absent), 'condition')} holds, and {_and(list(states))} answer"
     ]
-    if _behind(states.get("learner", {}).get("facts", {})) is not None:
+    if growing_lag(states.get("learner", {}).get("facts", {})) is not None:
         told.append("But the learner falls further and further behind the stream")
         return Answer("Health", "watch", _sentences(told), [("lag", "runbooks/lag"), *checks])
     return Answer("Health", "good", _sentences(told), checks)
@@ -435,7 +386,7 @@ def _to_do(
             f"{CONDITIONS['everything-dropped'].remedy}",
             [("everything-dropped", "runbooks/everything-dropped")],
         )
-    if (behind := _behind(learner.get("facts", {}))) is not None:
+    if (behind := growing_lag(learner.get("facts", {}))) is not None:
         says = _sentences([behind, CONDITIONS["lag"].remedy])
         return Answer("To do", "watch", says, [("lag", "runbooks/lag")])
     for one in others:
@@ -488,19 +439,6 @@ def _remedy(problem: Mapping[str, Any], learner: State) -> str:
 # -- parts of sentences
 
 
-def _behind(facts: Mapping[str, Any]) -> str | None:
-    """Return a sentence if the learner falls further and further behind the stream."""
-    lag = facts.get("lag")
-    if lag is None or lag["seconds"] < BEHIND_SPAN or lag["value"] < BEHIND_SECONDS:
-        return None
-    if lag["rise"] < BEHIND_MORE_SECONDS:
-        return None
-    return (
-        f"The learner is {seconds(lag['value'])} behind the stream; the lag grew by "
-        f"{seconds(lag['rise'])} in the last {seconds(lag['seconds'])}"
-    )
-
-
 def _unknown(state: State) -> tuple[Level, str] | None:
     """Return (level, sentence) for a process without figures; None if it has some."""
     if (error := state.get("error")) is not None:
@@ -509,24 +447,6 @@ def _unknown(state: State) -> tuple[Level, str] | None:
     if state.get("starting"):
         return "wait", f"The {state['role']} is starting."
     return None
-
-
-def _lately(span: float) -> str:
-    """Return a span for "in the last ...", such as "minute" for LATELY."""
-    return "minute" if LATELY <= span < 1.5 * LATELY else seconds(span)
-
-
-def _is_young(facts: Mapping[str, Any]) -> bool:
-    """Return whether the run has made too few updates to show whether it learns."""
-    return bool(facts.get("updates_at_most", 0.0) < YOUNG_UPDATES)
-
-
-def _is_idle(facts: Mapping[str, Any]) -> bool:
-    """Return whether the learner has made no update for longer than usual, or none at all."""
-    if not facts.get("updates_done"):
-        return True
-    usual = facts.get("update_gap") or 0.0
-    return bool(facts.get("idle", 0.0) > max(IDLE_SECONDS, IDLE_GAPS * usual))
 
 
 def _no_update(
@@ -567,60 +487,6 @@ def _mostly_dropped(facts: Mapping[str, Any], problems: Sequence[Mapping[str, An
     uses = facts.get("producers") or {}
     share = uses.get("dropped", 0.0) / max(1.0, uses.get("samples", 0.0))
     return bool(share >= MOSTLY_DROPPED or _named(("everything-dropped",), problems))
-
-
-def _accuracy(
-    facts: Mapping[str, Any], majority: float | None, before: bool = False
-) -> tuple[Level, list[str]]:
-    """Return (level, sentence) of the best accuracy that is known; no sentence without one.
-
-    Args:
-        facts: the facts of the learner's state; `observe/facts.py` makes them.
-        majority: the accuracy of guessing the most frequent class of the stream; None: unknown.
-        before: the accuracy is from before a fault, so its change says nothing.
-    """
-    for key, of in (("held_out", "held-out images"), ("stream_knn", "the stream's next samples")):
-        if (trend := facts.get(key)) is None:
-            continue
-        if key == "held_out" and facts.get("held_out_since") is False:
-            found, others = _accuracy({**facts, key: None}, majority, before)
-            says = f"kNN of {of} was {percent(trend['value'])} before the first update"
-            return found, [*others, f"{says}, and was not evaluated since"]
-        value, rise, error = trend["value"], trend["rise"], facts.get(f"{key}_error") or 0.0
-        classes, first = None, None
-        if key == "held_out":
-            classes, first = facts.get("held_out_classes"), facts.get("held_out_first")
-        says = f"kNN of {of} {'was ' * before}{percent(value)}"
-        chance = 1 / classes if classes else None
-        known = [f"chance {percent(1 / classes)}"] if classes else []
-        known += [] if first is None else [f"at the run's start {percent(first)}"]
-        says += f" ({', '.join(known)})" if known else ""
-        if key == "stream_knn" and majority is not None and not before:
-            chance = majority * ABOVE_MAJORITY / ABOVE_CHANCE
-            says += f" (by guessing the most frequent class: {percent(majority)})"
-        if trend["seconds"] >= LEAST_TREND_SECONDS and not before:
-            says += f", {_change(rise, error)} in the last {seconds(trend['seconds'])}"
-        level: Level = "watch" if rise < -max(FORGOTTEN, CLEAR * error) else "good"
-        learned = first is None or value >= first + LEARNED * (1 - first)
-        if not _is_young(facts) and not learned:
-            than = "less" if first is not None and value < first else "hardly more"
-            level, says = "watch", f"{says}; that is {than} than at the start"
-        if chance is not None and value < ABOVE_CHANCE * chance:
-            level = "watch"
-            if key == "stream_knn":
-                return level, [says, NO_CLASSES]
-        return level, [says]
-    return "wait", []
-
-
-def _change(rise: float, error: float) -> str:
-    """Return the change of an accuracy, with its standard error if that is above 0."""
-    points, around = abs(100 * rise), f" ± {100 * error:.1f}" if error else ""
-    if points < 0.05:
-        return "unchanged"
-    if points < 100 * CLEAR * error:
-        return f"no clear change ({100 * rise:+.1f}{around} points)"
-    return f"{'up' if rise > 0 else 'down'} {points:.1f}{around} points"
 
 
 def _named(names: Sequence[str], problems: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

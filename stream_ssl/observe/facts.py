@@ -212,7 +212,7 @@ def _chance(figures: Figures) -> float | None:
 def _stream_error(trend: Mapping[str, float] | None, samples: float) -> float | None:
     """Return the standard error of the change of an accuracy between two windows of samples.
 
-    It takes the samples as independent. Neighbours on a stream are alike, so the true error is
+    It assumes independent samples. Neighbours on a stream are alike, so the true error is
     larger.
     """
     if trend is None or not samples > 0:

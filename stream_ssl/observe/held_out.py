@@ -75,8 +75,8 @@ class HeldOut:
 class HeldOutRecord:
     """The results of a probe, the step at which it was made, and its duration in seconds.
 
-    `result` is that of kNN, `linear` the accuracy of a linear layer. `rise_error` is the standard
-    error of the change of kNN within TREND_SECONDS; None: no earlier probe.
+    `result` is the result of kNN, and `linear` is the accuracy of a linear layer. `rise_error` is
+    the standard error of the change of kNN within TREND_SECONDS; None: no earlier probe.
     """
 
     step: int

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from stream_ssl.app.commands import status
 from stream_ssl.daemon.endpoints import FILE, holder
-from stream_ssl.observe.answers import Answer, Level
+from stream_ssl.observe.answer import Answer, Level
 from stream_ssl.observe.health import Health
 from stream_ssl.observe.metrics import LearnerMetrics, ReceiverMetrics
 from stream_ssl.observe.server import Server

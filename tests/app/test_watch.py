@@ -25,7 +25,7 @@ from prometheus_client import CollectorRegistry
 from stream_ssl.app.commands import status, watch
 from stream_ssl.daemon.endpoints import FILE
 from stream_ssl.daemon.run_states import Reading, RunFolder, RunPage, address_in, run_at
-from stream_ssl.observe.answers import Answer
+from stream_ssl.observe.answer import Answer
 from stream_ssl.observe.health import Health
 from stream_ssl.observe.http_access import Token
 from stream_ssl.observe.metrics import LearnerMetrics, ReceiverMetrics

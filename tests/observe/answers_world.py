@@ -16,6 +16,8 @@ from stream_ssl.batch import Origin
 from stream_ssl.evaluation.scores import ProbeResult
 from stream_ssl.memory import MemoryStats
 from stream_ssl.memory.shares import Holding
+from stream_ssl.observe.answer import Answer
+from stream_ssl.observe.answers import answers
 from stream_ssl.observe.facts import Facts
 from stream_ssl.observe.health import STARTING
 from stream_ssl.observe.held_out import HeldOutRecord
@@ -23,6 +25,7 @@ from stream_ssl.observe.page.api import Sources
 from stream_ssl.observe.server import application
 from stream_ssl.receiver.records import ReceiverRecord
 
+QUESTIONS = ["Learning", "Health", "Producers", "Memory", "To do"]
 NEGATIVES = 256
 STATS = MemoryStats(
     occupancy=1000, capacity=1024, added=2000, inserted=1500, evicted=500, refused=0,
@@ -135,3 +138,11 @@ class Run:
 
 def origins(producer: str, count: int) -> list[Origin]:
     return [Origin(producer, "lens", str(number), 0.0) for number in range(count)]
+
+
+def asked(run: Run, **states: Any) -> dict[str, Answer]:
+    """The answers by question."""
+    found = answers({**run.states(), **states})
+    assert [one.question for one in found] == QUESTIONS
+    assert all(any(letter.isdigit() for letter in one.says) or one.level != "good" for one in found)
+    return {one.question: one for one in found}

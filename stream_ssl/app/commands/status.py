@@ -34,7 +34,8 @@ from stream_ssl.daemon.run_states import (
     silence,
     token_of,
 )
-from stream_ssl.observe.answers import MOST_PRODUCERS, Answer, answers, as_json
+from stream_ssl.observe.answer import Answer
+from stream_ssl.observe.answers import MOST_PRODUCERS, answers, as_json
 from stream_ssl.observe.conditions import OF_CHECK, few, plural
 from stream_ssl.observe.scrape import History, Scraper
 from stream_ssl.observe.trends import percent

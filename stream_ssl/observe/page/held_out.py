@@ -20,7 +20,7 @@ from stream_ssl.observe.slot_history import shrunk
 from stream_ssl.rate_limited_logger import printable
 
 MOST_CONFUSED = 12
-"""The most pairs of classes that the page names."""
+"""The maximum number of confused pairs of classes on the page."""
 
 
 class HeldOutView:

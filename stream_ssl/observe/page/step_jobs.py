@@ -83,7 +83,7 @@ class StepJobs:
         return self.result(self.submit(job, metered), timeout)
 
     def submit(self, job: Callable[[], T], metered: bool = True) -> Future[T]:
-        """Let `job` run at the next pause, and return its future for `result`.
+        """Queue `job` for the next pause of the learner, and return a future to pass to `result`.
 
         Raises:
             Busy: too many jobs wait.

@@ -1,0 +1,118 @@
+"""Evidence of learning in the figures of a learner: accuracy, a growing lag, missing updates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from stream_ssl.observe.answer import Level
+from stream_ssl.observe.page.history import LATELY
+from stream_ssl.observe.trends import percent, seconds
+
+YOUNG_UPDATES = 300
+"""With fewer updates, neither loss nor accuracy shows whether the encoder learns."""
+IDLE_SECONDS, IDLE_GAPS = 60.0, 5.0
+"""No update for this many seconds, and for this many of the usual gaps, is worth a look."""
+ABOVE_CHANCE = 1.5
+"""An accuracy of this many times chance shows that the encoder learns."""
+LEARNED = 0.05
+"""At least this part of the errors at the start of the run must be gone if the run learns."""
+ABOVE_MAJORITY = 1.1
+"""An accuracy of this many times that of guessing the most frequent class shows it, too."""
+NO_CLASSES = "This accuracy says nothing if the labels are not classes, but names of folders"
+FORGOTTEN = 0.05
+"""An accuracy that fell by more than this is worth a look."""
+CLEAR = 2.0
+"""A change of accuracy of fewer standard errors is not clear."""
+LEAST_TREND_SECONDS = 60.0
+"""A change over a shorter time is left out."""
+BEHIND_SECONDS, BEHIND_MORE_SECONDS, BEHIND_SPAN = 30.0, 10.0, 45.0
+"""A lag above BEHIND_SECONDS is worth a look if it grew by more than BEHIND_MORE_SECONDS within the
+last minute. The lag must be known for at least BEHIND_SPAN seconds. The condition `lag` begins
+later.
+"""
+
+
+def growing_lag(facts: Mapping[str, Any]) -> str | None:
+    """Return a sentence if the learner falls further and further behind the stream."""
+    lag = facts.get("lag")
+    if lag is None or lag["seconds"] < BEHIND_SPAN or lag["value"] < BEHIND_SECONDS:
+        return None
+    if lag["rise"] < BEHIND_MORE_SECONDS:
+        return None
+    return (
+        f"The learner is {seconds(lag['value'])} behind the stream; the lag grew by "
+        f"{seconds(lag['rise'])} in the last {seconds(lag['seconds'])}"
+    )
+
+
+def lately(span: float) -> str:
+    """Return a span for "in the last ...", such as "minute" for LATELY."""
+    return "minute" if LATELY <= span < 1.5 * LATELY else seconds(span)
+
+
+def is_young(facts: Mapping[str, Any]) -> bool:
+    """Return whether the run has made too few updates to show whether it learns."""
+    return bool(facts.get("updates_at_most", 0.0) < YOUNG_UPDATES)
+
+
+def is_idle(facts: Mapping[str, Any]) -> bool:
+    """Return whether the learner has made no update for longer than usual, or none at all."""
+    if not facts.get("updates_done"):
+        return True
+    usual = facts.get("update_gap") or 0.0
+    return bool(facts.get("idle", 0.0) > max(IDLE_SECONDS, IDLE_GAPS * usual))
+
+
+def best_accuracy(
+    facts: Mapping[str, Any], majority: float | None, before: bool = False
+) -> tuple[Level, list[str]]:
+    """Return (level, sentence) of the best accuracy that is known; no sentence without one.
+
+    Args:
+        facts: the facts of the learner's state; `observe/facts.py` makes them.
+        majority: the accuracy of guessing the most frequent class of the stream; None: unknown.
+        before: the accuracy is from before a fault, so its change says nothing.
+    """
+    for key, of in (("held_out", "held-out images"), ("stream_knn", "the stream's next samples")):
+        if (trend := facts.get(key)) is None:
+            continue
+        if key == "held_out" and facts.get("held_out_since") is False:
+            found, others = best_accuracy({**facts, key: None}, majority, before)
+            says = f"kNN of {of} was {percent(trend['value'])} before the first update"
+            return found, [*others, f"{says}, and was not evaluated since"]
+        value, rise, error = trend["value"], trend["rise"], facts.get(f"{key}_error") or 0.0
+        classes, first = None, None
+        if key == "held_out":
+            classes, first = facts.get("held_out_classes"), facts.get("held_out_first")
+        says = f"kNN of {of} {'was ' * before}{percent(value)}"
+        chance = 1 / classes if classes else None
+        known = [f"chance {percent(1 / classes)}"] if classes else []
+        known += [] if first is None else [f"at the run's start {percent(first)}"]
+        says += f" ({', '.join(known)})" if known else ""
+        if key == "stream_knn" and majority is not None and not before:
+            chance = majority * ABOVE_MAJORITY / ABOVE_CHANCE
+            says += f" (by guessing the most frequent class: {percent(majority)})"
+        if trend["seconds"] >= LEAST_TREND_SECONDS and not before:
+            says += f", {_change(rise, error)} in the last {seconds(trend['seconds'])}"
+        level: Level = "watch" if rise < -max(FORGOTTEN, CLEAR * error) else "good"
+        learned = first is None or value >= first + LEARNED * (1 - first)
+        if not is_young(facts) and not learned:
+            than = "less" if first is not None and value < first else "hardly more"
+            level, says = "watch", f"{says}; that is {than} than at the start"
+        if chance is not None and value < ABOVE_CHANCE * chance:
+            level = "watch"
+            if key == "stream_knn":
+                return level, [says, NO_CLASSES]
+        return level, [says]
+    return "wait", []
+
+
+def _change(rise: float, error: float) -> str:
+    """Return the change of an accuracy, with its standard error if that is above 0."""
+    points, around = abs(100 * rise), f" ± {100 * error:.1f}" if error else ""
+    if points < 0.05:
+        return "unchanged"
+    if points < 100 * CLEAR * error:
+        return f"no clear change ({100 * rise:+.1f}{around} points)"
+    return f"{'up' if rise > 0 else 'down'} {points:.1f}{around} points"

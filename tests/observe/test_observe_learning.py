@@ -1,0 +1,203 @@
+"""The answer to whether a run learns: accuracy, loss, lag, and updates that are missing."""
+
+from __future__ import annotations
+
+import math
+import time
+
+from answers_world import NEGATIVES, QUESTIONS, Run, asked
+
+from stream_ssl.observe.trends import percent
+
+
+def test_young() -> None:
+    """Before the first batch, and after a few updates at chance."""
+    run = Run()
+    run.pass_(10, run.sends())
+    found = asked(run)
+    assert (found["Learning"].level, found["Memory"].level) == ("wait", "wait")
+    assert found["Learning"].says.startswith("No update yet, 10 s after the start")
+    run.probes(0.1)
+    run.fills()
+    run.pass_(30, run.sends(), run.learns(loss=5.55))
+    found = asked(run)
+    assert found["Learning"].level == "wait"
+    assert found["Learning"].says.startswith(
+        "Too early to tell after 3 updates. kNN of held-out images 10 % (chance 10 %). Loss 5.55"
+    )
+    assert (found["To do"].level, found["To do"].word) == ("wait", "wait")
+    assert found["To do"].says == "Look again in 66 min: the run then has 300 updates."
+    assert "No labels; the embeddings take 38 directions" in found["Memory"].says
+    run.probes(0.2)  # an encoder without any update may reach this, too
+    run.pass_(30, run.sends(), run.learns(loss=5.0))
+    assert asked(run)["Learning"].level == "wait"
+    run.starts()
+    found = asked(run)
+    assert {found[one].level for one in QUESTIONS} - {"good"} == {"wait"}
+
+
+def test_steps_without_an_update_make_no_run_older() -> None:
+    run = Run()
+    run.fills()
+
+    def skips() -> None:
+        run.steps += 9
+
+    run.pass_(10, run.sends())
+    run.pass_(400, run.sends(), skips, run.learns())
+    assert run.steps == 400
+    assert asked(run)["Learning"].says.startswith("Too early to tell after 40 updates")
+
+
+def test_an_accuracy_far_above_chance_that_never_rose() -> None:
+    run = Run()
+    run.steps = 300
+    run.probes(0.31, first=0.31)
+    run.pass_(10, run.sends())
+    assert "hardly more" not in asked(run)["Learning"].says, "no update could have changed it"
+    run.learner.learner.of_checkpoints.resumed(300, time.time())
+    run.pass_(60, run.sends())
+    run.pass_(600, run.sends(), run.learns())
+    found = asked(run)
+    assert found["Learning"].level == "watch"
+    assert found["Learning"].says.startswith(
+        "kNN of held-out images 31 % (chance 10 %, at the run's start 31 %), unchanged in the last "
+        "11 min; that is hardly more than at the start. Loss 4.00"
+    )
+    assert found["To do"].level == "watch"
+    run.probes(0.36)
+    run.pass_(600, run.sends(), run.learns())
+    assert asked(run)["Learning"].level == "good"
+    run.probes(0.30)
+    run.pass_(10, run.sends(), run.learns())
+    assert "; that is less than at the start." in asked(run)["Learning"].says
+
+
+def test_without_labels_the_loss_is_compared_with_chance() -> None:
+    run = Run()
+    run.pass_(60, run.sends(), run.learns(loss=5.0))
+    learning = asked(run)["Learning"]
+    assert learning.level == "wait"
+    assert "it needs labels" in learning.says
+    run.pass_(3000, run.sends(), run.learns(loss=5.0))
+    assert asked(run)["Learning"].level == "good"
+    run = Run()
+    run.pass_(60, run.sends(), run.learns(loss=5.5))
+    found = asked(run)
+    assert [found[one].level for one in ("Learning", "To do")] == ["wait", "wait"]
+    run.pass_(3000, run.sends(), run.learns(loss=5.5))
+    found = asked(run)
+    assert [found[one].level for one in ("Learning", "To do")] == ["watch", "watch"]
+    assert found["To do"].says.startswith("No condition holds, but look at Learning: Loss 5.50")
+
+
+def test_a_lag_that_grows_is_told_before_its_condition_begins() -> None:
+    run = Run()
+    run.steps = 300
+    for lag in range(0, 120, 10):
+        run.pass_(10, run.sends(), run.learns(lag_seconds=float(lag)))
+    found = asked(run)
+    assert [found[one].level for one in ("Learning", "Health", "To do")] == [
+        *("watch", "watch", "watch")
+    ]
+    assert found["Health"].says.endswith("further and further behind the stream.")
+    told = "The learner is 2 min behind the stream; the lag grew by 50 s in the last 50 s. "
+    assert found["Learning"].says.startswith(told)
+    assert found["To do"].says.startswith(told + "Give the learner more workers or a GPU")
+    assert found["To do"].links == [("lag", "runbooks/lag")]
+    run.pass_(100, run.sends(), run.learns(lag_seconds=110.0))
+    assert {one.level for one in asked(run).values()} == {"good", "wait"}, "an old lag that waits"
+
+
+def test_a_change_of_accuracy_has_its_error() -> None:
+    run = Run()
+    run.fills()
+    run.steps = 300
+    told = {
+        0.43: ("up 3.0 ± 1.2 points", "good"),
+        0.42: ("no clear change (+2.0 ± 1.2 points)", "good"),
+        0.38: ("no clear change (-2.0 ± 1.2 points)", "good"),
+        0.34: ("down 6.0 ± 1.2 points", "watch"),
+    }
+    run.probes(0.4)
+    run.pass_(300, run.sends(), run.learns())
+    for accuracy, (change, level) in told.items():
+        run.probes(accuracy, error=0.012)
+        run.pass_(20, run.sends(), run.learns())
+        found = asked(run)["Learning"]
+        assert f"{change} in the last" in found.says
+        assert found.level == level
+    run.probes(0.34, error=0.04)
+    run.pass_(20, run.sends(), run.learns())
+    assert asked(run)["Learning"].level == "good", "a fall of 1.5 standard errors"
+
+
+def test_a_slow_learner_is_not_idle_between_its_updates() -> None:
+    run = Run()
+    run.fills()
+    run.probes(0.44)
+    run.steps = 300
+    for _ in range(5):
+        run.pass_(10, run.sends(2), run.learns())
+        run.pass_(110, run.sends(2))
+    learning = asked(run)["Learning"]
+    assert learning.level == "good"
+    assert learning.says.endswith("The last update is 2 min old, as usual for this stream.")
+
+
+def test_an_accuracy_on_the_stream_stands_beside_that_of_the_most_frequent_class() -> None:
+    run = Run()
+    put = run.learner.learner._families.set
+    run.steps = 300
+    for knn, level in ((0.54, "good"), (0.48, "watch")):  # 0.48 may be above 0.46 by chance
+        put("prequential_accuracy", knn, classifier="knn")
+        put("prequential_accuracy", 0.46, classifier="majority")
+        run.pass_(60, run.sends(), run.learns())
+        learning = asked(run)["Learning"]
+        assert learning.level == level
+        says = f"kNN of the stream's next samples {percent(knn)}"
+        assert f"{says} (by guessing the most frequent class: 46 %)" in learning.says
+        assert ("This accuracy says nothing" in learning.says) == (knn < 0.5)
+
+
+def test_a_change_on_the_stream_within_its_error_is_not_clear() -> None:
+    """With 2,048 samples, accuracies of 0.54 and 0.55 have a standard error of 1.6 points."""
+    run = Run()
+    put = run.learner.learner._families.set
+    run.steps = 300
+    put("prequential_covered_samples", 2048)
+    for knn in (0.54, 0.55):
+        put("prequential_accuracy", knn, classifier="knn")
+        run.pass_(60, run.sends(), run.learns())
+    assert "no clear change (+1.0 \N{PLUS-MINUS SIGN} 1.6 points)" in asked(run)["Learning"].says
+    put("prequential_accuracy", 0.64, classifier="knn")
+    run.pass_(60, run.sends(), run.learns())
+    assert "up 10.0 \N{PLUS-MINUS SIGN} 1.5 points" in asked(run)["Learning"].says
+
+
+def test_an_accuracy_before_the_first_update_is_no_evidence() -> None:
+    """A loss below chance shows that the run learns, until the set is evaluated again."""
+    run = Run()
+    run.probes(0.27, first=0.27, at=0)
+    for loss, level in ((4.0, "good"), (math.log(NEGATIVES + 1), "watch")):
+        run.steps = 300
+        run.pass_(60, run.sends(), run.learns(loss=loss))
+        learning = asked(run)["Learning"]
+        assert learning.level == level
+        told = (
+            "kNN of held-out images was 27 % before the first update, and was not evaluated since."
+        )
+        assert told in learning.says
+        assert "unchanged" not in learning.says
+
+
+def test_a_run_that_only_repeats_its_memory_does_not_learn_well() -> None:
+    run = Run()
+    run.pass_(60, run.sends(), run.learns())
+    for step_loss in (3.0, 1.0):
+        repeats = run.learns(loss=step_loss, origins_B=[], replay=8, batch=0)
+        run.steps = max(run.steps, 300)
+        run.pass_(700, run.sends(), run.drops("yard", "gate"), repeats)
+    learning = asked(run)["Learning"]
+    assert learning.level == "watch"
+    assert learning.says.startswith("The updates repeat old samples, because no producer sends")
