@@ -93,13 +93,13 @@ class Answered:
     Attributes:
         at: monotonic seconds.
         step: the step of the learner.
-        right_Q: whether kNN found the class.
+        found_Q: the class of each query by kNN.
         near_Pn: the references nearest to the pictures that the page shows, the nearest first.
     """
 
     at: float
     step: int
-    right_Q: Tensor
+    found_Q: Tensor
     near_Pn: Tensor
 
 
@@ -117,7 +117,6 @@ class HeldOutProbe:
         references, queries: the images, and their labels.
         shown_P: the queries whose neighbours the page shows, of as many classes as possible.
         past: what the probes within TREND_SECONDS found, the newest last.
-        found_Q: the class of each query by kNN, in the newest probe.
 
     Raises:
         ValueError: a sample has no label, there is only one class, or there are fewer than k
@@ -151,7 +150,6 @@ class HeldOutProbe:
         self.shown_P = _spread(self.queries[1], PICTURES)
         self._rounds: int | None = None  # steps // every at the last step; None: no step yet
         self.past: deque[Answered] = deque()
-        self.found_Q = label_Q.new_empty(0)
         self._check()
 
     def begin(self, folder: Path | None) -> HeldOutRecord:
@@ -210,8 +208,7 @@ class HeldOutProbe:
         found_Q = knn_classify(feature_QF, feature_NF, label_N, self.settings.k)
         unit_NF, unit_PF = normalize(feature_NF), normalize(feature_QF[self.shown_P])
         near_Pn = nearest(unit_PF, unit_NF, min(NEAREST, len(unit_NF)))[1]
-        self.found_Q = found_Q
-        error = self._rise_error(Answered(begun, step, found_Q == label_Q, near_Pn))
+        error = self._rise_error(Answered(begun, step, found_Q, near_Pn))
         result = score(found_Q, label_Q)
         linear_Q = LinearProbe(feature_NF, label_N, CONVEX).predict(feature_QF)
         linear = score(linear_Q, label_Q).accuracy
@@ -235,7 +232,10 @@ class HeldOutProbe:
         while len(past) > 1 and past[1].at <= newest.at - TREND_SECONDS:
             past.popleft()
         past.append(newest)
-        return None if len(past) == 1 else paired_error(past[0].right_Q, newest.right_Q)
+        if len(past) == 1:
+            return None
+        before_Q, now_Q = (answered.found_Q == self.queries[1] for answered in (past[0], newest))
+        return paired_error(before_Q, now_Q)
 
     def _encode(self, image_NCHW: Tensor) -> Tensor:
         with torch.inference_mode():

@@ -12,7 +12,7 @@ import shutil
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -60,15 +60,6 @@ class Listener:
         self._socket.close()
 
 
-@contextlib.contextmanager
-def listening(path: str) -> Iterator[Listener]:
-    listener = Listener(path)
-    try:
-        yield listener
-    finally:
-        listener.close()
-
-
 @pytest.mark.parametrize("abstract", [False, True])
 def test_a_loop_that_hangs_starves_the_watchdog(tmp_path: Path, abstract: bool) -> None:
     now, health = 0.0, Health(lambda: now)
@@ -76,7 +67,7 @@ def test_a_loop_that_hangs_starves_the_watchdog(tmp_path: Path, abstract: bool) 
     health.set("journal", False, "cannot be written")
     path = f"@stream-ssl-{os.getpid()}" if abstract else str(tmp_path / "notify")
     environment = {"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "30000"}
-    with listening(path) as systemd:
+    with contextlib.closing(Listener(path)) as systemd:
         with Notifier(health, environment):
             assert systemd.next() == "READY=1"
             told = systemd.wait_for("WATCHDOG=1")
@@ -91,7 +82,7 @@ def test_a_loop_that_hangs_starves_the_watchdog(tmp_path: Path, abstract: bool) 
 def test_a_reason_of_any_bytes_is_told_on_one_line(tmp_path: Path) -> None:
     health, path = Health(), str(tmp_path / "notify")
     health.set("journal", False, "/data/\udcff is full\nWATCHDOG=trigger")
-    with listening(path) as systemd, Notifier(health, {"NOTIFY_SOCKET": path}):
+    with contextlib.closing(Listener(path)) as systemd, Notifier(health, {"NOTIFY_SOCKET": path}):
         assert systemd.next() == "READY=1"
         told = "STATUS=journal: /data/? is full WATCHDOG=trigger"
         assert systemd.next().splitlines() == [told, "WATCHDOG=1"]
@@ -181,7 +172,10 @@ def test_the_units_take_samples_train_and_stop(tmp_path: Path) -> None:
     machine, started = Machine(tmp_path), []
     with contextlib.ExitStack() as stack:
         names = ("receiver", "learner", "producer")
-        heard = {n: stack.enter_context(listening(str(tmp_path / f"{n}.socket"))) for n in names}
+        heard = {
+            n: stack.enter_context(contextlib.closing(Listener(str(tmp_path / f"{n}.socket"))))
+            for n in names
+        }
         stack.callback(lambda: [p.kill() or p.wait() for p in started if p.poll() is None])
         for name in ("receiver", "learner"):
             started.append(machine.start(f"stream-ssl-{name}.service", heard[name]))

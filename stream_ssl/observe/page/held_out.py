@@ -42,7 +42,7 @@ class HeldOutView:
             return {**told, "step": None, "age": None, "before": None, "pictures": None}
         first, newest = probe.past[0], probe.past[-1]
         told |= {"step": newest.step, "age": self._clock() - newest.at, "before": None}
-        told["confused"] = self._confused()
+        told["confused"] = self._confused(newest)
         if first is not newest:
             told["before"] = self._clock() - first.at
         names: dict[str, Tensor] = {}
@@ -70,13 +70,13 @@ class HeldOutView:
             told.append({"picture": name, "label": self._name(int(label_N[reference]))})
         return told
 
-    def _confused(self) -> list[dict[str, Any]]:
+    def _confused(self, answered: Answered) -> list[dict[str, Any]]:
         """Return the pairs of classes that kNN confuses most, by the share of the true class."""
         label_Q = self._probe.queries[1].tolist()
         of_class = Counter(label_Q)
         pairs = Counter(
             (true, found)
-            for true, found in zip(label_Q, self._probe.found_Q.tolist(), strict=True)
+            for true, found in zip(label_Q, answered.found_Q.tolist(), strict=True)
             if true != found
         )
         rows: list[dict[str, Any]] = [

@@ -6,6 +6,12 @@ const PAGE = 128; // slots on one page of the mosaic
 const MOST_PICTURE = 8 << 20; // the size that the learner accepts, in bytes
 const HELD = 4096; // the number of pictures that are kept
 
+/** Return a cell with the time since a moment. */
+const ago = (at) => element("td", {}, `${duration(Math.max(0, Date.now() / 1000 - at)).join(" ")} ago`);
+
+/** Return a cell with the name of a sample, which may be written from right to left. */
+const named = (name) => element("td", { class: "name" }, element("bdi", {}, name));
+
 /** A cache of pictures by the sample's id. It only requests missing pictures. */
 export class Pictures {
   constructor() { this.byId = new Map(); this.most = 64; }
@@ -249,56 +255,51 @@ export class MemorySection {
     return element("td", {}, tile);
   }
 
-  async showDropped() {
-    if (!$("#dropped").open) return;
-    const body = $("#dropped tbody");
-    const empty = (text) => element("tr", {}, element("td", { colspan: 6, class: "empty" }, text));
+  /** Fill a table of recent samples while it is open. `read` returns the cells of each row. */
+  async showRecent(place, read) {
+    if (!$(place).open) return;
+    const table = $(`${place} table`);
+    const note = (text) => [element("td", { colspan: table.tHead.rows[0].cells.length, class: "empty" }, text)];
+    let rows;
     try {
+      rows = await read();
+    } catch (error) { rows = [note(error.message)]; }
+    table.tBodies[0].replaceChildren(...(rows.length ? rows : [note("none yet")]).map((cells) => element("tr", {}, ...cells)));
+  }
+
+  showDropped() {
+    return this.showRecent("#dropped", async () => {
       const { dropped, pictures } = await ask("learner", "memory/dropped");
       if (pictures) this.pictures.add(pictures);
-      const now = Date.now() / 1000;
-      body.replaceChildren(...(dropped.length ? dropped.map((one) => element("tr", {},
-        this.gone(one.pictures[0]), this.gone(one.pictures[1]),
-        element("td", {}, `${duration(Math.max(0, now - one.at)).join(" ")} ago`),
-        element("td", { class: "name" }, element("bdi", {}, who(one.origin) ?? "unknown")),
+      return dropped.map((one) => [
+        this.gone(one.pictures[0]), this.gone(one.pictures[1]), ago(one.at), named(who(one.origin) ?? "unknown"),
         element("td", { class: "n" }, one.distance.toFixed(2)),
-        element("td", {}, one.label == null || one.twin_label == null ? "–" : one.label === one.twin_label ? `both ${one.label}` : `${one.label} and ${one.twin_label}`)))
-        : [empty("none yet")]));
-    } catch (error) { body.replaceChildren(empty(error.message)); }
+        element("td", {}, one.label == null || one.twin_label == null ? "–" : one.label === one.twin_label ? `both ${one.label}` : `${one.label} and ${one.twin_label}`),
+      ]);
+    });
   }
 
   /** Show the samples that could not be decoded, so they have no pictures. */
-  async showQuarantined() {
-    if (!$("#quarantined").open) return;
-    const body = $("#quarantined tbody");
-    const empty = (text) => element("tr", {}, element("td", { colspan: 5, class: "empty" }, text));
-    try {
+  showQuarantined() {
+    return this.showRecent("#quarantined", async () => {
       const { folder, samples } = await ask("learner", "quarantine");
       $("#quarantined > p").textContent = samples.length ? `The samples are in ${folder}, unless they were too many to write all of them.` : "";
-      const now = Date.now() / 1000;
-      body.replaceChildren(...(samples.length ? samples.map((one) => element("tr", {},
-        element("td", {}, `${duration(Math.max(0, now - one.at)).join(" ")} ago`),
-        element("td", { class: "name" }, element("bdi", {}, who(one))),
-        element("td", {}, one.reason.replaceAll("_", "-")), element("td", { class: "why" }, element("bdi", {}, one.message)),
-        element("td", { class: "why" }, one.file)))
-        : [empty("none yet")]));
-    } catch (error) { body.replaceChildren(empty(error.message)); }
+      return samples.map((one) => [
+        ago(one.at), named(who(one)), element("td", {}, one.reason.replaceAll("_", "-")),
+        element("td", { class: "why" }, element("bdi", {}, one.message)), element("td", { class: "why" }, one.file),
+      ]);
+    });
   }
 
-  async showEvicted() {
-    if (!$("#evicted").open) return;
-    const body = $("#evicted tbody");
-    try {
+  showEvicted() {
+    return this.showRecent("#evicted", async () => {
       const { evictions, pictures } = await ask("learner", "memory/evictions", { limit: 50, ...(this.producer ? { producer: this.producer } : {}) });
       if (pictures) this.pictures.add(pictures);
-      const now = Date.now() / 1000;
-      body.replaceChildren(...(evictions.length ? evictions.map((one) => element("tr", {}, this.gone(one.id),
-        element("td", {}, `${duration(Math.max(0, now - one.at)).join(" ")} ago`),
-        element("td", { class: "name" }, element("bdi", {}, who(one.origin) ?? "unknown")),
-        element("td", { class: "n" }, number(one.age)),
-        this.gone(one.by_id), element("td", { class: "name" }, element("bdi", {}, who(one.by) ?? "–")),
-        element("td", { class: "n" }, one.slot == null ? "–" : element("button", { onclick: () => this.open(one.slot) }, one.slot))))
-        : [element("tr", {}, element("td", { colspan: 7, class: "empty" }, "none yet"))]));
-    } catch (error) { body.replaceChildren(element("tr", {}, element("td", { colspan: 7, class: "empty" }, error.message))); }
+      return evictions.map((one) => [
+        this.gone(one.id), ago(one.at), named(who(one.origin) ?? "unknown"), element("td", { class: "n" }, number(one.age)),
+        this.gone(one.by_id), named(who(one.by) ?? "–"),
+        element("td", { class: "n" }, one.slot == null ? "–" : element("button", { onclick: () => this.open(one.slot) }, one.slot)),
+      ]);
+    });
   }
 }
