@@ -16,11 +16,13 @@ from learning_world import BATCH, Repeatable, build, steps
 from losses_cases import Case, case
 from losses_table import VARIANTS, Known, call, known
 
+from stream_ssl.learning.checkpoint import Checkpointer
 from stream_ssl.learning.pace import Pace
 from stream_ssl.learning.records import PHASES
 from stream_ssl.learning.upload import Upload
 from stream_ssl.losses import fused, negatives
 from stream_ssl.memory import Duplicates, WorkingMemory
+from stream_ssl.memory.descriptors import Features
 from stream_ssl.memory.eviction import (
     MinimumRedundancy,
     MostDuplicated,
@@ -86,6 +88,64 @@ def test_a_memory_holds_what_it_holds_on_the_cpu(name: str) -> None:
     assert there.check_valid() == (True, "")
 
 
+def test_features_payload_and_removal_are_those_of_the_cpu() -> None:
+    """A buffer with columns of its own, counted on features, and moved between the devices."""
+    draw = torch.Generator().manual_seed(0)
+
+    def rows(count: int, size: int) -> torch.Tensor:
+        return torch.randn(count, size, generator=draw, dtype=torch.float64)
+
+    def memory(device: str | torch.device) -> WorkingMemory:
+        return WorkingMemory(
+            100,
+            8,
+            MostDuplicated(VonMisesFisher(0.1)),
+            image_shape=(1, 2, 2),
+            device=device,
+            dtype=torch.float64,
+            seed=5,
+            descriptor=Features(6),
+            payload={"pose": torch.zeros(3)},
+        )
+
+    here, there = memory("cpu"), memory(GPU)
+    for start in range(0, 400, 40):
+        ids_B = torch.arange(start, start + 40)
+        given = {
+            "z": torch.nn.functional.normalize(rows(40, 8), dim=1),
+            "images": torch.randint(255, (40, 1, 2, 2), generator=draw).byte(),
+            "features": rows(40, 10),
+        }
+        pose = {"pose": rows(40, 3).float()}
+        one = here.add(ids_B, **given, payload=pose)
+        other = there.add(
+            ids_B.to(GPU),
+            **{name: value.to(GPU) for name, value in given.items()},
+            payload={name: value.to(GPU) for name, value in pose.items()},
+        )
+        assert torch.equal(one.evicted, other.evicted.cpu())
+        if start == 200:
+            mix_PF = rows(4, 10)
+            for which in (here, there):
+                mixed_PF = mix_PF.to(which.device)
+                which.describe_again(
+                    lambda x, mixed_PF=mixed_PF: x.to(mixed_PF).flatten(1) @ mixed_PF
+                )
+            assert torch.equal(here.remove([3, 50]), there.remove([3, 50]).cpu())
+    heavy_k = torch.rand(100, generator=draw)
+    assert torch.equal(
+        here.sample(20, weights=heavy_k).ids, there.sample(20, weights=heavy_k.to(GPU)).ids.cpu()
+    )
+    assert torch.equal(here.ids, there.ids.cpu())
+    assert torch.equal(here.payload["pose"], there.payload["pose"].cpu())
+    torch.testing.assert_close(here.counts(), there.counts().cpu())
+    swapped = memory(GPU), memory("cpu")
+    for which, other in zip(swapped, (here, there), strict=True):
+        which.load_state_dict(other.state_dict())
+        assert torch.equal(which.ids.cpu(), here.ids)
+        assert which.check_valid() == (True, "")
+
+
 def test_approximate_counts_are_right_in_the_mean() -> None:
     """Its cells are found another way than on the CPU, so it may evict others."""
     draw = torch.Generator().manual_seed(0)
@@ -132,6 +192,30 @@ def test_a_learner_learns_as_on_the_cpu(kind: str, anchors: str) -> None:
         assert other.collision_true == one.collision_true
         assert all(other.seconds[phase] > 0 for phase in PHASES)
     assert there.memory.check_valid() == (True, "")
+
+
+def test_a_learner_that_counts_on_features_learns_as_on_the_cpu() -> None:
+    here, there = (
+        build(descriptor=Features(8), device=device, reencode=2) for device in ("cpu", "cuda:0")
+    )
+    for one, other in zip(steps(here, 6), steps(there, 6), strict=True):
+        assert other.skipped is None
+        assert other.loss == pytest.approx(one.loss, rel=0.02, abs=0.02)
+    assert there.memory.check_valid() == (True, "")
+
+
+@pytest.mark.parametrize(("made_on", "goes_on"), [("cuda:0", "cuda:0"), ("cuda:0", "cpu")])
+def test_a_checkpoint_of_a_gpu_goes_on(made_on: str, goes_on: str, tmp_path: Path) -> None:
+    learner, checkpointer = build(device=made_on), Checkpointer(tmp_path)
+    steps(learner, 4)
+    checkpointer.save(learner, {})
+    found = checkpointer.newest()
+    assert found is not None
+    resumed = build(found.offset, device=goes_on)
+    found.restore(resumed)
+    assert torch.equal(resumed.memory.ids.cpu(), learner.memory.ids.cpu())
+    for one, other in zip(steps(learner, 3), steps(resumed, 3), strict=True):
+        assert other.loss == pytest.approx(one.loss, rel=0.02, abs=0.02)
 
 
 @pytest.mark.parametrize("settings", [{}, {"pace": Pace(2 / BATCH)}], ids=str)
