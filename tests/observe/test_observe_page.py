@@ -29,9 +29,11 @@ from stream_ssl.batch import Origin
 from stream_ssl.learning.records import DroppedSample
 from stream_ssl.observe.conditions import CONDITIONS
 from stream_ssl.observe.metrics import LearnerMetrics, ReceiverMetrics
-from stream_ssl.observe.page import api, runbooks
+from stream_ssl.observe.page import checkpoints as checkpoints_page
 from stream_ssl.observe.page import memory as memory_page
-from stream_ssl.observe.page.api import Sources, checkpoints
+from stream_ssl.observe.page import other_process, runbooks
+from stream_ssl.observe.page.api import Sources
+from stream_ssl.observe.page.checkpoints import checkpoints
 from stream_ssl.observe.page.history import HELP, SERIES, FigureHistory, Track
 from stream_ssl.observe.page.memory import MemoryView
 from stream_ssl.observe.page.producers import PAST, PAST_EVERY, ProducersView
@@ -409,7 +411,7 @@ def test_each_process_answers_for_the_other(feed: Feed) -> None:
 def test_a_hung_process_is_not_waited_for(feed: Feed) -> None:
     """Its page is asked within a bounded time, and not at all once it is known to hang."""
     with socket.create_server(("127.0.0.1", 0)) as deaf, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(api, "STATE_SECONDS", 0.2)
+        patch.setattr(other_process, "STATE_SECONDS", 0.2)
         address = f"http://127.0.0.1:{deaf.getsockname()[1]}"
         sources = Sources(run=Path("runs/x"), peer=lambda _: address)
         with serving(feed, sources=sources) as (learner, _):
@@ -465,7 +467,7 @@ def test_a_checkpoint_that_is_written_again_or_could_not_be_read_is_read_again(
 
     write(8)
     with monkeypatch.context() as patch:
-        patch.setattr(api, "facts_in", full)
+        patch.setattr(checkpoints_page, "facts_in", full)
         assert "Too many open files" in checkpoints(tmp_path)[0]["error"]
     assert checkpoints(tmp_path)[0]["samples"] == 8
     write(9)  # after a restart from the checkpoint before

@@ -15,25 +15,21 @@ An error has a reason and one of these statuses:
 
 from __future__ import annotations
 
-import http.client
 import json
-import math
-import re
-import threading
 import time
 from base64 import b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from stream_ssl.learning.checkpoint_layout import FOLDER, LATEST, facts_in, size_of, steps_in
+from stream_ssl.learning.checkpoint_layout import FOLDER
 from stream_ssl.observe import conditions
 from stream_ssl.observe.answers import answers, as_json, census, problems_of
 from stream_ssl.observe.conditions import of_role
@@ -41,8 +37,11 @@ from stream_ssl.observe.facts import Facts
 from stream_ssl.observe.health import Health
 from stream_ssl.observe.http_access import Token
 from stream_ssl.observe.metric_spec import Role
+from stream_ssl.observe.page.checkpoints import checkpoints
+from stream_ssl.observe.page.other_process import ASKED_BY_PEER, BYTES, ask
 from stream_ssl.observe.page.producers import SORTS as PRODUCER_SORTS
 from stream_ssl.observe.page.producers import ProducersView
+from stream_ssl.observe.page.questions import Query, Refused
 from stream_ssl.observe.page.step_jobs import Busy
 from stream_ssl.originals import suffix_of
 from stream_ssl.version import version
@@ -54,12 +53,6 @@ if TYPE_CHECKING:
     from stream_ssl.observe.page.memory import MemoryView
 
 ROLES: tuple[Role, ...] = ("receiver", "learner")
-MOST_ANSWER = 8 << 20
-"""The maximum size of the other process's answer, in bytes."""
-PEER_SECONDS, STATE_SECONDS = 15.0, 4.0
-"""Time-outs in seconds for questions to the other process, and for its `state` alone."""
-BYTES = "application/octet-stream"
-ASKED_BY_PEER = "x-stream-ssl-asked-by"
 MOST_ROWS = 512
 MOST_NAME = 256
 """The maximum length of a producer's name in a question, in characters."""
@@ -78,14 +71,6 @@ LIMITS = {
 
 Peer = Callable[[str], str | None]
 """Returns the HTTP address of the process with a role, or None if there is none."""
-
-
-class Refused(Exception):
-    """A question that the API does not answer, with the HTTP status and the reason."""
-
-    def __init__(self, status: int, why: str) -> None:
-        super().__init__(why)
-        self.status = status
 
 
 class Hung(Refused):
@@ -165,42 +150,21 @@ class Api:
 
     async def search(self, request: Request) -> Response:
         """Answer which slots look like the picture in the body, or forward it to the learner."""
+        if request.path_params["role"] != "learner":
+            return _error(404, "only the learner has a memory to search")
         if self._searches >= MOST_SEARCHES:
-            why = f"{MOST_SEARCHES} pictures are being searched for; try again"
-            return _json({"error": why}, 503)
+            return _error(503, f"{MOST_SEARCHES} pictures are being searched for; try again")
         self._searches += 1
         try:
             data = await _picture_in(request)
-            return await run_in_threadpool(self._search, request, data)
+            like = partial(self._like, data)
+            return await run_in_threadpool(self._reply, request, "memory/search", like, data)
         except Refused as refused:
-            return _json({"error": str(refused)}, refused.status)
+            return _error(refused.status, str(refused))
         except ClientDisconnect:
-            return _json({"error": "the client has left"}, 400)
+            return _error(400, "the client has left")
         finally:
             self._searches -= 1
-
-    def _search(self, request: Request, data: bytes) -> Response:
-        role, query = request.path_params["role"], Query(request.query_params)
-        try:
-            if role != "learner":
-                raise Refused(404, "only the learner has a memory to search")
-            if self._role != "learner":
-                if ASKED_BY_PEER in request.headers:  # no endless forwarding
-                    raise Refused(502, f"this is the {self._role}: endpoints.json is out of date")
-                given = request.url.query
-                status, body = self._ask_peer(role, "memory/search", given, data)
-                return Response(body, status, {"cache-control": "no-store"}, "application/json")
-            count = query.integer("count", 24, 1, 64)
-            query.end()
-            return _json(self._view.like(data, count))
-        except Refused as refused:
-            return _json({"error": str(refused)}, refused.status)
-        except Busy as error:
-            return _json({"error": f"{error}; try again"}, 503)
-        except LookupError as error:
-            return _json({"error": str(error.args[0] if error.args else error)}, 404)
-        except ValueError as error:
-            return _json({"error": f"the picture cannot be used: {error}"}, 400)
 
     def run(self, _: Request) -> Response:
         """Answer with the states of both processes, what needs attention, and the five answers."""
@@ -210,7 +174,7 @@ class Api:
                 if role == self._role:
                     states[role] = self._state(Query({}))
                 else:
-                    states[role] = json.loads(self._ask_peer(role, "state", "")[1])
+                    states[role] = json.loads(self._ask_other(role, "state", "")[1])
             except (Refused, ValueError) as error:
                 silent = {"error": str(error), "hung": isinstance(error, Hung)}
                 states[role] = self._sources.gone(role) or silent
@@ -230,26 +194,36 @@ class Api:
     def answer(self, request: Request) -> Response:
         """Answer one question, or forward it to the other process."""
         role, question = request.path_params["role"], request.path_params["question"]
+        if role not in ROLES:
+            why = f"no process has the role {role[:40]!r}: must be receiver or learner"
+            return _error(404, why)
+        if (here := self._questions.get(question)) is None:
+            known = ", ".join(self._questions)
+            return _error(404, f"unknown question {question[:40]!r}: must be one of {known}")
+        return self._reply(request, question, here)
+
+    def _reply(
+        self,
+        request: Request,
+        question: str,
+        here: Callable[[Query], object],
+        body: bytes | None = None,
+    ) -> Response:
+        """Answer with `here` if the question is for this process, or else forward it."""
+        role = request.path_params["role"]
         try:
-            if role not in ROLES:
-                raise Refused(
-                    404, f"no process has the role {role[:40]!r}: must be receiver or learner"
-                )
-            if question not in self._questions:
-                known = ", ".join(self._questions)
-                raise Refused(404, f"unknown question {question[:40]!r}: must be one of {known}")
-            if role != self._role:
-                if ASKED_BY_PEER in request.headers:  # no endless forwarding
-                    raise Refused(502, f"this is the {self._role}: endpoints.json is out of date")
-                status, body = self._ask_peer(role, question, request.url.query)
-                return Response(body, status, {"cache-control": "no-store"}, "application/json")
-            return _json(self._questions[question](Query(request.query_params)))
+            if role == self._role:
+                return _json(here(Query(request.query_params)))
+            if ASKED_BY_PEER in request.headers:  # no endless forwarding
+                raise Refused(502, f"this is the {self._role}: endpoints.json is out of date")
+            status, told = self._ask_other(role, question, request.url.query, body)
+            return Response(told, status, {"cache-control": "no-store"}, "application/json")
         except Refused as refused:
-            return _json({"error": str(refused)}, refused.status)
+            return _error(refused.status, str(refused))
         except LookupError as error:
-            return _json({"error": str(error.args[0] if error.args else error)}, 404)
+            return _error(404, str(error.args[0] if error.args else error))
         except Busy as error:
-            return _json({"error": f"{error}; try again"}, 503)
+            return _error(503, f"{error}; try again")
 
     # -- The questions
 
@@ -394,46 +368,24 @@ class Api:
         query.end()
         return {**self._view.producers(limit), "uses": self._facts.uses()}
 
-    # -- The run's other process
+    def _like(self, data: bytes, query: Query) -> object:
+        count = query.integer("count", 24, 1, 64)
+        query.end()
+        try:
+            return self._view.like(data, count)
+        except ValueError as error:
+            raise Refused(400, f"the picture cannot be used: {error}") from None
 
-    def _ask_peer(
-        self, role: str, question: str, query: str, body: bytes | None = None
+    def _ask_other(
+        self, role: Role, question: str, query: str, body: bytes | None = None
     ) -> tuple[int, bytes]:
-        """Return the status and the body of the other process's answer. `body` is posted."""
+        """Return the status and the body of the other process's answer; see `ask`."""
         address = self._sources.peer(role)
         if address is None:
             raise Refused(502, f"no {role} has started in this run folder")
         if why := self._sources.hung(address):
             raise Hung(502, why)
-        token = self._sources.token
-        headers: dict[str, str] = {ASKED_BY_PEER: self._role}
-        if token is not None:
-            headers["authorization"] = f"Bearer {token.secret}"
-        parts = urlsplit(address)
-        seconds = STATE_SECONDS if question == "state" else PEER_SECONDS
-        connection = http.client.HTTPConnection(parts.netloc, timeout=seconds)
-        try:
-            method = "GET" if body is None else "POST"
-            if body is not None:
-                headers["content-type"] = BYTES
-            connection.request(method, f"/api/{role}/{question}?{query}", body, headers)
-            reply = connection.getresponse()
-            told = reply.read(MOST_ANSWER + 1)
-        except (OSError, http.client.HTTPException) as error:
-            why = _why(error)
-            raise Refused(502, f"the {role} does not answer at {address}: {why}") from None
-        finally:
-            connection.close()
-        if len(told) > MOST_ANSWER:
-            raise Refused(502, f"the {role} answered with more than {MOST_ANSWER} bytes")
-        return reply.status, told
-
-
-def _why(error: Exception) -> str:
-    """Return the reason of a failed question without the number of the system's error."""
-    if isinstance(error, ConnectionRefusedError):
-        return "nothing listens there, so the process has stopped"
-    return str(error) or type(error).__name__
+        return ask(role, address, question, query, self._role, self._sources.token, body)
 
 
 async def _picture_in(request: Request) -> bytes:
@@ -452,104 +404,9 @@ async def _picture_in(request: Request) -> bytes:
     return bytes(data)
 
 
-class Query:
-    """The arguments of a question. Each method takes one; a wrong value raises a 400."""
-
-    def __init__(self, given: Mapping[str, str]) -> None:
-        self._given = dict(given)
-
-    def choice(self, name: str, choices: tuple[str, ...]) -> str:
-        """Take one of the choices; the first choice is the default."""
-        value = self._given.pop(name, choices[0])
-        if value not in choices:
-            raise Refused(400, f"{name} is {value[:40]!r}: must be one of {', '.join(choices)}")
-        return value
-
-    def integer(self, name: str, default: int | None, least: int, most: int) -> int:
-        """Take a whole number from `least` to `most`. It is required if `default` is None."""
-        value = self._given.pop(name, None)
-        if value is None and default is not None:
-            return default
-        if value is None:
-            raise Refused(400, f"{name} is missing: must be a whole number, {least} to {most}")
-        return _integer(name, value, least, most)
-
-    def integers(self, name: str, most: int) -> list[int]:
-        """Take 1 to `most` whole numbers >= 0, separated by commas."""
-        values = self._given.pop(name, "").split(",")
-        if not 1 <= len(values) <= most:
-            raise Refused(400, f"{name} has {len(values)} numbers: must have 1 to {most}")
-        return [_integer(name, value, 0, 1 << 40) for value in values]
-
-    def number(self, name: str, default: float) -> float:
-        """Take a finite number."""
-        text = self._given.pop(name, None)
-        try:
-            value = default if text is None else float(text)
-        except ValueError:
-            value = math.nan
-        if not math.isfinite(value):
-            raise Refused(400, f"{name} is {str(text)[:40]!r}: must be a finite number")
-        return value
-
-    def text(self, name: str, most: int) -> str:
-        """Take a text of at most `most` characters; the default is empty."""
-        value = self._given.pop(name, "")
-        if len(value) > most:
-            raise Refused(400, f"{name} has {len(value)} characters: must have at most {most}")
-        return value
-
-    def end(self) -> None:
-        """Raise a 400 if arguments are left that no method has taken."""
-        for name in self._given:
-            raise Refused(400, f"this question has no argument {name[:40]!r}")
-
-
-def _integer(name: str, text: str, least: int, most: int) -> int:
-    if not re.fullmatch(r"[0-9]{1,18}", text) or not least <= int(text) <= most:
-        raise Refused(400, f"{name} is {text[:40]!r}: must be a whole number, {least} to {most}")
-    return int(text)
-
-
-_CHECKPOINTS: dict[Path, tuple[int, dict[str, Any]]] = {}  # with the time of the folder's change
-_CHECKPOINTS_LOCK = threading.Lock()
-
-
-def checkpoints(folder: Path) -> list[dict[str, Any]]:
-    """Return the checkpoints of a run, the newest first.
-
-    An unreadable checkpoint has an `error` with the reason.
-    """
-    try:
-        latest = (folder / LATEST).resolve().name
-        found = steps_in(folder)[::-1]
-    except OSError as error:
-        raise Refused(503, f"cannot list the checkpoints: {error}") from None
-    with _CHECKPOINTS_LOCK:
-        for path in set(_CHECKPOINTS) - set(found):
-            if path.parent == folder:
-                del _CHECKPOINTS[path]
-        return [{**_checkpoint(path), "latest": path.name == latest} for path in found]
-
-
-def _checkpoint(path: Path) -> dict[str, Any]:
-    try:
-        changed = path.stat().st_mtime_ns
-        known = _CHECKPOINTS.get(path)
-        if known is None or known[0] != changed:
-            facts = facts_in(path)
-            told = {
-                "name": path.name,
-                "step": int(facts["step"]),
-                "samples": int(facts["samples"]),
-                "created": float(facts["created"]),
-                "bytes": size_of(path),
-            }
-            known = _CHECKPOINTS[path] = changed, told
-        return known[1]
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        return {"name": path.name, "error": f"{type(error).__name__}: {error}"}
-
-
 def _json(body: object, status: int = 200) -> JSONResponse:
     return JSONResponse(body, status, {"cache-control": "no-store"})
+
+
+def _error(status: int, why: str) -> JSONResponse:
+    return _json({"error": why}, status)
