@@ -147,6 +147,6 @@ def look(view: MemoryView, over: threading.Event) -> None:
             view.pictures(slots[: view.reader.most_pictures])
             view.slot(slots[0])
             view.map()
-            view.evictions(50)
+            view.evictions.newest(50)
         except Busy:
             continue

@@ -356,7 +356,7 @@ class Api:
         limit = query.integer("limit", 50, 1, 256)
         producer = query.text("producer", MOST_NAME) or None
         query.end()
-        return self._view.evictions(limit, producer)
+        return self._view.evictions.newest(limit, producer)
 
     def _dropped(self, query: Query) -> object:
         limit = query.integer("limit", 24, 1, 24)

@@ -6,33 +6,28 @@ slots, C H W image.
 
 from __future__ import annotations
 
-import itertools
-import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from stream_ssl.batch import Origin
 from stream_ssl.learning.origins import Origins
 from stream_ssl.learning.records import StepRecord
 from stream_ssl.memory import WorkingMemory
-from stream_ssl.memory.index import kmeans
-from stream_ssl.observe.balance import entropy
+from stream_ssl.observe.page import slot_rows
 from stream_ssl.observe.page.dropped_pairs import DroppedPairs
+from stream_ssl.observe.page.last_evictions import LastEvictions
 from stream_ssl.observe.page.memory_reader import TILE, MemoryReader, SlotsCopy
 from stream_ssl.observe.page.picture_search import PictureSearch
 from stream_ssl.observe.page.picture_sheet import picture_sheet, sheet
 from stream_ssl.observe.page.slots_map import SlotsMap
 from stream_ssl.observe.page.step_jobs import Busy, StepJobs
-from stream_ssl.observe.slot_history import Eviction, Fate, SlotHistory, shrunk
+from stream_ssl.observe.slot_history import Fate, SlotHistory, shrunk
 
 FRESH = 3.0
 """The least seconds for which a snapshot is used.
@@ -40,8 +35,6 @@ FRESH = 3.0
 A snapshot that took long is used for longer, so that snapshots keep to SNAPSHOT_SHARE."""
 SNAPSHOT_SHARE = 0.008
 """The share of the learner's time for snapshots. `StepJobs` has its own share for other jobs."""
-CELLS = 12
-"""The number of clusters that replace the classes of a stream without labels."""
 
 
 class MemoryView:
@@ -60,6 +53,7 @@ class MemoryView:
 
     Attributes:
         dropped: the samples that were dropped lately.
+        evictions: the samples that were evicted lately.
         search: finds slots that look like a picture; None until the learner sets it.
     """
 
@@ -74,6 +68,7 @@ class MemoryView:
         self.slots = SlotHistory(memory, clock)
         self.reader = MemoryReader(memory, origins, clock)
         self.dropped = DroppedPairs(self.reader, clock)
+        self.evictions = LastEvictions(self.slots, self.reader, self.jobs)
         self._plane = SlotsMap()
         self.search: PictureSearch | None = None
         self._memory = memory
@@ -98,12 +93,12 @@ class MemoryView:
         snapshot = self.snapshot()
         ages_k = snapshot.added - snapshot.born_k
         histograms = {
-            "ages": _histogram(ages_k),
-            "staleness": _histogram(snapshot.added - snapshot.encoded_k),
-            "drawn": _histogram(snapshot.drawn_k),
+            "ages": slot_rows.histogram(ages_k),
+            "staleness": slot_rows.histogram(snapshot.added - snapshot.encoded_k),
+            "drawn": slot_rows.histogram(snapshot.drawn_k),
         }
         if snapshot.duplicates_k is not None:
-            histograms["duplicates"] = _histogram(snapshot.duplicates_k)
+            histograms["duplicates"] = slot_rows.histogram(snapshot.duplicates_k)
         return {
             "at": snapshot.at,
             "occupied": len(snapshot),
@@ -114,10 +109,10 @@ class MemoryView:
             "pictures": self.reader.most_pictures,
             "learner_share": round(self.jobs.used, 5),
             "umap": self._plane.umap.installed(),
-            "turnover": _number(float((ages_k <= self._memory.capacity).mean()))
+            "turnover": slot_rows.number(float((ages_k <= self._memory.capacity).mean()))
             if len(snapshot)
             else None,
-            "balance": balance(snapshot),
+            "balance": slot_rows.balance(snapshot),
             "histograms": histograms,
         }
 
@@ -137,11 +132,11 @@ class MemoryView:
             Busy: the learner has no time.
         """
         snapshot = self.snapshot()
-        order = _order(snapshot, sort)
+        order = slot_rows.order(snapshot, sort)
         if producer is not None:
             held = [one is not None and one.producer == producer for one in snapshot.origins_k]
             order = order[np.array(held, bool)[order]]
-        rows = [self._row(snapshot, int(slot)) for slot in order[offset : offset + limit]]
+        rows = [slot_rows.row(snapshot, int(slot)) for slot in order[offset : offset + limit]]
         return {"at": snapshot.at, "total": len(order), "offset": offset, "slots": rows}
 
     def slot(self, slot: int, neighbours: int = 12) -> dict[str, Any]:
@@ -175,8 +170,8 @@ class MemoryView:
         found, images = self.jobs.result(asked)
         check(len(snapshot))
         pictures = None if images is None else picture_sheet(*images)
-        near = self._near(snapshot, found)
-        return {**self._row(snapshot, slot), "near": near, "pictures": pictures}
+        near = slot_rows.near(snapshot, found)
+        return {**slot_rows.row(snapshot, slot), "near": near, "pictures": pictures}
 
     def like(self, data: bytes, count: int) -> dict[str, Any]:
         """Return the slots that look like a picture, and the picture as the learner sees it.
@@ -197,7 +192,7 @@ class MemoryView:
         found = self.jobs.ask(lambda: search.nearest(image_CHW, count))
         side = min(TILE, image_CHW.shape[1])
         seen = sheet(shrunk(image_CHW[None], side), 1)
-        return {"near": self._near(snapshot, found), "seen": seen}
+        return {"near": slot_rows.near(snapshot, found), "seen": seen}
 
     def pictures(self, slots: Sequence[int]) -> dict[str, Any]:
         """Return the current images of these slots, side by side in one JPEG or PNG.
@@ -238,31 +233,6 @@ class MemoryView:
         self.jobs.close()
         self._plane.umap.close()
 
-    def evictions(self, limit: int, producer: str | None = None) -> dict[str, Any]:
-        """Return the newest evictions, the last first, and their `pictures`.
-
-        With `producer`, these are the evictions of its samples, and those that its samples caused.
-
-        `by_id` is the id of the sample that took the slot, if the slot still holds it. `pictures`
-        has the form that the method `pictures` returns, of the samples that left and of those that
-        took their slots. It is None without pictures.
-
-        Raises:
-            Busy: the learner has no time.
-        """
-        lately, by_ids, ids, image_nCHW = self.jobs.ask(lambda: self._evicted(limit, producer))
-        told = [
-            {
-                **asdict(eviction),
-                "id": str(eviction.id),
-                "origin": _origin(eviction.origin),
-                "by": _origin(eviction.by),
-                "by_id": by_id,
-            }
-            for eviction, by_id in zip(lately, by_ids, strict=True)
-        ]
-        return {"evictions": told, "pictures": picture_sheet(ids, image_nCHW)}
-
     def producers(self, limit: int) -> dict[str, Any]:
         """Return for each producer its slots, its newest slot, and the fate of its samples.
 
@@ -289,7 +259,7 @@ class MemoryView:
                 name: {
                     **asdict(fates.get(name, Fate())),
                     "held": held[name],
-                    "newest": _placed_slot(snapshot, newest.get(name)),
+                    "newest": slot_rows.placed_slot(snapshot, newest.get(name)),
                 }
                 for name in chosen
             },
@@ -317,116 +287,3 @@ class MemoryView:
                     raise
             assert self._snapshot is not None, "there was one, or there is one now"
             return self._snapshot
-
-    # On the learner's thread.
-
-    def _evicted(
-        self, limit: int, producer: str | None
-    ) -> tuple[list[Eviction], list[str | None], list[str], Tensor]:
-        """Return evictions, the ids of those that replaced them, and ids and images to show."""
-        shown = (
-            one
-            for one in reversed(self.slots.evictions)
-            if producer is None or producer in {o.producer for o in (one.origin, one.by) if o}
-        )
-        lately = list(itertools.islice(shown, limit))
-        ids, image_nCHW = self.slots.pictures.of([eviction.id for eviction in lately])
-        standing = self.reader.standing([eviction.slot for eviction in lately])
-        by_ids = [
-            str(number) if eviction.by is not None and eviction.by == origin else None
-            for eviction, (number, origin) in zip(lately, standing, strict=True)
-        ]
-        if ids:
-            slots = [one.slot for one, by in zip(lately, by_ids, strict=True) if by is not None]
-            more, by_nCHW = self.reader.images(slots[: self.reader.most_pictures])
-            ids += [int(number) for number in more if number is not None]
-            image_nCHW = torch.cat([image_nCHW, shrunk(by_nCHW, image_nCHW.shape[-1])])
-        return lately, by_ids, list(map(str, ids)), image_nCHW
-
-    # Computed from a snapshot.
-
-    def _near(
-        self, snapshot: SlotsCopy, found: Mapping[str, Sequence[tuple[int, float]]]
-    ) -> dict[str, list[dict[str, Any]]]:
-        return {
-            space: [
-                {**self._row(snapshot, slot), "cosine": round(cosine, 4)}
-                for slot, cosine in pairs
-                if slot < len(snapshot)
-            ]
-            for space, pairs in found.items()
-        }
-
-    def _row(self, snapshot: SlotsCopy, slot: int) -> dict[str, Any]:
-        counts_k = snapshot.duplicates_k
-        label = int(snapshot.labels_k[slot])
-        return {
-            "slot": slot,
-            "id": str(snapshot.ids_k[slot]),
-            "label": label if label >= 0 else None,
-            "duplicates": None if counts_k is None else _number(float(counts_k[slot])),
-            "age": int(snapshot.added - snapshot.born_k[slot]),
-            "stale": int(snapshot.added - snapshot.encoded_k[slot]),
-            "multiplicity": int(snapshot.multiplicity_k[slot]),
-            "drawn": int(snapshot.drawn_k[slot]),
-            "origin": _origin(snapshot.origins_k[slot]),
-        }
-
-
-def balance(snapshot: SlotsCopy) -> dict[str, Any]:
-    """Return the slots by class, or by embedding cluster without labels; the largest first."""
-    if (snapshot.labels_k >= 0).any():
-        names, counts = np.unique(snapshot.labels_k[snapshot.labels_k >= 0], return_counts=True)
-        named = [(str(n), int(c)) for n, c in zip(names, counts, strict=True)]
-        kind = "class"
-    else:
-        kind, named = "cluster", []
-        if len(snapshot):
-            _, cell_S = kmeans(snapshot.z_SD, CELLS, seed=0)
-            sizes = torch.bincount(cell_S).tolist()
-            scale = len(snapshot) / max(1, len(cell_S))
-            named = [(str(n), round(c * scale)) for n, c in enumerate(sizes)]
-    named.sort(key=lambda pair: -pair[1])
-    effective = math.exp(entropy(count for _, count in named))
-    return {
-        "kind": kind,
-        "count": len(named),
-        "slots": named[:64],
-        "unlabelled": len(snapshot) - sum(count for _, count in named) if kind == "class" else 0,
-        "effective": round(effective, 2),
-    }
-
-
-def _order(snapshot: SlotsCopy, sort: str) -> NDArray[np.int64]:
-    keys = {
-        "duplicates": snapshot.duplicates_k,
-        "drawn": snapshot.drawn_k,
-        "oldest": -snapshot.born_k,
-        "newest": snapshot.born_k,
-        "stalest": -snapshot.encoded_k,
-    }
-    key_k = keys[sort]
-    if key_k is None:
-        key_k = -snapshot.born_k
-    return np.argsort(-key_k, kind="stable")
-
-
-def _histogram(values_k: NDArray[Any], bins: int = 24) -> dict[str, list[float]]:
-    """Return the counts of the values in `bins` equal parts of their range, and the edges."""
-    if not len(values_k):
-        return {"edges": [], "counts": []}
-    counts, edges = np.histogram(values_k, bins=bins)
-    return {"edges": [float(f"{e:.6g}") for e in edges], "counts": counts.tolist()}
-
-
-def _placed_slot(snapshot: SlotsCopy, slot: int | None) -> dict[str, Any] | None:
-    """Return a slot with the id of its sample, as the page asks for its picture."""
-    return None if slot is None else {"slot": slot, "id": str(snapshot.ids_k[slot])}
-
-
-def _origin(origin: Origin | None) -> dict[str, Any] | None:
-    return None if origin is None else origin.known()
-
-
-def _number(value: float) -> float | None:
-    return round(value, 4) if math.isfinite(value) else None
