@@ -259,8 +259,7 @@ class Producer:
         The future raises DeliveryError if the sample is rejected or dropped.
         """
         sample = self._samples.make(image, id, {"label": label, **fields})
-        future: Future[Delivery] = Future()
-        settle = functools.partial(_settle, future)
+        future, settle = _awaited()
         if not self._buffer.offer(sample, position, timeout, settle):
             settle(_no_room(sample))
         return future
@@ -280,8 +279,7 @@ class Producer:
         Also `await` the future to wait until the sample is on the receiver's disk, or spooled.
         """
         sample = self._samples.make(image, id, {"label": label, **fields})
-        future: Future[Delivery] = Future()
-        settle = functools.partial(_settle, future)
+        future, settle = _awaited()
         if not await self._buffer.offer_async(sample, position, timeout, settle):
             settle(_no_room(sample))
         return asyncio.wrap_future(future)
@@ -365,6 +363,12 @@ class Producer:
 
 def _no_room(sample: Sample) -> Delivery:
     return Delivery(sample.id, "dropped", "the buffer is full")
+
+
+def _awaited() -> tuple[Future[Delivery], OnDelivery]:
+    """Return a future, and a function that settles it with the outcome of a sample."""
+    future: Future[Delivery] = Future()
+    return future, functools.partial(_settle, future)
 
 
 def _settle(future: Future[Delivery], delivery: Delivery) -> None:

@@ -1,4 +1,4 @@
-"""What the page tells of slots, computed from a snapshot on the thread that asks.
+"""The facts about slots on the page, computed from a snapshot on the thread that asks.
 
 Shapes: D embedding, k occupied slots, S evenly spaced slots.
 """
