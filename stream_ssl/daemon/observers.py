@@ -23,6 +23,8 @@ from stream_ssl.observe.shadow import Shadow
 
 SURVEY_SHARE = 0.02
 """Share of the time that a survey of the expensive numbers (spectra, histograms) may take."""
+SURVEY_EVERY = 1.0
+"""Shortest time between two surveys, in seconds."""
 SURVEY_SECONDS = 15.0
 """Longest time between two surveys, in seconds, even if a survey then exceeds SURVEY_SHARE."""
 
@@ -41,7 +43,6 @@ class Observers:
         prequential: predicts the labels of the stream.
         held_out: probes a held-out labelled set; None: no such set.
         recent_rank: detects a collapse.
-        every: shortest time between two surveys of the expensive numbers, in seconds.
         clock: monotonic seconds.
     """
 
@@ -56,7 +57,6 @@ class Observers:
         prequential: Prequential | None = None,
         held_out: HeldOutProbe | None = None,
         recent_rank: RecentRank | None = None,
-        every: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._metrics, self._memory, self._shadows = metrics, memory, shadows
@@ -68,7 +68,7 @@ class Observers:
         self._prequential = prequential or Prequential()
         self._held_out, self._device = held_out, memory.device
         self._new = 0  # samples that wait in the learner
-        self._every, self._clock = every, clock
+        self._clock = clock
         self._next = clock()
 
     def consume(self, record: StepRecord | Idle) -> None:
@@ -91,7 +91,7 @@ class Observers:
         if (begun := self._clock()) >= self._next:
             self.survey()
             spent = self._clock() - begun
-            self._next = begun + max(self._every, min(spent / SURVEY_SHARE, SURVEY_SECONDS))
+            self._next = begun + max(SURVEY_EVERY, min(spent / SURVEY_SHARE, SURVEY_SECONDS))
 
     def survey(self) -> None:
         """Export the numbers that are too expensive to compute at every step."""
