@@ -100,7 +100,7 @@ def histogram(values_k: NDArray[Any], bins: int = 24) -> dict[str, list[float]]:
 
 
 def placed_slot(snapshot: SlotsCopy, slot: int | None) -> dict[str, Any] | None:
-    """Return a slot with the id of its sample, as the page asks for its picture."""
+    """Return a slot and the id of its sample. The page asks for the picture by both."""
     return None if slot is None else {"slot": slot, "id": str(snapshot.ids_k[slot])}
 
 
