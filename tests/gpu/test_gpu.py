@@ -204,9 +204,9 @@ def test_a_learner_that_counts_on_features_learns_as_on_the_cpu() -> None:
     assert there.memory.check_valid() == (True, "")
 
 
-@pytest.mark.parametrize(("made_on", "goes_on"), [("cuda:0", "cuda:0"), ("cuda:0", "cpu")])
-def test_a_checkpoint_of_a_gpu_goes_on(made_on: str, goes_on: str, tmp_path: Path) -> None:
-    learner, checkpointer = build(device=made_on), Checkpointer(tmp_path)
+@pytest.mark.parametrize("goes_on", ["cuda:0", "cpu"])
+def test_a_checkpoint_of_a_gpu_goes_on(goes_on: str, tmp_path: Path) -> None:
+    learner, checkpointer = build(device="cuda:0"), Checkpointer(tmp_path)
     steps(learner, 4)
     checkpointer.save(learner, {})
     found = checkpointer.newest()
