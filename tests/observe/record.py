@@ -1,6 +1,6 @@
 """Records what a real run's processes export, for the tests of the alerts.
 
-    PYTHONPATH=tests/app .venv/bin/python tests/observe/record.py pause
+    PYTHONPATH=tests:tests/app .venv/bin/python tests/observe/record.py pause
 
 starts the daemon on a synthetic stream, scrapes both processes each 15 s like Prometheus, and
 writes `recordings/pause.json.gz`: each series in promtool's notation. A scenario takes about ten
@@ -12,11 +12,14 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import os
+import signal
 import socket
 import sys
 import time
 import urllib.request
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -143,10 +146,64 @@ def covered(run: Any, recorder: Recorder) -> None:
     assert stop(daemon) == 0, run.log("run")
 
 
+def broken(run: Any, recorder: Recorder) -> None:
+    """Four producers with labels: `robot` shows many things, `yard` one thing only, `crawler` sends
+    files that are no pictures, and `gate` leaves after two minutes. A minute before the end the
+    learner is killed, and starts again."""
+    import numpy as np
+    from harness import stop, until
+
+    from stream_ssl.producers import Producer
+
+    daemon = run.start("run", str(run.config))
+    until(lambda: run.metric("steps_total") >= 0, lambda: run.log("run"))
+    draw = np.random.default_rng(0)
+    same = np.kron(draw.integers(0, 200, (4, 4, 1)), np.ones((4, 4, 1))).astype(np.uint8)
+    gate = Producer(run.address, name="gate")
+    with ExitStack() as stack:
+        names = ("robot", "yard", "crawler")
+        producers = [stack.enter_context(Producer(run.address, name=name)) for name in names]
+        for scrape in range(24):  # six minutes
+            for number in range(300):
+                label = int(draw.integers(10))
+                coarse = draw.integers(0, 20 * (label + 1), (4, 4, 1))
+                frame = np.kron(coarse, np.ones((4, 4, 1))).astype(np.uint8)
+                producers[0].send(frame, label=label)
+                if scrape < 8:
+                    gate.send(frame[::-1].copy(), label=label)
+                if number % 3 == 0:
+                    producers[1].send(same)
+                    producers[2].send(b"\xff\xd8" + draw.bytes(40), codec="jpeg")
+            recorder.watch(EVERY / 60)
+            if scrape == 7:
+                gate.close()
+                recorder.mark("left")
+            if scrape == 19:
+                os.kill(load(run.folder)["learner"]["pid"], signal.SIGKILL)
+                recorder.mark("killed")
+    assert stop(daemon) == 0, run.log("run")
+
+
 QUEUE = {"memory": {"capacity": 64, "eviction": {"class_path": "oldest"}}}
+OBSERVED = {
+    "learner": {"threads": 1, "novelty": "auto"},
+    "shadows": {"queue": {"class_path": "stream_ssl.memory.eviction.Oldest"}},
+    "observe": {
+        "held_out": {
+            "every": 50,
+            "references_per_class": 10,
+            "queries_per_class": 5,
+            "source": {
+                "class_path": "stream_ssl.producers.sources.Synthetic",
+                "init_args": {"count": 400, "size": 16, "channels": 1, "seed": 4},
+            },
+        }
+    },
+}
 SCENARIOS: dict[str, tuple[Callable[[Any, Recorder], None], dict[str, Any]]] = {
     "pause": (pause, {}),
     "covered": (covered, QUEUE),
+    "broken": (broken, OBSERVED),
 }
 
 

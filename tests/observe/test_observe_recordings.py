@@ -168,6 +168,24 @@ def test_a_covered_camera_is_told(tmp_path: Path) -> None:
     assert firing(lasting(before), tmp_path) == {"StreamSslCollisions"}
 
 
+@needs_promtool
+def test_each_fault_of_a_broken_run_is_told(tmp_path: Path) -> None:
+    """A real run: `yard` sends one picture, `crawler` sends no pictures, and the learner is killed.
+    `robot` is well, and so was everything else."""
+    recording = told("broken")
+    series = {name: plain(values) for name, values in recording["series"].items()}
+    lit = set()
+    for name, values in series.items():
+        if name.startswith("stream_ssl_condition{") and 1.0 in values:
+            labels = dict(re.findall(r'(\w+)="([^"]*)"', name))
+            lit.add((labels["name"], labels["producer"]))
+    assert lit == {("bad-samples", "crawler"), ("everything-dropped", "yard"), ("restarting", "")}
+    before = {name: values[: recording["marks"]["killed"]] for name, values in series.items()}
+    of_producers = {"StreamSslBadSamples", "StreamSslEverythingDropped"}
+    assert firing(lasting(before), tmp_path) == of_producers
+    assert firing(lasting(series), tmp_path) == of_producers | {"StreamSslRestarting"}
+
+
 def lasting(series: Series) -> Series:
     """What was recorded, and then 45 minutes more of the last one's kind."""
     found = {}
