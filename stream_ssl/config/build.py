@@ -306,13 +306,7 @@ def _labelled(spec: str) -> Labelled:
     from stream_ssl.evaluation import sets
 
     try:
-        name, place = sets.parse(spec)
-        if not place:
-            raise ValueError(f"{spec!r} names no place; write NAME:PLACE, such as images:FOLDER")
-        options = {sets.place_of(name): place}
-        if sets.has_splits(name, options):
-            options["split"] = "test"
-        source: Labelled = sets.make(name, options, seed=None)
+        source: Labelled = sets.make(*sets.place(spec), seed=None)
     except (ValueError, FileNotFoundError) as error:
         raise ValueError(f"observe.held_out: {error}") from error
     return source

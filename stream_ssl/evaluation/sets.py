@@ -69,6 +69,23 @@ def add_source(
     return name
 
 
+def place(spec: str) -> tuple[str, dict[str, Any]]:
+    """Return a source's name and options for NAME:PLACE: its test images, in stored order.
+
+    Raises:
+        ValueError: the source is unknown, or the place is not given.
+    """
+    name, where = parse(spec)
+    if not where:
+        raise ValueError(f"{spec!r} names no place; write NAME:PLACE, such as images:FOLDER")
+    options: dict[str, Any] = {place_of(name): where}
+    if has_splits(name, options):
+        options["split"] = "test"
+    if "passes" in inspect.signature(SOURCES[name]).parameters:
+        options["shuffle"] = False
+    return name, options
+
+
 def place_of(name: str) -> str:
     """Return the name of a source's first argument, which says where its data is."""
     return next(iter(inspect.signature(SOURCES[name]).parameters))

@@ -12,6 +12,7 @@ from table import table
 
 from stream_ssl.app.commands import check, learner, receiver, run
 from stream_ssl.config import build, options
+from stream_ssl.config.held_out_words import with_source
 from stream_ssl.config.names import TABLES, checked_lookup, class_path
 from stream_ssl.memory.scores import Gaussian, Linear
 
@@ -59,6 +60,35 @@ def test_names_on_the_command_line() -> None:
         key.replace("held_out.source", "held_out.init_args.source"): v for key, v in found.items()
     }
     assert expected.items() <= found.items()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--observe.held_out", "cifar:a:b", "--observe.held_out.every", "200"),
+        ("--observe.held_out=cifar:a:b", "--observe.held_out.every=200"),
+        ("--observe.held_out.every", "200", "--observe.held_out", "cifar:a:b"),
+        (
+            "--observe.held_out",
+            "idx:x",
+            "--observe.held_out.every=200",
+            "--observe.held_out=cifar:a:b",
+        ),
+    ],
+)
+def test_a_held_out_place_goes_with_other_options_of_the_section(words: tuple[str, ...]) -> None:
+    found = flat(*words)
+    assert found["observe.held_out.every"] == "200"
+    source = "observe.held_out.source"
+    assert found[f"{source}.class_path"] == "stream_ssl.producers.sources.CifarBinary"
+    options = {key: found[f"{source}.init_args.{key}"] for key in ("root", "split", "shuffle")}
+    assert options == {"root": "a:b", "split": "test", "shuffle": "False"}, "as the place alone"
+
+
+@pytest.mark.parametrize("value", ["null", "mnist:x", "images:", "synthetic:x", ""])
+def test_a_held_out_text_that_is_no_place_stays_as_it_is(value: str) -> None:
+    words = ["--observe.held_out", value, "--run", "here"]
+    assert with_source(words) == ["--run", "here", f"--observe.held_out={value}"]
 
 
 def test_names_in_a_file_and_in_the_environment(
