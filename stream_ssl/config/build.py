@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -116,7 +117,11 @@ def vectors(settings: Namespace) -> Vectors | None:
 
 
 def decoder(settings: Namespace) -> Decoder | VectorDecoder:
-    """Return the decoder of payloads: to pixels, or to the bytes of vectors."""
+    """Return the decoder of payloads: to pixels, or to the bytes of vectors.
+
+    Raises:
+        ValueError: the run decodes in processes, and a decoder of the user's own cannot be pickled.
+    """
     found = vectors(settings)
     if found is None:
         options = settings.decoder.as_dict()
@@ -126,9 +131,27 @@ def decoder(settings: Namespace) -> Decoder | VectorDecoder:
         if options["fit"] == "crop":
             del options["fit"]  # a decoder of one's own need not know of other ways
         decoder: Decoder = called(own, **options)
+        if decodes_in_processes(settings):
+            _check_pickles(decoder)
         return decoder
     assert found.dim is not None
     return VectorDecoder(found.dim, found.dtype)
+
+
+def decodes_in_processes(settings: Namespace) -> bool:
+    """Return whether images are decoded in processes: with a GPU, whose step is bound by Python."""
+    return settings.learner.device != "cpu" and vectors(settings) is None
+
+
+def _check_pickles(decoder: Decoder) -> None:
+    try:
+        ForkingPickler.dumps(decoder)
+    except Exception as error:
+        raise ValueError(
+            f"decoder.subclass: {type(decoder).__name__} cannot be copied to the processes that "
+            f"decode for a GPU: {error}. Keep open files, locks and functions without a name out "
+            "of its attributes"
+        ) from error
 
 
 def views(settings: Namespace) -> Views | VectorViews:
@@ -220,6 +243,7 @@ def batches(
         start=start,
         share=replace(share or JournalShare(), joint=ranks > 1),
         originals=originals,
+        processes=decodes_in_processes(settings),
         **options,
     )
 

@@ -251,7 +251,10 @@ def _add_learner(parser: ArgumentParser) -> None:
         parser,
         Batches,
         "batches",
-        skip={"reader", "decoder", "quarantine", "start", "clock", "share", "originals"},
+        skip={
+            *("reader", "decoder", "quarantine", "start", "clock", "share", "originals"),
+            "processes",
+        },
     )
     _section(parser, ResNet, "encoder", skip={"channels"})
     _add_model(parser)

@@ -25,6 +25,7 @@ REMOVED: dict[str, Gone] = {
     "journal.check": Gone(True, "the journal is always checked for damage"),
     "quarantine.max_files": Gone(1000, "quarantine keeps at most 1000 files"),
     "quarantine.rate": Gone(50.0, "quarantine writes at most 50 samples a second"),
+    "batches.prefetch": Gone(2, "at most 4 batches are prepared ahead"),
     "vectors.dropout": Gone(0.3, "a view replaces 30 % of a vector's numbers"),
     "vectors.mix": Gone(0.1, "a view contains at most 10 % of another vector"),
     "views.brightness": Gone(0.4, "use views.jitter or views.transform"),

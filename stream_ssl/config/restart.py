@@ -50,7 +50,7 @@ MAY_CHANGE = (
     *("checkpoints.keep", "checkpoints.every_seconds", "checkpoints.every_steps"),
     *("checkpoints.behind", "checkpoints.history_bytes"),
     *("copies.to", "copies.every_seconds", "copies.keep"),
-    *("decoder.max_pixels", "batches.workers", "batches.prefetch"),
+    *("decoder.max_pixels", "batches.workers"),
     *("quarantine.max_bytes", "originals.budget"),
     *("shadows", "classes", "loggers"),
     *("observe.held_out", "observe.prequential.window"),

@@ -11,14 +11,15 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, Self
 
 from numpy.typing import NDArray
 
 from stream_ssl.batch import START, Batch, Offset
 from stream_ssl.feed.batcher import Batcher, offset_behind
-from stream_ssl.feed.decode import Chunk, DecodeTask, Payloads, decode_chunk
+from stream_ssl.feed.decode import Chunk, DecodeTask, Payloads
+from stream_ssl.feed.decode_pool import DecodePool
 from stream_ssl.feed.journal_tasks import (
     Event,
     JournalReplaced,
@@ -36,6 +37,7 @@ log = logging.getLogger(__name__)
 
 POLL = 0.02  # seconds between two reads of a journal that has no new records
 REFRESH = 0.25  # seconds between two reads of the journal's last position
+PREFETCH = 4  # most batches that are prepared ahead
 PATIENCE = 5.0  # most seconds that a rank with unread records may block the other ranks
 
 
@@ -57,14 +59,15 @@ class Batches:
         quarantine: receives the bad samples. No other thread may use it.
         batch_size: number of samples in every batch, at least 1.
         start: the first sample to read.
-        workers: number of threads that decode samples, at least 1.
-        prefetch: number of batches that are prepared ahead, at least 1.
+        workers: number of threads that decode samples, at least 1. With a GPU, each of them has a
+            process of its own.
         clock: returns the time in seconds since the Unix epoch.
         share: the records to read, if several ranks share the journal, and the journal's id.
         originals: keeps the bytes of samples as they were sent; None: they are not kept.
+        processes: whether each thread decodes in a process of its own (decode_process.py).
 
     Raises:
-        ValueError: `batch_size`, `workers` or `prefetch` is below 1.
+        ValueError: `batch_size` or `workers` is below 1.
     """
 
     def __init__(
@@ -75,15 +78,15 @@ class Batches:
         batch_size: int,
         start: Offset = START,
         workers: int = 2,
-        prefetch: int = 2,
         clock: Callable[[], float] = time.time,
         share: JournalShare | None = None,
         originals: KeptOriginals | None = None,
+        processes: bool = False,
     ) -> None:
-        if min(batch_size, workers, prefetch) < 1:
-            raise ValueError(f"{batch_size=}, {workers=}, {prefetch=}: each must be at least 1")
-        self._reader, self._decoder, self._quarantine = reader, decoder, quarantine
-        self._prefetch, self._workers, self._clock = prefetch, workers, clock
+        if min(batch_size, workers) < 1:
+            raise ValueError(f"{batch_size=}, {workers=}: each must be at least 1")
+        self._reader, self._quarantine = reader, quarantine
+        self._workers, self._clock = workers, clock
         self._originals = originals
         self._batcher = Batcher(batch_size, decoder)
         share = JournalShare() if share is None else share
@@ -100,7 +103,8 @@ class Batches:
         self._rejected_until = start  # all samples from `_offset` to this offset were rejected
         self._failure: Exception | None = None
         self._closed = False
-        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="decode")
+        keep = None if originals is None else originals.keep
+        self._pool = DecodePool(decoder, workers, processes, keep)
         self._thread = threading.Thread(target=self._run, name="batches", daemon=True)
         self._thread.start()
 
@@ -227,7 +231,7 @@ class Batches:
             self._closed = True
             self._change.notify_all()
         self._thread.join()
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._pool.close()
 
     def __enter__(self) -> Self:
         return self
@@ -263,8 +267,7 @@ class Batches:
             done.set_exception(error)
             return done
         if isinstance(task, DecodeTask):
-            keep = None if self._originals is None else self._originals.keep
-            return self._pool.submit(decode_chunk, self._decoder, task, keep)
+            return self._pool.submit(task)
         if task is None:
             return None
         done.set_result(task)
@@ -302,7 +305,7 @@ class Batches:
         """Wait up to REFRESH seconds for the consumer; return whether a batch may be added."""
         with self._change:
             return self._change.wait_for(
-                lambda: self._closed or len(self._ready) < self._prefetch, REFRESH
+                lambda: self._closed or len(self._ready) < PREFETCH, REFRESH
             )
 
     def _look_at_end(self, at_once: bool = True) -> None:

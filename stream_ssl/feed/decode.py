@@ -10,9 +10,11 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
 from io import BytesIO
-from typing import Any, Literal, Protocol
+from itertools import accumulate
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import simplejpeg
@@ -132,7 +134,29 @@ class Payloads(Protocol):
     def block(self, rows: Sequence[Row], payload: bytes | memoryview) -> Pixels | None: ...
 
 
-def decode_chunk(decoder: Payloads, task: DecodeTask, keep: Keep | None = None) -> Chunk:
+class Decoded(NamedTuple):
+    """The outcome of decoding the samples of a task; indices count from the task's first sample.
+
+    Attributes:
+        image_BHWC: the good samples.
+        hashes_B: the hashes of their pixels (`content_hashes`).
+        good: the index of each of them.
+        bad: the index of each bad sample, in order, with its error.
+    """
+
+    image_BHWC: Pixels
+    hashes_B: NDArray[np.int64]
+    good: Sequence[int]
+    bad: Sequence[tuple[int, BadSample]] = ()
+
+
+Decode = Callable[[str, Sequence[Row], memoryview], Decoded]
+"""Decodes samples of a source: their maps in the packet's header, and their payload."""
+
+
+def decode_chunk(
+    decoder: Payloads, task: DecodeTask, keep: Keep | None = None, decode: Decode | None = None
+) -> Chunk:
     """Decode the samples of a task; bad samples are listed in `Chunk.rejected`.
 
     Args:
@@ -140,25 +164,41 @@ def decode_chunk(decoder: Payloads, task: DecodeTask, keep: Keep | None = None) 
         task: the samples.
         keep: stores the bytes of a good sample, and returns their name. It is not called for
             samples whose bytes are already pixels of the right shape.
+        decode: decodes samples that are not pixels of the right shape; None: here, by `decoder`.
     """
-    block_BHWC = decoder.block(task.rows, task.payload) if _conforms(task.rows) else None
+    rows, payload = task.rows, task.payload
+    block_BHWC = decoder.block(rows, payload) if _conforms(rows) else None
     if block_BHWC is not None:
-        return _chunk(task, block_BHWC, range(len(task.rows)), (), [None] * len(task.rows))
+        whole = Decoded(block_BHWC, content_hashes(block_BHWC), range(len(rows)))
+        return _chunk(task, whole, [None] * len(rows))
+    decode = partial(decode_samples, decoder) if decode is None else decode
+    decoded = decode(task.source, rows, payload)
+    data = data_of(rows, payload)
+    originals = [None if keep is None else keep(rows[at], data[at]) for at in decoded.good]
+    return _chunk(task, decoded, originals)
+
+
+def decode_samples(
+    decoder: Payloads, source: str, rows: Sequence[Row], payload: memoryview
+) -> Decoded:
+    """Decode samples one by one, and scale them together."""
     images: list[Pixels] = []
-    originals: list[str | None] = []
     good: list[int] = []
-    rejected: list[RejectedSample] = []
-    start = 0
-    for index, row in enumerate(task.rows):
-        data = task.payload[start : start + row["size"]]
-        start += row["size"]
+    bad: list[tuple[int, BadSample]] = []
+    for index, (row, data) in enumerate(zip(rows, data_of(rows, payload), strict=True)):
         try:
-            images.append(decoder.read(checked(row, data, task.source)))
-            originals.append(None if keep is None else keep(row, data))
+            images.append(decoder.read(checked(row, data, source)))
             good.append(index)
         except BadSample as error:
-            rejected.append(RejectedSample(task.begin + index, error, row, task.source, data))
-    return _chunk(task, decoder.stacked(images), good, rejected, originals)
+            bad.append((index, error))
+    image_BHWC = decoder.stacked(images)
+    return Decoded(image_BHWC, content_hashes(image_BHWC), good, bad)
+
+
+def data_of(rows: Sequence[Row], payload: memoryview) -> list[memoryview]:
+    """Return the part of the payload that belongs to each row."""
+    ends = list(accumulate(row["size"] for row in rows))
+    return [payload[end - row["size"] : end] for row, end in zip(rows, ends, strict=True)]
 
 
 def rejected_packet(record: JournalRecord, error: Exception) -> Chunk:
@@ -191,29 +231,28 @@ def content_hashes(image_BHWC: Pixels) -> NDArray[np.int64]:
     return np.maximum(np.array(hashes, np.int64), 1)
 
 
-def _chunk(
-    task: DecodeTask,
-    image_BHWC: Pixels,
-    good: Sequence[int],
-    rejected: Sequence[RejectedSample],
-    originals: Sequence[str | None],
-) -> Chunk:
-    """Return the chunk of a task; `good` has the indices of the decoded samples in the task."""
-    rows = [task.rows[index] for index in good]
+def _chunk(task: DecodeTask, decoded: Decoded, originals: Sequence[str | None]) -> Chunk:
+    """Return the chunk of a task; `originals` names the stored bytes of each good sample."""
+    rows = [task.rows[index] for index in decoded.good]
     labels = [-1 if row.get("label") is None else row["label"] for row in rows]
     batch: Batch[NDArray[Any]] = Batch(
         ids_B=sample_ids(task.source, [row["id"] for row in rows]),
-        hashes_B=content_hashes(image_BHWC),
+        hashes_B=decoded.hashes_B,
         labels_B=np.array(labels, np.int64),
-        images_BCHW=image_BHWC.transpose(0, 3, 1, 2),
+        images_BCHW=decoded.image_BHWC.transpose(0, 3, 1, 2),
         received_B=np.full(len(rows), task.record.received),
         origins_B=[
             Origin(task.record.producer, task.source, row["id"], row["time"], original)
             for row, original in zip(rows, originals, strict=True)
         ],
     )
-    index_B = np.array(good, np.int64) + task.begin
+    index_B = np.array(decoded.good, np.int64) + task.begin
     end = task.begin + len(task.rows)
+    data = data_of(task.rows, task.payload)
+    rejected = [
+        RejectedSample(task.begin + index, error, task.rows[index], task.source, data[index])
+        for index, error in decoded.bad
+    ]
     return Chunk(task.record, task.begin, end, task.last, batch, index_B, rejected)
 
 
@@ -301,9 +340,7 @@ class Decoder:
         self.fit = fit
         self.shape_HWC = (size, size, int(channels))
         self._sides = size, size
-        # Pillow warns about each damaged file, and Python stores the text of every warning, so a
-        # hostile producer could exhaust the memory. Real errors are raised as BadSample.
-        warnings.filterwarnings("ignore", module=r"PIL\.")
+        ignore_warnings()
 
     def decode(self, sample: Sample) -> Pixels:
         """Return the pixels of one sample, uint8 [size, size, channels].
@@ -518,6 +555,15 @@ class Decoder:
         image = image.convert("L" if self.channels == 1 else "RGB")
         pixels_HWC = np.asarray(image).reshape(image.height, image.width, self.channels)
         return self._boxed(pixels_HWC)
+
+
+def ignore_warnings() -> None:
+    """Ignore the warnings of Pillow, one for each damaged file.
+
+    Python stores the text of every warning, so a hostile producer could exhaust the memory. Real
+    errors are raised as BadSample.
+    """
+    warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
 class VectorDecoder:

@@ -235,6 +235,29 @@ def test_a_network_transform_and_decoder_of_one_s_own(tmp_path: Path) -> None:
     assert "backbone.module.stem.0.weight" in weights
 
 
+class Locked(Decoder):
+    """A decoder of one's own that cannot be pickled."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.lock = threading.Lock()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_decoder_of_one_s_own_must_pickle_for_a_gpu(device: str, tmp_path: Path) -> None:
+    parts: dict[str, Any] = {"learner": {"device": device}, "decoder": {"size": 12}}
+    settings, _ = settings_of(tmp_path, **parts)
+    assert build.decodes_in_processes(settings) == (device == "cuda")
+    assert build.decoder(settings).shape_HWC == (12, 12, 3)
+    parts["decoder"]["subclass"] = own(Locked)
+    settings, _ = settings_of(tmp_path, **parts)
+    if device == "cpu":
+        assert build.decoder(settings).shape_HWC == (12, 12, 3)
+        return
+    with pytest.raises(ValueError, match=r"subclass: Locked cannot be copied .*Keep .*locks"):
+        build.decoder(settings)
+
+
 def without(**tensors: Tensor | None) -> dict[str, Tensor]:
     found: dict[str, Tensor] = dict(plain_resnet18().state_dict())
     found.update({n.replace("__", "."): t for n, t in tensors.items() if t is not None})

@@ -30,7 +30,7 @@ from batches_naive import (
 
 from stream_ssl.batch import START, Offset
 from stream_ssl.feed import batches as module
-from stream_ssl.feed import journal_tasks
+from stream_ssl.feed import decode_pool, journal_tasks
 from stream_ssl.feed.batches import Batches
 from stream_ssl.feed.decode import REASONS, Decoder, decode_chunk
 from stream_ssl.feed.journal_tasks import JournalReplaced, JournalShare
@@ -67,6 +67,7 @@ def compare(seed: int, quarantine: Quarantine, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(journal_tasks, "CHUNK", int(rng.choice([1, 3, 5, 64])))
     decoder = Decoder(SIZE)
     size, workers, prefetch = (int(n) for n in rng.integers(1, (18, 4, 4)))
+    monkeypatch.setattr(module, "PREFETCH", prefetch)
     start = START
     if seed % 2 and records:
         at = records[rng.integers(len(records))].position
@@ -74,7 +75,7 @@ def compare(seed: int, quarantine: Quarantine, monkeypatch: pytest.MonkeyPatch) 
     expected = list(naive_batches(records, decoder, size, start))
 
     reader = FakeReader(records, chunk=int(rng.integers(1, 5)))
-    with Batches(reader, decoder, quarantine, size, start, workers, prefetch) as batches:
+    with Batches(reader, decoder, quarantine, size, start, workers) as batches:
         for batch, wanted in zip(collect(batches, len(expected)), expected, strict=True):
             assert_equal(batch, wanted)
         assert batches.next(0) is None
@@ -235,9 +236,10 @@ def test_a_journal_that_lost_its_end_goes_on_behind_it(
     assert "journal records 500 to 599 cannot be read" in caplog.text
 
 
-def test_prefetch_is_bounded(quarantine: Quarantine) -> None:
+def test_prefetch_is_bounded(quarantine: Quarantine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PREFETCH", 3)
     reader = FakeReader(plain(200, 4), chunk=1)
-    with Batches(reader, Decoder(SIZE), quarantine, 4, workers=2, prefetch=3) as batches:
+    with Batches(reader, Decoder(SIZE), quarantine, 4, workers=2) as batches:
         until(lambda: len(reader.asked) >= 4)
         collect(batches, 1)
         until(lambda: batches.pending() >= 4 * 3)
@@ -300,7 +302,7 @@ def test_what_is_read_and_not_yet_decoded_is_lag(
         assert gate.wait(20)
         return decode_chunk(decoder, task)
 
-    monkeypatch.setattr(module, "decode_chunk", slow)
+    monkeypatch.setattr(decode_pool, "decode_chunk", slow)
     reader = FakeReader(plain(1, 2, received=40.0))
     with Batches(reader, Decoder(SIZE), quarantine, 4, clock=lambda: 100.0) as batches:
         until(lambda: batches.lag() == 60.0)
@@ -410,7 +412,7 @@ def test_close_wakes_whoever_waits(quarantine: Quarantine) -> None:
 
 def test_close_while_batches_wait_for_room(quarantine: Quarantine) -> None:
     before = threading.active_count()
-    batches = Batches(FakeReader(plain(100, 4)), Decoder(SIZE), quarantine, 2, prefetch=1)
+    batches = Batches(FakeReader(plain(100, 4)), Decoder(SIZE), quarantine, 2)
     until(lambda: batches.pending() >= 4)
     batches.close()
     assert threading.active_count() == before
@@ -421,7 +423,7 @@ def test_next_without_waiting(quarantine: Quarantine) -> None:
         assert batches.next(0) is None
 
 
-@pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"workers": 0}, {"prefetch": -1}])
+@pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"workers": 0}])
 def test_refuses_what_cannot_work(quarantine: Quarantine, wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="each must be at least 1"):
         Batches(FakeReader([]), Decoder(SIZE), quarantine, **{"batch_size": 4, **wrong})

@@ -7,6 +7,7 @@ import json
 import tarfile
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -188,11 +189,14 @@ def test_a_stream_of_vectors_becomes_an_encoder(tmp_path: Path) -> None:
         entry = JournalEntry("robot", number + 1, header=data.header, payload=data.payload)
         journal.append([entry])
     journal.close()
-    settings = settings_in(
-        tmp_path,
-        vectors={"dim": DIM, "widths": [64, 64]},
-        batches={"batch_size": 64},
-        memory={"capacity": 256, "descriptor": {"class_path": "Vector"}},
+    parts: dict[str, Any] = {
+        "vectors": {"dim": DIM, "widths": [64, 64]},
+        "batches": {"batch_size": 64},
+        "memory": {"capacity": 256, "descriptor": {"class_path": "Vector"}},
+    }
+    settings = settings_in(tmp_path, **parts)
+    assert not build.decodes_in_processes(
+        settings_in(tmp_path, learner={"device": "cuda"}, **parts)
     )
     reader = JournalReader(tmp_path / "journal")
     with closing(reader), build.batches(settings, reader, START) as batches:

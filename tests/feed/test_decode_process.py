@@ -1,0 +1,257 @@
+"""Decoding in processes against decoding in this one, and processes that end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import forked
+import numpy as np
+import psutil
+import pytest
+from batches_naive import (
+    SIZE,
+    FakeReader,
+    FakeRecord,
+    assert_equal,
+    collect,
+    journal,
+    naive_batches,
+    raw,
+    record,
+)
+
+from stream_ssl.batch import COLUMNS, START, Offset
+from stream_ssl.feed import shared_pixels
+from stream_ssl.feed.batches import Batches
+from stream_ssl.feed.decode import REASONS, Chunk, Decoder, DecodeTask, Pixels, decode_chunk
+from stream_ssl.feed.decode_process import DecodeProcess
+from stream_ssl.feed.journal_tasks import CHUNK, JournalShare, JournalTasks
+from stream_ssl.feed.originals import KeptOriginals
+from stream_ssl.feed.quarantine import Quarantine
+from stream_ssl.feed.shared_pixels import SharedPixels
+from stream_ssl.wire import Sample
+
+DEADLY, WRONG, LARGE = 250, 251, 252
+"""The first byte of a raw image that ends its decoder, shows a fault of it, or needs memory."""
+
+
+class Fragile(Decoder):
+    """A decoder that some images end."""
+
+    def read(self, sample: Sample) -> Pixels:
+        match bytes(sample.data[:1])[0]:
+            case first if first == DEADLY:
+                os.kill(os.getpid(), signal.SIGSEGV)
+            case first if first == WRONG:
+                raise TypeError("a fault of the decoder")
+            case first if first == LARGE:
+                raise MemoryError
+        return super().read(sample)
+
+
+class Unready(Decoder):
+    """A decoder that no other process can receive."""
+
+    def __setstate__(self, state: object) -> None:
+        raise ValueError("not here")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _warm() -> None:
+    forked._start_server()
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[DecodeProcess]:
+    made = DecodeProcess(Fragile(SIZE), CHUNK)
+    yield made
+    made.close()
+
+
+def tasks_of(records: list[FakeRecord]) -> list[DecodeTask]:
+    tasks = []
+    for task in JournalTasks(FakeReader(records, chunk=99), START, JournalShare()):
+        if task is None:
+            return tasks
+        if isinstance(task, DecodeTask):
+            tasks.append(task)
+    raise AssertionError("a journal ends with None")
+
+
+def assert_same(found: Chunk, expected: Chunk) -> None:
+    for name in COLUMNS:
+        column, wanted = getattr(found.batch, name), getattr(expected.batch, name)
+        assert column.dtype == wanted.dtype
+        assert np.array_equal(column, wanted), name
+    assert found.batch.origins_B == expected.batch.origins_B
+    assert (found.begin, found.end, found.last) == (expected.begin, expected.end, expected.last)
+    assert np.array_equal(found.index_B, expected.index_B)
+    assert [told(one) for one in found.rejected] == [told(one) for one in expected.rejected]
+
+
+def told(sample: Any) -> tuple[Any, ...]:
+    error = sample.error.reason, str(sample.error)[:4096]
+    return sample.index, error, sample.row, sample.source, bytes(sample.data)
+
+
+def marked(*firsts: int) -> DecodeTask:
+    """Return a task of raw images with these first bytes; they are too large to be taken whole."""
+    rng, samples = np.random.default_rng(len(firsts)), []
+    for first in firsts:
+        row, data = raw(rng, SIZE + 1, SIZE + 1, 3)
+        samples.append((row, bytes([first]) + data[1:]))
+    (task,) = tasks_of([record(1, samples)])
+    return task
+
+
+def test_equals_decoding_in_this_process(process: DecodeProcess) -> None:
+    reasons = set[str]()
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        records = journal(rng, 20, bad=(0.0, 0.3, 1.0)[seed % 3], gaps=0.0)
+        for task in tasks_of(records):
+            expected = decode_chunk(Decoder(SIZE), task)
+            assert_same(decode_chunk(Decoder(SIZE), task, decode=process.decode), expected)
+            reasons |= {one.error.reason for one in expected.rejected}
+    assert reasons == set(REASONS) - {"packet"}, "which the tasks themselves find"
+
+
+@pytest.mark.parametrize("seed", [3, 8])
+def test_batches_equal_the_naive_twin(seed: int, tmp_path: Path) -> None:
+    rng = np.random.default_rng(seed)
+    records, decoder = journal(rng, 24, bad=0.3, gaps=0.1), Decoder(SIZE)
+    expected = list(naive_batches(records, decoder, 5, START))
+    quarantine = Quarantine(tmp_path / "quarantine", rate=0)
+    with Batches(FakeReader(records), decoder, quarantine, 5, workers=2, processes=True) as batches:
+        for batch, wanted in zip(collect(batches, len(expected)), expected, strict=True):
+            assert_equal(batch, wanted)
+        assert batches.next(0) is None
+    assert sum(quarantine.counts.values()) > 0
+
+
+def test_originals_are_kept_as_without_a_process(tmp_path: Path, process: DecodeProcess) -> None:
+    kept = []
+    tasks = tasks_of(journal(np.random.default_rng(1), 12, bad=0.3, gaps=0.0))
+    for name, decode in (("here", None), ("there", process.decode)):
+        originals = KeptOriginals(tmp_path / name, (SIZE, SIZE, 3), budget=1 << 20)
+        chunks = [decode_chunk(Decoder(SIZE), task, originals.keep, decode) for task in tasks]
+        kept.append([one.original for chunk in chunks for one in chunk.batch.origins_B or ()])
+    assert kept[0] == kept[1]
+    assert sum(map(bool, kept[0])) > 10
+
+
+def test_an_image_that_ends_its_decoder_is_rejected_alone(
+    process: DecodeProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = marked(1, DEADLY, 2, 3, DEADLY, 4)
+    chunk = decode_chunk(Decoder(SIZE), task, decode=process.decode)
+    expected = decode_chunk(Decoder(SIZE), marked(1, 0, 2, 3, 0, 4))
+    assert chunk.index_B.tolist() == [0, 2, 3, 5]
+    good = expected.batch.images_BCHW[[0, 2, 3, 5]]  # type: ignore[index]
+    assert np.array_equal(chunk.batch.images_BCHW, good)  # type: ignore[arg-type]
+    error = "it ended the process that decoded it (SIGSEGV)"
+    assert [(one.index, one.error.reason, str(one.error)) for one in chunk.rejected] == [
+        (1, "damaged", error),
+        (4, "damaged", error),
+    ]
+    assert "a process that decodes ended (SIGSEGV); another one is started" in caplog.text
+    assert_same(decode_chunk(Decoder(SIZE), task, decode=process.decode), chunk)  # as a replay
+
+
+def test_an_image_without_memory_for_it_is_rejected(process: DecodeProcess) -> None:
+    chunk = decode_chunk(Decoder(SIZE), marked(LARGE, 1), decode=process.decode)
+    assert chunk.index_B.tolist() == [1]
+    (rejected,) = chunk.rejected
+    assert str(rejected.error) == "it ended the process that decoded it (status 1)"
+
+
+@pytest.mark.parametrize("count", [1, 6])
+def test_nothing_is_lost_to_a_process_that_somebody_kills(
+    count: int, process: DecodeProcess
+) -> None:
+    task = marked(*range(count))
+    for _ in range(3):
+        decode_chunk(Decoder(SIZE), task, decode=process.decode)
+        assert process._process is not None
+        os.kill(process._process.pid or 0, signal.SIGKILL)
+        found = decode_chunk(Decoder(SIZE), task, decode=process.decode)
+        assert_same(found, decode_chunk(Decoder(SIZE), task))
+
+
+def test_a_process_goes_on_at_an_interrupt_of_its_group(process: DecodeProcess) -> None:
+    task = marked(1, 2)
+    decode_chunk(Decoder(SIZE), task, decode=process.decode)
+    assert process._process is not None
+    before = process._process.pid
+    os.kill(before or 0, signal.SIGINT)
+    time.sleep(0.1)
+    decode_chunk(Decoder(SIZE), task, decode=process.decode)
+    assert process._process.pid == before
+
+
+def test_a_fault_of_the_decoder_is_an_error_and_no_bad_sample(process: DecodeProcess) -> None:
+    with pytest.raises(RuntimeError, match=r"the decoder failed:(.|\n)*a fault of the decoder"):
+        decode_chunk(Decoder(SIZE), marked(1, WRONG), decode=process.decode)
+    assert len(decode_chunk(Decoder(SIZE), marked(1, 2), decode=process.decode).batch) == 2
+
+
+def test_batches_end_with_the_fault_of_the_decoder(tmp_path: Path) -> None:
+    samples = [raw(np.random.default_rng(0), SIZE + 1, SIZE, 3)]
+    reader, quarantine = FakeReader([record(1, samples)]), Quarantine(tmp_path, rate=0)
+    with (
+        Batches(reader, Unready(SIZE), quarantine, 1, processes=True) as batches,
+        pytest.raises(RuntimeError, match=r"ended at its start \(status 1\)"),
+    ):
+        batches.next(60)
+    assert batches.offset == Offset(1, 0)
+
+
+def test_close_ends_the_processes(tmp_path: Path) -> None:
+    reader = FakeReader(journal(np.random.default_rng(2), 20, bad=0.2, gaps=0.0))
+    quarantine = Quarantine(tmp_path, rate=0)
+    with Batches(reader, Decoder(SIZE), quarantine, 4, workers=2, processes=True) as batches:
+        collect(batches, 3)
+        started = [one._process for one in batches._pool._processes]
+        pids = [one.pid for one in started if one is not None]
+        assert pids
+    assert not any(psutil.pid_exists(pid or 0) for pid in pids)
+
+
+PARENT = """
+import sys, time
+from stream_ssl.feed.decode import Decoder
+from stream_ssl.feed.decode_process import DecodeProcess
+if __name__ == "__main__":
+    made = DecodeProcess(Decoder(8), 64)
+    made._start()
+    print(made._process.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_processes_end_with_a_killed_learner(tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(textwrap.dedent(PARENT))
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        others = psutil.Process(parent.pid).children(recursive=True)
+        assert child in others
+        parent.kill()
+    assert not psutil.wait_procs(others, timeout=60)[1]
+
+
+def test_pixels_are_shared_without_a_memory_file_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(shared_pixels.os, "memfd_create")
+    first = SharedPixels((2, 3))
+    second = SharedPixels((2, 3), os.dup(first._file))
+    first.array[1, 2] = 7
+    assert second.array.tolist() == [[0, 0, 0], [0, 0, 7]]
