@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import logging
 import os
@@ -82,14 +83,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         if chosen.command in DAEMONS:
             logging.getLogger("stream_ssl").error("%s", error)
             return 1
-        # The reader of the output has ended, such as `head`. Python flushes once more at its exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()  # its reader has ended, such as `head`
         return 128 + signal.SIGPIPE
+    except OSError as error:
+        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        _drop_output()
+        print(
+            f"stream-ssl {chosen.command}: the output cannot be written ({error.strerror}): free "
+            "space there, then repeat the command",
+            file=sys.stderr,
+        )
+        return 1
     except KeyboardInterrupt:
         print(f"stream-ssl {chosen.command}: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
     assert isinstance(status, int)
     return status
+
+
+def _drop_output() -> None:
+    """Send the rest of the output nowhere, because Python flushes once more at its exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

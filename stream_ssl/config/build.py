@@ -45,6 +45,7 @@ from stream_ssl.learning.compatibility import check_batch, check_labels
 from stream_ssl.learning.learner import Learner, Stream
 from stream_ssl.learning.optimiser import OptimiserSettings
 from stream_ssl.learning.pace import Pace
+from stream_ssl.learning.ranks import Ranks
 from stream_ssl.learning.settings import LearnerSettings
 from stream_ssl.learning.vectors import MLP, Vectors, VectorViews
 from stream_ssl.learning.views import Chances, Views
@@ -60,7 +61,7 @@ from stream_ssl.observe.loggers import Logger, TensorBoard
 from stream_ssl.observe.page.picture_search import PictureSearch
 from stream_ssl.observe.prequential import Prequential
 from stream_ssl.observe.shadow import Shadow, StepDescriptor
-from stream_ssl.process.failures import first_line
+from stream_ssl.process.failures import first_line, section
 from stream_ssl.producers._images import as_sample
 
 
@@ -73,7 +74,8 @@ def method(settings: Namespace) -> Method:
     encoder = backbone(settings)
     if isinstance(settings.memory.descriptor, Features):
         settings.memory.descriptor.fit(encoder.dim)
-    projector = Projector(encoder.dim, **settings.projector)
+    with section("projector"):
+        projector = Projector(encoder.dim, **settings.projector)
     module, _, name = settings.method.class_path.rpartition(".")
     chosen: type[Method] = getattr(importlib.import_module(module), name)
     return chosen(encoder, projector, settings.loss, **settings.method.init_args)
@@ -93,7 +95,8 @@ def backbone(settings: Namespace) -> ResNet | MLP | Model:
     if model is None:
         if head is not None:
             raise ValueError(f"encoder.head {head!r} is a layer of encoder.model, which is null")
-        encoder = ResNet(channels=settings.decoder.channels, **own)
+        with section("encoder"):
+            encoder = ResNet(channels=settings.decoder.channels, **own)
     else:
         encoder = Model(called(model), image_shape(settings), head)
     if weights is not None:
@@ -112,7 +115,8 @@ def forget_first_weights(settings: Namespace) -> None:
 
 def vectors(settings: Namespace) -> Vectors | None:
     """Return the settings of a run on vectors; None for a run on images."""
-    found = Vectors(**settings.vectors)
+    with section("vectors"):
+        found = Vectors(**settings.vectors)
     return None if found.dim is None else found
 
 
@@ -127,7 +131,8 @@ def decoder(settings: Namespace) -> Decoder | VectorDecoder:
         options = settings.decoder.as_dict()
         own = options.pop("subclass")
         if own is None:
-            return Decoder(**options)
+            with section("decoder"):
+                return Decoder(**options)
         if options["fit"] == "crop":
             del options["fit"]  # a decoder of one's own need not know of other ways
         decoder: Decoder = called(own, **options)
@@ -158,19 +163,21 @@ def views(settings: Namespace) -> Views | VectorViews:
     """Return the augmentation."""
     if (found := vectors(settings)) is not None:
         return VectorViews(found)
-    return Views(settings.decoder.size, settings.decoder.channels, **settings.views)
+    with section("views"):
+        return Views(settings.decoder.size, settings.decoder.channels, **settings.views)
 
 
 def memory(settings: Namespace, dim: int, group: RankGroup = SINGLE_PROCESS) -> WorkingMemory:
     """Return the working memory, with images. With several ranks, it is the shard of this rank."""
-    return WorkingMemory(
-        dim=dim,
-        image_shape=image_shape(settings),
-        device=settings.learner.device,
-        group=group,
-        seed=settings.learner.seed,
-        **settings.memory,
-    )
+    with section("memory"):
+        return WorkingMemory(
+            dim=dim,
+            image_shape=image_shape(settings),
+            device=settings.learner.device,
+            group=group,
+            seed=settings.learner.seed,
+            **settings.memory,
+        )
 
 
 def image_shape(settings: Namespace) -> tuple[int, int, int]:
@@ -236,16 +243,20 @@ def batches(
         )
     options["batch_size"] = total // ranks
     quarantine = f"quarantine-{rank}" if rank else "quarantine"
-    return Batches(
-        reader,
-        decoder(settings),
-        Quarantine(settings.run / quarantine, **settings.quarantine),
-        start=start,
-        share=replace(share or JournalShare(), joint=ranks > 1),
-        originals=originals,
-        processes=decodes_in_processes(settings),
-        **options,
-    )
+    with section("quarantine"):
+        rejected = Quarantine(settings.run / quarantine, **settings.quarantine)
+    found = decoder(settings)
+    with section("batches"):
+        return Batches(
+            reader,
+            found,
+            rejected,
+            start=start,
+            share=replace(share or JournalShare(), joint=ranks > 1),
+            originals=originals,
+            processes=decodes_in_processes(settings),
+            **options,
+        )
 
 
 def originals(
@@ -269,7 +280,8 @@ def originals(
             "are kept by a run with one rank. Set originals.budget to null, or use one rank"
         )
     shape = decoder(settings).shape_HWC
-    return KeptOriginals(settings.run / "originals", shape, settings.originals.budget, held)
+    with section("originals"):
+        return KeptOriginals(settings.run / "originals", shape, settings.originals.budget, held)
 
 
 def learner(
@@ -285,29 +297,41 @@ def learner(
     network = method(settings)
     check_memory(settings, network.dim)
     working = memory(settings, network.dim, group)
-    pace = Pace(**settings.pace)
+    with section("pace"):
+        pace = Pace(**settings.pace)
+    with section("optimiser"):
+        optimiser = OptimiserSettings(**settings.optimiser)
     check_labels(network, settings.classes > 0)
     batch = settings.batches.batch_size // group.size
     options = settings.learner.as_dict()
     if vectors(settings) is not None and options["novelty"] == "auto":
         options["novelty"] = None  # the test compares pictures
     check_batch(network, working, pace, settings.learner.anchors, batch)
-    return Learner(
-        network,
-        working,
-        views(settings),
-        stream,
-        LearnerSettings(**options),
-        OptimiserSettings(**settings.optimiser),
-        settings.schedule,
-        pace,
-        start,
-    )
+    augmented = views(settings)
+    with section("learner"):
+        return Learner(
+            network,
+            working,
+            augmented,
+            stream,
+            LearnerSettings(**options),
+            optimiser,
+            settings.schedule,
+            pace,
+            start,
+        )
+
+
+def checkpointer(settings: Namespace, ranks: Ranks | None = None) -> Checkpointer:
+    """Return the writer and reader of the run's checkpoints."""
+    with section("checkpoints"):
+        return Checkpointer(settings.run / FOLDER, **settings.checkpoints, ranks=ranks)
 
 
 def prequential(settings: Namespace) -> Prequential:
     """Return the probe that predicts the labels of the stream."""
-    return Prequential(**settings.observe.prequential)
+    with section("observe.prequential"):
+        return Prequential(**settings.observe.prequential)
 
 
 def held_out(settings: Namespace, learner: Learner) -> HeldOutProbe | None:
@@ -505,7 +529,7 @@ def dry_run(settings: Namespace, ranks: int = 1) -> Learner:
     with ExitStack() as stack:
         settings = settings.clone()
         settings.run = Path(stack.enter_context(TemporaryDirectory()))
-        Checkpointer(settings.run / FOLDER, **settings.checkpoints)
+        checkpointer(settings)
         reader = stack.enter_context(closing(JournalReader(settings.run / "journal")))
         kept = originals(settings, ranks)
         stack.enter_context(batches(settings, reader, START, ranks=ranks, originals=kept))

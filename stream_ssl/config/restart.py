@@ -6,8 +6,10 @@ option that is in neither.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -202,7 +204,15 @@ def _differences(path: str, ours: Any, theirs: Any) -> Iterator[tuple[str, Any, 
 
 
 def _plain(value: Any) -> Any:
-    # JSON has no tuples: a stored tuple comes back as a list.
+    """Return a value in the form in which two of them are compared.
+
+    JSON has no tuples, so a stored tuple comes back as a list. A learner keeps the receiver's
+    options as text if they come from the command line.
+    """
+    if isinstance(value, str):
+        with suppress(ValueError):
+            found = json.loads(value)
+            return value if isinstance(found, str) else _plain(found)
     return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 

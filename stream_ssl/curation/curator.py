@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, interpolate, normalize
 
+from stream_ssl.curation.rows import Rows
 from stream_ssl.curation.saves import Saves
-from stream_ssl.durable import make_folder, sync
+from stream_ssl.durable import make_folder
 from stream_ssl.encoder.efficientnet_lite import EfficientNetLite0
 from stream_ssl.feed.decode import BadSample, Decoder, content_hashes, sample_ids
 from stream_ssl.memory import WorkingMemory
@@ -50,6 +51,7 @@ SEEN: Final = 65_536
 SAVE_SECONDS: Final = 30.0
 SAVE_SHARE: Final = 0.05  # of the time, at most, goes into saving
 DROPPED: Final = "dropped.jsonl"
+BAD: Final = "bad.jsonl"
 PAIRS: Final = 24
 """The number of dropped pictures that are remembered, each with the picture that it repeats."""
 
@@ -110,6 +112,24 @@ class Dropped:
     of_id: str
     of_source: str
     distance: float
+
+
+@dataclass(frozen=True, slots=True)
+class Bad:
+    """A sample that cannot be decoded.
+
+    Attributes:
+        id, source, label, position: as in `Kept`.
+        reason: one of `stream_ssl.feed.decode.REASONS`.
+        message: what is wrong, for people.
+    """
+
+    id: str
+    source: str
+    label: int | None
+    position: str
+    reason: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +210,7 @@ class Curator:
         make_folder(folder)
         self.originals = Originals(folder / "originals")
         self._kept: list[Kept | None] = [None] * keep
-        self._rows: list[str] = []  # lines of DROPPED from the present batch
+        self._dropped_rows, self._bad_rows = Rows(folder / DROPPED), Rows(folder / BAD)
         self._names: list[tuple[str, str]] = []  # source and id of each picture in `_seen`
         self._read, self._dropped, self._bad = 0, 0, Counter[str]()
         self.pair_P2CHW = torch.zeros(0, 2, *shape, dtype=torch.uint8)
@@ -212,9 +232,11 @@ class Curator:
 
     def dropped(self) -> Iterator[Dropped]:
         """Yield the pictures that were dropped as near-duplicates, in order."""
-        with (self._folder / DROPPED).open(encoding="utf-8") as file:
-            for line in file:
-                yield Dropped(**json.loads(line))
+        return (Dropped(**row) for row in self._dropped_rows)
+
+    def bad(self) -> Iterator[Bad]:
+        """Yield the samples that could not be decoded, in order."""
+        return (Bad(**row) for row in self._bad_rows)
 
     def run(
         self, source: Source, stopped: Callable[[], bool] = lambda: False
@@ -237,9 +259,8 @@ class Curator:
         with ThreadPoolExecutor(self._threads) as pool:
             for batch in batches(samples, lambda pair: len(pair[0].data)):
                 self._take(batch, pool)
-                with (self._folder / DROPPED).open("a", encoding="utf-8") as file:
-                    file.writelines(self._rows)
-                self._rows.clear()
+                self._dropped_rows.write()
+                self._bad_rows.write()
                 yield self.progress
                 if stopped():
                     break
@@ -252,8 +273,12 @@ class Curator:
     def _take(self, batch: list[tuple[Sample, Position]], pool: ThreadPoolExecutor) -> None:
         """Drop, keep or reject each sample of a batch."""
         pixels = pool.map(self._decode, [sample for sample, _ in batch])
-        pairs = zip(batch, pixels, strict=True)
-        good = [(sample, after, image) for (sample, after), image in pairs if image is not None]
+        good: list[Decoded] = []
+        for (sample, after), found in zip(batch, pixels, strict=True):
+            if isinstance(found, BadSample):
+                self._reject(sample, after, found)
+            else:
+                good.append((sample, after, found))
         self._read += len(batch)
         self._position = batch[-1][1]
         if not good:
@@ -325,13 +350,17 @@ class Curator:
     def _image(self, slot: int) -> Tensor:
         return self.memory.images_of(torch.tensor([slot]))[0]
 
-    def _decode(self, sample: Sample) -> NDArray[np.uint8] | None:
+    def _decode(self, sample: Sample) -> NDArray[np.uint8] | BadSample:
         try:
             return self._decoder.decode(sample)
         except BadSample as error:
-            self._bad[error.reason] += 1
-            log.debug("sample %s of %s: %s", sample.id, sample.source, error)
-            return None
+            return error
+
+    def _reject(self, sample: Sample, position: Position, error: BadSample) -> None:
+        """Record a sample that cannot be decoded."""
+        self._bad[error.reason] += 1
+        about = sample.id, sample.source, sample.label, json.dumps(position)
+        self._bad_rows.add(Bad(*about, error.reason, str(error)))
 
     def _drop(self, one: Decoded, twin: tuple[str, str], distance: float, twin_CHW: Tensor) -> None:
         """Record that a sample repeats another picture."""
@@ -345,7 +374,7 @@ class Curator:
             of_id=twin[1],
             distance=round(distance, 4),
         )
-        self._rows.append(json.dumps(asdict(row)) + "\n")
+        self._dropped_rows.add(row)
         self._dropped += 1
         image_CHW = torch.tensor(image_HWC).permute(2, 0, 1)  # Pillow's pixels are read-only
         self._remember_pair(torch.stack([image_CHW, twin_CHW]))
@@ -367,7 +396,7 @@ class Curator:
         Raises:
             OSError: the disk is full or failed. The last saved state remains.
         """
-        sync(self._folder / DROPPED)
+        dropped_bytes, bad_bytes = self._dropped_rows.sync(), self._bad_rows.sync()
         kept = self.kept
         self.originals.flush({one.original for one in kept})
         tensors = {"pairs": self.pair_P2CHW}
@@ -377,7 +406,8 @@ class Curator:
             "settings": self._settings,
             "read": self._read,
             "dropped": self._dropped,
-            "dropped_bytes": (self._folder / DROPPED).stat().st_size,
+            "dropped_bytes": dropped_bytes,
+            "bad_bytes": bad_bytes,
             "bad": dict(self._bad),
             "position": self._position,
             "kept": [asdict(one) for one in kept],
@@ -402,7 +432,8 @@ class Curator:
         """
         found = self._saves.read()
         if found is None:
-            (self._folder / DROPPED).write_text("")
+            self._dropped_rows.go_back(0)
+            self._bad_rows.go_back(0)
             return
         tensors, facts = found
         begun = {"fit": "crop"} | facts["settings"]  # passes of earlier versions saved no "fit"
@@ -424,7 +455,8 @@ class Curator:
         self._read, self._dropped = facts["read"], facts["dropped"]
         self._bad.update(facts["bad"])
         self._position = facts["position"]
-        os.truncate(self._folder / DROPPED, facts["dropped_bytes"])
+        self._dropped_rows.go_back(facts["dropped_bytes"])
+        self._bad_rows.go_back(facts.get("bad_bytes", 0))  # earlier versions kept no such rows
 
 
 def batches(items: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:

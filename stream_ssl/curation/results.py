@@ -8,7 +8,9 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +25,7 @@ from stream_ssl.memory.index import write_flat
 
 CURATED: Final = "curated.parquet"
 DROPPED: Final = "dropped.parquet"
+BAD: Final = "bad.parquet"
 INDEX: Final = "index.faiss"
 REPORT: Final = "report.html"
 SHARD: Final = 1000  # pictures
@@ -54,6 +57,19 @@ SCHEMA: Final = pa.schema(
 )
 """Columns of curated.parquet. The metadata tells Hugging Face's `datasets` which are images."""
 
+_SAMPLE: Final = [
+    *(("id", pa.string()), ("source", pa.string()), ("label", pa.int64())),
+    ("position", pa.string()),
+]
+DROPPED_SCHEMA: Final = pa.schema(
+    [
+        *_SAMPLE,
+        *(("of_id", pa.string()), ("of_source", pa.string()), ("of_kept", pa.bool_())),
+        ("distance", pa.float64()),
+    ]
+)
+BAD_SCHEMA: Final = pa.schema([*_SAMPLE, ("reason", pa.string()), ("message", pa.string())])
+
 
 def write_results(
     curator: Curator, folder: Path, done: Callable[[int], None] = lambda _: None
@@ -63,6 +79,7 @@ def write_results(
     - curated-000000.tar, ...: WebDataset shards with the original bytes, a JSON file beside each
     - curated.parquet: id, image ({bytes, path}), label, source, position
     - dropped.parquet: the near-duplicates, each with the picture that it repeats
+    - bad.parquet: the samples that could not be decoded, each with the reason
     - index.faiss: inner products of the features, in the row order of curated.parquet
     - report.html: counts, a contact sheet, and near-duplicates beside their originals
 
@@ -78,6 +95,7 @@ def write_results(
     """
     _write_pictures(curator, folder, done)
     _write_dropped(curator, folder / DROPPED)
+    _write_rows(map(asdict, curator.bad()), BAD_SCHEMA, folder / BAD)
     write_flat(curator.memory.embeddings.numpy(), folder / INDEX)
     write_report(curator, folder / REPORT)
 
@@ -143,28 +161,15 @@ def _add_file(shard: tarfile.TarFile, name: str, data: bytes, time: float) -> No
 def _write_dropped(curator: Curator, path: Path) -> None:
     """Write the near-duplicates. `of_kept` tells whether the picture that one repeats is kept."""
     kept = {(one.source, one.id) for one in curator.kept}
-    schema = pa.schema(
-        [
-            ("id", pa.string()),
-            ("source", pa.string()),
-            ("label", pa.int64()),
-            ("position", pa.string()),
-            ("of_id", pa.string()),
-            ("of_source", pa.string()),
-            ("of_kept", pa.bool_()),
-            ("distance", pa.float64()),
-        ]
+    rows = (
+        {**asdict(one), "of_kept": (one.of_source, one.of_id) in kept} for one in curator.dropped()
     )
+    _write_rows(rows, DROPPED_SCHEMA, path)
+
+
+def _write_rows(rows: Iterable[dict[str, Any]], schema: pa.Schema, path: Path) -> None:
+    left = iter(rows)
     with parquet.ParquetWriter(path, schema) as table:
-        rows: list[dict[str, Any]] = []
-        for one in curator.dropped():
-            rows.append(
-                {
-                    **{name: getattr(one, name, None) for name in schema.names},
-                    "of_kept": (one.of_source, one.of_id) in kept,
-                }
-            )
-            if len(rows) == 10_000:
-                table.write_table(pa.Table.from_pylist(rows, schema))
-                rows.clear()
-        table.write_table(pa.Table.from_pylist(rows, schema))
+        table.write_table(pa.Table.from_pylist([], schema))
+        while group := list(islice(left, 10_000)):
+            table.write_table(pa.Table.from_pylist(group, schema))

@@ -32,7 +32,6 @@ from stream_ssl.feed.journal_tasks import JournalReplaced, JournalShare
 from stream_ssl.journal.reader import JournalReader
 from stream_ssl.learning.checkpoint import Checkpointer
 from stream_ssl.learning.checkpoint_folder import CheckpointError
-from stream_ssl.learning.checkpoint_layout import FOLDER
 from stream_ssl.learning.compatibility import IncompatibleConfig
 from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.ranks import Ranks
@@ -98,7 +97,7 @@ class Process:
         server = LearnerServer(settings, group.group.rank, stack)
         self.health, self._metrics = server.health, server.metrics
         # The settings, which a checkpoint completes.
-        checkpointer = Checkpointer(settings.run / FOLDER, **settings.checkpoints, ranks=group)
+        checkpointer = build.checkpointer(settings, group)
         saved = _newest(checkpointer)
         if saved is not None:
             with configuring():

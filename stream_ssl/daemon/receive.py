@@ -30,7 +30,7 @@ from stream_ssl.observe.peers import ASK_EVERY, Peers
 from stream_ssl.observe.server import Server
 from stream_ssl.observe.trends import EVERY
 from stream_ssl.observe.watch import Watch, Watched
-from stream_ssl.process.failures import configuring, listening
+from stream_ssl.process.failures import configuring, listening, section
 from stream_ssl.receiver.access import Access
 from stream_ssl.receiver.receiver import Receiver
 from stream_ssl.receiver.records import ReceiverRecord
@@ -89,20 +89,22 @@ def receive(settings: Namespace, resolved: Mapping[str, Any], stop: threading.Ev
             )
             stack.enter_context(Background("watch", watch.try_look, EVERY))
             access = access_of(settings, settings.run)
-            journal = Journal(settings.run / "journal", **settings.journal)
+            with section("journal"):
+                journal = Journal(settings.run / "journal", **settings.journal)
             stack.callback(journal.close)
             offsets = ConsumerOffsets(settings.run)
 
             def listen(bind: str) -> Receiver:
-                return listening(
-                    lambda: Receiver(
-                        journal,
-                        offsets,
-                        access=access,
-                        verdicts=VerdictInbox(settings.run),
-                        **{**settings.receiver, "bind": bind},
+                with section("receiver"):
+                    return listening(
+                        lambda: Receiver(
+                            journal,
+                            offsets,
+                            access=access,
+                            verdicts=VerdictInbox(settings.run),
+                            **{**settings.receiver, "bind": bind},
+                        )
                     )
-                )
 
             receiver = listen_again(listen, settings.receiver.bind, settings.run)
             stack.callback(receiver.close)
@@ -218,7 +220,8 @@ def dry_run(settings: Namespace) -> None:
         access = access_of(settings, settings.run if made else Path(folder))
         settings = settings.clone()
         settings.receiver.bind = "inproc://check"
-        with closing(Journal(Path(folder) / "journal", **settings.journal)) as journal:
-            Receiver(
-                journal, ConsumerOffsets(Path(folder)), access=access, **settings.receiver
-            ).close()
+        with section("journal"):
+            journal = Journal(Path(folder) / "journal", **settings.journal)
+        with closing(journal), section("receiver"):
+            offsets = ConsumerOffsets(Path(folder))
+            Receiver(journal, offsets, access=access, **settings.receiver).close()

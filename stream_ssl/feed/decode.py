@@ -6,6 +6,7 @@ Legend: B samples of a chunk, C channels, D numbers of a vector, H height, W wid
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -405,11 +406,13 @@ class Decoder:
                 return None
         return np.frombuffer(payload, np.uint8).reshape(len(rows), *shape)
 
+    @property
+    def _limit(self) -> str:
+        return f"at most {self.max_pixels} are decoded (decoder.max_pixels)"
+
     def _check_size(self, width: int, height: int) -> None:
         if width * height > self.max_pixels:
-            raise BadSample(
-                "pixels", f"{width} x {height} pixels; at most {self.max_pixels} are decoded"
-            )
+            raise BadSample("pixels", f"{width} x {height} pixels; {self._limit}")
 
     def _check(self, data: bytes, codec: str, width: int, height: int) -> None:
         """Reject an image with too many pixels or scans, and a small file that takes long.
@@ -460,7 +463,8 @@ class Decoder:
         except (BadSample, MemoryError):  # running out of memory is not an error of the sample
             raise
         except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-            raise BadSample("pixels", str(error)) from None
+            pixels = next(iter(re.findall(r"\d+", str(error))), "too many")
+            raise BadSample("pixels", f"{pixels} pixels; {self._limit}") from None
         except Exception as error:  # a hostile file can make Pillow raise any exception
             if isinstance(error, UnidentifiedImageError):
                 if _begins_like(sample.codec, data):

@@ -101,7 +101,7 @@ class Journal:
         check: bool = True,
     ) -> None:
         if budget < 1 << 20:
-            raise ValueError(f"journal budget {budget} bytes: must be at least 1 MiB ({1 << 20})")
+            raise ValueError(f"journal.budget {budget}: must be at least {1 << 20} bytes (1 MiB)")
         self.path = Path(path)
         self.budget = budget
         room = min(budget, disk_room(self.path))  # only whole segments can be deleted

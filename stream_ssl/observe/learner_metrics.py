@@ -84,8 +84,9 @@ LEARNER: tuple[Spec, ...] = (
     ),
     Spec(
         "learner", "gauge", "step", "steps",
-        "Number of the learner's latest step. It continues over restarts, and checkpoints use the "
-        "same number.", "The difference to checkpoint_step: the steps that a restart would repeat.",
+        "Number of the learner's latest step, with or without an update. It continues over "
+        "restarts, and checkpoints use the same number.",
+        "The difference to checkpoint_step: the steps that a restart would repeat.",
         field="StepRecord.step",
     ),
     Spec(

@@ -97,6 +97,17 @@ def configuring(if_too_large: str = "lower memory.capacity") -> Iterator[None]:
 
 
 @contextmanager
+def section(name: str) -> Iterator[None]:
+    """Put the name of a section of the settings before a ValueError in the block."""
+    try:
+        yield
+    except ValueError as error:
+        if str(error).startswith(f"{name}."):  # it names the option itself
+            raise
+        raise ValueError(f"{name}: {error}") from error
+
+
+@contextmanager
 def writing(
     option: str, place: Path | str, remedy: str = "then repeat the command"
 ) -> Iterator[None]:

@@ -158,11 +158,11 @@ class StepLog:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._log, self._every, self._clock = log, every, clock
-        self._at, self._steps, self._samples = clock(), 0, 0
+        self._at, self._updates, self._samples = clock(), 0, 0
 
     def consume(self, record: StepRecord) -> None:
         """Consume one step."""
-        self._steps += record.skipped is None
+        self._updates += record.skipped is None
         self._samples += 0 if record.replay else record.batch + record.near_duplicates
         seconds = self._clock() - self._at
         if seconds < self._every or record.skipped is not None:
@@ -172,14 +172,14 @@ class StepLog:
             "loss": round(record.loss, 4),
             "learning_rate": record.learning_rate,
             "samples_per_second": round(self._samples / seconds, 1),
-            "steps_per_second": round(self._steps / seconds, 2),
+            "updates_per_second": round(self._updates / seconds, 2),
             "lag_seconds": round(record.lag_seconds, 1),
         }
         self._log.info(
             "step %(step)d: loss %(loss)s, learning rate %(learning_rate)g, "
-            "%(samples_per_second)s samples/s of the stream, %(steps_per_second)s steps/s, "
+            "%(samples_per_second)s samples/s of the stream, %(updates_per_second)s updates/s, "
             "lag %(lag_seconds)s s",
             told,
             extra=told,
         )
-        self._at, self._steps, self._samples = self._clock(), 0, 0
+        self._at, self._updates, self._samples = self._clock(), 0, 0

@@ -142,8 +142,8 @@ class CreditPolicy:
     def __init__(self, each: int, total: int, max_packet: int) -> None:
         if not 0 < max_packet <= each <= total:
             raise ValueError(
-                f"credit: must hold 0 < max_packet ({max_packet}) <= credit of one producer "
-                f"({each}) <= credit of all ({total})"
+                f"credit {each}: must be at least max_packet, {max_packet}, which must be above 0, "
+                f"and at most total_credit, {total}"
             )
         self.each = each
         self.total = total

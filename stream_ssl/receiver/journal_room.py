@@ -42,13 +42,14 @@ class JournalRoom:
     ) -> None:
         if max_lag is not None and max_lag < max_packet:
             raise ValueError(
-                f"max_lag_bytes {max_lag}: must be at least max_packet, {max_packet}, or no "
-                "producer ever gets credit"
+                f"receiver.max_lag_bytes {max_lag}: must be at least receiver.max_packet "
+                f"({max_packet} bytes), or no producer ever gets credit"
             )
         if journal.budget < 4 * max_packet:
             raise ValueError(
-                f"journal budget {journal.budget} bytes: must be at least 4 times max_packet "
-                f"({max_packet}), or no producer ever gets credit"
+                f"journal.budget {journal.budget}: must be at least {4 * max_packet} bytes (4 "
+                f"times receiver.max_packet, {max_packet}), or no producer ever gets credit: "
+                "raise the budget, or lower receiver.max_packet"
             )
         self._journal, self._offsets = journal, offsets
         self._max_packet, self._max_lag = max_packet, max_lag

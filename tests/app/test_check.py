@@ -127,7 +127,7 @@ SECTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("nonsense", {"a": 1}, "nonsense"),
     ("batches", {"batch_size": 0}, "batch_size=0"),
     ("batches", {"batch_size": BATCH, "workers": 0}, "workers=0"),
-    ("journal", {"budget": 1000}, "journal budget 1000 bytes"),
+    ("journal", {"budget": 1000}, "journal.budget 1000"),
     ("receiver", {"bind": "tcp://127.0.0.1:0", "max_names": 0}, "must be at least 1"),
     ("checkpoints", {"keep": 0}, "keep is 0"),
     ("checkpoints", {"every_seconds": -1}, "every_seconds=-1"),

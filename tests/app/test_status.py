@@ -238,7 +238,8 @@ def test_totals_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         assert status.main([str(tmp_path), "--seconds", "0.01"]) == 0
         said = " ".join(capsys.readouterr().out.replace("│", "").split())
         assert "12,345 samples acknowledged since the receiver started" in said
-        assert "step 400, 0 new samples/s, 0/s again, " in said
+        assert "0 new samples/s, 0/s again, 0.0 updates/s" in said
+        assert "step 400, 0 updates since the start" in said
         learner.consume(step(step=1234))
         assert status.main([str(tmp_path), "--seconds", "0.01", "--json", "true"]) == 0
     figures = json.loads(capsys.readouterr().out)

@@ -13,7 +13,7 @@ import torch
 from curation_pictures import COUNT, DIFFERENT, Crawl
 from PIL import Image
 
-from stream_ssl.curation import Curator, Dropped
+from stream_ssl.curation import Curator
 from stream_ssl.curation.curator import BATCH, PAIRS
 from stream_ssl.producers.sources import ImageFolder
 from stream_ssl.producers.sources.base import mark
@@ -24,8 +24,8 @@ def originals(curator: Curator, source: Crawl) -> list[int]:
     return [int(source.original_N[int(one.id)]) for one in curator.kept]
 
 
-def outcome(curator: Curator) -> tuple[list[object], list[Dropped], object]:
-    return list(curator.kept), list(curator.dropped()), curator.progress
+def outcome(curator: Curator) -> tuple[object, ...]:
+    return list(curator.kept), list(curator.dropped()), list(curator.bad()), curator.progress
 
 
 def test_each_different_picture_is_kept_once_if_there_is_room(tmp_path: Path) -> None:
@@ -39,6 +39,10 @@ def test_each_different_picture_is_kept_once_if_there_is_room(tmp_path: Path) ->
     last = counts[-1]
     assert (last.read, sum(last.bad.values())) == (COUNT, COUNT // 100)
     assert last.kept + last.dropped + sum(last.bad.values()) == COUNT
+    bad = [int(one.id) for one in curator.bad()]
+    assert bad == [n for n in range(COUNT) if n % 100 == 50]
+    assert {(one.reason, one.source) for one in curator.bad()} == {("damaged", "crawl")}
+    assert all(one.message and json.loads(one.position) for one in curator.bad())
     for one in curator.dropped():
         assert source.original_N[int(one.id)] == source.original_N[int(one.of_id)]
         assert (one.source, one.of_source) == ("crawl", "crawl")

@@ -123,7 +123,7 @@ def test_the_command_keeps_each_photo_once(folder: Path, tmp_path: Path) -> None
     assert not (out / ".state").exists()
     names = {path.name for path in out.iterdir()}
     assert names == {
-        *("curated-000000.tar", "curated.parquet", "dropped.parquet", "index.faiss"),
+        *("curated-000000.tar", "curated.parquet", "dropped.parquet", "bad.parquet", "index.faiss"),
         "report.html",
     }
     assert len(list(ImageFolder(folder).samples())) == 181

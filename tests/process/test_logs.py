@@ -101,7 +101,7 @@ def test_a_step_line_has_loss_and_rates(caplog: pytest.LogCaptureFixture) -> Non
     (line,) = caplog.records
     assert line.getMessage() == (
         "step 3: loss 5.25, learning rate 0.03, 1.0 samples/s of the stream, "
-        "0.05 steps/s, lag 0.0 s"
+        "0.05 updates/s, lag 0.0 s"
     )
     assert json.loads(JsonLines().format(line))["samples_per_second"] == 1.0
 

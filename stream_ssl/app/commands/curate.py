@@ -39,7 +39,7 @@ files."""
 
 STATE = ".state"
 MARKER = "curated.parquet"
-RESULTS = re.compile(r"curated-\d{6}\.tar|dropped\.parquet|index\.faiss|report\.html")
+RESULTS = re.compile(r"curated-\d{6}\.tar|(bad|dropped)\.parquet|index\.faiss|report\.html")
 """The files that an interrupted command may leave beside its state."""
 
 
@@ -176,8 +176,9 @@ def _work(curator: Curator, source: Source, out: Path) -> bool:
     _publish(scratch, out)
     counts = curator.progress
     log.info(
-        "%s: kept %d of %d pictures; %d near-duplicates dropped, %d could not be decoded",
+        "%s: kept %d of %d pictures; %d near-duplicates dropped, %d could not be decoded%s",
         out, counts.kept, counts.read, counts.dropped, sum(counts.bad.values()),
+        " (bad.parquet names them)" if counts.bad else "",
     )  # fmt: skip
     return True
 

@@ -456,19 +456,21 @@ def table(
     if (learning := figures["learner"]) is not None:
         shown.add_row(
             "learning",
-            f"step {learning['step']:,.0f}, {learning['samples_per_second']:,.0f} new samples/s, "
+            f"{learning['samples_per_second']:,.0f} new samples/s, "
             f"{learning['replayed_samples_per_second']:,.0f}/s again, "
-            f"{learning['steps_per_second']:.1f} steps/s, {_loss(learning)}",
+            f"{learning['steps_per_second']:.1f} updates/s, {_loss(learning)}; step "
+            f"{learning['step']:,.0f}, {learning['steps']:,.0f} updates since the start",
         )
         if away := learning["dropped_samples"]:
             shown.add_row(
                 "dropped",
                 f"{plural(away, 'near-duplicate')}, before they were encoded (learner.novelty)",
             )
+        wait = "read and not yet trained on" if learning["lag_records"] else "wait for a full batch"
         shown.add_row(
             "lag",
             f"{learning['lag_seconds']:.1f} s, {plural(learning['lag_records'], 'packet')}; "
-            f"{plural(learning['pending_samples'], 'sample')} read and not yet trained on",
+            f"{plural(learning['pending_samples'], 'sample')} {wait}",
         )
         shown.add_row("memory", _memory(learning))
         shown.add_row("checkpoint", _checkpoint(learning))
