@@ -95,6 +95,8 @@ def as_sample(image: Any, id: str, codec: str | None = None, **fields: Any) -> S
             return Sample.from_vector(image, id, **fields)
         return Sample.from_array(image, id, **fields)
     data = _bytes_of(image)
+    if not data:
+        raise ValueError("the picture is empty: it has 0 bytes")
     if codec is None:
         codec = codec_of(data) if "shape" not in fields else "raw"
     if codec is None:

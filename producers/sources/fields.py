@@ -63,6 +63,8 @@ def codec_of(data: bytes) -> str | None:
 
 def no_image(data: bytes) -> str:
     """Return why bytes of an unsupported format are not sent, and the remedy if there is one."""
+    if not data:
+        return "empty: it has 0 bytes"
     kind = next((kind for magic, kind in MAGIC.items() if data.startswith(magic)), None)
     if data[4:12] in (b"ftypavif", b"ftypheic", b"ftypmif1"):
         kind = "AVIF or HEIF"

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
@@ -272,7 +273,7 @@ class Curator:
 
     def _take(self, batch: list[tuple[Sample, Position]], pool: ThreadPoolExecutor) -> None:
         """Drop, keep or reject each sample of a batch."""
-        pixels = pool.map(self._decode, [sample for sample, _ in batch])
+        pixels = pool.map(partial(_decoded, self._decoder), [sample for sample, _ in batch])
         good: list[Decoded] = []
         for (sample, after), found in zip(batch, pixels, strict=True):
             if isinstance(found, BadSample):
@@ -350,12 +351,6 @@ class Curator:
     def _image(self, slot: int) -> Tensor:
         return self.memory.images_of(torch.tensor([slot]))[0]
 
-    def _decode(self, sample: Sample) -> NDArray[np.uint8] | BadSample:
-        try:
-            return self._decoder.decode(sample)
-        except BadSample as error:
-            return error
-
     def _reject(self, sample: Sample, position: Position, error: BadSample) -> None:
         """Record a sample that cannot be decoded."""
         self._bad[error.reason] += 1
@@ -377,18 +372,12 @@ class Curator:
         self._dropped_rows.add(row)
         self._dropped += 1
         image_CHW = torch.tensor(image_HWC).permute(2, 0, 1)  # Pillow's pixels are read-only
-        self._remember_pair(torch.stack([image_CHW, twin_CHW]))
-
-    def _remember_pair(self, pair_2CHW: Tensor) -> None:
-        """Keep a uniform sample of the dropped pictures, by Vitter's algorithm R."""
-        if len(self.pair_P2CHW) < PAIRS:
-            self.pair_P2CHW = torch.cat([self.pair_P2CHW, pair_2CHW[None]])
-            return
-        place = np.random.default_rng([self._settings["seed"], self._dropped]).integers(
-            self._dropped
+        self.pair_P2CHW = sampled(
+            self.pair_P2CHW,
+            torch.stack([image_CHW, twin_CHW]),
+            self._dropped,
+            self._settings["seed"],
         )
-        if place < PAIRS:
-            self.pair_P2CHW[place] = pair_2CHW
 
     def save(self) -> None:
         """Save the state, so that a new `Curator` continues from here.
@@ -475,6 +464,30 @@ def batches(items: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
             batch, held = [], 0
     if batch:
         yield batch
+
+
+def _decoded(decoder: Decoder, sample: Sample) -> NDArray[np.uint8] | BadSample:
+    try:
+        return decoder.decode(sample)
+    except BadSample as error:
+        return error
+
+
+def sampled(pair_P2CHW: Tensor, pair_2CHW: Tensor, number: int, seed: int) -> Tensor:
+    """Return a uniform sample of at most PAIRS pairs, by Vitter's algorithm R.
+
+    Args:
+        pair_P2CHW: the sample of the pairs before this one, which may be changed.
+        pair_2CHW: the next pair.
+        number: its number, from 1.
+        seed: the seed of the draws.
+    """
+    if len(pair_P2CHW) < PAIRS:
+        return torch.cat([pair_P2CHW, pair_2CHW[None]])
+    place = np.random.default_rng([seed, number]).integers(number)
+    if place < PAIRS:
+        pair_P2CHW[place] = pair_2CHW
+    return pair_P2CHW
 
 
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -140,9 +140,9 @@ class ReceiverLink:
         if needed is None:
             self._limited_log.warning(
                 "small",
-                "the journal is full, and its new samples do not fill a batch: free space "
-                "if its disk is full, otherwise raise journal.budget or lower "
-                "batches.batch_size",
+                "the receiver takes no more samples, because the disk is full or the budget of "
+                "its journal is used up, and the new samples in it do not fill a batch: free "
+                "space on the disk, raise journal.budget or lower batches.batch_size",
             )
             return
         log.warning(

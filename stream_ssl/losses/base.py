@@ -153,6 +153,7 @@ class Loss(nn.Module, ABC):
                 process with all anchors and all negatives.
 
         Raises:
+            TypeError: anchors, positives or negatives are no tensor.
             ValueError: a shape does not fit, or an argument that the loss needs is missing.
         """
         inputs = LossInputs(z_BD, positive_BMD, negative, mask_BN, same_BN, prior_B, mix, group)
@@ -210,8 +211,12 @@ def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
 
 
 def check_shapes(inputs: LossInputs) -> None:
-    """Raise ValueError unless the shapes fit together as `Loss` describes."""
+    """Raise ValueError or TypeError unless the tensors fit together as `Loss` describes."""
     z_BD, positive_BMD, negative, mask_BN, same_BN, prior_B, mix, group = inputs
+    named = {"anchors": z_BD, "positives": positive_BMD, "negatives": negative}
+    for name, value in named.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name} are of type {type(value).__name__}: pass a torch tensor")
     if z_BD.ndim != 2 or z_BD.shape[0] == 0:
         raise ValueError(f"anchors have shape {tuple(z_BD.shape)}: expected [B, D] with B >= 1")
     batch, dim = z_BD.shape

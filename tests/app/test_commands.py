@@ -138,6 +138,22 @@ def test_a_reader_that_ends_early_gets_no_traceback(words: list[str]) -> None:
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has /dev/full")
+def test_output_to_a_full_disk_ends_in_one_line() -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "stream_ssl", "init", "laptop"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+    told = "stream-ssl init: the output cannot be written (No space left on device): free space"
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert done.stderr.startswith(told)
+
+
 def test_a_pipe_that_breaks_fails_a_daemon_and_ends_other_commands(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -93,6 +93,18 @@ def test_the_same_configuration_changes_nothing(tmp_path: Path) -> None:
     assert (found.config, found.kept, found.changed) == (run, [], [])
 
 
+@pytest.mark.parametrize(("stored", "asked"), [("4194304", 4194304), (4194304, "4194304")])
+def test_a_learner_compares_options_of_the_receiver_as_values(stored: Any, asked: Any) -> None:
+    """From the command line it has them as text."""
+    run, now = {"journal": {"budget": stored}}, {"journal": {"budget": asked}}
+    assert restart.merge(now, run).changed == []
+    now = {"journal": {"budget": "8388608"}, "receiver": {"bind": "tcp://a:1"}}
+    assert restart.merge(now, run).changed == [
+        "journal.budget: 4194304 -> 8388608",
+        "receiver.bind: default -> 'tcp://a:1'",
+    ]
+
+
 def test_an_option_that_the_run_is_older_than_comes_from_the_file(tmp_path: Path) -> None:
     asked = plain(config_file(tmp_path))
     run = copy.deepcopy(asked)

@@ -312,7 +312,10 @@ def test_a_pixel_bomb_goes_by_its_header(
         raise AssertionError("pixels were decoded")
 
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", load)
-    assert refused(png_bomb(*sides)).reason == "pixels"
+    error = refused(png_bomb(*sides))
+    assert error.reason == "pixels"
+    assert str(error).endswith("pixels; at most 25000000 are decoded (decoder.max_pixels)")
+    assert re.match(rf"({sides[0]} x {sides[1]}|{sides[0] * sides[1]}) pixels;", str(error))
 
 
 def segment(marker: int, content: bytes) -> bytes:

@@ -299,6 +299,8 @@ def test_bad_shapes_are_named(name: str) -> None:
         loss(z_BD, positive_BMD, negative_ND, same_BN=same_BN[:4])
     with pytest.raises(ValueError, match=r"prior_B has shape \(4,\)"):
         loss(z_BD, positive_BMD, negative_ND, prior_B=prior_B[:4])
+    with pytest.raises(TypeError, match="anchors are of type ndarray: pass a torch tensor"):
+        loss(z_BD.numpy(), positive_BMD, negative_ND)
     with pytest.raises(ValueError, match="B >= 1"):
         loss(z_BD[:0], positive_BMD[:0], negative_ND)
 

@@ -156,6 +156,11 @@ def no_image(run: Path, image: Path) -> list[str]:
     return [str(run), str(image)]
 
 
+def no_bytes(run: Path, image: Path) -> list[str]:
+    image.write_bytes(b"")
+    return [str(run), str(image)]
+
+
 def cut_image(run: Path, image: Path) -> list[str]:
     image.write_bytes(image.read_bytes()[:60])
     return [str(run), str(image)]
@@ -191,6 +196,7 @@ REFUSED: dict[str, tuple[Callable[[Path, Path], list[str]], int, str]] = {
     ),
     "a run on vectors": (vectors, 2, "learns from vectors, and this command searches for pictures"),
     "no picture": (no_image, 2, r"query.png: the bytes b'not a pictur'.* are no JPEG, PNG or WebP"),
+    "an empty file": (no_bytes, 2, "query.png: the picture is empty: it has 0 bytes"),
     "half a picture": (cut_image, 2, "query.png: "),
     "another format": (other_format, 2, "query.png: .* are no JPEG, PNG or WebP"),
     "a huge picture": (huge_image, 2, "query.png: 6000 x 6000 pixels; at most 25000000"),
