@@ -277,8 +277,8 @@ TABLE: tuple[Condition, ...] = (
     Condition(
         "lag", "learner", "warning",
         "the learner is more than 10 minutes behind the stream, or falls further behind",
-        "Give the learner more workers or a GPU, lower pace.updates_per_sample, or send less. "
-        "After a bulk upload, wait: the lag ends once the learner has read it.",
+        "After a bulk upload, wait: the lag ends once the learner has read it. Otherwise give the "
+        "learner more workers or a GPU, lower pace.updates_per_sample, or send less.",
     ),
     Condition(
         "learner-stuck", "learner", "critical",

@@ -103,7 +103,7 @@ def test_a_lag_that_grows_is_told_before_its_condition_begins() -> None:
     assert found["Health"].says.endswith("further and further behind the stream.")
     told = "The learner is 2 min behind the stream; the lag grew by 50 s in the last 50 s. "
     assert found["Learning"].says.startswith(told)
-    assert found["To do"].says.startswith(told + "Give the learner more workers or a GPU")
+    assert found["To do"].says.startswith(told + "After a bulk upload, wait")
     assert found["To do"].links == [("lag", "runbooks/lag")]
     run.pass_(100, run.sends(), run.learns(lag_seconds=110.0))
     assert {one.level for one in asked(run).values()} == {"good", "wait"}, "an old lag that waits"
