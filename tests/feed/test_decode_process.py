@@ -27,8 +27,10 @@ from batches_naive import (
     raw,
     record,
 )
+from decoding_learner import learned
 
 from stream_ssl.batch import COLUMNS, START, Offset
+from stream_ssl.config import build
 from stream_ssl.feed import shared_pixels
 from stream_ssl.feed.batches import Batches
 from stream_ssl.feed.decode import REASONS, Chunk, Decoder, DecodeTask, Pixels, decode_chunk
@@ -135,6 +137,17 @@ def test_batches_equal_the_naive_twin(seed: int, tmp_path: Path) -> None:
             assert_equal(batch, wanted)
         assert batches.next(0) is None
     assert sum(quarantine.counts.values()) > 0
+
+
+def test_a_learner_learns_the_same_from_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = learned("cpu", tmp_path)
+    monkeypatch.setattr(build, "decodes_in_processes", lambda _: True)
+    found = learned("cpu", tmp_path)
+    assert [one.loss for one in found] == [one.loss for one in expected]
+    assert [one.rejected for one in found] == [one.rejected for one in expected]
+    assert sum(one.rejected.get("damaged", 0) for one in found) > 0
 
 
 def test_originals_are_kept_as_without_a_process(tmp_path: Path, process: DecodeProcess) -> None:

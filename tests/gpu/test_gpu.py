@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from decoding_learner import learned
 from learning_world import BATCH, Repeatable, build, steps
 from losses_cases import Case, case
 from losses_table import VARIANTS, Known, call, known
@@ -250,6 +251,13 @@ def test_compiled_encoders_learn_as_others(kind: str) -> None:
     for one, other in zip(steps(plain, 6), steps(compiled, 6), strict=True):
         assert other.skipped is None
         assert other.loss == pytest.approx(one.loss, rel=0.02, abs=0.02)
+
+
+def test_a_learner_reads_jpegs_that_processes_decode(tmp_path: Path) -> None:
+    """With a GPU, processes decode. They must not disturb CUDA, nor change what is learned."""
+    here, there = learned("cpu", tmp_path), learned("cuda:0", tmp_path)
+    assert [one.rejected for one in there] == [one.rejected for one in here]
+    assert [one.loss for one in there] == pytest.approx([one.loss for one in here], rel=1e-3)
 
 
 def test_batches_arrive_as_they_left() -> None:
