@@ -40,6 +40,10 @@ log = logging.getLogger(__name__)
 WAIT = 5.0
 """Seconds in which a process must end after its pipe was closed, before it is killed."""
 
+PATIENCE = 600.0
+"""Seconds in which a process must answer, before it is killed. 64 images of the largest size that
+`Decoder` accepts take 70 seconds of a free core."""
+
 MOST_ANSWER = 1 << 20
 """The most bytes of an answer, which holds no pixels."""
 
@@ -90,7 +94,8 @@ class DecodeProcess:
     def decode(self, source: str, rows: Sequence[Row], payload: memoryview) -> Decoded:
         """Decode samples as `decode_samples` does.
 
-        A sample that ends its process twice, the second time alone, is rejected as "damaged".
+        A sample that ends its process twice, the second time alone, is rejected as "damaged". So is
+        one whose decoding never ends.
 
         Raises:
             RuntimeError: the process cannot start, or the decoder raised an unexpected error.
@@ -112,6 +117,8 @@ class DecodeProcess:
         try:
             self._pipe.send_bytes(msgpack.packb((source, rows), unicode_errors="surrogatepass"))
             self._pipe.send_bytes(payload)
+            if not self._pipe.poll(PATIENCE):
+                raise TimeoutError
             answer = self._pipe.recv_bytes(MOST_ANSWER)
         except (EOFError, OSError):
             self.close()

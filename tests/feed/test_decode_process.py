@@ -31,7 +31,7 @@ from decoding_learner import learned
 
 from stream_ssl.batch import COLUMNS, START, Offset
 from stream_ssl.config import build
-from stream_ssl.feed import shared_pixels
+from stream_ssl.feed import decode_process, shared_pixels
 from stream_ssl.feed.batches import Batches
 from stream_ssl.feed.decode import REASONS, Chunk, Decoder, DecodeTask, Pixels, decode_chunk
 from stream_ssl.feed.decode_process import DecodeProcess
@@ -41,8 +41,9 @@ from stream_ssl.feed.quarantine import Quarantine
 from stream_ssl.feed.shared_pixels import SharedPixels
 from stream_ssl.wire import Sample
 
-DEADLY, WRONG, LARGE = 250, 251, 252
-"""The first byte of a raw image that ends its decoder, shows a fault of it, or needs memory."""
+DEADLY, WRONG, LARGE, ENDLESS = 250, 251, 252, 253
+"""The first byte of a raw image that ends its decoder, shows a fault of it, needs memory, or never
+ends."""
 
 
 class Fragile(Decoder):
@@ -56,6 +57,8 @@ class Fragile(Decoder):
                 raise TypeError("a fault of the decoder")
             case first if first == LARGE:
                 raise MemoryError
+            case first if first == ENDLESS:
+                time.sleep(600)
         return super().read(sample)
 
 
@@ -184,6 +187,17 @@ def test_an_image_without_memory_for_it_is_rejected(process: DecodeProcess) -> N
     assert chunk.index_B.tolist() == [1]
     (rejected,) = chunk.rejected
     assert str(rejected.error) == "it ended the process that decoded it (status 1)"
+
+
+def test_an_image_whose_decoding_never_ends_is_rejected(
+    process: DecodeProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode_process, "PATIENCE", 2.0)
+    monkeypatch.setattr(decode_process, "WAIT", 0.1)
+    chunk = decode_chunk(Decoder(SIZE), marked(1, ENDLESS), decode=process.decode)
+    assert chunk.index_B.tolist() == [0]
+    (rejected,) = chunk.rejected
+    assert str(rejected.error) == "it ended the process that decoded it (SIGKILL)"
 
 
 @pytest.mark.parametrize("count", [1, 6])
