@@ -44,7 +44,10 @@ class DecodePool:
             self._idle.put(process)
 
     def close(self) -> None:
-        """Finish what is being decoded, drop the rest, and end the processes."""
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        """End the threads and the processes. What is being decoded is dropped."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for process in self._processes:
+            process.stop()
+        self._threads.shutdown(wait=True)
         for process in self._processes:
             process.close()

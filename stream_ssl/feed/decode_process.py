@@ -2,7 +2,7 @@
 
 Decoding a JPEG takes 30 to 50 microseconds under the lock besides libjpeg. A GPU's step is bound by
 Python, so these would be a fifth of it. A file that ends its decoder's process, through a fault of
-a library or for want of memory, costs one sample and not the learner.
+a library for example, costs one sample and not the learner.
 
 The answers are msgpack, because a process that reads foreign files must not be trusted with pickle.
 
@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import os
 import signal
 import threading
+import time
 import traceback
 from collections.abc import Sequence
-from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerProcess
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
 
 import msgpack
 import numpy as np
@@ -34,6 +37,7 @@ from stream_ssl.feed.decode import (
     ignore_warnings,
 )
 from stream_ssl.feed.shared_pixels import SharedPixels
+from stream_ssl.process.failures import NO_MEMORY
 
 log = logging.getLogger(__name__)
 
@@ -44,11 +48,23 @@ PATIENCE = 600.0
 """Seconds in which a process must answer, before it is killed. 64 images of the largest size that
 `Decoder` accepts take 70 seconds of a free core."""
 
+PAUSES = (0.1, 1.0)
+"""Seconds between the attempts to start a process."""
+
+TRIES = 3
+"""How often a sample alone must end its process before it is rejected."""
+
+ENDED_BY_OTHERS = ("SIGTERM", "SIGHUP", "SIGINT", "status 255")
+"""Ends of a process that are not its sample's doing. The last one means that the fork server ended,
+and says nothing about the process."""
+
+MOST_ENDS_BY_OTHERS = 20
+
 MOST_ANSWER = 1 << 20
 """The most bytes of an answer, which holds no pixels."""
 
-MOST_TEXT = 4096
-"""The most characters of an error."""
+MOST_TEXT = 1000
+"""The most characters of an error. 64 of them fit into an answer."""
 
 _lock = threading.Lock()
 """Held while `multiprocessing` starts or ends a process, which two threads must not do at once."""
@@ -56,8 +72,72 @@ _lock = threading.Lock()
 _context = multiprocessing.get_context("forkserver")
 
 
+class Worker:
+    """A process that decodes, ready for requests.
+
+    Args:
+        decoder: converts payloads to pixels.
+        pixels: the memory for the pixels of an answer.
+
+    Raises:
+        OSError: the process cannot start, or ended at its start.
+    """
+
+    def __init__(self, decoder: Payloads, pixels: SharedPixels) -> None:
+        self.pipe, theirs = _context.Pipe()
+        try:
+            with _lock:
+                _context.set_forkserver_preload([__name__])  # imports torch once for all processes
+                self._process = _context.Process(
+                    target=serve, args=(decoder, theirs, pixels), name="decode", daemon=True
+                )
+                self._process.start()
+        except EOFError:  # the fork server ended meanwhile
+            self.pipe.close()
+            raise OSError("the process that starts them ended") from None
+        except BaseException:
+            self.pipe.close()
+            raise
+        finally:
+            theirs.close()
+        try:
+            self.answer()
+        except (EOFError, OSError):
+            raise OSError(f"it ended at its start ({self.end()})") from None
+
+    def answer(self) -> bytes:
+        """Return the next answer.
+
+        Raises:
+            EOFError, OSError: the process ended, or does not answer within PATIENCE.
+        """
+        if not self.pipe.poll(PATIENCE):
+            raise TimeoutError
+        return self.pipe.recv_bytes(MOST_ANSWER)
+
+    def kill(self) -> None:
+        """End the process at once, from any thread."""
+        with suppress(ProcessLookupError):
+            os.kill(self._process.pid or 0, signal.SIGKILL)
+
+    def end(self) -> str:
+        """Close the pipe, wait for the end of the process, and return how it ended."""
+        self.pipe.close()
+        if not wait([self._process.sentinel], WAIT):
+            self.kill()
+            wait([self._process.sentinel], WAIT)
+        with _lock:
+            self._process.join(0)
+            code = self._process.exitcode or 0
+        if code >= 0:
+            return f"status {code}"
+        with suppress(ValueError):  # a real-time signal has no name
+            return signal.Signals(-code).name
+        return f"signal {-code}"
+
+
 class DecodeProcess:
-    """A process that decodes, for one thread at a time.
+    """A process that decodes, for one thread at a time. If it ends, another one takes its place.
 
     Args:
         decoder: converts payloads to pixels. The process receives a pickled copy.
@@ -66,63 +146,49 @@ class DecodeProcess:
 
     def __init__(self, decoder: Payloads, most: int) -> None:
         self._decoder, self._pixels = decoder, SharedPixels((most, *decoder.shape_HWC))
-        self._process: ForkServerProcess | None = None
+        self.worker: Worker | None = None
         self._ended = ""  # how the last process ended
-
-    def _start(self) -> None:
-        """Start a process, and wait until it is ready.
-
-        Raises:
-            RuntimeError: it ended instead.
-        """
-        self._pipe, theirs = _context.Pipe()
-        with _lock:
-            _context.set_forkserver_preload([__name__])  # imports torch once for all processes
-            self._process = _context.Process(
-                target=serve, args=(self._decoder, theirs, self._pixels), name="decode", daemon=True
-            )
-            self._process.start()
-        theirs.close()
-        try:
-            self._pipe.recv_bytes(MOST_ANSWER)
-        except (EOFError, OSError):
-            self.close()
-            raise RuntimeError(
-                f"the process that decodes samples ended at its start ({self._ended})"
-            ) from None
+        self._stopped = False
 
     def decode(self, source: str, rows: Sequence[Row], payload: memoryview) -> Decoded:
         """Decode samples as `decode_samples` does.
 
-        A sample that ends its process twice, the second time alone, is rejected as "damaged". So is
-        one whose decoding never ends.
+        A sample that ends its process TRIES times, alone, is rejected as "damaged". So is one whose
+        decoding never ends.
 
         Raises:
-            RuntimeError: the process cannot start, or the decoder raised an unexpected error.
+            RuntimeError: no process can be started, the decoder raised an unexpected error, others
+                end all processes, or `stop` was called.
         """
-        if (decoded := self._ask(source, rows, payload)) is not None:
-            return decoded
-        if len(rows) > 1:  # one of them ended it, or somebody killed it
-            parts = zip(rows, data_of(rows, payload), strict=True)
-            return _joined([self.decode(source, [row], data) for row, data in parts])
-        if (decoded := self._ask(source, rows, payload)) is not None:
-            return decoded
+        tries = by_others = 0
+        while tries < TRIES:
+            if (decoded := self._ask(source, rows, payload)) is not None:
+                return decoded
+            if len(rows) > 1:  # one of them ended it, or somebody else did
+                parts = zip(rows, data_of(rows, payload), strict=True)
+                return _joined([self.decode(source, [row], data) for row, data in parts])
+            if self._ended not in ENDED_BY_OTHERS:
+                tries += 1
+            elif (by_others := by_others + 1) > MOST_ENDS_BY_OTHERS:
+                raise RuntimeError(f"each process that decodes is ended ({self._ended})")
         error = BadSample("damaged", f"it ended the process that decoded it ({self._ended})")
         return Decoded(self._pixels.array[:0].copy(), np.empty(0, np.int64), [], [(0, error)])
 
     def _ask(self, source: str, rows: Sequence[Row], payload: memoryview) -> Decoded | None:
         """Return the answer of the process, which is started if none runs; None if it ended."""
-        if self._process is None:
-            self._start()
+        if self.worker is None:
+            self.worker = self._started()
+        worker = self.worker
+        if self._stopped:
+            raise RuntimeError("decoding was stopped")
         try:
-            self._pipe.send_bytes(msgpack.packb((source, rows), unicode_errors="surrogatepass"))
-            self._pipe.send_bytes(payload)
-            if not self._pipe.poll(PATIENCE):
-                raise TimeoutError
-            answer = self._pipe.recv_bytes(MOST_ANSWER)
+            worker.pipe.send_bytes(msgpack.packb((source, rows), unicode_errors="surrogatepass"))
+            worker.pipe.send_bytes(payload)
+            answer = worker.answer()
         except (EOFError, OSError):
             self.close()
-            log.warning("a process that decodes ended (%s); another one is started", self._ended)
+            if not self._stopped:
+                log.warning("a process that decodes ended (%s); another one starts", self._ended)
             return None
         good, hashes, bad, failure = msgpack.unpackb(answer, unicode_errors="surrogatepass")
         if failure:
@@ -134,24 +200,37 @@ class DecodeProcess:
             [(index, BadSample(reason, message)) for index, reason, message in bad],
         )
 
+    def _started(self) -> Worker:
+        for pause in PAUSES:
+            try:
+                return Worker(self._decoder, self._pixels)
+            except OSError as error:
+                log.warning("a process that decodes cannot start (%s); trying again", error)
+                time.sleep(pause)
+        try:
+            return Worker(self._decoder, self._pixels)
+        except OSError as error:
+            raise RuntimeError(f"no process that decodes samples can start: {error}") from error
+
+    def stop(self) -> None:
+        """End the process at once, and start no other one. Any thread may call this."""
+        self._stopped = True
+        if (worker := self.worker) is not None:
+            worker.kill()
+
     def close(self) -> None:
         """End the process, if one runs."""
-        if self._process is None:
-            return
-        self._pipe.close()
-        with _lock:
-            self._process.join(WAIT)
-            if self._process.exitcode is None:
-                self._process.kill()
-                self._process.join()
-            code = self._process.exitcode or 0
-        self._ended = signal.Signals(-code).name if code < 0 else f"status {code}"
-        self._process = None
+        worker, self.worker = self.worker, None
+        if worker is not None:
+            self._ended = worker.end()
 
 
 def serve(decoder: Payloads, pipe: Connection, pixels: SharedPixels) -> None:
     """Answer requests until the pipe is closed. This is all that the process does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    with suppress(OSError):  # if memory runs out, the system ends this process first
+        Path("/proc/self/oom_score_adj").write_text("1000")
     torch.set_num_threads(1)
     ignore_warnings()
     pipe.send_bytes(b"ready")
@@ -161,11 +240,19 @@ def serve(decoder: Payloads, pipe: Connection, pixels: SharedPixels) -> None:
             payload = memoryview(pipe.recv_bytes())
         except EOFError:
             return
-        pipe.send_bytes(
-            msgpack.packb(
-                _answer(decoder, source, rows, payload, pixels), unicode_errors="surrogatepass"
-            )
-        )
+        answer = _answer(decoder, source, rows, payload, pixels)
+        try:
+            pipe.send_bytes(msgpack.packb(answer, unicode_errors="surrogatepass"))
+        except OSError:  # the learner has closed the pipe
+            return
+
+
+def _end_with_parent() -> None:
+    """End this process with the learner, also while it decodes."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _answer(
@@ -174,9 +261,9 @@ def _answer(
     """Decode, and return all but the pixels: good indices, hashes, bad samples, an error."""
     try:
         found = decode_samples(decoder, source, rows, payload)
-    except MemoryError:  # ends this process, which gives the memory back
-        raise
-    except Exception:
+    except Exception as error:
+        if isinstance(error, MemoryError) or NO_MEMORY.search(str(error)):
+            raise  # this ends the process, which gives the memory back
         return [], b"", [], traceback.format_exc()[-MOST_TEXT:]
     pixels.array[: len(found.good)] = found.image_BHWC
     bad = [(index, error.reason, str(error)[:MOST_TEXT]) for index, error in found.bad]

@@ -29,11 +29,10 @@ class SharedPixels:
 
     def __init__(self, shape: tuple[int, ...], file: int | None = None) -> None:
         size = math.prod(shape)
+        self._file, self._shape = _new_file() if file is None else file, shape
         if file is None:
-            file = _new_file()
-            os.ftruncate(file, size)
-        self._file, self._shape = file, shape
-        mapped = mmap.mmap(file, size)
+            os.ftruncate(self._file, size)
+        mapped = mmap.mmap(self._file, size)
         self.array: NDArray[np.uint8] = np.frombuffer(mapped, np.uint8).reshape(shape)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -41,7 +40,8 @@ class SharedPixels:
         return _received, (self._shape, reduction.DupFd(self._file))
 
     def __del__(self) -> None:
-        os.close(self._file)
+        if hasattr(self, "_file"):  # no file could be opened
+            os.close(self._file)
 
 
 def _received(shape: tuple[int, ...], file: Any) -> SharedPixels:
