@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from stream_ssl.producers.shaping.base import Shaping
 from stream_ssl.producers.shaping.repeat import decode, encode, from_pixels, moved
-from stream_ssl.producers.sources.base import Source, place, wrong_position
+from stream_ssl.producers.sources.base import Source, SourceError, place, wrong_position
 from stream_ssl.producers.sources.fields import check_ranges, digest, fitting_meta, short_id
 from stream_ssl.producers.sources.finite import ENDLESS
 from stream_ssl.wire.sample import Position, Sample, short
@@ -199,13 +199,14 @@ def pixels_of(sample: Sample) -> NDArray[np.uint8]:
     """Return the pixels of a sample, uint8 [H, W, C]. An encoded image is decoded.
 
     Raises:
-        ValueError: the image cannot be decoded, or the sample is a vector.
+        SourceError: the sample is a vector.
+        ValueError: the image cannot be decoded.
         ImportError: the image is encoded, and Pillow is not installed.
     """
     if sample.codec == "vector":
-        raise ValueError(
-            f"sample {short(sample.id)} is a vector, which no parked camera sends; repeat vectors "
-            "with --shape.duplicates"
+        raise SourceError(
+            f"sample {short(sample.id)} is a vector, and streams of a camera (--parked, --video, "
+            "--popularity with noise) need images: repeat vectors with --shape.duplicates"
         )
     if sample.shape is not None:
         return np.frombuffer(sample.data, dtype=np.uint8).reshape(sample.shape)

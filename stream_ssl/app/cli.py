@@ -71,7 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         command = importlib.import_module(f"stream_ssl.app.commands.{chosen.command}")
         status = command.main(rest)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # the user may have closed it
+            sys.stdout.flush()
     except ModuleNotFoundError as error:
         from stream_ssl.process.failures import USAGE, missing_extra
 

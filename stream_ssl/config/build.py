@@ -121,11 +121,7 @@ def vectors(settings: Namespace) -> Vectors | None:
 
 
 def decoder(settings: Namespace) -> Decoder | VectorDecoder:
-    """Return the decoder of payloads: to pixels, or to the bytes of vectors.
-
-    Raises:
-        ValueError: the run decodes in processes, and a decoder of the user's own cannot be pickled.
-    """
+    """Return the decoder of payloads: to pixels, or to the bytes of vectors."""
     found = vectors(settings)
     if found is None:
         options = settings.decoder.as_dict()
@@ -136,8 +132,6 @@ def decoder(settings: Namespace) -> Decoder | VectorDecoder:
         if options["fit"] == "crop":
             del options["fit"]  # a decoder of one's own need not know of other ways
         decoder: Decoder = called(own, **options)
-        if decodes_in_processes(settings):
-            _check_pickles(decoder)
         return decoder
     assert found.dim is not None
     return VectorDecoder(found.dim, found.dtype)
@@ -148,7 +142,7 @@ def decodes_in_processes(settings: Namespace) -> bool:
     return settings.learner.device != "cpu" and vectors(settings) is None
 
 
-def _check_pickles(decoder: Decoder) -> None:
+def _check_pickles(decoder: Decoder | VectorDecoder) -> None:
     try:
         ForkingPickler.dumps(decoder)
     except Exception as error:
@@ -232,7 +226,8 @@ def batches(
         originals: keeps the bytes of samples as they were sent.
 
     Raises:
-        ValueError: the ranks cannot divide a batch.
+        ValueError: the ranks cannot divide a batch, or processes decode, and a decoder of the
+            user's own cannot be pickled.
     """
     options, total = dict(settings.batches), settings.batches["batch_size"]
     if total % ranks:
@@ -246,6 +241,8 @@ def batches(
     with section("quarantine"):
         rejected = Quarantine(settings.run / quarantine, **settings.quarantine)
     found = decoder(settings)
+    if decodes_in_processes(settings):
+        _check_pickles(found)
     with section("batches"):
         return Batches(
             reader,

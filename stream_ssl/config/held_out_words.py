@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import pairwise
 
 from stream_ssl.evaluation import sets
 
@@ -16,18 +15,29 @@ def with_source(arguments: Sequence[str]) -> list[str]:
     """Return a learner's arguments, with the source of `--observe.held_out NAME:PLACE` as a class.
 
     jsonargparse would drop the text beside other options of `observe.held_out`, in either order.
+    Those that stand before it follow it in the result.
     """
-    others, source = list[str](), list[str]()
-    for before, argument in pairwise(["", *arguments]):
-        option, _, value = argument.partition("=")
-        if before == HELD_OUT and not argument.startswith("--"):
-            value = argument
-        elif option != HELD_OUT:
-            others.append(argument)
+    options: list[list[str]] = []  # each with its values
+    for argument in arguments:
+        if argument.startswith("--") or not options:
+            options.append([argument])
+        else:
+            options[-1].append(argument)
+    found: list[list[str]] = []
+    for words in options:
+        name, equals, value = words[0].partition("=")
+        if name != HELD_OUT or not (equals or words[1:]):
+            found.append(words)
             continue
-        with suppress(ValueError):  # the learner's own error is about the option
-            name, options = sets.place(value)
-            value = json.dumps({"source": {"class_path": name, "init_args": options}})
-        source = [f"{HELD_OUT}={value}"]
-    at = next((at for at, one in enumerate(others) if one.startswith(HELD_OUT)), len(others))
-    return [*others[:at], *source, *others[at:]]
+        before = [one for one in found if one[0].startswith(f"{HELD_OUT}.")]
+        found = [one for one in found if one not in before]
+        value, *more = [value] * bool(equals) + words[1:]
+        found += [[f"{HELD_OUT}={_source(value)}", *more], *before]
+    return [word for words in found for word in words]
+
+
+def _source(value: str) -> str:
+    with suppress(ValueError):  # the learner's own error is about the option
+        name, options = sets.place(value)
+        return json.dumps({"source": {"class_path": name, "init_args": options}})
+    return value

@@ -199,20 +199,25 @@ def _differences(path: str, ours: Any, theirs: Any) -> Iterator[tuple[str, Any, 
     if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
         for key in sorted({*ours, *theirs}, key=str):
             yield from _differences(f"{path}.{key}", ours.get(key, ABSENT), theirs.get(key, ABSENT))
-    elif _plain(ours) != _plain(theirs):
+    elif not _equal(ours, theirs):
         yield path, ours, theirs
 
 
-def _plain(value: Any) -> Any:
-    """Return a value in the form in which two of them are compared.
+def _equal(ours: Any, theirs: Any) -> bool:
+    """Return whether two values are equal.
 
-    JSON has no tuples, so a stored tuple comes back as a list. A learner keeps the receiver's
-    options as text if they come from the command line.
+    A learner has the receiver's options as text if they come from the command line.
     """
-    if isinstance(value, str):
-        with suppress(ValueError):
-            found = json.loads(value)
-            return value if isinstance(found, str) else _plain(found)
+    if isinstance(ours, str) != isinstance(theirs, str) and ABSENT not in (ours, theirs):
+        with suppress(ValueError, RecursionError):
+            ours, theirs = (
+                json.loads(one) if isinstance(one, str) else one for one in (ours, theirs)
+            )
+    return bool(_plain(ours) == _plain(theirs))
+
+
+def _plain(value: Any) -> Any:
+    # JSON has no tuples: a stored tuple comes back as a list.
     return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 

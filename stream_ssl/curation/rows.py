@@ -41,8 +41,13 @@ class Rows:
         return self._path.stat().st_size
 
     def go_back(self, length: int) -> None:
-        """Cut the file to the length that `sync` returned, and create it if it is missing."""
+        """Cut the file to the length that `sync` returned. The file may be missing for length 0."""
         self._path.touch()
+        if (found := self._path.stat().st_size) < length:
+            raise OSError(
+                f"{self._path} has {found} bytes, and {length} were saved: it was damaged. Delete "
+                f"{self._path.parent}, and begin again"
+            )
         os.truncate(self._path, length)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:

@@ -192,8 +192,8 @@ def decoded(sample: Sample, decoder: Payloads, source: str) -> Pixels | BadSampl
         if error.reason == "shape":
             raise ValueError(
                 f"source {source!r}, sample {sample.id!r}: {error}. The run was "
-                f"configured for others (vectors.dim); give samples of "
-                f"shape {decoder.shape_HWC}"
+                f"configured for others: give vectors of {getattr(decoder, 'dim', 0)} numbers "
+                "(vectors.dim)"
             ) from error
         return error
 

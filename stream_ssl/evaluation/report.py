@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 FORMAT = 1
+JSON = "evaluation.json"
+"""The file of the results. A folder that holds it has an earlier evaluation."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +183,7 @@ def write(folder: Path, evaluation: Evaluation, encoded: Encoded, names: Sequenc
 
     folder.mkdir(parents=True, exist_ok=True)
     content = json.dumps(evaluation.as_json(), indent=1, allow_nan=False)
-    (folder / "evaluation.json").write_text(content + "\n")
+    (folder / JSON).write_text(content + "\n")
     measures = evaluation.measures["trained"]
     most = max(measures.knn)
     plots.confusion_plot(

@@ -44,7 +44,7 @@ class DecodePool:
             self._idle.put(process)
 
     def close(self) -> None:
-        """End the threads and the processes. What is being decoded is dropped."""
+        """End the threads and the processes, and drop all samples that they still decode."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         for process in self._processes:
             process.stop()

@@ -24,7 +24,7 @@ from stream_ssl.evaluation.labelled import Division, Reader
 from stream_ssl.evaluation.linear import PROBES
 from stream_ssl.evaluation.measures import Measures, check, measure, task_accuracies
 from stream_ssl.evaluation.neighbours import knn_accuracy
-from stream_ssl.evaluation.report import ContinualMeasures, Evaluation, table, write
+from stream_ssl.evaluation.report import JSON, ContinualMeasures, Evaluation, table, write
 from stream_ssl.feed.decode import Payloads
 from stream_ssl.process.failures import check_writable, configuring, writing
 from stream_ssl.process.progress import ShownProgress
@@ -105,6 +105,12 @@ def check_settings(settings: Namespace) -> None:
         )
     build.check_device(settings.device)
     check_writable(settings.out, "--out", "choose another folder")
+    files = sorted(path.name for path in settings.out.iterdir()) if settings.out.is_dir() else []
+    if files and JSON not in files:
+        raise ValueError(
+            f"--out {settings.out} holds {files[0]} and no earlier evaluation, which would be "
+            "replaced: choose a new or an empty folder"
+        )
 
 
 def _encoders(settings: Namespace, checkpoint: Path) -> dict[str, Encoder]:

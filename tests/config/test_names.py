@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 from pathlib import Path
 
@@ -87,8 +88,24 @@ def test_a_held_out_place_goes_with_other_options_of_the_section(words: tuple[st
 
 @pytest.mark.parametrize("value", ["null", "mnist:x", "images:", "synthetic:x", ""])
 def test_a_held_out_text_that_is_no_place_stays_as_it_is(value: str) -> None:
-    words = ["--observe.held_out", value, "--run", "here"]
-    assert with_source(words) == ["--run", "here", f"--observe.held_out={value}"]
+    words = ["run.yaml", "--observe.held_out", value, "--run", "here"]
+    assert with_source(words) == ["run.yaml", f"--observe.held_out={value}", "--run", "here"]
+
+
+def test_a_held_out_set_stays_on_its_side_of_a_configuration() -> None:
+    words = [
+        "--observe.held_out",
+        "--config",
+        "a.yaml",
+        "--observe.held_out.k=5",
+        "--config=b.yaml",
+    ]
+    assert with_source(words) == words, "without a value, as it is"
+    source = "--observe.held_out=idx:x"
+    found = with_source([*words[1:], source, "--run", "here"])
+    assert found[:3] == ["--config", "a.yaml", "--config=b.yaml"]
+    assert json.loads(found[3].partition("=")[2])["source"]["class_path"] == "idx"
+    assert found[4:] == ["--observe.held_out.k=5", "--run", "here"]
 
 
 def test_names_in_a_file_and_in_the_environment(

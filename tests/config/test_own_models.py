@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision
+from batches_naive import FakeReader
 from evaluation_run import SETTINGS, write_run
 from safetensors.torch import load_file, save_file
 from table import table
@@ -251,11 +252,13 @@ def test_a_decoder_of_one_s_own_must_pickle_for_a_gpu(device: str, tmp_path: Pat
     assert build.decoder(settings).shape_HWC == (12, 12, 3)
     parts["decoder"]["subclass"] = own(Locked)
     settings, _ = settings_of(tmp_path, **parts)
+    assert build.decoder(settings).shape_HWC == (12, 12, 3), "it evaluates and exports"
+    reader = FakeReader()
     if device == "cpu":
-        assert build.decoder(settings).shape_HWC == (12, 12, 3)
+        build.batches(settings, reader, START).close()  # type: ignore[arg-type]
         return
     with pytest.raises(ValueError, match=r"subclass: Locked cannot be copied .*Keep .*locks"):
-        build.decoder(settings)
+        build.batches(settings, reader, START)  # type: ignore[arg-type]
 
 
 def without(**tensors: Tensor | None) -> dict[str, Tensor]:

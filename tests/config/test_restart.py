@@ -100,7 +100,7 @@ def test_a_learner_compares_options_of_the_receiver_as_values(stored: Any, asked
     assert restart.merge(now, run).changed == []
     now = {"journal": {"budget": "8388608"}, "receiver": {"bind": "tcp://a:1"}}
     assert restart.merge(now, run).changed == [
-        "journal.budget: 4194304 -> 8388608",
+        f"journal.budget: {stored!r} -> '8388608'",
         "receiver.bind: default -> 'tcp://a:1'",
     ]
 

@@ -40,7 +40,13 @@ def test_everything_is_written_and_told(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    assert cli.main(["evaluate", str(run), *DATA, *SMALL, "--out", str(out)]) == 0
+    out.mkdir()
+    (out / "report.md").write_text("my thesis")
+    assert cli.main(["evaluate", str(run), *DATA, *SMALL, "--out", str(out)]) == 2
+    assert (out / "report.md").read_text() == "my thesis"
+    (out / "report.md").unlink()
+    for _ in range(2):  # the second one replaces the first
+        assert cli.main(["evaluate", str(run), *DATA, *SMALL, "--out", str(out)]) == 0
     told = capsys.readouterr().out
     names = ("kNN, k = 20", "linear probe, duel", "linear probe, debiased", "top-10 retrieval")
     names += ("intra-class cosine", "inter-class cosine", "alignment", "uniformity")

@@ -171,6 +171,8 @@ def summary(
     begins = "with new weights" + ", because no checkpoint is whole" * bool(start.damaged)
     if start.checkpoint is not None:
         begins = f"from {start.checkpoint.name}"
+    elif settings["from"] is not None:
+        begins = f"with the weights of {settings['from']}"
     megabytes = memory.capacity * (image + 4 * rows) / 1e6
     return (
         f"configuration OK\n  run folder   {settings.run}\n  start        {begins}\n  {samples}, "
