@@ -230,8 +230,8 @@ class Batches:
         with self._change:
             self._closed = True
             self._change.notify_all()
+        self._pool.close()  # the thread may wait for an image whose decoding never ends
         self._thread.join()
-        self._pool.close()
 
     def __enter__(self) -> Self:
         return self

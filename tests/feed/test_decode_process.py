@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ from batches_naive import (
     naive_batches,
     raw,
     record,
+    until,
 )
 from decoding_learner import learned
 
@@ -213,6 +215,56 @@ def test_nothing_is_lost_to_a_process_that_somebody_kills(
         assert_same(found, decode_chunk(Decoder(SIZE), task))
 
 
+@pytest.mark.parametrize("count", [1, 6])
+def test_no_sample_is_lost_to_others_that_end_every_process(
+    count: int, process: DecodeProcess
+) -> None:
+    """As a service manager does, which sends SIGTERM to all processes of a service."""
+    task, over = marked(*range(count)), threading.Event()
+
+    def end_all() -> None:
+        for _ in range(8):
+            if (worker := process.worker) is not None:
+                os.kill(worker._process.pid or 0, signal.SIGTERM)
+            time.sleep(0.1)
+        over.set()
+
+    expected = decode_chunk(Decoder(SIZE), task)
+    thread = threading.Thread(target=end_all)
+    thread.start()
+    while not over.is_set():
+        assert_same(decode_chunk(Decoder(SIZE), task, decode=process.decode), expected)
+    thread.join()
+
+
+def test_a_process_that_cannot_start_is_an_error_and_nothing_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(_: object) -> None:
+        raise OSError("too many open files")
+
+    monkeypatch.setattr(decode_process, "PAUSES", (0.0,))
+    monkeypatch.setattr(decode_process._context.Process, "start", start)
+    samples = [raw(np.random.default_rng(0), SIZE + 1, SIZE, 3)]
+    reader, quarantine = FakeReader([record(1, samples)]), Quarantine(tmp_path, rate=0)
+    with (
+        Batches(reader, Decoder(SIZE), quarantine, 1, processes=True) as batches,
+        pytest.raises(RuntimeError, match="can start: too many open files"),
+    ):
+        batches.next(60)
+
+
+def test_close_ends_a_process_whose_decoding_never_ends(tmp_path: Path) -> None:
+    row, data = raw(np.random.default_rng(0), SIZE + 1, SIZE + 1, 3)
+    reader = FakeReader([record(1, [(row, bytes([ENDLESS]) + data[1:])])])
+    batches = Batches(reader, Fragile(SIZE), Quarantine(tmp_path, rate=0), 1, processes=True)
+    until(lambda: any(one.worker for one in batches._pool._processes))
+    time.sleep(0.5)
+    began = time.monotonic()
+    batches.close()
+    assert time.monotonic() - began < 60, "the image would take 600 s"
+
+
 def test_a_process_goes_on_at_an_interrupt_of_its_group(process: DecodeProcess) -> None:
     task = marked(1, 2)
     decode_chunk(Decoder(SIZE), task, decode=process.decode)
@@ -256,11 +308,17 @@ PARENT = """
 import sys, time
 from stream_ssl.feed.decode import Decoder
 from stream_ssl.feed.decode_process import DecodeProcess
+
+class Endless(Decoder):
+    def read(self, sample):
+        time.sleep(600)
+
 if __name__ == "__main__":
-    made = DecodeProcess(Decoder(8), 64)
+    made = DecodeProcess(Endless(8), 64)
     made.worker = made._started()
     print(made.worker._process.pid, flush=True)
-    time.sleep(600)
+    row = {"id": "a", "time": 0.0, "codec": "jpeg", "size": 1}
+    made.decode("a", [row], memoryview(b"x"))
 """
 
 
