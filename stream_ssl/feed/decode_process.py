@@ -37,7 +37,6 @@ from stream_ssl.feed.decode import (
     ignore_warnings,
 )
 from stream_ssl.feed.shared_pixels import SharedPixels
-from stream_ssl.process.failures import NO_MEMORY
 
 log = logging.getLogger(__name__)
 
@@ -117,19 +116,20 @@ class Worker:
 
     def kill(self) -> None:
         """End the process at once, from any thread."""
+        assert self._process.pid is not None, "it was started"
         with suppress(ProcessLookupError):
-            os.kill(self._process.pid or 0, signal.SIGKILL)
+            os.kill(self._process.pid, signal.SIGKILL)
 
     def end(self) -> str:
         """Close the pipe, wait for the end of the process, and return how it ended."""
         self.pipe.close()
         if not wait([self._process.sentinel], WAIT):
             self.kill()
-            wait([self._process.sentinel], WAIT)
+            wait([self._process.sentinel], 60.0)
         with _lock:
             self._process.join(0)
-            code = self._process.exitcode or 0
-        if code >= 0:
+            code = self._process.exitcode
+        if code is None or code >= 0:
             return f"status {code}"
         with suppress(ValueError):  # a real-time signal has no name
             return signal.Signals(-code).name
@@ -262,7 +262,7 @@ def _answer(
     try:
         found = decode_samples(decoder, source, rows, payload)
     except Exception as error:
-        if isinstance(error, MemoryError) or NO_MEMORY.search(str(error)):
+        if isinstance(error, MemoryError) or "memory" in str(error):  # torch's RuntimeError
             raise  # this ends the process, which gives the memory back
         return [], b"", [], traceback.format_exc()[-MOST_TEXT:]
     pixels.array[: len(found.good)] = found.image_BHWC

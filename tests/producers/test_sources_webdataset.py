@@ -73,7 +73,7 @@ def test_members_group_by_folder_and_name_up_to_the_first_dot(tmp_path):
         ([("b.cls", b"1")], "0 images under"),
         ([("b.png", PNG), ("b.webp", PNG)], "2 images under"),
         ([("b.png", b"no image")], "neither JPEG"),
-        ([("b.png", b"")], "neither JPEG"),
+        ([("b.png", b"")], "empty: it has 0 bytes"),
         ([("b.png", PNG), ("b.cls", b"cat")], "invalid literal"),
         ([("b.png", PNG), ("b.cls", b"-1")], "label -1"),
         ([("b.png", PNG), ("b.json", b"{")], "Expecting"),
