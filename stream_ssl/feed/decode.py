@@ -174,9 +174,10 @@ def decode_chunk(
         return _chunk(task, whole, [None] * len(rows))
     decode = partial(decode_samples, decoder) if decode is None else decode
     decoded = decode(task.source, rows, payload)
+    if keep is None:
+        return _chunk(task, decoded, [None] * len(decoded.good))
     data = data_of(rows, payload)
-    originals = [None if keep is None else keep(rows[at], data[at]) for at in decoded.good]
-    return _chunk(task, decoded, originals)
+    return _chunk(task, decoded, [keep(rows[at], data[at]) for at in decoded.good])
 
 
 def decode_samples(
@@ -249,7 +250,7 @@ def _chunk(task: DecodeTask, decoded: Decoded, originals: Sequence[str | None]) 
     )
     index_B = np.array(decoded.good, np.int64) + task.begin
     end = task.begin + len(task.rows)
-    data = data_of(task.rows, task.payload)
+    data = data_of(task.rows, task.payload) if decoded.bad else []
     rejected = [
         RejectedSample(task.begin + index, error, task.rows[index], task.source, data[index])
         for index, error in decoded.bad

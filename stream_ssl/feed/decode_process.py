@@ -37,6 +37,7 @@ from stream_ssl.feed.decode import (
     ignore_warnings,
 )
 from stream_ssl.feed.shared_pixels import SharedPixels
+from stream_ssl.rate_limited_logger import RateLimitedLogger
 
 log = logging.getLogger(__name__)
 
@@ -149,6 +150,7 @@ class DecodeProcess:
         self.worker: Worker | None = None
         self._ended = ""  # how the last process ended
         self._stopped = False
+        self._limited_log = RateLimitedLogger(log)  # a producer may send many such samples
 
     def decode(self, source: str, rows: Sequence[Row], payload: memoryview) -> Decoded:
         """Decode samples as `decode_samples` does.
@@ -188,7 +190,8 @@ class DecodeProcess:
         except (EOFError, OSError):
             self.close()
             if not self._stopped:
-                log.warning("a process that decodes ended (%s); another one starts", self._ended)
+                text = f"a process that decodes ended ({self._ended}); another one starts"
+                self._limited_log.warning(self._ended, text)
             return None
         good, hashes, bad, failure = msgpack.unpackb(answer, unicode_errors="surrogatepass")
         if failure:
@@ -201,16 +204,17 @@ class DecodeProcess:
         )
 
     def _started(self) -> Worker:
-        for pause in PAUSES:
+        pauses = list(PAUSES)
+        while True:
             try:
                 return Worker(self._decoder, self._pixels)
             except OSError as error:
+                if not pauses:
+                    raise RuntimeError(
+                        f"no process that decodes samples can start: {error}"
+                    ) from error
                 log.warning("a process that decodes cannot start (%s); trying again", error)
-                time.sleep(pause)
-        try:
-            return Worker(self._decoder, self._pixels)
-        except OSError as error:
-            raise RuntimeError(f"no process that decodes samples can start: {error}") from error
+                time.sleep(pauses.pop(0))
 
     def stop(self) -> None:
         """End the process at once, and start no other one. Any thread may call this."""
@@ -262,7 +266,8 @@ def _answer(
     try:
         found = decode_samples(decoder, source, rows, payload)
     except Exception as error:
-        if isinstance(error, MemoryError) or "memory" in str(error):  # torch's RuntimeError
+        of_torch = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+        if isinstance(error, MemoryError) or of_torch:
             raise  # this ends the process, which gives the memory back
         return [], b"", [], traceback.format_exc()[-MOST_TEXT:]
     pixels.array[: len(found.good)] = found.image_BHWC
