@@ -15,8 +15,10 @@ def with_source(arguments: Sequence[str]) -> list[str]:
     """Return a learner's arguments, with the source of `--observe.held_out NAME:PLACE` as a class.
 
     jsonargparse would drop the text beside other options of `observe.held_out`, in either order.
-    Those that stand before it follow it in the result.
+    Those that stand before it follow it in the result. Alone, the text stays as it is.
     """
+    if not any(argument.startswith(f"{HELD_OUT}.") for argument in arguments):
+        return list(arguments)
     options: list[list[str]] = []  # each with its values
     for argument in arguments:
         if argument.startswith("--") or not options:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from harness import TINY
 from table import table
 
 from stream_ssl.app.commands import check, learner, receiver, run
@@ -16,6 +17,7 @@ from stream_ssl.config import build, options
 from stream_ssl.config.held_out_words import with_source
 from stream_ssl.config.names import TABLES, checked_lookup, class_path
 from stream_ssl.memory.scores import Gaussian, Linear
+from stream_ssl.process.failures import USAGE
 
 ROOT = Path(__file__).parents[2]
 
@@ -88,8 +90,20 @@ def test_a_held_out_place_goes_with_other_options_of_the_section(words: tuple[st
 
 @pytest.mark.parametrize("value", ["null", "mnist:x", "images:", "synthetic:x", ""])
 def test_a_held_out_text_that_is_no_place_stays_as_it_is(value: str) -> None:
-    words = ["run.yaml", "--observe.held_out", value, "--run", "here"]
-    assert with_source(words) == ["run.yaml", f"--observe.held_out={value}", "--run", "here"]
+    words = ["run.yaml", "--observe.held_out", value, "--observe.held_out.k=5"]
+    expected = ["run.yaml", f"--observe.held_out={value}", "--observe.held_out.k=5"]
+    assert with_source(words) == expected
+
+
+def test_a_held_out_place_alone_stays_as_it_is(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump({**TINY, "run": str(tmp_path / "run")}))
+    words = [str(file), "--observe.held_out", f"images:{tmp_path / 'gone'}"]
+    assert with_source(words) == words
+    assert check.main(words) == USAGE
+    assert "observe.held_out: no folder" in capfd.readouterr().err + caplog.text
 
 
 def test_a_held_out_set_stays_on_its_side_of_a_configuration() -> None:
