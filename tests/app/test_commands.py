@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 import signal
 import stat
 import subprocess
@@ -152,6 +153,13 @@ def test_output_to_a_full_disk_ends_in_one_line() -> None:
     told = "stream-ssl init: the output cannot be written (No space left on device): free space"
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert done.stderr.startswith(told)
+
+
+def test_a_command_without_an_output_ends_without_a_traceback() -> None:
+    """As `stream-ssl init >&-` does."""
+    command = f"{shlex.quote(sys.executable)} -m stream_ssl init laptop >&-"
+    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_a_pipe_that_breaks_fails_a_daemon_and_ends_other_commands(

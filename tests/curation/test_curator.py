@@ -14,7 +14,8 @@ from curation_pictures import COUNT, DIFFERENT, Crawl
 from PIL import Image
 
 from stream_ssl.curation import Curator
-from stream_ssl.curation.curator import BATCH, PAIRS
+from stream_ssl.curation.curator import BATCH, PAIRS, Bad
+from stream_ssl.curation.rows import Rows
 from stream_ssl.producers.sources import ImageFolder
 from stream_ssl.producers.sources.base import mark
 from stream_ssl.wire.sample import Position, Sample
@@ -169,3 +170,19 @@ def test_a_batch_of_large_frames_ends_early(tmp_path: Path) -> None:
     curator = Curator(tmp_path, keep=2)
     reads = [(counts.read, len(ahead)) for counts in curator.run(Film())]
     assert reads == [(3, 3), (6, 6), (8, 8)]  # three frames of 25 MB reach 64 MiB
+
+
+def test_rows_that_are_shorter_than_what_was_saved_are_named(tmp_path: Path) -> None:
+    rows = Rows(tmp_path / "bad.jsonl")
+    rows.go_back(0)
+    for number in range(3):
+        rows.add(Bad(str(number), "a", None, "0", "damaged", "half a file"))
+    rows.write()
+    length = rows.sync()
+    rows.add(Bad("3", "a", None, "0", "damaged", "half a file"))
+    rows.write()
+    rows.go_back(length)
+    assert [row["id"] for row in rows] == ["0", "1", "2"]
+    (tmp_path / "bad.jsonl").unlink()
+    with pytest.raises(OSError, match=rf"has 0 bytes, and {length} were saved.*begin again"):
+        rows.go_back(length)

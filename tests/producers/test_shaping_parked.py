@@ -14,6 +14,7 @@ from table import table
 from stream_ssl.producers.shaping import Parked, Shaped, parked
 from stream_ssl.producers.shaping.parked import seen_again
 from stream_ssl.producers.sources import IdxDataset, ImageFolder, Synthetic, WatchedFolder
+from stream_ssl.producers.sources.base import SourceError
 from stream_ssl.wire.sample import MAX_ID_BYTES, Sample, check_position
 
 
@@ -274,3 +275,9 @@ def test_scenes_are_asked_for():
 def test_wrong_arguments_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         Parked(small(), **arguments)
+
+
+def test_a_vector_is_refused_with_what_repeats_vectors() -> None:
+    sample = Sample.from_vector(np.ones(4, np.float32), "a")
+    with pytest.raises(SourceError, match=r"is a vector.*--shape\.duplicates"):
+        parked.pixels_of(sample)

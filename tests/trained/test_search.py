@@ -156,6 +156,11 @@ def no_image(run: Path, image: Path) -> list[str]:
     return [str(run), str(image)]
 
 
+def young_run(run: Path, image: Path) -> list[str]:
+    (run.parent / "young/journal").mkdir(parents=True)
+    return [str(run.parent / "young"), str(image)]
+
+
 def no_bytes(run: Path, image: Path) -> list[str]:
     image.write_bytes(b"")
     return [str(run), str(image)]
@@ -189,6 +194,11 @@ def a_folder(run: Path, image: Path) -> list[str]:
 REFUSED: dict[str, tuple[Callable[[Path, Path], list[str]], int, str]] = {
     "no run": (no_run, 1, "no checkpoint at .*none: it is not a folder"),
     "no checkpoint": (no_checkpoint, 1, "contains neither state.json nor latest"),
+    "no checkpoint yet": (
+        young_run,
+        1,
+        "a run that has written none yet, which its first",
+    ),
     "an empty memory": (
         empty_memory,
         2,
