@@ -21,7 +21,7 @@ from simplejpeg import decode_jpeg
 
 from benchmarks.ingest import peak_rss
 from stream_ssl.feed.decode import Decoder, DecodeTask, data_of, decode_chunk, scaled
-from stream_ssl.feed.decode_process import DecodeProcess
+from stream_ssl.feed.decode_process import IsolatedDecoder
 from stream_ssl.feed.journal_tasks import CHUNK
 from stream_ssl.journal.segment import Record
 from stream_ssl.wire import Sample
@@ -93,7 +93,7 @@ def process_row(rounds: int) -> dict[str, Any]:
     It gives the processor time that the learner's process spends, with and without the lock.
     """
     task, decoder = small_jpegs(), Decoder(96)
-    apart = DecodeProcess(decoder, CHUNK)
+    apart = IsolatedDecoder(decoder, CHUNK)
     try:
         ours, here = by_turns(
             lambda: decode_chunk(decoder, task, decode=apart.decode),

@@ -72,7 +72,7 @@ _lock = threading.Lock()
 _context = multiprocessing.get_context("forkserver")
 
 
-class Worker:
+class DecodeProcess:
     """A process that decodes, ready for requests.
 
     Args:
@@ -137,8 +137,8 @@ class Worker:
         return f"signal {-code}"
 
 
-class DecodeProcess:
-    """A process that decodes, for one thread at a time. If it ends, another one takes its place.
+class IsolatedDecoder:
+    """A decoder in a process, for one thread at a time. If the process ends, another one starts.
 
     Args:
         decoder: converts payloads to pixels. The process receives a pickled copy.
@@ -147,7 +147,7 @@ class DecodeProcess:
 
     def __init__(self, decoder: Payloads, most: int) -> None:
         self._decoder, self._pixels = decoder, SharedPixels((most, *decoder.shape_HWC))
-        self.worker: Worker | None = None
+        self.process: DecodeProcess | None = None
         self._ended = ""  # how the last process ended
         self._stopped = False
         self._limited_log = RateLimitedLogger(log)  # a producer may send many such samples
@@ -178,15 +178,15 @@ class DecodeProcess:
 
     def _ask(self, source: str, rows: Sequence[Row], payload: memoryview) -> Decoded | None:
         """Return the answer of the process, which is started if none runs; None if it ended."""
-        if self.worker is None:
-            self.worker = self._started()
-        worker = self.worker
+        if self.process is None:
+            self.process = self._started()
+        process = self.process
         if self._stopped:
             raise RuntimeError("decoding was stopped")
         try:
-            worker.pipe.send_bytes(msgpack.packb((source, rows), unicode_errors="surrogatepass"))
-            worker.pipe.send_bytes(payload)
-            answer = worker.answer()
+            process.pipe.send_bytes(msgpack.packb((source, rows), unicode_errors="surrogatepass"))
+            process.pipe.send_bytes(payload)
+            answer = process.answer()
         except (EOFError, OSError):
             self.close()
             if not self._stopped:
@@ -203,11 +203,11 @@ class DecodeProcess:
             [(index, BadSample(reason, message)) for index, reason, message in bad],
         )
 
-    def _started(self) -> Worker:
+    def _started(self) -> DecodeProcess:
         pauses = list(PAUSES)
         while True:
             try:
-                return Worker(self._decoder, self._pixels)
+                return DecodeProcess(self._decoder, self._pixels)
             except OSError as error:
                 if not pauses:
                     raise RuntimeError(
@@ -219,14 +219,14 @@ class DecodeProcess:
     def stop(self) -> None:
         """End the process at once, and start no other one. Any thread may call this."""
         self._stopped = True
-        if (worker := self.worker) is not None:
-            worker.kill()
+        if (process := self.process) is not None:
+            process.kill()
 
     def close(self) -> None:
         """End the process, if one runs."""
-        worker, self.worker = self.worker, None
-        if worker is not None:
-            self._ended = worker.end()
+        process, self.process = self.process, None
+        if process is not None:
+            self._ended = process.end()
 
 
 def serve(decoder: Payloads, pipe: Connection, pixels: SharedPixels) -> None:

@@ -36,7 +36,7 @@ from stream_ssl.config import build
 from stream_ssl.feed import decode_process, shared_pixels
 from stream_ssl.feed.batches import Batches
 from stream_ssl.feed.decode import REASONS, Chunk, Decoder, DecodeTask, Pixels, decode_chunk
-from stream_ssl.feed.decode_process import DecodeProcess
+from stream_ssl.feed.decode_process import IsolatedDecoder
 from stream_ssl.feed.journal_tasks import CHUNK, JournalShare, JournalTasks
 from stream_ssl.feed.originals import KeptOriginals
 from stream_ssl.feed.quarantine import Quarantine
@@ -77,8 +77,8 @@ def _warm() -> None:
 
 
 @pytest.fixture(scope="module")
-def process() -> Iterator[DecodeProcess]:
-    made = DecodeProcess(Fragile(SIZE), CHUNK)
+def process() -> Iterator[IsolatedDecoder]:
+    made = IsolatedDecoder(Fragile(SIZE), CHUNK)
     yield made
     made.close()
 
@@ -119,7 +119,7 @@ def marked(*firsts: int) -> DecodeTask:
     return task
 
 
-def test_equals_decoding_in_this_process(process: DecodeProcess) -> None:
+def test_equals_decoding_in_this_process(process: IsolatedDecoder) -> None:
     reasons = set[str]()
     for seed in range(12):
         rng = np.random.default_rng(seed)
@@ -155,7 +155,7 @@ def test_a_learner_learns_the_same_from_processes(
     assert sum(one.rejected.get("damaged", 0) for one in found) > 0
 
 
-def test_originals_are_kept_as_without_a_process(tmp_path: Path, process: DecodeProcess) -> None:
+def test_originals_are_kept_as_without_a_process(tmp_path: Path, process: IsolatedDecoder) -> None:
     kept = []
     tasks = tasks_of(journal(np.random.default_rng(1), 12, bad=0.3, gaps=0.0))
     for name, decode in (("here", None), ("there", process.decode)):
@@ -167,7 +167,7 @@ def test_originals_are_kept_as_without_a_process(tmp_path: Path, process: Decode
 
 
 def test_an_image_that_ends_its_decoder_is_rejected_alone(
-    process: DecodeProcess, caplog: pytest.LogCaptureFixture
+    process: IsolatedDecoder, caplog: pytest.LogCaptureFixture
 ) -> None:
     task = marked(1, DEADLY, 2, 3, DEADLY, 4)
     chunk = decode_chunk(Decoder(SIZE), task, decode=process.decode)
@@ -184,7 +184,7 @@ def test_an_image_that_ends_its_decoder_is_rejected_alone(
     assert_same(decode_chunk(Decoder(SIZE), task, decode=process.decode), chunk)  # as a replay
 
 
-def test_an_image_without_memory_for_it_is_rejected(process: DecodeProcess) -> None:
+def test_an_image_without_memory_for_it_is_rejected(process: IsolatedDecoder) -> None:
     chunk = decode_chunk(Decoder(SIZE), marked(LARGE, 1), decode=process.decode)
     assert chunk.index_B.tolist() == [1]
     (rejected,) = chunk.rejected
@@ -192,7 +192,7 @@ def test_an_image_without_memory_for_it_is_rejected(process: DecodeProcess) -> N
 
 
 def test_an_image_whose_decoding_never_ends_is_rejected(
-    process: DecodeProcess, monkeypatch: pytest.MonkeyPatch
+    process: IsolatedDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decode_process, "PATIENCE", 2.0)
     monkeypatch.setattr(decode_process, "WAIT", 0.1)
@@ -204,27 +204,27 @@ def test_an_image_whose_decoding_never_ends_is_rejected(
 
 @pytest.mark.parametrize("count", [1, 6])
 def test_nothing_is_lost_to_a_process_that_somebody_kills(
-    count: int, process: DecodeProcess
+    count: int, process: IsolatedDecoder
 ) -> None:
     task = marked(*range(count))
     for _ in range(3):
         decode_chunk(Decoder(SIZE), task, decode=process.decode)
-        assert process.worker is not None
-        os.kill(process.worker._process.pid or 0, signal.SIGKILL)
+        assert process.process is not None
+        os.kill(process.process._process.pid or 0, signal.SIGKILL)
         found = decode_chunk(Decoder(SIZE), task, decode=process.decode)
         assert_same(found, decode_chunk(Decoder(SIZE), task))
 
 
 @pytest.mark.parametrize("count", [1, 6])
 def test_no_sample_is_lost_to_others_that_end_every_process(
-    count: int, process: DecodeProcess
+    count: int, process: IsolatedDecoder
 ) -> None:
     """As a service manager does, which sends SIGTERM to all processes of a service."""
     task, over = marked(*range(count)), threading.Event()
 
     def end_all() -> None:
         for _ in range(8):
-            if (worker := process.worker) is not None:
+            if (worker := process.process) is not None:
                 os.kill(worker._process.pid or 0, signal.SIGTERM)
             time.sleep(0.1)
         over.set()
@@ -258,25 +258,25 @@ def test_close_ends_a_process_whose_decoding_never_ends(tmp_path: Path) -> None:
     row, data = raw(np.random.default_rng(0), SIZE + 1, SIZE + 1, 3)
     reader = FakeReader([record(1, [(row, bytes([ENDLESS]) + data[1:])])])
     batches = Batches(reader, Fragile(SIZE), Quarantine(tmp_path, rate=0), 1, processes=True)
-    until(lambda: any(one.worker for one in batches._pool._processes))
+    until(lambda: any(one.process for one in batches._pool._decoders))
     time.sleep(0.5)
     began = time.monotonic()
     batches.close()
     assert time.monotonic() - began < 60, "the image would take 600 s"
 
 
-def test_a_process_goes_on_at_an_interrupt_of_its_group(process: DecodeProcess) -> None:
+def test_a_process_goes_on_at_an_interrupt_of_its_group(process: IsolatedDecoder) -> None:
     task = marked(1, 2)
     decode_chunk(Decoder(SIZE), task, decode=process.decode)
-    assert process.worker is not None
-    before = process.worker._process.pid
+    assert process.process is not None
+    before = process.process._process.pid
     os.kill(before or 0, signal.SIGINT)
     time.sleep(0.1)
     decode_chunk(Decoder(SIZE), task, decode=process.decode)
-    assert process.worker._process.pid == before
+    assert process.process._process.pid == before
 
 
-def test_a_fault_of_the_decoder_is_an_error_and_no_bad_sample(process: DecodeProcess) -> None:
+def test_a_fault_of_the_decoder_is_an_error_and_no_bad_sample(process: IsolatedDecoder) -> None:
     with pytest.raises(RuntimeError, match=r"the decoder failed:(.|\n)*not 'memoryview'"):
         decode_chunk(Decoder(SIZE), marked(1, WRONG), decode=process.decode)
     assert len(decode_chunk(Decoder(SIZE), marked(1, 2), decode=process.decode).batch) == 2
@@ -298,7 +298,7 @@ def test_close_ends_the_processes(tmp_path: Path) -> None:
     quarantine = Quarantine(tmp_path, rate=0)
     with Batches(reader, Decoder(SIZE), quarantine, 4, workers=2, processes=True) as batches:
         collect(batches, 3)
-        started = [one.worker for one in batches._pool._processes]
+        started = [one.process for one in batches._pool._decoders]
         pids = [one._process.pid for one in started if one is not None]
         assert pids
     assert not any(psutil.pid_exists(pid or 0) for pid in pids)
@@ -307,16 +307,16 @@ def test_close_ends_the_processes(tmp_path: Path) -> None:
 PARENT = """
 import sys, time
 from stream_ssl.feed.decode import Decoder
-from stream_ssl.feed.decode_process import DecodeProcess
+from stream_ssl.feed.decode_process import IsolatedDecoder
 
 class Endless(Decoder):
     def read(self, sample):
         time.sleep(600)
 
 if __name__ == "__main__":
-    made = DecodeProcess(Endless(8), 64)
-    made.worker = made._started()
-    print(made.worker._process.pid, flush=True)
+    made = IsolatedDecoder(Endless(8), 64)
+    made.process = made._started()
+    print(made.process._process.pid, flush=True)
     row = {"id": "a", "time": 0.0, "codec": "jpeg", "size": 1}
     made.decode("a", [row], memoryview(b"x"))
 """
