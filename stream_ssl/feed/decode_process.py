@@ -1,8 +1,9 @@
 """Decoding in processes, so that it does not take the interpreter's lock from the learner.
 
-Decoding a JPEG takes 30 to 50 microseconds under the lock besides libjpeg. A GPU's step is bound by
-Python, so these would be a fifth of it. A file that ends its decoder's process, through a fault of
-a library for example, costs one sample and not the learner.
+A learner with a GPU is busy in Python. A thread beside it gets the lock up to 5 ms late, several
+times an image, and makes 127 images per second where a process makes 1,500 (benchmarks/decode.py).
+A file that ends its decoder's process, through a fault of a library for example, costs one sample
+and not the learner.
 
 The answers are msgpack, because a process that reads foreign files must not be trusted with pickle.
 
