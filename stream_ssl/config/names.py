@@ -1,18 +1,22 @@
 """Short names of losses, methods, policies, scores and sources in options.
 
 jsonargparse accepts a class path, or the name of a class. This module adds the names in our tables,
-for every option of such a type: in config files, on the command line, in the environment.
+for every option of such a type: in config files, on the command line, in the environment. The
+place of a held-out set, NAME:PLACE, is a short form of its source.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, cast
 
 import jsonargparse
 from jsonargparse import _typehints
 
+from stream_ssl.evaluation import sets
 from stream_ssl.evaluation.labelled import Labelled
 from stream_ssl.losses import LOSSES, Loss
 from stream_ssl.memory.eviction import POLICIES, Policy
@@ -36,6 +40,8 @@ D_MOCO = (
     "deploy/configs/presets/d-moco.yaml"
 )
 """The error for a name that older versions read as MoCo with the default memory."""
+
+HELD_OUT = "--observe.held_out"
 
 LOOKUP = "resolve_class_path_by_name"
 """jsonargparse finds a class with this private function."""
@@ -82,6 +88,40 @@ def choices(cls: Any) -> str:
     """Return the accepted values of an option of type `cls`, for help and errors."""
     _, table = TABLES[cls]
     return f"one of {', '.join(sorted(table))}, or a class path such as package.module.Class"
+
+
+def with_source(arguments: Sequence[str]) -> list[str]:
+    """Return a learner's arguments, with the source of `--observe.held_out NAME:PLACE` as a class.
+
+    jsonargparse would drop the text beside other options of `observe.held_out`, in either order.
+    Those that stand before it follow it in the result. Alone, the text stays as it is.
+    """
+    if not any(argument.startswith(f"{HELD_OUT}.") for argument in arguments):
+        return list(arguments)
+    options: list[list[str]] = []  # each with its values
+    for argument in arguments:
+        if argument.startswith("--") or not options:
+            options.append([argument])
+        else:
+            options[-1].append(argument)
+    found: list[list[str]] = []
+    for words in options:
+        name, equals, value = words[0].partition("=")
+        if name != HELD_OUT or not (equals or words[1:]):
+            found.append(words)
+            continue
+        before = [one for one in found if one[0].startswith(f"{HELD_OUT}.")]
+        found = [one for one in found if one not in before]
+        value, *more = [value] * bool(equals) + words[1:]
+        found += [[f"{HELD_OUT}={_source(value)}", *more], *before]
+    return [word for words in found for word in words]
+
+
+def _source(value: str) -> str:
+    with suppress(ValueError):  # the learner's own error is about the option
+        name, options = sets.place(value)
+        return json.dumps({"source": {"class_path": name, "init_args": options}})
+    return value
 
 
 # jsonargparse has no public way to add a name for a class. All its entry points call this function;

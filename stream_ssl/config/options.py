@@ -380,7 +380,7 @@ def read(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
     ]:
         parser.error("\n".join(lines))
     if any(action.dest == "observe.held_out" for action in parser._actions):
-        from stream_ssl.config.held_out_words import with_source
+        from stream_ssl.config.names import with_source
 
         arguments = with_source(arguments)
     return parser.parse_args(arguments)

@@ -63,7 +63,7 @@ CHOICES = re.compile(r"Expected a typing\.Literal\[(.*?)\]\. Got value: (.*)")
 
 NOISE = re.compile(
     r"\s*(- )?(Does not validate against any of the Union subtypes|Subtypes: .*|Errors:"
-    r"|- Expected a path but .* either not accessible or invalid"
+    r"|- Expected a path but .* either not accessible or invalid|- Expected a <class 'str'>"
     r"|Expected a <class 'NoneType'>|Given value type: .*|Given value: Namespace.*)"
 )
 """Text of jsonargparse about optional types, around the actual error."""

@@ -14,8 +14,7 @@ from table import table
 
 from stream_ssl.app.commands import check, learner, receiver, run
 from stream_ssl.config import build, options
-from stream_ssl.config.held_out_words import with_source
-from stream_ssl.config.names import TABLES, checked_lookup, class_path
+from stream_ssl.config.names import TABLES, checked_lookup, class_path, with_source
 from stream_ssl.memory.scores import Gaussian, Linear
 from stream_ssl.process.failures import USAGE
 
@@ -104,6 +103,8 @@ def test_a_held_out_place_alone_stays_as_it_is(
     assert with_source(words) == words
     assert check.main(words) == USAGE
     assert "observe.held_out: no folder" in capfd.readouterr().err + caplog.text
+    assert check.main([*words, "--observe.held_out.k", "5"]) == USAGE
+    assert "Expected a" not in capfd.readouterr().err + caplog.text
 
 
 def test_a_held_out_set_stays_on_its_side_of_a_configuration() -> None:
