@@ -36,6 +36,7 @@ class Feed:
         slots: of the memory.
         labelled: give each sample a class of 0 to 3.
         descriptor: of the memory.
+        channels: of the images: 3, or 1 for grey.
     """
 
     def __init__(
@@ -44,11 +45,12 @@ class Feed:
         labelled: bool = True,
         producer: str = "camera",
         descriptor: Descriptor | None = None,
+        channels: int = 3,
     ) -> None:
         self.memory = WorkingMemory(
             slots,
             8,
-            image_shape=(3, SIDE, SIDE),
+            image_shape=(channels, SIDE, SIDE),
             duplicates=Duplicates(threshold=0.99),
             descriptor=descriptor,
         )
@@ -59,7 +61,9 @@ class Feed:
     def batch(self) -> tuple[Tensor, Tensor, Tensor]:
         z_BD = normalize(torch.randn(BATCH, 8, generator=self._draw), dim=1)
         z_BD[7] = z_BD[6]
-        image_BCHW = torch.randint(0, 256, (BATCH, 3, SIDE, SIDE), generator=self._draw)
+        assert self.memory.image_shape is not None
+        shape = (BATCH, *self.memory.image_shape)
+        image_BCHW = torch.randint(0, 256, shape, generator=self._draw)
         return torch.arange(BATCH) + self.number, z_BD, image_BCHW.to(torch.uint8)
 
     def step(self, drawn: int = 4) -> StepRecord:

@@ -265,6 +265,18 @@ def test_evictions_come_last_first(feed: Feed) -> None:
         assert all(one["by"]["id"] != f"frame-{held[one['slot']]}" for one in left)
 
 
+def test_evictions_of_grey_images_whose_successors_left_too() -> None:
+    feed = Feed(channels=1)
+    with serving(feed) as (server, view):
+        fill(feed, view)
+        assert view is not None
+        feed.origins.load({}, [])  # no eviction knows who took its slot
+        answer = ask(server, "learner/memory/evictions", limit=256)
+        assert {one["by_id"] for one in answer["evictions"]} == {None}
+        gone = {str(one.id) for one in view.slots.evictions}
+        assert set(answer["pictures"]["ids"]) == gone
+
+
 @table(
     ("question", "status", "why"),
     [

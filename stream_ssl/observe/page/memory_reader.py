@@ -152,9 +152,10 @@ class MemoryReader:
         assert memory.images is not None, "as it has a shape"
         held = [slot if slot < len(memory) else None for slot in slots]
         asked = torch.tensor([0 if s is None else s for s in held], dtype=torch.int64)
-        side = min(TILE, memory.image_shape[1])
+        channels, side = memory.image_shape[0], min(TILE, memory.image_shape[1])
         if not any(s is not None for s in held):
-            return [None] * len(slots), torch.zeros(len(slots), 3, side, side, dtype=torch.uint8)
+            empty_nCHW = torch.zeros(len(slots), channels, side, side, dtype=torch.uint8)
+            return [None] * len(slots), empty_nCHW
         image_nCHW = memory.images[asked.to(memory.images.device)]
         id_n = to_host(memory.ids[asked.to(memory.device)]).tolist()
         ids = [None if s is None else str(i) for s, i in zip(held, id_n, strict=True)]
