@@ -58,6 +58,8 @@ def encode(
 ) -> dict[str, Encoded]:
     """Return the features of all images by every encoder. Each image is read once.
 
+    Encoders that augment in the same way encode the same views.
+
     Args:
         readers: batches of references and queries; see `labelled.Reader`.
         encoders: encoders by name.
@@ -74,14 +76,14 @@ def encode(
     # The views use torch's global generators, whose state belongs to the caller.
     devices = list(range(torch.cuda.device_count()))
     with torch.random.fork_rng(devices), torch.inference_mode():
-        torch.manual_seed(seed)
-        for batch in (batch for reader in readers for batch in reader):
+        for number, batch in enumerate(batch for reader in readers for batch in reader):
             image_BCHW = torch.from_numpy(batch.image_BHWC).permute(0, 3, 1, 2)
             labels[batch.part].append(torch.from_numpy(batch.label_B))
             for name, encoder in encoders.items():
                 found = parts[name]
                 found[batch.part].append(_kept(encoder(image_BCHW)))
                 if batch.part == "query":
+                    torch.manual_seed(seed + number)
                     found["view"].append(_kept(encoder.view(image_BCHW)))
                     found["other"].append(_kept(encoder.view(image_BCHW)))
             if tell is not None:

@@ -184,16 +184,18 @@ def decoded(sample: Sample, decoder: Payloads, source: str) -> Pixels | BadSampl
     """Return the pixels of a sample, or the error if it cannot be decoded.
 
     Raises:
-        ValueError: the shape of the sample is not that of the run's vectors.
+        ValueError: the sample is an image and the run learns from vectors, or the reverse, or it
+            is a vector of another length.
     """
     try:
         return decoder.decode(sample)
     except BadSample as error:
-        if error.reason == "shape":
+        dim = getattr(decoder, "dim", None)
+        if error.reason == "shape" or (sample.codec == "vector") != (dim is not None):
+            asked = "images" if dim is None else f"vectors of {dim} numbers (vectors.dim)"
             raise ValueError(
-                f"source {source!r}, sample {sample.id!r}: {error}. The run was "
-                f"configured for others: give vectors of {getattr(decoder, 'dim', 0)} numbers "
-                "(vectors.dim)"
+                f"source {source!r}, sample {sample.id!r}: {error}. The run was configured for "
+                f"others: give {asked}"
             ) from error
         return error
 

@@ -100,6 +100,7 @@ class Encoder(nn.Module):
         size: H and W of an image; 1 for vectors.
         channels: C of an image; the number of bytes of a vector.
         of: "features" or "embeddings".
+        kind: "image" or "vector", which the encoder takes.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class Encoder(nn.Module):
         self.backbone, self.projector, self.views = backbone, projector, views
         (self.size, _, self.channels), self.decoder = decoder.shape_HWC, decoder
         self.of: Of = "features" if projector is None else "embeddings"
+        self.kind = "vector" if isinstance(decoder, VectorDecoder) else "image"
         self.dim = int((projector or backbone).dim)  # type: ignore[arg-type]
         self.statistics = statistics
         if statistics == "batch":
@@ -121,14 +123,18 @@ class Encoder(nn.Module):
         self.requires_grad_(False).eval()
 
     def forward(self, image_BCHW: Tensor) -> Tensor:
-        is_tensor = isinstance(image_BCHW, Tensor)
-        if isinstance(self.views, VectorViews) and is_tensor and image_BCHW.is_floating_point():
+        dim = getattr(self.decoder, "dim", None)  # None: the run learned from images
+        if isinstance(self.views, VectorViews) and _is_rows(image_BCHW, dim):
             return self._encode(self.views.standardised(image_BCHW.to(self.views.mean.device)))
+        is_tensor = isinstance(image_BCHW, Tensor)
         if not is_tensor or image_BCHW.ndim != 4 or image_BCHW.shape[1] != self.channels:
             found = f"{type(image_BCHW).__name__} {tuple(getattr(image_BCHW, 'shape', ()))}"
+            due = f"float tensor [B, {dim}]"
+            if dim is None:
+                due = f"uint8 tensor [B, {self.channels}, H, W]"
             raise ValueError(
-                f"images are a {found}: must be a uint8 tensor [B, {self.channels}, H, "
-                "W], such as torch.stack([encoder.preprocess(image) for image in images])"
+                f"{self.kind}s are a {found}: must be a {due}, such as torch.stack"
+                f"([encoder.preprocess({self.kind}) for {self.kind} in {self.kind}s])"
             )
         # A grey image is contiguous in two memory layouts, in which convolutions round differently.
         image_BCHW = image_BCHW.to(self.views.mean.device).clone(
@@ -175,6 +181,11 @@ class Encoder(nn.Module):
 
     def extra_repr(self) -> str:
         return f"of={self.of}, dim={self.dim}, size={self.size}, channels={self.channels}"
+
+
+def _is_rows(value: object, dim: int | None) -> bool:
+    """Return whether a value is a float tensor [B, dim]."""
+    return isinstance(value, Tensor) and value.is_floating_point() and value.shape[1:] == (dim,)
 
 
 def load_encoder(

@@ -186,11 +186,16 @@ def _encode(
 
     most = settings.references_per_class, settings.queries_per_class
     log.info(
-        "reading %s images; %s encodes %s references and %s queries per class",
+        "reading %s samples; %s encodes %s references and %s queries per class",
         *("all" if total is None else total, ", ".join(asked)),
         *("all" if one is None else one for one in most),
     )
-    found = encode(readers, asked, settings.seed, tell)
+    try:
+        found = encode(readers, asked, settings.seed, tell)
+    except ValueError as error:
+        if left_out := _left_out(readers):
+            raise ValueError(f"{error} ({left_out})") from error
+        raise
     progress.update(bar, total=sum(reader.seen for reader in readers))
     check(found["trained"], settings.k)
     return found
@@ -240,11 +245,8 @@ def _continual(found: Mapping[str, Encoded], tasks: list[list[int]], k: int) -> 
 
 
 def _notes(readers: Sequence[Reader], encoded: Encoded) -> list[str]:
-    notes = []
     seen = sum(reader.seen for reader in readers)
-    if refused := sum(reader.refused.total() for reader in readers):
-        reasons = ", ".join(sorted({reason for reader in readers for reason in reader.refused}))
-        notes.append(f"{refused:,} of {seen:,} samples were left out ({reasons}).")
+    notes = [f"{left_out}."] if (left_out := _left_out(readers)) else []
     if scaled := sum(reader.scaled for reader in readers):
         notes.append(
             f"{scaled:,} of {seen:,} raw images had another size or colour format than "
@@ -257,6 +259,15 @@ def _notes(readers: Sequence[Reader], encoded: Encoded) -> list[str]:
             "errors are large."
         )
     return notes
+
+
+def _left_out(readers: Sequence[Reader]) -> str:
+    """Return a clause with the number of samples that were left out, or ""."""
+    if not (refused := sum(reader.refused.total() for reader in readers)):
+        return ""
+    reasons = ", ".join(sorted({reason for reader in readers for reason in reader.refused}))
+    seen = sum(reader.seen for reader in readers)
+    return f"{refused:,} of {seen:,} samples were left out ({reasons})"
 
 
 def _names(readers: Sequence[Reader], classes: Sequence[int]) -> list[str]:

@@ -16,7 +16,7 @@ from PIL import Image
 from table import table
 
 from stream_ssl.app import cli
-from stream_ssl.app.commands import evaluate
+from stream_ssl.app.commands import embed, evaluate
 from stream_ssl.trained import encoder
 
 SMALL = ["--source.count", "400", "--source.size", "12", "--source.channels", "1", "--k", "5", "20"]
@@ -85,15 +85,61 @@ def test_a_run_whose_limit_of_pixels_changed_is_compared(run: Path, tmp_path: Pa
     assert set(found(tmp_path / "out")["encoders"]) == {"trained", "decorrelated"}
 
 
+def test_one_network_under_two_names_has_the_same_measures(run: Path, tmp_path: Path) -> None:
+    newest = sorted((run / "checkpoints").glob("step-*"))[-1]
+    more = ["--untrained", "false", "--decorrelated", str(newest), "--batch", "64"]
+    assert evaluate.main([str(run), *DATA, *QUICK, *more, "--out", str(tmp_path / "out")]) == 0
+    measures = found(tmp_path / "out")["encoders"]
+    assert measures["decorrelated"] == measures["trained"]
+    assert measures["trained"]["alignment"] > 0
+
+
+def npy(folder: Path, dim: int) -> list[str]:
+    """Write 200 labelled vectors, and return the options that name them."""
+    rows = np.random.default_rng(0).normal(size=(200, dim)).astype(np.float32)
+    np.save(folder / "x.npy", rows)
+    np.save(folder / "y.npy", np.arange(200) % 4)
+    return ["--data", f"npy:{folder / 'x.npy'}", "--source.labels", str(folder / "y.npy")]
+
+
+@table(
+    "vectors",
+    [{"dim": 8, "widths": [16]}, None, {"dim": 9, "widths": [16]}],
+    ids=["images for a run on vectors", "vectors for a run on images", "another length"],
+)
+def test_data_of_another_kind_is_named(
+    vectors: dict[str, Any] | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_run(tmp_path / "run", **({} if vectors is None else {"vectors": vectors}))
+    data = [*DATA, *SMALL[:-3]] if vectors and vectors["dim"] == 8 else npy(tmp_path, 8)
+    assert evaluate.main([str(tmp_path / "run"), *data, "--out", str(tmp_path / "out")]) == 2
+    due = f"vectors of {vectors['dim']} numbers (vectors.dim)" if vectors else "images"
+    assert f"The run was configured for others: give {due}" in caplog.text
+    caplog.clear()
+    assert embed.main([str(tmp_path / "run"), *data, "--out", str(tmp_path / "f.npz")]) == 2
+    assert f"The run was configured for others: give {due}" in caplog.text
+
+
+def test_images_that_cannot_be_decoded_are_counted_in_the_error(
+    run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(4):
+        path = tmp_path / "in" / str(number % 2) / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"\x89PNG\r\n\x1a\nnothing")
+    data = ["--data", f"images:{tmp_path / 'in'}"]
+    assert evaluate.main([str(run), *data, "--out", str(tmp_path / "out")]) == 2
+    assert "gave no references: both are needed" in caplog.text
+    assert "(4 of 4 samples were left out (damaged))" in caplog.text
+
+
 def test_an_encoder_of_other_vectors_is_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A vector of each run has 32 bytes."""
     write_run(tmp_path / "run", vectors={"dim": 8, "widths": [16]})
     write_run(tmp_path / "other", vectors={"dim": 16, "dtype": "float16", "widths": [16]})
-    np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(200, 8)).astype(np.float32))
-    np.save(tmp_path / "y.npy", np.arange(200) % 4)
-    data = ["--data", f"npy:{tmp_path / 'x.npy'}", "--source.labels", str(tmp_path / "y.npy")]
+    data = npy(tmp_path, 8)
     more = ["--k", "5", "--out", str(tmp_path / "out"), "--decorrelated", str(tmp_path / "other")]
     assert evaluate.main([str(tmp_path / "run"), *data, *more]) == 2
     assert "was trained on vectors of 16 numbers as float16" in caplog.text

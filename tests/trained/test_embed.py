@@ -215,7 +215,10 @@ def test_a_source_without_images_leaves_nothing(
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.png").write_bytes(b"\x89PNG\r\n\x1a\nnothing")
     assert embed.main(command(run, tmp_path / "in", tmp_path / "f.npz")) == 2
-    assert "contains no image that can be decoded" in caplog.text
+    assert (
+        "contains no sample that can be decoded: 1 of 1 sample were left out (damaged)"
+        in caplog.text
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 

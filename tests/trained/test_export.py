@@ -138,6 +138,18 @@ def test_other_than_a_batch_of_its_images_is_refused_in_words(run: Path) -> None
         encoder(images() / 255)
 
 
+def test_other_than_a_batch_of_its_vectors_is_refused_in_words(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", vectors={"dim": 8, "widths": [16]})
+    encoder = stream_ssl.load_encoder(tmp_path / "run")
+    rows_BD = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
+    bytes_BCHW = torch.stack([encoder.preprocess(row_D.numpy()) for row_D in rows_BD])
+    assert torch.equal(encoder(rows_BD), encoder(bytes_BCHW))
+    due = r"vectors are a .*: must be a float tensor \[B, 8\], such as .*preprocess\(vector\)"
+    for wrong in (rows_BD.numpy(), rows_BD[:, :7], rows_BD[0], rows_BD.long(), "x.npy"):
+        with pytest.raises(ValueError, match=due):
+            encoder(wrong)
+
+
 def test_what_an_export_says_of_itself(
     run: Path, exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

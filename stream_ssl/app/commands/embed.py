@@ -41,7 +41,7 @@ log = logging.getLogger("stream_ssl.embed")
 
 T = TypeVar("T")
 
-DESCRIPTION = """Writes the features of a data set's images, made by a run's encoder, to an .npz
+DESCRIPTION = """Writes the features of a data set's samples, made by a run's encoder, to an .npz
 file with the arrays features (float32 [N, F]), ids (text [N]) and labels (int64 [N], -1: none).
 A command that was stopped continues when it is repeated."""
 
@@ -102,7 +102,7 @@ def embed_parser() -> Parser:
         ),
     )
     add("--device", type=str, default="cpu", help='"cpu", "cuda" or "cuda:1"')
-    add("--batch", type=int, default=256, help="images in one pass of the encoder")
+    add("--batch", type=int, default=256, help="samples in one pass of the encoder")
     add("--trust-code", action="store_true", help=TRUST_CODE)
     return parser
 
@@ -148,13 +148,23 @@ def embed(settings: Namespace, name: str) -> bool:
                 return False
             if not file.rows:
                 file.discard()
-                raise ValueError(f"--data {settings.data} contains no image that can be decoded")
+                raise ValueError(
+                    f"--data {settings.data} contains no sample that can be decoded: "
+                    f"{_left_out(file.read) or 'it is empty'}"
+                )
             file.publish()
-    print(f"{out}: {plural(file.rows, 'image')}, {encoder.dim} {encoder.of} each")
-    if bad := sum(file.read.bad.values()):
-        reasons = ", ".join(sorted(file.read.bad))
-        print(f"{bad:,} of {plural(file.read.samples, 'sample')} were left out ({reasons})")
+    print(f"{out}: {plural(file.rows, encoder.kind)}, {encoder.dim} {encoder.of} each")
+    if left_out := _left_out(file.read):
+        print(left_out)
     return True
+
+
+def _left_out(read: Read) -> str:
+    """Return a sentence with the number of samples that could not be decoded, or ""."""
+    if not read.bad:
+        return ""
+    bad, reasons = sum(read.bad.values()), ", ".join(sorted(read.bad))
+    return f"{bad:,} of {plural(read.samples, 'sample')} were left out ({reasons})"
 
 
 def _encoder(settings: Namespace) -> tuple[Encoder, str]:
@@ -187,7 +197,7 @@ def _encode(file: FeatureFile, encoder: Encoder, source: Source, batch: int) -> 
     rows = Rows(source, encoder.decoder, file.read)
     due_s = time.monotonic() + SAVE_SECONDS
     with ShownProgress() as progress, torch.inference_mode():
-        bar = progress.add_task("encoding images", total=length(source))
+        bar = progress.add_task(f"encoding {encoder.kind}s", total=length(source))
         for some in batches(rows, batch):
             if stop.is_set():
                 break
@@ -197,7 +207,9 @@ def _encode(file: FeatureFile, encoder: Encoder, source: Source, batch: int) -> 
             file.append(feature_BF, label_B, [row.id for row in some], some[-1].read)
             bad = sum(file.read.bad.values())
             progress.update(
-                bar, completed=file.read.samples, description=f"encoding images, {bad:,} bad"
+                bar,
+                completed=file.read.samples,
+                description=f"encoding {encoder.kind}s, {bad:,} bad",
             )
             if time.monotonic() >= due_s:
                 file.save()

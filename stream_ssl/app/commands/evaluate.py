@@ -136,7 +136,7 @@ def evaluate_parser() -> Parser:
         help="one checkpoint after each task; prints average accuracy, forgetting and transfer",
     )
     add("--device", type=str, default="cpu", help='"cpu", "cuda" or "cuda:1"')
-    add("--batch", type=int, default=256, help="images in one pass of the encoder")
+    add("--batch", type=int, default=256, help="samples in one pass of the encoder")
     add("--trust-code", action="store_true", help=TRUST_CODE)
     add("--seed", type=int, default=0, help="seed of all draws: order, balance, augmented views")
     return parser
