@@ -5,11 +5,14 @@ Shapes: N vectors of D numbers each.
 
 from __future__ import annotations
 
+import io
 import logging
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.lib import format as npy_format
+from numpy.typing import NDArray
 
 from stream_ssl.producers.sources.base import Skipped, own_fault
 from stream_ssl.producers.sources.fields import digest, file_name, short_id, source_name
@@ -20,6 +23,8 @@ from stream_ssl.wire.sample import DTYPES, Sample
 log = logging.getLogger(__name__)
 
 MAX_HEADER = 2**16  # bytes, as many as version 1 of the format allows
+HEADERS = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}
+"""Readers of the headers of each version. Version 3 is for arrays of records."""
 
 
 class NpyVectors(Finite):
@@ -84,6 +89,31 @@ class NpyVectors(Finite):
         except ValueError as error:
             self.skipped.note("bad vector", name, error)
             return None
+
+
+def vector_in(data: bytes) -> NDArray[Any]:
+    """Return the vector that a .npy file holds, float16 or float32 [D], from the file's bytes.
+
+    Raises:
+        ValueError: the bytes are no .npy file, or hold fewer numbers than they claim, or the array
+            is no vector of floats.
+    """
+    file = io.BytesIO(data)
+    try:
+        shape, _, dtype = HEADERS[npy_format.read_magic(file)](file)
+    except Exception as error:  # NumPy raises errors of any type for a damaged header
+        if own_fault(error):
+            raise
+        raise ValueError(f"the .npy is no array of NumPy ({error})") from None
+    if dtype.kind != "f" or len(shape) != 1:
+        raise ValueError(
+            f"the .npy holds {dtype} of shape {shape}: a vector is floats of shape [D]"
+        )
+    if not 0 <= shape[0] * dtype.itemsize <= len(data) - file.tell():
+        raise ValueError(f"the .npy claims {shape[0]} numbers, and ends before them")
+    value_D = np.frombuffer(data, dtype, shape[0], file.tell())
+    with np.errstate(over="ignore"):  # overflow gives infinite values, which are rejected
+        return value_D.astype(dtype.name if dtype.name in DTYPES else "float32")
 
 
 def stored(file: Path) -> StoredRows:

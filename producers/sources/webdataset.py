@@ -20,11 +20,13 @@ from stream_ssl.producers.sources.fields import (
     no_image,
 )
 from stream_ssl.producers.sources.finite import ENDLESS
+from stream_ssl.producers.sources.npy import vector_in
 from stream_ssl.producers.sources.recordings import FilePasses
 from stream_ssl.producers.sources.tar import ArchiveMember, ShardError, read_members, split_key
 from stream_ssl.wire.sample import Position, Sample
 
-LIMITS = {**dict.fromkeys(SUFFIXES, 2**26), ".cls": 2**10, ".json": 2**22}
+VECTOR = ".npy"
+LIMITS = {**dict.fromkeys(SUFFIXES, 2**26), VECTOR: 2**24, ".cls": 2**10, ".json": 2**22}
 """Maximum size of a member in bytes, by extension. The limits exceed the size of a packet."""
 SHOWN = 8  # maximum number of other members' extensions in an error message
 
@@ -37,6 +39,12 @@ class MemberGroup:
     parts: dict[str, bytes] = field(default_factory=dict)  # contents, by extension
     others: list[str] = field(default_factory=list)  # extensions of ignored members
     lost: tuple[str, str] | None = None  # (reason, sentence) if the sample is not sent
+    vector_lost: tuple[str, str] | None = None  # the same, unless it has an image
+
+    @property
+    def images(self) -> list[bytes]:
+        """The contents of its images."""
+        return [self.parts[suffix[1:]] for suffix in SUFFIXES if suffix[1:] in self.parts]
 
 
 class WebDataset(FilePasses[tuple[int]]):
@@ -45,11 +53,12 @@ class WebDataset(FilePasses[tuple[int]]):
     Shards are read member by member and are not unpacked to disk. Consecutive members form one
     sample if their names are equal up to the first "." of the last part. A sample consists of:
 
-    - an image (.jpg, .jpeg, .png or .webp),
+    - an image (.jpg, .jpeg, .png or .webp), or else a vector (.npy, floats [D]),
     - optionally a label (.cls, a decimal number),
     - optionally facts (.json), whose scalars are sent as meta.
 
-    Other members are ignored. Sample ids are SHARD/KEY#DIGEST, with a digest of the image.
+    Other members are ignored, and so is a vector beside an image. Sample ids are SHARD/KEY#DIGEST,
+    with a digest of the image or of the vector's file.
 
     A malformed sample is logged, counted in `skipped` and left out. The same holds for a sample
     with a link, a sparse file, or a file that is too large. At a damaged place, the samples on both
@@ -119,6 +128,9 @@ class WebDataset(FilePasses[tuple[int]]):
             if len(group.others) < SHOWN:
                 group.others.append(extension[1:])
             return
+        if extension == VECTOR and member.lost:
+            group.vector_lost = member.lost
+            return
         if extension[1:] in group.parts:
             what = f"{stem}/{member.name} at an earlier place"
             self.skipped.note("twice", what, "a later member of this name replaces it")
@@ -126,8 +138,9 @@ class WebDataset(FilePasses[tuple[int]]):
         group.parts[extension[1:]] = member.data or b""
 
     def _sample(self, stem: str, group: MemberGroup) -> Sample | None:
-        if group.lost:
-            reason, why = group.lost
+        lost = group.lost or (None if group.images else group.vector_lost)
+        if lost is not None:
+            reason, why = lost
             self.skipped.note(reason, f"{stem}/{group.key}", why)
             return None
         try:
@@ -141,17 +154,11 @@ def build(stem: str, group: MemberGroup, source: str) -> Sample:
     """Return the sample that a group of members describes.
 
     Raises:
-        ValueError: there is not exactly one image, or the label or the facts cannot be read.
+        ValueError: there is not exactly one image, and no vector either, or a member cannot be
+            read.
     """
-    images = [part for suffix in SUFFIXES if (part := group.parts.get(suffix[1:])) is not None]
-    if len(images) != 1:
-        found = sorted([*group.parts, *group.others])
-        other = [name for name in found if f".{name}" in OTHER_IMAGES]
-        remedy = f"; convert .{other[0]} to PNG" if other and not images else ""
-        raise ValueError(f"{len(images)} images under {found}; must be one{remedy}")
-    codec = codec_of(images[0])
-    if codec is None:
-        raise ValueError(no_image(images[0]))
+    vector = None if group.images else group.parts.get(VECTOR[1:])
+    content, codec = _image(group) if vector is None else (vector, "vector")
     label, facts = group.parts.get("cls"), group.parts.get("json")
     try:
         described: Any = {} if facts is None else json.loads(facts)
@@ -159,11 +166,30 @@ def build(stem: str, group: MemberGroup, source: str) -> Sample:
         raise ValueError("the .json is nested too deeply") from None
     if not isinstance(described, dict):
         raise ValueError("the .json is no object")
-    return Sample(
-        id=content_id(f"{stem}/{group.key}", images[0]),
-        data=images[0],
-        codec=codec,
-        source=source,
-        label=None if label is None else int(label.decode()),
-        meta=fitting_meta(described),
-    )
+    fields: dict[str, Any] = {
+        "id": content_id(f"{stem}/{group.key}", content),
+        "source": source,
+        "label": None if label is None else int(label.decode()),
+        "meta": fitting_meta(described),
+    }
+    if codec == "vector":
+        return Sample.from_vector(vector_in(content), **fields)
+    return Sample(data=content, codec=codec, **fields)
+
+
+def _image(group: MemberGroup) -> tuple[bytes, str]:
+    """Return the image of a group and its codec.
+
+    Raises:
+        ValueError: there is not exactly one image, or its format is not supported.
+    """
+    if len(group.images) != 1:
+        found = sorted([*group.parts, *group.others])
+        other = [name for name in found if f".{name}" in OTHER_IMAGES]
+        remedy = f"; convert .{other[0]} to PNG" if other and not group.images else ""
+        raise ValueError(f"{len(group.images)} images under {found}; must be one{remedy}")
+    (data,) = group.images
+    codec = codec_of(data)
+    if codec is None:
+        raise ValueError(no_image(data))
+    return data, codec

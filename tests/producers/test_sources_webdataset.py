@@ -1,8 +1,10 @@
 """Tar shards: what becomes a sample, and what happens to damage."""
 
+import io
 import logging
 import os
 
+import numpy as np
 import pytest
 from source_files import encoded, named, pixels, shard_members, write_tar
 from table import table
@@ -13,6 +15,15 @@ from stream_ssl.producers.sources.tar import read_members
 from stream_ssl.wire.sample import check_position
 
 PNG = encoded(pixels(1, 6, 5, 3)[0])
+
+
+def npy(value, **how) -> bytes:
+    out = io.BytesIO()
+    np.save(out, value, **how)
+    return out.getvalue()
+
+
+ROW = np.array([0.5, -2.0, 3.0], np.float16)
 
 
 def ids(source):
@@ -80,6 +91,16 @@ def test_members_group_by_folder_and_name_up_to_the_first_dot(tmp_path):
         ([("b.png", PNG), ("b.json", b"[1]")], "no object"),
         ([("b.png", PNG), ("b.cls", b"\xff")], "decode"),
         ([("b.png", PNG), ("b.json", b"[" * 100_000)], "nested"),
+        ([("b.npy", b"\x93NUMPY\1\0nothing")], "the .npy is no array of NumPy"),
+        ([("b.npy", b"")], "the .npy is no array of NumPy"),
+        ([("b.npy", npy(ROW).replace(b"(3,)", b"(9,)"))], "claims 9 numbers, and ends before them"),
+        ([("b.npy", npy(ROW).replace(b"(3,), }   ", b"(-1,), }  "))], "claims -1 numbers"),
+        ([("b.npy", npy(ROW).replace(b"(3,), }      ", b"(3000000,), }"))], "claims 3000000"),
+        ([("b.npy", npy(ROW[None]))], "float16 of shape (1, 3): a vector is floats of shape [D]"),
+        ([("b.npy", npy(np.arange(3)))], "int64 of shape (3,): a vector is floats of shape [D]"),
+        ([("b.npy", npy(np.array([{}, 1, 2]), allow_pickle=True))], "object of shape (3,)"),
+        ([("b.npy", npy(np.array([1.0, 1e300])))], "not finite"),
+        ([("b.npy", npy(np.zeros(0, np.float32)))], "D lies in"),
     ],
 )
 def test_a_malformed_sample_is_counted_and_left_out(tmp_path, caplog, broken, message):
@@ -90,6 +111,30 @@ def test_a_malformed_sample_is_counted_and_left_out(tmp_path, caplog, broken, me
     assert source.skipped.by_reason == {"malformed": 1}
     assert "left out data/b" in caplog.text
     assert message in caplog.text
+
+
+def test_a_vector_is_a_sample_unless_there_is_an_image(tmp_path, caplog):
+    members = [
+        *[("a.npy", npy(ROW)), ("a.json", b'{"n": 1}'), ("a.cls", b"7")],
+        ("b.npy", npy(ROW.astype(">f8"))),
+        *[("c.npy", npy(np.zeros((4, 4)))), ("c.png", PNG)],  # such as a depth map
+        *[("d.png", PNG), ("d.npy", bytes(2**24 + 1))],
+        ("e.npy", bytes(2**24 + 1)),
+    ]
+    write_tar(tmp_path / "data.tar", members)
+    source = WebDataset(str(tmp_path / "data.tar"))
+    stream = [sample for sample, _ in source.samples()]
+    assert [(named(s), s.codec, s.dtype) for s in stream] == [
+        ("data/a", "vector", "float16"),
+        ("data/b", "vector", "float32"),
+        ("data/c", "png", None),
+        ("data/d", "png", None),
+    ]
+    assert (stream[0].label, stream[0].meta, stream[0].shape) == (7, {"n": 1}, (3,))
+    assert np.frombuffer(stream[0].data, "<f2").tolist() == ROW.tolist()
+    assert np.frombuffer(stream[1].data, "<f4").tolist() == ROW.tolist()
+    assert source.skipped.by_reason == {"too large": 1}
+    assert "left out data/e" in caplog.text
 
 
 def test_facts_that_the_wire_cannot_carry_are_dropped(tmp_path):
