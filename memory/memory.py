@@ -71,7 +71,8 @@ class WorkingMemory(Measurements, RandomDraws, Reencoding, Stateful):
         dtype: dtype of the embeddings, float32 or float64. None starts with float32 and changes to
             float64 when the first float64 batch arrives.
         seed: the seed of every random draw, including the draws of the policy.
-        duplicates: the test for near-duplicates at admission. None runs no test.
+        duplicates: the test for near-duplicates at admission, with a `threshold` and an `action`;
+            see `Duplicates`. None runs no test.
         images_on: where the images are kept: on the "device" with the embeddings, or on the "host".
             Host memory is pinned if the device is a GPU.
         measured_by: the score that `collisions` and `prior` use. None uses the policy's score,

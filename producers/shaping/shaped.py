@@ -74,8 +74,9 @@ class Shaped(Shaping):
         window: number of samples that are read from the source at a time.
         blur: width of the mixed borders, in samples. Every sample moves by less than this.
         rate: samples per second; null: no limit. It is not part of the position.
-        limit: end after this many samples from the start of the stream; null: no limit. It is not
-            part of the position.
+        limit: end after this many samples from the start of the stream; null: no limit. A source
+            that continues from a position counts the samples before it. The limit is not part of
+            the position.
         seed: the key of all randomness.
         repeats: the arguments of `Repeats`: `duplicates`, `near`, `near_by` and `recent`.
 

@@ -16,6 +16,7 @@ from stream_ssl.bounded_files import read_text
 from stream_ssl.producers.sources.base import Skipped
 from stream_ssl.producers.sources.fields import digest
 from stream_ssl.producers.sources.finite import Finite
+from stream_ssl.producers.sources.folders import check_root
 from stream_ssl.producers.sources.stored_rows import StoredRows
 from stream_ssl.wire.sample import Sample
 
@@ -107,8 +108,7 @@ def find_files(root: Path, split: str) -> tuple[int, list[Path]]:
         for place in (root, root / folder)
         if (files := sorted(place.glob(FILES[classes, split])))
     ]
-    if not root.is_dir():
-        raise FileNotFoundError(f"{root}: there is no such folder")
+    check_root(root)
     if not found:
         wanted = " or ".join(FILES[classes, split] for classes in FOLDERS)
         raise FileNotFoundError(f"no {wanted} in {root} or its {' or '.join(FOLDERS.values())}")

@@ -65,9 +65,9 @@ def check_root(root: Path) -> None:
     """Raise FileNotFoundError if the folder of a source does not exist."""
     if not root.is_dir():
         raise FileNotFoundError(
-            f"{root} is a file: name its folder with --source.root"
+            f"{root} is a file: give its folder as the root of the source"
             if root.exists()
-            else f"no folder {root}: create it, or name another with --source.root"
+            else f"no folder {root}: create it, or give another as the root of the source"
         )
 
 

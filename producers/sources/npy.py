@@ -123,8 +123,10 @@ def stored(file: Path) -> StoredRows:
         OSError: the file cannot be read.
         ValueError: the file is not a .npy file, is an archive (.npz), or needs pickle.
     """
+    if not file.exists():
+        raise FileNotFoundError(f"no file {file}: write an array with numpy.save, or give another")
     try:
-        if file.exists() and not file.is_file():
+        if not file.is_file():
             raise ValueError("it is not a regular file")  # opening a pipe would block
         with file.open("rb") as begin:
             head = begin.read(12)

@@ -592,16 +592,25 @@ class VectorDecoder:
         """
         if sample.codec != "vector" or sample.dtype is None:
             raise BadSample(
-                "format", f"an image came as {sample.codec}, and this run learns from vectors"
+                "format",
+                f"an image came as {sample.codec}, and this run learns from vectors of {self.dim} "
+                "numbers; a run without vectors.dim learns from images",
             )
         if sample.shape != (self.dim,):
-            raise BadSample("shape", f"a vector of shape {sample.shape} came, D is {self.dim}")
+            raise BadSample(
+                "shape",
+                f"a vector of shape {sample.shape} came, and this run learns from vectors of "
+                f"{self.dim} numbers; send such vectors, or set vectors.dim of a new run",
+            )
         sent_D = np.frombuffer(sample.data, DTYPES[sample.dtype])
         with np.errstate(over="ignore"):  # numbers beyond float16 become infinite, and are rejected
             value_D = sent_D.astype(self._kept)
         if not _usable(value_D):
+            wider = ", or set vectors.dtype to float32 in a new run" * (self.dtype == "float16")
             raise BadSample(
-                "damaged", f"numbers, or a sum of squares, that are not finite as {self.dtype}"
+                "damaged",
+                f"numbers, or a sum of squares, that are not finite as {self.dtype}; scale the "
+                f"vectors{wider}",
             )
         return value_D.view(np.uint8).reshape(self.shape_HWC)
 

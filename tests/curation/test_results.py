@@ -129,6 +129,21 @@ def test_the_command_keeps_each_photo_once(folder: Path, tmp_path: Path) -> None
     assert len(list(ImageFolder(folder).samples())) == 181
 
 
+def test_a_set_without_any_picture_is_an_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.png").write_bytes(b"\x89PNG\r\n\x1a\nnothing")
+    options = ["--keep", "20", "--out", str(out)]
+    assert curate.main(["images", "--source.root", str(tmp_path / "in"), *options]) == 1
+    assert f"{out}: no sample could be decoded; bad.parquet names the reasons" in caplog.text
+    assert parquet.read_table(out / "bad.parquet").num_rows == 1
+    with pytest.raises(SystemExit):
+        curate.main(["npy", "--source.file", "x.npy", *options])
+    assert "invalid choice: 'npy' (choose from 'camera'" in capsys.readouterr().err
+
+
 def test_wrong_folders_are_refused(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

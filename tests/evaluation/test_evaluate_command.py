@@ -261,7 +261,7 @@ def test_folders_that_are_no_classes_are_refused(
         (["--device", "cuda:99"], 2, "try --device cpu"),
         (["--batch", "1"], 2, "--batch 1"),
         (["--decorrelated", "nowhere"], 1, "no checkpoint at nowhere"),
-        (["--references", "images:nowhere"], 1, "no folder nowhere: create it, or name"),
+        (["--references", "images:nowhere"], 1, "no folder nowhere: create it, or give"),
         (["--out", "/dev/null/report"], 2, "/dev/null is a file; choose another folder"),
     ],
     ids=lambda value: "-".join(value[:2]).strip("-") if isinstance(value, list) else None,

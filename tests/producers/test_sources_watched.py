@@ -377,12 +377,12 @@ def test_stop_ends_a_watch_that_waits(tmp_path):
 
 def test_wrong_arguments_are_named(tmp_path):
     with pytest.raises(
-        FileNotFoundError, match=r"no folder .*none: create it, or name another with --source\.root"
+        FileNotFoundError, match=r"no folder .*none: create it, or give another as the root"
     ):
         WatchedFolder(tmp_path / "none")
     (tmp_path / "a.txt").touch()
     for kind in (WatchedFolder, ImageFolder):
-        with pytest.raises(FileNotFoundError, match=r"a\.txt is a file: name its folder"):
+        with pytest.raises(FileNotFoundError, match=r"a\.txt is a file: give its folder"):
             kind(tmp_path / "a.txt")
     with pytest.raises(ValueError, match="poll_seconds -1"):
         WatchedFolder(tmp_path, poll_seconds=-1)

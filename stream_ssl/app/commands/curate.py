@@ -18,7 +18,7 @@ from stream_ssl.process.failures import Failure, check_writable, configuring, re
 from stream_ssl.process.only_writer import only_writer
 from stream_ssl.process.signals import stop_source_on_signals
 from stream_ssl.process.threads import share_cores
-from stream_ssl.producers.sources import SOURCES, Source
+from stream_ssl.producers.sources import SOURCES, NpyVectors, Source
 from stream_ssl.producers.sources.base import SourceError
 
 if TYPE_CHECKING:
@@ -57,7 +57,11 @@ def main(arguments: Sequence[str]) -> int:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    known = [name for name, cls in SOURCES.items() if not hasattr(cls, "acknowledged")]
+    known = [
+        name
+        for name, cls in SOURCES.items()
+        if not hasattr(cls, "acknowledged") and cls is not NpyVectors
+    ]
     names.add_argument("source", choices=known, metavar="SOURCE", help=", ".join(known))
     chosen = names.parse_args(list(arguments[:1]))
     parser = curate_parser(chosen.source)
@@ -180,6 +184,8 @@ def _work(curator: Curator, source: Source, out: Path) -> bool:
         out, counts.kept, counts.read, counts.dropped, sum(counts.bad.values()),
         " (bad.parquet names them)" if counts.bad else "",
     )  # fmt: skip
+    if counts.bad and not counts.kept:
+        raise Failure(f"{out}: no sample could be decoded; bad.parquet names the reasons")
     return True
 
 
