@@ -227,6 +227,8 @@ def test_damaged_npy_files_are_refused(tmp_path, data, message):
     np.save(tmp_path / "good.npy", np.ones((5, 3)))
     with pytest.raises(ValueError, match=r"no array of NumPy|the labels of .* are 5 whole numbers"):
         NpyVectors(tmp_path / "good.npy", path)
+    with pytest.raises(FileNotFoundError, match=r"no file .*gone\.npy: write an array"):
+        NpyVectors(tmp_path / "gone.npy")
 
 
 def test_a_bad_vector_takes_no_other_with_it(tmp_path, caplog):
