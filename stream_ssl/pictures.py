@@ -1,12 +1,17 @@
-"""Conversion of image files to pixels: orientation, transparency and bit depth.
+"""Conversion of image files to pixels (orientation, transparency and bit depth), and back.
 
 The learner's decoder, a producer's PIL images, images in tables, and shaping all use these
 functions. This module needs Pillow, which is optional for a producer.
+
+Shapes: N images of H rows, W columns and C channels, 1 (grey) or 3.
 """
 
 from __future__ import annotations
 
+import io
+
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 _ORIENTATION = 0x0112  # EXIF tag
@@ -72,6 +77,28 @@ def over_white(image: Image.Image) -> Image.Image:
     white = Image.new("RGBA", image.size, "white")
     white.alpha_composite(image)
     return white.convert("RGB")
+
+
+def image_of(pixels_HWC: NDArray[np.uint8]) -> Image.Image:
+    """Return pixels as an image, in grey or colour."""
+    return Image.fromarray(pixels_HWC[:, :, 0] if pixels_HWC.shape[2] == 1 else pixels_HWC)
+
+
+def png(pixels_HWC: NDArray[np.uint8], level: int = 6) -> bytes:
+    """Return the PNG of pixels, compressed by a level from 0 to 9."""
+    file = io.BytesIO()
+    image_of(pixels_HWC).save(file, "PNG", compress_level=level)
+    return file.getvalue()
+
+
+def tiled(pixels_NHWC: NDArray[np.uint8], columns: int) -> NDArray[np.uint8]:
+    """Return images in rows of `columns`, [rows * H, columns * W, C]. Black fills the last row."""
+    count, high, wide, channels = pixels_NHWC.shape
+    rows = -(-count // columns)
+    cells = np.zeros((rows * columns, high, wide, channels), np.uint8)
+    cells[:count] = pixels_NHWC
+    grid = cells.reshape(rows, columns, high, wide, channels).transpose(0, 2, 1, 3, 4)
+    return grid.reshape(rows * high, columns * wide, channels)
 
 
 def _match_transparency(image: Image.Image) -> None:

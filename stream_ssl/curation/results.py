@@ -16,12 +16,12 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-from PIL import Image
 from pyarrow import parquet
 
 from stream_ssl.curation.curator import Curator, Kept, batches
 from stream_ssl.curation.report import write_report
 from stream_ssl.memory.index import write_flat
+from stream_ssl.pictures import png
 
 CURATED: Final = "curated.parquet"
 DROPPED: Final = "dropped.parquet"
@@ -106,10 +106,7 @@ def encoded(curator: Curator, one: Kept) -> tuple[bytes, str]:
     if one.codec != "raw":
         return data, {"jpeg": "jpg"}.get(one.codec, one.codec)
     assert one.shape is not None
-    pixels = np.frombuffer(data, np.uint8).reshape(one.shape)
-    file = io.BytesIO()
-    Image.fromarray(pixels[..., 0] if one.shape[2] == 1 else pixels).save(file, "PNG")
-    return file.getvalue(), "png"
+    return png(np.frombuffer(data, np.uint8).reshape(one.shape)), "png"
 
 
 def _write_pictures(curator: Curator, folder: Path, done: Callable[[int], None]) -> None:

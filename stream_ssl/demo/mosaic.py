@@ -1,4 +1,4 @@
-"""Combine many small images into one picture.
+"""Choose images of a memory, and show a picture on a page.
 
 N images.
 """
@@ -6,11 +6,11 @@ N images.
 from __future__ import annotations
 
 import base64
-import io
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+
+from stream_ssl.pictures import png
 
 
 def by_class(
@@ -22,18 +22,6 @@ def by_class(
     return image_NHW[chosen[np.argsort(label_N[chosen], kind="stable")]]
 
 
-def tile(image_NHW: NDArray[np.uint8], columns: int) -> NDArray[np.uint8]:
-    """Return the images in rows of `columns`. Black images fill the last row."""
-    count, height, width = image_NHW.shape
-    rows = -(-count // columns)
-    cells = np.zeros((rows * columns, height, width), np.uint8)
-    cells[:count] = image_NHW
-    grid = cells.reshape(rows, columns, height, width).transpose(0, 2, 1, 3)
-    return grid.reshape(rows * height, columns * width)
-
-
-def png_uri(picture_HW: NDArray[np.uint8]) -> str:
-    """Return a grey picture as a data address, which a page can show without another file."""
-    file = io.BytesIO()
-    Image.fromarray(picture_HW).save(file, "PNG", optimize=True)
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+def png_uri(picture_HWC: NDArray[np.uint8]) -> str:
+    """Return a picture as a data address, which a page can show without another file."""
+    return "data:image/png;base64," + base64.b64encode(png(picture_HWC, level=9)).decode()

@@ -26,6 +26,7 @@ from stream_ssl.demo.measures import (
 from stream_ssl.demo.stream import Replay
 from stream_ssl.demo.summary import Figures, too_few_updates
 from stream_ssl.observe.scrape import History, Points
+from stream_ssl.pictures import tiled
 
 COLUMNS, ROWS = 24, 24
 TEMPLATE = "report.html.j2"
@@ -211,9 +212,10 @@ def mosaics(evaluation: DemoEvaluation, sent: Replay) -> dict[str, tuple[str, in
         ("queue", sent.newest_KHW, sent.newest_K),
         ("memory", evaluation.image_KHW, evaluation.label_K),
     ):
-        picture_HW = mosaic.tile(mosaic.by_class(image_NHW, label_N, count), COLUMNS)
-        height, width = picture_HW.shape
-        found[name] = (mosaic.png_uri(picture_HW), count, width, height)
+        chosen_NHW = mosaic.by_class(image_NHW, label_N, count)
+        picture_HWC = tiled(chosen_NHW[..., None], COLUMNS)
+        height, width, _ = picture_HWC.shape
+        found[name] = (mosaic.png_uri(picture_HWC), count, width, height)
     return found
 
 

@@ -7,15 +7,14 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from stream_ssl.batch import Origin
 from stream_ssl.originals import Originals, name_of
+from stream_ssl.pictures import png
 from stream_ssl.rate_limited_logger import RateLimitedLogger
 
 log = logging.getLogger(__name__)
@@ -90,7 +89,7 @@ class KeptOriginals:
         if codec == "vector" or (codec == "raw" and tuple(shape or ()) == self._shape):
             return None
         if codec == "raw":
-            data = _png(np.frombuffer(data, np.uint8).reshape(shape or ()))
+            data = png(np.frombuffer(data, np.uint8).reshape(shape or ()), level=1)
         name = name_of(data)
         with self._lock:
             is_new = name not in self._sizes
@@ -201,10 +200,3 @@ class KeptOriginals:
 
 def _names(origins: Sequence[Origin | None]) -> list[str]:
     return [one.original for one in origins if one is not None and one.original is not None]
-
-
-def _png(pixels_HWC: np.ndarray[Any, np.dtype[np.uint8]]) -> bytes:
-    file = BytesIO()
-    image = Image.fromarray(pixels_HWC[:, :, 0] if pixels_HWC.shape[2] == 1 else pixels_HWC)
-    image.save(file, "PNG", compress_level=1)
-    return file.getvalue()

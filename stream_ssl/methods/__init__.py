@@ -22,9 +22,6 @@ METHODS: dict[str, type[Method]] = {
     "self-labeling": SelfLabelingMoCo,
 }
 
-Samples = Batch
-"""An alias for code that was written for earlier versions."""
-
 __all__ = [
     "BYOL",
     "METHODS",
@@ -33,7 +30,6 @@ __all__ = [
     "Method",
     "MethodOutput",
     "MoCo",
-    "Samples",
     "SelfLabelingMoCo",
     "SimCLR",
     "SimSiam",

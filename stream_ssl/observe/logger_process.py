@@ -80,7 +80,7 @@ class LoggerProcess:
 
     def memory(self, shown: ShownSlots, step: int) -> None:
         """Write a mosaic."""
-        pixels = shown.mosaic().permute(1, 2, 0).contiguous().numpy()
+        pixels = shown.mosaic()
         told = {"name": "memory", "shape": pixels.shape, "pixels": pixels.tobytes(), "step": step}
         self._ask(ANSWER, kind="picture", **told)
 

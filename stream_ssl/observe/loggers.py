@@ -15,15 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+import numpy as np
 import torch
 import yaml
-from PIL import Image
+from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 from torch import Tensor
 
 from stream_ssl.observe.metric_spec import PREFIX
 from stream_ssl.observe.page.memory import MemoryView
 from stream_ssl.observe.page.step_jobs import Busy
+from stream_ssl.pictures import image_of, tiled
 from stream_ssl.rate_limited_logger import printable
 
 log = logging.getLogger(__name__)
@@ -57,11 +59,11 @@ class ShownSlots:
     image_nCHW: Tensor
     facts: Sequence[tuple[int, int, str]]  # slot, label (-1: none), producer
 
-    def mosaic(self) -> Tensor:
-        """Return at most MOSAIC of the images side by side, uint8 [C, H, W]."""
+    def mosaic(self) -> NDArray[np.uint8]:
+        """Return at most MOSAIC of the images side by side, [H, W, C]."""
         count = len(self.image_nCHW)
         chosen = torch.linspace(0, count - 1, min(MOSAIC, count)).long()
-        return tiled(self.image_nCHW[chosen])
+        return squared(self.image_nCHW[chosen])
 
 
 class Logger(Protocol):
@@ -105,7 +107,7 @@ class TensorBoard:
 
     def memory(self, shown: ShownSlots, step: int) -> None:
         """Write a mosaic, and replace the slots in the projector."""
-        self._writer.add_image("memory", shown.mosaic(), step)
+        self._writer.add_image("memory", shown.mosaic(), step, dataformats="HWC")
         # SummaryWriter.add_embedding would add a folder at each call.
         rows = ["\t".join(f"{value:.5g}" for value in z_D) for z_D in shown.z_nD.tolist()]
         facts = [
@@ -113,8 +115,7 @@ class TensorBoard:
         ]
         (self._folder / "memory.tsv").write_text("\n".join(rows) + "\n")
         (self._folder / "memory-slots.tsv").write_text("\n".join(facts) + "\n")
-        sprite_HWC = tiled(shown.image_nCHW).permute(1, 2, 0).expand(-1, -1, 3).numpy()
-        Image.fromarray(sprite_HWC).save(self._folder / "memory.png")
+        image_of(squared(shown.image_nCHW)).convert("RGB").save(self._folder / "memory.png")
         high, wide = shown.image_nCHW.shape[2:]
         (self._folder / "projector_config.pbtxt").write_text(PROJECTOR % (wide, high))
 
@@ -233,15 +234,9 @@ class Logging:
         return ShownSlots(held.z_SD[at[same]], image_nCHW[same], facts)
 
 
-def tiled(image_nCHW: Tensor) -> Tensor:
-    """Return images in a square of rows, [C, H, W]. Black images fill the last row."""
-    count, channels, high, wide = image_nCHW.shape
-    columns = math.ceil(math.sqrt(count))
-    rows = math.ceil(count / columns)
-    cells = image_nCHW.new_zeros(rows * columns, channels, high, wide)
-    cells[:count] = image_nCHW
-    grid = cells.reshape(rows, columns, channels, high, wide).permute(2, 0, 3, 1, 4)
-    return grid.reshape(channels, rows * high, columns * wide)
+def squared(image_nCHW: Tensor) -> NDArray[np.uint8]:
+    """Return images in a square of rows, [H, W, C]. Black images fill the last row."""
+    return tiled(image_nCHW.permute(0, 2, 3, 1).numpy(), math.ceil(math.sqrt(len(image_nCHW))))
 
 
 def scalars(registry: CollectorRegistry) -> dict[str, float]:

@@ -113,8 +113,6 @@ class ReceiverProtocol:
             self.counters.refused_last[error.reason] = named
             nack = Nack(0, error.reason, str(error), permanent=True)
             self.answers.refuse(route, nack, f" from {whom}")
-        except Exception:
-            self.note_internal()
 
     def _handle(
         self, route: bytes, user: str | None, frames: Sequence[memoryview], now: float

@@ -21,7 +21,6 @@ import numpy as np
 import safetensors.torch
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
 
 from stream_ssl import __version__
@@ -34,6 +33,7 @@ from stream_ssl.memory.index import write_flat
 from stream_ssl.memory.scores import Linear
 from stream_ssl.memory.state import decode, part, upgraded
 from stream_ssl.originals import Originals, suffix_of
+from stream_ssl.pictures import png
 from stream_ssl.process.failures import Failure, check_writable, missing_extra
 from stream_ssl.process.only_writer import only_writer
 from stream_ssl.producers.sources import Synthetic
@@ -380,13 +380,11 @@ def encoded(image_CHW: NDArray[np.uint8], dtype: str | None) -> tuple[str, bytes
         image_CHW: the image, or the bytes of a vector.
         dtype: dtype of the vector's numbers; None for an image.
     """
+    if dtype is None:
+        return "png", png(image_CHW.transpose(1, 2, 0))
     out = io.BytesIO()
-    if dtype is not None:
-        np.save(out, np.frombuffer(image_CHW.tobytes(), dtype))
-        return "npy", out.getvalue()
-    image_HWC = image_CHW.transpose(1, 2, 0)
-    Image.fromarray(image_HWC[:, :, 0] if image_HWC.shape[2] == 1 else image_HWC).save(out, "PNG")
-    return "png", out.getvalue()
+    np.save(out, np.frombuffer(image_CHW.tobytes(), dtype))
+    return "npy", out.getvalue()
 
 
 def _add(tar: tarfile.TarFile, key: str, member: tuple[str, bytes], row: dict[str, Any]) -> None:

@@ -6,7 +6,6 @@ Shapes: B images, K occupied slots, k results, D embedding, A descriptor, C H W 
 from __future__ import annotations
 
 import base64
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -27,6 +26,7 @@ from stream_ssl.learning.saved import memory_of, origins_of
 from stream_ssl.memory.descriptors import Embedding
 from stream_ssl.memory.index import nearest
 from stream_ssl.memory.state import decode, part, upgraded
+from stream_ssl.pictures import image_of, png
 from stream_ssl.trained.encoder import Encoder, facts, load_encoder, stored_settings
 from stream_ssl.trained.export import images_of
 
@@ -169,9 +169,10 @@ def sheet(result: SearchResult) -> bytes:
     for number, (caption, image_CHW) in enumerate(tiles):
         down, right = divmod(number, columns)
         left, top = right * (TILE + 4) + 2, down * (TILE + CAPTION + 4) + 2
-        page.paste(picture(image_CHW).resize((TILE, TILE), Image.Resampling.NEAREST), (left, top))
+        shown = image_of(image_CHW.transpose(1, 2, 0))
+        page.paste(shown.resize((TILE, TILE), Image.Resampling.NEAREST), (left, top))
         draw.text((left, top + TILE), caption, fill="black")
-    return _png(page)
+    return png(np.asarray(page))
 
 
 def page(result: SearchResult) -> bytes:
@@ -187,18 +188,6 @@ def page(result: SearchResult) -> bytes:
     return template.render(checkpoint=result.checkpoint, query=query, shown=shown).encode()
 
 
-def picture(image_CHW: Pixels) -> Image.Image:
-    """Return an image of the memory, in grey or colour."""
-    image_HWC = image_CHW.transpose(1, 2, 0)
-    return Image.fromarray(image_HWC[:, :, 0] if image_HWC.shape[2] == 1 else image_HWC)
-
-
 def _address(image_CHW: Pixels) -> str:
-    data = base64.b64encode(_png(picture(image_CHW))).decode()
+    data = base64.b64encode(png(image_CHW.transpose(1, 2, 0))).decode()
     return f"data:image/png;base64,{data}"
-
-
-def _png(image: Image.Image) -> bytes:
-    file = io.BytesIO()
-    image.save(file, "PNG")
-    return file.getvalue()

@@ -112,10 +112,6 @@ class Keys:
         durable.write(public, _json({"name": self.name, "public": self.public}))
         return public
 
-    def public_only(self) -> Keys:
-        """Return the public key without the secret."""
-        return Keys(self.name, self.public)
-
 
 def make_secret(folder: Path, name: str) -> Keys:
     """Return the key pair in a run's NAME.secret.json; create the file if it is missing.

@@ -68,6 +68,16 @@ def test_links_lead_somewhere() -> None:
     assert not missing
 
 
+def test_the_page_on_upgrades_names_the_formats_that_are_written() -> None:
+    from stream_ssl.journal import segment
+    from stream_ssl.learning import checkpoint_layout
+    from stream_ssl.memory import state
+
+    page = (ROOT / "docs" / "upgrade.md").read_text()
+    assert f"| checkpoint {checkpoint_layout.FORMAT}, memory {state.VERSION} |" in page
+    assert f"| journal {segment.FORMAT} |" in page
+
+
 def test_every_policy_and_score_is_told() -> None:
     from stream_ssl.memory import scores
     from stream_ssl.memory.eviction import POLICIES

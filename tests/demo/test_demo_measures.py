@@ -54,13 +54,6 @@ def test_tail_mean_takes_the_last_seconds():
     assert tail_mean([]) == 0
 
 
-def test_mosaic_places_images_row_by_row():
-    image_NHW = np.arange(5, dtype=np.uint8)[:, None, None] * np.ones((1, 2, 3), np.uint8)
-    picture = mosaic.tile(image_NHW, columns=3)
-    assert picture.shape == (4, 9)
-    assert picture[::2, ::3].tolist() == [[0, 1, 2], [3, 4, 0]]
-
-
 def test_mosaic_sample_is_sorted_and_repeatable():
     label_N = np.random.default_rng(1).integers(0, 10, 100)
     image_NHW = label_N.astype(np.uint8)[:, None, None] * np.ones((1, 2, 2), np.uint8)

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from torch import Tensor
 
 from stream_ssl.observe import loggers
-from stream_ssl.observe.loggers import Logging, ShownSlots, TensorBoard, scalars, tiled
+from stream_ssl.observe.loggers import Logging, ShownSlots, TensorBoard, scalars, squared
 from stream_ssl.observe.metrics import LearnerMetrics
 
 FAILURES = "stream_ssl_logger_failures_total"
@@ -134,7 +134,7 @@ def test_tensorboards_projector_shows_the_newest_slots(tmp_path: Path) -> None:
 
 def test_a_mosaic_has_each_picture_at_its_place() -> None:
     image_nCHW = torch.randint(0, 256, (7, 3, 4, 5), dtype=torch.uint8)
-    found = tiled(image_nCHW)
+    found = squared(image_nCHW).transpose(2, 0, 1)
     assert found.shape == (3, 12, 15)
     for number in range(9):
         top, left = 4 * (number // 3), 5 * (number % 3)

@@ -185,7 +185,7 @@ def test_plain_text_beyond_loopback_is_refused() -> None:
     [
         ({"keys": CAMERA}, "belong together"),
         ({"server_key": SERVER.public}, "belong together"),
-        ({"keys": CAMERA.public_only(), "server_key": SERVER}, r"camera\.secret\.json"),
+        ({"keys": Keys(CAMERA.name, CAMERA.public), "server_key": SERVER}, r"camera\.secret\.json"),
         ({"keys": CAMERA, "server_key": "short"}, "key file short"),
         ({"on_full": "wait"}, "on_full 'wait'"),
         ({"linger": -1}, "linger -1"),

@@ -314,7 +314,7 @@ def test_a_bad_list_is_refused_at_the_start(tmp_path):
 
 def test_a_receiver_needs_its_secret(listed):
     with pytest.raises(ValueError, match="secret half"):
-        Access(SERVER.public_only(), listed)
+        Access(Keys(SERVER.name, SERVER.public), listed)
 
 
 def test_entering_keeps_the_others(tmp_path):

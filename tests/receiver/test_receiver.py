@@ -351,17 +351,6 @@ def test_a_planted_mark_of_a_full_journal_is_removed(tmp_path):
         until(lambda: not running.receiver.offsets.journal_full)
 
 
-def test_nothing_that_raises_inside_ends_the_loop(running, monkeypatch):
-    with Peer(running.endpoint) as peer:
-        peer.hello()
-        with monkeypatch.context() as patched:
-            patched.setattr("stream_ssl.receiver.protocol.decode", lambda _: 1 / 0)
-            peer.say(packet(1))
-            until(lambda: running.counted("refused")["internal"] == 1)
-        peer.say(packet(1))
-        peer.acked(1)
-
-
 def test_settings_that_make_no_sense_are_refused(tmp_path):
     for settings, message in (
         ({"bind": "tcp://0.0.0.0:0"}, "stream-ssl keys"),

@@ -26,7 +26,7 @@ def test_files(tmp_path: Path) -> None:
         "secret": PAIR.secret,
     }
     assert Keys.load(secret) == PAIR
-    assert Keys.load(str(public)) == PAIR.public_only()
+    assert Keys.load(str(public)) == Keys(PAIR.name, PAIR.public)
 
 
 def test_a_path_of_the_length_of_a_key_is_a_path(
@@ -62,7 +62,7 @@ def test_keys_are_not_overwritten(tmp_path: Path) -> None:
     renewed = Keys.generate("camera-1")
     assert Keys.load(renewed.save(tmp_path, overwrite=True)[1]) == renewed
     with pytest.raises(ValueError, match="public half"):
-        PAIR.public_only().save(tmp_path)
+        Keys(PAIR.name, PAIR.public).save(tmp_path)
 
 
 def test_errors_name_the_command_that_helps(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def evaluate_parser() -> Parser:
         usage="stream-ssl evaluate CHECKPOINT --data NAME:PLACE [OPTIONS]",
         description=DESCRIPTION,
         epilog=EXAMPLES,
-        formatter_class=_Help,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("checkpoint", type=Path, help="folder of a run (its newest checkpoint) or of a checkpoint")
@@ -140,7 +140,3 @@ def evaluate_parser() -> Parser:
     add("--trust-code", action="store_true", help=TRUST_CODE)
     add("--seed", type=int, default=0, help="seed of all draws: order, balance, augmented views")
     return parser
-
-
-class _Help(argparse.RawDescriptionHelpFormatter):
-    """A help formatter that keeps the line breaks of the examples."""

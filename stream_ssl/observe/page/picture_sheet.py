@@ -11,8 +11,9 @@ from base64 import b64encode
 from collections.abc import Sequence
 from typing import Any
 
-from PIL import Image
 from torch import Tensor
+
+from stream_ssl.pictures import image_of, tiled
 
 
 def picture_sheet(ids: Sequence[str | None], image_nCHW: Tensor) -> dict[str, Any] | None:
@@ -29,13 +30,8 @@ def sheet(image_nCHW: Tensor, columns: int) -> str:
 
     The format is PNG if the side is below 16 or no multiple of 8, else JPEG.
     """
-    count, channels, side, _ = image_nCHW.shape
-    rows = math.ceil(count / columns)
-    padded = image_nCHW.new_zeros(rows * columns, channels, side, side)
-    padded[:count] = image_nCHW
-    grid = padded.reshape(rows, columns, channels, side, side).permute(0, 3, 1, 4, 2)
-    pixels = grid.reshape(rows * side, columns * side, channels).numpy()
-    picture, file = Image.fromarray(pixels[:, :, 0] if channels == 1 else pixels), io.BytesIO()
+    side = image_nCHW.shape[-1]
+    picture, file = image_of(tiled(image_nCHW.permute(0, 2, 3, 1).numpy(), columns)), io.BytesIO()
     if side % 8 or side < 16:  # JPEG's blocks would run over the edges of the tiles
         picture.save(file, "PNG", compress_level=1)
         return "data:image/png;base64," + b64encode(file.getvalue()).decode()
