@@ -8,6 +8,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+import rewritten
 import warm
 
 from stream_ssl.process.threads import share_cores
@@ -25,8 +26,12 @@ def pytest_xdist_auto_num_workers() -> int:
 
     Tests spend a third of their time waiting.
     """
+    return _cores() + 5
+
+
+def _cores() -> int:
     ours = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return (ours or 1) + 5
+    return ours or 1
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -34,12 +39,15 @@ def pytest_xdist_setupnodes(config: pytest.Config, specs: list) -> None:
     """Start xdist's workers, and the processes that they start, by a fork of a warm interpreter."""
     import execnet
 
+    storing = rewritten.begin(config, _cores())
     stack = ExitStack()
     config.add_cleanup(stack.close)
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="stream-ssl-tests-"))
     program = stack.enter_context(warm.interpreter(Path(folder)))
     os.environ[warm.PROGRAM] = str(program)
     specs[:] = [execnet.XSpec(f"{spec}//python={program}") for spec in specs]
+    for pid in storing:
+        os.waitpid(pid, 0)
 
 
 @pytest.fixture

@@ -8,16 +8,15 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stream_ssl.producers.shaping.base import Shaping
 from stream_ssl.producers.shaping.parked import pixels_of
-from stream_ssl.producers.shaping.repeat import encode, from_pixels
+from stream_ssl.producers.shaping.repeat import frame_of, sent_again
 from stream_ssl.producers.sources.base import Facts, Source, place
-from stream_ssl.producers.sources.fields import check_ranges, fitting_meta, short_id
+from stream_ssl.producers.sources.fields import check_ranges
 from stream_ssl.producers.sources.finite import ENDLESS
 from stream_ssl.wire.sample import Position, Sample
 
@@ -74,13 +73,7 @@ class Stalls(Shaping):
     def _frame(self, sample: Sample, number: int, step: int) -> Sample:  # noqa: ARG002
         if step == 0:
             return sample
-        facts = {"duplicate_of": sample.id, "duplicate": "exact"}
-        return replace(
-            sample,
-            id=short_id(f"{sample.id}~{step}"),
-            time=time.time(),
-            meta=fitting_meta(facts, sample.meta or {}),
-        )
+        return sent_again(sample, step, {"duplicate": "exact"}, time=time.time())
 
 
 class Video(Shaping):
@@ -127,18 +120,7 @@ class Video(Shaping):
         level_HWC = crop_resized(pixels_of(sample), top, left, size)
         level_HWC += rng.integers(-self._noise, self._noise + 1, level_HWC.shape, dtype=np.int16)
         image_HWC = np.clip(np.rint(level_HWC), 0, 255).astype(np.uint8)
-        data, codec = image_HWC.tobytes(), sample.codec
-        if codec != "raw":
-            data, codec = encode(from_pixels(image_HWC), rng), "jpeg"
-        facts = {"duplicate_of": sample.id, "duplicate": "near", "frame": step}
-        return replace(
-            sample,
-            id=short_id(f"{sample.id}~{step}"),
-            data=data,
-            codec=codec,
-            time=time.time(),
-            meta=fitting_meta(facts, sample.meta or {}),
-        )
+        return frame_of(sample, step, image_HWC, rng, duplicate="near", frame=step)
 
     def _crop(self, number: int, step: int) -> tuple[float, float, float]:
         """Return top, left and size of a frame's crop, as fractions of the image's sides."""

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stream_ssl.producers.shaping.base import Shaping
-from stream_ssl.producers.shaping.repeat import decode, encode, from_pixels, moved
+from stream_ssl.producers.shaping.repeat import decode, frame_of, moved
 from stream_ssl.producers.sources.base import Source, SourceError, place, wrong_position
-from stream_ssl.producers.sources.fields import check_ranges, digest, fitting_meta, short_id
+from stream_ssl.producers.sources.fields import check_ranges, digest
 from stream_ssl.producers.sources.finite import ENDLESS
 from stream_ssl.wire.sample import Position, Sample, short
 
@@ -161,20 +159,7 @@ class Parked(Shaping):
     def _frame(self, scene: Scene, number: int, sent: int) -> Sample:
         rng = np.random.default_rng([self._seed, 2, sent])
         image_HWC = seen_again(scene.image_HWC, rng, self._shift, self._brightness, self._noise)
-        sample, codec = scene.sample, scene.sample.codec
-        data = image_HWC.tobytes()
-        if codec != "raw":
-            data, codec = encode(from_pixels(image_HWC), rng), "jpeg"
-        kind = "exact" if data == sample.data else "near"
-        facts = {"duplicate_of": sample.id, "duplicate": kind, "scene": number}
-        return replace(
-            sample,
-            id=short_id(f"{sample.id}~{sent}"),
-            data=data,
-            codec=codec,
-            time=time.time(),
-            meta=fitting_meta(facts, sample.meta or {}),
-        )
+        return frame_of(scene.sample, sent, image_HWC, rng, scene=number)
 
 
 def seen_again(

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 
 from stream_ssl.producers.shaping.base import Shaping
 from stream_ssl.producers.shaping.parked import pixels_of, seen_again
-from stream_ssl.producers.shaping.repeat import encode, from_pixels
+from stream_ssl.producers.shaping.repeat import frame_of
 from stream_ssl.producers.sources.base import Source, place, wrong_position
-from stream_ssl.producers.sources.fields import check_ranges, digest, fitting_meta, short_id
+from stream_ssl.producers.sources.fields import check_ranges, digest
 from stream_ssl.producers.sources.finite import ENDLESS
 from stream_ssl.wire.sample import Position, Sample
 
@@ -96,16 +94,4 @@ class Popularity(Shaping):
         rank = int(np.searchsorted(self._chance_R[:-1], rng.random(), side="right"))
         sample = ranked[rank]
         image_HWC = seen_again(pixels_of(sample), rng, self._shift, 0.0, self._noise)
-        data, codec = image_HWC.tobytes(), sample.codec
-        if codec != "raw":
-            data, codec = encode(from_pixels(image_HWC), rng), "jpeg"
-        kind = "exact" if data == sample.data else "near"
-        facts = {"duplicate_of": sample.id, "duplicate": kind, "rank": rank + 1}
-        return replace(
-            sample,
-            id=short_id(f"{sample.id}~{number}"),
-            data=data,
-            codec=codec,
-            time=time.time(),
-            meta=fitting_meta(facts, sample.meta or {}),
-        )
+        return frame_of(sample, number, image_HWC, rng, rank=rank + 1)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import time
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -45,14 +47,50 @@ def repeat(sample: Sample, number: str, near: NearBy | None, rng: np.random.Gene
         else:
             payload = reencode(sample, rng)
     kind = "exact" if payload is None else "near"
-    origin = {"duplicate_of": sample.id, "duplicate": kind}
-    changes: dict[str, Any] = {} if payload is None else payload
-    return replace(
-        sample,
-        id=short_id(f"{sample.id}~{number}"),
-        meta=fitting_meta(origin, sample.meta or {}),
-        **changes,
-    )
+    return sent_again(sample, number, {"duplicate": kind}, **(payload or {}))
+
+
+def sent_again(
+    sample: Sample, number: int | str, facts: Mapping[str, object], **changes: Any
+) -> Sample:
+    """Return a sample under the id ID~NUMBER, with meta "duplicate_of" and further facts.
+
+    Args:
+        sample: the original.
+        number: distinguishes the duplicates of one original.
+        facts: meta of the duplicate, besides that of the original.
+        changes: other fields that differ from the original's.
+    """
+    meta = fitting_meta({"duplicate_of": sample.id, **facts}, sample.meta or {})
+    return replace(sample, id=short_id(f"{sample.id}~{number}"), meta=meta, **changes)
+
+
+def frame_of(
+    sample: Sample,
+    number: int,
+    image_HWC: NDArray[np.uint8],
+    rng: np.random.Generator,
+    **facts: object,
+) -> Sample:
+    """Return a duplicate of an image, taken now with other pixels. Encoded images become JPEG.
+
+    Args:
+        sample: the original, raw or encoded.
+        number: distinguishes the duplicates of one original.
+        image_HWC: uint8 pixels of the duplicate.
+        rng: draws the quality of the JPEG.
+        facts: meta of the duplicate. By default, "duplicate" is "exact" if no byte differs from
+            the original, and "near" otherwise.
+
+    Raises:
+        ImportError: the image must be encoded, and Pillow is not installed.
+    """
+    data, codec = image_HWC.tobytes(), sample.codec
+    if codec != "raw":
+        data, codec = encode(from_pixels(image_HWC), rng), "jpeg"
+    kind = "exact" if data == sample.data else "near"
+    changes = {"data": data, "codec": codec, "time": time.time()}
+    return sent_again(sample, number, {"duplicate": kind, **facts}, **changes)
 
 
 def repeat_raw(sample: Sample, near: NearBy, rng: np.random.Generator) -> dict[str, Any]:

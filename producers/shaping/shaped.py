@@ -13,8 +13,9 @@ import numpy as np
 from stream_ssl.producers.shaping.base import Shaping
 from stream_ssl.producers.shaping.rate import RateLimit
 from stream_ssl.producers.shaping.repeat import NearBy, repeat
-from stream_ssl.producers.sources.base import Source, checked, wrong_position
+from stream_ssl.producers.sources.base import Source, place
 from stream_ssl.producers.sources.fields import check_ranges
+from stream_ssl.producers.sources.finite import ENDLESS
 from stream_ssl.wire.sample import Position, Sample
 
 Order = Literal["keep", "iid", "sequential", "blurred"]
@@ -130,14 +131,8 @@ class Shaped(Shaping):
 
     def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
         """Yield each sample with the position after it; see `Source`."""
-        inner: Position = None
-        window = skip = sent = 0
-        if position is not None:
-            at = checked(position, self._facts, self.name)
-            if not (isinstance(at, list | tuple) and len(at) == 3 and set(map(type, at)) == {int}):
-                raise wrong_position(self.name, f"{at!r:.80} is no [window, offset, sent]")
-            inner = position.get("inner")
-            window, skip, sent = at
+        window, skip, sent = place(position, self._facts, self.name, (ENDLESS,) * 3)
+        inner = None if position is None else position.get("inner")
         # Open the source here, so that its errors appear now and not at the first sample.
         taken = self.source.samples(inner)
         return self._paced(self._run(taken, inner, window, skip, sent), sent)

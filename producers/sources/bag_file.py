@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import struct
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import BinaryIO
 
 from stream_ssl.producers.sources.chunked import (
     MAX_BYTES,
+    BadRecord,
+    ChunkedFile,
     ChunkPlace,
-    Drop,
     Stored,
     check_count,
     disjoint,
-    in_order,
+    prefixed,
     unpacked,
 )
 from stream_ssl.producers.sources.recordings import BrokenFileError
@@ -25,7 +23,6 @@ MAGIC = b"#ROSBAG V2.0\n"
 MAX_HEADER = 1 << 20  # bytes of a record's header or of a connection's definition
 MESSAGE, BAG, CHUNK, CHUNK_INFO, CONNECTION = 2, 3, 5, 6, 7
 
-BadRecord = (BrokenFileError, ValueError, KeyError, struct.error)
 Header = dict[str, bytes]
 
 
@@ -38,62 +35,13 @@ class BagTopic:
     definition: str
 
 
-class BagFile:
-    """The messages in a ROS 1 bag whose connections are wanted.
+class BagFile(ChunkedFile[[BagTopic]]):
+    """The messages in a ROS 1 bag whose connections are wanted; see `ChunkedFile`."""
 
-    Args:
-        file: opened for reading, in binary mode.
-        wanted: returns whether to read the messages of a connection.
-        drop: called with (what, why) for each part that cannot be read.
-        no_index: called with the reason if the file is read in file order.
-        stopped: stops the reading when it is set.
+    magic, kind = MAGIC, "ROS 1 bags"
 
-    Raises:
-        BrokenFileError: the file does not begin as a ROS 1 bag.
-    """
-
-    def __init__(
-        self,
-        file: BinaryIO,
-        wanted: Callable[[BagTopic], bool],
-        drop: Drop,
-        no_index: Callable[[Exception], None],
-        stopped: threading.Event,
-    ) -> None:
-        self._file, self._wanted, self._stopped = file, wanted, stopped
-        self._drop, self._no_index = drop, no_index
-        self._size = file.seek(0, io.SEEK_END)
-        if self._read(0, len(MAGIC)) != MAGIC:
-            raise BrokenFileError("it does not begin as ROS 1 bags do")
+    def _forget(self) -> None:
         self.connections: dict[int, BagTopic] = {}
-        self._known: dict[int, bool] = {}  # whether a connection is wanted
-
-    def messages(self, start: int) -> Iterator[Stored]:
-        """Yield the messages in the order of log times, from log time `start` (nanoseconds) on.
-
-        A bag without a valid index is read in file order, from the beginning up to the damage.
-
-        Raises:
-            BrokenFileError: the rest cannot be read.
-        """
-        try:
-            chunks = self._index()
-        except BadRecord as error:
-            self._no_index(error)
-            self.connections.clear()
-            yield from self._in_file_order()
-            return
-        wanted = [chunk for chunk, ids in chunks.items() if any(map(self._is_wanted, ids))]
-        yield from in_order(
-            wanted,
-            self._indexed,
-            start,
-            lambda chunk, why: self._drop(f"the chunk at byte {chunk.at}", why),
-        )
-
-    def _read(self, at: int, size: int) -> bytes:
-        self._file.seek(at)
-        return self._file.read(size)
 
     def _records(self, at: int, end: int) -> Iterator[tuple[Header, int, int]]:
         """Yield (header, offset of the data, size of the data) of each record.
@@ -119,11 +67,6 @@ class BagFile:
         return size, at + 4 + size
 
     def _index(self) -> dict[ChunkPlace, list[int]]:
-        """Return the chunks with the connections of their messages.
-
-        Raises:
-            BrokenFileError, ValueError, KeyError, struct.error: the index is missing or damaged.
-        """
         header, at, size = next(self._records(len(MAGIC), self._size))
         begin, connections, chunks = (
             number(header, name) for name in ("index_pos", "conn_count", "chunk_count")
@@ -143,7 +86,9 @@ class BagFile:
                 f"its index has {len(self.connections)} of {connections} connections and "
                 f"{len(found)} of {chunks} chunks"
             )
-        return {chunk: found[chunk] for chunk in disjoint(found, len(MAGIC), begin)}
+        ordered = disjoint(found, len(MAGIC), begin)
+        # A chunk without connections has no messages.
+        return {chunk: found[chunk] for chunk in ordered if found[chunk]}
 
     def _connect(self, header: Header, data: bytes) -> None:
         if len(data) > MAX_HEADER:
@@ -156,13 +101,11 @@ class BagFile:
         )
         self._known.pop(number(header, "conn"), None)
 
-    def _is_wanted(self, conn: int) -> bool:
-        if conn not in self._known:
-            connection = self.connections.get(conn)
-            if connection is None:
-                self._drop(f"messages of connection {conn}", "the bag does not define it")
-            self._known[conn] = connection is not None and self._wanted(connection)
-        return self._known[conn]
+    def _decide(self, channel: int) -> bool:
+        connection = self.connections.get(channel)
+        if connection is None:
+            self._drop(f"messages of connection {channel}", "the bag does not define it")
+        return connection is not None and self._wanted(connection)
 
     def _indexed(self, chunk: ChunkPlace) -> Iterator[Stored]:
         header, at, size = next(self._records(chunk.at, self._size))
@@ -219,18 +162,6 @@ def header_of(data: bytes) -> Header:
             raise BrokenFileError("a header's field without a name")
         fields[name.decode(errors="replace")] = value
     return fields
-
-
-def prefixed(data: bytes, at: int) -> tuple[bytes, int]:
-    """Return the bytes after a length prefix, and the offset of their end.
-
-    Raises:
-        BrokenFileError: the length exceeds the data.
-    """
-    size = int.from_bytes(data[at : at + 4], "little")
-    if at + 4 + size > len(data):
-        raise BrokenFileError(f"a part claims {size} bytes, and {len(data) - at} are there")
-    return data[at + 4 : at + 4 + size], at + 4 + size
 
 
 def number(header: Header, name: str) -> int:

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import bz2
 import heapq
+import io
+import struct
+import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, Generic, NamedTuple, ParamSpec
 
 from stream_ssl.producers.sources.recordings import BrokenFileError
 
@@ -19,6 +23,9 @@ MAX_WAITING = 1 << 29  # maximum bytes of messages that are held while chunks ov
 FEW_RECORDS = 1 << 16  # records allowed in any chunk; more need one packed byte each
 PIECE = 1 << 20
 
+BadRecord = (BrokenFileError, ValueError, KeyError, struct.error)
+"""The errors that reading damaged bytes of a recording raises."""
+Definitions = ParamSpec("Definitions")
 Drop = Callable[[object, object], None]
 """Callback that counts and logs a part that is left out: (what, why)."""
 
@@ -49,6 +56,113 @@ class Waiting(NamedTuple):
     at: int
     number: int
     what: ChunkPlace | Stored
+
+
+class ChunkedFile(ABC, Generic[Definitions]):
+    """The messages in a recording of chunks whose channels are wanted.
+
+    Args:
+        file: opened for reading, in binary mode.
+        wanted: called with the definitions of a channel. Returns whether to read its messages.
+        drop: called with (what, why) for each part that cannot be read.
+        no_index: called with the reason if the file is read in file order.
+        stopped: stops the reading when it is set.
+
+    Raises:
+        BrokenFileError: the file does not begin with the bytes of its format.
+    """
+
+    magic: bytes
+    """The first bytes of every file; set by the subclass, as `kind` is."""
+    kind: str
+    """The files of the format, in the plural."""
+
+    def __init__(
+        self,
+        file: BinaryIO,
+        wanted: Callable[Definitions, bool],
+        drop: Drop,
+        no_index: Callable[[Exception], None],
+        stopped: threading.Event,
+    ) -> None:
+        self._file, self._wanted, self._stopped = file, wanted, stopped
+        self._drop, self._no_index = drop, no_index
+        self._size = file.seek(0, io.SEEK_END)
+        if self._read(0, len(self.magic)) != self.magic:
+            raise BrokenFileError(f"it does not begin as {self.kind} do")
+        self._known: dict[int, bool] = {}  # whether a channel is wanted
+        self._forget()
+
+    def messages(self, start: int) -> Iterator[Stored]:
+        """Yield the messages in the order of log times, from log time `start` (nanoseconds) on.
+
+        A file without a valid index is read in file order, from the beginning up to the damage.
+
+        Raises:
+            BrokenFileError: the rest cannot be read.
+        """
+        try:
+            chunks = self._index()
+        except BadRecord as error:
+            self._no_index(error)
+            self._forget()
+            chunks = None
+        if chunks is None:
+            yield from self._in_file_order()
+            return
+        yield from in_order(
+            [c for c, ids in chunks.items() if not ids or any(map(self._is_wanted, ids))],
+            self._indexed,
+            start,
+            lambda chunk, why: self._drop(f"the chunk at byte {chunk.at}", why),
+        )
+
+    def _read(self, at: int, size: int) -> bytes:
+        self._file.seek(at)
+        return self._file.read(size)
+
+    def _is_wanted(self, channel: int) -> bool:
+        if channel not in self._known:
+            self._known[channel] = self._decide(channel)
+        return self._known[channel]
+
+    @abstractmethod
+    def _forget(self) -> None:
+        """Start without the definition of any channel."""
+
+    @abstractmethod
+    def _index(self) -> dict[ChunkPlace, list[int]] | None:
+        """Return the chunks with the channels of their messages; None if there is no index.
+
+        A chunk without channels is read, because its channels are not known.
+
+        Raises:
+            BadRecord: the index is missing or damaged.
+        """
+
+    @abstractmethod
+    def _decide(self, channel: int) -> bool:
+        """Return whether a channel is wanted, and report a channel that is not defined."""
+
+    @abstractmethod
+    def _indexed(self, chunk: ChunkPlace) -> Iterator[Stored]:
+        """Yield the wanted messages of a chunk of the index."""
+
+    @abstractmethod
+    def _in_file_order(self) -> Iterator[Stored]:
+        """Yield the wanted messages of the whole file, without the index."""
+
+
+def prefixed(data: bytes, at: int) -> tuple[bytes, int]:
+    """Return the bytes after a length prefix, and the offset of their end.
+
+    Raises:
+        BrokenFileError: the length exceeds the data.
+    """
+    size = int.from_bytes(data[at : at + 4], "little")
+    if at + 4 + size > len(data):
+        raise BrokenFileError(f"a part claims {size} bytes, and {len(data) - at} are there")
+    return data[at + 4 : at + 4 + size], at + 4 + size
 
 
 def unpacked(compression: str, data: bytes, size: int | None = None) -> bytes:

@@ -22,6 +22,7 @@ from stream_ssl.producers.sources.base import (
     wrong_position,
 )
 from stream_ssl.producers.sources.fields import (
+    check_ranges,
     codec_of,
     digest,
     fitting_meta,
@@ -84,10 +85,8 @@ class Crawl:
     ) -> None:
         from stream_ssl.producers.sources.web.fetch import Fetcher
 
-        if not 1 <= concurrency <= 1000:
-            raise ValueError(f"concurrency {concurrency}: must lie in [1, 1000]")
-        if not 1 <= window <= 8192:  # a position must fit into a packet
-            raise ValueError(f"window {window}: must lie in [1, 8192]")
+        # With a larger window, a position would not fit into a packet.
+        check_ranges(("concurrency", concurrency, 1, 1000), ("window", window, 1, 8192))
         self.name = name
         self.skipped = Skipped(name)
         self.fetcher: Fetcher = Fetcher(**fetching)

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import struct
-import threading
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import BinaryIO
 
 from stream_ssl.producers.sources.chunked import (
     MAX_BYTES,
     PIECE,
+    BadRecord,
+    ChunkedFile,
     ChunkPlace,
-    Drop,
     Stored,
     check_count,
     disjoint,
-    in_order,
+    prefixed,
     unpacked,
 )
 from stream_ssl.producers.sources.recordings import BrokenFileError
@@ -31,8 +29,6 @@ RUN_BYTES = 1 << 24  # of messages outside of chunks that are ordered together
 MAX_TEXT = 1 << 20  # bytes of a schema or channel
 FOOTER, SCHEMA, CHANNEL, MESSAGE, CHUNK = 2, 3, 4, 5, 6
 CHUNK_INDEX, STATISTICS, DATA_END = 8, 11, 15
-
-BadRecord = (BrokenFileError, ValueError, struct.error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,69 +51,14 @@ class Channel:
     message_encoding: str
 
 
-class McapFile:
-    """The messages in an MCAP file whose channels are wanted.
+class McapFile(ChunkedFile[[Channel, Schema]]):
+    """The messages in an MCAP file whose channels are wanted; see `ChunkedFile`."""
 
-    Args:
-        file: opened for reading, in binary mode.
-        wanted: returns whether to read the messages of a channel with its schema.
-        drop: called with (what, why) for each part that cannot be read.
-        no_index: called with the reason if the file is read in file order.
-        stopped: stops the reading when it is set.
+    magic, kind = MAGIC, "MCAP files"
 
-    Raises:
-        BrokenFileError: the file does not begin as an MCAP file.
-    """
-
-    def __init__(
-        self,
-        file: BinaryIO,
-        wanted: Callable[[Channel, Schema], bool],
-        drop: Drop,
-        no_index: Callable[[Exception], None],
-        stopped: threading.Event,
-    ) -> None:
-        self._file, self._wanted, self._stopped = file, wanted, stopped
-        self._drop, self._no_index = drop, no_index
-        self._size = file.seek(0, io.SEEK_END)
-        if self._read(0, len(MAGIC)) != MAGIC:
-            raise BrokenFileError("it does not begin as MCAP files do")
+    def _forget(self) -> None:
         self.schemas: dict[int, Schema] = {}
         self.channels: dict[int, Channel] = {}
-        self._known: dict[int, bool] = {}  # whether a channel is wanted
-
-    def messages(self, start: int) -> Iterator[Stored]:
-        """Yield the messages in the order of log times, from log time `start` (nanoseconds) on.
-
-        A file without a valid index is read in file order, from the beginning up to the damage.
-
-        Raises:
-            BrokenFileError: the rest cannot be read.
-        """
-        try:
-            chunks = self._index()
-        except BadRecord as error:
-            self._no_index(error)
-            self.schemas.clear()
-            self.channels.clear()
-            yield from self._in_file_order()
-            return
-        if not chunks:
-            yield from self._in_file_order()
-            return
-        wanted = [
-            chunk for chunk, ids in chunks.items() if not ids or any(map(self._is_wanted, ids))
-        ]
-        yield from in_order(
-            wanted,
-            self._indexed,
-            start,
-            lambda chunk, why: self._drop(f"the chunk at byte {chunk.at}", why),
-        )
-
-    def _read(self, at: int, size: int) -> bytes:
-        self._file.seek(at)
-        return self._file.read(size)
 
     def _records(self, at: int, end: int) -> Iterator[tuple[int, int, int]]:
         """Yield (opcode, offset of the content, size of the content) of each record.
@@ -142,19 +83,14 @@ class McapFile:
             )
         return self._read(at, size)
 
-    def _index(self) -> dict[ChunkPlace, list[int]]:
-        """Return the chunks with the channels of their messages; empty if there is no index.
-
-        Raises:
-            BrokenFileError, ValueError, struct.error: the summary is missing or damaged.
-        """
+    def _index(self) -> dict[ChunkPlace, list[int]] | None:
         footer_at = self._size - FOOTER_BYTES
         footer = self._read(max(0, footer_at), FOOTER_BYTES)
         if len(footer) < FOOTER_BYTES or footer[0] != FOOTER or not footer.endswith(MAGIC):
             raise BrokenFileError("it does not end as MCAP files do")
         begin, _, checksum = struct.unpack_from("<QQI", footer, 9)
         if begin == 0:
-            return {}
+            return None
         if begin > footer_at:
             raise BrokenFileError(f"its summary claims to begin at byte {begin}")
         if checksum and checksum != self._checksum(begin, footer_at + 25):
@@ -171,7 +107,7 @@ class McapFile:
             else:
                 self._note(opcode, at, size)
         if not found:
-            return {}
+            return None
         chunks = disjoint(found, len(MAGIC), begin)
         if counted is not None and counted[5] != len(found):
             raise BrokenFileError(f"its index has {len(found)} of {counted[5]} chunks")
@@ -254,16 +190,15 @@ class McapFile:
             self.channels[number] = Channel(number, schema, topic, encoding)
             self._known.pop(number, None)
 
-    def _is_wanted(self, number: int) -> bool:
-        if number not in self._known:
-            channel = self.channels.get(number)
-            if channel is None:
-                self._drop(f"messages of channel {number}", "the file does not define the channel")
-            schema = self.schemas.get(channel.schema) if channel is not None else None
-            if channel is not None and channel.schema and schema is None:
-                self._drop(f"messages of {channel.topic}", "the file does not define their schema")
-            self._known[number] = bool(channel and schema and self._wanted(channel, schema))
-        return self._known[number]
+    def _decide(self, channel: int) -> bool:
+        found = self.channels.get(channel)
+        if found is None:
+            self._drop(f"messages of channel {channel}", "the file does not define the channel")
+            return False
+        schema = self.schemas.get(found.schema)
+        if found.schema and schema is None:
+            self._drop(f"messages of {found.topic}", "the file does not define their schema")
+        return schema is not None and self._wanted(found, schema)
 
     def _indexed(self, chunk: ChunkPlace) -> Iterator[Stored]:
         for opcode, at, size in self._records(chunk.at, chunk.at + chunk.size):
@@ -342,18 +277,6 @@ class McapFile:
         for at in range(begin, end, PIECE):
             checksum = zlib.crc32(self._read(at, min(PIECE, end - at)), checksum)
         return checksum
-
-
-def prefixed(data: bytes, at: int) -> tuple[bytes, int]:
-    """Return the bytes after a length prefix, and the offset of their end.
-
-    Raises:
-        BrokenFileError, struct.error: the length exceeds the record.
-    """
-    (length,) = struct.unpack_from("<I", data, at)
-    if length > len(data) - at - 4:
-        raise BrokenFileError(f"a text of {length} bytes in a record of {len(data)}")
-    return data[at + 4 : at + 4 + length], at + 4 + length
 
 
 def text(data: bytes, at: int) -> tuple[str, int]:

@@ -2,17 +2,16 @@
 
 import functools
 import itertools
-import json
 
 import numpy as np
 import pytest
+from going_on import check_goes_on
 from source_files import pixels, write_idx, write_images
 from table import table
 
 from stream_ssl.producers.shaping import Continual, Shaped
 from stream_ssl.producers.shaping.continual import kept_shares
 from stream_ssl.producers.sources import IdxDataset, Synthetic, WatchedFolder
-from stream_ssl.wire.sample import check_position
 
 KINDS = {
     "keep": {"imbalance": 3},
@@ -165,14 +164,8 @@ def test_shares_follow_the_order_of_the_tasks():
 @pytest.mark.parametrize("kind", KINDS)
 def test_goes_on_exactly_after_every_position(balanced, kind):
     settings = {"seed": 3, "imbalance": 2, **KINDS[kind]}
-    stream = list(Continual(balanced, kind, **settings).samples())
+    stream = check_goes_on(lambda: Continual(balanced, kind, **settings), every=61)
     assert len(stream) > 300
-    for at in range(0, len(stream), 61):
-        position = json.loads(json.dumps(stream[at][1]))
-        check_position(position)
-        rest = list(Continual(balanced, kind, **settings).samples(position))
-        assert [sample.id for sample, _ in rest] == [sample.id for sample, _ in stream[at + 1 :]]
-        assert [after for _, after in rest] == [after for _, after in stream[at + 1 :]]
 
 
 @table("kind", KINDS)
@@ -208,9 +201,7 @@ def test_a_shaped_continual_stream_goes_on(balanced):
         inner = Continual(balanced, "blocks", tasks=2, block=25)
         return Shaped(inner, duplicates=0.3, near=0, window=40)
 
-    stream = list(build().samples())
-    rest = list(build().samples(stream[333][1]))
-    assert [sample.id for sample, _ in rest] == [sample.id for sample, _ in stream[334:]]
+    check_goes_on(build, every=333)
 
 
 def test_other_settings_do_not_fit_a_position(balanced, tmp_path):

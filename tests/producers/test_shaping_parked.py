@@ -2,11 +2,11 @@
 
 import io
 import itertools
-import json
 import math
 
 import numpy as np
 import pytest
+from going_on import check_goes_on
 from PIL import Image
 from source_files import encoded, pixels, write_idx, write_images
 from table import table
@@ -15,7 +15,7 @@ from stream_ssl.producers.shaping import Parked, Shaped, parked
 from stream_ssl.producers.shaping.parked import seen_again
 from stream_ssl.producers.sources import IdxDataset, ImageFolder, Synthetic, WatchedFolder
 from stream_ssl.producers.sources.base import SourceError
-from stream_ssl.wire.sample import MAX_ID_BYTES, Sample, check_position
+from stream_ssl.wire.sample import MAX_ID_BYTES, Sample
 
 
 def draw(stream, count=None):
@@ -178,16 +178,7 @@ def test_goes_on_exactly_after_every_position(settings):
     def build():
         return Parked(small(count=300, duplicates=0.2), **settings, seed=4)
 
-    stream = list(itertools.islice(build().samples(), 700))
-    for at in range(0, len(stream), 37):
-        position = json.loads(json.dumps(stream[at][1]))
-        check_position(position)
-        rest = list(itertools.islice(build().samples(position), 60))
-        ours = stream[at + 1 : at + 61][: len(rest)]
-        assert [(s.id, s.data, s.meta) for s, _ in rest[: len(ours)]] == [
-            (s.id, s.data, s.meta) for s, _ in ours
-        ]
-        assert [after for _, after in rest[: len(ours)]] == [after for _, after in ours]
+    check_goes_on(build, every=37, starts=700, ahead=60)
 
 
 def test_a_finite_source_ends_the_stream_and_its_end_is_a_position():
@@ -211,10 +202,7 @@ def test_a_shaped_parked_stream_goes_on():
     def build():
         return Shaped(Parked(small(), 0.8, 3, stretch=10), duplicates=0.2, window=16, limit=200)
 
-    stream = list(build().samples())
-    assert len(stream) == 200
-    rest = list(build().samples(stream[77][1]))
-    assert [s.id for s, _ in rest] == [s.id for s, _ in stream[78:]]
+    assert len(check_goes_on(build, every=77)) == 200
 
 
 def test_a_long_id_still_names_one_frame():

@@ -1,17 +1,16 @@
 """Images are met by the law of their rank."""
 
 import itertools
-import json
 import math
 
 import numpy as np
 import pytest
+from going_on import check_goes_on
 from source_files import pixels, write_idx
 from table import table
 
 from stream_ssl.producers.shaping import Popularity
 from stream_ssl.producers.sources import IdxDataset, Synthetic
-from stream_ssl.wire.sample import check_position
 
 
 def small(**settings):
@@ -54,17 +53,7 @@ def test_what_is_met_is_a_near_duplicate_under_an_id_of_its_own():
 
 
 def test_goes_on_exactly_after_every_position():
-    def build():
-        return Popularity(small(), 25, seed=4)
-
-    stream = list(itertools.islice(build().samples(), 200))
-    for at in range(0, 150, 13):
-        position = json.loads(json.dumps(stream[at][1]))
-        check_position(position)
-        rest = list(itertools.islice(build().samples(position), 40))
-        assert [(s.id, s.data, p) for s, p in rest] == [
-            (s.id, s.data, p) for s, p in stream[at + 1 : at + 41]
-        ]
+    stream = check_goes_on(lambda: Popularity(small(), 25, seed=4), 13, starts=150, ahead=40)
     other = [s.data for s in draw(Popularity(small(), 25, seed=5), 100)]
     assert other != [s.data for s, _ in stream[:100]]
 

@@ -1,17 +1,16 @@
 """Which class dominates changes, and by how much it does is what was asked for."""
 
 import itertools
-import json
 import math
 
 import numpy as np
 import pytest
+from going_on import check_goes_on
 from source_files import write_images
 from table import table
 
 from stream_ssl.producers.shaping import Shift
 from stream_ssl.producers.sources import Synthetic, WatchedFolder
-from stream_ssl.wire.sample import check_position
 
 
 def small(**settings):
@@ -54,16 +53,10 @@ def test_samples_are_the_sources_in_its_order():
 
 
 def test_goes_on_exactly_after_every_position():
-    def build():
-        return Shift(small(count=6000), 5, period=70, bias=6.0, seed=3)
-
-    stream = list(build().samples())
+    stream = check_goes_on(
+        lambda: Shift(small(count=6000), 5, period=70, bias=6.0, seed=3), every=61, ahead=200
+    )
     assert len(stream) > 1500
-    for at in range(0, len(stream), 61):
-        position = json.loads(json.dumps(stream[at][1]))
-        check_position(position)
-        rest = list(itertools.islice(build().samples(position), 200))
-        assert [(s.id, p) for s, p in rest] == [(s.id, p) for s, p in stream[at + 1 : at + 201]]
     with pytest.raises(ValueError, match=r"bias was 6\.0 and is 7\.0"):
         Shift(small(count=6000), 5, period=70, bias=7.0, seed=3).samples(stream[3][1])
 

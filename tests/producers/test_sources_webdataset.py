@@ -6,13 +6,13 @@ import os
 
 import numpy as np
 import pytest
+from going_on import check_goes_on
 from source_files import encoded, named, pixels, shard_members, write_tar
 from table import table
 
 from stream_ssl.producers.sources import WebDataset
 from stream_ssl.producers.sources.shards import expand_braces, find_files
 from stream_ssl.producers.sources.tar import read_members
-from stream_ssl.wire.sample import check_position
 
 PNG = encoded(pixels(1, 6, 5, 3)[0])
 
@@ -209,12 +209,7 @@ def test_shards_may_be_added_behind(tmp_path):
 def test_names_need_not_be_unicode(tmp_path):
     path = tmp_path / os.fsdecode(b"caf\xe9.tar")
     write_tar(path, shard_members(0, 3))
-    stream = list(WebDataset(str(path)).samples())
-    for _, position in stream:
-        check_position(position)
-    rest = WebDataset(str(path)).samples(stream[0][1])
-    assert [sample.id for sample, _ in rest] == [sample.id for sample, _ in stream[1:]]
-    assert len(stream) == 3
+    assert len(check_goes_on(lambda: WebDataset(str(path)))) == 3
 
 
 def test_other_shards_do_not_fit_a_position(tmp_path):
