@@ -194,7 +194,8 @@ def test_an_image_without_memory_for_it_is_rejected(process: IsolatedDecoder) ->
 def test_an_image_whose_decoding_never_ends_is_rejected(
     process: IsolatedDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decode_process, "PATIENCE", 2.0)
+    decode_chunk(Decoder(SIZE), marked(1), decode=process.decode)  # with the patience of a start
+    monkeypatch.setattr(decode_process, "PATIENCE", 5.0)
     monkeypatch.setattr(decode_process, "WAIT", 0.1)
     chunk = decode_chunk(Decoder(SIZE), marked(1, ENDLESS), decode=process.decode)
     assert chunk.index_B.tolist() == [0]
