@@ -151,20 +151,17 @@ def uniformity(feature_NF: Array, t: float = 2.0) -> float:
     return float(torch.cat(sums).logsumexp(dim=0)) - math.log(count * (count - 1))
 
 
-def effective_rank(feature_NF: Array, centred: bool = False) -> float:
+def rank_me(feature_NF: Array) -> float:
     """Return the exponential of the entropy of the singular values' shares.
 
-    The result is in [1, min(N, F)], or 0 if all features are zero. Roy and Vetterli, The effective
-    rank: a measure of effective dimensionality, 2007. RankMe (Garrido et al., 2023) uses the
-    features without centring or scaling.
+    The result is in [1, min(N, F)], or 0 if all features are zero. RankMe (Garrido et al., 2023)
+    uses the features without centring or scaling. The effective rank that a run reports
+    (`memory.stats`) is smaller: it uses the squares of the singular values.
 
     Args:
         feature_NF: rows of any length.
-        centred: subtract the mean row first.
     """
     row_NF = as_rows(feature_NF).double()
-    if centred:
-        row_NF = row_NF - row_NF.mean(dim=0)
     gram = row_NF.T @ row_NF if row_NF.shape[1] <= len(row_NF) else row_NF @ row_NF.T
     spectrum = torch.linalg.eigvalsh(gram).clamp_min(0.0)
     # Smaller eigenvalues are rounding errors, whose square roots would count as directions.

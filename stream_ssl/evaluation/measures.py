@@ -17,7 +17,7 @@ from stream_ssl.evaluation.geometry import (
     ClassSimilarity,
     alignment,
     class_similarity,
-    effective_rank,
+    rank_me,
     uniformity,
 )
 from stream_ssl.evaluation.linear import PROBES, LinearProbe
@@ -39,7 +39,7 @@ class Measures:
         knn: results of weighted nearest neighbours, by k.
         linear: results of linear probes, by the name of their settings.
         retrieval: share of queries with a reference of their class among the k nearest, by k.
-        similarity, alignment, uniformity, effective_rank: geometry of the queries' features.
+        similarity, alignment, uniformity, rank_me: geometry of the queries' features.
         dim: F, the number of features.
         confusion_CC: number of queries by true class (row) and predicted class (column), for the
             largest k.
@@ -52,7 +52,7 @@ class Measures:
     similarity: ClassSimilarity
     alignment: float
     uniformity: float
-    effective_rank: float
+    rank_me: float
     dim: int
     confusion_CC: Tensor
     classes: tuple[int, ...]
@@ -68,7 +68,7 @@ class Measures:
             "intra_class_similarity_by_class": _named(self.similarity.per_class),
             "alignment": self.alignment,
             "uniformity": self.uniformity,
-            "effective_rank": self.effective_rank,
+            "rank_me": self.rank_me,
             "dim": self.dim,
             "classes": list(self.classes),
             "confusion": self.confusion_CC.tolist(),
@@ -153,7 +153,7 @@ def measure(
         class_similarity(query_QF, label_Q),
         alignment(encoded.view_QF, encoded.other_QF),
         uniformity(query_QF),
-        effective_rank(query_QF),
+        rank_me(query_QF),
         query_QF.shape[1],
         confusion(place_Q, truth_Q, len(classes)),
         tuple(classes.tolist()),

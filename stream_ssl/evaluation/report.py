@@ -132,7 +132,7 @@ def rows(evaluation: Evaluation) -> Iterator[tuple[str, list[str]]]:
     yield "inter-class cosine", [f"{m.similarity.inter:.4f}" for m in all_measures]
     yield "alignment", [f"{m.alignment:.4f}" for m in all_measures]
     yield "uniformity", [f"{m.uniformity:.4f}" for m in all_measures]
-    yield "effective rank", [f"{m.effective_rank:.1f} of {m.dim}" for m in all_measures]
+    yield "RankMe", [f"{m.rank_me:.1f} of {m.dim}" for m in all_measures]
 
 
 def continual_rows(found: ContinualMeasures) -> Iterator[tuple[str, str]]:

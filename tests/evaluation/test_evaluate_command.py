@@ -50,7 +50,7 @@ def test_everything_is_written_and_told(
     told = capsys.readouterr().out
     names = ("kNN, k = 20", "linear probe, duel", "linear probe, debiased", "top-10 retrieval")
     names += ("intra-class cosine", "inter-class cosine", "alignment", "uniformity")
-    for name in (*names, "effective rank", "trained", "untrained"):
+    for name in (*names, "RankMe", "trained", "untrained"):
         assert name in told
     assert "report.md" in told
     content = found(out)
@@ -391,5 +391,5 @@ def test_a_full_disk_loses_no_measure(
     monkeypatch.setattr("stream_ssl.evaluation.plots.map_plot", full)
     out = tmp_path / "out"
     assert evaluate.main([str(run), *DATA, *QUICK, "--untrained", "false", "--out", str(out)]) == 1
-    assert "effective rank" in capsys.readouterr().out
+    assert "RankMe" in capsys.readouterr().out
     assert f"--out {out} cannot be written, because its disk is full" in caplog.text

@@ -167,12 +167,12 @@ def test_measures_of_pixels() -> None:
     assert found.similarity.intra > found.similarity.inter
     assert found.alignment == pytest.approx(0, abs=1e-9)  # the views are the images themselves
     assert found.dim == 192
-    assert 1 < found.effective_rank < 192
+    assert 1 < found.rank_me < 192
     counted = found.confusion_CC
     assert int(counted.diagonal().sum()) / int(counted.sum()) == found.knn[20].accuracy
     plain = found.as_json()
     assert plain["knn"]["5"]["accuracy"] == found.knn[5].accuracy
-    assert plain["effective_rank"] == found.effective_rank
+    assert plain["rank_me"] == found.rank_me
 
 
 def test_confusion_rows_are_classes_in_order_whatever_their_numbers() -> None:
