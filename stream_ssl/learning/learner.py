@@ -307,6 +307,7 @@ class Learner:
         ids_labels_2B = _ids_labels(result.batch, on_host=batch if new is uploaded else None)
         return replace(
             self._record(result, ids_labels_2B),
+            new_origins=self._novelty.new_origins,
             dropped_origins=self._novelty.dropped_origins,
             dropped=self._novelty.dropped,
             novelty=self._novelty.distances,

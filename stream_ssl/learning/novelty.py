@@ -50,8 +50,10 @@ class Novelty:
         ValueError: the threshold is outside its range, or does not fit the memory.
 
     Attributes:
-        dropped_origins: origin of each near-duplicate of the last batch, None if unknown.
-        dropped: the same samples, each with the picture that it duplicates; empty for a cosine.
+        new_origins: origin of each sample of the last batch that is no near-duplicate, None if
+            unknown.
+        dropped_origins: the same of the near-duplicates.
+        dropped: the near-duplicates, each with the picture that it duplicates; empty for a cosine.
         distances: origin of each sample of the last batch, and its distance to the nearest picture;
             empty for a cosine.
         fresh: number of samples in each rank's step: the size of its batch, or 0 while too few new
@@ -70,6 +72,7 @@ class Novelty:
         elif threshold is not None:
             self._test = _Cosine(memory, threshold)
         self._waiting: Batch[Tensor] | None = None
+        self.new_origins: Sequence[Origin | None] = ()
         self.dropped_origins: Sequence[Origin | None] = ()
         self.dropped: Sequence[DroppedSample] = ()
         self.distances: Sequence[tuple[Origin | None, float]] = ()
@@ -103,10 +106,12 @@ class Novelty:
         turn = turn or Turn(batches=(len(batch),), waiting=(len(self),))
         self.dropped_origins, self.dropped, self.distances = (), (), ()
         size, waiting, admitted = len(batch), self._waiting, turn.batches
+        self.new_origins = origins_B = batch.origins_B or [None] * size
         if self._test is not None:
             new_B, admitted = self._new(batch, turn.batches)
-            new, origins = set(new_B.tolist()), batch.origins_B or [None] * size
-            self.dropped_origins = [origins[b] for b in range(size) if b not in new]
+            new = set(new_B.tolist())
+            self.new_origins = [origins_B[b] for b in new_B.tolist()]
+            self.dropped_origins = [origins_B[b] for b in range(size) if b not in new]
             batch = batch[new_B]
         self.fresh = [
             came if came and kept + new >= came else 0

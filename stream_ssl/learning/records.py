@@ -71,6 +71,8 @@ class StepRecord:
         lag_seconds: seconds for which the oldest batch has waited.
         offset: position in the stream after this batch.
         rejected: number of samples rejected since the record before, by reason.
+        new_origins: origin of each sample of the stream's batch that passed the near-duplicate
+            test. It trains now, or as soon as new samples fill a batch.
         dropped_origins: origin of each sample of the batch that was dropped as a near-duplicate.
         dropped: the dropped samples, if pictures are compared closely.
         novelty: origin of each sample of the stream's batch, and its distance to the nearest
@@ -104,6 +106,7 @@ class StepRecord:
     lag_seconds: float
     offset: Offset
     rejected: Mapping[str, int] = field(default_factory=dict)
+    new_origins: Sequence[Origin | None] = ()
     dropped_origins: Sequence[Origin | None] = ()
     dropped: Sequence[DroppedSample] = ()
     novelty: Sequence[tuple[Origin | None, float]] = ()

@@ -248,7 +248,7 @@ def _uses(counts: Mapping[str, Mapping[str, float]], slots: Mapping[str, float])
     """Return what became of the producers' samples, with the best producer, and the worst first.
 
     The use of a producer is the share of its samples that were new and could be decoded. Samples
-    that wait, or that the pace skips, count as neither used nor dropped.
+    that the near-duplicate test has not seen yet count as neither used nor dropped.
     """
     admitted, dropped, bad, decoded = (counts[name] for name in COUNTS["learner"])
     rows: list[dict[str, Any]] = []

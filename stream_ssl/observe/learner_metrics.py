@@ -36,7 +36,8 @@ LEARNER: tuple[Spec, ...] = (
     ),
     Spec(
         "learner", "counter", "producer_admitted_samples_total", "samples",
-        "New samples that passed the near-duplicate test and reached a step, by producer.",
+        "New samples that passed the near-duplicate test, by producer. They train at once, or as "
+        "soon as they fill a batch.",
         "Compare it with dropped_samples_total.", ("producer",),
     ),
     Spec(

@@ -345,8 +345,7 @@ class LearnerMetrics:
                 twin = twin if one.twin_label >= 0 else "unknown"
                 labels = {"class": class_label(one.label), "twin": twin}
                 add("dropped_class_samples_total", 1, **labels)
-        if not record.replay:
-            self._by_producer("producer_admitted_samples_total", record.origins_B or ())
+        self._by_producer("producer_admitted_samples_total", record.new_origins)
         if record.skipped is None:
             name = "replayed_samples_total" if record.replay else "trained_samples_total"
             add(name, record.batch)

@@ -71,12 +71,13 @@ MIXED = Weighted([Embedding(), Thumbnail(4)], weights=[9, 1])
 def test_what_is_let_through_is_what_a_loop_lets_through(descriptor: Any) -> None:
     memory = WorkingMemory(500, DIM, Oldest(), SHAPE, descriptor=descriptor)
     novelty, stream, seen = Novelty(memory, THRESHOLD), Parked(), []
-    let_through, dropped_origins = [], 0
+    let_through, dropped_origins, new_origins = [], 0, 0
     for _ in range(40):
         batch = tensors(stream.next(0.0))
         seen.append(batch)
         new = novelty(batch)
         dropped_origins += len(novelty.dropped_origins)
+        new_origins += len(novelty.new_origins)
         if new is not None:
             assert len(new) == BATCH
             let_through += new.ids_B.tolist()
@@ -86,6 +87,7 @@ def test_what_is_let_through_is_what_a_loop_lets_through(descriptor: Any) -> Non
     assert let_through + novelty.state()["ids_B"].tolist() == expected
     assert BATCH < len(expected) < 0.4 * 40 * BATCH
     assert dropped_origins == 40 * BATCH - len(expected)
+    assert new_origins == len(expected)  # at once, also of samples that wait
 
 
 def test_pictures_that_are_compared_closely_wait_and_go_on_alike() -> None:
@@ -148,6 +150,7 @@ def test_each_dropped_sample_names_the_picture_that_it_is_a_copy_of() -> None:
         assert torch.equal(one.picture_CHW, picture_NCHW[number])
         assert torch.equal(one.twin_CHW, picture_NCHW[number])
     assert novelty.dropped_origins == [origins[0], origins[2], origins[3]]
+    assert novelty.new_origins == [origins[1]]
     assert len(novelty(batch([6, 7, 8, 9], [-1] * 4))) == 4
     assert novelty.dropped == []
 

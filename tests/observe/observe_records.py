@@ -54,6 +54,7 @@ def step(**fields: Any) -> StepRecord:
         "hashes_B": torch.zeros(count, dtype=torch.int64),
         "lag_seconds": 0.0,
         "offset": Offset(1, 0),
+        "new_origins": () if fields.get("replay") else fields.get("origins_B") or (),
     }
     return StepRecord(**{**usual, **fields})
 

@@ -635,6 +635,22 @@ def test_a_producer_that_shows_something_new_is_not_dropped() -> None:
     assert world.lit == {}
 
 
+def test_new_samples_that_wait_for_a_full_batch_are_not_dropped() -> None:
+    """No batch fills within the time, as with a parked robot that sends a few frames a second."""
+    world = World("learner")
+    going_well(world, "learner")
+    origins = [Origin("yard", "lens", str(number), 0.0) for number in range(44)]
+    nothing: dict[str, Any] = {"batch": 0, "keys_BD": torch.empty(0, 3), "origins_B": []}
+    parts = {"new_origins": origins[:4], "dropped_origins": origins[4:]}
+    for _ in range(4):
+        world.pass_(30, stepped(world, **nothing, skipped="novelty", **parts))
+    assert world.lit == {}
+    parts = {"new_origins": [], "dropped_origins": origins}
+    for _ in range(8):
+        world.pass_(30, stepped(world, **nothing, skipped="novelty", **parts))
+    assert ("everything-dropped", "yard") in world.lit
+
+
 def test_a_halted_learner_is_not_ready() -> None:
     world = World("learner")
     going_well(world, "learner")
