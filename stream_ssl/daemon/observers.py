@@ -74,8 +74,7 @@ class Observers:
     def consume(self, record: StepRecord | Idle) -> None:
         """Consume one record."""
         self._metrics.consume(record)
-        if isinstance(record, StepRecord):
-            self._new = record.waiting
+        self._new = record.waiting
         if isinstance(record, StepRecord) and record.batch:
             self._recent_rank.consume(record)
             self._balance.consume(record)

@@ -195,7 +195,7 @@ class Learner:
             elif any(turn.batches):
                 record = self._train(batch, turn)
             elif time.monotonic() - last_record >= IDLE:
-                record = Idle(self.batches.lag())
+                record = Idle(self.batches.lag(), len(self._novelty))
             else:
                 continue
             if isinstance(record, StepRecord):

@@ -141,6 +141,12 @@ class ReloadDue:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """A record that is yielded about once per second while no batch comes."""
+    """A record that is yielded about once per second while no batch comes.
+
+    Attributes:
+        lag_seconds: seconds for which the oldest batch has waited.
+        waiting: number of new samples that do not fill a batch yet.
+    """
 
     lag_seconds: float
+    waiting: int = 0

@@ -5,6 +5,7 @@ Shapes: B samples.
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from stream_ssl.batch import START, Batch, Origin
 from stream_ssl.learning.checkpoint import Checkpointer
 from stream_ssl.learning.novelty import Novelty
 from stream_ssl.learning.pace import Pace
+from stream_ssl.learning.records import Idle
 from stream_ssl.memory import WorkingMemory
 from stream_ssl.memory.descriptors import Embedding, Thumbnail, Weighted
 from stream_ssl.memory.eviction import Oldest
@@ -211,7 +213,9 @@ def test_copies_cost_no_encoding_and_updates_follow_the_pace() -> None:
         assert learner.pace.updates <= learner.step
 
 
-def test_a_checkpoint_holds_what_waits() -> None:
+def test_a_checkpoint_holds_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stream_ssl.learning.learner.IDLE", 0.0)
+
     def make(start: Any = None) -> Any:
         return build(
             stream=Parked(*([] if start is None else [start])),
@@ -229,6 +233,12 @@ def test_a_checkpoint_holds_what_waits() -> None:
     again.restore(captured)
     steps(again, 15)
     assert differing(whole, again) == []
+    quiet = make(first.offset)
+    quiet.restore(captured)
+    quiet.batches.next = lambda _: None
+    records = quiet.run(threading.Event())
+    idle = next(record for record in records if isinstance(record, Idle))
+    assert idle.waiting == len(captured.tensors["waiting"]["ids_B"])
 
 
 def test_a_checkpoint_holds_the_cells_of_the_test_though_nothing_waits(
