@@ -184,14 +184,16 @@ class Process:
     def _held_out(
         self, settings: Namespace, saved: Saved | None, server: LearnerServer, leads: bool
     ) -> HeldOutProbe | None:
-        """Return the evaluation on held-out images, with its result before the first update."""
+        """Return the evaluation on held-out images, with its result at the start of the process."""
         held_out = build.held_out(settings, self.learner)
         if held_out is None:
             return None
         if saved is None:
-            self._metrics.observe_held_out(held_out.begin(settings.run if leads else None))
+            record = held_out.begin(settings.run if leads else None)
         else:
             held_out.resume(settings.run)
+            record = held_out.probe(saved.step)
+        self._metrics.observe_held_out(record)
         self._metrics.started_at(held_out.first)
         server.page.held_out = HeldOutView(held_out)
         return held_out

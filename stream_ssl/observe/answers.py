@@ -227,7 +227,9 @@ def _learning(learner: State, problems: Sequence[Mapping[str, Any]], ended: bool
         if not accuracy:
             numbers.append("No accuracy is known: it needs labels or a held-out set")
     if level == "wait":
-        numbers.insert(0, f"Too early to tell after {plural(done, 'update')}")
+        most = facts.get("updates_at_most", done)
+        made = ("at most " if most > done else "") + plural(most, "update")
+        numbers.insert(0, f"Too early to tell after {made}")
     best = (facts.get("producers") or {}).get("best")
     if best is not None and best["used"] < 1 - DROPPED_SHARE:
         level = "watch"

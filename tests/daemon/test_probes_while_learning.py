@@ -113,6 +113,9 @@ def test_a_process_exports_both_probes(tmp_path: Path) -> None:
         assert stop(learner) == 0
         run.role("learner")
         until(lambda: run.metric("held_out_first_accuracy") == first, lambda: run.log("learner"))
+        # The process has an accuracy before its first step.
+        until(lambda: run.metric("held_out_step") >= 10, lambda: run.log("learner"))
+        assert run.metric("steps_total") <= 0
 
 
 def test_a_held_out_set_that_cannot_be_probed_stops_the_learner(tmp_path: Path) -> None:

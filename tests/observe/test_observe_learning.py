@@ -49,6 +49,17 @@ def test_steps_without_an_update_make_no_run_older() -> None:
     assert asked(run)["Learning"].says.startswith("Too early to tell after 40 updates")
 
 
+def test_a_run_that_went_on_counts_the_steps_before() -> None:
+    run = Run()
+    run.fills()
+    run.steps = 200
+    run.learner.learner.of_checkpoints.resumed(200, time.time())
+    run.pass_(10, run.sends())
+    run.pass_(60, run.sends(), run.learns())
+    assert asked(run)["Learning"].says.startswith("Too early to tell after at most 206 updates")
+    assert asked(run)["To do"].says.endswith("the run then has 300 updates.")
+
+
 def test_an_accuracy_far_above_chance_that_never_rose() -> None:
     run = Run()
     run.steps = 300
