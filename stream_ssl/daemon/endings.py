@@ -69,6 +69,10 @@ class Life(logging.Handler):
         """Record that the process stopped normally."""
         self._write(end="stopped", ended=time.time())
 
+    def interrupted(self) -> None:
+        """Record that a second signal ended the process while it was stopping."""
+        self._write(end="interrupted", ended=time.time())
+
     def _write(self, **more: object) -> None:
         self._written = self._words
         try:
@@ -103,7 +107,8 @@ class Ending:
     """How a process ended.
 
     Attributes:
-        end: stopped (normally), failed (with an error) or killed (without a record of an end).
+        end: stopped (by one signal or by two), failed (with an error) or killed (without a record
+            of an end).
         says: a sentence with the time.
         words: the error, or the last line of the log; may be empty.
         again: the command that starts the run, or this process alone, again.
@@ -142,6 +147,8 @@ def ending(run: Path, role: str) -> Ending | None:
     again = again if boss is None else boss.again
     if end == "failed":
         return Ending("failed", f"the {role} failed at {at}", words, again, parent)
+    if end == "interrupted":
+        return Ending("stopped", f"a second signal ended the {role} at {at}", "", again, parent)
     if end != "stopped":
         says, words = f"the {role} was killed or crashed at about {at}", words and LAST + words
         return Ending("killed", says, words, again, parent)

@@ -71,6 +71,7 @@ def learn(parser: ArgumentParser, settings: Namespace, stop: Stop) -> None:
         farewell = "stopped before the first step: nothing has changed that a checkpoint would hold"
         with configuring():
             life = stack.enter_context(hold_role(settings.run, ranks.role()))
+            stop.interrupted = life.interrupted
             with stop.at_once(farewell, life.stopped):
                 process = Process(parser, settings, stack)
         with Notifier(process.health):

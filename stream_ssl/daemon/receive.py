@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from functools import partial
@@ -31,6 +30,7 @@ from stream_ssl.observe.server import Server
 from stream_ssl.observe.trends import EVERY
 from stream_ssl.observe.watch import Watch, Watched
 from stream_ssl.process.failures import configuring, listening, section
+from stream_ssl.process.signals import Stop
 from stream_ssl.receiver.access import Access
 from stream_ssl.receiver.receiver import Receiver
 from stream_ssl.receiver.records import ReceiverRecord
@@ -48,7 +48,7 @@ PATIENCE = 15.0
 """Seconds without a round of the loop after which the process counts as stuck."""
 
 
-def receive(settings: Namespace, resolved: Mapping[str, Any], stop: threading.Event) -> None:
+def receive(settings: Namespace, resolved: Mapping[str, Any], stop: Stop) -> None:
     """Receive samples until `stop` is set. Then commit and acknowledge the samples held.
 
     Args:
@@ -70,7 +70,8 @@ def receive(settings: Namespace, resolved: Mapping[str, Any], stop: threading.Ev
     health.set("started", False, STARTING)
     with ExitStack() as stack:
         with configuring():
-            stack.enter_context(hold_role(settings.run, "receiver"))
+            life = stack.enter_context(hold_role(settings.run, "receiver"))
+            stop.interrupted = life.interrupted
             public = settings.http.public
             server = listening(
                 lambda: Server(metrics.registry, health, "receiver", host, port, public, sources)

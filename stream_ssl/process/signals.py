@@ -38,10 +38,12 @@ class Stop(threading.Event):
     Attributes:
         farewell: if this is a text, a signal logs it and ends the process at once, with status 0.
         last_act: called before that end.
+        interrupted: called before a second signal ends the process at once.
     """
 
     farewell: str | None = None
     last_act: Callable[[], None] = staticmethod(lambda: None)
+    interrupted: Callable[[], None] = staticmethod(lambda: None)
 
     @contextlib.contextmanager
     def at_once(self, farewell: str, last_act: Callable[[], None]) -> Iterator[None]:
@@ -75,6 +77,10 @@ def stop_on_signals() -> Stop:
 
     def handle(number: int, _frame: object) -> None:
         if alone and stop.is_set():
+            name = signal.Signals(number).name
+            with contextlib.suppress(OSError):  # the log may be in use by the code that this stops
+                os.write(2, f"ended at once by a second signal ({name})\n".encode())
+            stop.interrupted()
             os._exit(KILLED + number)
         came.put(number)
 

@@ -18,6 +18,19 @@ from stream_ssl.daemon import endings
 from stream_ssl.daemon.endings import ending
 from stream_ssl.daemon.endpoints import hold_role, holder
 
+TWICE = """
+import sys
+from pathlib import Path
+from stream_ssl.daemon.endpoints import hold_role
+from stream_ssl.process.signals import stop_on_signals
+stop = stop_on_signals()
+with hold_role(Path(sys.argv[1]), "learner") as life:
+    stop.interrupted = life.interrupted
+    print("up", flush=True)
+    stop.wait()
+    print("stops", flush=True)
+    sys.stdin.readline()
+"""
 WORDS = """
 import logging, os, signal, sys
 from pathlib import Path
@@ -46,6 +59,23 @@ def test_a_killed_process_is_told_from_one_that_stopped(tmp_path: Path) -> None:
     failed = ending(tmp_path, "learner")
     assert failed is not None
     assert (failed.end, failed.words) == ("failed", "no room")
+
+
+def test_a_second_signal_is_no_crash(tmp_path: Path) -> None:
+    ours = [sys.executable, "-c", TWICE, str(tmp_path)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(ours, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        assert process.stdout is not None
+        for line in (b"up\n", b"stops\n"):
+            assert process.stdout.readline() == line
+            process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=60)[1]
+    assert process.returncode == 128 + signal.SIGINT
+    assert b"ended at once by a second signal (SIGINT)" in said
+    found = ending(tmp_path, "learner")
+    assert found is not None
+    assert found.end == "stopped"
+    assert found.says.startswith("a second signal ended the learner at 20")
 
 
 def test_the_time_of_a_kill_is_that_of_the_last_beat(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
         nonlocal status
         with ExitStack() as stack:
             with configuring():
-                stack.enter_context(hold_role(settings.run, "supervisor"))
+                life = stack.enter_context(hold_role(settings.run, "supervisor"))
                 if shared_keys:  # else each receiver makes its own keys
                     make_keys(settings.run)
             marker = Path(stack.enter_context(TemporaryDirectory())) / "parsed"
@@ -78,7 +78,9 @@ def main(arguments: Sequence[str]) -> int:
             parsed = LearnerParsed(marker, learner)
             for child in receiving:
                 child.may_start = parsed
-            status = supervisor.run(stop_on_signals())
+            stop = stop_on_signals()
+            stop.interrupted = life.interrupted
+            status = supervisor.run(stop)
 
     return reported(work) or status
 
