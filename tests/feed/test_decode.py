@@ -553,6 +553,7 @@ def test_threads_decode_alike() -> None:
     [
         ({"channels": 2}, "channels 2"),
         ({"size": 0}, "size 0"),
+        ({"size": -3}, "size -3: must be at least 1"),
         ({"size": 100, "max_pixels": 50}, "max_pixels=50"),
     ],
 )

@@ -272,7 +272,7 @@ def test_a_process_goes_on_at_an_interrupt_of_its_group(process: IsolatedDecoder
     assert process.process is not None
     before = process.process._process.pid
     os.kill(before or 0, signal.SIGINT)
-    time.sleep(0.1)
+    process.process._process.join(1.0)  # it would end within this time
     decode_chunk(Decoder(SIZE), task, decode=process.decode)
     assert process.process._process.pid == before
 
