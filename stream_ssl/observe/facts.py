@@ -193,7 +193,8 @@ def _ended(figures: Figures, known: Mapping[str, float]) -> dict[str, Any] | Non
     finished = figures.by("producer_finished", "producer")
     if figures.get("producers_connected") != 0 or not known:
         return None
-    if any(finished.get(who) != SOURCE_ENDED for who in known):
+    # A producer may have connected, and have sent nothing because it got no credit.
+    if any(finished.get(who) != SOURCE_ENDED for who in {*known, *finished}):
         return None
     received = figures.by("producer_last_received_timestamp_seconds", "producer")
     last = max(known, key=lambda who: received.get(who, 0.0))

@@ -107,11 +107,12 @@ class ReceiverChecks:
         received = {"": figures.get("received_samples_total")}
         by_producer = figures.by("producer_samples_total", "producer")
         finished = figures.by("producer_finished", "producer")
-        ended = by_producer and all(finished.get(who) == SOURCE_ENDED for who in by_producer)
+        came = {*by_producer, *finished}  # some may have sent nothing yet
+        ended = by_producer and all(finished.get(who) == SOURCE_ENDED for who in came)
         gone = self._trends.held("no-producers", connected == 0 and not ended)
         if gone > at.NO_PRODUCER_SECONDS:
             before = "since the start" if not received[""] > 0 else f"for {seconds(gone)}"
-            left = sorted(who for who in by_producer if not finished.get(who))
+            left = sorted(who for who in came if not finished.get(who))
             names = f"; {few(left, MOST_NAMED)} did not end normally" if left else ""
             yield "no-producers", "", f"no producer has been connected {before}{names}"
         # A receiver that waits for the learner grants credit in short turns between two looks.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -79,7 +80,10 @@ def test_produce_stops_while_the_journal_is_full(tmp_path: Path) -> None:
         producer.send_signal(signal.SIGTERM)
         assert producer.wait(60) == 0, run.log("robot")
         assert time.monotonic() - began < SOON
-        assert "The producer sends these samples again when it starts" in run.log("robot")
+        said = run.log("robot")
+        assert "The same command sends these samples again" in said
+        assert "stopped by a signal; the same command sends the rest of the source" in said
+        assert not re.search(r"waiting, \d+ dropped", said)
 
 
 def test_produce_spools_what_is_unsent_when_it_stops(tmp_path: Path) -> None:

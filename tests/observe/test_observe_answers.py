@@ -411,6 +411,10 @@ def test_sources_that_have_ended_are_no_fault() -> None:
     told = "because every source has ended. The learner has read all samples, and 5 samples wait"
     assert told in found["Learning"].says
     assert "Every source has ended: send more, or stop the run" in found["To do"].says
+    run.pass_(10, run.nothing(**{**ended, "producer_finished": {"film": 1.0}}))  # sent nothing
+    assert "because every source has ended" not in asked(run)["Learning"].says
+    run.pass_(10, run.nothing(**{**ended, "producer_finished": {"film": 2.0}}))
+    assert "because every source has ended" in asked(run)["Learning"].says
     run.pass_(180, run.nothing(**{**ended, "producer_finished": {"yard": 1.0}}))
     assert asked(run)["Producers"].says.startswith("No producer is connected. In the last")
     assert "no-producers" in asked(run)["Health"].says

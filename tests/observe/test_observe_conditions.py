@@ -504,6 +504,15 @@ def test_sources_that_have_ended_are_not_waited_for() -> None:
     assert set(world.lit) == {("no-producers", "")}
 
 
+def test_a_producer_that_got_no_credit_has_not_ended() -> None:
+    """It connected, could send nothing, and was stopped: its source has more."""
+    world = World("receiver")
+    going_well(world, "receiver")
+    finished = {"yard": 2.0, "gate": 2.0, "film": 1.0}
+    world.pass_(300, idle(world, producers=0, producer_finished=finished))
+    assert set(world.lit) == {("no-producers", "")}
+
+
 def test_a_full_journal_does_not_hide_a_producer_that_is_gone() -> None:
     """A learner that is always behind takes the credit away again and again."""
     world = World("receiver")

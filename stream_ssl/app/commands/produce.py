@@ -295,7 +295,8 @@ def send_all(
         log.warning("%s", too_large)
     log.info("waiting until the receiver has all samples on disk")
     flush(producer, report, stop)
-    report.write()
+    if stop.is_set():
+        log.info("stopped by a signal; the same command sends the rest of the source")
     if position is not None and not producer.stats.sent.samples and not stop.is_set():
         log.info(
             "nothing to send: the receiver already has all samples of this source from an "
@@ -364,7 +365,7 @@ def send(
 
 
 def flush(producer: Producer, report: Report, stop: threading.Event) -> None:
-    """Wait until all samples are on the receiver's disk.
+    """Wait until all samples are on the receiver's disk, and write the last report.
 
     Once a stop is requested, wait only while acknowledgements arrive. The remaining samples are not
     lost: they are in the spool, or the next producer of this name sends them again.
@@ -380,13 +381,13 @@ def flush(producer: Producer, report: Report, stop: threading.Event) -> None:
             before, acked = acked, producer.stats.acked.samples
             deadline = deadline or time.monotonic() + STOP_SECONDS
             if acked == before or time.monotonic() >= deadline:
-                log.warning(
-                    "stopped: %s. The producer sends these samples again when it starts", error
-                )
+                log.warning("stopped: %s. The same command sends these samples again", error)
+                report.write()
                 with contextlib.suppress(DeadlineError):
                     producer.close(0.0)
                 return
         else:
+            report.write()
             return
 
 
