@@ -23,8 +23,10 @@ from stream_ssl.observe.conditions import (
     plural,
 )
 from stream_ssl.observe.learning_evidence import (
+    LEAST_LABELLED,
     YOUNG_UPDATES,
     best_accuracy,
+    few_labels,
     growing_lag,
     is_idle,
     is_young,
@@ -225,7 +227,11 @@ def _learning(learner: State, problems: Sequence[Mapping[str, Any]], ended: bool
         )
         level = "wait" if young else "good" if learns else "watch"
         if not accuracy:
-            numbers.append("No accuracy is known: it needs labels or a held-out set")
+            needs = "it needs labels or a held-out set"
+            if few_labels(facts):
+                came = plural(facts["labelled"], "labelled sample")
+                needs = f"{came} came, and it needs {LEAST_LABELLED}"
+            numbers.append(f"No accuracy is known: {needs}")
     if level == "wait":
         most = facts.get("updates_at_most", done)
         made = ("at most " if most > done else "") + plural(most, "update")

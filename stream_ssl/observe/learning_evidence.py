@@ -9,6 +9,8 @@ from stream_ssl.observe.answer import Level
 from stream_ssl.observe.page.history import LATELY
 from stream_ssl.observe.trends import percent, seconds
 
+LEAST_LABELLED = 100
+"""Fewer labelled samples of the stream give no accuracy that says anything."""
 YOUNG_UPDATES = 300
 """With fewer updates, neither loss nor accuracy shows whether the encoder learns."""
 IDLE_SECONDS, IDLE_GAPS = 60.0, 5.0
@@ -64,6 +66,12 @@ def is_idle(facts: Mapping[str, Any]) -> bool:
     return bool(facts.get("idle", 0.0) > max(IDLE_SECONDS, IDLE_GAPS * usual))
 
 
+def few_labels(facts: Mapping[str, Any]) -> bool:
+    """Return whether the stream brought some labelled samples, and too few for an accuracy."""
+    labelled = facts.get("labelled")
+    return labelled is not None and 0 < labelled < LEAST_LABELLED
+
+
 def best_accuracy(
     facts: Mapping[str, Any], majority: float | None, before: bool = False
 ) -> tuple[Level, list[str]]:
@@ -76,6 +84,8 @@ def best_accuracy(
     """
     for key, of in (("held_out", "held-out images"), ("stream_knn", "the stream's next samples")):
         if (trend := facts.get(key)) is None:
+            continue
+        if key == "stream_knn" and few_labels(facts):
             continue
         if key == "held_out" and facts.get("held_out_since") is False:
             found, others = best_accuracy({**facts, key: None}, majority, before)

@@ -186,6 +186,20 @@ def test_a_change_on_the_stream_within_its_error_is_not_clear() -> None:
     assert "up 10.0 \N{PLUS-MINUS SIGN} 1.5 points" in asked(run)["Learning"].says
 
 
+def test_three_labelled_samples_give_no_accuracy() -> None:
+    run = Run()
+    put = run.learner.learner._families.set
+    run.steps = 300
+    put("prequential_accuracy", 0.0, classifier="knn")
+    put("prequential_covered_samples", 3)
+    run.pass_(60, run.sends(), run.learns())
+    says = asked(run)["Learning"].says
+    assert "No accuracy is known: 3 labelled samples came, and it needs 100" in says
+    put("prequential_covered_samples", 100)
+    run.pass_(60, run.sends(), run.learns())
+    assert "kNN of the stream's next samples 0 %" in asked(run)["Learning"].says
+
+
 def test_an_accuracy_before_the_first_update_is_no_evidence() -> None:
     """A loss below chance shows that the run learns, until the set is evaluated again."""
     run = Run()
