@@ -128,6 +128,12 @@ def diagnose(address: str) -> str | None:
         return None
     if not answer or answer[0] == 0xFF:  # the first byte of ZeroMQ's greeting
         return None
+    if answer.startswith(b"HTTP/"):
+        return (
+            f"{address} is an HTTP address, such as that of the run's page: give the data address, "
+            "which the receiver logs at its start (listening on tcp://...) and writes to "
+            "RUN/endpoints.json"
+        )
     return f"{address} answers {answer[:24]!r}, which is no ZeroMQ; is it another service's port?"
 
 

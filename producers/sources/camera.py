@@ -95,7 +95,7 @@ class Camera(Live["LiveFrame"]):
             )
         super().__init__(name, timeout, retry_seconds, give_up_seconds, waiting)
         self._frames = Frames(**frames)
-        self._url = url
+        self._url, self._wait = url, timeout
         self._options: dict[str, str] = dict(options or {})
         if url.startswith("rtsp"):
             # Do not replay frames that arrive while FFmpeg probes the stream, since their times are
@@ -119,12 +119,29 @@ class Camera(Live["LiveFrame"]):
         import av
 
         if isinstance(error, av.error.ExitError):
-            return f"nothing came for {self._timeout:g} s"
+            return f"nothing came for {self._wait:.2g} s"
         return getattr(error, "strerror", None) or str(error)
+
+    def explained(self, why: str) -> str:
+        """Return why no frame comes, with the device or the host, and the remedy."""
+        if "://" not in self._url:
+            return (
+                f"{self._url}: {why} (check that the camera is connected, and that this user may "
+                f"read the device: ls -l {DEVICES}*)"
+            )
+        # The path and its parameters may contain a password, too.
+        scheme, _, rest = self._url.partition("://")
+        host = rest.rpartition("@")[2].partition("/")[0].partition("?")[0]
+        return (
+            f"{scheme}://{host}: {why} (check that the camera is on, and its address, user and "
+            "password)"
+        )
 
     def received(self) -> Iterator[tuple[LiveFrame, int]]:
         """Yield the selected frames of one connection, with their sizes in bytes; see `Live`."""
+        self._wait = self.patience(time.monotonic() - self._came)
         with self._opened() as container:
+            self._wait = self.patience()
             stream = film_of(container)
             log.info("source %s: connected: %s", self.name, stream)
             connected = connection_id()
@@ -149,11 +166,11 @@ class Camera(Live["LiveFrame"]):
                 self._url,
                 format="v4l2" if self._url.startswith(DEVICES) else None,
                 options=self._options,
-                timeout=self._timeout,
+                timeout=(self._wait, self.patience()),
                 **lenient(),
             )
             return container
         except av.error.InvalidDataError:  # FFmpeg also raises it if an RTSP server is silent
-            if time.monotonic() - began < self._timeout:
+            if time.monotonic() - began < self._wait:
                 raise
-            raise OSError(f"nothing came for {self._timeout:g} s") from None
+            raise OSError(f"nothing came for {self._wait:.2g} s") from None

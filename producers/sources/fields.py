@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import math
 import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from stat import S_ISREG
+from stat import S_ISDIR, S_ISREG
 
 import msgpack
 
@@ -78,10 +79,14 @@ def read_image(path: Path) -> bytes:
         OSError: the file cannot be read, is a pipe or a device, or exceeds `MAX_FILE` bytes.
     """
     stat = path.stat()  # opening a pipe would block
+    if S_ISDIR(stat.st_mode):
+        why = "a folder, and one image is needed: give a file of the folder"
+        raise IsADirectoryError(errno.EISDIR, why, str(path))
     if not S_ISREG(stat.st_mode):
-        raise OSError("not a regular file")
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
     if stat.st_size > MAX_FILE:
-        raise OSError(f"{stat.st_size} bytes, more than the {MAX_FILE} that are read")
+        why = f"{stat.st_size} bytes, more than the {MAX_FILE} that are read"
+        raise OSError(errno.EFBIG, why, str(path))
     with path.open("rb") as file:
         return file.read(MAX_FILE + 1)  # the file may grow while it is read
 

@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 
 END_SECONDS = 0.5  # to wait for the reading thread at the end
 FIRST_PAUSE = 0.5  # seconds; doubles with each attempt
+LEAST_WAIT = 1.0  # seconds that an attempt may take, however soon the source gives up
 WAITING_BYTES = 256 * 2**20  # of the items that wait for the sender
 
 Item = TypeVar("Item")
@@ -38,7 +39,8 @@ class Live(ABC, Generic[Item]):
         name: the source's name.
         timeout: seconds without a sign of life after which the stream is reopened, above 0.
         retry_seconds: longest pause between two attempts, in seconds, above 0.
-        give_up_seconds: seconds without an item after which the source fails; None: never.
+        give_up_seconds: seconds without an item after which the source fails, but not within the
+            first second of an attempt; None: never.
         waiting: maximum number of items that wait for the sender.
 
     Raises:
@@ -102,6 +104,20 @@ class Live(ABC, Generic[Item]):
     def reason(self, error: Exception) -> str:
         """Return the reason of a failure, for the log; must contain no password."""
         return str(error) or type(error).__name__
+
+    def explained(self, why: str) -> str:
+        """Return why no item comes, with the address and the remedy; must contain no password."""
+        return why
+
+    def patience(self, silent: float = 0.0) -> float:
+        """Return the seconds that an attempt may wait: `timeout`, or less near the end of patience.
+
+        Args:
+            silent: seconds since the last item.
+        """
+        if self._give_up_seconds is None:
+            return self._timeout
+        return min(self._timeout, max(LEAST_WAIT, self._give_up_seconds - silent))
 
     def is_overdue(self) -> bool:
         """Return whether no item has come for `give_up_seconds`."""
@@ -168,10 +184,12 @@ class Live(ABC, Generic[Item]):
                 why = self.reason(error)
             if self._stopped.is_set():
                 return
+            why, silent = self.explained(why), time.monotonic() - self._came
             if self.is_overdue():
-                silent = time.monotonic() - self._came
                 raise SourceError(f"source {self.name!r}: no frame for {silent:.0f} s: {why}")
             wait = pause * random.uniform(0.5, 1.0)
+            if self._give_up_seconds is not None:
+                wait = min(wait, max(0.0, self._give_up_seconds - silent))
             log.warning("source %s: no frames: %s; trying again in %.1f s", self.name, why, wait)
             self._stopped.wait(wait)
             pause = min(2 * pause, self._retry_seconds)

@@ -48,10 +48,15 @@ class FilePasses(ABC, Generic[At]):
         settings: further facts for which positions are valid.
         key: the name of a file's number among these facts.
 
+    Attributes:
+        FOLDERS: whether a folder counts as a file.
+
     Raises:
         FileNotFoundError: a pattern matches no file.
-        ValueError: the braces or `epochs` are invalid.
+        ValueError: the braces or `epochs` are invalid, or a pattern is the name of a folder.
     """
+
+    FOLDERS = False
 
     def __init__(
         self,
@@ -65,7 +70,7 @@ class FilePasses(ABC, Generic[At]):
         check_epochs(epochs)
         self.name, self.epochs = name, epochs
         self.skipped = Skipped(name)
-        self._files = find_files(files, what)
+        self._files = find_files(files, what, self.FOLDERS)
         self._what, self._settings, self._key = what, settings, key
         self._stopped = threading.Event()
 

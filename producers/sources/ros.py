@@ -111,7 +111,7 @@ class Ros(Live[tuple[str, Message]]):
 
     def received(self) -> Iterator[tuple[tuple[str, Message], int]]:
         """Yield (sample id, image message) of one connection, with the bytes; see `Live`."""
-        opened = WebSocket(self._url, SUBPROTOCOLS, self._timeout, self._tls, self._stopped)
+        opened = WebSocket(self._url, SUBPROTOCOLS, self.patience(), self._tls, self._stopped)
         with opened as server:
             log.info("source %s: connected by %s", self.name, server.subprotocol)
             subscriptions = Subscriptions(server, self._images, self._shown)

@@ -49,6 +49,8 @@ class RosBags(RobotLogs):
         ModuleNotFoundError: lz4, zstandard or Pillow is not installed.
     """
 
+    FOLDERS = True
+
     def __init__(self, files: list[str] | str, name: str = "rosbag", **logs: Any) -> None:
         import lz4  # noqa: F401  # fail early if they are not installed
         import zstandard  # noqa: F401

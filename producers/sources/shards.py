@@ -10,15 +10,18 @@ from pathlib import Path
 BRACES = re.compile(r"\{([^{}]*)\}")
 
 
-def find_files(patterns: str | Sequence[str], what: str) -> list[Path]:
+def find_files(patterns: str | Sequence[str], what: str, folders: bool = False) -> list[Path]:
     """Return the files that names, globs and brace expansions match, each glob sorted.
 
     Args:
         patterns: one pattern, or several patterns in order.
         what: the word for a file in messages, such as "shard".
+        folders: whether a folder counts as a file, as a ROS 2 bag does. Else a glob passes over
+            folders.
 
     Raises:
         FileNotFoundError: a pattern matches no file.
+        ValueError: a pattern is the name of a folder.
     """
     files: list[Path] = []
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
@@ -29,7 +32,16 @@ def find_files(patterns: str | Sequence[str], what: str) -> list[Path]:
                 raise FileNotFoundError(
                     f"no {what} {name}" + f" (of {pattern})" * (name != pattern)
                 )
-            files += map(Path, found)
+            wanted = [path for path in map(Path, found) if folders or not path.is_dir()]
+            if not wanted:
+                folder = Path(found[0])
+                suffixes = [path.suffix for path in sorted(folder.iterdir()) if path.is_file()]
+                files_in = folder / f"*{max(suffixes, key=suffixes.count, default='')}"
+                raise ValueError(
+                    f"{folder} is a folder, and a file is needed ({what}): give a pattern of its "
+                    f"files, in quotes: '{files_in}'"
+                )
+            files += wanted
     if not files:
         raise FileNotFoundError(f"no {what}: pass a path, a glob or a{{00..09}}")
     return files

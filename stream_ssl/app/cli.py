@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import errno
 import importlib
 import logging
@@ -12,6 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from stream_ssl import __version__
+from stream_ssl.app.choices import ChoiceParser
 from stream_ssl.process import logs
 from stream_ssl.process.crashes import trace_crashes
 from stream_ssl.process.first_process import leave_first_process
@@ -46,7 +46,7 @@ DAEMONS = ("run", "receiver", "learner", "produce")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status: 0 done, 1 failed, 2 wrong usage, 130 Ctrl-C."""
     trace_crashes()
-    parser = argparse.ArgumentParser(
+    parser = ChoiceParser(
         prog="stream-ssl",
         description="Learn an image encoder from an endless, uncurated stream.",
         epilog=(

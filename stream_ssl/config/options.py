@@ -12,7 +12,6 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +20,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from stream_ssl.bounded_files import DEPTH, read_bytes
 from stream_ssl.config.help import HelpFormatter
-from stream_ssl.config.parser import Parser
+from stream_ssl.config.parser import Parser, config_files
 from stream_ssl.config.removed import REMOVED, why_refused
 
 RECEIVER_SECTIONS = ("receiver", "journal", "access")
@@ -154,11 +153,15 @@ def split_address(address: str) -> tuple[str, int]:
     """Return (host, port) of an address HOST:PORT.
 
     Raises:
-        ValueError: the address has another form.
+        ValueError: the address has another form, or its port is above 65535.
     """
     host, colon, port = address.rpartition(":")
-    if not (host and colon and port.isdecimal() and int(port) < 65536):
+    if not (host and colon and port.isdecimal()):
         raise ValueError(f"http address {address!r}: give HOST:PORT, for example 127.0.0.1:9108")
+    if int(port) > 65_535:
+        raise ValueError(
+            f"http address {address!r}: the port must be 1 to 65535, or 0 for a free one"
+        )
     return host.strip("[]"), int(port)
 
 
@@ -389,12 +392,7 @@ def read(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
 def check_files(parser: ArgumentParser, arguments: Sequence[str]) -> None:
     """Exit with a message on errors in a config file that the parser would not report well."""
     known = {action.dest.partition(".")[0] for action in parser._actions}
-    files = [
-        *(after for option, after in pairwise(arguments) if option == "--config"),
-        *(a.removeprefix("--config=") for a in arguments if a.startswith("--config=")),
-        *filter(None, [os.environ.get("STREAM_SSL_CONFIG")]),
-    ]
-    for file in files:
+    for file in config_files(arguments):
         if (fault := next(_faults(Path(file), known), None)) is not None:
             parser.error(f"{file}{fault}")
 
@@ -415,7 +413,8 @@ def _faults(file: Path, known: Set[str]) -> Iterator[str]:
         return
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        yield f"{line}: not valid YAML: {error.problem}"
+        tab = "; use spaces, not tabs" * ("'\\t'" in str(error.problem))
+        yield f"{line}: not valid YAML: {error.problem}{tab}"
         return
     except (OSError, yaml.YAMLError):  # the parser reports these errors well
         return

@@ -5,13 +5,20 @@ from __future__ import annotations
 import difflib
 import inspect
 import math
+import os
 import pydoc
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any, NoReturn
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from types import NoneType
+from typing import Any, NoReturn, get_args
 
+import yaml
 from jsonargparse import ArgumentParser, Namespace
+from jsonargparse.typing import register_type
 
+from stream_ssl.bounded_files import read_bytes
 from stream_ssl.config.removed import why_refused
 from stream_ssl.process.failures import readable
 
@@ -45,22 +52,146 @@ TYPED = re.compile(
 )
 """jsonargparse's error about a value of another type, and what users read instead."""
 
+KEY = re.compile(r'Parser key "([^"]+)":')
+"""The option that an error of jsonargparse is about; an option within an option follows it."""
+
+IN_GROUP = re.compile(r"Group '(.+)' does not accept option '(.+)'")
+"""jsonargparse's error about an option that a section does not have."""
+
+NO_SECTION = re.compile(r"Unable to load config (.+)")
+"""jsonargparse's error about a value in place of a section."""
+
+ALL_EMPTY = re.compile(r"Unexpected config: ([\w.]+):")
+"""jsonargparse's error about a file with nothing but names of options."""
+
+NO_PATH = "the path is empty"
+
+
+def _path(text: str) -> Path:
+    """Return the path. The path "" is refused, because it would be the working directory."""
+    if text == "":
+        raise ValueError(NO_PATH)
+    return Path(text)
+
+
+# For every option with a path: an unset variable of a shell gives "", as in --run "$RUN".
+register_type(Path, str, _path, type_check=isinstance)
+
 
 class Parser(ArgumentParser):
-    """A parser that explains its errors and refuses numbers that are not finite."""
+    """A parser that explains its errors, and refuses empty values and numbers that are not finite.
+
+    Errors about an option in a config file name the file and the line.
+    """
 
     def parse_args(self, *arguments: Any, **options: Any) -> Namespace:  # type: ignore[override]
-        """Parse as jsonargparse does, and exit with an error on a number that is not finite."""
+        """Parse as jsonargparse does, and exit with an error on a value that it should refuse."""
         found: Namespace = super().parse_args(*arguments, **options)
         for name, value in found.items():
             for number in _not_finite(value):
                 self.error(finite(name, number))
+        options_of = [one.dest for one in self._actions if not one.dest.endswith(".help")]
+        for section in sorted({name.rpartition(".")[0] for name in options_of} - {""}):
+            if not isinstance(value := found.get(section, found), Namespace):
+                said = "empty" if value is None else repr(value)
+                remedy = "write its options below it as NAME: VALUE, or remove its line"
+                self.error(f"{self._place(section)}section {section} is {said}: {remedy}")
+        for action in self._actions:
+            takes_null = NoneType in get_args(getattr(action, "_typehint", None))
+            if takes_null or action.default is None:
+                continue
+            if found.get(action.dest, action) is None:  # jsonargparse lets every option be null
+                self.error(self._place(action.dest) + self._empty(action.dest))
         return found
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         written = {one.dest: (*one.option_strings, one.dest.upper())[0] for one in self._actions}
-        said = hinted(readable(message), written)
-        super().error(TYPED.sub(lambda found: f"'{found[2]}': {KINDS[found[1]]}", said), ex)
+        message = readable(message)
+        keys = KEY.findall(message)
+        place, option = "", ".".join(keys)
+        if empty := ALL_EMPTY.match(message):
+            message = self._place(empty[1]) + self._empty(empty[1])
+        elif unknown := IN_GROUP.search(message):
+            place = self._place(f"{unknown[1]}.{unknown[2]}")
+        elif option and NO_PATH in message:
+            message = self._place(option) + self._empty(option)
+        elif keys and (value := NO_SECTION.search(message)):
+            message = self._no_section(keys[0], value[1], written)
+        elif option:
+            place = self._place(option)
+        said = hinted(message, written, getattr(self, "args", ()))
+        super().error(
+            place + TYPED.sub(lambda found: self._typed(option, *found.groups()), said), ex
+        )
+
+    def _typed(self, option: str, kind: str, value: str) -> str:
+        """Return the error about a value of another type, with the meaning of its option."""
+        found = next((one for one in self._actions if one.dest == option), None)
+        meaning = ((found and found.help) or "").partition(". ")[0].partition("; ")[0].rstrip(".")
+        rule = KINDS[kind]
+        if re.fullmatch(r"[\d.]+ *[a-zA-Z]+", value) and kind in ("int", "float"):
+            rule += f"{' of bytes' * ('bytes' in meaning)}, without a unit"
+        if kind == "str" and found and isinstance(found.default, str):
+            rule += f", such as {found.default}"
+        return f"'{value}': {rule}" + f" ({meaning})" * bool(meaning)
+
+    def _empty(self, option: str) -> str:
+        """Return the error about an option without a value."""
+        positional = any(one.dest == option and not one.option_strings for one in self._actions)
+        value = "a value" if positional else "a value, or leave it out"
+        return f"{option} is empty: give {'the folder of the run' if option == 'run' else value}"
+
+    def _no_section(self, section: str, value: str, written: Mapping[str, str]) -> str:
+        """Return the error about a value in place of the options of a section."""
+        first = next(name for name in written if name.startswith(f"{section}."))
+        if place := self._place(section):
+            name = first.rpartition(".")[2]
+            remedy = f"write its options below it as NAME: VALUE, such as {name}: ..."
+            return f"{place}section {section} is {value}: {remedy}"
+        value = value.strip("'")
+        return f"--{section} {value}: {section} has options; did you mean {written[first]} {value}?"
+
+    def _place(self, option: str) -> str:
+        """Return the config file and the line of an option, for the beginning of an error.
+
+        The result is "" if the option comes from the command line, the environment or no file.
+        """
+        arguments: Sequence[str] = getattr(self, "args", ())
+        names = [one[2:].partition("=")[0] for one in arguments if one.startswith("--")]
+        variables = {
+            f"STREAM_SSL_{one.dest.replace('.', '__').upper()}": one.dest for one in self._actions
+        }
+        names += [variables[name] for name in os.environ if name in variables]
+        if any(f"{option}.".startswith(f"{name}.") for name in names):
+            return ""
+        for file in reversed(config_files(arguments)):
+            try:
+                root = yaml.compose(read_bytes(Path(file), links=True).decode(), yaml.SafeLoader)
+            except (OSError, ValueError, yaml.YAMLError, RecursionError):
+                continue
+            if (line := _line_of(root, option)) is not None:
+                return f"{file}, line {line}: "
+        return ""
+
+
+def config_files(arguments: Sequence[str]) -> list[str]:
+    """Return the config files of a command line and of the environment."""
+    return [
+        *filter(None, [os.environ.get("STREAM_SSL_CONFIG")]),
+        *(after for option, after in pairwise(arguments) if option == "--config"),
+        *(one.removeprefix("--config=") for one in arguments if one.startswith("--config=")),
+    ]
+
+
+def _line_of(node: yaml.Node | None, option: str) -> int | None:
+    """Return the line of an option, or of the section that is all there is of it; else None."""
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            if f"{option}.".startswith(f"{key.value}."):
+                below = _line_of(value, option.removeprefix(f"{key.value}").removeprefix("."))
+                line: int = key.start_mark.line + 1
+                return below or line
+    return None
 
 
 def finite(name: str, value: object) -> str:
@@ -82,18 +213,17 @@ def _not_finite(value: object) -> Iterator[float]:
             yield from _not_finite(part)
 
 
-def hinted(message: str, written: Mapping[str, str]) -> str:
+def hinted(message: str, written: Mapping[str, str], given: Sequence[str] = ()) -> str:
     """Return an error of jsonargparse with the options as users write them, and a suggestion.
 
     Args:
         message: the error.
         written: the written form of each option by its name, such as
             {"learner.seed": "--learner.seed", "run": "RUN"}.
+        given: the command line.
     """
-    if number := NOT_FINITE.search(message):
-        keys = re.findall(r'Parser key "([^"]+)":', message)
-        if keys:
-            return finite(".init_args.".join(keys), number[1])
+    if (number := NOT_FINITE.search(message)) and (keys := KEY.findall(message)):
+        return finite(".init_args.".join(keys), number[1])
     if message.startswith('Parser key "access":'):
         return message + (
             "\n  access is `plain`, or two files: --access.keys NAME.secret.json --access.allow "
@@ -106,7 +236,9 @@ def hinted(message: str, written: Mapping[str, str]) -> str:
         return required[1] + ", ".join(written.get(name, name) for name in required[2].split(", "))
     if unknown := re.match(r"unrecognized arguments: --([^\s=]+)", message):
         wrong = unknown[1]
-    elif unknown := re.fullmatch(r"Group '(.+)' does not accept option '(.+)'", message):
+    elif message.startswith("unrecognized arguments: "):
+        return message + _of_paths(message, written, given)
+    elif unknown := IN_GROUP.fullmatch(message):
         wrong = f"{unknown[1]}.{unknown[2]}"
     elif unknown := REFUSED.search(message):
         return message + _of_class(unknown[1], unknown[2])
@@ -115,6 +247,20 @@ def hinted(message: str, written: Mapping[str, str]) -> str:
     if (gone := why_refused(wrong, None)) is not None:
         return gone
     return message + _instead(wrong, written)
+
+
+def _of_paths(message: str, written: Mapping[str, str], given: Sequence[str]) -> str:
+    """Return the remedy for paths that no option takes, as the end of the error; "" without any."""
+    paths = [one for one in given if f" {one} " in f"{message} " and os.access(one, os.F_OK)]
+    if not paths:
+        return ""
+    if "config" in written and Path(paths[0]).suffix in (".yaml", ".yml"):
+        return f"; another config file needs its option: --config {paths[0]}"
+    pattern = Path(paths[0]).parent / f"*{Path(paths[0]).suffix}"
+    return (
+        "; an option takes one path, and the shell replaces a pattern by many: quote the pattern, "
+        f"such as '{pattern}'"
+    )
 
 
 def _of_class(path: str, option: str) -> str:

@@ -336,8 +336,10 @@ class Decoder:
             raise ValueError(f'fit {fit!r}: must be "crop" or "letterbox"')
         if channels not in (1, 3):
             raise ValueError(f"channels {channels}: must be 1 or 3")
-        if not 1 <= size * size <= max_pixels:
-            raise ValueError(f"size {size}: must be at least 1, its square at most {max_pixels=}")
+        if size < 1 or size * size > max_pixels:
+            raise ValueError(
+                f"size {size}: must be at least 1, and its square at most {max_pixels=}"
+            )
         self.size, self.channels, self.max_pixels = size, channels, int(max_pixels)
         self.fit = fit
         self.shape_HWC = (size, size, int(channels))

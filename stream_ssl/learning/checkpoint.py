@@ -108,14 +108,13 @@ class Checkpointer:
                 f"keep is {keep}: at least the newest checkpoint stays; 2 or more "
                 "allow falling back"
             )
-        if any(every is not None and every <= 0 for every in (every_seconds, every_steps)):
-            raise ValueError(
-                f"every_seconds={every_seconds}, every_steps={every_steps}: each positive, or None"
-            )
+        for name, every in (("every_seconds", every_seconds), ("every_steps", every_steps)):
+            if every is not None and every <= 0:
+                raise ValueError(f"{name} is {every}: must be above 0, or null for none of these")
         if history_bytes is not None and history_bytes < 0:
             raise ValueError(
                 f"history_bytes is {history_bytes}: it is a number of bytes, 0 for no history, or "
-                "None for a quarter of the free space"
+                "null for a quarter of the free space"
             )
         self.folder = Path(folder)
         self.every_seconds, self.every_steps = every_seconds, every_steps

@@ -74,10 +74,9 @@ class Learner:
        the batch or older. A drawn sample is not a negative of itself, and its fresh key replaces
        the key in its slot. The keys come from the key encoder before the update.
 
-    An update is skipped if its loss, keys or gradient are not finite, see `weights.py`.
-
-    A run that was captured, killed and restored ends bit-equal to an uninterrupted run. This needs
-    a CPU, fixed `threads` and a stream that can repeat from an offset.
+    An update is skipped if its loss, keys or gradient are not finite, see `weights.py`. A run that
+    was captured, killed and restored ends bit-equal to an uninterrupted run. This needs a CPU,
+    fixed `threads` and a stream that can repeat from an offset.
 
     Several ranks can hold one memory (`WorkingMemory(group=...)`) and learn together. Each rank has
     its own stream. All ranks take every step at the same time and use the mean gradient, so they

@@ -46,13 +46,9 @@ def evaluate(settings: Namespace, name: str) -> Evaluation:
     with configuring():
         check_settings(settings)
         sets.check_ends(name, _source_options(settings))
-        checkpoint, asked, stored = encoder.read_newest(
-            settings.checkpoint, lambda path: (path, _encoders(settings, path), encoder.facts(path))
+        checkpoint, stored, readers, asked = encoder.read_newest(
+            settings.checkpoint, lambda path: _parts(settings, name, path)
         )
-        decoder = build.decoder(
-            encoder.stored_settings(stored["config"], trust_code=settings.trust_code)
-        )
-        readers = _readers(settings, name, decoder)
     text = TextColumn("{task.description}")
     with ShownProgress(text, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()) as progress:
         with configuring("lower --batch, --references_per_class or --queries_per_class"):
@@ -111,6 +107,21 @@ def check_settings(settings: Namespace) -> None:
             f"--out {settings.out} holds {files[0]} and no earlier evaluation, which would be "
             "replaced: choose a new or an empty folder"
         )
+
+
+def _parts(
+    settings: Namespace, name: str, checkpoint: Path
+) -> tuple[Path, Mapping[str, Any], list[Reader], dict[str, Encoder]]:
+    """Return a checkpoint, its facts, the readers of the data, and the encoders.
+
+    The readers come before the encoders, because a wrong place of the data is found at once.
+    """
+    stored = encoder.facts(checkpoint)
+    decoder = build.decoder(
+        encoder.stored_settings(stored["config"], trust_code=settings.trust_code)
+    )
+    readers = _readers(settings, name, decoder)
+    return checkpoint, stored, readers, _encoders(settings, checkpoint)
 
 
 def _encoders(settings: Namespace, checkpoint: Path) -> dict[str, Encoder]:

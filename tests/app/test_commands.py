@@ -63,9 +63,11 @@ def test_an_unknown_command_is_refused_with_the_known_ones(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit) as end:
-        cli.main(["lern"])
+        cli.main(["rnu"])
     assert end.value.code == 2
-    assert "learner" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "learner" in told
+    assert "; did you mean run?" in told
 
 
 def test_every_command_and_every_source_has_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,6 +40,9 @@ def test_an_unknown_name_is_refused_with_the_known_ones(capsys: pytest.CaptureFi
     told = capsys.readouterr().err
     assert "desktop" in told
     assert "laptop" in told
+    with pytest.raises(SystemExit):
+        init.main(["laptopp"])
+    assert "; did you mean laptop?" in capsys.readouterr().err
 
 
 def test_a_wheel_has_the_configurations(tmp_path: Path) -> None:

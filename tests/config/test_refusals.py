@@ -66,6 +66,23 @@ def refused(main: Any, *arguments: str) -> int:
         ("memory: [\n", "config.yaml, line 2: not valid YAML: "),
         ("", "config.yaml is empty: must contain options by name, such as\nrun: runs/mine"),
         ("- run\n", "config.yaml begins with something else: must contain options by name"),
+        ("journal:\n\tbudget: 5\n", "line 2: not valid YAML: "),
+        ("journal:\n\tbudget: 5\n", "; use spaces, not tabs"),
+        ("run:\n", "config.yaml, line 1: run is empty: give the folder of the run"),
+        ("memory: {}\nrun:\n", "config.yaml, line 2: run is empty: give the folder of the run"),
+        ("run: ''\n", "config.yaml, line 1: run is empty: give the folder of the run"),
+        ("http:\n  token_file: ''\n", "line 2: http.token_file is empty: give a value, or leave"),
+        ("journal:\n  budget:\n", "line 2: journal.budget is empty: give a value, or leave it"),
+        ("run: x\njournal:\n", "line 2: section journal is empty: write its options below it as"),
+        ("journal: [5]\n", "line 1: section journal is [5]: write its options below it as NAME: V"),
+        (
+            "run: x\njournal:\n  budget 5\n",
+            "section journal is 'budget 5': write its options below it as NAME: VALUE, such as bud",
+        ),
+        ("journal:\n  bugdet: 5\n", "line 2: Group 'journal' does not accept option 'bugdet'; did"),
+        ("http: {learner: 9109}\n", "line 1: Parser key \"http.learner\":\n  '9109': must be text"),
+        ("http: {learner: 9109}\n", "such as 127.0.0.1:9109 (HOST:PORT of the learner)"),
+        ("http: {learner: '127.0.0.1:99999'}\n", ": the port must be 1 to 65535, or 0 for a free"),
     ],
 )
 def test_a_fault_of_the_file_is_named(
@@ -100,6 +117,20 @@ def test_a_file_is_looked_at_however_it_is_named(
         (learner.main, ("--novelty", "0.9"), "did you mean --learner.novelty?"),
         (check.main, ("--journal.bugdet=5",), "did you mean --journal.budget?"),
         (check.main, ("--elephants", "5"), "unrecognized arguments: --elephants 5\n"),
+        (
+            check.main,
+            (str(ROOT / "mkdocs.yml"),),
+            "another config file needs its option: --config ",
+        ),
+        (check.main, (str(ROOT / "Makefile"),), "quote the pattern, such as '"),
+        (check.main, ("--run", ""), "run is empty: give the folder of the run\n"),
+        (
+            produce.main,
+            ("--run", "", "--name", "robot"),
+            "run is empty: give the folder of the run",
+        ),
+        (embed.main, ("", "--data", "synthetic"), "run is empty: give the folder of the run\n"),
+        (produce.main, ("--source", "frames"), "did you mean --source.count frames?\n"),
         (learner.main, ("--memry.capacity", "5"), "did you mean --memory.capacity?"),
         (check.main, ("--memory.novelty", "1"), "did you mean --learner.novelty?"),
         (check.main, ("--memory.originals", "1"), "did you mean --originals.budget?"),
@@ -119,11 +150,42 @@ def test_an_option_that_is_wrong_or_missing_is_named_as_it_is_written(
 ) -> None:
     file = config_file(tmp_path)
     first = {check.main: (file,), learner.main: (file,), produce.main: ("synthetic",)}.get(main, ())
-    sent = SENT if arguments[0] == "--shape.limt" else ()
+    sent = SENT if arguments[0] in ("--shape.limt", "--source") else ()
     assert refused(main, *first, *sent, *arguments) == USAGE
     said = capsys.readouterr().err
     assert message in said
     assert len(said.splitlines()) == 3, "usage, tip and error"
+
+
+@table("main", [receiver.main, learner.main, run_command.main, check.main])
+def test_every_role_refuses_a_run_without_a_folder(
+    main: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stream_ssl.process.signals.signal.signal", lambda *_: None)
+    assert refused(main, config_file(tmp_path, run=None)) == USAGE
+    assert "run is empty: give the folder of the run" in capsys.readouterr().err
+
+
+def test_an_error_of_an_option_names_the_file_only_if_the_value_is_from_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = config_file(tmp_path, "run: x\njournal:\n  budget: 2GB\n")
+    assert refused(receiver.main, file) == USAGE
+    said = capsys.readouterr().err
+    assert f"{file}, line 3: Parser key" in said
+    assert "'2GB': must be a whole number of bytes, without a unit (most bytes on disk" in said
+    file = config_file(tmp_path, "run: x\njournal:\n  budget: 5000000\n")
+    assert refused(receiver.main, file, "--journal.budget", "2GB") == USAGE
+    monkeypatch.setenv("STREAM_SSL_JOURNAL__BUDGET", "2GB")
+    assert refused(receiver.main, file) == USAGE
+    assert f"{file}, line" not in capsys.readouterr().err
+
+
+def test_a_size_below_1_is_named_with_its_section(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert refused(check.main, config_file(tmp_path), "--decoder.size", "-3") == USAGE
+    assert "decoder: size -3: must be at least 1, and its square at most" in caplog.text
 
 
 def test_an_option_of_the_file_that_no_section_has_is_told_with_the_one_meant(

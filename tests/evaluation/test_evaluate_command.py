@@ -318,6 +318,16 @@ def test_a_checkpoint_that_the_learner_removes_gives_way_to_its_next(
     assert found(out)["step"] == 20
 
 
+def test_a_missing_set_is_named_before_the_network_is_loaded(
+    run: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    loaded: list[Any] = []
+    monkeypatch.setattr(encoder, "load_encoder", lambda *arguments: loaded.append(arguments))
+    assert evaluate.main([str(run), "--data", "cifar:missing"]) == 1
+    assert_told(caplog, "no folder missing: create it, or give another")
+    assert loaded == []
+
+
 def test_unlabelled_and_endless_sets(
     run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

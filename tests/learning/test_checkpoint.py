@@ -546,5 +546,5 @@ def test_numbers_that_json_lacks_are_refused(tmp_path: Path) -> None:
 def test_wrong_settings_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="keep is 0"):
         Checkpointer(tmp_path, keep=0)
-    with pytest.raises(ValueError, match="every_steps=0"):
+    with pytest.raises(ValueError, match="every_steps is 0: must be above 0, or null"):
         Checkpointer(tmp_path, every_steps=0)

@@ -155,8 +155,8 @@ def test_a_web_server_is_no_receiver() -> None:
         said = diagnose(f"tcp://127.0.0.1:{server.server_port}")
         thread.join()
     assert said is not None
-    assert "answers b'HTTP/1.0 404 Not Found" in said
-    assert "no ZeroMQ" in said
+    assert "is an HTTP address" in said
+    assert "give the data address" in said
 
 
 def test_a_receiver_and_nobody_have_no_diagnosis() -> None:

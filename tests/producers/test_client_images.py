@@ -91,9 +91,12 @@ def test_anything_else_is_no_image(given: Any, producer: Producer) -> None:
     assert producer.stats.accepted.samples == 0
 
 
-def test_a_path_that_is_not_there_is_named(producer: Producer, tmp_path: Path) -> None:
+def test_a_path_that_is_no_image_is_named(producer: Producer, tmp_path: Path) -> None:
+    (tmp_path / "frames").mkdir()
     with pytest.raises(FileNotFoundError, match=r"missing\.png"):
         producer.send(tmp_path / "missing.png", codec="png")
+    with pytest.raises(IsADirectoryError, match=r"one image is needed: .*folder: '.*frames'"):
+        producer.send(tmp_path / "frames")
 
 
 @table(

@@ -85,8 +85,10 @@ def test_a_stream_is_taken_up_again_when_it_is_lost(tmp_path, caplog):
     assert len({sample.id for sample in samples}) == 60
     assert all(began - 5 < sample.time < time.time() for sample in samples)
     assert len(server.asked) >= 5
-    assert "no frames: Server returned 5XX" in caplog.text
-    assert "no frames: the stream ended; trying again in" in caplog.text
+    at = f"no frames: http://127.0.0.1:{server.server_port}: "
+    remedy = " (check that the camera is on, and its address, user and password); trying again in"
+    assert f"{at}Server returned 5XX" in caplog.text
+    assert f"{at}the stream ended{remedy}" in caplog.text
     assert "connected: " in caplog.text
     assert "secret" not in caplog.text
     assert source.skipped.by_reason == {}
@@ -325,6 +327,28 @@ def test_a_bad_rtsp_host_is_named_and_given_up_when_asked(kind, monkeypatch, cap
         with pytest.raises(SourceError, match=rf"source 'camera': no frame for \d+ s: .*({why})"):
             next(source.samples())
     assert "secret" not in caplog.text
+
+
+def test_a_silent_host_is_given_up_in_time_and_named_without_the_password(caplog):
+    with rtsp_host({}) as url:
+        host = url.partition("@")[2].partition("/")[0]
+        began = time.monotonic()
+        with pytest.raises(SourceError) as failed:
+            next(Camera(f"{url}?pwd=secret", timeout=30.0, give_up_seconds=1.0).samples())
+    assert time.monotonic() - began < 10
+    said = rf"no frame for \d s: rtsp://{host}: nothing came for .* \(check that the camera is on"
+    assert re.search(said, str(failed.value))
+    assert "secret" not in str(failed.value) + caplog.text
+
+
+def test_a_pause_ends_when_the_source_gives_up(monkeypatch):
+    monkeypatch.setattr("stream_ssl.producers.sources.live.FIRST_PAUSE", 60.0)
+    began = time.monotonic()
+    with pytest.raises(
+        SourceError, match=r"no frame .*: /dev/video99: .*\(check that the camera is"
+    ):
+        next(Camera("/dev/video99", retry_seconds=60.0, give_up_seconds=0.3).samples())
+    assert time.monotonic() - began < 20
 
 
 def test_a_position_is_of_this_source_alone(tmp_path):

@@ -3,6 +3,7 @@
 import io
 import logging
 import os
+import re
 
 import numpy as np
 import pytest
@@ -243,5 +244,14 @@ def test_missing_shards_are_named(tmp_path):
         find_files(str(tmp_path / "x*.tar"), "shard")
     with pytest.raises(FileNotFoundError, match="pass a path"):
         find_files([], "shard")
+    (tmp_path / "empty").mkdir()
+    for folder in (tmp_path, tmp_path / "empty"):
+        remedy = f"{folder} is a folder, and a file is needed (shard): give a pattern of its files"
+        with pytest.raises(ValueError, match=re.escape(remedy)):
+            WebDataset(str(folder))
+    with pytest.raises(ValueError, match=r"in quotes: '.*/\*\.tar'"):
+        WebDataset(str(tmp_path))
+    assert find_files(str(tmp_path / "*"), "shard") == [tmp_path / "d-0.tar"]
+    assert find_files(str(tmp_path / "empty"), "bag", folders=True) == [tmp_path / "empty"]
     with pytest.raises(ValueError, match="epochs 0"):
         WebDataset(str(tmp_path / "d-0.tar"), epochs=0)

@@ -537,6 +537,7 @@ def test_what_load_encoder_refuses(run: Path, exported: Path, tmp_path: Path) ->
     [
         (["--batch", "0"], 2, "--batch 0: must be at least 1"),
         (["--out", "/"], 2, "--out / is a folder: name a file"),
+        (["--out", "f.csv"], 2, "--out f.csv: must end in .npz"),
         (["--out", "/dev/null/x/f.npz"], 2, "/dev/null is a file; choose another"),
         (["--device", "cuda:99"], 2, "try --device cpu"),
     ],

@@ -211,7 +211,12 @@ REFUSED: dict[str, tuple[Callable[[Path, Path], list[str]], int, str]] = {
     "another format": (other_format, 2, "query.png: .* are no JPEG, PNG or WebP"),
     "a huge picture": (huge_image, 2, "query.png: 6000 x 6000 pixels; at most 25000000"),
     "no such file": (missing_image, 1, "none.png cannot be read: No such file"),
-    "a folder": (a_folder, 1, "cannot be read: not a regular file"),
+    "a folder": (a_folder, 1, "cannot be read: a folder, and one image is needed: give a"),
+    "run and picture swapped": (
+        lambda r, i: [str(i), str(r)],
+        2,
+        "the run comes first: stream-ssl search .*run .*png",
+    ),
     "k of 0": (lambda r, i: [str(r), str(i), "--k", "0"], 2, "--k 0: must be at least 1"),
     "another suffix": (
         lambda r, i: [str(r), str(i), "--out", "a.pdf"],

@@ -127,6 +127,8 @@ def embed(settings: Namespace, name: str) -> bool:
         if settings.batch < 1:
             raise ValueError(f"--batch {settings.batch}: must be at least 1")
         check_out_file(out, "features.npz")
+        if out.suffix != ".npz":
+            raise ValueError(f"--out {out}: must end in .npz, NumPy's format, such as features.npz")
         check_writable(state_folder(out), "the folder of unfinished rows,", "choose another --out")
         build.check_device(settings.device)
         encoder, made = _encoder(settings)

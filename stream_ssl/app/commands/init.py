@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 import textwrap
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from itertools import takewhile
 from pathlib import Path
 
 import stream_ssl
+from stream_ssl.app.choices import ChoiceParser
 
 PACKAGE = Path(stream_ssl.__file__).parent
 FOLDERS = (PACKAGE / "app" / "configs", PACKAGE.parent / "deploy" / "configs")
@@ -35,9 +35,9 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def init_parser() -> argparse.ArgumentParser:
+def init_parser() -> ChoiceParser:
     """Return the parser of the command."""
-    parser = argparse.ArgumentParser(prog="stream-ssl init", description=DESCRIPTION)
+    parser = ChoiceParser(prog="stream-ssl init", description=DESCRIPTION)
     parser.add_argument(
         "name",
         nargs="?",

@@ -82,9 +82,13 @@ def main(arguments: Sequence[str]) -> int:
     check_files(parser, arguments[1:])
     settings = parser.parse_args(list(arguments[1:]))
     if (settings.run is None) == (not settings.to):
-        parser.error("give either --run FOLDER, the run's folder on this machine, or --to ADDRESS")
-    given = parser.parse_args(list(arguments[1:]), defaults=False)
-    return reported(lambda: produce(settings, cls, given))
+        given = "neither is" if settings.run is None else "both are"
+        parser.error(
+            "give either --run FOLDER, the run's folder on this machine, or --to ADDRESS: "
+            f"{given} given"
+        )
+    named = parser.parse_args(list(arguments[1:]), defaults=False)
+    return reported(lambda: produce(settings, cls, named))
 
 
 def source_parser(name: str) -> Parser:

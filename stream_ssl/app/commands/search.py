@@ -84,6 +84,11 @@ def run(settings: Namespace) -> None:
             if out.suffix.lower() not in PICTURES:
                 raise ValueError(f"--out {out}: name a file that ends in {' or '.join(PICTURES)}")
             check_out_file(out, "similar.html")
+        if settings.image.is_dir() and settings.run.is_file():
+            raise ValueError(
+                f"{settings.run} is a file and {settings.image} is a folder: the run comes first: "
+                f"stream-ssl search {settings.image} {settings.run}"
+            )
         _check_picture(settings.image)
     # After the checks: these imports take seconds.
     from stream_ssl import durable
