@@ -99,8 +99,8 @@ class Greeter:
             return
         other = self._sessions.by_producer(name)
         if other is not None and other.route != route and self._yields(other, hello, now):
-            newer = ", a newer one" * bool(hello.epoch)  # epoch 0 asks whether a name is free
-            raise WireError("superseded", f"its connection has epoch {other.epoch}{newer}")
+            ago = now - (other.record.connected or now)
+            raise WireError("superseded", f"it connected {ago:,.0f} s ago ({other.record.agent})")
         if not self._journal.state(name).sequence:
             self._check_names(user, name)
         # Epoch 0 asks whether the name is free; HELLO with the real epoch follows.

@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import re
 from contextlib import ExitStack
 
 import psutil
@@ -237,7 +238,9 @@ def test_a_newer_incarnation_takes_over(running):
         old.say(packet(2))
         assert old.nacked() == ("hello-required", 2, False)
         old.say(Hello("robot", 1, 2))
-        assert old.nacked() == ("superseded", 0, True)
+        nack = old.hear(Nack)
+        assert (nack.reason, nack.sequence, nack.permanent) == ("superseded", 0, True)
+        assert re.fullmatch(r"it connected \d+ s ago \(.*\)", nack.detail)
         new.say(packet(2))
         new.acked(2)
         assert running.last.producers <= 2
