@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import inspect
 import math
@@ -9,7 +10,7 @@ import os
 import pydoc
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise, zip_longest
 from pathlib import Path
 from types import NoneType
 from typing import Any, NoReturn, get_args
@@ -64,6 +65,9 @@ NO_SECTION = re.compile(r"Unable to load config (.+)")
 ALL_EMPTY = re.compile(r"Unexpected config: ([\w.]+):")
 """jsonargparse's error about a file with nothing but names of options."""
 
+BOOLEANS = ("true", "false", "yes", "no", "on", "off")
+"""The values of a switch, in any case."""
+
 NO_PATH = "the path is empty"
 
 
@@ -84,9 +88,15 @@ class Parser(ArgumentParser):
     Errors about an option in a config file name the file and the line.
     """
 
-    def parse_args(self, *arguments: Any, **options: Any) -> Namespace:  # type: ignore[override]
-        """Parse as jsonargparse does, and exit with an error on a value that it should refuse."""
-        found: Namespace = super().parse_args(*arguments, **options)
+    def parse_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, *arguments: Any, **options: Any
+    ) -> Namespace:
+        """Parse as jsonargparse does, and exit with an error on a value that it should refuse.
+
+        A switch needs no value: `--json` means `--json true`.
+        """
+        given = None if args is None else self._with_values(args)
+        found: Namespace = super().parse_args(given, *arguments, **options)
         for name, value in found.items():
             for number in _not_finite(value):
                 self.error(finite(name, number))
@@ -103,6 +113,15 @@ class Parser(ArgumentParser):
             if found.get(action.dest, action) is None:  # jsonargparse lets every option be null
                 self.error(self._place(action.dest) + self._empty(action.dest))
         return found
+
+    def _with_values(self, given: Sequence[str]) -> list[str]:
+        """Return a command line, with "true" as the value of each switch that has none."""
+        names = [one.option_strings for one in self._actions if _is_switch(one)]
+        switches = set(chain.from_iterable(names))
+        return [
+            f"{word}=true" if word in switches and after.lower() not in BOOLEANS else word
+            for word, after in zip_longest(given, given[1:], fillvalue="")
+        ]
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         written = {one.dest: (*one.option_strings, one.dest.upper())[0] for one in self._actions}
@@ -172,6 +191,11 @@ class Parser(ArgumentParser):
             if (line := _line_of(root, option)) is not None:
                 return f"{file}, line {line}: "
         return ""
+
+
+def _is_switch(action: argparse.Action) -> bool:
+    """Return whether an option is true or false."""
+    return getattr(action, "_typehint", None) is bool
 
 
 def config_files(arguments: Sequence[str]) -> list[str]:

@@ -42,7 +42,7 @@ def test_a_process_that_is_up_and_not_ready_says_why(
     ):
         addresses = {"receiver": {"http": one.address}, "learner": {"http": other.address}}
         (tmp_path / FILE).write_text(json.dumps(addresses))
-        assert status.main([str(tmp_path), "--seconds", "0.01", "--json", "true"]) == 0
+        assert status.main([str(tmp_path), "--seconds", "0.01", "--json"]) == 0
         figures = json.loads(capsys.readouterr().out)
         assert status.main([str(tmp_path), "--seconds", "0.01"]) == 0
     said = capsys.readouterr().out
@@ -256,7 +256,7 @@ def test_five_answers_come_first(tmp_path: Path, capsys: pytest.CaptureFixture[s
         gone = {"http": "http://127.0.0.1:1"}
         (run / FILE).write_text(json.dumps({"receiver": {"http": server.address}, "learner": gone}))
         said = shown(run, capsys)
-        status.main([str(run), "--seconds", "0.01", "--json", "true"])
+        status.main(["--json", str(run), "--seconds", "0.01"])
     found = json.loads(capsys.readouterr().out)["answers"]
     assert [one["question"] for one in found] == [
         *("Learning", "Health", "Producers", "Memory", "To do")

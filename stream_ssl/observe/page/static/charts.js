@@ -116,7 +116,7 @@ export class Charts {
     this.choose(length >= all[1] - all[0] ? null : [start, start + length]);
   }
 
-  /** Draw the history of another run from a file of `stream-ssl status RUN --history true`. */
+  /** Draw the history of another run from a file of `stream-ssl status RUN --history`. */
   async compare(input) {
     const [file] = input.files;
     input.value = ""; // the same file may be chosen again
@@ -125,7 +125,7 @@ export class Charts {
       if (file.size > MOST_FILE) throw new Error(`it has more than ${text(bytes)(MOST_FILE)}`);
       const found = checked(JSON.parse(await file.text()));
       this.show(found, `dashed: ${found.run}, from its start on`);
-    } catch (error) { this.show(null, `${file.name} is not a history from \`stream-ssl status RUN --history true\`: ${error.message}`); }
+    } catch (error) { this.show(null, `${file.name} is not a history from \`stream-ssl status RUN --history\`: ${error.message}`); }
   }
 
   show(other, note) {
