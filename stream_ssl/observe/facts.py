@@ -124,7 +124,7 @@ class Facts:
             "updates": updates if math.isfinite(updates) else 0.0,
             "updates_span": waited,
             "updates_done": done if math.isfinite(done) else 0.0,
-            "updates_at_most": self._updates_at_most(done, figures.get("step")),
+            "updates_at_most": self._updates_at_most(done, figures),
             "update_gap": max(0.0, span - idle) / usually if usually > 1 else None,
             "idle": idle,
             "pending": pending if math.isfinite(pending) else 0.0,
@@ -148,13 +148,19 @@ class Facts:
             "producers": _uses(counts, figures.by("producer_slots", "producer")),
         }
 
-    def _updates_at_most(self, done: float, step: float) -> float:
+    def _updates_at_most(self, done: float, figures: Figures) -> float:
         """Return the updates of this process, and the steps of the run before it.
 
-        Not each of those steps made an update, but nothing counts them over a restart.
+        Not each of those steps made an update, but nothing counts them over a restart. Until the
+        first update, the newest checkpoint is the one with which this process began.
         """
-        done, step = (value if math.isfinite(value) else 0.0 for value in (done, step))
-        if self._begun is None or not done:
+        names = ("step", "checkpoint_step")
+        done, step, began = (
+            value if math.isfinite(value) else 0.0 for value in (done, *map(figures.get, names))
+        )
+        if not done:
+            self._begun = began
+        elif self._begun is None:
             self._begun = max(0.0, step - done)
         return done + self._begun
 

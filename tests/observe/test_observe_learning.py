@@ -39,13 +39,15 @@ def test_young() -> None:
 def test_steps_without_an_update_make_no_run_older() -> None:
     run = Run()
     run.fills()
+    run.steps = 5  # too few new samples, before the first update
+    run.pass_(20, run.sends(), run.drops("yard"))
 
     def skips() -> None:
         run.steps += 9
 
     run.pass_(10, run.sends())
     run.pass_(400, run.sends(), skips, run.learns())
-    assert run.steps == 400
+    assert run.steps == 405
     assert asked(run)["Learning"].says.startswith("Too early to tell after 40 updates")
 
 
