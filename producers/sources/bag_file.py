@@ -56,6 +56,17 @@ class BagFile(ChunkedFile[[BagTopic]]):
             yield header, data_at + 4, size
             at = data_at + 4 + size
 
+    def _record_at(self, at: int) -> tuple[Header, int, int]:
+        """Return (header, offset of the data, size of the data) of the record at an offset.
+
+        Raises:
+            BrokenFileError: there is no record.
+        """
+        found = next(self._records(at, self._size), None)
+        if found is None:
+            raise BrokenFileError(f"it ends at byte {at}, before the next record")
+        return found
+
     def _length(self, at: int, end: int, most: int = MAX_HEADER) -> tuple[int, int]:
         """Return the length prefix at an offset, and the offset where its content ends."""
         raw = self._read(at, 4)
@@ -67,7 +78,7 @@ class BagFile(ChunkedFile[[BagTopic]]):
         return size, at + 4 + size
 
     def _index(self) -> dict[ChunkPlace, list[int]]:
-        header, at, size = next(self._records(len(MAGIC), self._size))
+        header, at, size = self._record_at(len(MAGIC))
         begin, connections, chunks = (
             number(header, name) for name in ("index_pos", "conn_count", "chunk_count")
         )
@@ -108,7 +119,9 @@ class BagFile(ChunkedFile[[BagTopic]]):
         return connection is not None and self._wanted(connection)
 
     def _indexed(self, chunk: ChunkPlace) -> Iterator[Stored]:
-        header, at, size = next(self._records(chunk.at, self._size))
+        if self._stopped.is_set():
+            return
+        header, at, size = self._record_at(chunk.at)
         if operation(header) != CHUNK:
             raise BrokenFileError("another record stands there")
         yield from self._chunk(header, at, size)

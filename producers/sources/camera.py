@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
@@ -131,7 +132,10 @@ class Camera(Live["LiveFrame"]):
             )
         # The path and its parameters may contain a password, too.
         scheme, _, rest = self._url.partition("://")
-        host = rest.rpartition("@")[2].partition("/")[0].partition("?")[0]
+        authority = re.split("[/?#]", rest, maxsplit=1)[0]
+        host = authority.rpartition("@")[2]
+        if "@" in rest[len(authority) :]:  # or the password has one of these characters
+            host = "..."
         return (
             f"{scheme}://{host}: {why} (check that the camera is on, and its address, user and "
             "password)"

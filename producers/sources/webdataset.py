@@ -40,6 +40,7 @@ class MemberGroup:
     others: list[str] = field(default_factory=list)  # extensions of ignored members
     lost: tuple[str, str] | None = None  # (reason, sentence) if the sample is not sent
     vector_lost: tuple[str, str] | None = None  # the same, unless it has an image
+    other_image: bool = False  # whether it has an image in a format that is not supported
 
     @property
     def images(self) -> list[bytes]:
@@ -125,6 +126,7 @@ class WebDataset(FilePasses[tuple[int]]):
 
     def _add(self, stem: str, group: MemberGroup, extension: str, member: ArchiveMember) -> None:
         if extension not in LIMITS:
+            group.other_image |= extension in OTHER_IMAGES
             if len(group.others) < SHOWN:
                 group.others.append(extension[1:])
             return
@@ -138,7 +140,8 @@ class WebDataset(FilePasses[tuple[int]]):
         group.parts[extension[1:]] = member.data or b""
 
     def _sample(self, stem: str, group: MemberGroup) -> Sample | None:
-        lost = group.lost or (None if group.images else group.vector_lost)
+        is_image = group.images or group.other_image
+        lost = group.lost or (None if is_image else group.vector_lost)
         if lost is not None:
             reason, why = lost
             self.skipped.note(reason, f"{stem}/{group.key}", why)
@@ -157,7 +160,8 @@ def build(stem: str, group: MemberGroup, source: str) -> Sample:
         ValueError: there is not exactly one image, and no vector either, or a member cannot be
             read.
     """
-    vector = None if group.images else group.parts.get(VECTOR[1:])
+    is_image = group.images or group.other_image
+    vector = None if is_image else group.parts.get(VECTOR[1:])
     content, codec = _image(group) if vector is None else (vector, "vector")
     label, facts = group.parts.get("cls"), group.parts.get("json")
     try:

@@ -41,7 +41,7 @@ class CopySettings:
     def __post_init__(self) -> None:
         if self.to is not None and not is_url(self.to):
             raise ValueError(
-                f"copies.to is {self.to}: give an address such as s3://bucket/laptop or "
+                f"copies.to is {self.to!r}: give an address such as s3://bucket/laptop or "
                 "file:///mnt/laptop"
             )
         if not 0.1 <= self.every_seconds < math.inf:

@@ -527,7 +527,7 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return items
 
 
-def _parser(command: str) -> ArgumentParser:
+def _parser(command: str) -> Parser:
     parser = _Parser(
         prog=f"stream-ssl {command}",
         usage=f"stream-ssl {command} CONFIG [--SECTION.OPTION VALUE ...]",
@@ -562,12 +562,13 @@ def _section(parser: ArgumentParser, cls: type, name: str, skip: set[str] | None
     parser.add_class_arguments(cls, name, skip=skip or set(), instantiate=False)
 
 
-def _carry(parser: ArgumentParser, sections: Sequence[str], role: str) -> None:
+def _carry(parser: Parser, sections: Sequence[str], role: str) -> None:
     """Accept the sections of the other role without a check.
 
     The type is a bare dict: for dict[str, Any] the parser would import the classes that the section
     names.
     """
+    parser.carried = tuple(f"--{name}." for name in sections)
     for name in sections:
         parser.add_argument(
             f"--{name}",

@@ -86,7 +86,12 @@ class Parser(ArgumentParser):
     """A parser that explains its errors, and refuses empty values and numbers that are not finite.
 
     Errors about an option in a config file name the file and the line.
+
+    Attributes:
+        carried: beginnings of options that another process checks; any of them may be a switch.
     """
+
+    carried: tuple[str, ...] = ()
 
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, *arguments: Any, **options: Any
@@ -99,13 +104,12 @@ class Parser(ArgumentParser):
         found: Namespace = super().parse_args(given, *arguments, **options)
         for name, value in found.items():
             for number in _not_finite(value):
-                self.error(finite(name, number))
+                self.error(self._place(name) + finite(name, number))
         options_of = [one.dest for one in self._actions if not one.dest.endswith(".help")]
         for section in sorted({name.rpartition(".")[0] for name in options_of} - {""}):
             if not isinstance(value := found.get(section, found), Namespace):
                 said = "empty" if value is None else repr(value)
-                remedy = "write its options below it as NAME: VALUE, or remove its line"
-                self.error(f"{self._place(section)}section {section} is {said}: {remedy}")
+                self.error(self._place(section) + _wrong_section(section, said))
         for action in self._actions:
             takes_null = NoneType in get_args(getattr(action, "_typehint", None))
             if takes_null or action.default is None:
@@ -119,8 +123,11 @@ class Parser(ArgumentParser):
         names = [one.option_strings for one in self._actions if _is_switch(one)]
         switches = set(chain.from_iterable(names))
         return [
-            f"{word}=true" if word in switches and after.lower() not in BOOLEANS else word
-            for word, after in zip_longest(given, given[1:], fillvalue="")
+            f"{word}=true"
+            if (word in switches and after.lower() not in BOOLEANS)
+            or (word.startswith(self.carried) and "=" not in word and after.startswith("--"))
+            else word
+            for word, after in zip_longest(given, given[1:], fillvalue="--")
         ]
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
@@ -129,7 +136,12 @@ class Parser(ArgumentParser):
         keys = KEY.findall(message)
         place, option = "", ".".join(keys)
         if empty := ALL_EMPTY.match(message):
-            message = self._place(empty[1]) + self._empty(empty[1])
+            beginning = f"{empty[1]}."
+            is_section = f"--{beginning}" in self.carried or any(
+                name.startswith(beginning) for name in written
+            )
+            said = _wrong_section(empty[1], "empty") if is_section else self._empty(empty[1])
+            message = self._place(empty[1]) + said
         elif unknown := IN_GROUP.search(message):
             place = self._place(f"{unknown[1]}.{unknown[2]}")
         elif option and NO_PATH in message:
@@ -181,8 +193,10 @@ class Parser(ArgumentParser):
             f"STREAM_SSL_{one.dest.replace('.', '__').upper()}": one.dest for one in self._actions
         }
         names += [variables[name] for name in os.environ if name in variables]
-        if any(f"{option}.".startswith(f"{name}.") for name in names):
-            return ""
+        own = f"{option}."
+        for name in (f"{one}.".replace(".init_args.", ".") for one in names):
+            if own.startswith(name) or name.startswith(own):  # the error may name the section only
+                return ""
         for file in reversed(config_files(arguments)):
             try:
                 root = yaml.compose(read_bytes(Path(file), links=True).decode(), yaml.SafeLoader)
@@ -191,6 +205,12 @@ class Parser(ArgumentParser):
             if (line := _line_of(root, option)) is not None:
                 return f"{file}, line {line}: "
         return ""
+
+
+def _wrong_section(section: str, said: str) -> str:
+    """Return the error about a section that has no options below it."""
+    remedy = "write its options below it as NAME: VALUE, or remove its line"
+    return f"section {section} is {said}: {remedy}"
 
 
 def _is_switch(action: argparse.Action) -> bool:
@@ -280,6 +300,8 @@ def _of_paths(message: str, written: Mapping[str, str], given: Sequence[str]) ->
         return ""
     if "config" in written and Path(paths[0]).suffix in (".yaml", ".yml"):
         return f"; another config file needs its option: --config {paths[0]}"
+    if not any(name.startswith("source.") for name in written):
+        return ""
     pattern = Path(paths[0]).parent / f"*{Path(paths[0]).suffix}"
     return (
         "; an option takes one path, and the shell replaces a pattern by many: quote the pattern, "

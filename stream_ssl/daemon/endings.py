@@ -13,6 +13,7 @@ import logging
 import os
 import shlex
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,6 +54,7 @@ class Life(logging.Handler):
             "command": shlex.join(("stream-ssl", *sys.argv[1:])),
         }
         self._words = self._written = ""
+        self._writing, self._is_over = threading.Lock(), False
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep the last line of the log."""
@@ -74,9 +76,16 @@ class Life(logging.Handler):
         self._write(end="interrupted", ended=time.time())
 
     def _write(self, **more: object) -> None:
-        self._written = self._words
+        with self._writing:
+            if not self._is_over:  # a beat must not replace the end
+                self._is_over = "end" in more
+                self._replace(self._told | {"words": self._words} | more)
+
+    def _replace(self, record: dict[str, Any]) -> None:
+        self._written = record["words"]
+        wait = record.get("end") != "interrupted"  # the process ends at once
         try:
-            write(self._path, json.dumps(self._told | {"words": self._words} | more) + "\n")
+            write(self._path, json.dumps(record) + "\n", wait=wait)
         except OSError:  # on a full disk, no record is better than a wrong one
             with contextlib.suppress(OSError):
                 os.utime(self._path, (INVALID, INVALID))  # which needs no room

@@ -173,25 +173,35 @@ class Reader:
         decoder = self._decoder
         if sample.codec == "raw":
             self.scaled += sample.shape != decoder.shape_HWC
-        pixels = decoded(sample, decoder, self._source.name)
+        pixels = decoded(sample, decoder, self._source.name, first=not self._taken)
         if isinstance(pixels, BadSample):
             self.refused[pixels.reason] += 1
             return None
         return pixels
 
 
-def decoded(sample: Sample, decoder: Payloads, source: str) -> Pixels | BadSample:
+def decoded(
+    sample: Sample, decoder: Payloads, source: str, first: bool = True
+) -> Pixels | BadSample:
     """Return the pixels of a sample, or the error if it cannot be decoded.
 
+    Args:
+        sample: the sample.
+        decoder: the decoder of the encoder's run.
+        source: the name of the source.
+        first: whether no sample of the source was decoded yet. One vector among many images is
+            only left out.
+
     Raises:
-        ValueError: the sample is an image and the run learns from vectors, or the reverse, or it
-            is a vector of another length.
+        ValueError: a first sample is an image and the run learns from vectors, or the reverse, or
+            it is a vector of another length.
     """
     try:
         return decoder.decode(sample)
     except BadSample as error:
         dim = getattr(decoder, "dim", None)
-        if error.reason == "shape" or (sample.codec == "vector") != (dim is not None):
+        other_kind = (sample.codec == "vector") != (dim is not None)
+        if error.reason == "shape" or (other_kind and first):
             asked = "images" if dim is None else f"vectors of {dim} numbers (vectors.dim)"
             raise ValueError(
                 f"source {source!r}, sample {sample.id!r}: {error}. The run was configured for "

@@ -60,6 +60,7 @@ GAUGES: Mapping[Role, tuple[str, ...]] = {
         "held_out_rise_error",
         "held_out_step",
         "prequential_covered_samples",
+        "prequential_samples_total",
         "checkpoint_step",
         "checkpoint_age_seconds",
     ),
@@ -118,7 +119,8 @@ class Facts:
             known = figures.by("producer_samples_total", "producer")
             return {"span": span, "known": len(known), "ended": _ended(figures, known)}
         idle = self.history.unchanged("steps")
-        labelled = figures.get("prequential_covered_samples")
+        covered = figures.get("prequential_covered_samples")
+        labelled = figures.get("prequential_samples_total")
         return {
             "span": span,
             "updates": updates if math.isfinite(updates) else 0.0,
@@ -142,7 +144,7 @@ class Facts:
             "held_out_since": figures.get("held_out_step") > 0,
             "held_out_classes": len(figures.by("held_out_class_accuracy", "class")),
             "stream_knn": (knn := self._trend("knn")),
-            "stream_knn_error": _stream_error(knn, labelled),
+            "stream_knn_error": _stream_error(knn, covered),
             "labelled": labelled if math.isfinite(labelled) else None,
             "classes": _classes(figures),
             "producers": _uses(counts, figures.by("producer_slots", "producer")),

@@ -28,6 +28,9 @@ PARSED = "STREAM_SSL_PARSED"
 KILLED = 128
 """The exit status of a process that ends because of signal N is KILLED + N."""
 
+LAST_SECONDS = 0.5
+"""Seconds for `Stop.interrupted`, before a second signal ends the process."""
+
 STARTED_BY = (PARENT, "TORCHELASTIC_RUN_ID")
 """Environment variables of a process whose starter stops it, and kills it if it takes too long."""
 
@@ -77,11 +80,16 @@ def stop_on_signals() -> Stop:
 
     def handle(number: int, _frame: object) -> None:
         if alone and stop.is_set():
-            name = signal.Signals(number).name
-            with contextlib.suppress(OSError):  # the log may be in use by the code that this stops
+            try:
+                name = signal.Signals(
+                    number
+                ).name  # the log may be in use by the code that it stops
                 os.write(2, f"ended at once by a second signal ({name})\n".encode())
-            stop.interrupted()
-            os._exit(KILLED + number)
+                last = threading.Thread(target=stop.interrupted, daemon=True)  # the disk may hang
+                last.start()
+                last.join(LAST_SECONDS)
+            finally:
+                os._exit(KILLED + number)
         came.put(number)
 
     signal.signal(signal.SIGTERM, handle)

@@ -82,6 +82,11 @@ def refused(main: Any, *arguments: str) -> int:
         ("journal:\n  bugdet: 5\n", "line 2: Group 'journal' does not accept option 'bugdet'; did"),
         ("http: {learner: 9109}\n", "line 1: Parser key \"http.learner\":\n  '9109': must be text"),
         ("http: {learner: 9109}\n", "such as 127.0.0.1:9109 (HOST:PORT of the learner)"),
+        ("pace:\n", "line 1: section pace is empty: write its options below it as NAME: VALUE"),
+        (
+            "run: x\noptimiser: {learning_rate: .nan}\n",
+            "line 2: optimiser is nan: it must be a finite",
+        ),
         ("http: {learner: '127.0.0.1:99999'}\n", ": the port must be 1 to 65535, or 0 for a free"),
     ],
 )
@@ -122,7 +127,12 @@ def test_a_file_is_looked_at_however_it_is_named(
             (str(ROOT / "mkdocs.yml"),),
             "another config file needs its option: --config ",
         ),
-        (check.main, (str(ROOT / "Makefile"),), "quote the pattern, such as '"),
+        (check.main, (str(ROOT / "Makefile"),), "unrecognized arguments: "),
+        (
+            produce.main,
+            ("--source.count", "5", str(ROOT / "Makefile")),
+            "quote the pattern, such as '",
+        ),
         (check.main, ("--run", ""), "run is empty: give the folder of the run\n"),
         (
             produce.main,
@@ -150,7 +160,7 @@ def test_an_option_that_is_wrong_or_missing_is_named_as_it_is_written(
 ) -> None:
     file = config_file(tmp_path)
     first = {check.main: (file,), learner.main: (file,), produce.main: ("synthetic",)}.get(main, ())
-    sent = SENT if arguments[0] in ("--shape.limt", "--source") else ()
+    sent = SENT if arguments[0] in ("--shape.limt", "--source", "--source.count") else ()
     assert refused(main, *first, *sent, *arguments) == USAGE
     said = capsys.readouterr().err
     assert message in said
@@ -176,9 +186,25 @@ def test_an_error_of_an_option_names_the_file_only_if_the_value_is_from_there(
     assert "'2GB': must be a whole number of bytes, without a unit (most bytes on disk" in said
     file = config_file(tmp_path, "run: x\njournal:\n  budget: 5000000\n")
     assert refused(receiver.main, file, "--journal.budget", "2GB") == USAGE
+    file = config_file(tmp_path, "run: x\nloss:\n  class_path: info-nce\n")
+    assert refused(learner.main, file, "--loss.init_args.temperature", "warm") == USAGE
+    assert refused(learner.main, file, "--loss.tempo", "2") == USAGE
     monkeypatch.setenv("STREAM_SSL_JOURNAL__BUDGET", "2GB")
     assert refused(receiver.main, file) == USAGE
     assert f"{file}, line" not in capsys.readouterr().err
+
+
+def test_a_switch_needs_no_value_in_any_command(capsys: pytest.CaptureFixture[str]) -> None:
+    needed = ["--run", "x", "--memory.capacity", "8", "--batches.batch_size", "4"]
+    for words in (["--learner.compile"], ["--learner.compile", "--http.public"]):
+        for make in (options.learner_parser, options.receiver_parser, options.run_parser):
+            parser = make()
+            for given in ([*words, *needed], [*needed, *words], [*needed, *words, "true"]):
+                parser.parse_args(given)
+        assert options.learner_parser().parse_args([*needed, *words]).learner.compile is True
+    with pytest.raises(SystemExit):
+        options.learner_parser().parse_args([*needed, "--learner.compile", "perhaps"])
+    assert "perhaps" in capsys.readouterr().err
 
 
 def test_a_size_below_1_is_named_with_its_section(

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,21 @@ def test_a_second_signal_is_no_crash(tmp_path: Path) -> None:
     assert found.says.startswith("a second signal ended the learner at 20")
 
 
+def test_a_second_signal_ends_a_process_whose_disk_hangs(tmp_path: Path) -> None:
+    hangs = "import os, time; os.replace = lambda *_: time.sleep(60); stop.wait()"
+    ours = [sys.executable, "-c", TWICE.replace("stop.wait()", hangs), str(tmp_path)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(ours, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        assert process.stdout is not None
+        for line in (b"up\n", b"stops\n"):
+            assert process.stdout.readline() == line
+            process.send_signal(signal.SIGINT)
+        began = time.monotonic()
+        process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGINT
+    assert time.monotonic() - began < 20
+
+
 def test_the_time_of_a_kill_is_that_of_the_last_beat(tmp_path: Path) -> None:
     """As after a power cut: the file has no end, and the lock is older than this boot."""
     record = {"pid": 1, "parent": 0, "command": "stream-ssl learner x.yaml", "words": ""}
@@ -129,7 +145,7 @@ def test_a_record_that_cannot_be_replaced_says_nothing(
     with hold_role(tmp_path, "receiver"):
         pass
 
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError("No space left on device")
 
     with hold_role(tmp_path, "receiver"):

@@ -82,7 +82,7 @@ def test_produce_stops_while_the_journal_is_full(tmp_path: Path) -> None:
         assert time.monotonic() - began < SOON
         said = run.log("robot")
         assert "The same command sends these samples again" in said
-        assert "stopped by a signal; the same command sends the rest of the source" in said
+        assert "before the end of the source; the same command goes on" in said
         assert not re.search(r"waiting, \d+ dropped", said)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import re
 import shutil
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +120,26 @@ def test_data_of_another_kind_is_named(
     caplog.clear()
     assert embed.main([str(tmp_path / "run"), *data, "--out", str(tmp_path / "f.npz")]) == 2
     assert f"The run was configured for others: give {due}" in caplog.text
+
+
+def test_a_vector_among_images_is_left_out(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "f.npz"
+    with tarfile.open(tmp_path / "mixed.tar", "w") as tar:
+        for number in range(40):
+            image = Image.new("L", (12, 12), number)
+            file = io.BytesIO()
+            if number == 35:
+                np.save(file, np.ones(4, np.float32))
+            else:
+                image.save(file, "PNG")
+            info = tarfile.TarInfo(f"{number:03d}.{'npy' if number == 35 else 'png'}")
+            info.size = file.tell()
+            file.seek(0)
+            tar.addfile(info, file)
+    data = f"webdataset:{tmp_path / 'mixed.tar'}"
+    assert embed.main([str(run), "--data", data, "--out", str(out)]) == 0
+    with np.load(out) as found:
+        assert len(found["ids"]) == 39
 
 
 def test_images_that_cannot_be_decoded_are_counted_in_the_error(

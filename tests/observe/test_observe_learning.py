@@ -193,11 +193,11 @@ def test_three_labelled_samples_give_no_accuracy() -> None:
     put = run.learner.learner._families.set
     run.steps = 300
     put("prequential_accuracy", 0.0, classifier="knn")
-    put("prequential_covered_samples", 3)
+    run.learner.learner._families.add("prequential_samples_total", 3)
     run.pass_(60, run.sends(), run.learns())
     says = asked(run)["Learning"].says
     assert "No accuracy is known: 3 labelled samples came, and it needs 100" in says
-    put("prequential_covered_samples", 100)
+    run.learner.learner._families.add("prequential_samples_total", 97)
     run.pass_(60, run.sends(), run.learns())
     assert "kNN of the stream's next samples 0 %" in asked(run)["Learning"].says
 

@@ -341,6 +341,24 @@ def test_a_silent_host_is_given_up_in_time_and_named_without_the_password(caplog
     assert "secret" not in str(failed.value) + caplog.text
 
 
+@table(
+    ("url", "shown"),
+    [
+        ("rtsp://user:secret@host:554/a?b=c", "rtsp://host:554: "),
+        ("rtsp://user:secret@host:554", "rtsp://host:554: "),
+        ("http://cam/v.cgi?user=admin&pwd=sec@ret", "http://...: "),
+        ("rtsp://user:sec/ret@host:554/a", "rtsp://...: "),
+        ("rtsp://user:s@ec/ret@host:554/a", "rtsp://...: "),
+        ("http://host/v.cgi?pwd=secret", "http://host: "),
+        ("/dev/video7", "/dev/video7: "),
+    ],
+)
+def test_no_part_of_a_password_is_shown(url, shown):
+    said = Camera(url).explained("no frame")
+    assert said.startswith(f"{shown}no frame (check")
+    assert not any(part in said for part in ("sec", "ret", "admin"))
+
+
 def test_a_pause_ends_when_the_source_gives_up(monkeypatch):
     monkeypatch.setattr("stream_ssl.producers.sources.live.FIRST_PAUSE", 60.0)
     began = time.monotonic()

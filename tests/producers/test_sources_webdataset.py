@@ -121,6 +121,7 @@ def test_a_vector_is_a_sample_unless_there_is_an_image(tmp_path, caplog):
         *[("c.npy", npy(np.zeros((4, 4)))), ("c.png", PNG)],  # such as a depth map
         *[("d.png", PNG), ("d.npy", bytes(2**24 + 1))],
         ("e.npy", bytes(2**24 + 1)),
+        *[("f.npy", npy(ROW)), ("f.tif", b"II*\0")],  # an embedding beside an image
     ]
     write_tar(tmp_path / "data.tar", members)
     source = WebDataset(str(tmp_path / "data.tar"))
@@ -134,7 +135,8 @@ def test_a_vector_is_a_sample_unless_there_is_an_image(tmp_path, caplog):
     assert (stream[0].label, stream[0].meta, stream[0].shape) == (7, {"n": 1}, (3,))
     assert np.frombuffer(stream[0].data, "<f2").tolist() == ROW.tolist()
     assert np.frombuffer(stream[1].data, "<f4").tolist() == ROW.tolist()
-    assert source.skipped.by_reason == {"too large": 1}
+    assert source.skipped.by_reason == {"too large": 1, "malformed": 1}
+    assert "0 images under ['npy', 'tif']; must be one; convert .tif to PNG" in caplog.text
     assert "left out data/e" in caplog.text
 
 

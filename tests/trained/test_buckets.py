@@ -284,7 +284,7 @@ def test_a_run_learns_without_its_bucket_and_status_says_so(
 
 def test_settings_that_cannot_work_are_refused() -> None:
     cases = {
-        "copies.to is laptop: give an address": {"to": "laptop"},
+        "copies.to is 'laptop': give an address": {"to": "laptop"},
         "copies.every_seconds is 0": {"to": "s3://box", "every_seconds": 0},
         "copies.keep is 0": {"to": "s3://box", "keep": 0},
     }

@@ -258,8 +258,10 @@ class Rows:
         samples = self._source.samples(self.read.position)
         with ThreadPoolExecutor(cores) as pool:
             while some := list(islice(samples, 2 * cores)):
+                first, name = not self.read.samples, self._source.name
                 images = pool.map(
-                    lambda pair: decoded(pair[0], self._decoder, self._source.name), some
+                    lambda pair: decoded(pair[0], self._decoder, name, first),  # noqa: B023
+                    some,
                 )
                 for (sample, position), image in zip(some, images, strict=True):
                     bad = self.read.bad

@@ -295,12 +295,13 @@ def send_all(
             if expected is not None:
                 expected.passed_over()
         report.now_and_then()
+    early = stop.is_set()
     if too_large.by_reason:
         log.warning("%s", too_large)
     log.info("waiting until the receiver has all samples on disk")
     flush(producer, report, stop)
-    if stop.is_set():
-        log.info("stopped by a signal; the same command sends the rest of the source")
+    if early:
+        log.info("stopped by a signal before the end of the source; the same command goes on")
     if position is not None and not producer.stats.sent.samples and not stop.is_set():
         log.info(
             "nothing to send: the receiver already has all samples of this source from an "
