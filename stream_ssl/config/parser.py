@@ -122,13 +122,14 @@ class Parser(ArgumentParser):
         """Return a command line, with "true" as the value of each switch that has none."""
         names = [one.option_strings for one in self._actions if _is_switch(one)]
         switches = set(chain.from_iterable(names))
-        return [
-            f"{word}=true"
-            if (word in switches and after.lower() not in BOOLEANS)
-            or (word.startswith(self.carried) and "=" not in word and after.startswith("--"))
-            else word
-            for word, after in zip_longest(given, given[1:], fillvalue="--")
-        ]
+        found = []
+        for word, after in zip_longest(given, given[1:], fillvalue="--"):
+            ends = after.startswith("--")
+            is_path = "/" in after or os.access(after, os.F_OK)  # such as the folder of the run
+            is_bare = word in switches and (ends or is_path) and after.lower() not in BOOLEANS
+            carried = word.startswith(self.carried) and "=" not in word and ends
+            found.append(f"{word}=true" if is_bare or carried else word)
+        return found
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         written = {one.dest: (*one.option_strings, one.dest.upper())[0] for one in self._actions}
