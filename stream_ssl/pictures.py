@@ -8,6 +8,7 @@ Shapes: N images of H rows, W columns and C channels, 1 (grey) or 3.
 
 from __future__ import annotations
 
+import base64
 import io
 
 import numpy as np
@@ -89,6 +90,11 @@ def png(pixels_HWC: NDArray[np.uint8], level: int = 6) -> bytes:
     file = io.BytesIO()
     image_of(pixels_HWC).save(file, "PNG", compress_level=level)
     return file.getvalue()
+
+
+def png_address(pixels_HWC: NDArray[np.uint8], level: int = 6) -> str:
+    """Return the PNG of pixels as a data address, which a page can show without another file."""
+    return "data:image/png;base64," + base64.b64encode(png(pixels_HWC, level)).decode()
 
 
 def tiled(pixels_NHWC: NDArray[np.uint8], columns: int) -> NDArray[np.uint8]:

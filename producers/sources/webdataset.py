@@ -47,6 +47,11 @@ class MemberGroup:
         """The contents of its images."""
         return [self.parts[suffix[1:]] for suffix in SUFFIXES if suffix[1:] in self.parts]
 
+    @property
+    def has_image(self) -> bool:
+        """Whether it has an image, in a supported format or not."""
+        return bool(self.images) or self.other_image
+
 
 class WebDataset(FilePasses[tuple[int]]):
     """Samples of tar shards in the WebDataset convention, read in sequence.
@@ -140,8 +145,7 @@ class WebDataset(FilePasses[tuple[int]]):
         group.parts[extension[1:]] = member.data or b""
 
     def _sample(self, stem: str, group: MemberGroup) -> Sample | None:
-        is_image = group.images or group.other_image
-        lost = group.lost or (None if is_image else group.vector_lost)
+        lost = group.lost or (None if group.has_image else group.vector_lost)
         if lost is not None:
             reason, why = lost
             self.skipped.note(reason, f"{stem}/{group.key}", why)
@@ -160,8 +164,7 @@ def build(stem: str, group: MemberGroup, source: str) -> Sample:
         ValueError: there is not exactly one image, and no vector either, or a member cannot be
             read.
     """
-    is_image = group.images or group.other_image
-    vector = None if is_image else group.parts.get(VECTOR[1:])
+    vector = None if group.has_image else group.parts.get(VECTOR[1:])
     content, codec = _image(group) if vector is None else (vector, "vector")
     label, facts = group.parts.get("cls"), group.parts.get("json")
     try:

@@ -26,7 +26,7 @@ from stream_ssl.demo.measures import (
 from stream_ssl.demo.stream import Replay
 from stream_ssl.demo.summary import Figures, too_few_updates
 from stream_ssl.observe.scrape import History, Points
-from stream_ssl.pictures import tiled
+from stream_ssl.pictures import png_address, tiled
 
 COLUMNS, ROWS = 24, 24
 TEMPLATE = "report.html.j2"
@@ -215,7 +215,7 @@ def mosaics(evaluation: DemoEvaluation, sent: Replay) -> dict[str, tuple[str, in
         chosen_NHW = mosaic.by_class(image_NHW, label_N, count)
         picture_HWC = tiled(chosen_NHW[..., None], COLUMNS)
         height, width, _ = picture_HWC.shape
-        found[name] = (mosaic.png_uri(picture_HWC), count, width, height)
+        found[name] = (png_address(picture_HWC, level=9), count, width, height)
     return found
 
 

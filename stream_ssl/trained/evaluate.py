@@ -114,7 +114,7 @@ def _parts(
 ) -> tuple[Path, Mapping[str, Any], list[Reader], dict[str, Encoder]]:
     """Return a checkpoint, its facts, the readers of the data, and the encoders.
 
-    The readers come before the encoders, because a wrong place of the data is found at once.
+    The readers come first, because they find at once that the data is not there.
     """
     stored = encoder.facts(checkpoint)
     decoder = build.decoder(

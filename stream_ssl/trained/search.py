@@ -5,7 +5,6 @@ Shapes: B images, K occupied slots, k results, D embedding, A descriptor, C H W 
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -26,7 +25,7 @@ from stream_ssl.learning.saved import memory_of, origins_of
 from stream_ssl.memory.descriptors import Embedding
 from stream_ssl.memory.index import nearest
 from stream_ssl.memory.state import decode, part, upgraded
-from stream_ssl.pictures import image_of, png
+from stream_ssl.pictures import image_of, png, png_address
 from stream_ssl.trained.encoder import Encoder, facts, load_encoder, stored_settings
 from stream_ssl.trained.export import images_of
 
@@ -181,13 +180,8 @@ def page(result: SearchResult) -> bytes:
         loader=PackageLoader("stream_ssl.trained", "."), autoescape=True, undefined=StrictUndefined
     )
     shown: list[dict[str, Any]] = [
-        {"hit": hit, "source": _address(hit.image_CHW)} for hit in result.hits
+        {"hit": hit, "source": png_address(hit.image_CHW.transpose(1, 2, 0))} for hit in result.hits
     ]
     template = pages.get_template("search.html.j2")
-    query = _address(result.query_CHW)
+    query = png_address(result.query_CHW.transpose(1, 2, 0))
     return template.render(checkpoint=result.checkpoint, query=query, shown=shown).encode()
-
-
-def _address(image_CHW: Pixels) -> str:
-    data = base64.b64encode(png(image_CHW.transpose(1, 2, 0))).decode()
-    return f"data:image/png;base64,{data}"

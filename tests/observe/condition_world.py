@@ -94,3 +94,8 @@ def quiet(**fields: Any) -> ReceiverRecord:
 def messages(caplog: Any, level: int = logging.WARNING) -> list[str]:
     """Lines of the log about conditions."""
     return [one.getMessage() for one in caplog.records if one.levelno == level]
+
+
+def sent(world: World, **fields: Any) -> Callable[[], None]:
+    """Samples that the receiver takes, as `received`."""
+    return lambda: world.receiver.consume(received(**fields))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from condition_world import World, quiet, received
+from condition_world import World, quiet, received, sent
 from observe_records import step
 
 from stream_ssl.batch import Offset, Origin
@@ -18,10 +18,6 @@ from stream_ssl.learning.records import Idle
 from stream_ssl.observe import families as exported
 
 Fault = Callable[[World], None]
-
-
-def sent(world: World, **fields: Any) -> Callable[[], None]:
-    return lambda: world.receiver.consume(received(**fields))
 
 
 def idle(world: World, **fields: Any) -> Callable[[], None]:

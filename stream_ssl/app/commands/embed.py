@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
@@ -257,12 +258,13 @@ class Rows:
         cores = os.cpu_count() or 1
         samples = self._source.samples(self.read.position)
         with ThreadPoolExecutor(cores) as pool:
-            while some := list(islice(samples, 2 * cores)):
-                first, name = not self.read.samples, self._source.name
-                images = pool.map(
-                    lambda pair: decoded(pair[0], self._decoder, name, first),  # noqa: B023
-                    some,
+            # The first sample comes alone: it shows whether the source has images or vectors.
+            while some := list(islice(samples, 2 * cores if self.read.samples else 1)):
+                first = not self.read.samples
+                decode = partial(
+                    decoded, decoder=self._decoder, source=self._source.name, first=first
                 )
+                images = pool.map(decode, [sample for sample, _ in some])
                 for (sample, position), image in zip(some, images, strict=True):
                     bad = self.read.bad
                     if isinstance(image, BadSample):
