@@ -81,7 +81,7 @@ def over_white(image: Image.Image) -> Image.Image:
 
 
 def image_of(pixels_HWC: NDArray[np.uint8]) -> Image.Image:
-    """Return pixels as an image, in grey or colour."""
+    """Return pixels as an image of Pillow, in grey or colour."""
     return Image.fromarray(pixels_HWC[:, :, 0] if pixels_HWC.shape[2] == 1 else pixels_HWC)
 
 

@@ -60,7 +60,7 @@ class ShownSlots:
     facts: Sequence[tuple[int, int, str]]  # slot, label (-1: none), producer
 
     def mosaic(self) -> NDArray[np.uint8]:
-        """Return at most MOSAIC of the images side by side, [H, W, C]."""
+        """Return at most MOSAIC of the images as one picture, [H, W, C]."""
         count = len(self.image_nCHW)
         chosen = torch.linspace(0, count - 1, min(MOSAIC, count)).long()
         return squared(self.image_nCHW[chosen])
