@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import queue
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -74,28 +73,15 @@ def stop_on_signals() -> Stop:
     signals it again.
     """
     stop = Stop()
-    alone = not any(name in os.environ for name in STARTED_BY)
-    came = queue.SimpleQueue[int]()
-    threading.Thread(target=_obey, args=(came, stop), daemon=True).start()
-
-    def handle(number: int, _frame: object) -> None:
-        if alone and stop.is_set():
-            try:
-                name = signal.Signals(
-                    number
-                ).name  # the log may be in use by the code that it stops
-                os.write(2, f"ended at once by a second signal ({name})\n".encode())
-                last = threading.Thread(target=stop.interrupted, daemon=True)  # the disk may hang
-                last.start()
-                last.join(LAST_SECONDS)
-            finally:
-                os._exit(KILLED + number)
-        came.put(number)
-
-    signal.signal(signal.SIGTERM, handle)
-    signal.signal(signal.SIGINT, handle)
+    numbers = {signal.SIGTERM, signal.SIGINT}
     if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # nohup sets it to be ignored
-        signal.signal(signal.SIGHUP, handle)
+        numbers.add(signal.SIGHUP)
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    threading.Thread(target=_obey, args=(reader, numbers, stop), daemon=True).start()
+    for number in numbers:
+        signal.signal(number, lambda *_: None)  # Python writes a signal's number for a handler only
     if parent := os.environ.get(PARENT):
         threading.Thread(target=watch_parent, args=(int(parent), stop), daemon=True).start()
     return stop
@@ -115,20 +101,42 @@ def stop_source_on_signals(source: Source) -> Stop:
     return stop
 
 
-def _obey(came: queue.SimpleQueue[int], stop: Stop) -> None:
-    """Set `stop` after each signal.
+def _obey(reader: int, numbers: Collection[int], stop: Stop) -> None:
+    """Set `stop` after each signal. A second one ends a process that nobody supervises.
 
-    The handler must not set the event itself. It runs in the main thread, perhaps in the middle of
-    `stop.wait()`, which holds the event's lock. Setting it there would wait for that lock for ever.
-    `SimpleQueue.put` may interrupt anything.
+    Python runs a signal's handler in the main thread alone, and only once that thread returns from
+    the operating system. Just before a read of an idle pipe, a signal would wait as long as the
+    read. The number of the signal comes here at once.
     """
+    alone = not any(name in os.environ for name in STARTED_BY)
     while True:
-        came.get()
-        stop.set()
-        if farewell := stop.farewell:
-            log.info("%s", farewell)
-            stop.last_act()
-            os._exit(0)
+        for number in os.read(reader, 64):
+            if number not in numbers:
+                continue
+            if alone and stop.is_set():
+                _end_at_once(number, stop)
+            stop.set()
+            if farewell := stop.farewell:
+                threading.Thread(target=_depart, args=(farewell, stop), daemon=True).start()
+
+
+def _depart(farewell: str, stop: Stop) -> None:
+    """End the process with status 0 after a last text."""
+    log.info("%s", farewell)
+    stop.last_act()
+    os._exit(0)
+
+
+def _end_at_once(number: int, stop: Stop) -> None:
+    """End the process as a signal ends one that does not handle it."""
+    try:
+        # The log may be in use by the code that hangs.
+        os.write(2, f"ended at once by a second signal ({signal.Signals(number).name})\n".encode())
+        last = threading.Thread(target=stop.interrupted, daemon=True)  # the disk may hang
+        last.start()
+        last.join(LAST_SECONDS)
+    finally:
+        os._exit(KILLED + number)
 
 
 def watch_parent(parent: int, stop: threading.Event) -> None:

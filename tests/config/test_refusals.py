@@ -172,6 +172,7 @@ def test_every_role_refuses_a_run_without_a_folder(
     main: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stream_ssl.process.signals.signal.signal", lambda *_: None)
+    monkeypatch.setattr("stream_ssl.process.signals.signal.set_wakeup_fd", lambda *_, **__: None)
     assert refused(main, config_file(tmp_path, run=None)) == USAGE
     assert "run is empty: give the folder of the run" in capsys.readouterr().err
 
@@ -232,6 +233,7 @@ def test_a_run_folder_that_cannot_be_written_is_refused(
     place: str,
 ) -> None:
     monkeypatch.setattr("stream_ssl.process.signals.signal.signal", lambda *_: None)
+    monkeypatch.setattr("stream_ssl.process.signals.signal.set_wakeup_fd", lambda *_, **__: None)
     (tmp_path / "file").write_text("mine")
     folder = {
         "a file": tmp_path / "file",
