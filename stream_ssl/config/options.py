@@ -393,6 +393,11 @@ def check_files(parser: ArgumentParser, arguments: Sequence[str]) -> None:
     """Exit with a message on errors in a config file that the parser would not report well."""
     known = {action.dest.partition(".")[0] for action in parser._actions}
     for file in config_files(arguments):
+        if not file:
+            parser.error(
+                "the path of the config file (CONFIG, --config or STREAM_SSL_CONFIG) is empty: "
+                "give a path, or leave it out"
+            )
         if (fault := next(_faults(Path(file), known), None)) is not None:
             parser.error(f"{file}{fault}")
 

@@ -221,8 +221,9 @@ def _is_switch(action: argparse.Action) -> bool:
 
 def config_files(arguments: Sequence[str]) -> list[str]:
     """Return the config files of a command line and of the environment."""
+    variable = os.environ.get("STREAM_SSL_CONFIG")
     return [
-        *filter(None, [os.environ.get("STREAM_SSL_CONFIG")]),
+        *([] if variable is None else [variable]),
         *(after for option, after in pairwise(arguments) if option == "--config"),
         *(one.removeprefix("--config=") for one in arguments if one.startswith("--config=")),
     ]

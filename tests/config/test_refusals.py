@@ -113,6 +113,9 @@ def test_a_file_is_looked_at_however_it_is_named(
     monkeypatch.setenv("STREAM_SSL_CONFIG", str(bad))
     assert refused(check.main, sound) == USAGE
     assert capsys.readouterr().err.count("there is no section 'memroy'") == 4
+    monkeypatch.setenv("STREAM_SSL_CONFIG", "")  # as an unset variable of Compose gives
+    assert refused(check.main, sound) == USAGE
+    assert "STREAM_SSL_CONFIG) is empty: give a path" in capsys.readouterr().err
 
 
 @table(
