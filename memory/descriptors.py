@@ -235,14 +235,17 @@ class Features(Descriptor):
     def describe_again(self, feature_kF: Tensor, group: RankGroup = SINGLE_PROCESS) -> Tensor:
         """Return the descriptors [k, A] of all slots of this shard, and keep their mean.
 
+        Rows that are not finite do not count in the mean. They all get the same descriptor.
+
         Args:
             feature_kF: the features of the occupied slots by the present encoder.
             group: the ranks that hold the shards, which must all make this call.
         """
         x_kA = self.project(feature_kF)
-        sum_A = x_kA.sum(dim=0, dtype=torch.float64)
-        both_A = group.all_reduce_sum(torch.cat([sum_A, sum_A.new_full((1,), len(x_kA))]))
-        self._mean_A = (both_A[:-1] / both_A[-1]).to(x_kA)
+        finite_k1 = x_kA.isfinite().all(dim=1, keepdim=True)
+        sum_A = torch.where(finite_k1, x_kA, 0.0).sum(dim=0, dtype=torch.float64)
+        both_A = group.all_reduce_sum(torch.cat([sum_A, finite_k1.sum(dim=0).to(sum_A)]))
+        self._mean_A = (both_A[:-1] / both_A[-1].clamp(min=1)).to(x_kA)
         return unit_or_blank(x_kA - self._mean_A, centre=False)
 
     def to(self, device: torch.device) -> None:

@@ -222,7 +222,7 @@ def _centres_by_faiss(z_ND: Tensor, cells: int, seed: int, rounds: int) -> Tenso
         z_ND.shape[1],
         cells,
         niter=rounds,
-        seed=seed,
+        seed=seed % 2**31,  # faiss takes a C int
         spherical=True,
         min_points_per_centroid=1,
         max_points_per_centroid=max(1, len(z_ND)),

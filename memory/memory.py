@@ -268,13 +268,16 @@ class WorkingMemory(Measurements, RandomDraws, Reencoding, Stateful):
         ]
         entries = check_payload(payload, columns.payload, count)
         key_B = None if producers is None else self._names.keys(producers, count, columns.producers)
-        z_BD = self._match_dtype(z_BD)
+        is_wider = z_BD.dtype == torch.float64 != self.dtype and not self._fixed_dtype
+        z_BD = z_BD if is_wider else z_BD.to(self.dtype)
+        size = self.descriptors.shape[1]
+        row_BA = descriptors_of(self.descriptor, z_BD, found, size, features)
+        if is_wider:  # all inputs are valid now
+            self._widen()
         return Rows(
             ids=integers[0],
             embeddings=z_BD,
-            descriptors=descriptors_of(
-                self.descriptor, z_BD, found, self.descriptors.shape[1], features
-            ),
+            descriptors=row_BA,
             labels=integers[1],
             hashes=integers[2],
             born=torch.arange(self._totals.added, self._totals.added + count, device=device),
@@ -321,14 +324,13 @@ class WorkingMemory(Measurements, RandomDraws, Reencoding, Stateful):
         """Remove all samples; see `remove`."""
         self.remove(torch.arange(len(self)))
 
-    def _match_dtype(self, z_BD: Tensor) -> Tensor:
-        if z_BD.dtype == torch.float64 and self.dtype != torch.float64 and not self._fixed_dtype:
-            state = self.eviction.state()
-            self._columns.promote(torch.float64)
-            self.eviction.bind(self._columns, self._seed + 1)
-            self.eviction.load(state)
-            self._count_again()
-        return z_BD.to(self.dtype)
+    def _widen(self) -> None:
+        """Change the rows to float64."""
+        state = self.eviction.state()
+        self._columns.promote(torch.float64)
+        self.eviction.bind(self._columns, self._seed + 1)
+        self.eviction.load(state)
+        self._count_again()
 
     def extra_repr(self) -> str:
         return (

@@ -151,7 +151,7 @@ def resharded(states: Sequence[State], rank: int, size: int) -> State:
         state[f"columns.{name}"] = whole[rank::size].clone()
     generator = torch.Generator().manual_seed(totals.added + RANK_SEEDS * rank)
     state |= {"generator": generator.get_state(), "resharded": torch.ones(1)}
-    state |= {"eviction.head": first["eviction.head"]} if "eviction.head" in first else {}
+    state |= {name: first[name] for name in ("eviction.head", "seed") if name in first}
     state |= {name: value for name, value in first.items() if name.startswith("descriptor.")}
     names = {name for each in states for name in producer_names(each)}
     state["producer_names"] = encode_names(names)

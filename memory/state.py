@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.modules.module import _IncompatibleKeys
 
 from stream_ssl.memory.admission import Totals
-from stream_ssl.memory.checks import check_embeddings
+from stream_ssl.memory.checks import check_embeddings, check_seed
 from stream_ssl.memory.columns import Columns, Image
 from stream_ssl.memory.compute import in_full_precision, to_host
 from stream_ssl.memory.descriptors import Descriptor
@@ -247,6 +247,7 @@ def check_whole(state: State, columns: Columns) -> None:
         try:
             check_embeddings(state["columns.embeddings"], columns.dim, columns.device)
             torch.Generator().set_state(state["generator"].cpu())
+            check_seed(state["seed"].item() if "seed" in state else 0)
         except (ValueError, RuntimeError, TypeError) as error:
             wrong = str(error)
     if wrong:
@@ -287,6 +288,7 @@ class Stateful(Slots):
             state |= named("near_duplicates", self._closely.state())
         state["drift"] = self._drift.clone()
         state["generator"] = self._generator.get_state()
+        state["seed"] = torch.tensor(self._seed)
         keys = torch.unique(self._columns.producers[: len(self)])
         state["producer_names"] = encode_names(self._names.held(to_host(keys).tolist()))
         for name, value in state.items():
@@ -341,6 +343,7 @@ class Stateful(Slots):
         check_fits(state, self._columns, self.eviction, self._description)
         columns = part(state, "columns")
         self._totals = totals_of(state)
+        self._seed = int(state.get("seed", self._seed))  # older states have none
         self._generator.set_state(state["generator"].cpu())
         self._drift = state["drift"].clone().to(self.device)
         self._strata.load(part(state, "strata"), self.device)

@@ -217,6 +217,8 @@ def check_shapes(inputs: LossInputs) -> None:
     for name, value in named.items():
         if not isinstance(value, Tensor):
             raise TypeError(f"{name} are of type {type(value).__name__}: pass a torch tensor")
+        if not value.is_floating_point():
+            raise TypeError(f"{name} are {value.dtype}: pass floating-point numbers")
     if z_BD.ndim != 2 or z_BD.shape[0] == 0:
         raise ValueError(f"anchors have shape {tuple(z_BD.shape)}: expected [B, D] with B >= 1")
     batch, dim = z_BD.shape
@@ -227,7 +229,8 @@ def check_shapes(inputs: LossInputs) -> None:
         )
     if positive_BMD.shape[1] == 0:
         raise ValueError("positives have M = 0: every anchor needs at least one positive")
-    if negative.shape not in ((negative.shape[-2], dim), (batch, negative.shape[-2], dim)):
+    before, last = negative.shape[:-2], negative.shape[-1:]
+    if negative.ndim < 2 or before not in ((), (batch,)) or last != (dim,):
         raise ValueError(
             f"negatives have shape {tuple(negative.shape)}: expected [N, {dim}] for all anchors "
             f"or [{batch}, N, {dim}] for each"

@@ -27,6 +27,8 @@ from stream_ssl.losses.schedules import OverSteps, bounds, value_at
 
 Floor = Literal["clamp", "biased"]
 FLOORS = ("clamp", "biased")
+MOST_PRIOR = 1 - 2**-24
+"""The largest tau+: float32 rounds larger ones to 1."""
 Prior = float | OverSteps | Literal["memory", "labels"]
 
 
@@ -41,9 +43,10 @@ class PriorCorrected(Contrastive):
 
     Args:
         temperature: see `Contrastive`.
-        prior: tau+. A number in [0, 1); or a schedule, such as `Ramp`; or "memory": the value that
-            the memory measures for each anchor (`prior_B`); or "labels", an oracle: each anchor's
-            true share among the negatives (`same_BN`), kept at least 1 / (N + 1) away from 0 and 1.
+        prior: tau+. A number in [0, 1), at most 1 - 2**-24; or a schedule, such as `Ramp`; or
+            "memory": the value that the memory measures for each anchor (`prior_B`); or "labels",
+            an oracle: each anchor's true share among the negatives (`same_BN`), kept at least
+            1 / (N + 1) away from 0 and 1.
         false_negatives: see `Contrastive`.
 
     Raises:
@@ -64,10 +67,10 @@ class PriorCorrected(Contrastive):
                 )
         else:
             least, most = bounds(prior)
-            if not (math.isfinite(least) and 0 <= least <= most < 1):
+            if not (math.isfinite(least) and 0 <= least <= most <= MOST_PRIOR):
                 raise ValueError(
-                    f"prior is {prior}: tau+ is a probability in [0, 1). With C balanced classes "
-                    "it is 1 / C"
+                    f"prior is {prior}: tau+ is a probability in [0, 1), at most 1 - 2**-24. With "
+                    "C balanced classes it is 1 / C"
                 )
         self.prior = prior
         self.needs_prior = prior == "memory"

@@ -100,6 +100,22 @@ def merged(found: Scan, group: Group | None) -> Scan:
     return Scan(logsumexp_B, mean_BD, count_WB.sum(0), total_WB.sum(0), largest_B, beside_B)
 
 
+def without_second_derivative(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a backward pass whose result raises an error if it is differentiated.
+
+    `once_differentiable` raises it only if the incoming gradients can be differentiated. They
+    cannot in a loss that is linear in its sums, and its second derivative would lack a term.
+    """
+    once = once_differentiable(backward)
+
+    def guarded(ctx: Any, first: Tensor, *grads: Tensor | None) -> Any:
+        if torch.is_grad_enabled() and not first.requires_grad:  # create_graph=True
+            first = first.clone().requires_grad_()
+        return once(ctx, first, *grads)
+
+    return guarded
+
+
 class _NegativeSums(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -137,7 +153,7 @@ class _NegativeSums(torch.autograd.Function):
         return found.logsumexp_B, *constant
 
     @staticmethod
-    @once_differentiable
+    @without_second_derivative
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad_B = grads[0]
         mean_BD, *rest = ctx.saved_tensors
@@ -204,7 +220,7 @@ class _WeightedSum(torch.autograd.Function):
         return sum_BD
 
     @staticmethod
-    @once_differentiable
+    @without_second_derivative
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad_BD,) = grads
         (negative,) = ctx.saved_tensors

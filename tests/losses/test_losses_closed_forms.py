@@ -247,6 +247,7 @@ def test_schedules_follow_the_step_alone() -> None:
 REFUSED: dict[str, list[tuple[Callable[[], object], str]]] = {
     "Debiased": [
         (lambda: Debiased(prior=1.0), r"tau\+ is a probability in \[0, 1\)"),
+        (lambda: Debiased(prior=1 - 1e-9), "at most 1 - 2"),  # 1 in float32
         (lambda: Debiased(prior=-0.1), "prior is -0.1"),
         (lambda: Debiased(prior=Ramp(1.5, 10)), "prior is Ramp"),
         (lambda: Debiased(prior="mem"), "choose a number, a schedule"),

@@ -81,6 +81,20 @@ def test_gradcheck(name: str) -> None:
         )
 
 
+@by_name
+def test_a_second_derivative_is_refused(name: str) -> None:
+    """It would lack the term of the negatives, also in a loss that is linear in their sums."""
+    loss = VARIANTS[name].build()
+    if not loss.uses_negatives:
+        return
+    one = case()
+    z_BD = one.z_BD.clone().requires_grad_()
+    value = call(loss, one._replace(z_BD=z_BD), known(one)).loss
+    (gradient_BD,) = torch.autograd.grad(value, z_BD, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        gradient_BD.pow(2).sum().backward()
+
+
 @table("name", ["self-labeling"])
 def test_gradcheck_by_anchors_where_labels_carry_none(name: str) -> None:
     loss = VARIANTS[name].build()
@@ -289,6 +303,10 @@ def test_bad_shapes_are_named(name: str) -> None:
         loss(z_BD, positive_BMD[:, :0], negative_ND)
     with pytest.raises(ValueError, match=r"negatives have shape \(9, 3\)"):
         loss(z_BD, positive_BMD, negative_ND[:, :3])
+    with pytest.raises(ValueError, match=r"negatives have shape \(4,\)"):
+        loss(z_BD, positive_BMD, negative_ND[0])
+    with pytest.raises(TypeError, match=r"anchors are torch.int64"):
+        loss(z_BD.long(), positive_BMD, negative_ND)
     with pytest.raises(ValueError, match=r"negatives have shape \(4, 9, 4\)"):
         loss(z_BD, positive_BMD, negative_ND.expand(4, -1, -1))
     with pytest.raises(ValueError, match=r"mask has shape \(5, 8\)"):

@@ -85,6 +85,19 @@ def test_the_rest_stays_whole_after_a_removal_and_the_memory_goes_on(policy, tmp
     assert len(memory) == 16
 
 
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+def test_a_loaded_memory_has_the_seed_of_the_saved_one(policy, tmp_path):
+    """A removal starts the policy's random draws anew, from the seed."""
+    memory = filled(policy(), seed=7)
+    save(memory, tmp_path / "memory")
+    again = load(tmp_path / "memory", policy())
+    ids = torch.arange(60, 90)
+    for each in (memory, again):
+        each.remove([15, 0, 7])
+        each.add(ids, embeddings(200)[ids], payload=entries(ids))
+    assert torch.equal(memory.ids, again.ids)
+
+
 def test_a_cleared_memory_starts_anew():
     memory = filled()
     memory.clear()

@@ -423,6 +423,28 @@ def test_features_that_say_nothing_get_one_row() -> None:
         assert memory.check_valid() == (True, "")
 
 
+def test_features_that_are_not_finite_do_not_count_in_the_mean() -> None:
+    feature_kF = torch.tensor([[3.0, 0.0], [float("inf"), 1.0], [1.0, 0.0], [float("nan"), 2.0]])
+    describe = Features(dims=2)
+    row_kA = describe.describe_again(feature_kF)
+    assert torch.equal(row_kA[[0, 2]], Features(dims=2).describe_again(feature_kF[[0, 2]]))
+    assert torch.equal(row_kA[1], row_kA[3])
+    assert torch.equal(describe.state()["mean"], torch.tensor([2.0, 0.0]))
+    describe.describe_again(feature_kF[:0])
+    assert torch.equal(describe.state()["mean"], torch.zeros(2))
+
+
+def test_an_error_about_features_changes_no_row() -> None:
+    memory = WorkingMemory(4, 5, None, SHAPE, descriptor=Features(3))
+    z_BD, image_BCHW, _ = disagreeing(4)
+    memory.add(torch.arange(4), z_BD.float(), image_BCHW, features=torch.rand(4, 3))
+    before = memory.state_dict()
+    with pytest.raises(ValueError, match="without features"):
+        memory.add(torch.arange(4), z_BD.double(), image_BCHW)
+    assert memory.dtype == torch.float32
+    assert equal(memory.state_dict(), before)
+
+
 def test_a_state_with_features_goes_on_bit_equal() -> None:
     memory, again = described(4), WorkingMemory(30, 5, None, SHAPE, descriptor=Features(4))
     again.load_state_dict(memory.state_dict())

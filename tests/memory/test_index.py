@@ -115,6 +115,9 @@ def test_the_same_seed_gives_the_same_cells(dtype: torch.dtype, faiss: bool) -> 
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
     assert (first[0].dtype, first[1].dtype) == (torch.float32, torch.int64)
     assert not torch.equal(first[0], kmeans(z_ND, cells=7, seed=6, trained=20)[0])
+    large = [kmeans(z_ND, cells=7, seed=2**63 - 1 - less, trained=20)[0] for less in (0, 0, 1)]
+    assert torch.equal(large[0], large[1])
+    assert not torch.equal(large[0], large[2])
 
 
 @table("kind", ["clustered", "uniform", "one class"])

@@ -197,6 +197,7 @@ DAMAGE: dict[str, Callable[[dict[str, Tensor]], dict[str, Tensor]]] = {
     "not finite": lambda state: {"columns.embeddings": state["columns.embeddings"] * torch.nan},
     "not unit": lambda state: {"columns.embeddings": 2 * state["columns.embeddings"]},
     "generator": lambda state: {"generator": state["generator"][:7]},
+    "seed": lambda state: {"seed": torch.tensor([1, 2])},
     "drift": lambda state: {"drift": state["drift"][:1]},
 }
 
