@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import operator
 import statistics
@@ -10,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 from scipy.stats import t as student
 
 from benchmarks.experiments.results import Cell, RunResult
@@ -86,21 +86,43 @@ def holm(values: Mapping[int, float]) -> dict[int, float]:
     return corrected
 
 
-def pooled_deviation(families: Iterable[FinishedRuns], number: str) -> Deviation | None:
-    """Return the standard deviation of a paired difference of two arms, pooled over all pairs.
+def pooled_deviation(
+    families: Iterable[FinishedRuns], number: str, condition: str | None = None
+) -> Deviation | None:
+    """Return the standard deviation of a paired difference of two arms, pooled over conditions.
 
-    Pairs are arms of one family under the same condition with two or more common seeds. Each pair
-    has its own mean. The deviation of two or three differences is a poor estimate of their spread,
-    while the pooled one has hundreds of degrees of freedom. None: no pair has two common seeds.
+    The runs of one family under one condition are fitted by the sum of an effect of the arm and an
+    effect of the seed on its device. A difference of two runs has twice the variance of what is
+    left. The deviation of two or three differences is a poor estimate of their spread, while the
+    pooled one has many degrees of freedom. None: no two arms have two seeds in common.
+
+    Args:
+        families: the runs, by settings that differences do not cross.
+        number: the number that is compared.
+        condition: the only condition to use; None: all.
     """
     squares = freedom = 0.0
     for found in families:
-        for cell, base in itertools.combinations(found.results, 2):
-            values = found.gain(cell, base, number).values if cell[1] == base[1] else ()
-            if len(values) > 1:
-                squares += statistics.variance(values) * (len(values) - 1)
-                freedom += len(values) - 1
-    return Deviation(math.sqrt(squares / freedom), freedom) if freedom else None
+        for place in {where for _, where in found.results if condition in (None, where)}:
+            left, free = _left_of_effects(found, place, number)
+            squares, freedom = squares + left, freedom + free
+    return Deviation(math.sqrt(2 * squares / freedom), freedom) if freedom else None
+
+
+def _left_of_effects(found: FinishedRuns, condition: str, number: str) -> tuple[float, int]:
+    """Return the squares that the effects of arms and seeds leave, and their degrees of freedom."""
+    values, keys = [], []
+    for (arm, where), runs in found.results.items():
+        for seed, run in runs.items() if where == condition else ():
+            if (value := run.number(number)) is not None:
+                values.append(value)
+                keys.append((("arm", arm), ("seed", seed, run.device)))
+    effects = {effect: column for column, effect in enumerate({e for key in keys for e in key})}
+    design = np.zeros((len(keys), len(effects)))
+    for row, key in enumerate(keys):
+        design[row, [effects[effect] for effect in key]] = 1
+    fitted, _, rank, _ = np.linalg.lstsq(design, np.array(values), rcond=None)
+    return float(((design @ fitted - values) ** 2).sum()), len(values) - int(rank)
 
 
 @dataclass(frozen=True)
@@ -134,11 +156,11 @@ class FinishedRuns:
         return self.paired([cell, base], number, operator.truediv)
 
     def paired(self, cells: Sequence[Cell], number: str, combine: Callable[..., float]) -> Spread:
-        """Combine the numbers of some cells for each seed that all cells have."""
+        """Combine the numbers of some cells for each seed that all cells have on one device."""
         found = [self.results.get(cell, {}) for cell in cells]
         values = []
         for seed in sorted(set.intersection(*map(set, found))):
             numbers = [one[seed].number(number) for one in found]
-            if None not in numbers:
+            if None not in numbers and len({one[seed].device for one in found}) == 1:
                 values.append(combine(*numbers))
         return Spread(tuple(values))

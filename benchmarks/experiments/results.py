@@ -36,11 +36,16 @@ class RunResult:
 
     Attributes:
         numbers: the measurements of the run.
-        made: "day" and "machine" of the run; empty in old files.
+        made: "day" and "machine" of the run, and the "device" if it is no CPU; empty in old files.
     """
 
     numbers: Mapping[str, Any]
     made: Mapping[str, str]
+
+    @property
+    def device(self) -> str:
+        """The device of the run. Runs of one seed draw other views on another device."""
+        return self.made.get("device", "cpu").partition(":")[0]
 
     def number(self, name: str) -> float | None:
         """Return a measurement, or None if the run has no measurement of this name."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shutil
 from pathlib import Path
 
@@ -37,10 +38,23 @@ def test_every_table_stands_on_a_page() -> None:
 
 
 def test_the_deviations_that_the_study_tells_are_the_pooled_ones(stored: claims.StoredRuns) -> None:
-    told = "({knn:.2f} points kNN and {linear:.2f}\nlinear".format(
-        **{probe: 100 * found.value for probe, found in stored.deviation.items() if found}
+    both = {probe: found for probe, found in stored.deviation.items() if found}
+    told = (
+        "({knn:.2f} points kNN and {linear:.2f}\nlinear, with {freedom:.0f} degrees of freedom"
+    ).format(
+        **{probe: 100 * found.value for probe, found in both.items()}, freedom=both["knn"].freedom
     )
     assert told in (claims.ROOT / "docs" / "study.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/study.md", "docs/duplicates.md"])
+def test_a_sentence_about_recordings_has_a_difference_of_the_tables(page: str) -> None:
+    text = (claims.ROOT / page).read_text(encoding="utf-8")
+    sentences = " ".join(line for line in text.splitlines() if not line.startswith("|"))
+    told = re.findall(r"(\d+\.\d ± \d+\.\d)", sentences)
+    known = (REPORTS / "footage" / "tables.md").read_text(encoding="utf-8")
+    assert told
+    assert [each for each in told if f"{each} (" not in known] == []
 
 
 def test_a_run_that_is_added_changes_the_tables(tmp_path: Path) -> None:
@@ -77,6 +91,24 @@ def test_the_pooled_deviation_is_that_of_all_pairs_around_their_own_means() -> N
     second = found(a=(0.4, 0.1), b=(0.9, 0.7))
     expected = naive([[-0.1, 0.1, -0.5], [-0.5, -0.6]])
     assert pooled_deviation([first, second], "knn") == (pytest.approx(expected), 3)
+
+
+def test_differences_of_the_same_runs_count_as_many_times_as_they_are_free() -> None:
+    """Three arms have three differences, of which two tell the third."""
+    a, b, c = (0.1, 0.3, 0.2), (0.2, 0.2, 0.7), (0.5, 0.4, 0.4)
+    pairs = [[x - y for x, y in zip(*each, strict=True)] for each in ((a, b), (a, c), (b, c))]
+    pooled = pooled_deviation([found(a=a, b=b, c=c)], "knn")
+    assert pooled == (pytest.approx(naive(pairs)), 4)
+
+
+def test_a_difference_is_of_runs_on_one_device() -> None:
+    runs = found(a=(0.1, 0.3, 0.2), b=(0.2, 0.2, 0.7))
+    runs.results["a", "parked"][2] = RunResult({"knn": 0.9}, {"device": "cuda:0 (a card)"})
+    assert runs.gain(("b", "parked"), ("a", "parked"), "knn").values == pytest.approx((0.1, -0.1))
+    expected = naive([[0.1, -0.1]])
+    assert pooled_deviation([runs], "knn") == (pytest.approx(expected), 1)
+    assert pooled_deviation([runs], "knn", "parked") == pooled_deviation([runs], "knn")
+    assert pooled_deviation([runs], "knn", "crawl") is None
 
 
 def test_without_repeated_pairs_there_is_no_deviation_and_no_error() -> None:

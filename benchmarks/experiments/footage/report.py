@@ -94,7 +94,7 @@ def differences(found: FinishedRuns, recording: str, ours: str = "duel") -> Text
         for number in COMPARED
         if number in COLUMNS[recording] and found.spread((ours, recording), number).values
     ]
-    deviations = {number: pooled_deviation([found], number) for number in numbers}
+    deviations = {number: pooled_deviation([found], number, recording) for number in numbers}
     rows = [
         [TITLES[arm], *(_gain(found, (ours, arm), recording, deviations, n) for n in numbers)]
         for arm, where in found.results
