@@ -315,7 +315,10 @@ class WorkingMemory(Measurements, RandomDraws, Reencoding, Stateful):
         self._columns.occupied_of_all = len(stays)
         self._holdings = None
         self._strata.changed(len(chosen))
-        self.eviction.bind(self._columns, self._seed + 1 + self._totals.evicted)
+        before = len(stays) + len(chosen)
+        self.eviction.bind_after_removal(
+            self._columns, self._seed + 1 + self._totals.evicted, len(stays) / before
+        )
         if self._closely is not None:
             self._closely = NearDuplicates(self)
         return ids
@@ -330,7 +333,7 @@ class WorkingMemory(Measurements, RandomDraws, Reencoding, Stateful):
         self._columns.promote(torch.float64)
         self.eviction.bind(self._columns, self._seed + 1)
         self.eviction.load(state)
-        self._count_again()
+        self._count_again(self.descriptors.clone())
 
     def extra_repr(self) -> str:
         return (

@@ -361,7 +361,7 @@ class Stateful(Slots):
         if not is_resharded(state) or part(state, "eviction"):
             self.eviction.load(part(state, "eviction"))
         if columns["embeddings"].dtype != self.dtype:
-            self._count_again()
+            self._count_again(columns.get("descriptors", columns["embeddings"]).to(self.device))
         if self._closely is not None:
             self._closely.load(part(state, "near_duplicates"))
         return _IncompatibleKeys([], [])  # torch's result for a complete load
@@ -384,10 +384,10 @@ class Stateful(Slots):
             self.eviction.load(policy)
         self._strata.load(strata, device)
 
-    def _count_again(self) -> None:
-        """Make the policy recompute what it counted when the rows had another dtype."""
+    def _count_again(self, before_kA: Tensor) -> None:
+        """Make the policy recompute what it counted of these rows, which had another dtype."""
         every = torch.arange(len(self), device=self.device)
-        self.eviction.on_update(every, self.descriptors.clone())
+        self.eviction.on_update(every, before_kA)
 
 
 def save(memory: WorkingMemory, path: Path | str) -> None:

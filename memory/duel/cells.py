@@ -316,7 +316,7 @@ class Cells:
         for cell in range(len(self.centre_CA)):
             row_nA = self.rows(self.slots(cell))
             off = float((sum_rows(row_nA) - self.sum_CA[cell]).abs().max())
-            if off > 1e-6 * max(1, len(row_nA)):
+            if not off <= 1e-6 * max(1, len(row_nA)):  # it may be NaN
                 return False, f"cell {cell}: the sum of its rows is off by {off:.3g}"
         return True, ""
 

@@ -361,7 +361,7 @@ class ExactCounts:
             least, rounding = 1e-9, 2e-15
         unit = max(least, rounding * (1 + self._score.slope))
         off_k = (kept_K[:occupied] - again_k).abs() / again_k.clamp(min=1)
-        if len(off_k) and float(off_k.max()) > unit:
+        if len(off_k) and not float(off_k.max()) <= unit:  # a count may be NaN
             slot = int(off_k.argmax())
             count = float(kept_K[slot])
             return False, f"slot {slot}: its count is {count:.9g}, recounted {again_k[slot]:.9g}"

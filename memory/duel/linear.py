@@ -378,7 +378,7 @@ class LinearCounts:
     def check(self) -> tuple[bool, str]:
         """Compute the sum again. Return (True, ""), or (False, the error of the sum)."""
         off = float((self._sum_A - sum_rows(self._columns.descriptor_kA)).abs().max())
-        if off > 1e-9 * max(1, self._columns.occupied):
+        if not off <= 1e-9 * max(1, self._columns.occupied):  # it may be NaN
             return False, f"the sum of the rows is off by {off:.3g}"
         return True, ""
 

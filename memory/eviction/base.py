@@ -79,6 +79,14 @@ class Policy(ABC):
         del seed
         self.columns = columns
 
+    def bind_after_removal(self, columns: Columns, seed: int, share: float) -> None:
+        """Serve the memory with the samples that a removal left, which are a share of the former.
+
+        The arguments are those of `bind`. A policy that knows more than its rows tell extends this.
+        """
+        del share
+        self.bind(columns, seed)
+
     def on_insert(self, rows: Rows) -> None:
         """Update the policy after newcomers filled empty slots, the last of the occupied slots."""
         del rows

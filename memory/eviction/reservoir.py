@@ -22,6 +22,12 @@ class Reservoir(Random):
         super().bind(columns, seed)
         self._seen = columns.occupied
 
+    def bind_after_removal(self, columns: Columns, seed: int, share: float) -> None:
+        """Continue as if the removed samples' share of the stream had never been offered."""
+        seen = self._seen
+        super().bind_after_removal(columns, seed, share)
+        self._seen = max(columns.occupied, round(seen * share))
+
     def on_insert(self, rows: Rows) -> None:
         self._seen += len(rows)
 

@@ -115,7 +115,11 @@ class VectorViews(nn.Module):
 
     @torch.no_grad()
     def forward(self, image_BCHW: Tensor) -> Tensor:
-        value_BD = self.plain(image_BCHW)
+        return self.augmented(self.plain(image_BCHW))
+
+    @torch.no_grad()
+    def augmented(self, value_BD: Tensor) -> Tensor:
+        """Return one augmented view of each standardised vector [B, D]."""
         device, count = value_BD.device, len(value_BD)
         if count > 1:
             weight_B1 = to_device(torch.rand(count, 1) * MOST_MIX, device)

@@ -123,12 +123,38 @@ class Encoder(nn.Module):
         self.requires_grad_(False).eval()
 
     def forward(self, image_BCHW: Tensor) -> Tensor:
+        if (value_BD := self._standardised(image_BCHW)) is not None:
+            return self._encode(value_BD)
+        return self._encode(self.views.plain(self._checked(image_BCHW)))
+
+    def view(self, image_BCHW: Tensor) -> Tensor:
+        """Encode one augmented view of each image or vector.
+
+        The run's own augmentation makes the views. The arguments are those of a call.
+        """
+        if (value_BD := self._standardised(image_BCHW)) is not None:
+            assert isinstance(self.views, VectorViews)
+            return self._encode(self.views.augmented(value_BD))
+        view_BCHW: Tensor = self.views(self._checked(image_BCHW))
+        return self._encode(view_BCHW)
+
+    def _standardised(self, value_BD: Tensor) -> Tensor | None:
+        """Return vectors [B, D] as the network takes them, or None if these are no vectors."""
         dim = getattr(self.decoder, "dim", None)  # None: the run learned from images
-        if isinstance(self.views, VectorViews) and _is_rows(image_BCHW, dim):
-            return self._encode(self.views.standardised(image_BCHW.to(self.views.mean.device)))
+        if isinstance(self.views, VectorViews) and _is_rows(value_BD, dim):
+            return self.views.standardised(value_BD.to(self.views.mean.device))
+        return None
+
+    def _checked(self, image_BCHW: Tensor) -> Tensor:
+        """Return results of `preprocess` on the encoder's device, in one memory layout.
+
+        Raises:
+            ValueError: the argument has another shape or type.
+        """
         is_tensor = isinstance(image_BCHW, Tensor)
         if not is_tensor or image_BCHW.ndim != 4 or image_BCHW.shape[1] != self.channels:
             found = f"{type(image_BCHW).__name__} {tuple(getattr(image_BCHW, 'shape', ()))}"
+            dim = getattr(self.decoder, "dim", None)
             due = f"float tensor [B, {dim}]"
             if dim is None:
                 due = f"uint8 tensor [B, {self.channels}, H, W]"
@@ -137,15 +163,7 @@ class Encoder(nn.Module):
                 f"([encoder.preprocess({self.kind}) for {self.kind} in {self.kind}s])"
             )
         # A grey image is contiguous in two memory layouts, in which convolutions round differently.
-        image_BCHW = image_BCHW.to(self.views.mean.device).clone(
-            memory_format=torch.contiguous_format
-        )
-        return self._encode(self.views.plain(image_BCHW))
-
-    def view(self, image_BCHW: Tensor) -> Tensor:
-        """Encode one augmented view of each image. The run's own augmentation makes the views."""
-        view_BCHW: Tensor = self.views(image_BCHW.to(self.views.mean.device))
-        return self._encode(view_BCHW)
+        return image_BCHW.to(self.views.mean.device).clone(memory_format=torch.contiguous_format)
 
     @property
     def networks(self) -> nn.ModuleDict:

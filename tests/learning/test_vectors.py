@@ -234,6 +234,13 @@ def test_a_run_on_vectors_is_exported(dtype: str, tmp_path: Path) -> None:
     assert torch.equal(exported(value_BD), feature_BF)
     kept_BD = value_BD.to(getattr(torch, dtype))
     assert torch.equal(run(kept_BD.view(torch.uint8)[:, :, None, None]), feature_BF)
+    torch.manual_seed(0)
+    view_BF = run.view(value_BD)
+    torch.manual_seed(0)
+    assert torch.equal(run.view(kept_BD.view(torch.uint8)[:, :, None, None]), view_BF)
+    assert not torch.equal(view_BF, feature_BF)
+    with pytest.raises(ValueError, match="must be a float tensor"):
+        run.view(value_BD[:, 1:])
     session = onnxruntime.InferenceSession(tmp_path / "encoder" / "encoder.onnx")
     (answer_BF,) = session.run(None, {"vectors": value_BD.numpy()})
     assert np.abs(answer_BF - feature_BF.numpy()).max() <= 1e-4 * feature_BF.abs().max()

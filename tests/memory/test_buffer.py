@@ -98,6 +98,19 @@ def test_a_loaded_memory_has_the_seed_of_the_saved_one(policy, tmp_path):
     assert torch.equal(memory.ids, again.ids)
 
 
+def test_a_removal_does_not_make_a_reservoir_young():
+    """A reservoir that forgot its stream would take every newcomer."""
+    memory = WorkingMemory(100, 4, eviction=Reservoir(), seed=3)
+    z_BD = embeddings(1000)
+    for number in range(50):
+        memory.add(torch.arange(number * 1000, (number + 1) * 1000), z_BD)
+    memory.remove([4])
+    taken = int((memory.add(torch.arange(1000), z_BD).slots >= 0).sum())
+    assert 1 <= taken <= 10  # the empty slot, and 2 by chance
+    memory.clear()
+    assert len(memory.add(torch.arange(1000), z_BD).evicted) > 100
+
+
 def test_a_cleared_memory_starts_anew():
     memory = filled()
     memory.clear()

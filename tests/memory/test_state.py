@@ -202,6 +202,16 @@ DAMAGE: dict[str, Callable[[dict[str, Tensor]], dict[str, Tensor]]] = {
 }
 
 
+@table(("score", "name"), [(Gaussian(), "eviction.counts"), (Linear(), "eviction.sum")])
+def test_a_count_that_is_not_a_number_is_found(score: Score, name: str) -> None:
+    memory = WorkingMemory(25, 6, MostDuplicated(score), SHAPE)
+    offer(memory, 0, 60)
+    state = memory.state_dict()
+    state[name][3] = torch.nan
+    memory.load_state_dict(state)
+    assert not memory.check_valid()[0]
+
+
 @table("damage", DAMAGE.values(), ids=list(DAMAGE))
 def test_a_damaged_state_is_refused_and_changes_nothing(
     damage: Callable[[dict[str, Tensor]], dict[str, Tensor]],

@@ -236,6 +236,10 @@ def test_a_first_float64_batch_widens_all_and_counts_again(name: str) -> None:
     loaded.load_state_dict(memory.state_dict())
     assert loaded.dtype == torch.float64
     assert torch.equal(loaded.counts(), memory.counts())
+    narrow = WorkingMemory(10, 5, MAKERS[name](), SHAPE, dtype=torch.float32)
+    narrow.load_state_dict(memory.state_dict())
+    assert narrow.dtype == torch.float32
+    assert narrow.check_valid() == (True, "")
 
 
 def test_a_dtype_that_was_asked_for_stays() -> None:
