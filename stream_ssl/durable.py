@@ -88,10 +88,20 @@ def make_folder(path: Path, mode: int = 0o777) -> None:
     Raises:
         OSError: the folder cannot be created, or a file has this name.
     """
+    if (why := dangling(path)) is not None:
+        raise FileNotFoundError(why)
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True, mode=mode)
     for folder in missing:
         sync(folder.parent)
+
+
+def dangling(path: Path) -> str | None:
+    """Return a sentence if the path is a link to a place that does not exist, else None."""
+    if path.is_symlink() and not path.exists():
+        target = path.readlink()
+        return f"{path} is a link to {target}, which does not exist: mount its disk, or make it"
+    return None
 
 
 def sync(path: Path) -> None:

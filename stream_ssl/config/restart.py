@@ -18,7 +18,14 @@ from jsonargparse import ArgumentParser, Namespace
 
 from stream_ssl.config.options import RECEIVER_SECTIONS, resolved
 from stream_ssl.config.removed import check_run, without
-from stream_ssl.learning.checkpoint_layout import FOLDER, facts_in, steps_in, unreadable_format
+from stream_ssl.journal.consumer_offsets import ConsumerOffsets
+from stream_ssl.learning.checkpoint_layout import (
+    DAMAGED,
+    FOLDER,
+    facts_in,
+    steps_in,
+    unreadable_format,
+)
 from stream_ssl.renamed import with_current_names
 
 log = logging.getLogger("stream_ssl.learner")
@@ -184,6 +191,28 @@ def start_of(run: Path) -> Start:
         if path.exists():  # a learner that runs may have removed it
             damaged.append(f"{path.name} ({reason})")
     return Start(None, None, damaged)
+
+
+def check_not_lost(run: Path) -> None:
+    """Check that a run whose folder holds no checkpoint, also no damaged one, never had one.
+
+    If it began again with new weights, it would let the receiver trim the journal that the absent
+    checkpoint continues in.
+
+    Raises:
+        ValueError: the run had a checkpoint.
+    """
+    if any((run / FOLDER).glob(f"{DAMAGED}*")):
+        return  # the log and a condition report them
+    for folder in (run, *sorted(run.glob("receiver-*"))):
+        offsets = ConsumerOffsets(folder)
+        if step := offsets.load().step:
+            raise ValueError(
+                f"{run / FOLDER} holds no checkpoint, and {offsets.path} says that the run had one "
+                f"at step {step}: if the folder is on a disk that is not mounted, mount it, or "
+                "put a checkpoint from a backup into it. To begin with new weights instead, "
+                f"remove {offsets.path}"
+            )
 
 
 def _get(config: Mapping[str, Any], path: str) -> Any:

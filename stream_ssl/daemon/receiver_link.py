@@ -77,7 +77,8 @@ class ReceiverLink:
         read = max(read, self._checkpointed)
         try:
             size = self._checkpoint_bytes if self._one_disk() else 0
-            self._offsets.publish(read, self._checkpointed, self._checkpointer.journal, size)
+            journal, step = self._checkpointer.journal, self._checkpointer.durable_step
+            self._offsets.publish(read, self._checkpointed, journal, size, step)
         except OSError as error:
             self._health.set("cursor", False, str(error))
             self._limited_log.warning(

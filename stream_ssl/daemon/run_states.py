@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -182,12 +184,18 @@ def address_in(place: Path) -> str | None:
 
 
 def not_a_folder(run: Path) -> str | None:
-    """Return a sentence if the path cannot be the folder of a run, else None."""
-    if run.exists() and not run.is_dir():
-        return (
-            f"{run} is a file: give the run's folder, which is the option `run` of the config file"
-        )
-    return None
+    """Return a sentence if the path cannot be the folder of a run that this user reads, or None."""
+    try:
+        if not stat.S_ISDIR(run.stat().st_mode):
+            return f"{run} is a file: give the run's folder, the option `run` of the config file"
+        readable = os.access(run, os.R_OK | os.X_OK)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except PermissionError:
+        readable = False
+    if readable:
+        return None
+    return f"{run} may not be read by this user: run the command as the daemon's account"
 
 
 # -- Questions

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 FILE_NAME = "cursor.json"
 FULL_NAME = "journal.full"
-_FILE_BYTES = 128  # size of cursor.json, padded, so that it can be overwritten on a full disk
+_FILE_BYTES = 256  # size of cursor.json, padded, so that it can be overwritten on a full disk
 _MOST_BYTES = 4096
 _MOST_CHECKPOINT = 1 << 44  # bytes: 16 TiB
 LARGEST_POSITION = (1 << 63) - 1  # the journal stores positions in 64 bits
@@ -36,6 +36,7 @@ class Positions:
     # Bytes of a checkpoint that the learner writes to the disk of the journal; 0: unknown, or the
     # learner writes checkpoints to another disk.
     checkpoint_bytes: int = 0
+    step: int = 0  # step of the newest checkpoint; 0: none, or an earlier release
 
 
 class ConsumerOffsets:
@@ -61,6 +62,7 @@ class ConsumerOffsets:
         checkpointed: int,
         journal: str | None = None,
         checkpoint_bytes: int = 0,
+        step: int = 0,
     ) -> None:
         """Replace the positions atomically; the learner calls this.
 
@@ -72,6 +74,7 @@ class ConsumerOffsets:
             checkpointed: the first record that a restart from a checkpoint would read again.
             journal: the id of the journal.
             checkpoint_bytes: the size of a checkpoint on the journal's disk; 0: unknown.
+            step: the step of the newest checkpoint; 0: there is none.
 
         Raises:
             ValueError: `1 <= checkpointed <= read` does not hold.
@@ -89,6 +92,8 @@ class ConsumerOffsets:
             fields["journal"] = journal
         if checkpoint_bytes:
             fields["checkpoint"] = checkpoint_bytes
+        if step:
+            fields["step"] = step
         content = json.dumps(fields).ljust(_FILE_BYTES).encode()
         try:
             write(self.path, content, wait=False)
@@ -114,10 +119,13 @@ class ConsumerOffsets:
             if not 1 <= checkpointed <= read <= LARGEST_POSITION:
                 raise ValueError(f"read={read}, durable={checkpointed}")
             journal, checkpoint = fields.get("journal"), fields.get("checkpoint", 0)
+            step = fields.get("step", 0)
             if not isinstance(journal, str | None):
                 raise ValueError(f"journal={journal!r:.80}")
             if type(checkpoint) is not int or not 0 <= checkpoint <= _MOST_CHECKPOINT:
                 raise ValueError(f"checkpoint={checkpoint!r:.80}")
+            if type(step) is not int or not 0 <= step <= LARGEST_POSITION:
+                raise ValueError(f"step={step!r:.80}")
         except FileNotFoundError:
             return self._positions
         except OSError as error:  # such as no free descriptor; the next call retries
@@ -128,7 +136,7 @@ class ConsumerOffsets:
         except (ValueError, KeyError, TypeError) as error:
             log.warning("%s cannot be read (%r): keeping %s", self.path, error, self._positions)
             return self._positions
-        self._positions = Positions(read, checkpointed, journal, checkpoint)
+        self._positions = Positions(read, checkpointed, journal, checkpoint, step)
         return self._positions
 
     @property

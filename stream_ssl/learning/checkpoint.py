@@ -156,6 +156,11 @@ class Checkpointer:
         return self._step != self._tried_step
 
     @property
+    def durable_step(self) -> int:
+        """The step of the newest durable checkpoint; 0 without one."""
+        return self._durable_step
+
+    @property
     def damaged(self) -> int:
         """The number of damaged checkpoints that were set aside."""
         return self._held.damaged

@@ -346,6 +346,7 @@ TABLE: tuple[Condition, ...] = (
     Condition(
         "checkpoint-damaged", "learner", "warning",
         "a checkpoint is damaged and was renamed to damaged-*",
+        "The run continued from an older one, or with new weights if none was whole: see its step. "
         "Check the disk. Remove damaged-* from {checkpoints} to end this condition.",
     ),
     Condition(

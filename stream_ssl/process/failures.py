@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+from stream_ssl.durable import dangling
+
 T = TypeVar("T")
 
 log = logging.getLogger("stream_ssl")
@@ -153,6 +155,8 @@ def check_writable(folder: Path, what: str, remedy: str) -> None:
     Raises:
         ValueError: the folder cannot be used.
     """
+    if (why := dangling(folder)) is not None:
+        raise ValueError(f"{what}: {why}")
     above = existing(folder)
     if not above.is_dir():
         raise ValueError(f"{what} {folder} cannot be written, because {above} is a file; {remedy}")

@@ -424,7 +424,7 @@ def test_keys_leaves_none_behind_that_nobody_could_use(
 
 
 def test_status_refuses_what_it_cannot_measure(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
     assert status.main([str(tmp_path / "file")]) == USAGE
@@ -432,6 +432,9 @@ def test_status_refuses_what_it_cannot_measure(
     for seconds in ("0", "-1"):
         assert status.main([str(tmp_path), "--seconds", seconds]) == USAGE
         assert f"--seconds {seconds}: must be finite and above 0" in capsys.readouterr().err
+    monkeypatch.setattr(os, "access", lambda *_: False)  # as another user; root may read all
+    assert status.main([str(tmp_path)]) == USAGE
+    assert "may not be read by this user: run the command as" in capsys.readouterr().err
 
 
 def test_a_demo_at_an_impossible_place_is_refused(

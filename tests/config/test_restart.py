@@ -7,6 +7,8 @@ import copy
 import json
 import logging
 import re
+import shutil
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,9 @@ from harness import TINY, processes, stop, until
 from stream_ssl.app.commands import check
 from stream_ssl.config import options, restart
 from stream_ssl.config.restart import FIXED, MAY_CHANGE
+from stream_ssl.daemon import learn
+from stream_ssl.journal.consumer_offsets import ConsumerOffsets
+from stream_ssl.process.failures import USAGE, Misconfigured
 
 PAGE = (Path(__file__).parents[2] / "docs" / "restart.md").read_text()
 
@@ -141,6 +146,33 @@ def test_a_null_is_still_null_after_a_restart(tmp_path: Path) -> None:
     assert restart.merge(now, stored).config["views"]["crop"] is None
 
 
+def test_a_run_whose_checkpoints_are_away_does_not_begin_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Their disk may not be mounted. A new beginning would trim the journal that they need."""
+    file, run = config_file(tmp_path), tmp_path / "run"
+    checkpoints, away = run / "checkpoints", tmp_path / "not mounted"
+    ConsumerOffsets(run).publish(9, 5, step=400)
+    assert check.main([str(file)]) == USAGE
+    assert "the run had one at step 400: if the folder is on a disk" in caplog.text
+    parser = options.learner_parser()
+    settings = options.read(parser, [str(file)])
+    with ExitStack() as stack, pytest.raises(Misconfigured, match="To begin with new weights"):
+        learn.Process(parser, settings, stack)
+    (checkpoints / "damaged-step-000000000400").mkdir(parents=True)
+    assert check.main([str(file)]) == 0
+    shutil.rmtree(checkpoints)
+    (run / "cursor.json").unlink()
+    assert check.main([str(file)]) == 0
+    checkpoints.symlink_to(away)
+    assert check.main([str(file)]) == USAGE
+    assert "not mounted, which does not exist: mount its disk, or make it" in caplog.text
+    with ExitStack() as stack, pytest.raises(FileNotFoundError, match="mount its disk"):
+        learn.Process(parser, settings, stack)
+    away.mkdir()
+    assert check.main([str(file)]) == 0
+
+
 def test_a_restarted_run_takes_what_may_change_and_keeps_the_rest(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -152,6 +184,7 @@ def test_a_restarted_run_takes_what_may_change_and_keeps_the_rest(
         until(lambda: run.metric("checkpoint_step") >= 5, lambda: run.log("learner"))
         assert run.metric("learning_rate") == 0.001
         assert stop(learner) == 0
+        assert ConsumerOffsets(folder).load().step >= 5
         asked = TINY | {
             "memory": {"capacity": 32, "duplicates": {"threshold": 0.9}},
             "optimiser": {"name": "sgd", "learning_rate": 0.004},

@@ -47,6 +47,9 @@ def main(arguments: Sequence[str]) -> int:
             start = restart.start_of(learner_settings.run)
         if start.damaged:
             tell_of_damage(learner_settings.run, start)
+        elif start.checkpoint is None:
+            with configuring():
+                restart.check_not_lost(learner_settings.run)
         if start.config is not None:
             log.info("%s: checking whether the run can restart from it", start.checkpoint)
             with configuring():
