@@ -29,7 +29,7 @@ from stream_ssl.observe.peers import ASK_EVERY, Peers
 from stream_ssl.observe.server import Server
 from stream_ssl.observe.trends import EVERY
 from stream_ssl.observe.watch import Watch, Watched
-from stream_ssl.process.failures import configuring, listening, section
+from stream_ssl.process.failures import Misconfigured, configuring, listening, section
 from stream_ssl.process.signals import Stop
 from stream_ssl.receiver.access import Access
 from stream_ssl.receiver.receiver import Receiver
@@ -96,18 +96,18 @@ def receive(settings: Namespace, resolved: Mapping[str, Any], stop: Stop) -> Non
             offsets = ConsumerOffsets(settings.run)
 
             def listen(bind: str) -> Receiver:
-                with section("receiver"):
-                    return listening(
-                        lambda: Receiver(
-                            journal,
-                            offsets,
-                            access=access,
-                            verdicts=VerdictInbox(settings.run),
-                            **{**settings.receiver, "bind": bind},
-                        )
+                return listening(
+                    lambda: Receiver(
+                        journal,
+                        offsets,
+                        access=access,
+                        verdicts=VerdictInbox(settings.run),
+                        **{**settings.receiver, "bind": bind},
                     )
+                )
 
-            receiver = listen_again(listen, settings.receiver.bind, settings.run)
+            with section("receiver"):
+                receiver = listen_again(listen, settings.receiver.bind, settings.run)
             stack.callback(receiver.close)
         where = Announcement(
             settings.run,
@@ -137,8 +137,10 @@ def receive(settings: Namespace, resolved: Mapping[str, Any], stop: Stop) -> Non
             health.refused = {**health.refused, **record.refused_last}
             sources.producers.offer(receiver.producers)
             health.tick("receiver")
-            failed = "a write failed; no packet is acknowledged until a write works"
-            health.set("journal", record.ready, "" if record.ready else failed)
+            failed = "" if record.ready else "a write failed"
+            failed = "its folder was moved, deleted or replaced" * record.journal_away or failed
+            after = "; no packet is acknowledged until a write works"
+            health.set("journal", not failed, failed and failed + after)
             served = not record.full and (record.credit > 0 or not record.producers)
             health.set("credit", served, "" if served else f"no producer may send: {_why(record)}")
         health.forget("receiver")
@@ -161,7 +163,7 @@ def listen_again(listen: Callable[[str], T], bind: str, run: Path) -> T:
     if bind.startswith("tcp://") and re.fullmatch(r"tcp://.+:[1-9][0-9]{0,4}", before):
         try:
             return listen(f"{host}:{had}")
-        except (OSError, ValueError) as error:
+        except (OSError, Misconfigured) as error:
             log.warning(
                 "the receiver cannot listen on its former port %s (%s); it uses a free "
                 "port, and producers with the former port must be restarted",

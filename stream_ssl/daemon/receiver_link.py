@@ -149,7 +149,7 @@ class ReceiverLink:
         log.warning(
             "the journal is full of records that only older checkpoints need: records "
             "before %d may now be trimmed, so the oldest checkpoint can only be "
-            "evaluated. Raise journal.budget, or lower checkpoints.keep",
+            "evaluated. Free space on the disk, raise journal.budget, or lower checkpoints.keep",
             needed.record,
         )
         self._checkpointed = needed.record

@@ -86,6 +86,7 @@ class Journal:
 
     Attributes:
         id: the id of this journal, which `identify` sets. Positions are valid for one id only.
+        lock: the lock of the folder, which tells whether the folder is still in its place.
 
     Raises:
         ValueError: `budget` is too small, or `segment_bytes` is outside its range.
@@ -114,14 +115,14 @@ class Journal:
         self._limited_log = RateLimitedLogger(log)
         self._active: Segment | None = None
         self._active_bytes = 0
-        self._lock = WriterLock(self.path)
+        self.lock = WriterLock(self.path)
         try:
             found = recover(self.path, check)
         except (OSError, lmdb.Error) as error:
-            self._lock.release()
+            self.lock.release()
             raise as_journal_error(error, self.path) from error
         except BaseException:
-            self._lock.release()
+            self.lock.release()
             raise
         self.id = journal_id(self.path)
         # The first append begins a new segment, and older segments are only read: readers do not
@@ -286,7 +287,7 @@ class Journal:
         """Close the files and stop the background check; the next start checks the rest."""
         self._old.close()
         self._close_active()
-        self._lock.release()
+        self.lock.release()
 
     # -- helpers
 
@@ -306,7 +307,7 @@ class Journal:
         Raises:
             Damaged: this is not the folder that was locked.
         """
-        self._lock.check()
+        self.lock.check()
         self._seal()
         for name in self._states.forget_idle():
             log.info("journal %s: producer %s is forgotten: long idle", self.path, name)

@@ -50,13 +50,17 @@ class WriterLock:
         Raises:
             Damaged: the lock file was deleted or replaced.
         """
+        if not self.is_in_place():
+            raise Damaged(f"{LOCK_FILE} was deleted: start the receiver again")
+
+    def is_in_place(self) -> bool:
+        """Return whether the lock file is still the locked one."""
         assert self._handle is not None, "released"
         try:
             found = (self._folder / LOCK_FILE).stat()
-        except FileNotFoundError:
-            found = None
-        if found is None or not os.path.samestat(found, os.fstat(self._handle)):
-            raise Damaged(f"{LOCK_FILE} was deleted: start the receiver again")
+        except OSError:
+            return False
+        return os.path.samestat(found, os.fstat(self._handle))
 
     def release(self) -> None:
         """Release the lock, if it is not released yet."""

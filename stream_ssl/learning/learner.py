@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -172,7 +173,7 @@ class Learner:
                 # Ranks with samples must not wait for a rank whose stream pauses.
                 busy = not self.ranks.alone and any(self.ranks.last.batches)
                 with self._step.timer("data"):
-                    batch = self.batches.next(0.0 if busy else POLL)
+                    batch = self.ranks.asked(partial(self.batches.next, 0.0 if busy else POLL))
             elif self.divergence.halted:
                 stop.wait(POLL)
             offset = self.offset if batch is None else batch.offset

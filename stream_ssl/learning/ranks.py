@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +19,8 @@ from torch import Tensor
 from stream_ssl.batch import START, Offset
 from stream_ssl.memory.compute import to_host
 from stream_ssl.memory.process_group import RankGroup
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,8 @@ class Work:
     """The work of one rank in all turns so far.
 
     Attributes:
-        busy: seconds outside exchanges. Waits for the device within a step count here too.
+        busy: seconds outside exchanges and outside waits for a stream that pauses. Waits for the
+            device within a step count here too.
         waited: seconds in exchanges, mostly waits for slower ranks.
         sent: bytes sent to the other ranks.
         samples: number of samples of the rank's stream.
@@ -79,12 +82,19 @@ class Ranks:
         self.save_asked = self.reload_asked = False
         self.last, self.ready = Turn(), True
         self.work = [Work()] * group.size
-        self._since = time.perf_counter(), group.waited
+        self._since, self._paused = (time.perf_counter(), group.waited), 0.0
 
     @property
     def alone(self) -> bool:
         """Whether the run has only one process."""
         return self.group.size == 1
+
+    def asked(self, batches: Callable[[], T | None]) -> T | None:
+        """Return the next batch. If there is none, the time until now was no work."""
+        began = time.perf_counter()
+        if (found := batches()) is None:
+            self._paused += time.perf_counter() - began
+        return found
 
     def agree(self, stop: bool, batch: int, waiting: int, offset: Offset) -> Turn:
         """Exchange eleven numbers and return the turn, which is the same on every rank.
@@ -100,7 +110,7 @@ class Ranks:
             self.last = Turn(stop, False, reload, (batch,), (waiting,), (offset,))
             return self.last
         began, waited = self._since
-        busy = time.perf_counter() - began - (self.group.waited - waited)
+        busy = time.perf_counter() - began - (self.group.waited - waited) - self._paused
         numbers = [stop, self.save_asked, self.reload_asked, batch, waiting]
         numbers += [offset.record, offset.sample, self.ready]
         numbers += [int(1e6 * busy), int(1e6 * self.group.waited), self.group.bytes]
@@ -108,7 +118,7 @@ class Ranks:
         stops, saves, reloads, batches, kept, records, samples, ready, *work = to_host(
             self.group.gather_equal(row_11)
         ).T.tolist()
-        self._since = time.perf_counter(), self.group.waited
+        self._since, self._paused = (time.perf_counter(), self.group.waited), 0.0
         self.work = [
             Work(one.busy + busy / 1e6, waited / 1e6, sent, one.samples + batch)
             for one, busy, waited, sent, batch in zip(self.work, *work, batches, strict=True)

@@ -101,17 +101,20 @@ def merged(found: Scan, group: Group | None) -> Scan:
 
 
 def without_second_derivative(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a backward pass whose result raises an error if it is differentiated.
+    """Return a backward pass that refuses `create_graph=True`.
 
-    `once_differentiable` raises it only if the incoming gradients can be differentiated. They
-    cannot in a loss that is linear in its sums, and its second derivative would lack a term.
+    Its result would lack a term. `once_differentiable` alone does not see this if the incoming
+    gradients are constants, or if `autograd.grad` does not ask for a path through the result.
     """
     once = once_differentiable(backward)
 
-    def guarded(ctx: Any, first: Tensor, *grads: Tensor | None) -> Any:
-        if torch.is_grad_enabled() and not first.requires_grad:  # create_graph=True
-            first = first.clone().requires_grad_()
-        return once(ctx, first, *grads)
+    def guarded(ctx: Any, *grads: Tensor | None) -> Any:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "this loss has no second derivative, because its sums over the negatives keep no "
+                "graph: differentiate it without create_graph=True"
+            )
+        return once(ctx, *grads)
 
     return guarded
 

@@ -312,9 +312,11 @@ def _producers(
     if connected and "error" in learner:
         told.append("The learner, which knows how many of their samples are used, does not answer")
     for name in list(dict.fromkeys(one["name"] for one in lit))[:MOST_NAMED]:
-        first, *same = _named((name,), lit)
-        told.append(_told(first))
-        if same:
+        of_name = _named((name,), lit)
+        told += [_told(one) for one in of_name if not one["producer"]]
+        of_producers = [one for one in of_name if one["producer"]]
+        told += [_told(one) for one in of_producers[:1]]
+        if same := of_producers[1:]:
             told.append(f"The same holds for {few(_names(same), MOST_PRODUCERS)}")
     if lit:
         return Answer("Producers", _level(lit), _sentences(told), [*_runbooks(lit), *links])

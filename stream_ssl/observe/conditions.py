@@ -239,7 +239,8 @@ TABLE: tuple[Condition, ...] = (
     Condition(
         "journal-failing", "receiver", "critical",
         "the journal cannot be written",
-        "Make room on the disk of {journal}, or repair it. Nothing that was acknowledged is lost.",
+        "Make room on the disk of {journal}, repair it, or put the folder back. Nothing that was "
+        "acknowledged is lost.",
     ),
     Condition(
         "missing-packets", "receiver", "critical",

@@ -32,6 +32,7 @@ class JournalRoom:
         lag: bytes in the journal that the learner has not read.
         full: whether no packet fits, because the journal's budget or the disk is used up.
         bytes: the bytes that the journal can still accept.
+        journal_away: whether the journal's folder was moved, deleted or replaced.
 
     Raises:
         ValueError: no producer would ever get credit with these limits.
@@ -56,7 +57,7 @@ class JournalRoom:
         self._limited_log = RateLimitedLogger(log)
         self._slow_log = RateLimitedLogger(log, seconds=60.0)
         self.lag = 0
-        self.full = False
+        self.full = self.journal_away = False
         self.bytes = journal.room
         journal.identify(offsets.load().journal)
         # A power cut may have lost a limited number of records that the learner had read.
@@ -86,6 +87,7 @@ class JournalRoom:
         credit.unread.read(positions.read)
         cost = self.lag + credit.unread.waiting
         self.bytes = self._free(positions.checkpoint_bytes)
+        self.journal_away = not journal.lock.is_in_place()
         room = self.bytes // 2  # packets take more bytes on disk, above all small packets
         self.full = full = failed or room < self._max_packet
         if self._offsets.journal_full != full:  # compare with the file, which others may change

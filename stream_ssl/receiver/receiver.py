@@ -242,4 +242,5 @@ class Receiver:
             received=protocol.intake.received,
             # A journal at its budget is well; the check "credit" reports it.
             ready=self._group.ready or (self._group.journal_full and not self._room.disk_full),
+            journal_away=self._room.journal_away,
         )

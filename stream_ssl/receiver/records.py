@@ -57,6 +57,7 @@ class ReceiverRecord:
     captured: float | None = None  # capture time of the latest sample
     received: float | None = None  # receipt time of the latest packet
     ready: bool = True  # False: the journal cannot be written
+    journal_away: bool = False  # the journal's folder was moved, deleted or replaced
 
 
 @dataclass(slots=True)

@@ -5,13 +5,14 @@ Shapes: K labelled slots, C H W image, F features.
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 from collections import Counter
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import safetensors.torch
 import torch
@@ -52,7 +53,7 @@ RENAMED = (
 """From torchvision's names of a ResNet's weights, which are ours, to those of transformers."""
 
 
-def export_hub(checkpoint: Path, folder: Path, trust_code: bool = False) -> float | None:
+def export_hub(checkpoint: Path, folder: Path, trust_code: bool = False) -> Measured:
     """Write a checkpoint's encoder, its code if transformers has none, and a model card.
 
     Args:
@@ -61,7 +62,7 @@ def export_hub(checkpoint: Path, folder: Path, trust_code: bool = False) -> floa
         trust_code: import every class that the checkpoint names.
 
     Returns:
-        The accuracy in the model card; None if too few samples of the memory have labels.
+        The accuracy in the model card.
 
     Raises:
         ValueError: transformers has no form for this encoder.
@@ -70,7 +71,7 @@ def export_hub(checkpoint: Path, folder: Path, trust_code: bool = False) -> floa
     shape = shape_of(encoder)
     native = shape["stem"] == "imagenet" and all(shape["depths"])
     weights = {name: value.contiguous() for name, value in _network(encoder).state_dict().items()}
-    accuracy, labelled, classes = measured(encoder, checkpoint)
+    found = measured(encoder, checkpoint)
     with replacing(folder) as scratch:
         if native:
             weights = {_renamed(name): value for name, value in weights.items()}
@@ -81,9 +82,9 @@ def export_hub(checkpoint: Path, folder: Path, trust_code: bool = False) -> floa
         write_json(scratch / CONFIG, _native(shape) if native else _own(shape))
         if _crops(encoder):
             write_json(scratch / PREPROCESSOR, _preprocessor(encoder))
-        told = "" if accuracy is None else _told(accuracy, labelled, classes)
+        told = "" if found.accuracy is None else _told(found)
         (scratch / CARD).write_text(card(stored, encoder, origins_in(checkpoint), told, native))
-    return accuracy
+    return found
 
 
 def shape_of(encoder: Encoder) -> dict[str, Any]:
@@ -182,12 +183,26 @@ def _crops(encoder: Encoder) -> bool:
     return not (isinstance(encoder.decoder, Decoder) and encoder.decoder.fit == "letterbox")
 
 
-def measured(encoder: Encoder, checkpoint: Path) -> tuple[float | None, int, int]:
-    """Return the kNN accuracy on the memory's labelled slots, their number, and their classes.
+class Measured(NamedTuple):
+    """The kNN accuracy of an encoder on the memory's labelled slots.
 
-    Half of the slots are queries and half are references, so no slot finds itself. The accuracy is
-    None with fewer than two classes, or fewer references than neighbours.
+    Half of the slots are queries and half are references, so no slot finds itself.
+
+    Attributes:
+        accuracy: None with fewer than two classes, or fewer references than neighbours.
+        labelled: the number of labelled slots that were used.
+        classes: the number of their classes.
+        majority: the share of the most frequent class among the queries.
     """
+
+    accuracy: float | None
+    labelled: int
+    classes: int
+    majority: float
+
+
+def measured(encoder: Encoder, checkpoint: Path) -> Measured:
+    """Return the kNN accuracy on the memory's labelled slots."""
     columns = part(upgraded(memory_of(checkpoint)), "columns")
     row_K = (columns["labels"] >= 0).nonzero().flatten()
     order = torch.randperm(len(row_K), generator=torch.Generator().manual_seed(0))
@@ -196,17 +211,19 @@ def measured(encoder: Encoder, checkpoint: Path) -> tuple[float | None, int, int
     classes = len(set(label_K.tolist()))
     half = len(row_K) // 2
     if classes < 2 or half < NEIGHBOURS or "images" not in columns:
-        return None, len(row_K), classes
+        return Measured(None, len(row_K), classes, math.nan)
     image_KCHW = columns["images"][row_K]
     feature_KF = torch.cat([encoder(image_bCHW) for image_bCHW in torch.split(image_KCHW, 256)])
     told_Q = knn_classify(feature_KF[:half], feature_KF[half:], label_K[half:], NEIGHBOURS)
-    return score(told_Q, label_K[:half]).accuracy, len(row_K), classes
+    majority = int(label_K[:half].bincount().max()) / half
+    return Measured(score(told_Q, label_K[:half]).accuracy, len(row_K), classes, majority)
 
 
-def _told(accuracy: float, labelled: int, classes: int) -> str:
+def _told(found: Measured) -> str:
     return (
-        f"{accuracy:.1%} of {labelled // 2} labelled pictures were recognised among {classes} "
-        f"classes by a vote of {NEIGHBOURS} nearest neighbours. Pictures and neighbours are two "
+        f"{found.accuracy:.1%} of {found.labelled // 2} labelled pictures were recognised among "
+        f"{found.classes} classes by a vote of {NEIGHBOURS} nearest neighbours. Guessing the most "
+        f"frequent class would recognise {found.majority:.1%}. Pictures and neighbours are two "
         "halves of the run's memory, which the encoder may have learned from."
     )
 

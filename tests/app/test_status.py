@@ -27,6 +27,13 @@ from stream_ssl.observe.server import Server
 from stream_ssl.receiver.records import ReceiverRecord
 
 
+def started() -> LearnerMetrics:
+    """The metrics of a learner that has reached its main loop."""
+    metrics = LearnerMetrics(CollectorRegistry())
+    metrics.started()
+    return metrics
+
+
 def test_a_process_that_is_up_and_not_ready_says_why(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -35,7 +42,7 @@ def test_a_process_that_is_up_and_not_ready_says_why(
     health.set("journal", False, "cannot be written [Errno 28]")
     health.set("credit", True)
     receiver = ReceiverMetrics(CollectorRegistry()).registry
-    learner = LearnerMetrics(CollectorRegistry()).registry
+    learner = started().registry
     with (
         Server(receiver, health, "receiver") as one,
         Server(learner, Health(), "learner") as other,
@@ -67,6 +74,24 @@ def test_a_learner_that_falls_behind_is_not_called_healthy() -> None:
         assert re.search(rf"health +│ {said}", console.export_text())
 
 
+def test_a_learner_that_starts_shows_no_zeros_of_a_memory_that_it_has_not_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    metrics = LearnerMetrics(CollectorRegistry())
+    with Server(metrics.registry, Health(), "learner") as server:
+        (tmp_path / FILE).write_text(json.dumps({"learner": {"http": server.address}}))
+        assert "of 0 slots" not in shown(tmp_path, capsys)
+        metrics.started()
+        assert "0 of 0 slots" in shown(tmp_path, capsys)
+
+
+def test_json_of_a_run_that_never_started_is_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert status.main([str(tmp_path), "--json"]) == 1
+    assert "no run has started here" in json.loads(capsys.readouterr().out)["error"]
+
+
 def test_a_run_that_was_stopped_is_told_how_it_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -80,7 +105,7 @@ def test_a_run_that_was_stopped_is_told_how_it_goes_on(
 def test_samples_that_were_turned_away_are_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    metrics = LearnerMetrics(CollectorRegistry())
+    metrics = started()
     metrics._families.add("near_duplicates_total", 3229)
     with Server(metrics.registry, Health(), "learner") as server:
         (tmp_path / FILE).write_text(json.dumps({"learner": {"http": server.address}}))
@@ -93,7 +118,7 @@ def test_samples_that_were_turned_away_are_told(
 def test_dropped_samples_of_all_ranks_are_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ranks = [LearnerMetrics(CollectorRegistry()) for _ in range(2)]
+    ranks = [started() for _ in range(2)]
     for rank, metrics in enumerate(ranks):
         metrics._families.add("near_duplicates_total", 300 + rank)
         ranks[0]._families.set("rank_shard_slots", 32, rank=str(rank))
@@ -192,7 +217,7 @@ def test_a_lock_of_the_past_is_held_by_nobody(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_step_0_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    metrics = LearnerMetrics(CollectorRegistry())
+    metrics = started()
     with Server(metrics.registry, Health(), "learner") as server:
         (tmp_path / FILE).write_text(json.dumps({"learner": {"http": server.address}}))
         assert "checkpoint none yet" in shown(tmp_path, capsys)
@@ -208,14 +233,14 @@ def test_a_journal_that_was_not_measured_is_not_shown(
         (tmp_path / FILE).write_text(json.dumps({"receiver": {"http": server.address}}))
         assert "budget has room" not in shown(tmp_path, capsys)
         metrics.consume(ReceiverRecord(journal_bytes=2_000_000, room=0))
-        assert "2.0 MB; the budget has room for 0 MB" in shown(tmp_path, capsys)
+        assert "2.0 MB; its budget and its disk have room for 0 MB" in shown(tmp_path, capsys)
 
 
 def test_near_duplicates_are_told_only_if_they_were_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """They are not measured for vectors."""
-    metrics = LearnerMetrics(CollectorRegistry())
+    metrics = started()
     metrics._families.set("memory_slots", 100, memory="working")
     with Server(metrics.registry, Health(), "learner") as server:
         (tmp_path / FILE).write_text(json.dumps({"learner": {"http": server.address}}))
@@ -226,7 +251,7 @@ def test_near_duplicates_are_told_only_if_they_were_measured(
 
 def test_totals_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     receiver = ReceiverMetrics(CollectorRegistry())
-    learner = LearnerMetrics(CollectorRegistry())
+    learner = started()
     with (
         Server(receiver.registry, Health(), "receiver") as one,
         Server(learner.registry, Health(), "learner") as other,
@@ -286,7 +311,7 @@ def test_rates_are_over_a_finite_time(
 def test_skipped_updates_are_told_in_place_of_the_loss(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    metrics = LearnerMetrics(CollectorRegistry())
+    metrics = started()
     with Server(metrics.registry, Health(), "learner") as server:
         (tmp_path / FILE).write_text(json.dumps({"learner": {"http": server.address}}))
         metrics._families.set("skipped_updates_in_a_row", 3)

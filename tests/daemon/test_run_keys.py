@@ -127,6 +127,15 @@ def test_any_port_is_the_one_of_before_while_it_is_free(
     assert "the receiver cannot listen on its former port 7000" in caplog.text
     publish(tmp_path, "receiver", data="ipc:///tmp/a", http="http://x")
     assert again("tcp://127.0.0.1:0") == "tcp://127.0.0.1:0"
+    caplog.clear()
+    publish(tmp_path, "receiver", data="tcp://0.0.0.0:7000", http="http://x")
+
+    def refuse(_: str) -> str:
+        raise ValueError("journal.budget is too small")
+
+    with pytest.raises(ValueError, match="too small"):
+        listen_again(refuse, "tcp://127.0.0.1:0", tmp_path)
+    assert not caplog.text  # the port is not at fault
 
 
 def test_a_secret_that_everybody_may_read_is_refused(tmp_path: Path) -> None:

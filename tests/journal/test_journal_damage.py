@@ -529,12 +529,20 @@ def test_what_goes_into_a_deleted_segment_is_not_durable(tmp_path):
     journal.append([packet(2)])
     assert [record.sequence for record in read_all(tmp_path)[0]] == [2]
 
+    assert journal.lock.is_in_place()
+    away = tmp_path.with_name("away")
+    tmp_path.rename(away)
+    assert not journal.lock.is_in_place()
+    away.rename(tmp_path)
+    assert journal.lock.is_in_place()
+
     shutil.rmtree(tmp_path)
     tmp_path.mkdir()  # where another receiver may have begun by now
     for _ in range(2):
         with pytest.raises(JournalError):
             journal.append([packet(3)])
     assert not list_segments(tmp_path)
+    assert not journal.lock.is_in_place()
     with pytest.raises(JournalError, match="start the receiver again"):
         journal.append([packet(3)])
     journal.close()

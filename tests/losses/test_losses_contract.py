@@ -90,9 +90,8 @@ def test_a_second_derivative_is_refused(name: str) -> None:
     one = case()
     z_BD = one.z_BD.clone().requires_grad_()
     value = call(loss, one._replace(z_BD=z_BD), known(one)).loss
-    (gradient_BD,) = torch.autograd.grad(value, z_BD, create_graph=True)
-    with pytest.raises(RuntimeError, match="differentiate twice"):
-        gradient_BD.pow(2).sum().backward()
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(value, z_BD, create_graph=True)
 
 
 @table("name", ["self-labeling"])

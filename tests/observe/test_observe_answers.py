@@ -332,7 +332,7 @@ def test_a_full_disk_is_the_first_thing_to_do(
         f"Then: disk-low (see {tmp_path}), no-credit (see {tmp_path})."
     )
     assert found["To do"].says.startswith(
-        f"First, journal-failing: Make room on the disk of {tmp_path}, or"
+        f"First, journal-failing: Make room on the disk of {tmp_path}, repair"
     )
 
 

@@ -249,6 +249,8 @@ def check_turns(ranks: int) -> None:
         if group.rank == 1:
             time.sleep(0.3)
         joint.agree(False, 8 * group.rank, 0, START)
+        if group.rank == 0:
+            assert joint.asked(lambda: time.sleep(0.3)) is None  # its stream pauses
         turn = joint.agree(False, 0, 0, START)
         return [list(turn.ready), [astuple(one) for one in joint.work], group.bytes]
 
@@ -258,7 +260,7 @@ def check_turns(ranks: int) -> None:
         assert known == by_rank[0][1]
         busy, waited, sent, samples = zip(*known, strict=True)
         assert busy.index(max(busy)) == 1
-        assert busy[1] >= 0.3
+        assert busy[1] >= 0.3 > busy[0]
         assert waited[0] >= 0.2, "the others wait"
         assert all(0 < told <= own for told, (*_, own) in zip(sent, by_rank, strict=True))
         assert list(samples) == [8 * rank for rank in range(ranks)]

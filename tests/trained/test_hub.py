@@ -125,7 +125,7 @@ def test_the_model_card_states_stream_updates_and_accuracy(
     assert "- robot/left: 50 of the memory's samples" in card
     encoder = stream_ssl.load_encoder(runs["own"] / "run")
     (checkpoint,) = (runs["own"] / "run" / "checkpoints").glob("step-*")
-    accuracy, labelled, classes = measured(encoder, checkpoint)
+    accuracy, labelled, classes, majority = measured(encoder, checkpoint)
     assert (labelled, classes) == (50, 2)
     columns = part(upgraded(memory_of(checkpoint)), "columns")
     row_K = (columns["labels"] >= 0).nonzero().flatten()
@@ -134,6 +134,8 @@ def test_the_model_card_states_stream_updates_and_accuracy(
     parts = feature_KF[:25], label_K[:25], feature_KF[25:], label_K[25:]
     assert accuracy == knn_accuracy(*parts, 20).accuracy
     assert f"{accuracy:.1%} of 25 labelled pictures were recognised among 2 classes" in card
+    assert majority == max(label_K[:25].bincount().tolist()) / 25
+    assert f"Guessing the most frequent class would recognise {majority:.1%}." in card
     other = (runs["torchvision"] / "hub" / "README.md").read_text()
     assert "Not measured, because too few samples of the stream have labels." in other
     assert "fill the square with grey" in other

@@ -134,9 +134,11 @@ def write(settings: Namespace, checkpoint: Path, targets: Mapping[str, Target]) 
     if settings.hub is not None:
         with writing("--hub", targets["hub"].folder), ShownProgress() as progress:
             progress.add_task("writing the encoder for transformers", total=None)
-            accuracy = export_hub(checkpoint, targets["hub"].folder, settings.trust_code)
+            knn = export_hub(checkpoint, targets["hub"].folder, settings.trust_code)
         targets["hub"].publish()
-        told = "not measured" if accuracy is None else f"{accuracy:.1%}"
+        told = "not measured"
+        if knn.accuracy is not None:
+            told = f"{knn.accuracy:.1%}; guessing the most frequent class: {knn.majority:.1%}"
         print(f"hub: {settings.hub}, accuracy of the memory's labels: {told}")
     if settings.memory is not None:
         with (

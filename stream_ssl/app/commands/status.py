@@ -158,7 +158,10 @@ def of_folder(run: Path, seconds: float | None, json: bool, health: str | None) 
             told = (
                 f"{broken}. No process of the run is running. Its next start writes the file again"
             )
-        console.print(told, markup=False, highlight=False, soft_wrap=True)
+        if json:
+            console.print_json(data={"answers": [], "error": told})
+        else:
+            console.print(told, markup=False, highlight=False, soft_wrap=True)
         return FAILED
     figures = measure(addresses, seconds or SHORT, time.sleep, token)
     silent = silence(run, endpoints, [role for role, up in figures["up"].items() if not up])
@@ -280,7 +283,12 @@ def measure(
             set(RECEIVER_PARTS),
         ),
         "learner": _summed(
-            [learner_figures(histories[name]) for name in answering if name[0] == "l"],
+            [
+                learner_figures(history)
+                for name, history in histories.items()
+                # A learner that starts has not loaded its checkpoint, so its zeros say nothing.
+                if name in answering and name[0] == "l" and not history.last("stream_ssl_starting")
+            ],
             set(LEARNER_PARTS),
         ),
         "group": group_figures(histories["learner"]) if ranks and ranks > 1 else None,
@@ -452,7 +460,9 @@ def table(
         room = r["journal_room_bytes"] / 1e6
         held = r["journal_bytes"] / 1e6
         if held or room:  # both are 0 until the receiver has measured them
-            shown.add_row("journal", f"{held:,.1f} MB; the budget has room for {room:,.0f} MB")
+            shown.add_row(
+                "journal", f"{held:,.1f} MB; its budget and its disk have room for {room:,.0f} MB"
+            )
     if (learning := figures["learner"]) is not None:
         shown.add_row(
             "learning",
