@@ -164,6 +164,7 @@ def problems_of(states: Mapping[str, State]) -> list[dict[str, Any]]:
     return sorted(
         found,
         key=lambda one: (
+            bool(one.get("over")),
             one["severity"] != "critical",
             ORDER.get(one["name"], -1),
             one["producer"],
@@ -253,9 +254,13 @@ def _health(states: Mapping[str, State], problems: Sequence[Mapping[str, Any]]) 
     checks = [("all conditions", "#health")]
     found = census(states, problems)
     if problems:
-        names = [_in_brief(name, problems) for name in found.present]
-        verb = "holds" if len(names) == 1 else "hold"
-        told = [f"{plural(len(names), 'condition')} {verb} now: {few(names, MOST_NAMED)}"]
+        told = []
+        for over in (False, True):
+            chosen = [name for name in found.present if _over(name, problems) is over]
+            if names := [_in_brief(name, problems) for name in chosen]:
+                verb = "holds" if len(names) == 1 else "hold"
+                when = "ended less than a minute ago" if over else f"{verb} now"
+                told.append(f"{plural(len(names), 'condition')} {when}: {few(names, MOST_NAMED)}")
         if found.unknown:
             told.append(f"{len(found.unknown)} of the others are unknown")
         return Answer("Health", _level(problems), _sentences(told), [*_runbooks(problems), *checks])
@@ -374,13 +379,18 @@ def _to_do(
     others: Sequence[Answer],
     ended: bool,
 ) -> Answer:
-    if problems:
-        first = problems[0]
-        who = _who(_named((first["name"],), problems))
-        more = [name for name in census(states, problems).present if name != first["name"]]
+    now = [one for one in problems if not one.get("over")]
+    if problems and not now:
+        names = list(dict.fromkeys(one["name"] for one in problems))
+        says = f"Nothing, unless {few(names, MOST_NAMED)} begins again. Look again in a minute."
+        return Answer("To do", "wait", says, _runbooks(problems))
+    if now:
+        first = now[0]
+        who = _who(_named((first["name"],), now))
+        more = [name for name in census(states, now).present if name != first["name"]]
         says = f"First, {first['name']}{who and f' ({who})'}: {_remedy(first, learner)}"
         if more:
-            then = [_placed(_named((name,), problems)[0]) for name in more]
+            then = [_placed(_named((name,), now)[0]) for name in more]
             says = f"{says.rstrip('.')}. Then: {few(then, MOST_NAMED)}"
         return Answer("To do", _level([first]), _sentences([says]), _runbooks([first]))
     if any(state.get("starting") for state in states.values()):
@@ -504,6 +514,11 @@ def _named(names: Sequence[str], problems: Sequence[Mapping[str, Any]]) -> list[
     return [one for name in names for one in problems if one["name"] == name]
 
 
+def _over(name: str, problems: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether a condition has ended for everything that it concerned."""
+    return all(one.get("over") for one in problems if one["name"] == name)
+
+
 def _in_brief(name: str, problems: Sequence[Mapping[str, Any]]) -> str:
     """Return the name of a condition with its sentences, or with its producers.
 
@@ -556,7 +571,8 @@ def _told(one: Mapping[str, Any]) -> str:
 
 
 def _level(lit: Iterable[Mapping[str, Any]]) -> Level:
-    return "bad" if any(one["severity"] == "critical" for one in lit) else "watch"
+    now = [one["severity"] for one in lit if not one.get("over")]
+    return "bad" if "critical" in now else "watch"
 
 
 def _runbooks(lit: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:

@@ -156,6 +156,7 @@ class Lit:
         since: the Unix time at which it began.
         remedy: the action to take, with the paths of the process's folders.
         where: the folders that the remedy names, or "".
+        over: whether it has ended, and is shown until HOLD_SECONDS have passed.
     """
 
     condition: Condition
@@ -164,6 +165,7 @@ class Lit:
     since: float
     remedy: str
     where: str = ""
+    over: bool = False
 
     def told(self) -> dict[str, object]:
         """Return the condition as plain values, for JSON."""
@@ -176,6 +178,7 @@ class Lit:
             "remedy": self.remedy,
             "where": self.where,
             "since": round(self.since, 1),
+            "over": self.over,
             "runbook": f"runbooks/{one.name}",
         }
 

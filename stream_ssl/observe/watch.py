@@ -117,7 +117,7 @@ class Watch:
                 self._log.warning("/".join(key), text)
         for key in self._lit.keys() - found.keys():
             says = f"{self._said[key]} (this ended {seconds(now - self._seen[key])} ago)"
-            self._lit[key] = replace(self._lit[key], says=says)
+            self._lit[key] = replace(self._lit[key], says=says, over=True)
         for key in [one for one in self._lit if now - self._seen[one] >= at.HOLD_SECONDS]:
             del self._lit[key]
             text = f"{key[0]} ends; its last state: {self._said.pop(key)}"

@@ -334,6 +334,20 @@ def test_a_full_disk_is_the_first_thing_to_do(
     assert found["To do"].says.startswith(
         f"First, journal-failing: Make room on the disk of {tmp_path}, repair"
     )
+    run.receiver.health.set("journal", True)
+    run.receiver.health.set("credit", True)
+    run.pass_(30, run.sends())
+    found = asked(run)
+    assert found["Health"].level == "watch", "the critical ones have ended"
+    assert found["Health"].says.startswith("1 condition holds now: disk-low")
+    assert "2 conditions ended less than a minute ago: journal-failing (" in found["Health"].says
+    assert found["To do"].says.startswith("First, disk-low: ")
+    monkeypatch.setattr(exported.shutil, "disk_usage", lambda _: SimpleNamespace(free=5e11))
+    run.pass_(20, run.sends())
+    found = asked(run)
+    assert found["Health"].level == "watch"
+    assert "now" not in found["Health"].says
+    assert (found["To do"].level, found["To do"].says[:8]) == ("wait", "Nothing,")
 
 
 def test_a_dead_learner_leaves_the_receivers_answers(healthy: Run) -> None:

@@ -500,7 +500,7 @@ def table(
 def _verdict(figures: Mapping[str, Any], looks: bool) -> str:
     """Return a line on the run's health: "all well" only if every process answers and is ready."""
     present = figures["conditions"].values()
-    conditions = len({one["name"] for found in present for one in found})
+    conditions = len({one["name"] for found in present for one in found if not one.get("over")})
     starting = figures["starting"]
     down = [role for role in sorted(figures["up"], reverse=True) if not figures["up"][role]]
     silent = [role for role in down if role not in starting]
