@@ -189,6 +189,8 @@ def damage_told_by(error: Exception) -> str:
     """
     if isinstance(error, OSError) and error.errno in UNREAD:
         raise error
+    if isinstance(error, KeyError):
+        return f"the entry {error} is missing"
     return f"{type(error).__name__}: {error}"
 
 

@@ -87,16 +87,24 @@ class Saver:
         elif self._learner.step:
             if self._originals is not None:
                 self._originals.saving(self._learner.originals())
-            self._record(lambda: self._checkpointer.save(self._learner, self._config))
+            then = f"the next start repeats the steps after {self._checkpointer.durable_step}"
+            self._record(lambda: self._checkpointer.save(self._learner, self._config), then)
 
-    def _record(self, work: Callable[[], CheckpointRecord | None]) -> None:
-        """Run `work`, and record the checkpoint that it returns. Log and count a failed write."""
+    def _record(
+        self, work: Callable[[], CheckpointRecord | None], then: str = "training continues"
+    ) -> None:
+        """Run `work`, and record the checkpoint that it returns. Log and count a failed write.
+
+        Args:
+            work: writes the checkpoint.
+            then: how the run continues after a failed write, for the log.
+        """
         try:
             record = work()
         except OSError as error:
             self._metrics.of_checkpoints.failed()
             self._health.set("checkpoint", False, str(error))
-            log.error("checkpoint not written, training continues: %s", error)
+            log.error("checkpoint not written, %s: %s", then, error)
             return
         if record is None:
             return

@@ -79,6 +79,7 @@ class CheckpointFolder:
                 raise CheckpointError(why)
             if self.damaged:
                 self.point_back(path)
+                self._empty_damaged()
             return Saved(path, facts)
         if self.damaged and updated is None:
             log.error("no checkpoint in %s is whole: the run starts from scratch", self.path)
@@ -146,24 +147,30 @@ class CheckpointFolder:
             log.warning("cannot point %s to %s: %s", self.path / LATEST, path.name, error)
 
     def set_aside(self, path: Path, reason: str) -> None:
-        """Rename the folder of a damaged checkpoint.
-
-        The folders of all damaged checkpoints stay, but only the newest ones keep their files.
-        """
+        """Rename the folder of a damaged checkpoint."""
         self.damaged += 1
-        log.error("checkpoint %s is damaged (%s): using the one before", path, reason)
+        log.error("checkpoint %s is damaged: %s", path, reason)
         try:
             aside = path.with_name(DAMAGED + path.name)
             while aside.exists():
                 aside = aside.with_name(aside.name + "-again")
             path.rename(aside)
+        except OSError as error:
+            log.warning("cannot set %s aside: %s", path, error)
+
+    def _empty_damaged(self) -> None:
+        """Remove the files of all but the newest damaged checkpoints.
+
+        While no checkpoint is whole, all keep their files, because perhaps one can be repaired.
+        """
+        try:
             held = sorted(one for one in self.path.glob(f"{DAMAGED}*") if any(one.iterdir()))
             for older in held[:-MOST_DAMAGED]:
                 shutil.rmtree(older, ignore_errors=True)
-                older.mkdir(exist_ok=True)  # the empty folder still counts as a damaged checkpoint
+                older.mkdir(exist_ok=True)  # it still counts as a damaged checkpoint
                 log.warning("%s: its files were removed; %d newer stay", older, MOST_DAMAGED)
         except OSError as error:
-            log.warning("cannot set %s aside: %s", path, error)
+            log.warning("cannot remove damaged checkpoints: %s", error)
 
     def _prune(self, history_bytes: int | None = None) -> None:
         """Remove checkpoints that are neither among the newest nor in the history."""

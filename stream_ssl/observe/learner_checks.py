@@ -39,6 +39,7 @@ class LearnerChecks:
         self._lags: deque[tuple[float, float]] = deque()
         self._progress = (math.nan, clock())  # (samples, time of the last change)
         self._updated = (math.nan, clock())
+        self._began: float | None = None  # step of the checkpoint that the process began with
 
     def findings(self, figures: Figures) -> Iterator[Finding]:
         """Yield the conditions that are present."""
@@ -179,9 +180,13 @@ class LearnerChecks:
             says += ", and the run has no checkpoint" if none else ""
             yield "checkpoint-old", "", says
         damaged = figures.get("checkpoints_damaged")
+        if self._began is None and not figures.get("starting") > 0:
+            self._began = figures.get("checkpoint_step")  # NaN or 0: with new weights
         if damaged > 0:
             were = "checkpoint was" if damaged == 1 else "checkpoints were"
             says = f"{damaged:.0f} {were} damaged and renamed to damaged-*"
+            if self._began is not None and not self._began > 0:
+                says += "; none was whole, so the run began anew with new weights"
             yield "checkpoint-damaged", "", says
         late = figures.get("checkpoint_copy_late_seconds")
         if late > at.COPY_SECONDS:

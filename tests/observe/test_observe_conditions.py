@@ -441,6 +441,21 @@ def test_skipped_updates_are_counted_on_while_training_diverges() -> None:
     assert "60 updates in a row" in world.lit["divergence", ""]
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_run_that_began_anew_because_all_checkpoints_are_damaged_says_so(
+    whole: bool, tmp_path: Path
+) -> None:
+    world = World("learner", {"checkpoints": tmp_path})
+    world.pass_(10)  # it is starting
+    if whole:
+        world.learner.of_checkpoints.resumed(5, world.wall)
+    world.learner.started()
+    checkpoint_damaged(world, tmp_path)
+    world.learner.of_checkpoints.resumed(9, world.wall)
+    world.pass_(10)
+    assert ("began anew" in world.lit["checkpoint-damaged", ""]) is not whole
+
+
 def test_a_condition_ends_after_a_minute_without_it(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "stream_ssl.health")
     world = World("receiver")
