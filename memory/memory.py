@@ -185,8 +185,9 @@ class WorkingMemory(Measurements, RandomDraws, Reencoding, Stateful):
     ) -> Admission:
         """Offer a batch of newcomers, in order, and return what happened to each of them.
 
-        The result is the same as if each sample were offered alone, with two exceptions: the
-        near-duplicate rules of `Duplicates`, and policies that learn between batches.
+        The result is the same as if each sample were offered alone, with three exceptions: the
+        near-duplicate rules of `Duplicates`, policies that learn between batches, and ties, which
+        another batch size may break another way.
 
         On several ranks, all ranks must call this method. A rank without newcomers passes empty
         batches. Images travel only to the rank that keeps them.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -11,12 +12,14 @@ from table import table
 from tiny_reproduction import CLASSES, DATA, TINY
 
 from benchmarks.experiments import __main__ as command
+from benchmarks.experiments.__main__ import REPORTS
 from benchmarks.experiments.network import encoder
 from benchmarks.experiments.papers import EXPERIMENTS
 from benchmarks.experiments.papers.arms import Experiment, PaperArm, PaperRun
 from benchmarks.experiments.papers.presets import PRESETS
 from benchmarks.experiments.papers.training import build, run_once, views_of
 from benchmarks.experiments.papers.verdicts import MEASURES
+from benchmarks.experiments.results import entries
 
 EVERY = pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=EXPERIMENTS.keys())
 TIMES = ("train_s", "evaluate_s", "step_ms")
@@ -107,6 +110,16 @@ def test_cpu_small_is_sized_for_a_quarter_of_an_hour(experiment: Experiment) -> 
         for run in experiment.plan(preset.seeds, preset.repeat_all)
     )
     assert seconds <= 2 * 15 * 60
+
+
+def test_the_page_tells_how_many_runs_there_are_and_how_long_they_took() -> None:
+    page = (REPORTS.parents[1] / "docs" / "reproduction.md").read_text(encoding="utf-8")
+    told = re.findall(r"^\| `([\w-]+)` \| (\d+), ([\d.]+) \|", page, re.MULTILINE)
+    assert len(told) == 6
+    for name, runs, minutes in told:
+        found = entries(REPORTS / "reproduction" / f"{name}-cpu-small.jsonl")
+        seconds = sum(one["numbers"]["train_s"] + one["numbers"]["evaluate_s"] for one in found)
+        assert (int(runs), float(minutes)) == (len(found), round(seconds / 120, 1))
 
 
 def test_the_command_knows_every_experiment_and_preset() -> None:
