@@ -251,7 +251,12 @@ def _plain(value: Any) -> Any:
 
 
 def _show(value: Any) -> str:
-    return "default" if value is ABSENT else repr(_plain(value))
+    if value is ABSENT:
+        return "default"
+    if isinstance(value, str):  # a learner has the receiver's options as text
+        with suppress(ValueError, RecursionError):
+            value = json.loads(value)
+    return repr(_plain(value))
 
 
 def _with_named_method(run: Mapping[str, Any]) -> Mapping[str, Any]:
