@@ -55,15 +55,19 @@ LEARNER_PARTS = (
     *("memory_slots", "memory_capacity_slots"),
 )
 """Figures that are summed over all receivers, and over all ranks."""
-PAGE_RATES = {
-    "receiver": {"samples_per_second": "received", "bytes_per_second": "bytes"},
+PAGE_FIGURES = {
+    "receiver": {
+        "producers": "producers",
+        "samples_per_second": "received",
+        "bytes_per_second": "bytes",
+    },
     "learner": {
         "samples_per_second": "trained",
         "replayed_samples_per_second": "replayed",
         "steps_per_second": "steps",
     },
 }
-"""Rates by their names in the figures of a page."""
+"""Figures that the answers also tell, by their names in the figures of a page."""
 SHORT = 1.0
 """Seconds over which rates are measured that no page shows."""
 
@@ -173,7 +177,7 @@ def of_folder(run: Path, seconds: float | None, json: bool, health: str | None) 
         for name in figures["up"]
     }
     if seconds is None:
-        figures |= rates_of_page(figures, states)
+        figures |= as_on_page(figures, states)
     found = answers({
         name: state or {"error": f"the {name} does not answer at {addresses[name]}"}
         for name, state in states.items()
@@ -185,15 +189,16 @@ def of_folder(run: Path, seconds: float | None, json: bool, health: str | None) 
     return DONE if all(figures["up"].values()) else FAILED
 
 
-def rates_of_page(
+def as_on_page(
     figures: Mapping[str, Any], states: Mapping[str, Mapping[str, Any] | None]
 ) -> dict[str, Any]:
-    """Return the figures of both roles with the rates that the page shows, where it knows them.
+    """Return the figures of both roles with those that the page shows, where it knows them.
 
-    New samples come in batches, so a rate over few seconds is often 0 while the learner trains.
+    The answers come from the page, and one output must not name two numbers. New samples come in
+    batches, so a rate over few seconds is often 0 while the learner trains.
     """
     found = {}
-    for role, rates in PAGE_RATES.items():
+    for role, rates in PAGE_FIGURES.items():
         known = [(states[name] or {}).get("figures", {}) for name in states if _any(role, [name])]
         found[role] = figures[role] and dict(figures[role])
         for name, series in rates.items():
