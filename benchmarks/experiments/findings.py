@@ -117,6 +117,8 @@ def _left_of_effects(found: FinishedRuns, condition: str, number: str) -> tuple[
             if (value := run.number(number)) is not None:
                 values.append(value)
                 keys.append((("arm", arm), ("seed", seed, run.device)))
+    if not values:
+        return 0.0, 0
     effects = {effect: column for column, effect in enumerate({e for key in keys for e in key})}
     design = np.zeros((len(keys), len(effects)))
     for row, key in enumerate(keys):

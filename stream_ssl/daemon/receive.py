@@ -137,10 +137,7 @@ def receive(settings: Namespace, resolved: Mapping[str, Any], stop: Stop) -> Non
             health.refused = {**health.refused, **record.refused_last}
             sources.producers.offer(receiver.producers)
             health.tick("receiver")
-            failed = "" if record.ready else "a write failed"
-            failed = "its folder was moved, deleted or replaced" * record.journal_away or failed
-            after = "; no packet is acknowledged until a write works"
-            health.set("journal", not failed, failed and failed + after)
+            health.set("journal", *_journal(record))
             served = not record.full and (record.credit > 0 or not record.producers)
             health.set("credit", served, "" if served else f"no producer may send: {_why(record)}")
         health.forget("receiver")
@@ -171,6 +168,15 @@ def listen_again(listen: Callable[[str], T], bind: str, run: Path) -> T:
                 error,
             )
     return listen(bind)
+
+
+def _journal(record: ReceiverRecord) -> tuple[bool, str]:
+    """Return whether the journal is well, and what is wrong with it."""
+    if record.ready and not record.journal_away:
+        return True, ""
+    away = "its folder was moved, deleted or replaced"
+    fault = away if record.journal_away else "a write failed"
+    return False, f"{fault}; no packet is acknowledged until a write works"
 
 
 def _why(record: ReceiverRecord) -> str:

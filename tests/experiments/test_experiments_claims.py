@@ -109,6 +109,7 @@ def test_a_difference_is_of_runs_on_one_device() -> None:
     assert pooled_deviation([runs], "knn") == (pytest.approx(expected), 1)
     assert pooled_deviation([runs], "knn", "parked") == pooled_deviation([runs], "knn")
     assert pooled_deviation([runs], "knn", "crawl") is None
+    assert pooled_deviation([runs], "linear") is None
 
 
 def test_without_repeated_pairs_there_is_no_deviation_and_no_error() -> None:

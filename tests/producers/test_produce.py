@@ -45,3 +45,20 @@ def test_a_source_that_the_receiver_has_already_sends_nothing_and_says_so(caplog
                 produce.send_all(Shaped(Listed(4, 5)), producer, 10.0, threading.Event())
             assert ("nothing to send" in caplog.text) is not new
         assert len(peer.journal) == 1
+
+
+def test_a_source_that_waits_and_cannot_be_stopped_is_named(caplog, monkeypatch):
+    """A first signal has no effect on it, and the user must learn of the second."""
+    monkeypatch.setattr(produce, "SOURCE_SECONDS", 0.1)
+    stop, told = threading.Event(), threading.Event()
+    monkeypatch.setattr(produce.log, "warning", lambda text, *_: told.set())
+
+    class Waiting(Listed):
+        def samples(self, position=None):
+            stop.set()
+            assert told.wait(20)
+            yield from super().samples(position)
+
+    with Peer() as peer, peer.serving(), Producer(peer.address, "robot") as producer:
+        produce.send_all(Shaped(Waiting(4)), producer, 10.0, stop)
+    assert told.is_set()

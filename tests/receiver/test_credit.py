@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from receiver_peer import DEADLINE, KIB, MIB, Peer, Running, packet, until
 
-from stream_ssl.daemon.receive import _why
+from stream_ssl.daemon.receive import _journal, _why
 from stream_ssl.journal.consumer_offsets import ConsumerOffsets
 from stream_ssl.receiver import journal_room
 from stream_ssl.receiver.credit import DRAIN_SECONDS, QUIET_SECONDS, CreditPolicy
@@ -232,6 +232,20 @@ def test_credit_stops_while_a_checkpoint_fits_on_the_disk(tmp_path, monkeypatch,
         assert "(8 MB are for a checkpoint, the rest is for one packet)" in told
         free[0] += 4 * MIB
         peer.with_credit()
+
+
+def test_a_journal_whose_folder_is_away_is_not_well(tmp_path):
+    away = tmp_path / "away"
+    with Running(tmp_path, **SMALL) as running:
+        until(lambda: running.records)
+        assert _journal(running.last) == (True, "")
+        (tmp_path / "journal").rename(away)
+        until(lambda: running.last.journal_away)
+        well, why = _journal(running.last)
+        assert not well
+        assert why.startswith("its folder was moved, deleted or replaced; no packet")
+        away.rename(tmp_path / "journal")
+        until(lambda: not running.last.journal_away)
 
 
 def test_a_position_behind_the_journals_end_deletes_nothing(tmp_path, caplog):

@@ -40,6 +40,8 @@ STOP_SECONDS = 20.0
 """Longest time in seconds that a flush may take once a stop is requested."""
 STALL_SECONDS = 1.0
 """Seconds without an acknowledgement after which such a flush gives up."""
+SOURCE_SECONDS = 5.0
+"""Seconds after which the log says that a source does not stop."""
 PART_SECONDS = 1.5
 """Seconds to wait for a broker to take the last acknowledgements once a stop is requested."""
 OWN = {
@@ -276,7 +278,8 @@ def send_all(
     position = welcome.position
     log.info("connected to %s%s", producer.address, "; going on" if position is not None else "")
     report = Report(producer, broker)
-    threading.Thread(target=_stop_source, args=(source, stop), daemon=True).start()
+    ended = threading.Event()
+    threading.Thread(target=_stop_source, args=(source, stop, ended), daemon=True).start()
     with configuring():
         try:
             samples = source.samples(position)
@@ -296,6 +299,7 @@ def send_all(
                 expected.passed_over()
         report.now_and_then()
     early = stop.is_set()
+    ended.set()
     if too_large.by_reason:
         log.warning("%s", too_large)
     log.info("waiting until the receiver has all samples on disk")
@@ -341,10 +345,20 @@ def part(broker: Acknowledged, stop: threading.Event) -> None:
         )
 
 
-def _stop_source(source: Shaped, stop: threading.Event) -> None:
-    """Stop the source when `stop` is set: a source that waits for files does not see `stop`."""
+def _stop_source(source: Shaped, stop: threading.Event, ended: threading.Event) -> None:
+    """Stop the source when `stop` is set: a source that waits for files does not see `stop`.
+
+    Log a warning if the source has not `ended` after a while.
+    """
     stop.wait()
     source.stop()
+    if not ended.wait(SOURCE_SECONDS):
+        log.warning(
+            "source %s does not stop. A second signal ends the command, and the same command sends "
+            "again what was not acknowledged. A source of your own that waits needs a method "
+            "stop() (docs/own-source.md)",
+            source.name,
+        )
 
 
 def send(
