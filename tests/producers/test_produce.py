@@ -47,7 +47,7 @@ def test_a_source_that_the_receiver_has_already_sends_nothing_and_says_so(caplog
         assert len(peer.journal) == 1
 
 
-def test_a_source_that_waits_and_cannot_be_stopped_is_named(caplog, monkeypatch):
+def test_a_source_that_waits_and_cannot_be_stopped_is_named(monkeypatch):
     """A first signal has no effect on it, and the user must learn of the second."""
     monkeypatch.setattr(produce, "SOURCE_SECONDS", 0.1)
     stop, told = threading.Event(), threading.Event()
