@@ -21,6 +21,7 @@ from stream_ssl.daemon.endpoints import Announcement, hold_role, load
 from stream_ssl.daemon.notify import Notifier
 from stream_ssl.daemon.page import announced, page_sources, peers_of
 from stream_ssl.journal.consumer_offsets import ConsumerOffsets
+from stream_ssl.journal.errors import JournalError
 from stream_ssl.journal.journal import Journal
 from stream_ssl.observe.health import STARTING, Health
 from stream_ssl.observe.metrics import ReceiverMetrics
@@ -29,7 +30,7 @@ from stream_ssl.observe.peers import ASK_EVERY, Peers
 from stream_ssl.observe.server import Server
 from stream_ssl.observe.trends import EVERY
 from stream_ssl.observe.watch import Watch, Watched
-from stream_ssl.process.failures import Misconfigured, configuring, listening, section
+from stream_ssl.process.failures import Failure, Misconfigured, configuring, listening, section
 from stream_ssl.process.signals import Stop
 from stream_ssl.receiver.access import Access
 from stream_ssl.receiver.receiver import Receiver
@@ -91,7 +92,7 @@ def receive(settings: Namespace, resolved: Mapping[str, Any], stop: Stop) -> Non
             stack.enter_context(Background("watch", watch.try_look, EVERY))
             access = access_of(settings, settings.run)
             with section("journal"):
-                journal = Journal(settings.run / "journal", **settings.journal)
+                journal = _opened(settings)
             stack.callback(journal.close)
             offsets = ConsumerOffsets(settings.run)
 
@@ -168,6 +169,13 @@ def listen_again(listen: Callable[[str], T], bind: str, run: Path) -> T:
                 error,
             )
     return listen(bind)
+
+
+def _opened(settings: Namespace) -> Journal:
+    try:
+        return Journal(settings.run / "journal", **settings.journal)
+    except JournalError as error:  # of the disk, which a restart may find mended
+        raise Failure(str(error)) from error
 
 
 def _journal(record: ReceiverRecord) -> tuple[bool, str]:

@@ -180,6 +180,18 @@ def test_every_role_refuses_a_run_without_a_folder(
     assert "run is empty: give the folder of the run" in capsys.readouterr().err
 
 
+def test_a_journal_on_a_disk_that_is_away_is_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stream_ssl.process.signals.signal.signal", lambda *_: None)
+    monkeypatch.setattr("stream_ssl.process.signals.signal.set_wakeup_fd", lambda *_, **__: None)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "journal").symlink_to(tmp_path / "away")
+    assert refused(receiver.main, config_file(tmp_path)) == FAILED
+    assert "away, which does not exist: mount its disk, or make it" in caplog.text
+    assert "unexpected error" not in caplog.text
+
+
 def test_an_error_of_an_option_names_the_file_only_if_the_value_is_from_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
