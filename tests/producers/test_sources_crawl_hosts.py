@@ -196,6 +196,7 @@ HOSTILE = {
     "a loop": (page(status=302, location="/x"), "redirects"),
     "to a file": (page(status=301, location="file:///etc/passwd"), "bad URL"),
     "to nowhere": (page(status=301), "bad URL"),
+    "to no port": (page(status=301, location="http://bad.test:99999/"), "bad URL"),
     "to a private host": (page(status=302, location="http://10.1.2.3/x"), "private address"),
     "to the cloud's metadata": (
         page(status=307, location="http://169.254.169.254/"),
@@ -218,6 +219,7 @@ def test_a_hostile_host_takes_no_other_with_it(served, tmp_path, caplog, kind):
     assert sorted(paths(source.samples())) == [f"{n}.png" for n in range(4)]
     assert source.skipped.by_reason == {reason: 1}
     assert f"left out http://bad.test:{served.port}/x ({reason}): " in caplog.text
+    assert ("it redirects " in caplog.text) is (kind in ("to a file", "to nowhere", "to no port"))
 
 
 @pytest.mark.parametrize("begins_offline", [True, False])

@@ -101,6 +101,8 @@ def parsed(url: str, base: httpx.URL | None = None) -> httpx.URL:
         raise Skip("bad URL", f"{error}") from error
     if found.scheme not in ("http", "https") or not found.host or not url:
         raise Skip("bad URL", "must be http://HOST/... or https://HOST/...")
+    if found.port is not None and not 0 < found.port < 1 << 16:
+        raise Skip("bad URL", f"port {found.port}: must be 1 to 65535")
     return found
 
 
@@ -112,7 +114,12 @@ def location(response: Response, base: httpx.URL) -> httpx.URL:
     """
     # Some hosts send raw UTF-8, so percent-encode its bytes.
     raw = response.header("location").encode("latin-1")
-    return parsed("".join(chr(byte) if byte < 128 else f"%{byte:02X}" for byte in raw), base)
+    target = "".join(chr(byte) if byte < 128 else f"%{byte:02X}" for byte in raw)
+    try:
+        return parsed(target, base)
+    except Skip as skip:
+        told = f"to {target[:200]!r}" if target else "without a target"
+        raise Skip(skip.reason, f"it redirects {told}: {skip}") from skip
 
 
 def retry_after(value: str, otherwise: float, date: str = "") -> float:
