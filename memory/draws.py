@@ -56,9 +56,11 @@ class Negatives:
             hashes_B: the anchors' content hashes, int64, 0 for no hash. None compares ids only.
 
         Raises:
-            ValueError: ids or hashes are not integers [B].
+            ValueError: ids or hashes are not integers [B], or each anchor has its own negatives and
+                B differs.
         """
-        ids_B = check_integers("ids_B", ids_B, self.ids_N.device)
+        anchors = None if self.ids_N.ndim == 1 else len(self.ids_N)
+        ids_B = check_integers("ids_B", ids_B, self.ids_N.device, anchors)
         if hashes_B is not None:
             hashes_B = check_integers("hashes_B", hashes_B, self.ids_N.device, len(ids_B))
         return same(ids_B, hashes_B, self.ids_N, self.hashes_N)

@@ -165,7 +165,7 @@ class Views(nn.Module):
     ) -> None:
         super().__init__()
         self.chances = Chances(**chances)
-        _check(channels, crop)
+        _check(size, channels, crop)
         if transform is not None:
             _check_transform(transform, (channels, size, size))
         self.transform, self.crop = transform, crop
@@ -368,7 +368,9 @@ def _check_transform(transform: nn.Module, shape: tuple[int, int, int]) -> None:
         raise ValueError(f"views.transform {name} gives {view_BCHW.dtype}: views are floats")
 
 
-def _check(channels: int, crop: Range | None) -> None:
+def _check(size: int, channels: int, crop: Range | None) -> None:
+    if size < 1:
+        raise ValueError(f"size is {size}: the side of a view has at least 1 pixel")
     if channels not in (1, 3):
         raise ValueError(f"channels is {channels}: views are made of grey (1) or colour (3) images")
     if crop is not None and not 0 < crop[0] <= crop[1] <= 1:

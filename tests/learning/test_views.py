@@ -78,6 +78,8 @@ def test_images_of_another_size_are_cropped_to_size() -> None:
 
 
 def test_wrong_settings_are_refused() -> None:
+    with pytest.raises(ValueError, match="size is 0"):
+        Views(0)
     with pytest.raises(ValueError, match="channels is 2"):
         Views(12, 2)
     with pytest.raises(ValueError, match="crop is"):
