@@ -270,6 +270,8 @@ def test_a_second_signal_ends_who_is_not_supervised(by: str) -> None:
             assert process.stdout.readline() == line
             process.send_signal(signal.SIGTERM)
         if by:
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(0.3)
             process.communicate(b"done\n", timeout=60)
         assert process.wait(60) == (0 if by else 128 + signal.SIGTERM)
 
