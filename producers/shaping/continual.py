@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_ssl.producers.shaping.base import Shaping
-from stream_ssl.producers.sources.base import Source, checked, wrong_position
+from stream_ssl.producers.sources.base import Source, SourceError, checked, wrong_position
 from stream_ssl.producers.sources.fields import check_ranges
 from stream_ssl.wire.sample import Position, Sample
 
@@ -167,7 +167,7 @@ class Continual(Shaping):
     def _label(self, sample: Sample) -> int:
         if sample.label is None or sample.label >= len(self._task_C):
             held = "carries no label" if sample.label is None else f"is of class {sample.label}"
-            raise ValueError(
+            raise SourceError(
                 f"source {self.name!r}: sample {sample.id!r} {held}, and tasks are made of the "
                 f"classes 0 to {len(self._task_C) - 1}; give a labelled source, and set classes"
             )

@@ -94,7 +94,7 @@ class Video(Shaping):
         seed: the key of all randomness, which is a function of seed, image and frame.
 
     Raises:
-        ValueError: an argument is out of range. While running: an image cannot be decoded.
+        ValueError: an argument is out of range.
         ImportError: an image is encoded, and Pillow is not installed; raised while running.
     """
 
@@ -117,9 +117,11 @@ class Video(Shaping):
     def _frame(self, sample: Sample, number: int, step: int) -> Sample:
         top, left, size = self._crop(number, step)
         rng = np.random.default_rng([self._seed, 1, number, step])
-        level_HWC = crop_resized(pixels_of(sample), top, left, size)
-        level_HWC += rng.integers(-self._noise, self._noise + 1, level_HWC.shape, dtype=np.int16)
-        image_HWC = np.clip(np.rint(level_HWC), 0, 255).astype(np.uint8)
+        if (image_HWC := pixels_of(sample)) is not None:
+            level_HWC = crop_resized(image_HWC, top, left, size)
+            noise = self._noise
+            level_HWC += rng.integers(-noise, noise + 1, level_HWC.shape, dtype=np.int16)
+            image_HWC = np.clip(np.rint(level_HWC), 0, 255).astype(np.uint8)
         return frame_of(sample, step, image_HWC, rng, duplicate="near", frame=step)
 
     def _crop(self, number: int, step: int) -> tuple[float, float, float]:

@@ -22,10 +22,10 @@ from stream_ssl.wire.sample import Position, Sample, short
 
 
 class Scene(NamedTuple):
-    """An image that a parked camera looks at: the sample and its decoded pixels."""
+    """An image that a parked camera looks at: the sample and its pixels, if it can be decoded."""
 
     sample: Sample
-    image_HWC: NDArray[np.uint8]
+    image_HWC: NDArray[np.uint8] | None
 
 
 class Parked(Shaping):
@@ -57,7 +57,7 @@ class Parked(Shaping):
 
     Raises:
         ValueError: an argument is out of range. While running: the source has fewer images than
-            scenes, a scene cannot be decoded, or the scenes changed since the position was taken.
+            scenes, or the scenes changed since the position was taken.
         ImportError: a scene is an encoded image, and Pillow is not installed; raised while running.
     """
 
@@ -120,7 +120,7 @@ class Parked(Shaping):
     ) -> Iterator[tuple[Sample, Position]]:
         given = list(itertools.islice(first, self._scenes))
         if len(given) < self._scenes:
-            raise ValueError(
+            raise SourceError(
                 f"source {self.name!r} has {len(given)} images and {self._scenes} scenes are due: "
                 "set scenes to fewer, or give it more"
             )
@@ -158,7 +158,10 @@ class Parked(Shaping):
 
     def _frame(self, scene: Scene, number: int, sent: int) -> Sample:
         rng = np.random.default_rng([self._seed, 2, sent])
-        image_HWC = seen_again(scene.image_HWC, rng, self._shift, self._brightness, self._noise)
+        changes = self._shift, self._brightness, self._noise
+        image_HWC = scene.image_HWC
+        if image_HWC is not None:
+            image_HWC = seen_again(image_HWC, rng, *changes)
         return frame_of(scene.sample, sent, image_HWC, rng, scene=number)
 
 
@@ -180,12 +183,13 @@ def seen_again(
     return np.clip(np.rint(level_HWC), 0, 255).astype(np.uint8)
 
 
-def pixels_of(sample: Sample) -> NDArray[np.uint8]:
+def pixels_of(sample: Sample) -> NDArray[np.uint8] | None:
     """Return the pixels of a sample, uint8 [H, W, C]. An encoded image is decoded.
+
+    The result is None if the image cannot be decoded.
 
     Raises:
         SourceError: the sample is a vector.
-        ValueError: the image cannot be decoded.
         ImportError: the image is encoded, and Pillow is not installed.
     """
     if sample.codec == "vector":
@@ -195,5 +199,8 @@ def pixels_of(sample: Sample) -> NDArray[np.uint8]:
         )
     if sample.shape is not None:
         return np.frombuffer(sample.data, dtype=np.uint8).reshape(sample.shape)
-    image = np.asarray(decode(sample))
+    try:
+        image = np.asarray(decode(sample))
+    except ValueError:
+        return None
     return image.reshape(*image.shape[:2], -1)

@@ -10,7 +10,7 @@ import numpy as np
 from stream_ssl.producers.shaping.base import Shaping
 from stream_ssl.producers.shaping.parked import pixels_of, seen_again
 from stream_ssl.producers.shaping.repeat import frame_of
-from stream_ssl.producers.sources.base import Source, place, wrong_position
+from stream_ssl.producers.sources.base import Source, SourceError, place, wrong_position
 from stream_ssl.producers.sources.fields import check_ranges, digest
 from stream_ssl.producers.sources.finite import ENDLESS
 from stream_ssl.wire.sample import Position, Sample
@@ -39,8 +39,8 @@ class Popularity(Shaping):
         seed: the key of all randomness.
 
     Raises:
-        ValueError: an argument is out of range. While running: the source has too few images, an
-            image cannot be decoded, or the first images changed since the position was taken.
+        ValueError: an argument is out of range. While running: the source has too few images, or
+            the first images changed since the position was taken.
         ImportError: an image is encoded, and Pillow is not installed; raised while running.
     """
 
@@ -78,7 +78,7 @@ class Popularity(Shaping):
     ) -> Iterator[tuple[Sample, Position]]:
         ranked = [sample for sample, _ in itertools.islice(source, self._images)]
         if len(ranked) < self._images:
-            raise ValueError(
+            raise SourceError(
                 f"source {self.name!r} has {len(ranked)} images, not {self._images}: set images to "
                 "fewer, or give it more"
             )
@@ -93,5 +93,6 @@ class Popularity(Shaping):
         rng = np.random.default_rng([self._seed, number])
         rank = int(np.searchsorted(self._chance_R[:-1], rng.random(), side="right"))
         sample = ranked[rank]
-        image_HWC = seen_again(pixels_of(sample), rng, self._shift, 0.0, self._noise)
+        if (image_HWC := pixels_of(sample)) is not None:
+            image_HWC = seen_again(image_HWC, rng, self._shift, 0.0, self._noise)
         return frame_of(sample, number, image_HWC, rng, rank=rank + 1)

@@ -68,16 +68,18 @@ def sent_again(
 def frame_of(
     sample: Sample,
     number: int,
-    image_HWC: NDArray[np.uint8],
+    image_HWC: NDArray[np.uint8] | None,
     rng: np.random.Generator,
     **facts: object,
 ) -> Sample:
     """Return a duplicate of an image, taken now with other pixels. Encoded images become JPEG.
 
+    An image that cannot be decoded is sent unchanged, and the learner decides about it.
+
     Args:
         sample: the original, raw or encoded.
         number: distinguishes the duplicates of one original.
-        image_HWC: uint8 pixels of the duplicate.
+        image_HWC: uint8 pixels of the duplicate; None if the image cannot be decoded.
         rng: draws the quality of the JPEG.
         facts: meta of the duplicate. By default, "duplicate" is "exact" if no byte differs from
             the original, and "near" otherwise.
@@ -85,6 +87,8 @@ def frame_of(
     Raises:
         ImportError: the image must be encoded, and Pillow is not installed.
     """
+    if image_HWC is None:
+        return sent_again(sample, number, {"duplicate": "exact", **facts}, time=time.time())
     data, codec = image_HWC.tobytes(), sample.codec
     if codec != "raw":
         data, codec = encode(from_pixels(image_HWC), rng), "jpeg"
@@ -197,12 +201,13 @@ def load_pillow() -> Any:
     """Return Pillow's module `Image`.
 
     Raises:
-        ImportError: Pillow is not installed; the message says how to install it.
+        ModuleNotFoundError: Pillow is not installed; the message says how to install it.
     """
     try:
         from PIL import Image
-    except ImportError as error:
-        raise ImportError(
-            "encoded images need Pillow to be changed: pip install 'stream-ssl[images]'"
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "encoded images need Pillow to be changed: pip install 'stream-ssl[images]'",
+            name=error.name,
         ) from error
     return Image

@@ -13,7 +13,7 @@ import numpy as np
 from stream_ssl.producers.shaping.base import Shaping
 from stream_ssl.producers.shaping.rate import RateLimit
 from stream_ssl.producers.shaping.repeat import NearBy, repeat
-from stream_ssl.producers.sources.base import Source, place
+from stream_ssl.producers.sources.base import Source, SourceError, place
 from stream_ssl.producers.sources.fields import check_ranges
 from stream_ssl.producers.sources.finite import ENDLESS
 from stream_ssl.wire.sample import Position, Sample
@@ -245,7 +245,7 @@ class Shaped(Shaping):
 
     def _label(self, sample: Sample) -> int:
         if sample.label is None:
-            raise ValueError(
+            raise SourceError(
                 f"source {self.name!r}: sample {sample.id!r} carries no label, which bias and the "
                 'orders "sequential" and "blurred" need; set bias to 1 and order to "keep" or "iid"'
             )

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_ssl.producers.shaping.base import Shaping
-from stream_ssl.producers.sources.base import Source, place
+from stream_ssl.producers.sources.base import Source, SourceError, place
 from stream_ssl.producers.sources.fields import check_ranges
 from stream_ssl.producers.sources.finite import ENDLESS
 from stream_ssl.wire.sample import Position, Sample
@@ -71,7 +71,7 @@ class Shift(Shaping):
             if number % DRAWS == 0:
                 draw_N = self._draws(number // DRAWS)
             if sample.label is None:
-                raise ValueError(
+                raise SourceError(
                     f"source {self.name!r}: sample {sample.id!r} carries no label, and a class "
                     "cannot dominate without"
                 )

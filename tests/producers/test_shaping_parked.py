@@ -11,7 +11,7 @@ from PIL import Image
 from source_files import encoded, pixels, write_idx, write_images
 from table import table
 
-from stream_ssl.producers.shaping import Parked, Shaped, parked
+from stream_ssl.producers.shaping import Parked, Popularity, Shaped, Video, parked
 from stream_ssl.producers.shaping.parked import seen_again
 from stream_ssl.producers.sources import IdxDataset, ImageFolder, Synthetic, WatchedFolder
 from stream_ssl.producers.sources.base import SourceError
@@ -165,12 +165,25 @@ def test_encoded_images_are_encoded_anew(tmp_path):
             assert (image.size, image.mode) == ((5, 6), "RGB" if scene_of(sample) else "L")
 
 
-def test_a_scene_that_cannot_be_decoded_is_named(tmp_path):
+@pytest.mark.parametrize(
+    "shaped",
+    [
+        lambda source: Parked(source, 0.5, 2, stretch=5),
+        lambda source: Video(source, frames=3),
+        lambda source: Popularity(source, images=2),
+    ],
+    ids=["parked", "video", "popularity"],
+)
+def test_an_image_that_cannot_be_decoded_is_sent_as_it_is(tmp_path, shaped):
+    """An error would end the command there at each start. The learner counts and names it."""
     first, *_ = write_images(tmp_path / "a", 3)
     first.write_bytes(first.read_bytes()[:40])
-    source = ImageFolder(tmp_path, shuffle=False)
-    with pytest.raises(ValueError, match=r"sample 'a/000.png#\w{16}' cannot be decoded"):
-        draw(Parked(source, scenes=2))
+    sent = draw(shaped(ImageFolder(tmp_path, shuffle=False, epochs=None)), 60)
+    broken = [sample for sample in sent if sample.data == first.read_bytes()]
+    assert 0 < len(broken) < len(sent)
+    assert len({sample.id for sample in broken}) > 1
+    assert {sample.codec for sample in broken} == {"png"}
+    assert {sample.codec for sample in sent} >= {"jpeg"}
 
 
 @pytest.mark.parametrize("settings", [{}, {"share": 0.5, "scenes": 3, "stretch": 5}])
