@@ -32,7 +32,7 @@ from stream_ssl.producers.sources.fields import (
 )
 from stream_ssl.producers.sources.finite import nothing_readable
 from stream_ssl.producers.sources.shards import find_files
-from stream_ssl.producers.sources.url_lists import UrlRow, count_rows, read_rows
+from stream_ssl.producers.sources.url_lists import UrlRow, class_in, count_rows, read_rows
 from stream_ssl.wire.sample import Position, Sample
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Crawl:
     Args:
         urls: paths, globs, or brace expansions such as "part-{000..127}.parquet".
         column: column of the URL in CSV, TSV, Parquet or JSON Lines.
-        label: column of the class, which must be an integer; null: no labels.
+        label: column of the class, a whole number, or empty or -1 for no class; null: no labels.
         keep: columns that are sent as meta.
         concurrency: number of concurrent requests, 1 to 1000.
         window: how many rows the crawl may be ahead of the oldest unfinished row, 1 to 8192.
@@ -144,11 +144,11 @@ class Crawl:
 
         url = without_secrets(row.url)
         try:
+            label = None if self._label is None else class_in(row.facts[self._label])
             data = await self._fetched(row.url)
             codec = codec_of(data)
             assert codec is not None
             kept = {name: row.facts[name] for name in self._keep if name in row.facts}
-            label = None if self._label is None else int(row.facts[self._label])
             return Sample(
                 *(url_id(row.url), data, codec),
                 source=self.name,

@@ -77,6 +77,20 @@ def test_lists_of_every_kind(served, tmp_path):
                 Crawl(str(tmp_path / name), column="link")
 
 
+def test_rows_without_a_class_are_sent_too(served, tmp_path):
+    """As pandas writes a table with gaps."""
+    url = f"http://good.test:{served.port}/"
+    cells = ["1.0", "", "nan", "-1", "1.5", "cat"]
+    lines = [f"{url}{number}.png,{cell}\n" for number, cell in enumerate(cells)]
+    (tmp_path / "a.csv").write_text("url,class\n" + "".join(lines))
+    source = crawl(served, tmp_path, [])
+    listed = Crawl(str(tmp_path / "a.csv"), label="class", allow_networks=["127.0.0.0/8"])
+    listed.fetcher.backend.resolve = source.fetcher.backend.resolve
+    labels = [str(sample.label) for sample, _ in listed.samples()]  # in order of arrival
+    assert sorted(labels) == ["1", "None", "None", "None"]
+    assert listed.skipped.by_reason == {"bad row": 2}
+
+
 def parquet_bytes(rows):
     file = io.BytesIO()
     plain = {"row_group_size": 2, "compression": "none", "use_dictionary": False}
