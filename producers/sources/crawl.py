@@ -129,7 +129,9 @@ class Crawl:
         finally:
             work.end()
         log.info("source %s has done %d URLs; %s", self.name, progress.first, self.skipped)
-        if progress.first and not given and not self._stopped.is_set():
+        if not given and not self._stopped.is_set():
+            if not progress.first:
+                raise SourceError(f"source {self.name!r}: the lists of URLs hold no row")
             raise nothing_readable(self.name)
 
     def rows(self) -> Iterator[UrlRow]:

@@ -77,6 +77,13 @@ def test_lists_of_every_kind(served, tmp_path):
                 Crawl(str(tmp_path / name), column="link")
 
 
+@pytest.mark.parametrize(("name", "text"), [("a.txt", ""), ("a.csv", "url\n")])
+def test_lists_without_a_row_are_an_error(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(SourceError, match="the lists of URLs hold no row"):
+        list(Crawl(str(tmp_path / name)).samples())
+
+
 def test_rows_without_a_class_are_sent_too(served, tmp_path):
     """As pandas writes a table with gaps."""
     url = f"http://good.test:{served.port}/"
