@@ -21,12 +21,16 @@ from stream_ssl.producers.sources.finite import Finite
 from stream_ssl.producers.sources.folders import OUT_OF_FILES, check_root, walk
 from stream_ssl.wire.sample import Sample
 
+HIDDEN = (".",)
+"""Beginnings of the names of files and folders that are ignored."""
+
 
 class ImageFolder(Finite):
     """JPEG, PNG and WebP files in a folder and its subfolders, sent unchanged.
 
     Each direct subfolder is a class and may contain further folders. Classes are numbered in the
-    sorted order of their names. Images directly in the root have no label.
+    sorted order of their names. Images directly in the root have no label. Files and folders whose
+    names begin with a dot are ignored, such as `.ipynb_checkpoints` and the `._` files of macOS.
 
     Sample ids are PATH#DIGEST: the path below the root and a digest of the content. A file that
     cannot be read or has another image format is logged, counted in `skipped` and left out. The
@@ -47,12 +51,13 @@ class ImageFolder(Finite):
         check_root(self._root)
         name = name or source_name(self._root.absolute().name)
         self.skipped = Skipped(name)
-        self.classes = sorted(entry.name for entry in self._root.iterdir() if entry.is_dir())
+        folders = (entry.name for entry in self._root.iterdir() if entry.is_dir())
+        self.classes = sorted(name for name in folders if not name.startswith(HIDDEN))
         labels = {name: label for label, name in enumerate(self.classes)}
         self._files = sorted(
             (
                 (file, labels.get(file.split("/")[0]))
-                for file, _ in walk(self._root, self.skipped.note)
+                for file, _ in walk(self._root, self.skipped.note, HIDDEN)
             ),
             key=lambda file: (file[1] is None, file[1], file[0]),
         )

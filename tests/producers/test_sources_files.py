@@ -552,3 +552,13 @@ def test_whatever_is_flipped_in_a_data_set_it_is_read_or_refused(tmp_path, kind)
         except ValueError:
             outcomes.add("refused")
     assert "refused" in outcomes
+
+
+def test_hidden_files_and_folders_are_no_images(tmp_path):
+    write_images(tmp_path / "cat", 2)
+    write_images(tmp_path / ".ipynb_checkpoints", 1)
+    (tmp_path / "cat" / "._000.png").write_bytes(b"of macOS")
+    source = ImageFolder(tmp_path)
+    assert (len(source), source.classes) == (2, ["cat"])
+    assert {sample.label for sample, _ in source.samples()} == {0}
+    assert not source.skipped.by_reason
