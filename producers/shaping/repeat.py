@@ -21,6 +21,8 @@ SHIFT = 1  # pixels
 BRIGHTNESS = 6  # levels
 NOISE = 4  # levels
 QUALITY = (50, 90)  # of JPEG
+MOST_PIXELS = 1 << 25
+"""The most pixels of an image that is changed. As floats, with copies, they take about 1 GB."""
 
 NearBy = Literal["jitter", "jpeg"]
 
@@ -74,7 +76,8 @@ def frame_of(
 ) -> Sample:
     """Return a duplicate of an image, taken now with other pixels. Encoded images become JPEG.
 
-    An image that cannot be decoded is sent unchanged, and the learner decides about it.
+    An image that cannot be decoded, or is too large, is sent unchanged, and the learner decides
+    about it.
 
     Args:
         sample: the original, raw or encoded.
@@ -165,7 +168,7 @@ def decode(sample: Sample) -> Image.Image:
     """Return the pixels of an encoded image, grey or RGB, as the learner would see them.
 
     Raises:
-        ValueError: the image cannot be decoded.
+        ValueError: the image cannot be decoded, or has more than MOST_PIXELS.
         ImportError: Pillow is not installed.
     """
     pillow = load_pillow()
@@ -173,6 +176,8 @@ def decode(sample: Sample) -> Image.Image:
 
     try:
         with pillow.open(io.BytesIO(sample.data)) as image:
+            if image.width * image.height > MOST_PIXELS:
+                raise ValueError(f"{image.width} x {image.height} pixels are too many to change it")
             # A new file has neither the orientation tag nor an alpha channel.
             return over_white(upright(image))
     except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:

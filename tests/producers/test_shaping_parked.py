@@ -11,7 +11,7 @@ from PIL import Image
 from source_files import encoded, pixels, write_idx, write_images
 from table import table
 
-from stream_ssl.producers.shaping import Parked, Popularity, Shaped, Video, parked
+from stream_ssl.producers.shaping import Parked, Popularity, Shaped, Video, parked, repeat
 from stream_ssl.producers.shaping.parked import seen_again
 from stream_ssl.producers.sources import IdxDataset, ImageFolder, Synthetic, WatchedFolder
 from stream_ssl.producers.sources.base import SourceError
@@ -174,10 +174,12 @@ def test_encoded_images_are_encoded_anew(tmp_path):
     ],
     ids=["parked", "video", "popularity"],
 )
-def test_an_image_that_cannot_be_decoded_is_sent_as_it_is(tmp_path, shaped):
+@pytest.mark.parametrize("damaged", [True, False], ids=["damaged", "too large"])
+def test_an_image_that_cannot_be_changed_is_sent_as_it_is(tmp_path, monkeypatch, shaped, damaged):
     """An error would end the command there at each start. The learner counts and names it."""
     first, *_ = write_images(tmp_path / "a", 3)
-    first.write_bytes(first.read_bytes()[:40])
+    first.write_bytes(first.read_bytes()[:40] if damaged else encoded(pixels(1, 90, 90, 3)[0]))
+    monkeypatch.setattr(repeat, "MOST_PIXELS", 90 * 90 - 1)
     sent = draw(shaped(ImageFolder(tmp_path, shuffle=False, epochs=None)), 60)
     broken = [sample for sample in sent if sample.data == first.read_bytes()]
     assert 0 < len(broken) < len(sent)
