@@ -35,6 +35,9 @@ log = logging.getLogger(__name__)
 
 FUTURE_SECONDS = 60.0  # the clocks of two machines may differ by less
 
+PAUSE = 4.0
+"""A pause lasts at least this many times as long as the scan before it."""
+
 Key = tuple[int, str]
 """(stamp in nanoseconds, path below the root). Files are sent in the order of their keys."""
 
@@ -91,7 +94,7 @@ class WatchedFolder:
         settle_seconds: seconds that must pass after a file's last change. Use a larger value if
             clocks disagree (network file systems). Files dated in the future wait until that time,
             and the log names them.
-        poll_seconds: seconds between two scans of the folder.
+        poll_seconds: seconds between two scans of the folder; longer if a scan takes long.
         idle_seconds: end after this many seconds without a new file; null: watch for ever.
         name: the source's name; null: the name of the folder.
 
@@ -157,7 +160,7 @@ class WatchedFolder:
         came = self.monotonic()
         while not self._stopped.is_set():
             # A file that comes after the scan begins may be older than files that the scan finds.
-            now = self.wall()
+            now, began = self.wall(), self.monotonic()
             self._away.clear()
             try:
                 files = sorted(self._look(), key=lambda found: found.key)
@@ -206,7 +209,7 @@ class WatchedFolder:
                 came = self.monotonic()
             elif self._idle is not None and self.monotonic() - came >= self._idle:
                 return
-            self.sleep(self._poll)
+            self.sleep(max(self._poll, PAUSE * (seen - began)))
 
     def _note_busy(self, error: OSError) -> None:
         self._log.warning("busy", f"source {self.name}: waiting, no file is left out: {error}")

@@ -243,6 +243,7 @@ def check_turns(ranks: int) -> None:
     """Each rank knows which ranks are ready, and whose own work takes longest."""
 
     def work(group: RankGroup) -> list[Any]:
+        began = time.perf_counter()
         joint = Ranks(group, torch.device("cpu"))
         joint.agree(False, 0, 0, START)
         joint.ready = group.rank > 0
@@ -252,17 +253,19 @@ def check_turns(ranks: int) -> None:
         if group.rank == 0:
             assert joint.asked(lambda: time.sleep(0.3)) is None  # its stream pauses
         turn = joint.agree(False, 0, 0, START)
-        return [list(turn.ready), [astuple(one) for one in joint.work], group.bytes]
+        elapsed = time.perf_counter() - began
+        return [list(turn.ready), [astuple(one) for one in joint.work], group.bytes, elapsed]
 
     by_rank = together(ranks, work)
-    for ready, known, _ in by_rank:
+    for ready, known, _, _ in by_rank:
         assert ready == [False] + [True] * (ranks - 1)
         assert known == by_rank[0][1]
         busy, waited, sent, samples = zip(*known, strict=True)
         assert busy.index(max(busy)) == 1
-        assert busy[1] >= 0.3 > busy[0]
+        assert busy[1] >= 0.3
+        assert busy[0] + 0.3 <= by_rank[0][-1], "a pause is no work"
         assert waited[0] >= 0.2, "the others wait"
-        assert all(0 < told <= own for told, (*_, own) in zip(sent, by_rank, strict=True))
+        assert all(0 < told <= one[2] for told, one in zip(sent, by_rank, strict=True))
         assert list(samples) == [8 * rank for rank in range(ranks)]
 
 
