@@ -152,6 +152,13 @@ class BoundedServer(uvicorn.Server):
         for listening in sockets or ():
             listening.listen(BACKLOG)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Shut down, and close the connections that outlasted the time that uvicorn gives them."""
+        await super().shutdown(sockets)
+        for connection in [*self.server_state.connections]:
+            cast(BoundedProtocol, connection).abort()
+        await asyncio.sleep(0)  # an aborted connection closes its socket in the next turn
+
 
 _requests_log = RateLimitedLogger(log, seconds=60.0, lines=3)
 _INVALID = "Invalid HTTP request received."

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import httpx
 import pytest
@@ -256,6 +257,22 @@ def test_an_answer_that_nobody_takes_is_ended(
             client.sendall(request.encode())
             assert client.recv(12) == b"HTTP/1.1 200"
             until(lambda: not connections)
+
+
+def test_a_connection_that_outlasts_the_server_is_closed(health: Health) -> None:
+    """uvicorn leaves it open. A socket that is never closed is an error in these tests."""
+    registry = CollectorRegistry()
+    Gauge("answer", "x" * (16 << 20), registry=registry).set(42)
+    server = Server(registry, health, "learner")
+    server._server.config.timeout_graceful_shutdown = 0.1  # type: ignore[assignment]
+    port = int(server.start().rsplit(":", 1)[1])
+    with socket.create_connection(("127.0.0.1", port), 4) as client:
+        client.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert client.recv(12) == b"HTTP/1.1 200"
+        (connection,) = server._server.server_state.connections
+        transport = cast(http.BoundedProtocol, connection).transport
+        server.close()
+        assert transport.get_extra_info("socket").fileno() == -1
 
 
 def test_pipelined_requests_do_not_keep_healthz_waiting(health: Health) -> None:
