@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from stream_ssl.bounded_files import read_json
-from stream_ssl.durable import seal, sync, write, write_json
+from stream_ssl.durable import discard, seal, sync, write, write_json
 from stream_ssl.learning.capture import Capture
 from stream_ssl.learning.checkpoint_folder import CheckpointFolder
 from stream_ssl.learning.checkpoint_layout import OWN, SHARED, STATE, file_of, size_of, version_of
@@ -93,7 +93,7 @@ class CheckpointWriter:
             try:
                 write(scratch / f"{TOLD}{rank}", json.dumps(fault))
             except OSError:  # the disk is full, and the other ranks must not wait for this one
-                shutil.rmtree(scratch, ignore_errors=True)
+                abandon(scratch)
                 raise
             _wait_until(
                 lambda: target.exists() or not scratch.exists(), "the first rank's manifest"
@@ -117,7 +117,7 @@ class CheckpointWriter:
                 path.unlink()
             return self._conclude(scratch, target, facts, config)
         except BaseException:
-            shutil.rmtree(scratch, ignore_errors=True)
+            abandon(scratch)
             raise
 
     def _on_all(self, work: Callable[[], Any], only_first: bool = False) -> list[Any]:
@@ -172,6 +172,18 @@ class CheckpointWriter:
         size = seal(scratch)
         self._folder.add(scratch, target)
         return size
+
+
+def abandon(scratch: Path) -> None:
+    """Remove an unfinished checkpoint, so that no rank waits for it.
+
+    Another rank may be writing into the folder, so its files cannot always be deleted. Renaming the
+    folder always works, and a later start deletes the rest.
+    """
+    try:
+        discard(scratch)
+    except OSError:  # another rank was first, or the disk has no room for a name
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _wait_until(there: Callable[[], bool], what: str) -> None:

@@ -27,6 +27,7 @@ from stream_ssl.learning import checkpoint, checkpoint_folder, checkpoint_layout
 from stream_ssl.learning.checkpoint import Checkpointer
 from stream_ssl.learning.checkpoint_folder import CheckpointError
 from stream_ssl.learning.checkpoint_layout import facts_in
+from stream_ssl.learning.checkpoint_writer import abandon
 from stream_ssl.learning.records import Idle
 from stream_ssl.observe.checkpoint_metrics import set_aside
 
@@ -269,6 +270,22 @@ def test_each_damaged_one_is_counted(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert held == [f"damaged-step-00000000{step}" for step in ("4", "5", "5-again")]
     removed = [line for line in caplog.messages if "its files were removed; 3 newer stay" in line]
     assert len(removed) == 3
+
+
+def test_a_checkpoint_is_abandoned_though_another_rank_writes_into_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that comes meanwhile keeps the folder from being deleted."""
+    scratch = tmp_path / ".incomplete-step-000000003"
+    scratch.mkdir()
+    (scratch / "memory.safetensors").touch()
+    with monkeypatch.context() as patched:
+        patched.setattr("stream_ssl.durable.shutil.rmtree", lambda *_, **__: None)
+        abandon(scratch)
+    assert not scratch.exists()
+    abandon(scratch)  # another rank does the same
+    Checkpointer(tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_all_damaged_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
