@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import socket
@@ -147,8 +148,11 @@ def test_ranks_read_journals_of_their_own_and_park_those_of_hosts_that_are_gone(
     group.start(*apart)
     group.until_read({folders[0]: 5, folders[1]: 5})
     cursor = folders[1] / "cursor.json"
-    cursor.unlink()
-    (cursor / "in the way").mkdir(parents=True)  # so the second rank cannot write its cursor
+    while not cursor.is_dir():  # the rank writes the file twice a second
+        cursor.unlink(missing_ok=True)
+        with contextlib.suppress(FileExistsError):
+            cursor.mkdir()
+    (cursor / "in the way").mkdir()  # so the second rank cannot write its cursor
     until(lambda: "not ready: rank 1" in group.ready(), group.ready)
     shutil.rmtree(cursor)
     until(lambda: not group.ready(), group.ready)
