@@ -93,7 +93,7 @@ def png(pixels_HWC: NDArray[np.uint8], level: int = 6) -> bytes:
 
 
 def png_address(pixels_HWC: NDArray[np.uint8], level: int = 6) -> str:
-    """Return the PNG of pixels as a data address, which a page can show without another file."""
+    """Return pixels as a PNG in a data URL, so that a page needs no further file."""
     return "data:image/png;base64," + base64.b64encode(png(pixels_HWC, level)).decode()
 
 

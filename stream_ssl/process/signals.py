@@ -81,7 +81,7 @@ def stop_on_signals() -> Stop:
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     threading.Thread(target=_obey, args=(reader, numbers, stop), daemon=True).start()
     for number in numbers:
-        signal.signal(number, lambda *_: None)  # Python writes a signal's number for a handler only
+        signal.signal(number, lambda *_: None)  # without a handler, no number
     if parent := os.environ.get(PARENT):
         threading.Thread(target=watch_parent, args=(int(parent), stop), daemon=True).start()
     return stop
@@ -104,9 +104,10 @@ def stop_source_on_signals(source: Source) -> Stop:
 def _obey(reader: int, numbers: Collection[int], stop: Stop) -> None:
     """Set `stop` after each signal. A second one ends a process that nobody supervises.
 
-    Python runs a signal's handler in the main thread alone, and only once that thread returns from
-    the operating system. Just before a read of an idle pipe, a signal would wait as long as the
-    read. The number of the signal comes here at once.
+    Python runs the handlers of signals in the main thread, and not while that thread waits for the
+    operating system. If a signal comes just before the main thread reads from an idle pipe, its
+    handler does not run until the read ends. So Python also writes the number of each signal to a
+    pipe at once, and this thread reads it.
     """
     alone = not any(name in os.environ for name in STARTED_BY)
     while True:
@@ -117,10 +118,12 @@ def _obey(reader: int, numbers: Collection[int], stop: Stop) -> None:
                 _end_at_once(number, stop)
             stop.set()
             if farewell := stop.farewell:
-                threading.Thread(target=_depart, args=(farewell, stop), daemon=True).start()
+                threading.Thread(
+                    target=_exit_with_farewell, args=(farewell, stop), daemon=True
+                ).start()
 
 
-def _depart(farewell: str, stop: Stop) -> None:
+def _exit_with_farewell(farewell: str, stop: Stop) -> None:
     """End the process with status 0 after a last text."""
     log.info("%s", farewell)
     stop.last_act()

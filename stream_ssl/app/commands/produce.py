@@ -41,7 +41,7 @@ STOP_SECONDS = 20.0
 STALL_SECONDS = 1.0
 """Seconds without an acknowledgement after which such a flush gives up."""
 SOURCE_SECONDS = 5.0
-"""Seconds after which the log says that a source does not stop."""
+"""Seconds from a stop request until the log says that the source has not stopped."""
 PART_SECONDS = 1.5
 """Seconds to wait for a broker to take the last acknowledgements once a stop is requested."""
 OWN = {
