@@ -21,7 +21,7 @@ from rich.console import Console
 from stream_ssl.app.commands import status
 from stream_ssl.daemon.endpoints import FILE, holder
 from stream_ssl.observe.answer import Answer, Level
-from stream_ssl.observe.health import Health
+from stream_ssl.observe.health import STARTING, Health
 from stream_ssl.observe.metrics import LearnerMetrics, ReceiverMetrics
 from stream_ssl.observe.server import Server
 from stream_ssl.receiver.records import ReceiverRecord
@@ -77,12 +77,19 @@ def test_a_learner_that_falls_behind_is_not_called_healthy() -> None:
 def test_a_learner_that_starts_shows_no_zeros_of_a_memory_that_it_has_not_loaded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    metrics = LearnerMetrics(CollectorRegistry())
-    with Server(metrics.registry, Health(), "learner") as server:
+    metrics, health = LearnerMetrics(CollectorRegistry()), Health()
+    health.set("started", False, STARTING)
+    with Server(metrics.registry, health, "learner") as server:
         (tmp_path / FILE).write_text(json.dumps({"learner": {"http": server.address}}))
-        assert "of 0 slots" not in shown(tmp_path, capsys)
+        said = shown(tmp_path, capsys)
+        assert "of 0 slots" not in said
+        assert f"learner starting {server.address}" in said
+        assert "not ready" not in said
         metrics.started()
-        assert "0 of 0 slots" in shown(tmp_path, capsys)
+        health.set("started", True)
+        said = shown(tmp_path, capsys)
+        assert "0 of 0 slots" in said
+        assert f"learner up {server.address}" in said
 
 
 def test_json_of_a_run_that_never_started_is_json(

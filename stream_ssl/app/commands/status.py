@@ -37,6 +37,7 @@ from stream_ssl.daemon.run_states import (
 from stream_ssl.observe.answer import Answer
 from stream_ssl.observe.answers import MOST_PRODUCERS, answers, as_json
 from stream_ssl.observe.conditions import OF_CHECK, few, plural
+from stream_ssl.observe.health import STARTING
 from stream_ssl.observe.scrape import History, Scraper
 from stream_ssl.observe.trends import percent
 from stream_ssl.process.failures import DONE, FAILED, USAGE
@@ -68,6 +69,8 @@ PAGE_FIGURES = {
     },
 }
 """Figures that the answers also tell, by their names in the figures of a page."""
+PARTS_BEGIN = {f"started: {STARTING}"}
+"""What is not ready in a process whose main loop does not run yet."""
 SHORT = 1.0
 """Seconds over which rates are measured that no page shows."""
 
@@ -419,8 +422,10 @@ def table(
     shown.add_section()
     for role, up in sorted(figures["up"].items(), key=lambda item: item[0], reverse=True):
         address = addresses.get(role)
+        unready = figures["not_ready"].get(role, [])
         if up:
-            state = f"[green]up[/]  {address}"
+            begins = PARTS_BEGIN & {*unready}
+            state = f"[yellow]{STARTING}[/]  {address}" if begins else f"[green]up[/]  {address}"
         elif (pid := figures["starting"].get(role)) is not None:
             state = f"[yellow]starting[/] (pid {pid})"
         elif (ended := figures["ended"].get(role)) is not None:
@@ -434,8 +439,9 @@ def table(
         present = {one["name"] for one in figures["conditions"].get(role, [])}
         failing = [  # a reason that is a condition stands below, with its remedy
             reason
-            for reason in figures["not_ready"].get(role, [])
-            if OF_CHECK.get(check := reason.partition(":")[0], check) not in present
+            for reason in unready
+            if reason not in PARTS_BEGIN
+            and OF_CHECK.get(check := reason.partition(":")[0], check) not in present
         ]
         reasons = "".join(f"\n[red]not ready[/]: {escape(reason)}" for reason in failing)
         by_advice: dict[tuple[str, str], list[str]] = {}
@@ -527,8 +533,10 @@ def _verdict(figures: Mapping[str, Any], looks: bool) -> str:
         return f"[red]{plural(conditions, 'condition')} {verb} attention[/], see above"
     if starting:
         return f"[yellow]starting[/]: {' and '.join(down)}"
-    if any(figures["not_ready"].values()):
-        return "[yellow]not ready yet[/]"
+    if waiting := [role for role, parts in figures["not_ready"].items() if parts]:
+        begin = all(PARTS_BEGIN >= {*figures["not_ready"][role]} for role in waiting)
+        told = f"{STARTING}[/]: {' and '.join(sorted(waiting, reverse=True))}"
+        return f"[yellow]{told}" if begin else "[yellow]not ready yet[/]"
     return "[yellow]worth a look[/], see above" if looks else "[green]healthy[/]"
 
 
