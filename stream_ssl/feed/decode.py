@@ -29,7 +29,7 @@ from stream_ssl.batch import Batch, Origin
 from stream_ssl.decode_cost import APP1, MOST_SCANS, SOS, decode_work, most_work, scans_of
 from stream_ssl.pictures import over_white, plain, turn
 from stream_ssl.wire import Sample, sample_of
-from stream_ssl.wire.sample import DTYPES, MAX_ID_BYTES
+from stream_ssl.wire.sample import DTYPES, MAX_ID_BYTES, is_capture_time
 
 REASONS = (
     "damaged",  # the file is truncated or is not a valid image, or a vector is not finite
@@ -277,7 +277,7 @@ def _conforms(rows: Sequence[Row]) -> bool:
     """
     for row in rows:
         label = row.get("label")
-        if not 1 <= len(row["id"].encode()) <= MAX_ID_BYTES or not math.isfinite(row["time"]):
+        if not 1 <= len(row["id"].encode()) <= MAX_ID_BYTES or not is_capture_time(row["time"]):
             return False
         if row.get("meta") or not (label is None or (type(label) is int and 0 <= label < 2**31)):
             return False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 
 from stream_ssl.decode_cost import extra_cost
 from stream_ssl.rate_limited_logger import RateLimitedLogger
@@ -13,6 +12,7 @@ from stream_ssl.receiver.group_commit import GroupCommit
 from stream_ssl.receiver.records import Counters
 from stream_ssl.receiver.sessions import ProducerTable, Session
 from stream_ssl.wire import Data, Nack, WireError
+from stream_ssl.wire.sample import is_capture_time
 
 log = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ class Intake:
             counters.producer_bytes[name] += data.size
             counters.producer_received[name] = self.received
             captured = float(data.fields["samples"][-1]["time"])
-            if math.isfinite(captured):
+            if is_capture_time(captured):
                 self.captured = counters.producer_captured[name] = captured
         self._count_missing(session)
         self._producers.senders.add(session.producer)

@@ -23,6 +23,8 @@ MAX_POSITION_BYTES = 4096
 MAX_POSITION_DEPTH = 16
 MAX_SIDE = 65_535
 MAX_DIM = 1_048_576
+MAX_TIME = 1e11
+"""Seconds since the Unix epoch. Today's milliseconds and nanoseconds exceed it."""
 
 Position = Any
 """The resume token of a source: the value that it needs to continue from this point.
@@ -45,7 +47,7 @@ class Sample:
         codec: "raw", "jpeg", "png", "webp" or "vector".
         shape: (H, W, C) of a raw image, C in {1, 3, 4}; (D,) of a vector; None for an encoded
             image.
-        time: capture time, seconds since the Unix epoch.
+        time: capture time, seconds since the Unix epoch, at most 1e11 in absolute value.
         source: the name of the place where the sample was captured, 1 to 64 bytes of UTF-8.
         label: the class in [0, 2^31), if the stream carries one. Labels are never used for
             learning.
@@ -73,6 +75,12 @@ class Sample:
             raise ValueError(f"codec {self.codec!r}: must be one of {', '.join(CODECS)}")
         if not _finite(self.time):
             raise ValueError(f"sample {short(self.id)}: time {self.time!r} is not a finite number")
+        if not is_capture_time(self.time):
+            raise ValueError(
+                f"sample {short(self.id)}: time {self.time!r} is not in seconds since the Unix "
+                f"epoch, which are at most {MAX_TIME:g}; divide milliseconds by 1e3, or "
+                "nanoseconds by 1e9"
+            )
         if type(self.data) is not bytes:
             object.__setattr__(self, "data", _flat_buffer(self.id, self.data))
         if self.label is not None:
@@ -220,6 +228,11 @@ def check_text(what: str, text: str, limit: int) -> None:
         fits = False
     if not fits:
         raise ValueError(f"{what} {short(text)}: must be 1 to {limit} bytes of UTF-8")
+
+
+def is_capture_time(time: float) -> bool:
+    """Return whether a number can be a capture time in seconds since the Unix epoch."""
+    return -MAX_TIME <= time <= MAX_TIME
 
 
 def _finite(time: Any) -> bool:

@@ -200,6 +200,7 @@ def samples_bad() -> list[tuple[dict[str, Any], bytes]]:
         ({**row, "label": "cat"}, data),
         ({**row, "label": True}, data),
         ({**row, "time": math.nan}, data),
+        ({**row, "time": 1.7e18}, data),
         ({**row, "id": ""}, data),
         ({**row, "id": "../" * 200}, data),
         ({**row, "meta": {"m": "x" * 5000}}, data),

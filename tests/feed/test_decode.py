@@ -466,6 +466,7 @@ def test_empty() -> None:
         {"id": ""},
         {"id": "x" * 256},
         {"time": float("inf")},
+        {"time": 1.764e12},
         {"label": -1},
         {"label": 2**31},
         {"label": 1.5},

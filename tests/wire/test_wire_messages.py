@@ -29,6 +29,7 @@ from stream_ssl.wire import (
     sample_of,
 )
 from stream_ssl.wire.messages import DATA_HEAD, MAX_ITEMS, unpack_map
+from stream_ssl.wire.sample import MAX_TIME
 
 seeded = settings(derandomize=True)
 
@@ -54,7 +55,7 @@ messages = st.one_of(
 def samples(draw: Any) -> Sample:
     common = {
         "id": draw(st.text(min_size=1, max_size=40)),
-        "time": draw(st.floats(allow_nan=False, allow_infinity=False)),
+        "time": draw(st.floats(-MAX_TIME, MAX_TIME)),
         "source": "somewhere",
         "label": draw(st.none() | st.integers(0, 2**31 - 1)),
         "meta": draw(

@@ -24,6 +24,8 @@ def test_a_broken_rule_is_named() -> None:
         ({**GREY, "source": "s" * 65}, "1 to 64 bytes"),
         ({**GREY, "codec": "tiff"}, "raw, jpeg, png, webp"),
         ({**GREY, "time": float("inf")}, "finite"),
+        ({**GREY, "time": 1_764_000_000_000}, "divide milliseconds by 1e3"),
+        ({**GREY, "time": -1.7e18}, "nanoseconds by 1e9"),
         ({**GREY, "time": "noon"}, "time 'noon'"),
         ({**GREY, "label": -1}, r"\[0, 2\^31\)"),
         ({**GREY, "label": 2**31}, r"\[0, 2\^31\)"),

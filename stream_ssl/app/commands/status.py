@@ -70,7 +70,7 @@ PAGE_FIGURES = {
 }
 """Figures that the answers also tell, by their names in the figures of a page."""
 PARTS_BEGIN = {f"started: {STARTING}"}
-"""What is not ready in a process whose main loop does not run yet."""
+"""The unready parts of a process whose main loop does not run yet."""
 SHORT = 1.0
 """Seconds over which rates are measured that no page shows."""
 
@@ -534,7 +534,7 @@ def _verdict(figures: Mapping[str, Any], looks: bool) -> str:
     if starting:
         return f"[yellow]starting[/]: {' and '.join(down)}"
     if waiting := [role for role, parts in figures["not_ready"].items() if parts]:
-        begin = all(PARTS_BEGIN >= {*figures["not_ready"][role]} for role in waiting)
+        begin = all({*figures["not_ready"][role]} <= PARTS_BEGIN for role in waiting)
         told = f"{STARTING}[/]: {' and '.join(sorted(waiting, reverse=True))}"
         return f"[yellow]{told}" if begin else "[yellow]not ready yet[/]"
     return "[yellow]worth a look[/], see above" if looks else "[green]healthy[/]"
