@@ -71,12 +71,11 @@ LINES = {
     ("learning/step.py", "_drawn"): MEMORY,
     ("learning/step.py", "_replace"): MEMORY,
     ("learning/keys.py", ""): KEYS,
-    ("learning/step.py", "_with_reencoding"): KEYS,
+    ("learning/step.py", "_stalest"): KEYS,
     ("learning/weights.py", "_gradient_norm"): OPTIMISER,
     ("learning/weights.py", "_take_step"): OPTIMISER,
     ("learning/weights.py", "_read"): READING,
     ("learning/learner.py", "_read"): READING,
-    ("learning/learner.py", "_ids_labels"): READING,
     ("learning/weights.py", "update"): TRAIN,
     ("daemon/observers.py", "consume"): OBSERVERS,
 }

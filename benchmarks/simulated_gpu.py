@@ -327,7 +327,7 @@ def _asked() -> tuple[str, bool]:
     declared = False
     while frame is not None:
         file, name = frame.f_code.co_filename, frame.f_code.co_name
-        if file.startswith(OURS) and name != "to_host":
+        if file.startswith(OURS) and name not in ("to_host", "all_to_host"):
             return f"{file.removeprefix(f'{ROOT}/').replace(LINKED, 'memory/')} {name}", declared
         declared |= file.startswith(OURS)
         frame = frame.f_back

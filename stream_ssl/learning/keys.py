@@ -56,16 +56,22 @@ class KeyEncoder:
         self._method, self.view, self._needs_features = method, view, needs_features
         self._device, self._precision, self._timer = device, precision, timer
 
-    def __call__(self, images_BCHW: Tensor) -> BatchKeys:
-        """Return the keys of images on the device."""
+    def __call__(self, *images_BCHW: Tensor) -> list[BatchKeys]:
+        """Return the keys of each of these groups of images on the device, from one pass."""
+        sizes = [len(group) for group in images_BCHW]
         with self._timer("data"):
-            view_BCHW = self.view(images_BCHW)
+            view_BCHW = self.view(torch.cat(images_BCHW) if len(sizes) > 1 else images_BCHW[0])
         with self._timer("forward"), self.autocast():
             if self._needs_features:
                 keys_BD, features_BF = self._method.encode_newcomers(view_BCHW)
             else:
                 keys_BD, features_BF = self._method.encode_keys(view_BCHW), None
-            return BatchKeys(keys_BD, bool(to_host(is_usable(keys_BD))), features_BF)
+            keys = torch.split(keys_BD, sizes)
+            usable = to_host(torch.stack([is_usable(key_BD) for key_BD in keys])).tolist()
+            features = (
+                [None] * len(sizes) if features_BF is None else torch.split(features_BF, sizes)
+            )
+            return [BatchKeys(*one) for one in zip(keys, usable, features, strict=True)]
 
     def features(self, images_bCHW: Tensor) -> Tensor:
         """Return the features [b, F] of images on any device."""

@@ -44,7 +44,7 @@ from stream_ssl.learning.upload import Upload
 from stream_ssl.learning.vectors import VectorViews
 from stream_ssl.learning.views import Views
 from stream_ssl.memory import WorkingMemory
-from stream_ssl.memory.compute import to_host
+from stream_ssl.memory.compute import all_to_host, to_host
 from stream_ssl.memory.near_duplicates import NearDuplicates
 from stream_ssl.methods import Method
 
@@ -304,9 +304,8 @@ class Learner:
                 )
                 if update_due:
                     self.pace.updated()
-        ids_labels_2B = _ids_labels(result.batch, on_host=batch if new is uploaded else None)
         return replace(
-            self._record(result, ids_labels_2B),
+            self._record(result, batch if new is uploaded else None),
             new_origins=self._novelty.new_origins,
             dropped_origins=self._novelty.dropped_origins,
             dropped=self._novelty.dropped,
@@ -325,18 +324,18 @@ class Learner:
         with self._randomness:
             result = self._step.replay(self._batch_size, self.pace.updates)
             self.pace.updated()
-        return self._record(result, _ids_labels(result.batch))
+        return self._record(result)
 
-    def _record(self, result: StepResult, ids_labels_2B: Tensor) -> StepRecord:
-        """Return the record of a step, with ids and labels on the CPU."""
+    def _record(self, result: StepResult, on_host: Batch[NDArray[Any]] | None = None) -> StepRecord:
+        """Return the record of a step. `on_host` is its batch in main memory, if it is there."""
         batch, update, admission = result.batch, result.update, result.admission
+        ids_labels_2B, cosines, expected, true, change = _read(result, on_host)
         evicted_origins: Sequence[Origin | None] = ()
         if admission is not None:
             ids = ids_labels_2B[0].tolist()
             evicted_origins = self.origins.follow(ids, batch.origins_B, admission)
         assert batch.hashes_B is not None, "0 where there are none"
         self.step += 1
-        cosines, expected, true, change = _read(result)
         return StepRecord(
             step=self.step,
             samples=self.samples,
@@ -392,36 +391,33 @@ def _has_labels(batch: Batch[NDArray[Any]], memory: WorkingMemory) -> bool:
     return labelled or bool(to_host((memory.labels >= 0).any()))
 
 
-def _ids_labels(batch: Batch[Tensor], on_host: Batch[NDArray[Any]] | None = None) -> Tensor:
-    """Return ids and labels, int64 [2, B], on the CPU.
+def _read(
+    result: StepResult, on_host: Batch[NDArray[Any]] | None
+) -> tuple[Tensor, dict[str, float], float, float | None, float]:
+    """Read the numbers of a step. The host waits for the device once.
 
-    Args:
-        on_host: the same batch in main memory. Without it they are read from the device at once.
-    """
-    if on_host is not None:
-        return torch.from_numpy(np.stack([on_host.ids_B, np.asarray(on_host.labels_B)]))
-    assert batch.labels_B is not None, "-1 where there are none"
-    return to_host(torch.stack([batch.ids_B, batch.labels_B]))
-
-
-def _read(result: StepResult) -> tuple[dict[str, float], float, float | None, float]:
-    """Return cosines by name, expected and true collisions, and the relative change of the weights.
-
-    The host waits for the device once.
+    Returns:
+        Ids and labels, int64 [2, B], on the CPU; the cosines by name; the expected and the true
+        collisions; and the relative change of the weights.
     """
     names, collisions, change = list(result.cosines), result.collisions, result.update.change
+    if on_host is not None:
+        ids_labels_2B = torch.from_numpy(np.stack([on_host.ids_B, np.asarray(on_host.labels_B)]))
+    else:
+        assert result.batch.labels_B is not None, "-1 where there are none"
+        ids_labels_2B = torch.stack([result.batch.ids_B, result.batch.labels_B])
     parts = [cosine.reshape(1) for cosine in result.cosines.values()]
     if change is not None:
         parts.append(change.reshape(1))
     if collisions is not None:
         parts += [collisions.expected.reshape(1), collisions.pairs]
-    if not parts:
-        return {}, math.nan, None, math.nan
     # Whole numbers up to 2**53 are exact in float64.
-    numbers = to_host(torch.cat([part.double() for part in parts])).tolist()
+    number_N = torch.cat([part.double() for part in parts]) if parts else torch.empty(0)
+    ids_labels_2B, number_N = all_to_host(ids_labels_2B, number_N)
+    numbers = number_N.tolist()
     cosines = {name: numbers.pop(0) for name in names}
     changed = math.nan if change is None else numbers.pop(0)
     if collisions is None:
-        return cosines, math.nan, None, changed
+        return ids_labels_2B, cosines, math.nan, None, changed
     expected, *pairs = numbers
-    return cosines, expected, true_collisions(pairs), changed
+    return ids_labels_2B, cosines, expected, true_collisions(pairs), changed

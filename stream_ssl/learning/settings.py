@@ -19,8 +19,9 @@ class LearnerSettings:
         seed: seed of all random draws of the learner, and of the initial weights.
         threads: number of torch threads on the CPU, at least 1; null keeps torch's default. A run
             repeats only with the same number.
-        reencode: number of the memory's stalest slots to re-encode after each step, 0 or more. Use
-            a few dozen or more if keys are normalised by the statistics of their batch.
+        reencode: number of the memory's stalest slots to re-encode in each step, 0 or more. One
+            pass encodes them and the samples that join, unless these were trained on first. Use a
+            few dozen or more if keys are normalised by the statistics of their batch.
         anchors: samples that updates use: the batch of the "stream", or samples drawn from the
             "memory", which must then store images.
         write_back: whether the fresh keys of samples drawn from the memory, as anchors or for

@@ -127,7 +127,7 @@ class Step:
             result = self._train_on_stream(batch, number)
         if update_due:
             self._describe_again(number + 1, size)
-        return self._with_reencoding(result)
+        return result
 
     def skip(self, batch: Batch[Tensor]) -> StepResult:
         """Return the result of a step without new samples."""
@@ -140,9 +140,9 @@ class Step:
         update, keys = self.weights.update(drawn, number)
         collisions = self._measure(drawn, keys)
         cosines = self._refresh(drawn, keys)
-        result = StepResult(drawn, keys.keys_BD, update, collisions, None, cosines)
+        cosines = {**cosines, **self._reencode()}
         self._describe_again(number + 1, count)
-        return self._with_reencoding(result)
+        return StepResult(drawn, keys.keys_BD, update, collisions, None, cosines)
 
     @property
     def can_draw(self) -> bool:
@@ -158,42 +158,53 @@ class Step:
     # -- Algorithm 2
 
     def _join(self, batch: Batch[Tensor]) -> StepResult:
-        keys = self._encode_batch(batch)
-        return StepResult(batch, keys.keys_BD, Update("pace"), *self._admit(batch, keys), {})
+        keys, cosines = self._encode_with_stalest(batch)
+        return StepResult(batch, keys.keys_BD, Update("pace"), *self._admit(batch, keys), cosines)
 
     def _train_on_stream(self, batch: Batch[Tensor], number: int) -> StepResult:
         """Update on the batch, then let its keys join the memory."""
         update, keys = self.weights.update(batch, number)
         if self._memory.descriptor.needs_features and keys.usable:
-            keys = keys._replace(features_BF=self._keys(images_of(batch)).features_BF)
+            keys = keys._replace(features_BF=self._encode_batch(batch).features_BF)
         self._refresh_nothing()
-        return StepResult(batch, keys.keys_BD, update, *self._admit(batch, keys), {})
+        admitted = self._admit(batch, keys)
+        return StepResult(batch, keys.keys_BD, update, *admitted, self._reencode())
 
     def _train_without_batch(self, batch: Batch[Tensor], number: int, size: int) -> StepResult:
         """Update on samples drawn from the memory, while other ranks update on a batch."""
         drawn = self._drawn(size)
         update, drawn_keys = self.weights.update(drawn, number)
         cosines, none = self._refresh(drawn, drawn_keys), self._encode_batch(batch)
-        return StepResult(batch, none.keys_BD, update, *self._admit(batch, none), cosines)
+        admitted = self._admit(batch, none)
+        cosines = {**cosines, **self._reencode()}
+        return StepResult(batch, none.keys_BD, update, *admitted, cosines)
 
     def _train_on_memory(self, batch: Batch[Tensor], number: int, size: int) -> StepResult:
         """Let the batch join the memory, then update on as many samples drawn from the memory.
 
         This is the alternative that the DUEL paper names: update the memory first.
         """
-        keys = self._encode_batch(batch)
+        keys, cosines = self._encode_with_stalest(batch)
         admitted = self._admit(batch, keys)
         if not self.can_draw:  # the first keys of the run were not usable
-            return StepResult(batch, keys.keys_BD, Update("keys"), *admitted, {})
+            return StepResult(batch, keys.keys_BD, Update("keys"), *admitted, cosines)
         drawn = self._drawn(size)
         update, drawn_keys = self.weights.update(drawn, number)
-        cosines = self._refresh(drawn, drawn_keys)
+        cosines = {**cosines, **self._refresh(drawn, drawn_keys)}
         return StepResult(batch, keys.keys_BD, update, *admitted, cosines)
 
     def _encode_batch(self, batch: Batch[Tensor]) -> BatchKeys:
         if len(batch):
-            return self._keys(images_of(batch))
+            return self._keys(images_of(batch))[0]
         return BatchKeys(self._memory.embeddings.new_empty(0, self._memory.dim), True)
+
+    def _encode_with_stalest(self, batch: Batch[Tensor]) -> tuple[BatchKeys, Mapping[str, Tensor]]:
+        """Return the keys of a batch, and `_reencode`. One pass of the network serves both."""
+        if not len(batch) or not self._reencodes:
+            return self._encode_batch(batch), self._reencode()
+        slots_R, image_RCHW = self._stalest()
+        keys, again = self._keys(images_of(batch), image_RCHW)
+        return keys, self._drift(slots_R, again)
 
     # -- Memory
 
@@ -283,15 +294,25 @@ class Step:
         with self.timer("memory"):
             memory.describe_again(lambda images: self._keys.features(images).to(memory.device))
 
-    def _with_reencoding(self, result: StepResult) -> StepResult:
-        """Re-encode the stalest slots, if configured, and add their mean cosine to the result."""
-        if not self._settings.reencode or not self.can_draw:
-            return result
+    @property
+    def _reencodes(self) -> bool:
+        return bool(self._settings.reencode) and self.can_draw
+
+    def _stalest(self) -> tuple[Tensor, Tensor]:
+        """Return the stalest slots [R] and their images [R, C, H, W] on the device."""
         slots_R = self._memory.stalest(self._settings.reencode)
-        keys = self._keys(self._memory.images_of(Checked(slots_R)).to(self._device))
-        if (drift := self._replace(slots_R, keys)) is None:
-            return result
-        return result._replace(cosines={**result.cosines, "drift_cosine": drift})
+        return slots_R, self._memory.images_of(Checked(slots_R)).to(self._device)
+
+    def _reencode(self) -> Mapping[str, Tensor]:
+        """Re-encode the stalest slots, if configured. Return the mean cosine of old and new."""
+        if not self._reencodes:
+            return {}
+        slots_R, image_RCHW = self._stalest()
+        return self._drift(slots_R, *self._keys(image_RCHW))
+
+    def _drift(self, slots_R: Tensor, keys: BatchKeys) -> Mapping[str, Tensor]:
+        drift = self._replace(slots_R, keys)
+        return {} if drift is None else {"drift_cosine": drift}
 
 
 def draw_batch(

@@ -151,13 +151,17 @@ def test_plain_keys_are_of_the_images_as_they_are() -> None:
         return plain(image_BCHW)
 
     learner.method.encode_keys = encode_keys
-    record = steps(learner, 1)[0]
-    arrived_BCHW, positive_BCHW, stalest_RCHW = expected
-    slots = record.admission.slots
-    as_they_are_BCHW = learner.views.plain(learner.memory.images[slots])
-    assert torch.equal(arrived_BCHW, as_they_are_BCHW)
-    assert torch.equal(stalest_RCHW, learner.views.plain(learner.memory.images[:3]))
+    (first,) = steps(learner, 1)
+    slots = learner.memory.stalest(3)
+    stale_RCHW = learner.views.plain(learner.memory.images[slots])
+    (second,) = steps(learner, 1)
+    came_BCHW, positive_BCHW, both_NCHW, _ = expected  # an empty memory has no stalest slots
+    as_they_are_BCHW = learner.views.plain(learner.memory.images[first.admission.slots])
+    assert torch.equal(came_BCHW, as_they_are_BCHW)
     assert not torch.equal(positive_BCHW, as_they_are_BCHW)
+    new_BCHW = learner.views.plain(learner.memory.images[second.admission.slots])
+    assert torch.equal(both_NCHW, torch.cat([new_BCHW, stale_RCHW])), "one pass for both"
+    assert torch.equal(learner.memory.encoded[slots], torch.full_like(slots, BATCH))
 
 
 def test_a_replay_writes_back_only_where_asked() -> None:
