@@ -175,7 +175,8 @@ class Entry:
             if columns.group.size > 1:
                 came = came[columns.group.mine(plan).nonzero()[:, 0]]
             policy.on_insert(came)
-        while len(rows := self._admitted[self._placed :]):
+        while self._placed < len(self._turn_b):
+            rows = self._admitted[self._placed :]
             plan = self._plan(rows)
             check_plan(plan, policy, len(rows), columns.capacity_of_all)
             if self._holdings is not None:
@@ -220,7 +221,8 @@ class Entry:
         mine = last & group.mine(slot)
         written = to_device(torch.from_numpy(group.own(slot[mine])), columns.device)
         columns.write(written, self._admitted[torch.from_numpy(first + joins[mine])])
-        self._slot_B[np.isin(self._slot_B, slot)] = NOBODY
+        if first:  # newcomers of this batch have slots already
+            self._slot_B[np.isin(self._slot_B, slot)] = NOBODY
         self._slot_B[turn[last]] = slot[last]
         self._joined_B[turn] = True
 

@@ -152,6 +152,8 @@ class Found:
             slot_B: the current slot of each newcomer; -1 for none.
         """
         twins = self.twin_B[self.twin_B != NOBODY]
+        if not len(twins):
+            return twins
         # A slot in slot_B now holds a newcomer, so its old sample has left.
         stays = np.where(np.isin(twins, slot_B), NOBODY, twins)
         return np.where(twins < self.held, stays, slot_B[np.maximum(twins - self.held, 0)])

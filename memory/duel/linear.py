@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from stream_ssl.memory.columns import Columns
-from stream_ssl.memory.compute import fast_in_bfloat16, to_device
+from stream_ssl.memory.columns import REFUSED, Columns
+from stream_ssl.memory.compute import fast_in_bfloat16, to_device, to_host
 from stream_ssl.memory.duel.simulate import kept_steps, simulate
 from stream_ssl.memory.index import products, top
 from stream_ssl.memory.scores import sum_rows
@@ -137,6 +137,8 @@ class LinearCounts:
             self._scans = max(self._scans, len(x_BA))
             if self._pool is not None and self._pool.slots is not None:
                 self._drop_pool()
+        if len(x_BA) == 1 and shared is None and self._columns.capacity <= POOL_ROWS:
+            return self._replace_one(x_BA)
         plan = torch.empty(0, dtype=torch.int64)
         while not len(plan):
             pool = self._pool = self._pool or self._draw_pool()
@@ -145,6 +147,22 @@ class LinearCounts:
         self._widen(x_BA[: len(plan)])
         self._since += len(plan)
         return plan
+
+    def _replace_one(self, x_1A: Tensor) -> Tensor:
+        """Return the slot of a single newcomer, and update the sum: Algorithm 2 as it stands."""
+        pool = self._pool = self._pool or self._draw_pool()
+        x_A = x_1A[0].to(torch.float64)
+        gain_W = pool.gains(self._sum_A + x_A if self._compete else self._sum_A)
+        if self._compete:
+            gain_W = torch.cat([gain_W, (x_A @ self._sum_A)[None]])
+        slot_1 = to_host(gain_W.argmax()[None])
+        self._since += 1
+        if int(slot_1) == len(pool.row_PA):
+            return torch.full_like(slot_1, REFUSED)
+        self._sum_A = self._sum_A + x_A - pool.row_PA[int(slot_1)]
+        pool.replace(to_device(slot_1, x_A.device), x_1A)
+        self._widen(x_1A)
+        return slot_1
 
     def _draw_pool(self) -> Pool:
         """Return a pool of the rows with the largest z .

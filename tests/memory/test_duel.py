@@ -199,11 +199,12 @@ def test_every_step_of_exact_counts(stream: str, narrow: None) -> None:
 
 @pytest.mark.parametrize("stream", STREAMS)
 def test_every_step_of_single_newcomers(stream: str) -> None:
-    for seed in range(12):
+    for seed in range(24):
         rng = np.random.default_rng([seed, STREAMS.index(stream)])
         capacity, dtype = int(rng.integers(1, 20)), (torch.float32, torch.float64)[seed % 2]
         z_ND = unit_rows(rng, stream, 4 * capacity + 16, 5).to(dtype)
-        judge = Judge(capacity, 5, OTHERS[seed % len(OTHERS)], compete=bool(seed // 2 % 2))
+        score = Linear() if seed < 8 else OTHERS[seed % len(OTHERS)]
+        judge = Judge(capacity, 5, score, compete=bool(seed // 2 % 2))
         for row, z_D in enumerate(z_ND):
             judge.add(z_D[None])
             if row % 16 == 15:
@@ -367,7 +368,7 @@ def test_candidates_that_rounding_chose_badly(
     monkeypatch.setattr(LinearCounts, "_candidates", candidates)
     z_ND = unit_rows(np.random.default_rng(0), "clustered", 360, 8).float()
     judge = Judge(300, 8, Linear())
-    for part_BD in z_ND.split([300, 1, 19, 40]):
+    for part_BD in z_ND.split([300, 2, 18, 40]):
         judge.add(part_BD)
     assert ways["compare all"]
 
