@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -19,6 +19,9 @@ CACHED_ELEMENTS = 1 << 20
 LARGE_ELEMENTS = 1 << 26
 """The similarities to hold at a time on a GPU: enough to make kernel launches negligible."""
 
+
+EXACT = ("ieee", "none")
+"""The settings of torch under which a product of float32 matrices is not shortened."""
 
 SUMMED_TOGETHER = 256
 """The numbers that are summed in their own dtype, before these sums are added in float64."""
@@ -85,7 +88,8 @@ def full_precision(device: torch.device) -> Iterator[None]:
     Callers may turn them on globally. They would then affect the counts, whose error bounds assume
     the precision of the rows' dtype.
     """
-    with torch.autocast(device.type, enabled=False):
+    casts = torch.is_autocast_enabled(device.type)
+    with torch.autocast(device.type, enabled=False) if casts else nullcontext():
         backends: Any = torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None)
         if not hasattr(backends[1], "fp32_precision"):  # before torch 2.9
             before = torch.get_float32_matmul_precision()
@@ -96,12 +100,13 @@ def full_precision(device: torch.device) -> Iterator[None]:
                 torch.set_float32_matmul_precision(before)
             return
         were = [backend.fp32_precision for backend in backends]
+        changed = [(b, was) for b, was in zip(backends, were, strict=True) if was not in EXACT]
         try:
-            for backend in backends:
+            for backend, _ in changed:
                 backend.fp32_precision = "ieee"
             yield
         finally:
-            for backend, was in zip(backends, were, strict=True):
+            for backend, was in changed:
                 backend.fp32_precision = "none"  # the inherited setting
                 if backend.fp32_precision != was:
                     backend.fp32_precision = was
