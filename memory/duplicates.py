@@ -151,7 +151,7 @@ class Found:
         Args:
             slot_B: the current slot of each newcomer; -1 for none.
         """
-        twins = self.twin_B[self.twin_B != NOBODY]
+        twins: NDArray[np.int64] = self.twin_B[self.twin_B != NOBODY]
         if not len(twins):
             return twins
         # A slot in slot_B now holds a newcomer, so its old sample has left.
