@@ -14,6 +14,7 @@ from stream_ssl import __version__
 from stream_ssl.app.choices import ChoiceParser
 from stream_ssl.process import logs
 from stream_ssl.process.crashes import trace_crashes
+from stream_ssl.process.error_reports import report_errors
 from stream_ssl.process.first_process import leave_first_process
 
 COMMANDS = {
@@ -66,6 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     try:
         logs.configure()
+        if chosen.command in DAEMONS:
+            report_errors()
     except ValueError as error:
         parser.error(str(error))
     try:
