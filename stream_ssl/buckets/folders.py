@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import posixpath
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -29,11 +30,21 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 MOST_MANIFEST = 1 << 24
 """The most bytes of a manifest that are read."""
+BEGUN = "manifest.incomplete.json"
+"""The manifest of a copy that has begun and not ended. It also lists the files it replaces."""
 
 
 def is_url(place: str) -> bool:
     """Return whether a place is an address such as s3://bucket/folder, and no folder."""
     return "://" in place
+
+
+def resolved(place: str) -> PurePath:
+    """Return a folder or an address in one form, which is equal for all names of the place."""
+    protocol, _, path = place.rpartition("://")
+    if protocol in ("", "file", "local"):
+        return Path(path).resolve()
+    return PurePosixPath("/", PACKAGES.get(protocol, protocol), *PurePosixPath(path).parts)
 
 
 class Bucket:
@@ -52,6 +63,8 @@ class Bucket:
         self.url, protocol = url.rstrip("/"), url.partition("://")[0]
         if not url.partition("://")[2].strip("/"):
             raise ValueError(f"{url} names no bucket: give an address such as s3://bucket/folder")
+        if protocol == "memory":
+            raise ValueError(f"{url} would end with this process: give an address that lasts")
         try:
             options = OPTIONS.get(protocol, {})
             self._files: Any
@@ -80,35 +93,51 @@ class Bucket:
         }
         return names - {""}
 
-    def listed(self, folder: str = "") -> set[str]:
+    def listed(self, folder: str = "", manifest: str = MANIFEST) -> set[str]:
         """Return the names of the files in a folder's manifest, and its own; empty without one."""
         try:
-            text = self._files.cat_file(self._place(folder, MANIFEST), end=MOST_MANIFEST)
-            return {MANIFEST, *parse_json(text.decode())["files"]}
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            text = self._files.cat_file(self._place(folder, manifest), end=MOST_MANIFEST)
+            entries = parse_json(text.decode())["files"]
+            return {manifest} | {name for name, one in entries.items() if "sha256" in one}
+        except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
             return set()
+
+    def foreign(self, marker: str) -> set[str]:
+        """Return the names in the folder that no export has written.
+
+        Args:
+            marker: a file that every export of this kind holds.
+        """
+        sealed, begun = self.listed(), self.listed(manifest=BEGUN)
+        ours = set().union(*(names for names in (sealed, begun) if marker in names))
+        return self.names() - ours
 
     def upload(
         self, folder: Path, target: str = "", tell: Callable[[int], object] = lambda _: None
     ) -> None:
         """Copy a sealed folder. It is whole once it has a manifest, which is written last.
 
-        Files of an earlier sealed folder are replaced or removed.
+        Files of an earlier sealed folder are replaced or removed, so it is lost if the copy fails.
+        BEGUN lists the files that are there then, and the next copy removes them.
 
         Args:
             folder: the sealed folder.
             target: the folder in the bucket.
             tell: progress callback: bytes of a file that was copied.
         """
-        before = self.listed(target)
-        if before:
-            self._files.rm_file(self._place(target, MANIFEST))
+        sealed, begun = self.listed(target), self.listed(target, BEGUN)
         names = sorted(path.name for path in folder.iterdir() if path.name != MANIFEST)
+        replaced = (sealed | begun) - {MANIFEST, BEGUN}
+        entries = {name: {"sha256": None} for name in sorted(replaced | {*names})}
+        self._files.pipe_file(self._place(target, BEGUN), json.dumps({"files": entries}).encode())
+        if sealed:
+            self._files.rm_file(self._place(target, MANIFEST))
         for name in (*names, MANIFEST):
             self._files.put_file(str(folder / name), self._place(target, name))
             tell((folder / name).stat().st_size)
-        for name in sorted(before - {*names, MANIFEST}):
+        for name in sorted((replaced - {*names}) & self.names(target)):
             self._files.rm_file(self._place(target, name))
+        self._files.rm_file(self._place(target, BEGUN))
 
     def remove(self, folder: str) -> None:
         """Remove a sealed folder: first its manifest, so that no reader takes it for whole."""
@@ -157,12 +186,13 @@ class Target:
 
 
 @contextmanager
-def target(option: str, place: str) -> Iterator[Target]:
+def target(option: str, place: str, marker: str) -> Iterator[Target]:
     """Yield a target: the place itself, or a temporary folder for an address.
 
     Args:
         option: the name of the option in errors.
         place: a folder, or the address of one in a bucket.
+        marker: a file that every export of this kind holds.
 
     Raises:
         ValueError: the address cannot be used, or its folder holds files that no export wrote.
@@ -173,7 +203,7 @@ def target(option: str, place: str) -> Iterator[Target]:
         return
     bucket = Bucket(place)
     with _reaching(option, place):
-        others = sorted(bucket.names() - bucket.listed())
+        others = sorted(bucket.foreign(marker))
     if others:
         raise ValueError(
             f"{option} {place} contains {others[0]}, which no export has written; choose an "

@@ -101,7 +101,8 @@ def check_settings(settings: Namespace) -> None:
         )
     build.check_device(settings.device)
     check_writable(settings.out, "--out", "choose another folder")
-    files = sorted(path.name for path in settings.out.iterdir()) if settings.out.is_dir() else []
+    out = settings.out.resolve()
+    files = sorted(path.name for path in out.iterdir()) if out.is_dir() else []
     if files and JSON not in files:
         raise ValueError(
             f"--out {settings.out} holds {files[0]} and no earlier evaluation, which would be "

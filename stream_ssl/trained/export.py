@@ -70,9 +70,9 @@ def check_target(option: str, folder: Path, marker: str) -> None:
     Raises:
         ValueError: the folder is rejected.
     """
-    remedy = "choose an empty or a new folder"
+    remedy, folder = "choose an empty or a new folder", folder.resolve()
     check_writable(folder, option, remedy)
-    check_writable(folder.resolve().parent, f"the folder above {option}", remedy)
+    check_writable(folder.parent, f"the folder above {option}", remedy)
     found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     ours = set()
     if {marker, MANIFEST} <= found:

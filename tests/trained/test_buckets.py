@@ -91,7 +91,7 @@ def test_an_export_to_a_bucket_is_the_same_as_to_a_folder(
     expected_BF = stream_ssl.load_encoder(run)(images())
     google = gcs(monkeypatch)
     try:
-        for url in ("s3://box/e/x", f"file://{tmp_path}/e/x", "memory://e/x", "gs://box/e/x"):
+        for url in ("s3://box/e/x", f"file://{tmp_path}/e/x", "gs://box/e/x"):
             for again in range(2):
                 arguments = ["--encoder", url, "--memory", url.replace("/x", "/m"), "--no-onnx"]
                 assert export.main([str(run), *arguments]) == 0, (url, again)
@@ -113,6 +113,46 @@ def test_a_file_that_no_export_wrote_is_kept(
     assert export.main([str(run), "--encoder", "s3://box/e", "--no-onnx"]) == 2
     assert "--encoder s3://box/e contains mine.txt, which no export has written" in caplog.text
     assert s3.find("box/e") == ["box/e/mine.txt"]
+
+
+def test_a_sealed_folder_of_another_kind_is_kept(
+    s3: Any, run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    Bucket("s3://box/ck").upload((run / "checkpoints" / "latest").resolve())
+    s3.pipe_file("box/data/manifest.json", b'{"files": {"train.tar": {"sha256": "0"}}}')
+    s3.pipe_file("box/data/train.tar", b"theirs")
+    s3.pipe_file("box/list/manifest.json", b'{"files": ["train.tar"]}')
+    s3.pipe_file("box/list/train.tar", b"theirs")
+    before = {name: s3.cat_file(name) for name in s3.find("box")}
+    for folder in ("ck", "data", "list"):
+        assert export.main([str(run), "--encoder", f"s3://box/{folder}", "--no-onnx"]) == 2
+        assert f"s3://box/{folder} contains " in caplog.text
+    assert {name: s3.cat_file(name) for name in s3.find("box")} == before
+
+
+@pytest.mark.parametrize("earlier", [False, True], ids=["first", "over-an-earlier"])
+def test_a_copy_that_failed_is_repeated(s3: Any, run: Path, earlier: bool) -> None:
+    command, bucket = [str(run), "--encoder", "s3://box/e", "--no-onnx"], Bucket("s3://box/e")
+    if earlier:
+        s3.pipe_file("box/e/old.bin", b"of an earlier version")
+        entries = {name: {"sha256": "0"} for name in ("encoder.json", "old.bin")}
+        s3.pipe_file("box/e/manifest.json", json.dumps({"files": entries}).encode())
+        s3.pipe_file("box/e/encoder.json", b"{}")
+    put, sent = type(s3).put_file, []
+
+    def failing(self: Any, source: str, *rest: Any, **more: Any) -> Any:
+        sent.append(Path(source).name)
+        if len(sent) == 2:
+            raise ConnectionError("the line is down")
+        return put(self, source, *rest, **more)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(type(s3), "put_file", failing)
+        assert export.main(command) == 1
+    assert not bucket.listed(), "no reader takes it for whole"
+    assert len(bucket.names()) > 1
+    assert export.main(command) == 0
+    assert bucket.names() == bucket.listed()
 
 
 def test_places_that_cannot_be_written_are_named(

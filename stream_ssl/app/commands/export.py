@@ -6,12 +6,13 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from itertools import permutations
 from pathlib import Path
 from typing import Literal
 
 from jsonargparse import ActionYesNo, Namespace
 
-from stream_ssl.buckets.folders import Target, is_url, target
+from stream_ssl.buckets.folders import Target, resolved, target
 from stream_ssl.config.parser import Parser
 from stream_ssl.observe.conditions import plural
 from stream_ssl.process.failures import TRUST_CODE, configuring, reported, writing
@@ -96,8 +97,8 @@ def export(settings: Namespace) -> None:
     markers = {"encoder": ENCODER, "memory": MEMORY, "hub": CONFIG}
     with configuring(), ExitStack() as stack:
         targets = {
-            name: stack.enter_context(target(f"--{name}", settings[name]))
-            for name in markers
+            name: stack.enter_context(target(f"--{name}", settings[name], marker))
+            for name, marker in markers.items()
             if settings[name] is not None
         }
         if settings.encoder is not None and settings.onnx:
@@ -174,16 +175,19 @@ def check_settings(settings: Namespace) -> None:
     """Reject options that contradict each other.
 
     Raises:
-        ValueError: nothing is exported, or two targets are one folder.
+        ValueError: nothing is exported, or a target is another one or lies in it.
     """
-    names = ("encoder", "memory", "hub")
-    targets = [settings[name] for name in names if settings[name] is not None]
-    if not targets:
+    options = {
+        f"--{name} {settings[name]}": resolved(settings[name])
+        for name in ("encoder", "memory", "hub")
+        if settings[name] is not None
+    }
+    if not options:
         raise ValueError(
             "nothing to export: give --encoder DIR, --memory DIR, --hub DIR, or several"
         )
-    if len({place if is_url(place) else Path(place).resolve() for place in targets}) < len(targets):
-        raise ValueError(
-            f"two of --encoder, --memory and --hub are {targets[0]}, and each replaces its folder: "
-            "give different folders"
-        )
+    for (one, outer), (other, inner) in permutations(options.items(), 2):
+        if outer == inner or outer in inner.parents:
+            raise ValueError(
+                f"{other} is {one}, or lies in it, and each replaces its folder: give folders apart"
+            )
