@@ -109,6 +109,10 @@ def test_the_pages_source_runs_by_path_and_by_name_and_resumes(tmp_path: Path) -
         shaped = ("--name", "table-2", "--shape.duplicates", "0.5", "--shape.limit", "14")
         assert "14 on the receiver's disk" in send("table", "fourth", *shaped)
         assert run.metric("received_samples_total") == 24
+        (site / "plain.py").write_text(PLAIN)
+        words = ["--run", str(run.folder), "--name", "plain"]
+        assert run.start("produce", "plain.Camera", *words, log="plain").wait(120) == 0
+        assert "3 on the receiver's disk" in run.log("plain")
 
 
 def test_the_help_lists_entry_points_and_has_the_options(
@@ -132,6 +136,16 @@ def test_built_in_names_come_before_entry_points(on_path: Path) -> None:
     assert "images" not in listed()
     assert find_source("images") is SOURCES["images"]
 
+
+PLAIN = '''
+from stream_ssl.wire.sample import Sample
+class Camera:
+    """A class without arguments."""
+    name = "plain"
+    def samples(self, position=None):
+        for number in range(position or 0, 3):
+            yield Sample(str(number), b"abcd", shape=(2, 2, 1), source="plain"), number + 1
+'''
 
 BAD = '''
 import abc
