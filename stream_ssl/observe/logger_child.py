@@ -131,10 +131,12 @@ class Mlflow:
         self._client.set_terminated(self._id, "FINISHED" if whole else "KILLED")
 
     def _continued(self, known: str, missing: type[Exception]) -> str:
-        """Return the id of the run if the server has it, and "" if it does not."""
+        """Return the id of the run if the server has it, and "" if it does not or was deleted."""
         if not known:
             return ""
         try:
+            if self._client.get_run(known).info.lifecycle_stage == "deleted":
+                return ""
             self._client.update_run(known, status="RUNNING")
         except missing as error:
             if getattr(error, "error_code", "") != "RESOURCE_DOES_NOT_EXIST":

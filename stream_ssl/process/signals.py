@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING
 
@@ -29,6 +31,9 @@ KILLED = 128
 
 LAST_SECONDS = 0.5
 """Seconds for `Stop.interrupted`, before a second signal ends the process."""
+
+TOGETHER = 0.2
+"""Seconds in which several signals count as one. `timeout` signals a process, then its group."""
 
 STARTED_BY = (PARENT, "TORCHELASTIC_RUN_ID")
 """Environment variables of a process whose starter stops it, and kills it if it takes too long."""
@@ -109,13 +114,16 @@ def _obey(reader: int, numbers: Collection[int], stop: Stop) -> None:
     handler does not run until the read ends. So Python also writes the number of each signal to a
     pipe at once, and this thread reads it.
     """
-    alone = not any(name in os.environ for name in STARTED_BY)
+    alone, first = not any(name in os.environ for name in STARTED_BY), -math.inf
     while True:
         for number in os.read(reader, 64):
             if number not in numbers:
                 continue
+            if stop.is_set() and time.monotonic() - first < TOGETHER:
+                continue
             if alone and stop.is_set():
                 _end_at_once(number, stop)
+            first = time.monotonic()
             stop.set()
             if farewell := stop.farewell:
                 threading.Thread(

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from stream_ssl.app.commands import status
 from stream_ssl.daemon import endings
 from stream_ssl.daemon.endings import ending
 from stream_ssl.daemon.endpoints import hold_role, holder
+from stream_ssl.process.signals import TOGETHER
 
 TWICE = """
 import sys
@@ -70,6 +72,7 @@ def interrupted_twice(run: Path, code: str) -> bytes:
         for line in (b"up\n", b"stops\n"):
             assert process.stdout.readline() == line
             process.send_signal(signal.SIGINT)
+            time.sleep(2 * TOGETHER)
         assert process.wait(20) == 128 + signal.SIGINT
         return process.communicate()[1]
 

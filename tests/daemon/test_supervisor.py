@@ -31,7 +31,7 @@ from stream_ssl.daemon.supervisor import (
 )
 from stream_ssl.observe.catalogue import LAST_END
 from stream_ssl.process.failures import DONE
-from stream_ssl.process.signals import PARENT, watch_parent
+from stream_ssl.process.signals import PARENT, TOGETHER, watch_parent
 
 # Each child appends its pid when it starts, so that a test sees starts without asking the child.
 LIVES = "import os, sys, time; open(sys.argv[1], 'a').write(f'{os.getpid()}\\n'); time.sleep(60)"
@@ -269,11 +269,25 @@ def test_a_second_signal_ends_who_is_not_supervised(by: str) -> None:
         for line in (b"up\n", b"asked\n"):
             assert process.stdout.readline() == line
             process.send_signal(signal.SIGTERM)
+            time.sleep(2 * TOGETHER)
         if by:
             with pytest.raises(subprocess.TimeoutExpired):
                 process.wait(0.3)
             process.communicate(b"done\n", timeout=60)
         assert process.wait(60) == (0 if by else 128 + signal.SIGTERM)
+
+
+def test_signals_that_come_together_count_as_one() -> None:
+    """`timeout` of coreutils signals its child, and then the group of its child."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(python(SLOW), stdin=pipe, stdout=pipe) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        for _ in range(3):
+            process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == b"asked\n"
+        process.communicate(b"done\n", timeout=60)
+        assert process.returncode == 0
 
 
 def test_an_orphan_stops(tmp_path: Path) -> None:

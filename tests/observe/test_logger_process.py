@@ -16,6 +16,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from mlflow import MlflowClient
 from PIL import Image
 
 from stream_ssl.observe import logger_process
@@ -137,6 +138,22 @@ def test_mlflow_keeps_rows_pictures_and_the_configuration(
     shown = np.asarray(Image.open(pictures[0]))
     assert np.array_equal(shown, IMAGE_CHW.permute(1, 2, 0).numpy())
     assert children() == []
+
+
+@pytest.mark.timeout(240)
+def test_a_run_that_was_deleted_in_mlflow_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path}/store")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    for step in (1, 2):
+        logger = LoggerProcess("mlflow", tmp_path, CONFIG, Deadline())
+        logger.scalars({"loss": 0.5}, step)
+        logger.close()
+        known = (tmp_path / "mlflow" / "run-id").read_text().strip()
+        (kept,) = tmp_path.glob(f"store/*/{known}/metrics/loss")
+        assert [line.split()[2] for line in kept.read_text().splitlines()] == [str(step)]
+        MlflowClient().delete_run(known)
 
 
 @pytest.mark.timeout(240)
