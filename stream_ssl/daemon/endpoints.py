@@ -155,6 +155,11 @@ def publish(run: Path, role: str, **addresses: str) -> None:
         write(run / FILE, json.dumps(endpoints, indent=2) + "\n")
 
 
+def place_of(run: Path) -> dict[str, str]:
+    """Return the path and the inode of a run folder. A copy of the folder has two other values."""
+    return {"folder": str(run.resolve()), "inode": str(run.stat().st_ino)}
+
+
 def load(run: Path) -> dict[str, dict[str, Any]]:
     """Return the entries by role; empty if nothing has run here.
 

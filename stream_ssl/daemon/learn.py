@@ -26,7 +26,7 @@ from stream_ssl.daemon.page import ending_of, process_of
 from stream_ssl.daemon.rank_reports import RankReports
 from stream_ssl.daemon.receiver_link import ReceiverLink
 from stream_ssl.daemon.saver import Saver
-from stream_ssl.daemon.warm_start import warm_start
+from stream_ssl.daemon.warm_start import check_alone, warm_start
 from stream_ssl.feed.batches import Batches
 from stream_ssl.feed.journal_tasks import JournalReplaced, JournalShare
 from stream_ssl.journal.reader import JournalReader
@@ -301,12 +301,8 @@ def _learner(
         build.forget_first_weights(settings)
     learner = build.learner(settings, batches, start, group.group)
     if saved is None:
-        if settings["from"] is not None and not group.alone:
-            raise Misconfigured(
-                "--from begins a run in one process: start it with one process, and "
-                f"continue with {size} ranks from its first checkpoint"
-            )
         if settings["from"] is not None:
+            check_alone(size)
             warm_start(settings, learner)
         return learner
     if settings["from"] is not None:

@@ -6,6 +6,7 @@ import hashlib
 import logging
 import os
 import secrets
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -32,6 +33,9 @@ from stream_ssl.memory.process_group import SINGLE_PROCESS, ProcessGroup
 from stream_ssl.process.failures import Failure, Misconfigured, configuring, first_line
 
 log = logging.getLogger("stream_ssl.ranks")
+
+WAITS, PAUSE = 120, 0.5
+"""How often, and after how many seconds, ranks look again for a journal that is missing."""
 
 
 def rank() -> int:
@@ -148,23 +152,44 @@ def part_of(settings: Namespace, ranks: Ranks, saved: Saved | None) -> Part:
             "a receiver (its producers first)"
         )
     folder = folders[local % len(folders)] if folders else settings.run
-    journal = journal_id(folder / "journal")
-    told = ranks.tell(journal)
+    told = _journals(ranks, folder, WAITS)
+    journal = told[rank]
     if None in told:
+        missing = rank if journal is None else told.index(None)
         raise Failure(
-            f"rank {told.index(None)} finds no journal in its receiver's folder "
+            f"rank {missing} finds no journal in its receiver's folder "
             + (f"{folder}: " if journal is None else "on its host: ")
-            + "start that receiver first, and add its run folder to ranks.receivers"
+            + "start that receiver, and add its run folder to ranks.receivers"
         )
     readers = [other for other, read in enumerate(told) if read == journal]
     return Part(folder, rank, readers, journal, apart=True)
+
+
+def _journals(ranks: Ranks, folder: Path, waits: int) -> list[str | None]:
+    """Return the id of the journal that each rank finds in its folder, or None.
+
+    Receivers that start at the same time as the ranks make their journals soon.
+
+    Args:
+        ranks: all ranks of the run.
+        folder: the run folder of this rank's receiver.
+        waits: how often to look again while a rank finds none, PAUSE seconds apart.
+    """
+    for left in range(waits, -1, -1):
+        found: list[str | None] = ranks.tell(journal_id(folder / "journal"))
+        if None not in found or not left:
+            return found
+        if left == waits:
+            log.info("rank %d has no journal to read yet, waiting", found.index(None))
+        time.sleep(PAUSE)
+    raise AssertionError("unreachable")
 
 
 def _one_journal(ranks: Ranks, run: Path, begun: bool) -> str | None:
     """Return the id of the journal that all ranks read. Check that all see the same one."""
     if ranks.alone:
         return None
-    told = {rank: one for rank, one in enumerate(ranks.tell(journal_id(run / "journal"))) if one}
+    told = {rank: one for rank, one in enumerate(_journals(ranks, run, WAITS * begun)) if one}
     if begun and len(told) < ranks.group.size:
         raise Failure(f"{run} has no journal: start its receiver first")
     for rank, one in told.items():

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 from stream_ssl.background import Background
 from stream_ssl.config.options import flat, split_address
 from stream_ssl.daemon.ended_sources import EndedSources
-from stream_ssl.daemon.endpoints import Announcement, hold_role, load
+from stream_ssl.daemon.endpoints import Announcement, hold_role, load, place_of
 from stream_ssl.daemon.notify import Notifier
 from stream_ssl.daemon.page import announced, page_sources, peers_of
 from stream_ssl.journal.consumer_offsets import ConsumerOffsets
@@ -115,6 +115,7 @@ def receive(settings: Namespace, resolved: Mapping[str, Any], stop: Stop) -> Non
             "receiver",
             data=receiver.endpoint,
             http=server.address,
+            **place_of(settings.run),
             **announced(settings),
             **({} if access is None else {"server_key": access.keys.public}),
         )
@@ -148,7 +149,8 @@ def receive(settings: Namespace, resolved: Mapping[str, Any], stop: Stop) -> Non
 def listen_again(listen: Callable[[str], T], bind: str, run: Path) -> T:
     """Listen. If the settings leave the port open, prefer the port of the run's previous receiver.
 
-    Connected producers know the previous port. It is used if it is free.
+    Connected producers know the previous port. It is used if it is free. The port in a copy of a
+    run folder belongs to the original run.
 
     Args:
         listen: listens at an address.
@@ -156,7 +158,10 @@ def listen_again(listen: Callable[[str], T], bind: str, run: Path) -> T:
         run: the run's folder, with the endpoints.json of the previous receiver.
     """
     host, _, port = bind.rpartition(":")
-    before = str(load(run).get("receiver", {}).get("data")) if port in ("0", "*") else ""
+    entry = load(run).get("receiver", {}) if port in ("0", "*") else {}
+    before = str(entry.get("data"))
+    if all(entry.get(key, value) != value for key, value in place_of(run).items()):
+        before = ""
     had = before.rpartition(":")[2]
     if bind.startswith("tcp://") and re.fullmatch(r"tcp://.+:[1-9][0-9]{0,4}", before):
         try:

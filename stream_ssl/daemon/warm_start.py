@@ -19,6 +19,7 @@ from stream_ssl.memory.shares import ProducerNames
 from stream_ssl.memory.state import part, producer_names, upgraded
 from stream_ssl.methods import Method
 from stream_ssl.methods.momentum import Momentum, move_towards
+from stream_ssl.process.failures import Misconfigured
 from stream_ssl.trained.encoder import facts, find
 from stream_ssl.trained.export import images_of, kept_shape
 
@@ -26,6 +27,15 @@ log = logging.getLogger("stream_ssl.learner")
 
 SLOTS = 256
 """Slots that are offered to the new memory in one call."""
+
+
+def check_alone(ranks: int) -> None:
+    """Raise Misconfigured unless one process begins the run."""
+    if ranks > 1:
+        raise Misconfigured(
+            "--from begins a run in one process: start it with one process, and "
+            f"continue with {ranks} ranks from its first checkpoint"
+        )
 
 
 def warm_start(settings: Namespace, learner: Learner) -> None:

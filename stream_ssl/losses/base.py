@@ -181,10 +181,15 @@ class Loss(nn.Module, ABC):
             )
         if inputs.mix is not None and not self.takes_mix:
             raise ValueError(f"{name} cannot label mixed anchors: choose SelfLabeling, or no mix")
-        if inputs.group is not None and not self.across_ranks:
+        if inputs.group is not None:
+            self.check_across_ranks()
+
+    def check_across_ranks(self) -> None:
+        """Raise ValueError unless the negatives may be distributed over several ranks."""
+        if not self.across_ranks:
             raise ValueError(
-                f"{name} compares with the negatives of one process: for several ranks choose "
-                "InfoNCE, Decoupled or a debiased loss"
+                f"{type(self).__name__} compares with the negatives of one process: for several "
+                "ranks choose InfoNCE, Decoupled or a debiased loss"
             )
 
 

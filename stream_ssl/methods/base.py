@@ -216,6 +216,8 @@ class Method(nn.Module, ABC):
                 f"the method embeds in {self.dim} dimensions, the memory holds {memory.dim}: "
                 "give both the same dim"
             )
+        if self.contrasts and memory.group.size > 1:
+            self.loss.check_across_ranks()
         if self.needs_images and memory.images is None:
             raise ValueError(
                 f"{type(self).__name__} encodes the memory's images at each step, and this one "

@@ -357,6 +357,13 @@ def test_it_says_what_each_rank_would_do_and_that_the_disk_is_too_small(
     status, said = outcome(capfd, caplog, str(file), "--ranks", "3")
     assert status == USAGE
     assert "batches.batch_size 16 cannot be divided by 3 ranks: choose 15 or 18" in said
+    status, said = outcome(capfd, caplog, str(file), "--ranks", "2", "--loss", "self-labeling")
+    assert status == USAGE
+    assert "SelfLabeling compares with the negatives of one process" in said
+    status, said = outcome(capfd, caplog, str(file), "--ranks", "2", "--from", str(tmp_path))
+    assert status == USAGE
+    assert "--from begins a run in one process" in said
+    assert "Traceback" not in said
 
 
 @table(

@@ -14,7 +14,7 @@ from harness import TINY, kill, processes, until
 from stream_ssl.app.commands import produce
 from stream_ssl.app.commands.run import receivers
 from stream_ssl.config import options
-from stream_ssl.daemon.endpoints import publish
+from stream_ssl.daemon.endpoints import place_of, publish
 from stream_ssl.daemon.receive import access_of, dry_run, listen_again
 from stream_ssl.producers import CannotConnectError, Keys, Producer
 from stream_ssl.wire.address import receiver_of
@@ -125,6 +125,14 @@ def test_any_port_is_the_one_of_before_while_it_is_free(
     taken.append("tcp://127.0.0.1:7000")
     assert again("tcp://127.0.0.1:0") == "tcp://127.0.0.1:0"
     assert "the receiver cannot listen on its former port 7000" in caplog.text
+    taken.clear()
+    place = place_of(tmp_path)
+    for moved in ({}, {"folder": "/elsewhere"}, {"inode": "1"}):  # renamed, or restored
+        kept = {"data": "tcp://0.0.0.0:7000", "http": "http://x", **place, **moved}
+        publish(tmp_path, "receiver", **kept)
+        assert again("tcp://127.0.0.1:0") == "tcp://127.0.0.1:7000"
+    publish(tmp_path, "receiver", **kept | {"folder": "/elsewhere"})  # of the original
+    assert again("tcp://127.0.0.1:0") == "tcp://127.0.0.1:0"
     publish(tmp_path, "receiver", data="ipc:///tmp/a", http="http://x")
     assert again("tcp://127.0.0.1:0") == "tcp://127.0.0.1:0"
     caplog.clear()

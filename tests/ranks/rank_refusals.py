@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from jsonargparse import Namespace
 from rank_group import together
 
+from stream_ssl.daemon import ranks as ranks_module
 from stream_ssl.daemon.ranks import check_alike, check_shared, part_of
 from stream_ssl.journal.segment import ID_FILE
 from stream_ssl.learning.ranks import Ranks
@@ -93,11 +96,21 @@ def check_folders(joint: Ranks, folder: Path) -> None:
     several = Saved(folder, one.facts | {"journals": {}})
     told = joint.tell(part_of(settings, joint, None).journal)
     assert told == ["a"] + [None] * last, "the others have none yet"
-    with pytest.raises(Failure, match="has no journal: start its receiver first"):
-        part_of(settings, joint, one)
-    with pytest.raises(Failure, match="start that receiver first"):
-        part_of(settings, joint, several)
-    (own / "journal" / ID_FILE).write_text(f"{rank}\n{rank}\n")
+    with (
+        mock.patch.object(ranks_module, "WAITS", 2),
+        mock.patch.object(ranks_module, "PAUSE", 0.01),
+    ):
+        with pytest.raises(Failure, match="has no journal: start its receiver first"):
+            part_of(settings, joint, one)
+        missing = rank or 1
+        with pytest.raises(
+            Failure, match=f"rank {missing} finds no journal .* start that receiver"
+        ):
+            part_of(settings, joint, several)
+    late = threading.Timer(1.0, (own / "journal" / ID_FILE).write_text, [f"{rank}\n{rank}\n"])
+    late.start()
+    assert part_of(settings, joint, several).readers == [rank]
+    late.join()
     with pytest.raises(Misconfigured, match="journal is 0 on rank 0 and 1 on rank 1"):
         part_of(settings, joint, one)
     assert part_of(settings, joint, several).readers == [rank]

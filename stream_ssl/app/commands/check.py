@@ -121,7 +121,7 @@ def check_learner(
     import torch
 
     from stream_ssl.config import build
-    from stream_ssl.daemon.warm_start import warm_start
+    from stream_ssl.daemon.warm_start import check_alone, warm_start
 
     device = settings.learner.device
     if device.startswith("cuda") and not torch.cuda.is_available():
@@ -136,6 +136,7 @@ def check_learner(
     if (warning := build.compares_embeddings(learner.memory)) is not None:
         log.warning("%s", warning)
     if settings["from"] is not None and not resumes:
+        check_alone(ranks)
         warm_start(settings, learner)
 
 

@@ -174,7 +174,7 @@ def produce(settings: Namespace, cls: Callable[..., Source], given: Namespace) -
     with configuring():
         # This may list a million files, so a signal still ends it at once.
         # A class without arguments has no options.
-        origin = build_source(cls, settings.get("source") or Namespace())
+        origin = build_source(cls, settings.get("source") or {})
         check_text("--source.name", origin.name, MAX_SOURCE_BYTES)  # may be the folder's name
         stop = stop_on_signals()
         broker = origin if isinstance(origin, Acknowledged) else None
