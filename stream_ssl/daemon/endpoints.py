@@ -147,11 +147,25 @@ def _entry_of(run: Path, role: str) -> dict[str, str] | None:
 
 def publish(run: Path, role: str, **addresses: str) -> None:
     """Write the addresses and the process id of a role. Entries of other roles stay."""
+    with _changing(run) as endpoints:
+        endpoints[role] = {**addresses, "pid": os.getpid()}
+
+
+def withdraw(run: Path, role: str) -> None:
+    """Remove the entry of a role, if there is one and no process has the role."""
+    if role in load(run) and holder(run, role) is None:
+        with _changing(run) as endpoints:
+            endpoints.pop(role, None)
+
+
+@contextlib.contextmanager
+def _changing(run: Path) -> Iterator[dict[str, dict[str, Any]]]:
+    """Yield the entries by role, and write them at the end."""
     handle = open_file(run / f"{FILE}.lock", os.O_RDWR | os.O_CREAT, mode=0o644)
     with os.fdopen(handle, "r+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         endpoints = load(run)
-        endpoints[role] = {**addresses, "pid": os.getpid()}
+        yield endpoints
         write(run / FILE, json.dumps(endpoints, indent=2) + "\n")
 
 

@@ -12,10 +12,11 @@ import pytest
 from harness import TINY, kill, processes, until
 
 from stream_ssl.app.commands import produce
-from stream_ssl.app.commands.run import receivers
+from stream_ssl.app.commands.run import leave_other_receivers, receivers
 from stream_ssl.config import options
-from stream_ssl.daemon.endpoints import place_of, publish
+from stream_ssl.daemon.endpoints import hold_role, place_of, publish
 from stream_ssl.daemon.receive import access_of, dry_run, listen_again
+from stream_ssl.daemon.run_states import endpoints_of
 from stream_ssl.producers import CannotConnectError, Keys, Producer
 from stream_ssl.wire.address import receiver_of
 from stream_ssl.wire.run_folder import find_receiver, make_keys
@@ -144,6 +145,26 @@ def test_any_port_is_the_one_of_before_while_it_is_free(
     with pytest.raises(ValueError, match="too small"):
         listen_again(refuse, "tcp://127.0.0.1:0", tmp_path)
     assert not caplog.text  # the port is not at fault
+
+
+def test_receivers_that_a_run_does_not_start_are_left_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    several = [tmp_path / f"receiver-{number}" for number in range(2)]
+    for folder in (tmp_path, *several):
+        (folder / "journal").mkdir(parents=True)
+        publish(folder, "receiver", data="tcp://127.0.0.1:7000", http="http://x")
+    leave_other_receivers(tmp_path, {"receiver-0", "receiver-1", "learner"})
+    assert f"the journals in {tmp_path} stay unread" in caplog.text
+    assert endpoints_of(tmp_path).keys() == {"receiver-0", "receiver-1"}
+    caplog.clear()
+    leave_other_receivers(tmp_path, {"receiver", "learner"})
+    assert f"the journals in {several[0]}, {several[1]} stay unread" in caplog.text
+    assert endpoints_of(tmp_path) == {}
+    with hold_role(several[0], "receiver"):
+        publish(several[0], "receiver", data="tcp://127.0.0.1:7000", http="http://x")
+        leave_other_receivers(tmp_path, {"receiver", "learner"})
+        assert endpoints_of(tmp_path).keys() == {"receiver-0"}, "it runs, for another starter"
 
 
 def test_a_secret_that_everybody_may_read_is_refused(tmp_path: Path) -> None:

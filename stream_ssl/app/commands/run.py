@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Container, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from jsonargparse import Namespace
 
 from stream_ssl.config import options
-from stream_ssl.daemon.endpoints import hold_role
+from stream_ssl.daemon.endpoints import hold_role, withdraw
+from stream_ssl.daemon.run_states import receivers_of
 from stream_ssl.daemon.supervisor import Child, Supervisor, command, learner_command
 from stream_ssl.process.failures import DONE, configuring, reported
 from stream_ssl.process.signals import PARSED, stop_on_signals
 from stream_ssl.wire.run_folder import KEYS, make_keys
+
+log = logging.getLogger("stream_ssl.run")
 
 LEARNER_NEEDS = {
     "--memory.capacity": "STREAM_SSL_MEMORY__CAPACITY",
@@ -78,6 +82,7 @@ def main(arguments: Sequence[str]) -> int:
             parsed = LearnerParsed(marker, learner)
             for child in receiving:
                 child.may_start = parsed
+            leave_other_receivers(settings.run, commands)
             stop = stop_on_signals()
             stop.interrupted = life.interrupted
             status = supervisor.run(stop)
@@ -140,6 +145,26 @@ def receivers(
         given = [part for option, value in options.items() for part in (f"--{option}", value)]
         found[name] = command("receiver", *arguments, *given)
     return found
+
+
+def leave_other_receivers(run: Path, commands: Container[str]) -> None:
+    """Withdraw the addresses of receivers that this run does not start, and name their journals.
+
+    Args:
+        run: the run folder.
+        commands: the names of the processes that are started.
+    """
+    folders = {"receiver": run} | {folder.name: folder for folder in receivers_of(run)}
+    others = {name: folder for name, folder in folders.items() if name not in commands}
+    for folder in others.values():
+        with suppress(OSError, ValueError):  # a full disk, or a link
+            withdraw(folder, "receiver")
+    if journals := [str(folder) for folder in others.values() if (folder / "journal").is_dir()]:
+        log.warning(
+            "the journals in %s stay unread, because this run does not start their receivers: "
+            "start it with the same --receivers as before, or remove the journals",
+            ", ".join(journals),
+        )
 
 
 def _port_after(address: str, number: int) -> str:
