@@ -124,9 +124,11 @@ def problems_of(states: Mapping[str, State]) -> list[dict[str, Any]]:
     Args:
         states: the state of each process, by its name, such as "learner" or "receiver-1".
     """
-    found: list[dict[str, Any]] = [
-        dict(one) for state in states.values() for one in state.get("problems", [])
-    ]
+    found: list[dict[str, Any]] = []
+    for name, state in states.items():
+        which = f"{name}: " if name.startswith("receiver-") else ""  # one of several
+        for one in state.get("problems", []):
+            found.append({**one, "says": f"{which}{one['says']}"})
     told = {one["name"] for one in found}
     # If no process answers, the run was perhaps stopped on purpose, and only has to be continued.
     all_gone = all("error" in state and not state.get("hung") for state in states.values())

@@ -452,6 +452,14 @@ def test_several_receivers_count_together(healthy: Run) -> None:
     assert producers.says.startswith("4 producers connected, 4.0 samples/s in the last")
 
 
+def test_a_problem_of_one_of_several_receivers_names_it() -> None:
+    full = {"name": "no-credit", "producer": "", "severity": "warning", "says": "the disk is full"}
+    (alone,) = problems_of({"receiver": {"problems": [full]}, "learner": {}})
+    assert alone["says"] == "the disk is full"
+    (found,) = problems_of({"receiver-0": {}, "receiver-1": {"problems": [full]}, "learner": {}})
+    assert found["says"] == "receiver-1: the disk is full"
+
+
 def test_a_producer_without_use_is_named_before_its_condition_holds() -> None:
     run = Run()
     run.pass_(60, run.sends(), run.learns(origins_B=None), run.drops("yard"), gate_alone(run))
