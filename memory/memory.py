@@ -213,6 +213,8 @@ class WorkingMemory(Measurements, RandomDraws, Reencoding, Stateful):
         if self.group.size > 1:
             meeting = Meeting(rows, self._totals.added, self._columns)
             rows = meeting.rows
+            assert rows.producers is not None
+            self._names.meet(rows.producers, meeting.batch, self.group, self.device)
         if self.shares is not None and (self._holdings is None or self._holdings.crowded):
             self._holdings = Holdings(self._columns, self.shares)
         found = self._find_duplicates(rows)

@@ -40,6 +40,9 @@ HALF = 0.5
 MOST_NAMES = 1 << 16
 """The largest number of producer names to keep, besides the names of the slots' producers."""
 
+NAME_BYTES = 256
+"""The bytes of a name that ranks exchange."""
+
 SPARE = 1024
 """The number of producers without a slot to keep, besides as many as hold a slot."""
 
@@ -452,6 +455,34 @@ class ProducerNames:
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         self._names = {key_of(name): name for name in names}
+        self._met: set[int] = set()  # keys whose names all ranks have; the same on all ranks
+
+    def meet(self, key_B: Tensor, own: slice, group: RankGroup, device: torch.device) -> None:
+        """Exchange the names of producers whose keys come for the first time.
+
+        All ranks must make this call, with the same keys.
+
+        Args:
+            key_B: the keys of the newcomers of all ranks, on the CPU.
+            own: the positions of this rank's newcomers among them.
+            group: the ranks.
+            device: the device over which ranks communicate.
+        """
+        new = {*key_B.tolist()} - self._met - {NAMELESS}
+        if not new:
+            return
+        if len(self._met) > MOST_NAMES:
+            self._met.clear()
+        self._met |= new
+        mine = {key: self._names[key] for key in {*key_B[own].tolist()} & new}
+        packed = [name.encode()[:NAME_BYTES].ljust(NAME_BYTES, b"\0") for name in mine.values()]
+        name_RN = torch.frombuffer(bytearray(b"".join(packed) or b"\0"), dtype=torch.uint8)
+        name_RN = name_RN[: len(mine) * NAME_BYTES].view(-1, NAME_BYTES)
+        key_R = torch.tensor([*mine], dtype=torch.int64)
+        key_R, name_RN = group.all_gather(key_R.to(device), name_RN.to(device))
+        for key, name in zip(to_host(key_R).tolist(), to_host(name_RN), strict=True):
+            text = name.numpy().tobytes().rstrip(b"\0").decode(errors="replace")
+            self._names.setdefault(key, text)
 
     def keys(self, producers: Any, count: int, held_k: Tensor) -> Tensor:
         """Return the key of each name, int64 [B], and remember the names.
@@ -466,10 +497,7 @@ class ProducerNames:
         return torch.tensor([key_of(name) for name in names], dtype=torch.int64)
 
     def of(self, key: int) -> str | None:
-        """Return the name of a key.
-
-        For a key from another rank, return the key in hexadecimal digits.
-        """
+        """Return the name of a key, or the key in hexadecimal digits if the name is unknown."""
         return None if key == NAMELESS else self._names.get(key, f"{key:016x}")
 
     def held(self, keys: Iterable[int]) -> list[str]:

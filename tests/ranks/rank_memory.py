@@ -87,7 +87,7 @@ def fed(memory: WorkingMemory, z_ND: Tensor, image_NCHW: Tensor | None = None) -
 def joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the results of all ranks as one process would return them, evictions by age."""
     told: dict[str, Any] = {"valid": [part["valid"] for part in parts]}
-    for name in ("ids", "counts"):
+    for name in ("ids", "counts", "producers"):
         told[name] = [None] * sum(len(part[name]) for part in parts)
         for rank, part in enumerate(parts):
             told[name][rank :: len(parts)] = part[name]
@@ -185,7 +185,7 @@ def check_shares(ranks: int) -> None:
         found = joined([part[number] for part in by_rank])
         expected = joined([one])
         assert found["valid"] == [[True, ""]] * ranks, found["valid"]
-        for name in ("left", "refused", "ids"):
+        for name in ("left", "refused", "ids", "producers"):
             assert found[name] == expected[name], (number, name)
         assert one["producers"].count("yard") >= SLOTS * 3 // 10, number
     assert again.producers == alone[0]["producers"]
