@@ -165,26 +165,13 @@ class LinearCounts:
         return slot_1
 
     def _draw_pool(self) -> Pool:
-        """Return a pool of the rows with the largest z .
-
-        s and a bound of the others, or all rows.
-        """
         row_KA = self._columns.descriptors
         if self._scans > 0 or len(row_KA) <= POOL_ROWS:
             return Pool(row_KA, coarse=self._coarse and len(row_KA) > POOL_ROWS)
-        gain_P, slots = top(self._sum_A.to(row_KA.dtype), row_KA, POOL_ROWS + 1)
-        last = gain_P.argmin()
-        slack = rounding(row_KA) * self._norms[1] * self._sum_A.norm()
-        bound = UpperBound(self._sum_A, gain_P[last].to(torch.float64) + slack, self._norms[1])
-        at = torch.arange(POOL_ROWS, device=slots.device)
-        slots = slots[at + (at >= last)]
-        return Pool(row_KA[slots], slots, bound)
+        return best_rows(row_KA, self._sum_A, self._norms[1])
 
     def _place(self, pool: Pool, x_TA: Tensor, shared: Turns | None = None) -> Tensor:
-        """Place the first newcomers and return their slots.
-
-        None are placed if no step is proven.
-        """
+        """Place the first newcomers, and return their slots: none if no step is proven."""
         first_A = self._sum_A + x_TA[0] if self._compete else self._sum_A
         every = self._close >= len(pool.row_PA)
         gain_P = pool.gains(first_A) if every else pool.roughly(first_A)
@@ -353,8 +340,7 @@ class LinearCounts:
         """Return N(j) of the occupied slots, float64 [k]."""
         row_kA = self._columns.descriptor_kA
         parts = [(wide_bA * (self._sum_A - wide_bA)).sum(dim=1) for wide_bA in _wide(row_kA)]
-        gain_k = torch.cat(parts)
-        return gain_k.add_(len(row_kA) - 1).mul_(0.5)
+        return torch.cat(parts).add_(len(row_kA) - 1).mul_(0.5)
 
     def total(self, descriptor_BA: Tensor) -> Tensor:
         """Return sum_k h(d_b . d_k), float64 [B], without reading the column."""
@@ -552,6 +538,23 @@ class Pool:
         if self.coarse_PX is not None:
             self.coarse_PX[place, :-2] = row_RA.to(torch.bfloat16)
         self._square_P[place] = squares(row_RA.to(torch.float64))
+
+
+def best_rows(row_KA: Tensor, sum_A: Tensor, radius: Tensor) -> Pool:
+    """Return a pool of the rows with the largest products with the sum, and a bound of the others.
+
+    Args:
+        row_KA: the column.
+        sum_A: the sum of the rows, float64.
+        radius: a float64 scalar, the largest length of a row.
+    """
+    gain_P, slots = top(sum_A.to(row_KA.dtype), row_KA, POOL_ROWS + 1)
+    last = gain_P.argmin()
+    slack = rounding(row_KA) * radius * sum_A.norm()
+    bound = UpperBound(sum_A, gain_P[last].to(torch.float64) + slack, radius)
+    at = torch.arange(POOL_ROWS, device=slots.device)
+    slots = slots[at + (at >= last)]
+    return Pool(row_KA[slots], slots, bound)
 
 
 @dataclass(frozen=True, slots=True)
