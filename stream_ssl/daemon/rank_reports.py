@@ -45,11 +45,13 @@ class RankReports:
         members = [Member(**told) for told in ranks.tell(own)]
         parked = self._parked(members, checkpointer, settings) if part.apart else []
         if parked and not ranks.group.rank:
+            unknown = sorted(set(settings.ranks.lost) - checkpointer.journals)
             log.warning(
                 "parked: %s. No rank reads the journals of these ids, and checkpoints "
                 "keep their positions. Start the group with their hosts to continue "
-                "reading them",
+                "reading them%s",
                 ", ".join(parked),
+                f". ranks.lost names none of them: {', '.join(unknown)}" if unknown else "",
             )
         known = checkpointer.journals
         if part.apart and saved is not None and part.journal not in known and not part.number:

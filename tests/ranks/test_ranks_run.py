@@ -166,10 +166,12 @@ def test_ranks_read_journals_of_their_own_and_park_those_of_hosts_that_are_gone(
 
     fill(folders[0], 4)  # host b is gone, and its later samples are parked
     fill(folders[1], 2)
-    group.start(apart[0])
+    mistyped = {"ranks": {**apart[0]["ranks"], "lost": ["zzz"]}}
+    group.start(mistyped)
     group.until_read({folders[0]: 9, folders[1]: 5})
     facts = group.stop()
     assert f"parked: {ids[1]}" in group.log()
+    assert "ranks.lost names none of them: zzz" in group.log()
     assert facts["samples"] == 12 * PACKET
     assert facts["journals"][ids[1]] == [[{"record": 5, "sample": 0}]]
 
