@@ -27,7 +27,7 @@ from stream_ssl.losses.scan import Scan, chunks, count_negatives, merge, scan
 PARTS = 32  # parts that run in parallel
 ALIGNED = 16  # the kernel reads masks in multiples of this number
 DIMS = 4  # the kernel reads rows of float32 in multiples of this number
-MASKED = 1 << 23  # largest number of bias floats in one chunk
+MASKED = 1 << 25  # largest number of bias floats in one chunk: 134 MB, and few launches
 
 
 def can_fuse(anchor_BD: Tensor, negative: Tensor) -> bool:
