@@ -8,8 +8,8 @@ first sample.
 
 Packets are records in segment files (`_spool_segments`, `_spool_records`). A mark, also a record,
 holds the sequence that each packet was about to be sent with. After a restart, the marks and
-WELCOME's `resume` show which packets the receiver has, so no packet is stored twice. The file
-`mark` is a copy of the newest mark record. A start uses it if that record is damaged.
+WELCOME's `resume` show which packets the receiver has, so no packet is stored twice. A copy of the
+newest mark (`_spool_marks`) is used if that record is damaged, or if the disk had no room for it.
 
 A start skips damaged bytes, and the next whole record shows how many samples they held. If no whole
 record follows, a power cut has torn the end, which is cut off. A segment is deleted once all of its
@@ -18,11 +18,12 @@ packets are acknowledged.
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import itertools
 import json
 import logging
 import os
+import secrets
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -30,20 +31,23 @@ from pathlib import Path
 from typing import Any
 
 from stream_ssl import durable
-from stream_ssl.bounded_files import open_binary, open_file, read_map
+from stream_ssl.bounded_files import open_file, read_map
 from stream_ssl.producers._packer import Packet
+from stream_ssl.producers._spool_marks import COPY_FILES, MarkCopies
 from stream_ssl.producers._spool_records import (
     MARK,
     SpooledPacket,
     pack_record,
     packet_record,
     read_packet,
-    read_record,
 )
 from stream_ssl.producers._spool_segments import Segments
 from stream_ssl.wire import Position
 
 RETRY_SECONDS = 5.0  # pause after a failed write or read
+_OWNER = "spool.json"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_SPREAD = 1 << 30  # a second, in nanoseconds
 
 logger = logging.getLogger("stream_ssl.producers")
 
@@ -61,7 +65,7 @@ class Spool:
 
     Raises:
         ValueError: the folder belongs to another producer, or another process uses it.
-        OSError: the folder cannot be created or read.
+        OSError: the folder cannot be created or read, or a new folder's disk is full.
     """
 
     def __init__(self, folder: Path, producer: str, max_bytes: int) -> None:
@@ -81,11 +85,12 @@ class Spool:
         self._retry_at = self._read_at = 0.0  # before, nothing is written, or read
         import fcntl  # imported here, because Windows lacks it and only the spool needs it
 
-        durable.make_folder(folder)
+        _prepare(folder)
         self._lock = open_file(folder / "lock", os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.epoch = _next_epoch(folder, producer)
+            self._copies = MarkCopies(folder)
             self._segments = Segments(folder, max_bytes)
             self._read_all()
         except BaseException as error:
@@ -139,7 +144,7 @@ class Spool:
         if not places or not self._write(b"".join(blobs), places):
             return 0
         if mark is not None:
-            self._copy_mark(blobs[0])
+            self._copies.write(blobs[0])
         for packet, (start, _, _) in zip(packets, places, strict=False):
             packet.spooled = start
             self.position = packet.data.position
@@ -157,10 +162,10 @@ class Spool:
             parts: the packets, in the order of their sequences.
         """
         record = self._mark_record(sequence, parts)
-        written = self._write(record, [])
-        if written:
-            self._copy_mark(record)
-        return written
+        if not self._write(record, []):
+            return self._copies.write_reserve(record, self._marks)
+        self._copies.write(record)
+        return True
 
     def forget_mark(self) -> None:
         """Discard the sequences of an earlier receiver. Packets stay cut as they were."""
@@ -236,7 +241,7 @@ class Spool:
         while self._records and self._records[0].number + self._records[0].count <= self.first:
             self._total -= self._records.popleft().count
         if not self._records and self.first == self.end:
-            self._forget_copy()
+            self._copies.forget()
             self._segments.clear()
         self._segments.keep_from(self._records[0].segment if self._records else None)
         self.full = self.full and self.stored_bytes > self.max_bytes // 2
@@ -265,12 +270,13 @@ class Spool:
             self._total += count
             self.position = found.info["positions"][-1]
         self.first = self.next = self._records[0].number if self._records else self.end
-        copy = self._copied_mark()
+        if not self._segments.paths:  # new packets begin at number 0 again
+            self._copies.forget()
+        copy = self._copies.newest()
         lost = copy.get("order", 0) > mark.get("order", 0)
         if lost:
-            logger.warning(
-                "spool %s: its newest mark is damaged, and its copy is used", self.folder
-            )
+            text = "spool %s: no segment holds its newest mark, and the copy is used"
+            logger.warning(text, self.folder)
             mark = copy
         self._marks = mark.get("order", 0)
         self._sequence, self.marked_for = mark["sequence"], mark.get("receiver")
@@ -325,31 +331,46 @@ class Spool:
         }
         return pack_record(MARK, info)
 
-    def _copy_mark(self, record: bytes) -> None:
-        """Write the second copy of a mark that is in a segment."""
-        try:
-            durable.write(self.folder / "mark", record, 0o600)
-        except OSError as error:
-            logger.warning("spool %s: %s; the mark has no copy", self.folder, error.strerror)
 
-    def _copied_mark(self) -> dict[str, Any]:
-        """Return the fields of the copied mark; empty if there is none, or it is damaged."""
-        if not self._segments.paths:  # new packets begin at number 0 again
-            self._forget_copy()
-        with contextlib.suppress(OSError, ValueError), open_binary(self.folder / "mark") as file:
-            found = read_record(file)
-            if found is not None and found.kind == MARK:
-                return found.info
-        return {}
+def _prepare(folder: Path) -> None:
+    """Create the folder of a spool, or check that it holds nothing else.
 
-    def _forget_copy(self) -> None:
-        """Delete the copy. The next segment syncs the folder, before a start could read both."""
-        (self.folder / "mark").unlink(missing_ok=True)
+    Raises:
+        ValueError: the folder holds other files, which a spool might replace or delete.
+        OSError: the folder cannot be created or read.
+    """
+    try:
+        durable.make_folder(folder)
+        if (folder / _OWNER).exists() or (folder / "lock").is_symlink():  # `open_file` refuses it
+            return
+        names = sorted(path.name for path in folder.iterdir())
+    except OSError as error:
+        if error.errno is None:  # it says already which link to mend
+            raise
+        why = "is a file" if folder.is_file() else f"cannot be made or read: {error.strerror}"
+        raise OSError(error.errno, f"spool {folder}: {why}; choose another folder") from None
+    others = [name for name in names if not _is_ours(name)]
+    if others:
+        count = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        raise ValueError(
+            f"spool {folder}: holds {others[0]!r}{count}, which no spool has written; choose an "
+            "empty or a new folder"
+        )
+
+
+def _is_ours(name: str) -> bool:
+    """Return whether a spool writes files of this name, or a disk has it from the beginning."""
+    if name.startswith(".") or name.endswith((".spool", ".damaged")):
+        return True
+    return name in ("lost+found", "lock", _OWNER, f"{_OWNER}.part", *COPY_FILES)
 
 
 def _next_epoch(folder: Path, producer: str) -> int:
-    """Return an epoch above the epochs of all earlier runs, even if the clock was set back."""
-    path, epoch = folder / "spool.json", time.time_ns()
+    """Return an epoch above the epochs of all earlier runs, even if the clock was set back.
+
+    If the disk is full, the spool keeps the epoch before, and only this process knows the new one.
+    """
+    path, epoch, known = folder / _OWNER, time.time_ns(), None
     if path.exists():
         try:
             known = read_map(path)
@@ -366,5 +387,13 @@ def _next_epoch(folder: Path, producer: str) -> int:
                 "use that name, or another folder"
             )
         epoch = max(epoch, last + 1)
-    durable.write(path, json.dumps({"producer": producer, "epoch": epoch}) + "\n", 0o600)
+    try:
+        durable.write(path, json.dumps({"producer": producer, "epoch": epoch}) + "\n", 0o600)
+    except OSError as error:
+        text = f"spool {path}: {error.strerror}"
+        if known is None or error.errno not in _FULL:
+            raise OSError(error.errno, f"{text}; free space there, or choose another") from None
+        logger.error("%s; the samples in it are sent all the same. Free space on its disk", text)
+        # The next run may find the same epoch in the file and the same wrong clock.
+        epoch += 1 + secrets.randbelow(_SPREAD)
     return epoch

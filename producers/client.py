@@ -106,7 +106,7 @@ class Producer:
             (docs/producers.md).
 
     Raises:
-        ValueError: an argument is invalid, or another producer uses the spool.
+        ValueError: an argument is invalid, or the folder of the spool is not this producer's.
         OSError: the spool cannot be read or written.
     """
 

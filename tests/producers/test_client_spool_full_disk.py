@@ -1,0 +1,145 @@
+"""A spool on a disk without room: its samples are sent, and none of them twice."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from client_peer import Peer, image
+from spool_files import ids, packet, reopen
+
+from stream_ssl import durable
+from stream_ssl.producers import Producer
+from stream_ssl.producers._spool import Spool
+from stream_ssl.producers._spool_segments import Segments
+
+FullDisk = Callable[[], AbstractContextManager[None]]
+
+
+@pytest.fixture
+def full_disk() -> FullDisk:
+    """Nothing can be written, except over bytes that the disk already holds."""
+
+    def full(*_arguments: Any, **_settings: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    @contextmanager
+    def filled() -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(durable, "write", full)
+            patch.setattr(Segments, "append", full)
+            yield
+
+    return filled
+
+
+def test_a_producer_starts_on_a_full_disk_and_drains_its_spool(
+    tmp_path: Path, full_disk: FullDisk, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings: dict[str, Any] = {"on_full": "spool", "spool": tmp_path, "packet_samples": 1}
+    with Peer() as peer:
+        peer.drop()
+        with Producer(peer.address, "a", **settings) as producer:
+            for number in range(9):
+                producer.send(image(), id=str(number))
+        peer.open()
+        with (
+            full_disk(),
+            peer.serving() as journal,
+            Producer(peer.address, "a", **settings) as producer,
+        ):
+            producer.flush()
+    found = [sample.id for data in journal for sample in data.samples()]
+    assert found == [str(number) for number in range(9)]
+    assert f"spool {tmp_path}/spool.json: No space left on device; the samples" in caplog.text
+
+
+def test_runs_on_a_full_disk_have_different_epochs_with_a_clock_that_stands_still(
+    spool: Spool, full_disk: FullDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each boot of a robot without a battery begins at the same time of 1970."""
+    monkeypatch.setattr(time, "time_ns", lambda: 5)
+    epochs = [spool.epoch]
+    for _ in range(4):
+        with full_disk():
+            spool = reopen(spool)
+        epochs.append(spool.epoch)
+    spool = reopen(spool)  # the disk has room again
+    epochs.append(spool.epoch)
+    spool.close()
+    assert len(set(epochs)) == 6
+    assert min(epochs) == epochs[0]
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_a_mark_without_room_is_kept_in_the_reserve(
+    spool: Spool, full_disk: FullDisk, torn: bool
+) -> None:
+    """A run that ends on a full disk sends nothing twice after its next start."""
+    spool.append([packet("1"), packet("2"), packet("3")], 0, None)
+    with full_disk():
+        spool = reopen(spool)
+        assert spool.mark(1, [(0, 1)])
+        assert spool.mark(1, [(0, 1), (1, 1)])
+        if torn:  # the write of the newest mark did not end
+            with (spool.folder / "reserve").open("r+b") as file:
+                file.seek(30)
+                file.write(b"\xff" * 20)
+        spool = reopen(spool)
+        assert spool.resume(2) == (1 if torn else 2)
+    assert ids(spool) == (["2", "3"] if torn else ["3"])
+    spool.close()
+
+
+def test_a_reserved_mark_is_forgotten_with_its_packets(spool: Spool, full_disk: FullDisk) -> None:
+    spool.append([packet("1"), packet("2")], 0, None)
+    with full_disk():
+        spool.mark(1, [(0, 1), (1, 1)])
+    spool.ack(2)
+    spool = reopen(spool)  # numbers begin at 0 again
+    assert spool.append([packet("3"), packet("4")], 0, None) == 2
+    spool = reopen(spool)
+    assert spool.resume(2) == 0
+    assert ids(spool) == ["3", "4"]
+    spool.close()
+
+
+def test_a_mark_that_exceeds_the_reserve_is_not_kept(spool: Spool, full_disk: FullDisk) -> None:
+    with full_disk():
+        assert not spool.mark(1, [(number, 1) for number in range(20_000)])
+    spool.close()
+
+
+def test_a_new_spool_on_a_full_disk_names_its_file(tmp_path: Path, full_disk: FullDisk) -> None:
+    with full_disk(), pytest.raises(OSError, match=r"spool\.json: No space .*; free space there"):
+        Spool(tmp_path / "new", "a", 1 << 20)
+    Spool(tmp_path / "new", "a", 1 << 20).close()
+
+
+def test_a_folder_that_is_no_spool_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "gen.py"
+    file.write_text("pass")
+    with pytest.raises(OSError, match=r"spool .*gen\.py: is a file; choose another folder"):
+        Spool(file, "a", 1 << 20)
+    with pytest.raises(OSError, match=r"spool /proc/x: cannot be made or read: .*; choose"):
+        Spool(Path("/proc/x"), "a", 1 << 20)
+
+
+def test_a_folder_of_other_files_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:
+    """A spool deletes its file `mark`, and the user may have one of this name."""
+    (tmp_path / "mark").write_text("mine")
+    (tmp_path / "photo.jpg").write_text("mine, too")
+    with pytest.raises(ValueError, match=r"holds 'photo\.jpg', which no spool has written"):
+        Spool(tmp_path, "a", 1 << 20)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mark", "photo.jpg"]
+
+
+def test_a_disk_of_its_own_is_a_fit_folder(tmp_path: Path) -> None:
+    (tmp_path / "lost+found").mkdir()
+    Spool(tmp_path, "a", 1 << 20).close()
