@@ -26,7 +26,7 @@ from stream_ssl.producers.sources.fields import (
 from stream_ssl.producers.sources.finite import select
 from stream_ssl.producers.sources.frames import Frames
 from stream_ssl.producers.sources.recordings import BrokenFileError, Recordings, Where
-from stream_ssl.producers.sources.video import VideoFiles, ahead, creation_time, opened, time_base
+from stream_ssl.producers.sources.video import VideoFiles, ahead, opened, time_base, time_of_zero
 from stream_ssl.wire.sample import Sample
 
 if TYPE_CHECKING:
@@ -138,10 +138,10 @@ class LeRobot(VideoFiles):
         row_N = frame_rows(clip)
         file = file_name(clip.video or clip.table).rpartition("~")[2]
         if clip.video is None:
-            begun = clip.table.stat().st_mtime - clip.length / float(self._info["fps"])
+            zero = clip.table.stat().st_mtime - clip.length / float(self._info["fps"])
             chosen = self._in_table(clip, last)
         else:
-            begun, chosen = creation_time(clip.video), self._in_film(clip, clip.video, last)
+            zero, chosen = time_of_zero(clip.video), self._in_film(clip, clip.video, last)
         for (frame, number), payload in ahead(lambda each: self._frames.payload(each[0]), chosen):
             row = row_N[number]
             task = int(number_in(row, "task_index"))
@@ -150,7 +150,7 @@ class LeRobot(VideoFiles):
             yield (
                 Sample(
                     id=short_id(f"{clip.camera}/{clip.episode}~{file}#{number}"),
-                    time=begun + frame.time,
+                    time=zero + frame.time,
                     source=self.name,
                     label=task if task >= 0 else None,
                     meta=fitting_meta(facts, {"task": self._tasks.get(task)}),

@@ -33,7 +33,8 @@ Packets = Iterator["Packet[VideoStream]"]
 Start = Callable[["InputContainer", "VideoStream"], Packets]
 """Positions an opened file and returns its packets from there on."""
 
-SEEKABLE = ("mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm")
+MATROSKA = "matroska,webm"
+SEEKABLE = ("mov,mp4,m4a,3gp,3g2,mj2", MATROSKA)
 """Formats that store the time of each packet, so that a seek does not change the times."""
 NO_TIMES = 0x80  # AVFMT_NOTIMESTAMPS: formats without times
 HIDDEN = ("vp8", "vp9", "av1")  # codecs in which some packets are not shown
@@ -49,9 +50,8 @@ class VideoFiles(Recordings):
     """Frames of video files: MP4, Matroska, MPEG-TS, AVI and others that FFmpeg reads.
 
     Sample ids are FILE~DIGEST#TIME; see `file_name`. TIME counts units of the stream's time base
-    and is also the position. The capture time is the file's creation time plus the time in the
-    stream. If a file has no creation time, its last modification counts as the end of the
-    recording.
+    and is also the position. The file's creation time counts as the capture time of its beginning.
+    If a file has no creation time, its last modification counts as the end of the recording.
 
     If a file has several video streams, the source sends the first one that is not a cover picture.
     The source logs, counts in `skipped` and leaves out:
@@ -90,14 +90,14 @@ class VideoFiles(Recordings):
         return av.FFmpegError, OSError, BrokenFileError
 
     def _recorded(self, path: Path, after: Where | None) -> Iterator[tuple[Sample, Where]]:
-        begun, name = creation_time(path), file_name(path)
+        zero, name = time_of_zero(path), file_name(path)
         self._note_other_streams(path)
         chosen = self._chosen(path, None if after is None else after[0])
         for frame, payload in ahead(self._frames.payload, chosen):
             assert frame.pts is not None
             sample = Sample(
                 id=short_id(f"{name}#{frame.pts}"),
-                time=begun + frame.time,
+                time=zero + frame.time,
                 source=self.name,
                 meta=fitting_meta({"file": path.name, "seconds": round(frame.time, 6)}),
                 **payload,
@@ -403,20 +403,26 @@ def step_of(stream: VideoStream) -> int:
     return max(1, round(1 / (rate * time_base(stream))))
 
 
-def creation_time(path: Path) -> float:
-    """Return when the recording of a file began, in seconds since the Unix epoch.
+def time_of_zero(path: Path) -> float:
+    """Return the capture time of the time 0 of a file's streams, in seconds since the Unix epoch.
+
+    A part of a broadcast or of a long recording begins at a later time than 0.
 
     Raises:
         BrokenFileError: the file is not a video.
     """
     with opened(path) as (container, _):
+        begin = max(0, container.start_time or 0) * 1e-6
         try:
             told = datetime.datetime.fromisoformat(container.metadata["creation_time"]).timestamp()
             if told > OLDEST:
-                return told
+                return told - begin
         except (KeyError, ValueError, OverflowError):
             pass
-        return path.stat().st_mtime - (container.duration or 0) * 1e-6
+        length = (container.duration or 0) * 1e-6
+        # Matroska's duration is the time of its end.
+        end = length if container.format.name == MATROSKA else begin + length
+        return path.stat().st_mtime - end
 
 
 def ahead(work: Callable[[T], U], items: Iterable[T]) -> Iterator[tuple[T, U]]:

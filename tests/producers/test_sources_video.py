@@ -3,6 +3,7 @@
 import gc
 import itertools
 import logging
+import os
 from pathlib import Path
 
 import av
@@ -56,6 +57,21 @@ def test_times_are_the_files_and_the_streams(tmp_path):
     assert samples[3].meta == {"file": "drive.mp4", "seconds": 0.12}
     assert len({sample.id for sample in samples}) == 5
     assert samples[0].id == f"{file_name(path)}#0"
+
+
+@table(
+    ("file", "dated"),
+    [("a.mp4", True), ("a.mp4", False), ("a.mkv", True), ("a.mkv", False), ("a.ts", False)],
+)
+def test_times_of_a_part_of_a_recording_are_those_of_its_frames(tmp_path, file, dated):
+    """Its times in the stream begin at two hours."""
+    path = write_video(tmp_path / file, 50, begin=7200, dated=dated)
+    os.utime(path, (BEGAN + 2, BEGAN + 2))  # the end of the recording
+    samples = [sample for sample, _ in VideoFiles(str(path)).samples()]
+    assert samples[0].meta["seconds"] >= 7200
+    assert [sample.time - BEGAN for sample in samples] == pytest.approx(
+        [n / RATE for n in range(50)], abs=0.1
+    )
 
 
 @table(("fps", "step"), [(25, 1), (12.5, 2), (5, 5), (1, 25), (1000, 1)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -35,17 +36,29 @@ def number_of(sample: Sample) -> int:
 
 
 def write_video(
-    path: Path, frames: int = 30, codec: str = "libx264", gop: int = 10, **settings: Any
+    path: Path,
+    frames: int = 30,
+    codec: str = "libx264",
+    gop: int = 10,
+    begin: int = 0,
+    dated: bool = True,
+    **settings: Any,
 ) -> Path:
-    """Frames 0, 1, ... at 25 a second; H.264 with B frames unless asked otherwise."""
+    """Frames 0, 1, ... at 25 a second; H.264 with B frames unless asked otherwise.
+
+    The times in the stream begin at `begin` seconds, and only a `dated` file has a creation time.
+    """
     with av.open(str(path), "w", **settings) as container:
-        container.metadata["creation_time"] = "2024-05-06T07:08:09Z"
+        if dated:
+            container.metadata["creation_time"] = "2024-05-06T07:08:09Z"
         stream = container.add_stream(codec, rate=RATE)
         stream.width, stream.height = WIDTH, HEIGHT
         stream.pix_fmt = "yuvj420p" if codec == "mjpeg" else "yuv420p"
         stream.codec_context.gop_size = gop
         for number in range(frames):
             frame = av.VideoFrame.from_ndarray(numbered(number), format="rgb24")
+            if begin:
+                frame.pts, frame.time_base = begin * RATE + number, Fraction(1, RATE)
             container.mux(stream.encode(frame))
         container.mux(stream.encode())
     return path
