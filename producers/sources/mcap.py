@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import datetime
 import logging
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -120,17 +122,37 @@ def decoder_of(encoding: str, schema: Schema) -> Callable[[bytes], Any]:
 def json_image(data: bytes) -> SimpleNamespace:
     """Return the fields of a RawImage or CompressedImage in JSON, whose data are base64.
 
+    JSON that was made from Protobuf lacks each field with the default value of its type.
+
     Raises:
         ValueError: a field has another type than Foxglove's schemas give it.
     """
     fields = parse_json(data.decode())
     if not isinstance(fields, dict) or not isinstance(fields.get("data"), str):
         raise ValueError("no JSON object with data in base64")
+    fields = {name: value for name, value in fields.items() if value is not None}
     for name in ("width", "height", "step"):
-        if name in fields and not (type(fields[name]) is int and 0 <= fields[name] < 2**32):
-            raise ValueError(f"{name} {fields[name]!r:.80}: must be a whole number")
-    stamp = fields.get("timestamp")
-    if isinstance(stamp, dict):
-        fields["timestamp"] = SimpleNamespace(**stamp)
+        value = fields.setdefault(name, 0)
+        if not (type(value) is int and 0 <= value < 2**32):
+            raise ValueError(f"{name} {value!r:.80}: must be a whole number")
+    for name in ("frame_id", "encoding", "format"):
+        if not isinstance(fields.setdefault(name, ""), str):
+            raise ValueError(f"{name} {fields[name]!r:.80}: must be a text")
+    fields["timestamp"] = json_stamp(fields.get("timestamp"))
     fields["data"] = base64.b64decode(fields["data"], validate=True)
     return SimpleNamespace(**fields)
+
+
+def json_stamp(value: object) -> SimpleNamespace:
+    """Return the stamp in Foxglove's or in Protobuf's JSON; its seconds are 0 if there is none."""
+    stamp: dict[str, float] = {"sec": 0, "nsec": 0}
+    if isinstance(value, dict):
+        for name, other in (("sec", "seconds"), ("nsec", "nanos")):
+            number = value.get(name, value.get(other, 0))
+            if isinstance(number, int | float):
+                stamp[name] = number
+    elif isinstance(value, str):
+        with contextlib.suppress(ValueError, OverflowError):
+            moment = datetime.datetime.fromisoformat(value)
+            stamp["sec"] = moment.timestamp() if moment.tzinfo else 0
+    return SimpleNamespace(**stamp)

@@ -134,11 +134,11 @@ class RobotImages:
         if not kind.endswith("CompressedImage"):
             return self._encoder(pixels(decoded))
         data = bytes(decoded.data)
-        codec = codec_of(data)
-        if "compressedDepth" in decoded.format:
-            raise ValueError(f"format {decoded.format!r:.80} is of depths, and no picture")
+        codec, form = codec_of(data), getattr(decoded, "format", "")
+        if "compressedDepth" in form:
+            raise ValueError(f"format {form!r:.80} is of depths, and no picture")
         if codec is None:
-            raise ValueError(f"format {decoded.format!r:.80} is neither JPEG, PNG nor WebP")
+            raise ValueError(f"format {form!r:.80} is neither JPEG, PNG nor WebP")
         return {"data": data, "codec": codec}
 
 
@@ -181,7 +181,7 @@ def pixels(message: Any) -> NDArray[np.uint8]:
         raise ValueError(f"{height} x {width} pixels; at most {MAX_PIXELS} are read")
     wide = "16" in encoding
     row = width * (len(channels) or 2) * (1 + wide)
-    step = message.step or row
+    step = getattr(message, "step", 0) or row
     raw = np.frombuffer(message.data, np.uint8)
     if not (height > 0 and width > 0 and step >= row and len(raw) >= step * (height - 1) + row):
         raise ValueError(

@@ -1,6 +1,8 @@
 """MCAP files and ROS bags: every image once, by whatever container, and what happens to damage."""
 
+import base64
 import itertools
+import json
 import os
 from types import SimpleNamespace
 
@@ -27,7 +29,8 @@ from table import table
 from video_files import number_of, numbered
 
 from stream_ssl.producers.sources import McapFiles, RosBags
-from stream_ssl.producers.sources.robot_images import BAYER, demosaic, pixels
+from stream_ssl.producers.sources.mcap import json_image
+from stream_ssl.producers.sources.robot_images import BAYER, Message, RobotImages, demosaic, pixels
 from stream_ssl.wire.sample import check_position
 
 LOGS = {
@@ -193,6 +196,47 @@ def test_a_stamp_of_zero_gives_way_to_the_log_time(tmp_path):
     entry = ("/camera", IMAGE, BEGAN, image(ROS2, numbered(1), "rgb8", 0))
     ((sample, _),) = McapFiles(str(write_mcap(tmp_path / "a.mcap", [entry]))).samples()
     assert sample.time == BEGAN / SECOND
+
+
+PNG = encoded(numbered(6))
+
+
+@table(
+    ("fields", "time"),
+    [
+        ({"timestamp": {"sec": 7, "nsec": 500_000_000}, "frame_id": "", "format": "png"}, 7.5),
+        ({"timestamp": {"sec": 7}}, 7.0),
+        ({"timestamp": {"nsec": 500_000_000}}, 0.5),
+        ({"timestamp": "1970-01-01T00:00:07.500000000Z", "format": None}, 7.5),
+        ({"timestamp": "noon", "frame_id": None}, 3.0),
+        ({"timestamp": {"sec": "x"}}, 3.0),
+        ({}, 3.0),
+    ],
+)
+def test_json_may_lack_any_field_but_the_data(fields, time):
+    """As JSON that was made from Protobuf lacks default values; the log time is 3 s."""
+    images = RobotImages("robot", None, "raw", 90)
+    text = json.dumps({"data": base64.b64encode(PNG).decode(), **fields}).encode()
+    message = Message("/a", "foxglove.CompressedImage", 3 * SECOND, lambda: json_image(text))
+    sample = images.sample(message, "1", "a.mcap")
+    assert images.skipped.by_reason == {}
+    assert (sample.data, sample.codec, sample.time) == (PNG, "png", time)
+    assert sample.meta == {"topic": "/a", "frame_id": ""}
+
+
+def test_a_raw_image_of_json_may_lack_its_step():
+    fields = {"width": 2, "height": 1, "encoding": "mono8"}
+    text = json.dumps(fields | {"data": base64.b64encode(b"\1\2").decode()}).encode()
+    assert pixels(json_image(text))[..., 0].tolist() == [[1, 2]]
+
+
+@table(
+    ("fields", "why"),
+    [({"format": 5}, "format 5: must be a text"), ({"width": -1}, "width -1: must be a whole")],
+)
+def test_json_of_other_types_is_refused_with_the_field(fields, why):
+    with pytest.raises(ValueError, match=why):
+        json_image(json.dumps({"data": ""} | fields).encode())
 
 
 def message(array, encoding, **more):
