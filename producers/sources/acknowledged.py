@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar, runtime_checkable
 
-from stream_ssl.producers.sources.base import Source, SourceError
-from stream_ssl.producers.sources.fields import codec_of, fitting_meta, short_id
+from stream_ssl.producers.sources.base import Skipped, Source, SourceError
+from stream_ssl.producers.sources.fields import codec_of, fitting_meta, label_of, short_id
 from stream_ssl.producers.stats import Delivery
-from stream_ssl.wire.sample import Position, Sample
+from stream_ssl.wire.sample import MAX_TIME, Position, Sample, is_capture_time
 
 M = TypeVar("M")
 
@@ -46,7 +46,7 @@ class ArrivedMessages(Generic[M]):
 
     Args:
         idle_seconds: seconds without a message after which `take` returns None; None: never. They
-            count from the first call of `restart`.
+            count from the first call of `begin` or `restart`.
 
     Attributes:
         changed: guards the messages; notified at each change.
@@ -66,6 +66,11 @@ class ArrivedMessages(Generic[M]):
 
     def __len__(self) -> int:
         return len(self._messages)
+
+    def begin(self) -> None:
+        """Begin the idle time, unless it has begun."""
+        if self._since == math.inf:
+            self.restart()
 
     def restart(self) -> None:
         """Begin the idle time anew."""
@@ -176,9 +181,16 @@ class UnreadableError(ValueError):
 
 
 def sample_of(
-    data: bytes, headers: Mapping[str, str], place: str, time: float, source: str, **meta: object
+    data: bytes,
+    headers: Mapping[str, str],
+    place: str,
+    time: float,
+    skipped: Skipped,
+    **meta: object,
 ) -> Sample:
     """Return the sample in a message, which is an image file described by headers.
+
+    A header `time` or `label` that cannot be read costs only itself, and `skipped` counts it.
 
     Args:
         data: a JPEG, PNG or WebP file.
@@ -186,11 +198,11 @@ def sample_of(
             upper or lower case. Other headers become meta.
         place: the message's place in the broker, used as the id if no header gives an id.
         time: when the broker received the message, in seconds since the Unix epoch.
-        source: the source's name.
+        skipped: of the source.
         meta: further facts.
 
     Raises:
-        UnreadableError: the data is not an image, or a header is invalid.
+        UnreadableError: the data is not an image, or the id is invalid.
     """
     codec = codec_of(data)
     if codec is None:
@@ -203,10 +215,25 @@ def sample_of(
             short_id(own.get("id") or place),
             data,
             codec,
-            time=float(own["time"]) if "time" in own else time,
-            source=source,
-            label=int(own["label"]) if "label" in own else None,
+            time=_time_of(own.get("time"), time, skipped, place),
+            source=skipped.source,
+            label=label_of(own.get("label"), skipped, f"message {place}"),
             meta=fitting_meta(meta, rest),
         )
     except ValueError as error:
         raise UnreadableError("bad header", str(error)) from None
+
+
+def _time_of(header: str | None, received: float, skipped: Skipped, place: str) -> float:
+    """Return the time in a header, or when the broker received the message if there is none."""
+    if header is None or not header.strip():
+        return received
+    try:
+        time = float(header)
+    except ValueError:
+        time = math.nan
+    if math.isfinite(time) and is_capture_time(time):
+        return time
+    why = f"{header!r:.80} is no number of seconds since the Unix epoch, at most {MAX_TIME:g}"
+    skipped.note("bad time", f"the time of message {place}", why)
+    return received

@@ -61,13 +61,16 @@ class Skipped:
     """Counts of the samples and parts of files that a source left out, by reason.
 
     The first `SHOWN` of each reason are also logged, except those that repeat the line before.
+
+    Args:
+        source: the source's name.
     """
 
     def __init__(self, source: str) -> None:
         self.by_reason: Counter[str] = Counter()
         self._logged: Counter[str] = Counter()
         self._last: dict[str, str] = {}  # by reason
-        self._source = source
+        self.source = source
 
     def note(self, reason: str, what: object, why: object, count: int = 1) -> None:
         """Add `count` to the counter of `reason`, and log `what` and `why`."""
@@ -80,7 +83,7 @@ class Skipped:
             more = "; more of this reason are only counted" if logged == SHOWN else ""
             # File names may contain line breaks and escape sequences, which must not reach the log.
             parts = (printable(str(part), SHOWN_CHARS) for part in (what, reason, why))
-            log.warning("source %s: left out %s (%s): %s%s", self._source, *parts, more)
+            log.warning("source %s: left out %s (%s): %s%s", self.source, *parts, more)
 
     def __str__(self) -> str:
         counted = ", ".join(f"{count} {reason}" for reason, count in self.by_reason.most_common())

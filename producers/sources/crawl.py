@@ -26,13 +26,14 @@ from stream_ssl.producers.sources.fields import (
     codec_of,
     digest,
     fitting_meta,
+    label_of,
     short_id,
     url_id,
     without_secrets,
 )
 from stream_ssl.producers.sources.finite import nothing_readable
 from stream_ssl.producers.sources.shards import find_files
-from stream_ssl.producers.sources.url_lists import UrlRow, class_in, count_rows, read_rows
+from stream_ssl.producers.sources.url_lists import UrlRow, count_rows, read_rows
 from stream_ssl.wire.sample import Position, Sample
 
 if TYPE_CHECKING:
@@ -60,7 +61,8 @@ class Crawl:
     Args:
         urls: paths, globs, or brace expansions such as "part-{000..127}.parquet".
         column: column of the URL in CSV, TSV, Parquet or JSON Lines.
-        label: column of the class, a whole number, or empty or -1 for no class; null: no labels.
+        label: column of the class, a whole number, or empty or -1 for no class; null: no labels. An
+            image with another label is sent without it.
         keep: columns that are sent as meta.
         concurrency: number of concurrent requests, 1 to 1000.
         window: how many rows the crawl may be ahead of the oldest unfinished row, 1 to 8192.
@@ -146,7 +148,6 @@ class Crawl:
 
         url = without_secrets(row.url)
         try:
-            label = None if self._label is None else class_in(row.facts[self._label])
             data = await self._fetched(row.url)
             codec = codec_of(data)
             assert codec is not None
@@ -154,7 +155,7 @@ class Crawl:
             return Sample(
                 *(url_id(row.url), data, codec),
                 source=self.name,
-                label=label,
+                label=self._class_of(row, url),
                 meta=fitting_meta(kept),
             )
         except Skip as skip:
@@ -165,6 +166,16 @@ class Crawl:
             why = without_secrets(f"{type(error).__name__}: {error}")
             self.skipped.note("error", url, why)
         return None
+
+    def _class_of(self, row: UrlRow, url: str) -> int | None:
+        """Return the label of a row, or None if it has none; `skipped` then may have the reason."""
+        if self._label is None:
+            return None
+        if self._label not in row.facts:
+            why = f"the row has no column {self._label!r}"
+            self.skipped.note("bad label", f"the label of {url}", why)
+            return None
+        return label_of(row.facts[self._label], self.skipped, url)
 
     async def _fetched(self, url: str) -> bytes:
         """Return the bytes of an image. Wait while this machine has no network.

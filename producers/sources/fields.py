@@ -13,7 +13,14 @@ from stat import S_ISDIR, S_ISREG
 
 import msgpack
 
-from stream_ssl.wire.sample import MAX_ID_BYTES, MAX_META_BYTES, MAX_SOURCE_BYTES, Scalar
+from stream_ssl.producers.sources.base import Skipped
+from stream_ssl.wire.sample import (
+    MAX_ID_BYTES,
+    MAX_LABEL,
+    MAX_META_BYTES,
+    MAX_SOURCE_BYTES,
+    Scalar,
+)
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 OTHER_IMAGES = (
@@ -210,6 +217,44 @@ def fitting_meta(*facts: Mapping[str, object]) -> dict[str, Scalar] | None:
             room -= size
             meta[key] = value
     return meta or None
+
+
+def class_in(value: object) -> int | None:
+    """Return the label in a cell, a header or a file, or None for an empty value or -1.
+
+    A table with gaps has whole numbers as "3.0", and its gaps may be "nan".
+
+    Raises:
+        ValueError: the value is something else, or a number that no label has.
+
+    >>> [class_in(value) for value in (3, " 3 ", b"3\\n", "3.0", 3.0, "", " ", None, "nan", -1)]
+    [3, 3, 3, 3, 3, None, None, None, None, None]
+    """
+    text = value.decode(errors="replace") if isinstance(value, bytes) else value
+    try:
+        number = -1.0 if text is None or not str(text).strip() else float(text)  # type: ignore[arg-type]
+    except (ValueError, TypeError, OverflowError):
+        number = math.inf
+    if math.isnan(number) or number == -1:
+        return None
+    if not (0 <= number <= MAX_LABEL and number.is_integer()):
+        raise ValueError(f"{text!r:.80} is no whole number from 0 to {MAX_LABEL}")
+    return int(number)
+
+
+def label_of(value: object, skipped: Skipped, what: str) -> int | None:
+    """Return the label in a value. A value without a label costs only itself: it is counted.
+
+    Args:
+        value: the value; see `class_in`.
+        skipped: counts and logs it as `bad label`.
+        what: the sample, for the log.
+    """
+    try:
+        return class_in(value)
+    except ValueError as error:
+        skipped.note("bad label", f"the label of {what}", error)
+        return None
 
 
 def check_above_0(**values: float | None) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from stream_ssl.bounded_files import check_private, named, read_text
 from stream_ssl.producers.sources.acknowledged import ArrivedMessages, UnreadableError, sample_of
-from stream_ssl.producers.sources.base import Facts, Skipped, mark
+from stream_ssl.producers.sources.base import Facts, Skipped, SourceError, mark
 from stream_ssl.producers.sources.kafka_member import GroupMember
 from stream_ssl.producers.sources.partition_offsets import PartitionOffsets, offsets_in
 from stream_ssl.wire.sample import Position, Sample
@@ -40,7 +40,8 @@ class Kafka:
 
     A message is a JPEG, PNG or WebP file. The headers `id`, `time` (seconds since the Unix epoch)
     and `label` describe the sample. Other headers and the key become meta. Without these headers,
-    the id is TOPIC-PARTITION-OFFSET and the time is the message's timestamp. A message that is not
+    the id is TOPIC-PARTITION-OFFSET and the time is the message's timestamp. A header `time` or
+    `label` that cannot be read is counted, and left out alone. A message that is not
     an image is logged and counted in `skipped`, and its offset is committed.
 
     A position holds the offset of each partition. After a restart, each partition resumes at the
@@ -55,7 +56,8 @@ class Kafka:
         config: a file of further librdkafka settings, with KEY=VALUE lines. TLS settings and
             passwords (security.protocol, ssl.ca.location, sasl.username, ...) belong only here.
         start: where a group without committed offsets starts.
-        idle_seconds: end after this many seconds without a message; null: consume for ever.
+        idle_seconds: end after this many seconds without a message, or with an error if no broker
+            answers; null: consume for ever.
         name: the source's name.
 
     Raises:
@@ -77,7 +79,7 @@ class Kafka:
 
         if idle_seconds is not None and not idle_seconds > 0:
             raise ValueError(f"idle_seconds {idle_seconds}: must be above 0, or null for ever")
-        self.name, self.topic = name, topic
+        self.name, self.topic, self._servers = name, topic, servers
         self.skipped = Skipped(name)
         settings = {
             **DEFAULTS,
@@ -96,8 +98,8 @@ class Kafka:
 
         Raises:
             ValueError: librdkafka rejects a setting.
-            SourceError: during iteration, if the cluster rejects the consumer or has lost consumed
-                messages.
+            SourceError: during iteration, if the cluster rejects the consumer, has lost consumed
+                messages, or does not answer within `idle_seconds`.
         """
         self._member.join(PartitionOffsets(offsets_in(position, self._facts, self.name)))
         return self._consumed()
@@ -126,12 +128,21 @@ class Kafka:
             with self._ready.changed:  # a rebalance must not happen in between
                 message = self._ready.take()
                 if message is None:
+                    self._check_placed()
                     break
                 sample = self._sample(message)
                 position = self._take(message, sample is not None)
             if sample is not None:
                 yield sample, position
         log.info("source %s was stopped; %s", self.name, self.skipped)
+
+    def _check_placed(self) -> None:
+        """Raise SourceError if the idle time has passed and no broker has ever answered."""
+        if not (self._member.placed or self._ready.stopped.is_set()):
+            raise SourceError(
+                f"source {self.name!r}: no broker at {self._servers} answered within idle_seconds; "
+                "check the address, and that Kafka runs"
+            )
 
     def _take(self, message: Message, readable: bool) -> Position:
         """Advance past a message, and return the position after it; None if it was not readable."""
@@ -156,7 +167,7 @@ class Kafka:
                 headers,
                 place,
                 stamp / 1000 if kind else time.time(),
-                self.name,
+                self.skipped,
                 key=key,
             )
         except UnreadableError as error:

@@ -37,6 +37,23 @@ HOPELESS = (
 )
 
 
+class LimitedLog:
+    """The part of a logger that librdkafka uses, with a limit for each kind of line.
+
+    While no broker answers, librdkafka logs several lines a second.
+
+    Args:
+        limited: the logger to write to.
+    """
+
+    def __init__(self, limited: RateLimitedLogger) -> None:
+        self._limited = limited
+
+    def log(self, level: int, form: str, *facts: object) -> None:
+        """Log a line, unless its kind, which is the first of the facts, has reached the limit."""
+        self._limited.log(level, f"librdkafka {facts[0] if facts else ''}", form % facts)
+
+
 class GroupMember:
     """A member of a consumer group, whose thread makes all calls to librdkafka.
 
@@ -55,6 +72,7 @@ class GroupMember:
         offsets: what is consumed, and what is acknowledged, by partition; guarded by
             `ready.changed`.
         lag: how many messages of the partitions were not consumed yet; None: unknown.
+        placed: whether the group has ever given this member its partitions.
     """
 
     def __init__(
@@ -70,6 +88,7 @@ class GroupMember:
         self._ready, self.skipped = ready, skipped
         self.offsets = PartitionOffsets({})
         self.lag: int | None = None
+        self.placed = False
         self._outdated: set[int] = set()  # partitions whose next message was deleted
         self._closing = threading.Event()
         self._limited_log = RateLimitedLogger(log, LOG_SECONDS)
@@ -86,7 +105,8 @@ class GroupMember:
         self.offsets = offsets
         try:
             # The log lines of librdkafka contain no password.
-            consumer = Consumer({**self._settings, "error_cb": self._failed}, logger=log)
+            settings = {**self._settings, "error_cb": self._failed}
+            consumer = Consumer(settings, logger=LimitedLog(self._limited_log))
         except Exception as error:  # a KafkaException, which carries only text
             raise ValueError(f"source {self.name!r}: {error}") from None
         consumer.subscribe([self.topic], on_assign=self._assign, on_revoke=self._revoke)
@@ -185,6 +205,7 @@ class GroupMember:
         at = self.offsets.consumed
         consumer.assign(self._places((p.partition, at[p.partition]) for p in partitions))
         self._store(consumer)
+        self.placed = True
         self._ready.restart()
         log.info("source %s: partitions %s", self.name, [one.partition for one in partitions])
 
@@ -329,3 +350,5 @@ class GroupMember:
         else:
             text = f"source {self.name}: {error.name()}: {error.str()}"
             self._limited_log.warning(error.name(), text)
+            if error.name() == "_ALL_BROKERS_DOWN":
+                self._ready.begin()

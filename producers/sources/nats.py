@@ -47,7 +47,8 @@ class Nats:
     A message is a JPEG, PNG or WebP file. The headers `id` (or `Nats-Msg-Id`), `time` (seconds
     since the Unix epoch) and `label` describe the sample. Other headers and the subject become
     meta. Without these headers, the id is STREAM-SEQUENCE and the time is when the server stored
-    the message. A message that is not an image is logged, counted in `skipped` and terminated.
+    the message. A header `time` or `label` that cannot be read is counted, and left out alone. A
+    message that is not an image is logged, counted in `skipped` and terminated.
 
     The durable consumer must belong to this producer alone. It is created if it does not exist.
     Samples are sent in stream order, and a position is the sequence number of the last sample.
@@ -215,7 +216,7 @@ class Nats:
             headers,
             f"{self._stream}-{sequence}",
             message.metadata.timestamp.timestamp(),
-            self.name,
+            self.skipped,
             subject=message.subject,
         )
 

@@ -15,7 +15,7 @@ from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
 from stream_ssl.producers.sources.base import Skipped, own_fault
-from stream_ssl.producers.sources.fields import digest, file_name, short_id, source_name
+from stream_ssl.producers.sources.fields import digest, file_name, label_of, short_id, source_name
 from stream_ssl.producers.sources.finite import Finite
 from stream_ssl.producers.sources.stored_rows import StoredRows
 from stream_ssl.wire.sample import DTYPES, Sample
@@ -34,7 +34,7 @@ class NpyVectors(Finite):
 
     Args:
         file: a .npy file of float16 or float32 [N, D]. Vectors of float64 are sent as float32.
-        labels: a .npy file of integers [N]; null: the samples have no labels.
+        labels: a .npy file of integers [N], -1 for no label; null: the samples have no labels.
         name: the source's name; null: the name of the file.
 
     Raises:
@@ -81,7 +81,9 @@ class NpyVectors(Finite):
 
     def _sample(self, index: int) -> Sample | None:
         name = short_id(f"{self._prefix}/{index}")
-        label = None if self._label_N is None else int(self._label_N[index])
+        label = None
+        if self._label_N is not None:
+            label = label_of(int(self._label_N[index]), self.skipped, name)
         with np.errstate(over="ignore"):  # overflow gives infinite values, which are rejected
             value_D = self._value_ND[index].astype(self._dtype)
         try:

@@ -7,7 +7,6 @@ import csv
 import gzip
 import json
 import lzma
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -173,25 +172,6 @@ def text(value: object) -> str:
     if isinstance(value, bytes):
         value = value.decode(errors="replace")
     return "" if value is None else str(value).strip()
-
-
-def class_in(value: object) -> int | None:
-    """Return the class in a cell, or None for an empty cell or -1.
-
-    A table with gaps has whole numbers as "3.0", and its gaps may be "nan".
-
-    Raises:
-        ValueError, TypeError: the cell holds something else.
-
-    >>> [class_in(value) for value in (3, " 3 ", "3.0", 3.0, "", None, "nan", -1)]
-    [3, 3, 3, 3, None, None, None, None]
-    """
-    number = -1.0 if value in (None, "") else float(value)  # type: ignore[arg-type]
-    if math.isnan(number) or number == -1:
-        return None
-    if not number.is_integer():
-        raise ValueError(f"the class {value!r} is no whole number")
-    return int(number)
 
 
 def absent(path: Path, column: str, there: list[str]) -> SourceError:

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stream_ssl.producers.sources.base import place
+from stream_ssl.producers.sources.base import Skipped, place
 from stream_ssl.producers.sources.fields import (
     OTHER_IMAGES,
     SUFFIXES,
     codec_of,
     content_id,
     fitting_meta,
+    label_of,
     no_image,
 )
 from stream_ssl.producers.sources.finite import ENDLESS
@@ -25,8 +26,8 @@ from stream_ssl.producers.sources.recordings import FilePasses
 from stream_ssl.producers.sources.tar import ArchiveMember, ShardError, read_members, split_key
 from stream_ssl.wire.sample import Position, Sample
 
-VECTOR = ".npy"
-LIMITS = {**dict.fromkeys(SUFFIXES, 2**26), VECTOR: 2**24, ".cls": 2**10, ".json": 2**22}
+VECTOR, LABEL = ".npy", ".cls"
+LIMITS = {**dict.fromkeys(SUFFIXES, 2**26), VECTOR: 2**24, LABEL: 2**10, ".json": 2**22}
 """Maximum size of a member in bytes, by extension. The limits exceed the size of a packet."""
 SHOWN = 8  # maximum number of other members' extensions in an error message
 
@@ -60,13 +61,14 @@ class WebDataset(FilePasses[tuple[int]]):
     sample if their names are equal up to the first "." of the last part. A sample consists of:
 
     - an image (.jpg, .jpeg, .png or .webp), or else a vector (.npy, floats [D]),
-    - optionally a label (.cls, a decimal number),
+    - optionally a label (.cls, a whole number, or -1 for none),
     - optionally facts (.json), whose scalars are sent as meta.
 
     Other members are ignored, and so is a vector beside an image. Sample ids are SHARD/KEY#DIGEST,
     with a digest of the image or of the vector's file.
 
-    A malformed sample is logged, counted in `skipped` and left out. The same holds for a sample
+    A malformed sample is logged, counted in `skipped` and left out. A label that cannot be read is
+    left out alone. The same holds for a sample
     with a link, a sparse file, or a file that is too large. At a damaged place, the samples on both
     sides are left out, because they may lack members. If two members of a sample have the same
     name, the later member is used, as in tar.
@@ -135,6 +137,9 @@ class WebDataset(FilePasses[tuple[int]]):
             if len(group.others) < SHOWN:
                 group.others.append(extension[1:])
             return
+        if extension == LABEL and member.lost:
+            self.skipped.note("bad label", f"the label of {stem}/{group.key}", member.lost[1])
+            return
         if extension == VECTOR and member.lost:
             group.vector_lost = member.lost
             return
@@ -151,14 +156,14 @@ class WebDataset(FilePasses[tuple[int]]):
             self.skipped.note(reason, f"{stem}/{group.key}", why)
             return None
         try:
-            return build(stem, group, self.name)
+            return build(stem, group, self.name, self.skipped)
         except ValueError as error:  # errors of JSON and UTF-8 are ValueErrors, too
             self.skipped.note("malformed", f"{stem}/{group.key}", error)
             return None
 
 
-def build(stem: str, group: MemberGroup, source: str) -> Sample:
-    """Return the sample that a group of members describes.
+def build(stem: str, group: MemberGroup, source: str, skipped: Skipped) -> Sample:
+    """Return the sample that a group of members describes; `skipped` counts a bad label.
 
     Raises:
         ValueError: there is not exactly one image, and no vector either, or a member cannot be
@@ -176,7 +181,7 @@ def build(stem: str, group: MemberGroup, source: str) -> Sample:
     fields: dict[str, Any] = {
         "id": content_id(f"{stem}/{group.key}", content),
         "source": source,
-        "label": None if label is None else int(label.decode()),
+        "label": label_of(label, skipped, f"{stem}/{group.key}"),
         "meta": fitting_meta(described),
     }
     if codec == "vector":

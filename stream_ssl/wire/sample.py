@@ -23,6 +23,7 @@ MAX_POSITION_BYTES = 4096
 MAX_POSITION_DEPTH = 16
 MAX_SIDE = 65_535
 MAX_DIM = 1_048_576
+MAX_LABEL = 2**31 - 1
 MAX_TIME = 1e11
 """Seconds since the Unix epoch. Today's milliseconds and nanoseconds exceed it."""
 
@@ -260,7 +261,7 @@ def _label(name: str, label: Any) -> int:
         value = operator.index(label)
     except TypeError:
         value = -1
-    if isinstance(label, bool) or not 0 <= value < 2**31:
+    if isinstance(label, bool) or not 0 <= value <= MAX_LABEL:
         raise ValueError(f"sample {short(name)}: label {label!r} is no integer in [0, 2^31)")
     return value
 

@@ -17,6 +17,7 @@ from stream_ssl.producers import Delivery, Producer
 from stream_ssl.producers.shaping import Shaped
 from stream_ssl.producers.sources import Nats
 from stream_ssl.producers.sources.acknowledged import Deliveries, UnreadableError, sample_of
+from stream_ssl.producers.sources.base import Skipped
 from stream_ssl.producers.sources.nats_consumer import ConsumerSettings, DurableConsumer
 
 (PNG,) = image_files(1)
@@ -64,12 +65,6 @@ def test_what_a_closing_producer_drops_holds_up_all_behind_it():
     [
         (b"", {}, "no image"),
         (b"<html>", {}, "no image"),
-        (PNG, {"time": "noon"}, "bad header"),
-        (PNG, {"time": "nan"}, "bad header"),
-        (PNG, {"time": "1e400"}, "bad header"),
-        (PNG, {"label": "-1"}, "bad header"),
-        (PNG, {"LABEL": "1.5"}, "bad header"),
-        (PNG, {"label": "9" * 5000}, "bad header"),
         (PNG, {"id": "\ud800"}, "bad header"),
         (PNG, {"gain": "\ud800", "": "1", "note" * 9999: "x", "x": "y" * 9999}, None),
         (PNG, {"id": "x" * 9999}, None),
@@ -77,13 +72,38 @@ def test_what_a_closing_producer_drops_holds_up_all_behind_it():
 )
 def test_a_bad_message_has_a_reason(data, headers, reason):
     if reason is None:  # what does not fit goes without, or in short
-        sample = sample_of(data, headers, "frames-0-1", 5.0, "kafka", key="\ud800")
+        sample = sample_of(data, headers, "frames-0-1", 5.0, Skipped("kafka"), key="\ud800")
         assert sample.data == PNG
         assert sample.meta in (None, {"": "1"})
         return
     with pytest.raises(UnreadableError) as refused:
-        sample_of(data, headers, "frames-0-1", 5.0, "kafka")
+        sample_of(data, headers, "frames-0-1", 5.0, Skipped("kafka"))
     assert refused.value.reason == reason
+
+
+@table(
+    ("headers", "time", "label", "counted"),
+    [
+        ({"time": "7.5", "Label": " 3 "}, 7.5, 3, {}),
+        ({"label": "3.0"}, 5.0, 3, {}),
+        ({"label": "-1"}, 5.0, None, {}),
+        ({"label": "", "time": " "}, 5.0, None, {}),
+        ({"time": "noon"}, 5.0, None, {"bad time": 1}),
+        ({"time": "nan", "label": "3"}, 5.0, 3, {"bad time": 1}),
+        ({"time": "1e400"}, 5.0, None, {"bad time": 1}),
+        ({"time": "1700000000000"}, 5.0, None, {"bad time": 1}),  # milliseconds
+        ({"LABEL": "1.5"}, 5.0, None, {"bad label": 1}),
+        ({"label": "9" * 5000}, 5.0, None, {"bad label": 1}),
+        ({"label": "-2", "time": "noon"}, 5.0, None, {"bad label": 1, "bad time": 1}),
+    ],
+)
+def test_a_bad_time_or_label_costs_only_itself(headers, time, label, counted, caplog):
+    skipped = Skipped("kafka")
+    sample = sample_of(PNG, headers, "frames-0-1", 5.0, skipped)
+    assert (sample.data, sample.time, sample.label) == (PNG, time, label)
+    assert skipped.by_reason == counted
+    for reason in counted:
+        assert f"of message frames-0-1 ({reason})" in caplog.text
 
 
 def test_a_stop_does_not_wait_for_a_broker_that_says_nothing(caplog):

@@ -94,8 +94,12 @@ def test_rows_without_a_class_are_sent_too(served, tmp_path):
     listed = Crawl(str(tmp_path / "a.csv"), label="class", allow_networks=["127.0.0.0/8"])
     listed.fetcher.backend.resolve = source.fetcher.backend.resolve
     labels = [str(sample.label) for sample, _ in listed.samples()]  # in order of arrival
-    assert sorted(labels) == ["1", "None", "None", "None"]
-    assert listed.skipped.by_reason == {"bad row": 2}
+    assert sorted(labels) == ["1", *["None"] * 5]
+    assert listed.skipped.by_reason == {"bad label": 2}
+    gone = Crawl(str(tmp_path / "a.csv"), label="kind", allow_networks=["127.0.0.0/8"])
+    gone.fetcher.backend.resolve = source.fetcher.backend.resolve
+    assert [sample.label for sample, _ in gone.samples()] == [None] * 6
+    assert gone.skipped.by_reason == {"bad label": 6}
 
 
 def parquet_bytes(rows):

@@ -233,13 +233,16 @@ def test_damaged_npy_files_are_refused(tmp_path, data, message):
 
 def test_a_bad_vector_takes_no_other_with_it(tmp_path, caplog):
     value_ND, label_N = np.arange(18, dtype=np.float64).reshape(6, 3), np.arange(6)
-    value_ND[1, 0], value_ND[2, 2], value_ND[3, 0], label_N[4] = np.nan, np.inf, 1e300, -1
+    value_ND[1, 0], value_ND[2, 2], value_ND[3, 0] = np.nan, np.inf, 1e300
+    label_N[4:] = -1, -5  # -1 stands for no label
     np.save(tmp_path / "a.npy", value_ND)
     np.save(tmp_path / "b.npy", label_N)
     source = NpyVectors(tmp_path / "a.npy", tmp_path / "b.npy", shuffle=False)
     name = file_name(tmp_path / "a.npy")
-    assert [sample.id for sample, _ in source.samples()] == [f"{name}/{n}" for n in (0, 5)]
-    assert source.skipped.by_reason == {"bad vector": 4}
+    samples = [sample for sample, _ in source.samples()]
+    assert [sample.id for sample in samples] == [f"{name}/{n}" for n in (0, 4, 5)]
+    assert [sample.label for sample in samples] == [0, None, None]
+    assert source.skipped.by_reason == {"bad vector": 3, "bad label": 1}
     assert f"left out {name}/1 (bad vector): " in caplog.text
 
 

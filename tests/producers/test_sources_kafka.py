@@ -64,21 +64,33 @@ def test_messages_become_samples_and_what_is_none_is_counted_and_committed_past(
         headers = [("id", b"seven"), ("time", b"1700000000.5"), ("label", b"3"), ("gain", b"2")]
         publish(publisher, images[:1], headers=headers, key=b"robot-1")
         publish(publisher, [b"", b"no image", images[1]])
-        publish(publisher, images[1:2], headers=[("label", b"many")])
+        publish(publisher, images[1:2], headers=[("label", b"many"), ("time", b"yesterday")])
         publish(publisher, images[2:], partition=1, timestamp=1_600_000_000_000)
         with closing(source_of(address, config)) as source:
             samples = taken(source)
             by_id = {sample.id: sample for sample, _ in samples}
-            assert set(by_id) == {"seven", "frames-0-3", "frames-1-0", "frames-1-1"}
+            assert set(by_id) == {"seven", "frames-0-3", "frames-0-4", "frames-1-0", "frames-1-1"}
             first = by_id["seven"]
             assert (first.time, first.label, first.source) == (1700000000.5, 3, "kafka")
             assert first.meta == {"key": "robot-1", "gain": "2"}
             assert by_id["frames-1-0"].time == 1_600_000_000
             assert [by_id[name].data for name in ("frames-1-0", "frames-1-1")] == images[2:]
-            assert source.skipped.by_reason == {"no image": 2, "bad header": 1}
+            assert source.skipped.by_reason == {"no image": 2, "bad label": 1, "bad time": 1}
             assert source.lag() == 0
             source.acknowledged(samples[-1][1])
         assert committed(address) == [5, 2]
+
+
+def test_without_a_broker_the_log_stays_short_and_the_idle_time_ends_it(config, caplog):
+    why = r"no broker at 127\.0\.0\.1:1 answered within idle_seconds"
+    with (
+        closing(source_of("127.0.0.1:1", config, idle_seconds=2.0)) as source,
+        pytest.raises(SourceError, match=why),
+    ):
+        list(source.samples())
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) < 8
+    assert len([line for line in lines if "FAIL" in line]) == 1
 
 
 def test_a_config_file_is_for_its_owner_and_may_not_undo_the_promise(config):

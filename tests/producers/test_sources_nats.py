@@ -122,18 +122,19 @@ def test_messages_become_samples_and_what_is_none_is_terminated(tmp_path):
         headers = {"id": "seven", "time": "1700000000.5", "label": "3", "gain": "2"}
         running.publish(images[:1], headers=headers)
         running.publish([b"", b"no image", images[1]])
-        running.publish(images[2:3], headers={"label": "many"})
+        running.publish(images[2:3], headers={"label": "many", "time": "yesterday"})
         running.publish(images[3:], subject="frames.b", headers={"Nats-Msg-Id": "once"})
         with closing(running.source()) as source:
             samples = list(source.samples())
-            assert [sample.id for sample, _ in samples] == ["seven", "FRAMES-4", "once"]
+            ids = [sample.id for sample, _ in samples]
+            assert ids == ["seven", "FRAMES-4", "FRAMES-5", "once"]
             first = samples[0][0]
             assert (first.time, first.label, first.source) == (1700000000.5, 3, "nats")
             assert first.meta == {"subject": "frames.a", "gain": "2"}
-            assert [sample.data for sample, _ in samples] == [images[0], images[1], images[3]]
-            assert source.skipped.by_reason == {"no image": 2, "bad header": 1}
+            assert [sample.data for sample, _ in samples] == images
+            assert source.skipped.by_reason == {"no image": 2, "bad label": 1, "bad time": 1}
             assert source.lag() == 0
-            assert running.consumer().num_ack_pending == 3  # and three were terminated
+            assert running.consumer().num_ack_pending == 4  # and two were terminated
             source.acknowledged(samples[1][1])
             deadline = time.monotonic() + 60
             while running.consumer().num_ack_pending > 1:
