@@ -134,7 +134,7 @@ class Crawl:
         if not given and not self._stopped.is_set():
             if not progress.first:
                 raise SourceError(f"source {self.name!r}: the lists of URLs hold no row")
-            raise nothing_readable(self.name)
+            raise nothing_readable(self.name, self.skipped)
 
     def rows(self) -> Iterator[UrlRow]:
         """Return an iterator over the rows of all lists, in order."""

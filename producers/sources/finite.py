@@ -36,7 +36,7 @@ class Finite(ABC):
         subset: the samples to send, as a Python slice "start:stop:step" or a list of indices.
 
     Raises:
-        ValueError: an argument is out of range, or the subset is empty.
+        ValueError: an argument is out of range, or there is no sample.
     """
 
     skipped: Skipped
@@ -58,6 +58,8 @@ class Finite(ABC):
         self.name = name
         self.shuffle, self.seed, self.epochs = shuffle, seed, epochs
         self._stopped = threading.Event()
+        if count == 0:
+            raise no_sample(name)
         self._index_N = select(count, subset)
         if len(self._index_N) == 0:
             raise ValueError(f"source {name!r}: subset {subset!r} of {count} samples is empty")
@@ -99,7 +101,7 @@ class Finite(ABC):
                     gave = True
                     yield sample, mark([current, step], self._facts)
             if not gave:
-                raise nothing_readable(self.name)
+                raise nothing_readable(self.name, self.skipped)
             done = 0
         log.info("source %s has been read to its end; %s", self.name, self.skipped)
 
@@ -123,8 +125,15 @@ def check_epochs(epochs: int | None) -> None:
         raise ValueError(f"epochs {epochs}: must be 1 or more, or null for an endless stream")
 
 
-def nothing_readable(name: str) -> SourceError:
+def no_sample(name: str) -> SourceError:
+    """Return the error for a source whose files are whole and hold no sample."""
+    return SourceError(f"source {name!r}: its files hold no sample; give files that hold some")
+
+
+def nothing_readable(name: str, skipped: Skipped) -> SourceError:
     """Return the error for a pass that sent no sample. Further passes would also send none."""
+    if not skipped.by_reason:
+        return no_sample(name)
     return SourceError(
         f"source {name!r}: not one sample of a whole pass can be read; the log says why of each"
     )

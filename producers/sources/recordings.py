@@ -124,7 +124,7 @@ class FilePasses(ABC, Generic[At]):
             if self._stopped.is_set():
                 return
             if not gave:
-                raise nothing_readable(self.name)
+                raise nothing_readable(self.name, self.skipped)
             number = 0
         log.info("source %s has been read to its end; %s", self.name, self.skipped)
 

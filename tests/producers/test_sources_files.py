@@ -231,6 +231,13 @@ def test_damaged_npy_files_are_refused(tmp_path, data, message):
         NpyVectors(tmp_path / "gone.npy")
 
 
+@pytest.mark.parametrize("subset", [None, ":5"])
+def test_an_array_without_rows_holds_no_sample(tmp_path, subset):
+    np.save(tmp_path / "a.npy", np.zeros((0, 8), np.float32))
+    with pytest.raises(ValueError, match=r"source 'a': its files hold no sample; give files"):
+        NpyVectors(tmp_path / "a.npy", subset=subset)
+
+
 def test_a_bad_vector_takes_no_other_with_it(tmp_path, caplog):
     value_ND, label_N = np.arange(18, dtype=np.float64).reshape(6, 3), np.arange(6)
     value_ND[1, 0], value_ND[2, 2], value_ND[3, 0] = np.nan, np.inf, 1e300

@@ -222,6 +222,13 @@ def test_an_endless_source_of_which_nothing_can_be_read_ends(tmp_path):
     assert source.skipped.by_reason == {"malformed": 1}
 
 
+@pytest.mark.parametrize("members", [[], [("__meta__.json", b"{}")]])
+def test_a_whole_shard_without_samples_is_not_called_unreadable(tmp_path, members):
+    write_tar(tmp_path / "a.tar", members)
+    with pytest.raises(ValueError, match=r"source 'webdataset': its files hold no sample; give"):
+        next(WebDataset(str(tmp_path / "a.tar")).samples())
+
+
 def test_shards_may_be_added_behind(tmp_path):
     write_tar(tmp_path / "a.tar", shard_members(0, 3))
     (*_, (_, position)) = WebDataset(str(tmp_path / "*.tar")).samples()
