@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from stream_ssl.producers.sources.fields import codec_of, read_image
 from stream_ssl.wire import Sample
+from stream_ssl.wire.sample import short
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -81,7 +82,7 @@ def as_sample(image: Any, id: str, codec: str | None = None, **fields: Any) -> S
     """
     fields = {name: value for name, value in fields.items() if value is not None}
     if "time" in fields:
-        fields["time"] = _seconds(fields["time"])
+        fields["time"] = _seconds(fields["time"], id)
     if "meta" in fields:
         fields["meta"] = _plain_meta(fields["meta"])
     if _is_pillow(image):
@@ -100,9 +101,10 @@ def as_sample(image: Any, id: str, codec: str | None = None, **fields: Any) -> S
     if codec is None:
         codec = codec_of(data) if "shape" not in fields else "raw"
     if codec is None:
+        raw = "Raw pixels from a producer need codec='raw' and shape=(H, W, C)"
         raise ValueError(
             f"the bytes {data[:12]!r}... are no JPEG, PNG or WebP: convert the picture to one of "
-            "these. Raw pixels from a producer need codec='raw' and shape=(H, W, C)"
+            f"these{'' if isinstance(image, str | os.PathLike) else f'. {raw}'}"
         )
     return Sample(id, data, codec, **fields)
 
@@ -142,16 +144,27 @@ def _pixels(image: Image) -> NDArray[np.uint8]:
     return np.asarray(upright(image))
 
 
-def _seconds(time: Any) -> Any:
-    """Return seconds since the Unix epoch. A datetime without a time zone is in local time."""
+def _seconds(time: Any, id: str) -> Any:  # noqa: A002
+    """Return seconds since the Unix epoch. A datetime without a time zone is in local time.
+
+    Raises:
+        ValueError: the time cannot be counted in seconds. The message names the sample by its id.
+    """
     if isinstance(time, np.datetime64):
         if np.isnat(time):
             raise ValueError(
-                "time NaT: there is no such moment; leave time out for the one of sending"
+                f"sample {short(id)}: time NaT: there is no such moment; leave time out for the "
+                "one of sending"
             )
         return float(time.astype("datetime64[ns]").astype(np.int64)) / 1e9
     if isinstance(time, datetime.datetime):
-        return time.timestamp()
+        try:
+            return time.timestamp()
+        except (ValueError, OverflowError, OSError) as error:
+            raise ValueError(
+                f"sample {short(id)}: time {time.isoformat()} has no seconds since the Unix epoch "
+                f"({error}); leave time out for the one of sending"
+            ) from None
     return time.item() if isinstance(time, np.generic) else time
 
 

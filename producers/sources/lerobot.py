@@ -6,6 +6,8 @@ import contextlib
 import io
 import json
 import math
+import re
+import string
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 VERSIONS = ("v2.1", "v3.0")
 MAX_EPISODES = 10_000_000
 COLUMNS = ["frame_index", "timestamp", "task_index"]
+FORM = re.compile(r"(0?\d{1,2})?[ds]?")
+"""The formats that a number or a name may have in the path of a file."""
 
 
 @dataclass(frozen=True)
@@ -334,6 +338,11 @@ def filled(pattern: Any, **values: Any) -> str:
         BrokenFileError: the pattern is invalid.
     """
     try:
+        for _, name, form, change in string.Formatter().parse(pattern):
+            # Others could read attributes, or ask for gigabytes of padding.
+            plain = name in values and not change and FORM.fullmatch(form or "")
+            if name is not None and not plain:
+                raise ValueError(f"{name!r:.40} with {form!r:.40} is no field of a path")
         return str(pattern.format(**values))
     except (AttributeError, TypeError, ValueError, LookupError) as error:
         raise BrokenFileError(f"meta/info.json: the path {pattern!r:.80}: {error!r}") from error

@@ -162,6 +162,16 @@ def test_wrong_folders_are_refused(
     assert f"no folder {tmp_path / 'none'}" in caplog.text
 
 
+def test_a_path_through_a_missing_folder_leaves_no_empty_folder(
+    folder: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    options = ["images", "--source.root", str(folder), "--keep", "5"]
+    assert curate.main([*options, "--out", str(out / "new" / "..")]) == 0
+    assert (out / "curated.parquet").is_file()
+    assert not (out / "new").exists()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_the_same_command_continues_after_a_signal(tmp_path: Path, number: signal.Signals) -> None:
     """The first command waits for more files after its first batch."""

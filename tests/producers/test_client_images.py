@@ -77,6 +77,12 @@ def test_pixels_travel_as_they_are(given: Any, shape: tuple[int, ...]) -> None:
         assert sample.data == np.asarray(given).tobytes()
 
 
+def test_a_file_of_another_format_is_not_taken_for_pixels(tmp_path: Path) -> None:
+    (tmp_path / "a.gif").write_bytes(b"GIF89a")
+    with pytest.raises(ValueError, match=r"b'GIF89a'.*convert the picture to one of these$"):
+        as_sample(tmp_path / "a.gif", "x")
+
+
 def test_raw_bytes_need_their_shape() -> None:
     assert as_sample(bytes(12), "x", shape=(2, 2, 3)).codec == "raw"
     assert as_sample(memoryview(PIXELS), "x", codec="raw", shape=(4, 5, 3)).data == PIXELS.tobytes()
@@ -193,6 +199,8 @@ def test_arguments_of_the_wrong_kind(error: type, match: str, given: dict[str, A
 def test_a_moment_that_is_none_and_channels_that_come_first(producer: Producer) -> None:
     with pytest.raises(ValueError, match="time NaT: there is no such moment"):
         producer.send(image(), time=np.datetime64("NaT"))
+    with pytest.raises(ValueError, match="sample 'x': time 0001-01-01T00:00:00 has no seconds"):
+        producer.send(image(), id="x", time=datetime(1, 1, 1))  # noqa: DTZ001, RUF100
     with pytest.raises(ValueError, match=r"shape \(3, 64, 64\) must be \(H, W, C\).*come last"):
         producer.send(np.zeros((3, 64, 64), np.uint8))
 

@@ -18,6 +18,8 @@ from video_files import RATE, number_of
 
 from stream_ssl.producers.sources import LeRobot, lerobot
 from stream_ssl.producers.sources.fields import file_name
+from stream_ssl.producers.sources.lerobot import filled
+from stream_ssl.producers.sources.recordings import BrokenFileError
 
 BEGAN = 1_714_979_289.0  # what the videos tell
 TOP, WRIST = CAMERAS
@@ -254,6 +256,15 @@ def test_paths_cannot_leave_the_data_set(tmp_path: Path) -> None:
     (tmp_path / "film.mp4").write_bytes(inside.read_bytes())
     with pytest.raises(ValueError, match="not one sample"):
         list(LeRobot(root).samples())
+
+
+@pytest.mark.parametrize(
+    "pattern", ["{a.__class__}", "{a[0]}", "{b}", "{a!r}", "{a:{b}}", "{a:99999999999d}", "{"]
+)
+def test_a_path_has_plain_fields(pattern: str) -> None:
+    with pytest.raises(BrokenFileError, match=r"meta/info\.json: the path"):
+        filled(pattern, a=1)
+    assert filled("x-{a:03d}/{b}.mp4", a=1, b="top") == "x-001/top.mp4"
 
 
 def test_sentences_that_cannot_be_read_cost_no_sample(

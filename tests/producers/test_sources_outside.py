@@ -89,7 +89,7 @@ def test_the_pages_live_source_connects_again_after_a_failure(on_path: Path) -> 
 
 def test_the_pages_source_runs_by_path_and_by_name_and_resumes(tmp_path: Path) -> None:
     site, file = package(tmp_path / "site"), tmp_path / "frames.db"
-    insert(file, *range(1, 7))
+    insert(file, *range(6))
     settings = {key: value for key, value in TINY.items() if key != "access"}  # so with keys
     with processes(tmp_path / "run", settings) as run:
         run.role("receiver")

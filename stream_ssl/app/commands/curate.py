@@ -107,6 +107,8 @@ def curate(settings: Namespace, cls: Callable[..., Source]) -> bool:
     from stream_ssl.durable import make_folder
 
     out: Path = settings.out
+    if ".." in out.parts:  # a missing folder before it would be made, and left empty
+        out = out.resolve()
     with configuring():
         _check_out(out)  # before the source lists its files
         source = cls(**settings.source)
