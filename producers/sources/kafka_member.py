@@ -51,7 +51,10 @@ class LimitedLog:
 
     def log(self, level: int, form: str, *facts: object) -> None:
         """Log a line, unless its kind, which is the first of the facts, has reached the limit."""
-        self._limited.log(level, f"librdkafka {facts[0] if facts else ''}", form % facts)
+        if level < logging.WARNING:  # asked for by the setting `debug`
+            log.log(level, form, *facts)
+        else:
+            self._limited.log(level, f"librdkafka {facts[0] if facts else ''}", form % facts)
 
 
 class GroupMember:
