@@ -98,6 +98,13 @@ class Descriptor(ABC):
         """Restore a result of `state`."""
         del state
 
+    def __repr__(self) -> str:
+        """Return the name of the class. A state is loaded only under a descriptor of the same repr.
+
+        A descriptor with arguments shows them in a repr of its own.
+        """
+        return type(self).__name__
+
 
 class Embedding(Descriptor):
     """The embedding itself, as in the DUEL paper. It changes as the encoder learns.

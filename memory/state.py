@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple
 from pathlib import Path
@@ -40,6 +41,9 @@ sides have.
 """
 
 State = dict[str, Tensor]
+
+ADDRESS = re.compile(r"<(\S+) object at 0x[0-9a-f]+>|( at 0x[0-9a-f]+)", re.IGNORECASE)
+"""The address of an object in a repr, which is another one in each process."""
 
 
 def part(state: Mapping[str, Tensor], name: str) -> State:
@@ -79,10 +83,27 @@ def describe(
         duplicates: the memory's test for near-duplicates.
         descriptor: the descriptor on which it counts duplicates.
     """
-    return described(policy) | {
+    description = described(policy) | {
         "descriptor": repr(descriptor),
         "duplicates": repr(duplicates),
         "image_shape": None if image_shape is None else list(image_shape),
+    }
+    return _without_addresses(description)
+
+
+def without_address(text: str) -> str:
+    """Return a repr in which a class without a repr of its own is known by its name.
+
+    >>> without_address("Weighted([<package.Mean object at 0x7f2f00bdb350>], weights=[1.0])")
+    'Weighted([Mean], weights=[1.0])'
+    """
+    return ADDRESS.sub(lambda found: (found[1] or "").rpartition(".")[2], text)
+
+
+def _without_addresses(description: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: without_address(value) if isinstance(value, str) else value
+        for name, value in description.items()
     }
 
 
@@ -92,12 +113,12 @@ def encode(description: Mapping[str, Any]) -> Tensor:
 
 
 def decode(state: State) -> dict[str, Any]:
-    """Return the description that `encode` was given."""
+    """Return the description that `encode` was given, without addresses of older states."""
     try:
         found: dict[str, Any] = json.loads(bytes(state["description"].cpu().numpy()))
     except RecursionError:
         raise ValueError("the memory's description is nested too deep") from None
-    return found
+    return _without_addresses(found)
 
 
 def upgraded(state: Mapping[str, Any]) -> State:
@@ -317,6 +338,10 @@ class Stateful(Slots):
             self.load_state_dict(state)
         except ValueError as error:
             error_msgs.append(f"{prefix.rstrip('.') or 'memory'}: {error}")
+
+    def check_state(self, state_dict: Mapping[str, Any]) -> None:
+        """Raise ValueError unless `load_state_dict` accepts this state. The memory is unchanged."""
+        check_fits(upgraded(state_dict), self._columns, self.eviction, self._description)
 
     @in_full_precision
     def load_state_dict(

@@ -33,6 +33,7 @@ from stream_ssl.learning.checkpoint_layout import (
 from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.novelty import samples_of
 from stream_ssl.learning.origins import unpacked
+from stream_ssl.memory import WorkingMemory
 from stream_ssl.memory.shards import resharded
 
 Divisions = Mapping[str, Sequence[Sequence[Mapping[str, int]]]]
@@ -134,6 +135,18 @@ class Saved:
         """
         start = self.start(rank, ranks) if start is None else start
         learner.restore(self.capture(rank, ranks, start))
+
+    def check_memory(self, memory: WorkingMemory, ranks: int = 1) -> None:
+        """Raise ValueError unless the first of `ranks` ranks can resume with this memory.
+
+        Args:
+            memory: the memory that this rank builds. It is unchanged.
+            ranks: the number of ranks.
+        """
+        if ranks == self.ranks:
+            memory.check_state(load_file(self.path / file_of("memory")))
+        else:
+            memory.check_state(resharded(self._parts("memory"), 0, ranks))
 
     def capture(self, rank: int, ranks: int, start: Offset) -> Capture:
         """Return the capture for `Learner.restore` and `Learner.reload` on one of `ranks` ranks."""

@@ -24,7 +24,7 @@ from stream_ssl.learning.origins import Origins
 from stream_ssl.learning.saved import memory_of, origins_of
 from stream_ssl.memory.descriptors import Embedding
 from stream_ssl.memory.index import nearest
-from stream_ssl.memory.state import decode, part, upgraded
+from stream_ssl.memory.state import decode, part, upgraded, without_address
 from stream_ssl.pictures import image_of, png, png_address
 from stream_ssl.trained.encoder import Encoder, facts, load_encoder, stored_settings
 from stream_ssl.trained.export import images_of
@@ -108,7 +108,7 @@ def search(
         config = facts(checkpoint)["config"]
         settings = stored_settings(config, "descriptor", trust_code=trust_code)
         descriptor = settings.memory.descriptor or Embedding()
-        if repr(descriptor) != (due := decode(state)["descriptor"]):
+        if without_address(repr(descriptor)) != (due := decode(state)["descriptor"]):
             raise ValueError(
                 f"the memory describes pictures by {due}, and here it would be {descriptor!r}, "
                 "because its weights are not at hand: use --by embeddings"

@@ -6,18 +6,35 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from harness import TINY
 from safetensors.torch import save_file
 
 from stream_ssl.durable import seal, write_json
 from stream_ssl.learning.checkpoint_layout import FOLDER, FORMAT, PARTS, file_of, folder_of
+from stream_ssl.memory import WorkingMemory
+from stream_ssl.memory.eviction import Duel
 
 
-def sealed_checkpoint(run: Path, step: int, stored: dict[str, Any], version: int = FORMAT) -> Path:
-    """A checkpoint that is whole, by its hashes, with this configuration."""
+def sealed_checkpoint(
+    run: Path,
+    step: int,
+    stored: dict[str, Any],
+    version: int = FORMAT,
+    memory: WorkingMemory | None = None,
+) -> Path:
+    """A checkpoint that is whole, by its hashes, with this configuration.
+
+    Its memory is by default the empty one of the harness's settings.
+    """
+    if memory is None:
+        size, channels = TINY["decoder"]["size"], TINY["decoder"]["channels"]
+        shape = channels, size, size
+        memory = WorkingMemory(TINY["memory"]["capacity"], TINY["projector"]["dim"], Duel(), shape)
     folder = folder_of(run / FOLDER, step)
     folder.mkdir(parents=True)
     for name in PARTS:
-        save_file({"x": torch.zeros(1)}, folder / file_of(name))
+        state = memory.state_dict() if name == "memory" else {"x": torch.zeros(1)}
+        save_file(state, folder / file_of(name))
     facts = {"version": version, "step": step, "created": 0.0, "config": stored}
     write_json(folder / "state.json", {**facts, "offset": {"record": 1, "sample": 0}})
     seal(folder)

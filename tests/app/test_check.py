@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from harness import BATCH, TINY, processes
+from harness import BATCH, TINY, processes, stop, until
 from jsonargparse import Namespace
 from sealed import sealed_checkpoint
 from table import table
@@ -18,10 +18,11 @@ from torch import Tensor
 
 from stream_ssl.app.commands import check
 from stream_ssl.config import build, options
-from stream_ssl.learning.checkpoint_layout import FORMAT, file_of
-from stream_ssl.memory import Duplicates
-from stream_ssl.memory.columns import Rows
-from stream_ssl.memory.eviction import Policy
+from stream_ssl.learning.checkpoint_layout import FOLDER, FORMAT, LATEST, file_of
+from stream_ssl.memory import Duplicates, WorkingMemory
+from stream_ssl.memory.columns import Image, Rows
+from stream_ssl.memory.descriptors import Descriptor, images_of, shape_of
+from stream_ssl.memory.eviction import Duel, Policy
 from stream_ssl.process.failures import USAGE
 from stream_ssl.producers import Producer
 from stream_ssl.wire.keys import Keys
@@ -56,6 +57,21 @@ class AlwaysSlot(Policy):
 
 
 OUTSIDE = f"{__name__}.AlwaysSlot"
+
+
+class Mean(Descriptor):
+    """A descriptor from outside: the mean of each channel. It has no repr of its own."""
+
+    def dim(self, embedding_dim: int, image_shape: Image | None) -> int:
+        return shape_of(self, image_shape)[0]
+
+    def __call__(self, z_BD: Tensor, image_BCHW: Tensor | None) -> Tensor:
+        mean_BC = images_of(self, image_BCHW).to(z_BD).mean((2, 3))
+        return torch.nn.functional.normalize(mean_BC + 1, dim=1)
+
+
+class Median(Mean):
+    """Another descriptor of the same size."""
 
 
 def called(path: str, **arguments: Any) -> dict[str, Any]:
@@ -430,6 +446,54 @@ def test_damaged_checkpoints_are_named_with_what_a_start_does(
         assert said.count("model.safetensors has") == number
     assert "start        with new weights, because no checkpoint is whole" in said
     assert sorted(one.name for one in made[0].parent.iterdir()) == [one.name for one in made]
+
+
+@table(
+    ("changed", "message"),
+    [
+        ({}, None),
+        (
+            {"descriptor": Median()},
+            "was saved under descriptor Median, this memory has descriptor Mean: build it",
+        ),
+        ({"capacity": 32}, "the state is of capacity 32, this memory of 64: build the memory"),
+        ({"image_shape": (1, 8, 8)}, "images of the state have shape"),
+    ],
+)
+def test_a_memory_that_the_run_cannot_load_is_refused(
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    changed: dict[str, Any],
+    message: str | None,
+) -> None:
+    file = configured(tmp_path, descriptor=called(f"{__name__}.Mean"))
+    parser = options.learner_parser()
+    settings = options.read(parser, [str(file)])
+    made: dict[str, Any] = {"capacity": 64, "dim": 16, "eviction": Duel()}
+    made |= {"image_shape": (1, 16, 16), "descriptor": Mean(), **changed}
+    stored = options.resolved(parser, settings)
+    sealed_checkpoint(settings.run, 10, stored, memory=WorkingMemory(**made))
+    status, said = outcome(capfd, caplog, str(file))
+    assert status == (0 if message is None else USAGE), said
+    assert (message or "duplicates   counted on Mean\n") in said
+
+
+def test_a_run_with_a_descriptor_from_outside_resumes(tmp_path: Path) -> None:
+    memory = {**TINY["memory"], "descriptor": called(f"{__name__}.Mean")}
+    settings = {**TINY, "memory": memory}
+    with processes(tmp_path / "run", settings) as run:
+        run.role("receiver")
+        learner = run.role("learner")
+        with Producer(run.address, name="robot") as producer:
+            for number in range(4 * BATCH):
+                producer.send(np.full((16, 16, 1), number % 256, np.uint8), id=f"frame-{number}")
+            producer.flush(60)
+        until(lambda: (run.folder / FOLDER / LATEST).exists(), lambda: run.log("learner"))
+        assert stop(learner) == 0
+        again = run.role("learner")
+        until(lambda: "continuing at step" in run.log("learner"), lambda: run.log("learner"))
+        assert stop(again) == 0
 
 
 def test_a_run_of_a_newer_version_is_refused(

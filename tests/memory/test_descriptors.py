@@ -5,6 +5,7 @@ Shapes: B samples, D embedding, A descriptor, C H W image, F features.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from stream_ssl.memory.descriptors import (
 from stream_ssl.memory.eviction import MinimumRedundancy, MostDuplicated, Policy
 from stream_ssl.memory.index import cells_of
 from stream_ssl.memory.scores import Linear, Score, VonMisesFisher
+from stream_ssl.memory.state import decode, encode
 from tests.naive import IncrementalDuel, unit_rows
 
 SHAPE = (3, 16, 16)
@@ -454,6 +456,47 @@ def test_a_state_with_features_goes_on_bit_equal() -> None:
         each.describe_again(features_of)
     assert equal(again.state_dict(), memory.state_dict())
     assert "descriptor.mean" in memory.state_dict()
+
+
+class Mean(Descriptor):
+    """A descriptor from outside: the mean of each channel. It has no repr of its own."""
+
+    def dim(self, embedding_dim: int, image_shape: Any) -> int:
+        return int(image_shape[0])
+
+    def __call__(self, z_BD: Tensor, image_BCHW: Tensor | None) -> Tensor:
+        assert image_BCHW is not None
+        return normalize(image_BCHW.to(z_BD).mean((2, 3)) + 1, dim=1)
+
+
+class Reminded(Mean):
+    """A descriptor whose repr contains an address."""
+
+    def __repr__(self) -> str:
+        return f"Reminded({object.__repr__(self)}, {unit_rows})"
+
+
+@table("build", [Mean, Reminded, lambda: Weighted([Embedding(), Mean()])], ids=range(3))
+def test_a_descriptor_from_outside_goes_on(build: Callable[[], Descriptor]) -> None:
+    def remembering(descriptor: Descriptor) -> WorkingMemory:
+        return WorkingMemory(30, 5, None, SHAPE, descriptor=descriptor)
+
+    memory, again = remembering(build()), remembering(build())
+    z_ND, image_NCHW, _ = disagreeing(50)
+    memory.add(torch.arange(50), z_ND, image_NCHW)
+    state = memory.state_dict()
+    assert "0x" not in decode(state)["descriptor"]
+    # Earlier versions saved the address of the object.
+    said = json.loads(bytes(state["description"].numpy()))
+    address = f"<{Mean.__module__}.Mean object at 0x7f2f00bdb350>"
+    older = said | {"descriptor": said["descriptor"].replace("Mean", address)}
+    if build is Reminded:
+        older["descriptor"] = repr(build())
+    for saved in (state, {**state, "description": encode(older)}):
+        again.load_state_dict(saved)
+        assert equal(again.state_dict(), state)
+    with pytest.raises(ValueError, match=r"this memory has descriptor Thumbnail\(side=2\)"):
+        remembering(Thumbnail(2)).load_state_dict(state)
 
 
 @table("part", ["thumbnail", "frozen", "weighted"])

@@ -16,7 +16,7 @@ from stream_ssl.bounded_files import check_folder
 from stream_ssl.config import options, restart
 from stream_ssl.daemon.endpoints import OTHER_FOLDER
 from stream_ssl.daemon.page import page_sources
-from stream_ssl.learning.checkpoint_layout import FOLDER
+from stream_ssl.learning.checkpoint_layout import FOLDER, facts_in
 from stream_ssl.observe.server import check_public
 from stream_ssl.process.failures import check_writable, configuring, existing, reported
 from stream_ssl.wire.run_folder import KEYS
@@ -54,9 +54,8 @@ def main(arguments: Sequence[str]) -> int:
             log.info("%s: checking whether the run can restart from it", start.checkpoint)
             with configuring():
                 learner_settings = restart.resume(learner, learner_settings, start.config)
-        resumes = start.checkpoint is not None
         with configuring():
-            check_learner(learner, learner_settings, resumes, given.ranks)
+            check_learner(learner, learner_settings, start.checkpoint, given.ranks)
         print(summary(learner, learner_settings, start, given.ranks))
 
     return reported(work)
@@ -106,13 +105,13 @@ def tell_of_damage(run: Path, start: restart.Start) -> None:
 
 
 def check_learner(
-    parser: ArgumentParser, settings: Namespace, resumes: bool, ranks: int = 1
+    parser: ArgumentParser, settings: Namespace, checkpoint: Path | None, ranks: int = 1
 ) -> None:
     """Check the learner's settings: build everything that one rank would build, and discard it.
 
     Args:
         parser, settings: the parser, and the settings that it returned.
-        resumes: whether the run continues from a checkpoint.
+        checkpoint: the checkpoint from which the run continues, or None.
         ranks: how many ranks there are.
 
     Raises:
@@ -122,6 +121,7 @@ def check_learner(
 
     from stream_ssl.config import build
     from stream_ssl.daemon.warm_start import check_alone, warm_start
+    from stream_ssl.learning.saved import Saved
 
     device = settings.learner.device
     if device.startswith("cuda") and not torch.cuda.is_available():
@@ -132,10 +132,12 @@ def check_learner(
         settings.learner.device = "cpu"
     for line in build.without_effect(options.resolved(parser, settings)):
         log.warning("%s", line)
-    learner = build.dry_run(_instantiated(parser, settings, resumes), ranks)
+    learner = build.dry_run(_instantiated(parser, settings, checkpoint is not None), ranks)
     if (warning := build.compares_embeddings(learner.memory)) is not None:
         log.warning("%s", warning)
-    if settings["from"] is not None and not resumes:
+    if checkpoint is not None:
+        Saved(checkpoint, facts_in(checkpoint)).check_memory(learner.memory, ranks)
+    elif settings["from"] is not None:
         check_alone(ranks)
         warm_start(settings, learner)
 
