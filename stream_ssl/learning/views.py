@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -182,10 +183,11 @@ class Views(nn.Module):
 
     @torch.no_grad()
     def forward(self, image_BCHW: Tensor) -> Tensor:
+        _check_images(image_BCHW, len(self.luma_C))
         # Under autocast the crop's corners would be bfloat16, which is wrong by whole pixels.
         with torch.autocast(image_BCHW.device.type, enabled=False):
             if self.transform is not None:
-                view_BCHW = self.transform(_to_float(image_BCHW))
+                view_BCHW = self.transform(image_BCHW.float() / 255.0)
             else:
                 view_BCHW = self.augment(image_BCHW, self.draw(len(image_BCHW)))
             return self._normalise(view_BCHW)
@@ -193,7 +195,8 @@ class Views(nn.Module):
     @torch.no_grad()
     def plain(self, image_BCHW: Tensor) -> Tensor:
         """Return the images normalised but not augmented, as evaluation needs them."""
-        return self._normalise(_to_float(image_BCHW))
+        _check_images(image_BCHW, len(self.luma_C))
+        return self._normalise(image_BCHW.float() / 255.0)
 
     def draw(self, count: int) -> DrawnViews:
         """Draw the random numbers of one view of each of `count` samples."""
@@ -219,12 +222,13 @@ class Views(nn.Module):
 
     def augment(self, image_BCHW: Tensor, drawn: DrawnViews) -> Tensor:
         """Return the views of these random numbers, in [0, 1], before mean and std."""
+        _check_images(image_BCHW, len(self.luma_C))
         numbers = _affine(drawn), self._colours(drawn), _taps(drawn, len(self.place_SS2))
         # All numbers are uploaded at once.
         packed_BP = to_device(torch.cat(numbers, 1), self.mean.device)
         ends = list(accumulate(part.shape[1] for part in numbers))
         affine_B4, colour_BP, tap_BK = packed_BP.tensor_split(ends[:-1], 1)
-        view_BCHW = _floats(image_BCHW)
+        view_BCHW = image_BCHW.float()
         if self.crop is not None or self.chances.flip:
             view_BCHW = self._resampled(view_BCHW, affine_B4)
         view_BCHW = self._coloured(view_BCHW, colour_BP)
@@ -326,17 +330,24 @@ def _places(size: int) -> Tensor:
     return torch.stack(torch.meshgrid(place_S, place_S, indexing="xy"), 2)
 
 
-def _floats(image_BCHW: Tensor) -> Tensor:
-    """Return the levels, 0 to 255, as floats."""
-    if image_BCHW.dtype != torch.uint8:
-        raise ValueError(
-            f"images are {image_BCHW.dtype}: views start from uint8 [B, C, H, W], 0 to 255"
-        )
-    return image_BCHW.float()
-
-
-def _to_float(image_BCHW: Tensor) -> Tensor:
-    return _floats(image_BCHW) / 255.0
+def _check_images(given: Any, channels: int) -> None:
+    """Raise ValueError unless `given` is a tensor of levels, 0 to 255, with so many channels."""
+    rule = f"views start from uint8 tensors [B, {channels}, H, W], 0 to 255"
+    if not isinstance(given, Tensor):
+        raise ValueError(f"images are of type {type(given).__name__}: {rule}; see torch.from_numpy")
+    if given.dtype != torch.uint8:
+        raise ValueError(f"images are {given.dtype}: {rule}")
+    shape = tuple(given.shape)
+    if len(shape) == 4 and shape[1] == channels:
+        return
+    remedy = f"convert them to {channels} channels"
+    if len(shape) == 4 and shape[1] in (1, 3):
+        remedy += f", or build Views with channels={shape[1]}"
+    elif len(shape) == 3:
+        remedy = "pass one image as a batch of one (image.unsqueeze(0))"
+    elif shape[-1:] == (channels,):
+        remedy = "put the channels first (images.permute(0, 3, 1, 2))"
+    raise ValueError(f"images have shape {shape}: {rule}; {remedy}")
 
 
 def _per_channel(values: Sequence[float], channels: int, name: str) -> Tensor:

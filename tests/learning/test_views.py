@@ -22,6 +22,26 @@ def images(channels: int, batch: int = 6, size: int = 12) -> Tensor:
     return torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
 
 
+@table(
+    ("given", "message"),
+    [
+        (images(1), r"have shape \(6, 1, 12, 12\): .*\[B, 3, H, W\].*Views with channels=1"),
+        (images(3)[0], r"have shape \(3, 12, 12\): .*batch of one \(image\.unsqueeze\(0\)\)"),
+        (images(3).permute(0, 2, 3, 1), r"\(6, 12, 12, 3\): .*channels first"),
+        (images(3).numpy(), r"images are of type ndarray: .*uint8 tensor.*torch\.from_numpy"),
+        (images(3).float(), r"images are torch\.float32: views start from uint8 tensors"),
+    ],
+    ids=range(5),
+)
+def test_images_that_are_no_batch_are_refused(given: Any, message: str) -> None:
+    views = Views(12, 3)
+    as_they_are = Views(12, 3, transform=torch.nn.Identity())
+    drawn = views.draw(6)
+    for call in (views, as_they_are, views.plain, lambda given: views.augment(given, drawn)):
+        with pytest.raises(ValueError, match=message):
+            call(given)
+
+
 @table("channels", [1, 3])
 @table("crop", [None, (0.2, 1.0)])
 def test_a_seed_fixes_the_views(channels: int, crop: tuple[float, float] | None) -> None:
