@@ -224,10 +224,27 @@ class Method(nn.Module, ABC):
                 "keeps none: give it image_shape"
             )
 
-    def check_views(self, view_VBCHW: Sequence[Tensor]) -> None:
-        """Raise ValueError unless the number of views is the method's."""
+    def check_views(
+        self, view_VBCHW: Sequence[Tensor], samples: Batch[Tensor] | None = None
+    ) -> None:
+        """Raise ValueError unless the number of views is the method's.
+
+        Args:
+            view_VBCHW: the views.
+            samples: the samples, if known. Each view must then show each of them once.
+        """
         if len(view_VBCHW) != self.views:
             raise ValueError(f"got {len(view_VBCHW)} views: this method wants {self.views}")
+        if samples is None:
+            return
+        images = {len(view_BCHW) for view_BCHW in view_VBCHW}
+        columns = {"ids_B": samples.ids_B, "hashes_B": samples.hashes_B}
+        for name, column_B in (columns | {"labels_B": samples.labels_B}).items():
+            if column_B is not None and images != {len(column_B)}:
+                raise ValueError(
+                    f"{name} has {len(column_B)} rows, and the views have "
+                    f"{' and '.join(map(str, sorted(images)))} images: give one row for each image"
+                )
 
     def _check_loss(self, loss: Loss) -> None:
         chosen, name = type(loss).__name__, type(self).__name__

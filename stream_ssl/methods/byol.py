@@ -63,7 +63,7 @@ class BYOL(Momentum):
         self, view_VBCHW: Sequence[Tensor], samples: Batch[Tensor], memory: WorkingMemory
     ) -> MethodOutput:
         del memory
-        self.check_views(view_VBCHW)
+        self.check_views(view_VBCHW, samples)
         guess_VBD = [self.predictor(self.projector(self.encoder(view))) for view in view_VBCHW]
         target_AD = torch.cat([self.encode_keys(view) for view in view_VBCHW])
         loss = self.loss(unit(torch.cat(guess_VBD)), others(target_AD, self.views), target_AD[:0])

@@ -85,11 +85,11 @@ class DSimCLR(SimCLR):
         slots_k = torch.arange(len(memory), device=memory.device)
         if not len(slots_k):
             return
-        device = next(self.encoder.parameters()).device
+        weight = next(self.encoder.parameters())  # a method may be cast, such as by double()
         # Chunks of equal size, because a small last chunk would have poor batch statistics.
         size = math.ceil(len(slots_k) / math.ceil(len(slots_k) / CHUNK))
-        chunks = [memory.images_of(slots).to(device) for slots in torch.split(slots_k, size)]
-        z_kD = torch.cat([self.encode_keys(transform(image_bCHW)) for image_bCHW in chunks])
+        chunks = [memory.images_of(slots).to(weight.device) for slots in torch.split(slots_k, size)]
+        z_kD = torch.cat([self.encode_keys(transform(chunk).to(weight)) for chunk in chunks])
         all_unit = ((torch.linalg.vector_norm(z_kD, dim=1) - 1).abs() < 1e-3).all()
         if bool(to_host(all_unit)):
             memory.refresh(slots_k, z_kD)

@@ -66,7 +66,7 @@ class MoCo(Momentum):
     def forward(
         self, view_VBCHW: Sequence[Tensor], samples: Batch[Tensor], memory: WorkingMemory
     ) -> MethodOutput:
-        self.check_views(view_VBCHW)
+        self.check_views(view_VBCHW, samples)
         z_BD = unit(self.projector(self.encoder(view_VBCHW[0])))
         positive_BMD = self.positives(view_VBCHW)
         key_BD = positive_BMD[:, 0]

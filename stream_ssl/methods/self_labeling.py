@@ -69,7 +69,7 @@ class SelfLabelingMoCo(MoCo):
     ) -> MethodOutput:
         if not self.mixup:
             return super().forward(view_VBCHW, samples, memory)
-        self.check_views(view_VBCHW)
+        self.check_views(view_VBCHW, samples)
         mix = self.draw(len(samples), view_VBCHW[0].device)
         share_B111 = mix.theta_B.to(view_VBCHW[0])[:, None, None, None]
         mixed_BCHW = torch.lerp(view_VBCHW[1][mix.permutation_B], view_VBCHW[0], share_B111)

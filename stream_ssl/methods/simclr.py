@@ -45,7 +45,7 @@ class SimCLR(Method):
     def forward(
         self, view_VBCHW: Sequence[Tensor], samples: Batch[Tensor], memory: WorkingMemory
     ) -> MethodOutput:
-        self.check_views(view_VBCHW)
+        self.check_views(view_VBCHW, samples)
         z_AD = unit(self.projector(self.encoder(torch.cat(list(view_VBCHW)))))
         anchors = repeated(samples, self.views)
         negatives = self.negatives(z_AD, anchors, of_all_ranks(anchors, memory), memory)

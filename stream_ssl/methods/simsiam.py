@@ -63,7 +63,7 @@ class SimSiam(Method):
         self, view_VBCHW: Sequence[Tensor], samples: Batch[Tensor], memory: WorkingMemory
     ) -> MethodOutput:
         del memory
-        self.check_views(view_VBCHW)
+        self.check_views(view_VBCHW, samples)
         z_VBD = [self.projector(self.encoder(view)) for view in view_VBCHW]
         guess_AD = torch.cat([unit(self.predictor(z_BD)) for z_BD in z_VBD])
         target_AD = torch.cat([unit(z_BD.detach()) for z_BD in z_VBD])

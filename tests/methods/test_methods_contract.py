@@ -227,6 +227,41 @@ def test_autocast_gives_keys_that_the_memory_takes(method: Method) -> None:
     assert memory.check_valid() == (True, "")
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_a_method_that_was_cast_makes_steps(method: Method, dtype: torch.dtype) -> None:
+    method, memory = method.to(dtype), memory_of(20)
+    method.begin(0)
+    method.prepare(memory, plain)
+    views = [view_BCHW.to(dtype) for view_BCHW in views_of(method.views)]
+    out = method(views, samples_of(BATCH), memory)
+    finite(method, out.loss.loss)
+    memory.add(torch.arange(BATCH), out.keys_BD, images=torch.zeros(BATCH, 1, 6, 6).byte())
+
+
+@table(
+    ("samples", "message"),
+    [
+        (samples_of(4), "ids_B has 4 rows, and the views have 6 images: give one row for each"),
+        (samples_of(7), "ids_B has 7 rows"),
+        (Batch(torch.arange(6), torch.arange(5)), "hashes_B has 5 rows"),
+        (Batch(torch.arange(6), None, torch.arange(2)), "labels_B has 2 rows"),
+    ],
+    ids=range(4),
+)
+def test_samples_that_are_not_those_of_the_views_are_refused(
+    name: str, samples: Batch, message: str
+) -> None:
+    method = build(name)
+    with pytest.raises(ValueError, match=message):
+        method(views_of(method.views), samples, memory_of(20))
+
+
+def test_views_of_different_numbers_of_images_are_refused(method: Method) -> None:
+    views = [*views_of(method.views - 1), *views_of(1, batch=BATCH - 1)]
+    with pytest.raises(ValueError, match="ids_B has 6 rows, and the views have 5 and 6 images"):
+        method(views, samples_of(BATCH), memory_of(20))
+
+
 def poor_batches(name: str) -> Iterator[tuple[Method, list[Tensor], Batch, WorkingMemory]]:
     """What a stream may send that statistics or denominators break on."""
     for slots in (0, 1, 20):  # one sample
