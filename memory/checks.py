@@ -106,6 +106,8 @@ def as_tensor(name: str, value: Array, device: torch.device) -> Tensor:
         raise ValueError(
             f"{name} are {reprlib.repr(value)}: must be a tensor or an array; {error}"
         ) from None
+    if tensor.layout != torch.strided:
+        raise ValueError(f"{name} are {tensor.layout}: must be dense; convert them by to_dense()")
     return to_device(tensor.detach(), device)
 
 
@@ -152,7 +154,13 @@ def check_integers(
     if column.ndim != 1 or count not in (None, len(column)):
         wanted = "one-dimensional, such as [3]" if count is None else f"[{count}], one a row"
         raise ValueError(f"{name} have shape {tuple(column.shape)}: must be {wanted}")
-    return column.to(torch.int64)
+    whole = column.to(torch.int64)
+    if column.dtype == torch.uint64 and bool(to_host((whole < 0).any())):
+        largest = int(whole[whole < 0].max()) + (1 << 64)
+        raise ValueError(
+            f"{name} hold {largest}: must be below 2**63 (int64); drop a bit, such as by >> 1"
+        )
+    return whole
 
 
 def check_images(
@@ -214,7 +222,7 @@ def check_payload(
     payload: Mapping[str, Array] | None, columns: Mapping[str, Tensor], count: int
 ) -> dict[str, Tensor]:
     """Return the newcomers' entries of all further columns, on the columns' device."""
-    given = payload or {}
+    given = _by_name(payload)
     if set(given) != set(columns):
         raise ValueError(
             f"payload has {sorted(given)}, and this memory keeps {sorted(columns)}: pass one "
@@ -234,12 +242,24 @@ def check_payload(
 
 def check_examples(payload: Mapping[str, Tensor] | None) -> None:
     """Check the examples of further columns."""
-    for name, example in (payload or {}).items():
+    for name, example in _by_name(payload).items():
         if not isinstance(example, Tensor):
             raise ValueError(
                 f"payload {name!r} is {reprlib.repr(example)}: must be a tensor with the shape and "
                 "dtype of one slot's entry"
             )
+        as_tensor(f"payload {name!r}", example, torch.device("cpu"))
+
+
+def _by_name(payload: Any) -> Mapping[str, Any]:
+    if payload is None:
+        return {}
+    if not isinstance(payload, Mapping):
+        raise ValueError(
+            f"payload is {reprlib.repr(payload)}: must be a dict of tensors by name, such as "
+            '{"action": torch.zeros(4)}'
+        )
+    return payload
 
 
 def check_way(how: str, ways: Sequence[str], name: str = "how") -> None:

@@ -22,7 +22,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d, normalize, pad
 
-from stream_ssl.memory.checks import Array, Checked, check_count, check_embeddings, check_number
+from stream_ssl.memory.checks import (
+    Array,
+    Checked,
+    as_tensor,
+    check_count,
+    check_embeddings,
+    check_number,
+)
 from stream_ssl.memory.columns import Image
 from stream_ssl.memory.fixed import Fixed
 from stream_ssl.memory.process_group import SINGLE_PROCESS, RankGroup
@@ -197,6 +204,7 @@ class Features(Descriptor):
         self._told = None if dims is None else check_count("dims", dims, 1)
         self._dims = self._told
         self._mean_A: Tensor | None = None
+        self._width: int | None = None  # F of the rows in the memory; None: unknown
         self._axes_FA: Tensor | None = None
 
     @property
@@ -224,9 +232,23 @@ class Features(Descriptor):
         raise ValueError(f"{self!r} describes samples by features: pass features=")
 
     def of_features(self, feature_BF: Tensor) -> Tensor:
-        """Return the descriptors [B, A] of samples with these features."""
+        """Return the descriptors [B, A] of samples with these features.
+
+        Raises:
+            ValueError: earlier features had another size.
+        """
+        if len(feature_BF):
+            self._check_width(feature_BF.shape[1])
         x_BA = self.project(feature_BF)
         return unit_or_blank(x_BA if self._mean_A is None else x_BA - self._mean_A, centre=False)
+
+    def _check_width(self, width: int) -> None:
+        if self._width not in (None, width):
+            raise ValueError(
+                f"features have {width} numbers: must have {self._width}, as those in the memory "
+                "have; after a change of the encoder, call describe_again first"
+            )
+        self._width = width
 
     def project(self, feature_BF: Tensor) -> Tensor:
         """Return the features as rows of A numbers [B, A], float32, not centred."""
@@ -248,7 +270,7 @@ class Features(Descriptor):
             feature_kF: the features of the occupied slots by the present encoder.
             group: the ranks that hold the shards, which must all make this call.
         """
-        x_kA = self.project(feature_kF)
+        x_kA, self._width = self.project(feature_kF), feature_kF.shape[1]
         finite_k1 = x_kA.isfinite().all(dim=1, keepdim=True)
         sum_A = torch.where(finite_k1, x_kA, 0.0).sum(dim=0, dtype=torch.float64)
         both_A = group.all_reduce_sum(torch.cat([sum_A, finite_k1.sum(dim=0).to(sum_A)]))
@@ -260,10 +282,12 @@ class Features(Descriptor):
             self._mean_A = self._mean_A.to(device)
 
     def state(self) -> dict[str, Tensor]:
-        return {} if self._mean_A is None else {"mean": self._mean_A.clone()}
+        state = {} if self._mean_A is None else {"mean": self._mean_A.clone()}
+        return state if self._width is None else {**state, "width": torch.tensor(self._width)}
 
     def load(self, state: dict[str, Tensor]) -> None:
         self._mean_A = state["mean"].clone() if "mean" in state else None
+        self._width = int(state["width"]) if "width" in state else None  # older states have none
 
     def __repr__(self) -> str:
         return f"Features(dims={self._dims})"
@@ -507,7 +531,7 @@ def check_features(features: Array | None, count: int, device: torch.device) -> 
         if count:
             raise ValueError(f"{count} samples without features: pass features= [B, F]")
         return torch.zeros(0, 1, device=device)
-    feature_BF = torch.as_tensor(features).to(device)
+    feature_BF = as_tensor("features", features, device)
     if feature_BF.ndim != 2 or len(feature_BF) != count or not feature_BF.is_floating_point():
         raise ValueError(
             f"features are {feature_BF.dtype} {tuple(feature_BF.shape)}: must be floating-point "

@@ -142,9 +142,9 @@ class WorkingMemory(Measurements, RandomDraws, Reencoding, Stateful):
         self.image_shape = image_shape
         if group.size > 1:
             check_shareable(capacity, group, self.eviction, duplicates)
-            if payload:
-                raise ValueError("payload needs a memory of one rank")
         check_examples(payload)
+        if group.size > 1 and payload:
+            raise ValueError("payload needs a memory of one rank")
         self.shares = Shares.of(shares)
         if self.shares is not None:
             check_kept(self.eviction)

@@ -5,6 +5,7 @@ Shapes: k occupied slots.
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
@@ -289,6 +290,21 @@ class Stateful(Slots):
     _fixed_dtype: bool
     _seed: int
     _description: dict[str, Any]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return a copy that may change, also under torch.inference_mode()."""
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        with torch.inference_mode(False):
+            copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return copied
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore what pickle read. Tensors that it made in inference mode cannot be changed."""
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False):
+                state = copy.deepcopy(state, {id(self): self})
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool

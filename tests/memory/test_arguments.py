@@ -66,8 +66,10 @@ def raises(call: Callable[[], Any], message: str) -> None:
             {"device": "cuda:99"},
             r"device is 'cuda:99': torch cannot place tensors there \(.*choose",
         ),
+        ({"payload": [Z]}, r"payload is \[tensor.*: must be a dict of tensors by name"),
+        ({"payload": {"x": Z.to_sparse()}}, "payload 'x' are torch.sparse_coo: must be dense"),
     ],
-    ids=range(19),
+    ids=range(21),
 )
 def test_the_memory(options: dict[str, Any], message: str) -> None:
     raises(lambda: WorkingMemory(**{"capacity": 4, "dim": 3, **options}), message)
@@ -78,6 +80,8 @@ def test_whole_numbers_of_numpy_and_lists_for_shapes_are_fine() -> None:
     memory.add(np.arange(2), np.eye(3)[:2], np.zeros((2, 1, 2, 2), np.uint8))
     assert len(memory.negatives(np.int64(1))) == 1
     assert memory.stalest(1).tolist() == [0]
+    memory.add(np.array([2**63 - 1], np.uint64), np.eye(3)[:1], np.zeros((1, 1, 2, 2), np.uint8))
+    assert memory.ids.tolist() == [0, 1, 2**63 - 1]
 
 
 @table(
@@ -166,8 +170,21 @@ def test_negatives(arguments: dict[str, Any], message: str) -> None:
         (lambda m: m.add([object()], Z[:1]), "ids are .*<object obj"),
         (lambda m: m.add([7], None), "embeddings are None"),
         (lambda m: m.effective_cells(0), "cells is 0"),
+        (
+            lambda m: m.add([7], Z[:1].to_sparse()),
+            r"embeddings are torch\.sparse_coo: must be dense; convert them by to_dense\(\)",
+        ),
+        (
+            lambda m: m.add(np.array([3, 2**64 - 1], np.uint64), Z[:2]),
+            r"ids hold 18446744073709551615: must be below 2\*\*63 \(int64\); drop a bit",
+        ),
+        (
+            lambda m: m.add([7], Z[:1], hashes=torch.tensor([2**63], dtype=torch.uint64)),
+            "hashes hold 9223372036854775808: must be below",
+        ),
+        (lambda m: m.add([7], Z[:1], payload=[Z[:1]]), r"payload is \[tensor.*: must be a dict"),
     ],
-    ids=range(26),
+    ids=range(30),
 )
 def test_operations_change_nothing(call: Callable[[WorkingMemory], Any], message: str) -> None:
     memory = filled()

@@ -447,6 +447,27 @@ def test_an_error_about_features_changes_no_row() -> None:
     assert equal(memory.state_dict(), before)
 
 
+def test_features_of_another_size_are_refused() -> None:
+    memory = described(4)
+    z_BD, image_BCHW, _ = disagreeing(5)
+    again = WorkingMemory(30, 5, None, SHAPE, descriptor=Features(4))
+    again.load_state_dict(memory.state_dict())
+    for each in (memory, again):
+        before = each.state_dict()
+        for size in (5, 3):
+            wider = features_of(image_BCHW, size)
+            with pytest.raises(ValueError, match=f"features have {size} numbers: must have 6"):
+                each.add(torch.arange(5), z_BD, image_BCHW, features=wider)
+            with pytest.raises(ValueError, match=f"features have {size} numbers: must have 6"):
+                each.collisions(z_BD, features=wider)
+        assert equal(each.state_dict(), before)
+        each.add(torch.arange(0), z_BD[:0], image_BCHW[:0])
+        # Another encoder describes all slots again.
+        each.describe_again(lambda image_bCHW: features_of(image_bCHW, 9))
+        each.add(torch.arange(5), z_BD, image_BCHW, features=features_of(image_BCHW, 9))
+        assert each.check_valid() == (True, "")
+
+
 def test_a_state_with_features_goes_on_bit_equal() -> None:
     memory, again = described(4), WorkingMemory(30, 5, None, SHAPE, descriptor=Features(4))
     again.load_state_dict(memory.state_dict())

@@ -6,6 +6,7 @@ Shapes: B samples, D embedding, N samples of a stream.
 from __future__ import annotations
 
 import copy
+import pickle  # noqa: TID251 - what people do
 import warnings
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from memory_stream import SHAPE, equal, offer, stream
 from table import table
 from torch import Tensor, nn
 
-from stream_ssl.memory import WorkingMemory
+from stream_ssl.memory import Duplicates, WorkingMemory
 from stream_ssl.memory.descriptors import Thumbnail
 from stream_ssl.memory.eviction import POLICIES, MostDuplicated
 from stream_ssl.memory.scores import VonMisesFisher
@@ -137,6 +138,31 @@ def test_inference_mode_leaves_no_trace(name: str) -> None:
     for start, end in ((0, 40), (40, 60), (60, 80), (80, 90)):
         offer(other.memory, start, end)
     assert equal(model.memory.state_dict(), other.memory.state_dict())
+
+
+@table("name", [*sorted(POLICIES), "auto"])
+def test_copies_made_in_inference_mode_go_on(name: str) -> None:
+    shape = (1, 8, 8)  # the smallest images that the test "auto" accepts
+    if name == "auto":
+        memory = WorkingMemory(25, 6, image_shape=shape, duplicates=Duplicates("auto", "refuse"))
+    else:
+        memory = WorkingMemory(25, 6, POLICIES[name](), shape, descriptor=Thumbnail(2))
+    ids, z_ND, _ = stream(90)
+    image_NCHW = torch.randint(256, (90, *shape), generator=torch.Generator().manual_seed(0))
+    model = nn.Sequential(memory)
+
+    def fed_further(model: nn.Module, start: int, end: int) -> nn.Module:
+        part = slice(start, end)
+        model[0].add(ids[part], z_ND[part], image_NCHW[part].byte())
+        return model
+
+    fed_further(model, 0, 60)
+    with torch.inference_mode():
+        copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+    fed_further(model, 60, 90)
+    for each in copies:
+        assert equal(fed_further(each, 60, 90).state_dict(), model.state_dict())
+        assert each[0].check_valid() == (True, "")
 
 
 def test_a_memory_shows_an_optimiser_nothing() -> None:
