@@ -14,6 +14,7 @@ import torch
 from table import table
 from torch.nn.functional import normalize
 
+from stream_ssl import losses, methods
 from stream_ssl.config import options
 from stream_ssl.losses import LOSSES
 from stream_ssl.memory import WorkingMemory
@@ -51,6 +52,18 @@ def test_a_recipe_names_files_tables_and_its_proof(recipe: str) -> None:
         assert re.search(rf"^{name}\b.*=", (ROOT / file).read_text(), re.MULTILINE), name
     (command,) = re.findall(r"^    \.venv/bin/python -m pytest (.*)$", text, re.MULTILINE)
     assert all((ROOT / place).exists() for place in command.split())
+
+
+@table(("page", "package"), [("losses", losses), ("methods", methods)], ids=("losses", "methods"))
+def test_bases_of_ones_own_are_in_the_package(page: str, package: ModuleType) -> None:
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    named = {
+        name
+        for sentence in re.findall(r"[Dd]erive\s+from\s[^.]+\.", text)
+        for name in re.findall(r"`([A-Z][a-zA-Z]+)`", sentence)
+    }
+    assert len(named) > 3
+    assert [name for name in sorted(named) if name not in package.__all__] == []
 
 
 def test_objects_are_where_the_table_says() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stream_ssl.losses.base import Diagnostics, Loss, LossOutput, Mix
+from stream_ssl.losses.contrastive import AnchorLoss, Contrastive, Terms
 from stream_ssl.losses.cosine import NegativeCosine
 from stream_ssl.losses.debiased import Debiased
 from stream_ssl.losses.decoupled import Decoupled
@@ -30,6 +31,8 @@ LOSSES: dict[str, type[Loss]] = {
 
 __all__ = [
     "LOSSES",
+    "AnchorLoss",
+    "Contrastive",
     "Debiased",
     "Decoupled",
     "Diagnostics",
@@ -45,4 +48,5 @@ __all__ = [
     "Ramp",
     "SelfLabeling",
     "SupervisedContrastive",
+    "Terms",
 ]

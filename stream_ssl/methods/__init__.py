@@ -7,6 +7,7 @@ from stream_ssl.methods.base import Method, MethodOutput
 from stream_ssl.methods.byol import BYOL
 from stream_ssl.methods.d_simclr import DSimCLR
 from stream_ssl.methods.moco import MoCo
+from stream_ssl.methods.momentum import Momentum
 from stream_ssl.methods.self_labeling import SelfLabelingMoCo
 from stream_ssl.methods.simclr import SimCLR
 from stream_ssl.methods.simsiam import SimSiam
@@ -30,6 +31,7 @@ __all__ = [
     "Method",
     "MethodOutput",
     "MoCo",
+    "Momentum",
     "SelfLabelingMoCo",
     "SimCLR",
     "SimSiam",
