@@ -38,6 +38,7 @@ def load_encoder(
 
     Raises:
         FileNotFoundError: the folder has no checkpoint.
+        PermissionError: this user may not read the folder.
         ValueError: the checkpoint is damaged or of a newer version, it names a class that needs
             `trust_code`, or an argument is outside its range.
         ModuleNotFoundError: the extra `learner` is not installed.

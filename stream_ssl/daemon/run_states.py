@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import json
-import os
-import stat
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -23,6 +21,7 @@ from stream_ssl.observe.answers import answers
 from stream_ssl.observe.conditions import hung_remedy
 from stream_ssl.observe.http_access import Token
 from stream_ssl.observe.peers import hangs
+from stream_ssl.process.failures import unreadable_folder
 
 ROLES = ("receiver", "learner")
 HEALTH_SECONDS = 3.0
@@ -185,17 +184,9 @@ def address_in(place: Path) -> str | None:
 
 def not_a_folder(run: Path) -> str | None:
     """Return a sentence if the path cannot be the folder of a run that this user reads, or None."""
-    try:
-        if not stat.S_ISDIR(run.stat().st_mode):
-            return f"{run} is a file: give the run's folder, the option `run` of the config file"
-        readable = os.access(run, os.R_OK | os.X_OK)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except PermissionError:
-        readable = False
-    if readable:
-        return None
-    return f"{run} may not be read by this user: run the command as the daemon's account"
+    if (why := unreadable_folder(run)) is None and run.exists() and not run.is_dir():
+        return f"{run} is a file: give the run's folder, the option `run` of the config file"
+    return why
 
 
 # -- Questions

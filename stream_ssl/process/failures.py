@@ -7,6 +7,7 @@ import errno
 import logging
 import os
 import re
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -140,6 +141,21 @@ def existing(folder: Path) -> Path:
     """Return the folder, or the nearest folder above it that exists."""
     # Path.exists would raise if a folder above may not be entered.
     return next(path for path in (folder, *folder.absolute().parents) if os.access(path, os.F_OK))
+
+
+def unreadable_folder(folder: Path) -> str | None:
+    """Return a sentence if this user may not read a run's folder, or None.
+
+    The result is None for a path that does not exist or is no folder.
+    """
+    try:
+        if not stat.S_ISDIR(folder.stat().st_mode) or os.access(folder, os.R_OK | os.X_OK):
+            return None
+    except PermissionError:  # a folder above may not be entered
+        pass
+    except OSError:
+        return None
+    return f"{folder} may not be read by this user: run the command as the daemon's account"
 
 
 def check_writable(folder: Path, what: str, remedy: str) -> None:

@@ -42,6 +42,7 @@ from stream_ssl.learning.views import Views
 from stream_ssl.methods import Method
 from stream_ssl.methods.base import unit
 from stream_ssl.methods.norm import Statistics, forget_statistics
+from stream_ssl.process.failures import unreadable_folder
 from stream_ssl.producers._images import as_sample
 
 if TYPE_CHECKING:
@@ -214,7 +215,7 @@ def load_encoder(
     if of not in (None, "features", "embeddings"):
         raise ValueError(f'of is {of!r}: choose "features" or "embeddings"')
     build.check_device(device, "device")
-    if (place / ENCODER).is_file():
+    if is_export(place):
         return _exported(place, of, trust_code).to(device)
 
     def load(checkpoint: Path) -> Encoder:
@@ -362,6 +363,22 @@ def _described(folder: Path) -> dict[str, Any]:
     return found
 
 
+def is_export(place: Path) -> bool:
+    """Return whether the folder is an export of an encoder, and not a run or a checkpoint.
+
+    Raises:
+        PermissionError: this user may not read the folder.
+    """
+    check_readable(place)
+    return (place / ENCODER).is_file()
+
+
+def check_readable(folder: Path) -> None:
+    """Raise PermissionError if this user may not read the folder, which need not exist."""
+    if (why := unreadable_folder(folder)) is not None:
+        raise PermissionError(why)
+
+
 def read_newest(place: Path, read: Callable[[Path], T]) -> T:
     """Return the result of `read` for the checkpoint that `find` returns.
 
@@ -370,6 +387,7 @@ def read_newest(place: Path, read: Callable[[Path], T]) -> T:
 
     Raises:
         FileNotFoundError: there is no checkpoint, or it lacks a file.
+        PermissionError: this user may not read the folder.
     """
     checkpoint = find(place)
     while True:
@@ -386,8 +404,11 @@ def find(path: Path) -> Path:
 
     Raises:
         FileNotFoundError: there is no checkpoint.
+        PermissionError: this user may not read the folder.
         ValueError: the checkpoint is damaged, or a newer version wrote it.
     """
+    for folder in (path, path / FOLDER):
+        check_readable(folder)
     own = (path / STATE).is_file()
     found = [path.resolve()] if own else _checkpoints(path)
     if not found:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from table import table
 import stream_ssl
 from stream_ssl.app import cli
 from stream_ssl.app.commands import search
+from stream_ssl.process.failures import FAILED, unreadable_folder
 
 AVERAGE = {
     "class_path": "stream_ssl.methods.MoCo",
@@ -234,6 +236,48 @@ def test_refusals(case: str, run: Path, tmp_path: Path, caplog: pytest.LogCaptur
     make, status, message = REFUSED[case]
     assert search.main(make(work / "run", image)) == status
     assert re.search(message, caplog.text), caplog.text
+
+
+@table("denied", [".", "checkpoints"])
+def test_a_run_of_another_user_is_refused_by_each_command(
+    denied: str,
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    image, access = picture_of(run, 0, tmp_path), os.access
+    folder, data = (run / denied), ["--data", f"images:{tmp_path}"]
+    message = f"{folder} may not be read by this user: run the command as the daemon's account"
+    # Root may read all files, so this test denies the access itself.
+    monkeypatch.setattr(os, "access", lambda path, mode: path != folder and access(path, mode))
+    with pytest.raises(PermissionError, match=re.escape(message)):
+        stream_ssl.load_encoder(run)
+    for command in (
+        ["search", str(run), str(image)],
+        ["export", str(run), "--encoder", str(tmp_path / "out"), "--no-onnx"],
+        ["embed", str(run), *data, "--out", str(tmp_path / "out.npz")],
+        ["evaluate", str(run), *data],
+    ):
+        caplog.clear()
+        assert cli.main(command) == FAILED, command
+        assert message in caplog.text
+
+
+def test_a_folder_that_may_not_be_entered_is_named(tmp_path: Path) -> None:
+    above = tmp_path / "home"
+    (above / "run").mkdir(parents=True)
+    assert unreadable_folder(above / "run") is None
+    assert unreadable_folder(above / "none") is None
+    above.chmod(0)
+    if root := os.geteuid() == 0:
+        os.seteuid(65534)  # nobody
+    try:
+        assert "run may not be read by this user" in str(unreadable_folder(above / "run"))
+    finally:
+        if root:
+            os.seteuid(0)
+        above.chmod(0o700)
 
 
 def test_a_picture_that_only_this_run_accepts_is_searched_for(tmp_path: Path) -> None:

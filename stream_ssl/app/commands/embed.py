@@ -172,13 +172,13 @@ def _left_out(read: Read) -> str:
 
 def _encoder(settings: Namespace) -> tuple[Encoder, str]:
     """Return the encoder, and a text that names its folder and its weights."""
-    from stream_ssl.trained.encoder import ENCODER, load_encoder, read_newest
+    from stream_ssl.trained.encoder import is_export, load_encoder, read_newest
 
     def load(place: Path) -> tuple[Path, Encoder]:
         chosen = settings.of, settings.device, settings.trust_code
         return place.resolve(), load_encoder(place, *chosen)
 
-    exported = (settings.run / ENCODER).is_file()
+    exported = is_export(settings.run)
     place, encoder = load(settings.run) if exported else read_newest(settings.run, load)
     digest = hashlib.sha256(repr((encoder, vars(encoder.decoder))).encode())
     for weight in encoder.state_dict().values():
