@@ -90,7 +90,7 @@ class Facts:
         names = [PREFIX + name for name in (*COUNTS[role], *GAUGES[role])]
         self._registry = registry.restricted_registry(sorted(names))
         self._rises = {name: Rise(WINDOW, clock) for name in COUNTS[role]}
-        self._updates, self._usual = Rise(LATELY, clock), Rise(WINDOW, clock)
+        self._usual = Rise(WINDOW, clock)
         self._lock = threading.Lock()
         self._next = -math.inf
         self._begun: float | None = None  # the step at which this process continued the run
@@ -111,19 +111,18 @@ class Facts:
             }
             done = figures.get("steps_total")
             pending, unread = figures.get("pending_samples"), figures.get("lag_records")
-            updates = self._updates({"": done})[""]
-            waited = self._updates.span
             usually = self._usual({"": done})[""]
             span = self._rises[COUNTS[self._role][0]].span
         if self._role == "receiver":
             known = figures.by("producer_samples_total", "producer")
             return {"span": span, "known": len(known), "ended": _ended(figures, known)}
         idle = self.history.unchanged("steps")
+        updates, waited = self.history.rise("steps", LATELY)
         covered = figures.get("prequential_covered_samples")
         labelled = figures.get("prequential_samples_total")
         return {
             "span": span,
-            "updates": updates if math.isfinite(updates) else 0.0,
+            "updates": updates,
             "updates_span": waited,
             "updates_done": done if math.isfinite(done) else 0.0,
             "updates_at_most": self._updates_at_most(done, figures),

@@ -49,8 +49,8 @@ def growing_lag(facts: Mapping[str, Any]) -> str | None:
 
 
 def lately(span: float) -> str:
-    """Return a span for "in the last ...", such as "minute" for LATELY."""
-    return "minute" if LATELY <= span < 1.5 * LATELY else seconds(span)
+    """Return a span for "in the last ...", which is "minute" for about LATELY."""
+    return "minute" if 0.9 * LATELY <= span <= 1.1 * LATELY else seconds(span)
 
 
 def is_young(facts: Mapping[str, Any]) -> bool:

@@ -41,7 +41,7 @@ def test_healthy(healthy: Run) -> None:
     learning = found["Learning"]
     assert learning.says == (
         "kNN of held-out images 46 % (chance 10 %), up 3.0 points in the last 20 min. "
-        f"Loss 4.00; chance is {CHANCE}. 8 updates in the last minute."
+        f"Loss 4.00; chance is {CHANCE}. 6 updates in the last minute."
     )
     assert ("loss and accuracy", "#figures") in learning.links
     assert found["Health"].says.startswith("None of ")
@@ -55,6 +55,26 @@ def test_healthy(healthy: Run) -> None:
         "40 % of the labelled slots. gate has 70 % of the slots."
     )
     assert found["To do"].says == "0 conditions need attention."
+
+
+def test_updates_are_counted_over_the_span_that_is_named() -> None:
+    run = Run()
+    run.steps = 300
+    said = []
+    for _ in range(16):
+        run.pass_(10, run.sends(), run.learns())
+        said.append(asked(run)["Learning"].says.rpartition("held-out set. ")[2])
+    assert said[:5] == [
+        "1 update in the last 10 s.",
+        *(f"{count} updates in the last {10 * count} s." for count in range(2, 6)),
+    ]
+    assert set(said[5:]) == {"6 updates in the last minute."}
+
+
+def test_a_receiver_says_that_it_has_no_memory() -> None:
+    assert Run().ask("receiver", "receiver/memory") == {
+        "error": "no memory here: this process has none"
+    }
 
 
 def test_a_run_without_producers_is_told_to_start_one() -> None:

@@ -305,9 +305,9 @@ class Api:
 
     def _memory(self, query: Query) -> object:
         query.end()
+        found = self._view.summary()
         # The share is the metric of the answers, so that the page tells one number.
-        alike = self._facts.history.latest()["near_duplicates"]
-        return {**self._view.summary(), "near_duplicates": alike}
+        return {**found, "near_duplicates": self._facts.history.latest()["near_duplicates"]}
 
     def _slots(self, query: Query) -> object:
         sort = query.choice("sort", ("duplicates", "drawn", "oldest", "newest", "stalest"))

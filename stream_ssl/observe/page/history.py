@@ -154,7 +154,7 @@ class FigureHistory:
         self.series = SERIES[role]
         families = {PREFIX + series.metric for series in self.series.values()}
         self._registry = registry.restricted_registry(sorted(families))
-        self._clock, self._wall = clock, wall
+        self._clock, self._wall, self._begun = clock, wall, clock()
         self._lock = threading.Lock()
         self._tracks = {
             "recent": Track(POINTS, EVERY, whole=False),
@@ -218,6 +218,23 @@ class FigureHistory:
             ]
             rows += self._tracks["recent"].rows(now - 2 * EVERY)[-1:]
         return [(at, row[number]) for at, row in rows if math.isfinite(row[number])]
+
+    def rise(self, name: str, seconds: float) -> tuple[float, float]:
+        """Return the rise of a counter within the last `seconds`, and the seconds that it covers.
+
+        Every counter starts at 0 with its process.
+        """
+        number, since = list(self.series).index(name), self._clock() - seconds
+        with self._lock:
+            rows = self._tracks["recent"].rows(since)
+        if not rows:
+            return 0.0, 0.0
+        began, before = rows[0][0], rows[0][1][number]
+        if began > since:
+            began, before = self._begun, 0.0
+        ended, last = rows[-1][0], rows[-1][1][number]
+        rise = last - (before if math.isfinite(before) else 0.0)
+        return max(0.0, rise) if math.isfinite(rise) else 0.0, ended - began
 
     def unchanged(self, name: str) -> float:
         """Return for how many seconds a series has had its value, as far as the track reaches."""
