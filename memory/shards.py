@@ -39,7 +39,7 @@ def check_shareable(
         raise ValueError(
             f"eviction {policy.name}{said and f' with {said}'} looks at the slots of one process, "
             f"and {group.size} ranks hold this memory: choose Duel or MostDuplicated with "
-            'index="exact", or Oldest'
+            'index="exact", Redundant, or Oldest'
         )
     if duplicates is not None and duplicates.action == "merge":
         raise ValueError(

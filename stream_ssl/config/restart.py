@@ -226,7 +226,10 @@ def _get(config: Mapping[str, Any], path: str) -> Any:
 
 def _differences(path: str, ours: Any, theirs: Any) -> Iterator[tuple[str, Any, Any]]:
     if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
-        for key in sorted({*ours, *theirs}, key=str):
+        keys = {*ours, *theirs}
+        if "class_path" in keys and ours.get("class_path") != theirs.get("class_path"):
+            keys = {"class_path"}  # arguments of different classes are not comparable
+        for key in sorted(keys, key=str):
             yield from _differences(f"{path}.{key}", ours.get(key, ABSENT), theirs.get(key, ABSENT))
     elif not _equal(ours, theirs):
         yield path, ours, theirs

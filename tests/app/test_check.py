@@ -359,6 +359,12 @@ def test_a_number_that_is_not_finite_is_refused_by_its_option(
     assert told in capsys.readouterr().err
 
 
+def test_ordinals_end_as_in_english() -> None:
+    numbers = (1, 2, 3, 4, 11, 12, 13, 21, 22, 103, 111)
+    said = "1st 2nd 3rd 4th 11th 12th 13th 21st 22nd 103rd 111th"
+    assert " ".join(map(check.ordinal, numbers)) == said
+
+
 def test_it_says_what_each_rank_would_do_and_that_the_disk_is_too_small(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:

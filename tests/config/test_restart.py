@@ -118,6 +118,16 @@ def test_an_option_that_the_run_is_older_than_comes_from_the_file(tmp_path: Path
     assert (found.config, found.kept, found.changed) == (asked, [], [])
 
 
+def test_arguments_of_another_class_are_not_compared(tmp_path: Path) -> None:
+    file = config_file(tmp_path)
+    run = plain(file, "--loss", "InfoNCE")
+    asked = plain(file, "--loss", "Decoupled")
+    losses = "stream_ssl.losses"
+    assert restart.merge(asked, run).kept == [
+        f"loss.class_path: '{losses}.InfoNCE' (requested: '{losses}.Decoupled')"
+    ]
+
+
 def test_an_option_within_a_fixed_one_is_told_by_its_path(tmp_path: Path) -> None:
     file = config_file(tmp_path)
     run, asked = plain(file), plain(file, "--loss.temperature", "0.3", "--memory.capacity", "9")

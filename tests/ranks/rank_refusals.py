@@ -42,7 +42,7 @@ def check_refusals(ranks: int) -> None:
             ),
             (
                 lambda: WorkingMemory(**sound, eviction=Reservoir(), group=group),
-                "eviction reservoir looks at the slots of one process",
+                "eviction reservoir looks at the slots of one process.*Redundant, or Oldest",
             ),
             (
                 lambda: WorkingMemory(
