@@ -22,7 +22,8 @@ from stream_ssl.learning.checkpoint_layout import FOLDER, FORMAT, LATEST, file_o
 from stream_ssl.memory import Duplicates, WorkingMemory
 from stream_ssl.memory.columns import Image, Rows
 from stream_ssl.memory.descriptors import Descriptor, images_of, shape_of
-from stream_ssl.memory.eviction import Duel, Policy
+from stream_ssl.memory.eviction import Duel, MostDuplicated, Policy
+from stream_ssl.memory.scores import VonMisesFisher
 from stream_ssl.process.failures import USAGE
 from stream_ssl.producers import Producer
 from stream_ssl.wire.keys import Keys
@@ -483,6 +484,30 @@ def test_a_memory_that_the_run_cannot_load_is_refused(
     status, said = outcome(capfd, caplog, str(file))
     assert status == (0 if message is None else USAGE), said
     assert (message or "duplicates   counted on Mean\n") in said
+
+
+def test_a_state_of_a_gpu_is_not_compared_under_an_index_that_depends_on_it(
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for index, expected in (("auto", 0), ("exact", USAGE)):
+        folder = tmp_path / index
+        folder.mkdir()
+        file, parser = (
+            configured(folder, eviction=most_duplicated(index=index)),
+            options.learner_parser(),
+        )
+        settings = options.read(parser, [str(file), "--learner.device", "cuda"])
+        score = VonMisesFisher(0.1)
+        memory = WorkingMemory(64, 16, MostDuplicated(score, index="ivf"), (1, 16, 16))
+        stored = options.resolved(parser, settings)
+        sealed_checkpoint(settings.run, 10, stored, memory=memory)
+        status, said = outcome(capfd, caplog, str(file), "--learner.device", "cuda")
+        assert status == expected, said
+    assert "was saved under index ivf, this memory has index exact" in said
 
 
 def test_a_run_with_a_descriptor_from_outside_resumes(tmp_path: Path) -> None:

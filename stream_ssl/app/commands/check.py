@@ -124,7 +124,8 @@ def check_learner(
     from stream_ssl.learning.saved import Saved
 
     device = settings.learner.device
-    if device.startswith("cuda") and not torch.cuda.is_available():
+    elsewhere = device.startswith("cuda") and not torch.cuda.is_available()
+    if elsewhere:
         log.warning(
             "learner.device is %r, and this machine has no GPU: checking on the CPU", device
         )
@@ -136,7 +137,9 @@ def check_learner(
     if (warning := build.compares_embeddings(learner.memory)) is not None:
         log.warning("%s", warning)
     if checkpoint is not None:
-        Saved(checkpoint, facts_in(checkpoint)).check_memory(learner.memory, ranks)
+        # The index "auto" depends on the device, so a state of a GPU may not fit here.
+        if not (elsewhere and getattr(learner.memory.eviction, "index", "") == "auto"):
+            Saved(checkpoint, facts_in(checkpoint)).check_memory(learner.memory, ranks)
     elif settings["from"] is not None:
         check_alone(ranks)
         warm_start(settings, learner)
