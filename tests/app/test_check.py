@@ -377,6 +377,9 @@ def test_it_says_what_each_rank_would_do_and_that_the_disk_is_too_small(
     assert f"journal.budget is {budget / 1e6:,.0f} MB, and the disk of {run} has room for" in said
     assert f"rank r reads every 4th record of {tmp_path}/run/journal, from record r" in said
     assert f"{BATCH // 4} samples of each batch, 16 slots" in said
+    status, said = outcome(capfd, caplog, str(file), "--ranks", "4", "--receivers", "2")
+    assert status == 0, said
+    assert f"{run}/receiver-1" in said
     status, said = outcome(capfd, caplog, str(file), "--ranks", "3")
     assert status == USAGE
     assert "batches.batch_size 16 cannot be divided by 3 ranks: choose 15 or 18" in said

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import math
 import shutil
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 
-from stream_ssl.app.commands.run import CONFIG_MISSING, lacks_config
+from stream_ssl.app.commands.run import CONFIG_MISSING, counts, journals_of, lacks_config
 from stream_ssl.bounded_files import check_folder
 from stream_ssl.config import options, restart
 from stream_ssl.daemon.endpoints import OTHER_FOLDER
@@ -26,12 +25,7 @@ log = logging.getLogger("stream_ssl.check")
 
 def main(arguments: Sequence[str]) -> int:
     """Parse the settings of both roles, and build what can be built without touching the run."""
-    usage = "stream-ssl check CONFIG [--SECTION.OPTION VALUE ...] [--ranks N]"
-    count = argparse.ArgumentParser(usage=usage, add_help=False, allow_abbrev=False)
-    count.add_argument("--ranks", type=int, default=1)
-    given, arguments = count.parse_known_args(arguments)
-    if given.ranks < 1:
-        count.error(f"--ranks is {given.ranks}: must be at least 1")
+    count, given, arguments = counts("check", arguments)
     # Check first what takes no time: a missing file, an unknown section, the receiver's settings.
     receiver_settings = options.read(options.receiver_parser("check"), arguments)
     if lacks_config(receiver_settings, arguments):
@@ -42,7 +36,8 @@ def main(arguments: Sequence[str]) -> int:
             check_receiver(receiver_settings)
         log.info("the receiver's configuration is OK; building the learner")
         learner = options.learner_parser("check")
-        learner_settings = options.read(learner, arguments)
+        folders = journals_of(receiver_settings.run, given.receivers)
+        learner_settings = options.read(learner, [*arguments, *folders])
         with configuring():
             start = restart.start_of(learner_settings.run)
         if start.damaged:

@@ -45,27 +45,15 @@ def main(arguments: Sequence[str]) -> int:
     never loads torch. The receivers start once the learner has parsed its settings. If a process
     rejects its settings, all processes stop.
     """
-    usage = "stream-ssl run CONFIG [--SECTION.OPTION VALUE ...] [--ranks N] [--receivers N]"
-    count = argparse.ArgumentParser(usage=usage, add_help=False, allow_abbrev=False)
-    count.add_argument("--ranks", type=int, default=1)
-    count.add_argument("--receivers", type=int, default=1)
-    given, rest = count.parse_known_args(arguments)
+    count, given, rest = counts("run", arguments)
     settings = options.read(options.receiver_parser("run"), rest)
     if lacks_config(settings, rest):
         count.error(CONFIG_MISSING)
-    if given.ranks < 1:
-        count.error(f"--ranks is {given.ranks}: must be at least 1")
-    if not 1 <= given.receivers <= given.ranks:
-        count.error(
-            f"--receivers is {given.receivers}: must be 1 to {given.ranks}, because each "
-            "receiver needs a rank"
-        )
     commands = receivers(settings, given.receivers, rest)
     shared_keys = given.receivers > 1 and settings.access is None
-    if given.receivers > 1:
-        folders = [str(settings.run / name) for name in commands]
-        rest = [*rest, "--ranks.receivers", json.dumps(folders)]
-    commands["learner"] = learner_command(given.ranks, rest)
+    commands["learner"] = learner_command(
+        given.ranks, [*rest, *journals_of(settings.run, given.receivers)]
+    )
     supervisor = Supervisor(commands)
     status = DONE
 
@@ -88,6 +76,38 @@ def main(arguments: Sequence[str]) -> int:
             status = supervisor.run(stop)
 
     return reported(work) or status
+
+
+def counts(
+    command: str, arguments: Sequence[str]
+) -> tuple[argparse.ArgumentParser, argparse.Namespace, list[str]]:
+    """Return a parser for errors, the numbers of ranks and receivers, and the other arguments.
+
+    Args:
+        command: the name of the command.
+        arguments: the command line. A number that cannot be ends the process with its error.
+    """
+    usage = f"stream-ssl {command} CONFIG [--SECTION.OPTION VALUE ...] [--ranks N] [--receivers N]"
+    count = argparse.ArgumentParser(usage=usage, add_help=False, allow_abbrev=False)
+    count.add_argument("--ranks", type=int, default=1)
+    count.add_argument("--receivers", type=int, default=1)
+    given, rest = count.parse_known_args(arguments)
+    if given.ranks < 1:
+        count.error(f"--ranks is {given.ranks}: must be at least 1")
+    if not 1 <= given.receivers <= given.ranks:
+        count.error(
+            f"--receivers is {given.receivers}: must be 1 to {given.ranks}, because each "
+            "receiver needs a rank"
+        )
+    return count, given, rest
+
+
+def journals_of(run: Path, count: int) -> list[str]:
+    """Return the learner's arguments for the journals of several receivers; none for one."""
+    if count == 1:
+        return []
+    folders = [str(run / f"receiver-{number}") for number in range(count)]
+    return ["--ranks.receivers", json.dumps(folders)]
 
 
 def lacks_config(settings: Namespace, arguments: Sequence[str]) -> bool:
