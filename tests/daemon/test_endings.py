@@ -71,8 +71,8 @@ def interrupted_twice(run: Path, code: str) -> bytes:
         assert process.stdout is not None
         for line in (b"up\n", b"stops\n"):
             assert process.stdout.readline() == line
-            process.send_signal(signal.SIGINT)
             time.sleep(2 * TOGETHER)
+            process.send_signal(signal.SIGINT)
         assert process.wait(20) == 128 + signal.SIGINT
         return process.communicate()[1]
 

@@ -268,8 +268,8 @@ def test_a_second_signal_ends_who_is_not_supervised(by: str) -> None:
         assert process.stdout is not None
         for line in (b"up\n", b"asked\n"):
             assert process.stdout.readline() == line
-            process.send_signal(signal.SIGTERM)
             time.sleep(2 * TOGETHER)
+            process.send_signal(signal.SIGTERM)
         if by:
             with pytest.raises(subprocess.TimeoutExpired):
                 process.wait(0.3)
@@ -280,12 +280,13 @@ def test_a_second_signal_ends_who_is_not_supervised(by: str) -> None:
 def test_signals_that_come_together_count_as_one() -> None:
     """`timeout` of coreutils signals its child, and then the group of its child."""
     pipe = subprocess.PIPE
-    with subprocess.Popen(python(SLOW), stdin=pipe, stdout=pipe) as process:
+    patient = "from stream_ssl.process import signals; signals.TOGETHER = 20.0; "
+    with subprocess.Popen(python(patient + SLOW), stdin=pipe, stdout=pipe) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"up\n"
         for _ in range(3):
             process.send_signal(signal.SIGTERM)
-            time.sleep(TOGETHER / 10)  # signals of one number that wait to be handled are one
+            time.sleep(0.05)  # signals of one number that wait to be handled are one
         assert process.stdout.readline() == b"asked\n"
         process.communicate(b"done\n", timeout=60)
         assert process.returncode == 0
