@@ -466,7 +466,7 @@ class ProducerNames:
             key_B: the keys of the newcomers of all ranks, on the CPU.
             own: the positions of this rank's newcomers among them.
             group: the ranks.
-            device: the device over which ranks communicate.
+            device: the device of the tensors that ranks send to each other.
         """
         new = {*key_B.tolist()} - self._met - {NAMELESS}
         if not new:

@@ -14,7 +14,6 @@ from stream_ssl import __version__
 from stream_ssl.app.choices import ChoiceParser
 from stream_ssl.process import logs
 from stream_ssl.process.crashes import trace_crashes
-from stream_ssl.process.error_reports import report_errors
 from stream_ssl.process.first_process import leave_first_process
 
 COMMANDS = {
@@ -68,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         logs.configure()
         if chosen.command in DAEMONS:
-            report_errors()
+            logs.report_errors()
     except ValueError as error:
         parser.error(str(error))
     try:

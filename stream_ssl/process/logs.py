@@ -1,4 +1,4 @@
-"""Logging of the commands: lines for people, or JSON objects for Loki, Elasticsearch and others."""
+"""Logging of the commands: lines for people, JSON objects for other tools, errors for Sentry."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from stream_ssl import __version__
+
 if TYPE_CHECKING:
     from stream_ssl.learning.records import StepRecord
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 FORMATS = ("text", "json")
+log = logging.getLogger(__name__)
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -43,6 +46,38 @@ def configure(environment: Mapping[str, str] = os.environ) -> None:
     quiet = ("faiss", "onnx_ir", "onnxscript", "aiobotocore", "botocore", "httpcore", "hpack")
     for library in quiet:
         logging.getLogger(library).setLevel(logging.WARNING)
+
+
+def report_errors(environment: Mapping[str, str] = os.environ) -> None:
+    """Send log records from level ERROR on, and uncaught exceptions, if SENTRY_DSN is set.
+
+    Sentry's other variables apply too, such as SENTRY_ENVIRONMENT. The values of local variables
+    are not sent, because they contain samples. A server that does not answer holds nothing up.
+
+    Raises:
+        ValueError: SENTRY_DSN is not the address of a project.
+    """
+    address = environment.get("SENTRY_DSN")
+    if not address:
+        return
+    try:
+        import sentry_sdk
+    except ModuleNotFoundError:
+        log.warning(
+            "SENTRY_DSN is set and sentry-sdk is not installed, so errors are only logged: "
+            "pip install 'stream-ssl[sentry]'"
+        )
+        return
+    try:
+        sentry_sdk.init(
+            address,
+            release=f"stream-ssl@{__version__}",
+            auto_enabling_integrations=False,
+            include_local_variables=False,
+            max_breadcrumbs=20,
+        )
+    except sentry_sdk.utils.BadDsn as error:
+        raise ValueError(f"SENTRY_DSN is not the address of a Sentry project: {error}") from error
 
 
 class LibraryLimit(logging.Filter):

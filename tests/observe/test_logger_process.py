@@ -119,14 +119,18 @@ def test_wandb_keeps_rows_pictures_and_the_configuration(
     assert children() == []
 
 
-@pytest.mark.timeout(240)
-def test_mlflow_keeps_rows_pictures_and_the_configuration(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder in which MLflow stores runs."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path}/store")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    return tmp_path / "store"
+
+
+@pytest.mark.timeout(240)
+def test_mlflow_keeps_rows_pictures_and_the_configuration(tmp_path: Path, store: Path) -> None:
     log_twice("mlflow", tmp_path)
-    (metric,) = tmp_path.glob("store/*/*/metrics/loss/a")  # one run, continued
+    (metric,) = store.glob("*/*/metrics/loss/a")  # one run, continued
     run = metric.parents[2]
     rows = [line.split() for line in metric.read_text().splitlines()]
     assert [(float(value), int(step)) for _, value, step, *_ in rows] == [(1.5, 3), (2, 4), (1, 2)]
@@ -141,17 +145,13 @@ def test_mlflow_keeps_rows_pictures_and_the_configuration(
 
 
 @pytest.mark.timeout(240)
-def test_a_run_that_was_deleted_in_mlflow_begins_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path}/store")
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+def test_a_run_that_was_deleted_in_mlflow_begins_anew(tmp_path: Path, store: Path) -> None:
     for step in (1, 2):
         logger = LoggerProcess("mlflow", tmp_path, CONFIG, Deadline())
         logger.scalars({"loss": 0.5}, step)
         logger.close()
         known = (tmp_path / "mlflow" / "run-id").read_text().strip()
-        (kept,) = tmp_path.glob(f"store/*/{known}/metrics/loss")
+        (kept,) = store.glob(f"*/{known}/metrics/loss")
         assert [line.split()[2] for line in kept.read_text().splitlines()] == [str(step)]
         MlflowClient().delete_run(known)
 

@@ -187,17 +187,6 @@ def summary(
     )
 
 
-def ordinal(number: int) -> str:
-    """Return a number of at least 1 as an ordinal.
-
-    >>> ordinal(2), ordinal(11), ordinal(23)
-    ('2nd', '11th', '23rd')
-    """
-    endings = {1: "st", 2: "nd", 3: "rd"}
-    teens = number % 100 in (11, 12, 13)
-    return f"{number}{'th' if teens else endings.get(number % 10, 'th')}"
-
-
 def rank_lines(settings: Namespace, ranks: int, megabytes: float) -> str:
     """Return lines on what each of several ranks would do.
 
@@ -207,7 +196,7 @@ def rank_lines(settings: Namespace, ranks: int, megabytes: float) -> str:
         megabytes: size of all slots of all ranks together.
     """
     folders = [str(folder) for folder in settings.ranks.receivers]
-    reads = f"every {ordinal(ranks)} record of {settings.run}/journal, from record r"
+    reads = f"one of every {ranks} records of {settings.run}/journal, from record r"
     if folders:
         reads = (
             f"the journal of receiver number r mod {len(folders)} of its host: {', '.join(folders)}"

@@ -103,7 +103,10 @@ def counts(
 
 
 def journals_of(run: Path, count: int) -> list[str]:
-    """Return the learner's arguments for the journals of several receivers; none for one."""
+    """Return the learner's arguments that name the journals of `count` receivers.
+
+    One receiver has the journal of the run itself, so there are none.
+    """
     if count == 1:
         return []
     folders = [str(run / f"receiver-{number}") for number in range(count)]

@@ -15,14 +15,13 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from stream_ssl import __version__
-from stream_ssl.process.error_reports import report_errors
+from stream_ssl.process.logs import report_errors
 
 SCRIPT = """
 import logging
 from stream_ssl.process import logs
-from stream_ssl.process.error_reports import report_errors
 logs.configure()
-report_errors()
+logs.report_errors()
 log = logging.getLogger("stream_ssl.learner")
 log.info("a step")
 def decode(pixels):
