@@ -421,14 +421,14 @@ def test_an_exported_memory_can_be_embedded_with_and_without_labels(
         (
             ["--encoder", "HERE/x", "--memory", "HERE/y/../x"],
             2,
-            "--memory .*x is --encoder .*x, or lies in it, .*: give folders apart",
+            "--memory .*x is the same place as --encoder .*x, .*: give two separate folders",
         ),
         (
             ["--encoder", "HERE/x/in", "--memory", "HERE/x"],
             2,
-            "--encoder .*in is --memory .*x, or lies in it, .*: give folders apart",
+            "--encoder .*in lies in --memory .*x, .*: give two separate folders",
         ),
-        (["--encoder", "file://HERE/x/", "--memory", "HERE/x"], 2, "give folders apart"),
+        (["--encoder", "file://HERE/x/", "--memory", "HERE/x"], 2, "give two separate folders"),
         (["--encoder", "HERE/other/new/.."], 2, "contains mine.txt, which no export has written"),
         (["--encoder", "memory://x"], 2, "memory://x would end with this process"),
         (["--encoder", "HERE/other"], 2, "contains mine.txt, which no export has written"),

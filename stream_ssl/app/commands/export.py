@@ -186,8 +186,9 @@ def check_settings(settings: Namespace) -> None:
         raise ValueError(
             "nothing to export: give --encoder DIR, --memory DIR, --hub DIR, or several"
         )
-    for (one, outer), (other, inner) in permutations(options.items(), 2):
+    for (first, outer), (second, inner) in permutations(options.items(), 2):
         if outer == inner or outer in inner.parents:
+            where = "is the same place as" if outer == inner else "lies in"
             raise ValueError(
-                f"{other} is {one}, or lies in it, and each replaces its folder: give folders apart"
+                f"{second} {where} {first}, which is replaced as a whole: give two separate folders"
             )

@@ -69,7 +69,7 @@ PAGE_FIGURES = {
     },
 }
 """Figures that the answers also tell, by their names in the figures of a page."""
-PARTS_BEGIN = {f"started: {STARTING}"}
+STARTING_PARTS = {f"started: {STARTING}"}
 """The unready parts of a process whose main loop does not run yet."""
 SHORT = 1.0
 """Seconds over which rates are measured that no page shows."""
@@ -424,7 +424,7 @@ def table(
         address = addresses.get(role)
         unready = figures["not_ready"].get(role, [])
         if up:
-            begins = PARTS_BEGIN & {*unready}
+            begins = STARTING_PARTS & {*unready}
             state = f"[yellow]{STARTING}[/]  {address}" if begins else f"[green]up[/]  {address}"
         elif (pid := figures["starting"].get(role)) is not None:
             state = f"[yellow]starting[/] (pid {pid})"
@@ -440,7 +440,7 @@ def table(
         failing = [  # a reason that is a condition stands below, with its remedy
             reason
             for reason in unready
-            if reason not in PARTS_BEGIN
+            if reason not in STARTING_PARTS
             and OF_CHECK.get(check := reason.partition(":")[0], check) not in present
         ]
         reasons = "".join(f"\n[red]not ready[/]: {escape(reason)}" for reason in failing)
@@ -534,7 +534,7 @@ def _verdict(figures: Mapping[str, Any], looks: bool) -> str:
     if starting:
         return f"[yellow]starting[/]: {' and '.join(down)}"
     if waiting := [role for role, parts in figures["not_ready"].items() if parts]:
-        begin = all({*figures["not_ready"][role]} <= PARTS_BEGIN for role in waiting)
+        begin = all({*figures["not_ready"][role]} <= STARTING_PARTS for role in waiting)
         told = f"{STARTING}[/]: {' and '.join(sorted(waiting, reverse=True))}"
         return f"[yellow]{told}" if begin else "[yellow]not ready yet[/]"
     return "[yellow]worth a look[/], see above" if looks else "[green]healthy[/]"
