@@ -14,7 +14,7 @@ import hashlib
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -51,7 +51,7 @@ class Descriptor(ABC):
     """Whether the descriptor reads images. Otherwise it reads embeddings only."""
 
     needs_features: bool = False
-    """Whether the descriptor reads the encoder's features, and neither images nor embeddings."""
+    """Whether the descriptor reads the encoder's features."""
 
     moves: bool = False
     """Whether a sample's descriptor changes when its embedding is computed again."""
@@ -77,10 +77,39 @@ class Descriptor(ABC):
             image_BCHW: uint8, on any device. None if `needs_images` is False.
         """
 
+    def describe(
+        self, z_BD: Tensor, image_BCHW: Tensor | None, feature_BF: Tensor | None
+    ) -> Tensor:
+        """Return the same with features, which are None unless `needs_features` is set."""
+        del feature_BF
+        return self(z_BD, image_BCHW)
+
     def refreshed(self, before_RA: Tensor, z_RD: Tensor) -> Tensor:
         """Return the descriptors [R, A] of samples whose embeddings were computed again."""
         del z_RD
         return before_RA
+
+    def fit(self, features: int) -> None:
+        """Choose the size of a row for an encoder with so many features."""
+        del features
+
+    @property
+    def is_centred(self) -> bool:
+        """Whether no part of the descriptor waits for the first call of `redescribed`."""
+        return True
+
+    def redescribed(
+        self, before_kA: Tensor, feature_kF: Tensor, group: RankGroup = SINGLE_PROCESS
+    ) -> Tensor:
+        """Return the descriptors [k, A] of all slots of this shard by new features.
+
+        Args:
+            before_kA: the present descriptors.
+            feature_kF: the features of the occupied slots by the present encoder.
+            group: the ranks that hold the shards, which must all make this call.
+        """
+        del feature_kF, group
+        return before_kA
 
     def fixed(self) -> Descriptor | None:
         """Return the part of this descriptor that needs images only and never changes, or None.
@@ -192,7 +221,7 @@ class Features(Descriptor):
             directions, always the same. None: `fit` decides.
 
     >>> describe = Features(dims=2)
-    >>> describe.describe_again(torch.tensor([[3.0, 0.0], [1.0, 0.0]])).tolist()
+    >>> describe.redescribed(torch.eye(2), torch.tensor([[3.0, 0.0], [1.0, 0.0]])).tolist()
     [[1.0, 0.0], [-1.0, 0.0]]
     >>> describe.of_features(torch.tensor([[2.0, 7.0]])).tolist()
     [[0.0, 1.0]]
@@ -209,7 +238,7 @@ class Features(Descriptor):
 
     @property
     def is_centred(self) -> bool:
-        """Whether a mean is known, because `describe_again` was called."""
+        """Whether a mean is known, because `redescribed` was called."""
         return self._mean_A is not None
 
     def fit(self, features: int) -> None:
@@ -230,6 +259,13 @@ class Features(Descriptor):
     def __call__(self, z_BD: Tensor, image_BCHW: Tensor | None) -> Tensor:
         del z_BD, image_BCHW
         raise ValueError(f"{self!r} describes samples by features: pass features=")
+
+    def describe(
+        self, z_BD: Tensor, image_BCHW: Tensor | None, feature_BF: Tensor | None
+    ) -> Tensor:
+        if feature_BF is None:
+            return self(z_BD, image_BCHW)
+        return self.of_features(feature_BF).to(z_BD)
 
     def of_features(self, feature_BF: Tensor) -> Tensor:
         """Return the descriptors [B, A] of samples with these features.
@@ -261,15 +297,14 @@ class Features(Descriptor):
         self._axes_FA = self._axes_FA.to(feature_BF.device)
         return feature_BF.float() @ self._axes_FA
 
-    def describe_again(self, feature_kF: Tensor, group: RankGroup = SINGLE_PROCESS) -> Tensor:
-        """Return the descriptors [k, A] of all slots of this shard, and keep their mean.
+    def redescribed(
+        self, before_kA: Tensor, feature_kF: Tensor, group: RankGroup = SINGLE_PROCESS
+    ) -> Tensor:
+        """Return the descriptors [k, A] of all slots of this shard, and keep the features' mean.
 
         Rows that are not finite do not count in the mean. They all get the same descriptor.
-
-        Args:
-            feature_kF: the features of the occupied slots by the present encoder.
-            group: the ranks that hold the shards, which must all make this call.
         """
+        del before_kA
         x_kA, self._width = self.project(feature_kF), feature_kF.shape[1]
         finite_k1 = x_kA.isfinite().all(dim=1, keepdim=True)
         sum_A = torch.where(finite_k1, x_kA, 0.0).sum(dim=0, dtype=torch.float64)
@@ -414,6 +449,8 @@ class Frozen(Descriptor):
 class Weighted(Descriptor):
     """Several descriptors side by side, whose cosine is the weighted mean of their cosines.
 
+    `Weighted([Embedding(), Features()])` counts duplicates on embeddings and features alike.
+
     Args:
         parts: the descriptors, at least one.
         weights: one weight per part, above 0. They are divided by their sum. None gives all parts
@@ -428,8 +465,6 @@ class Weighted(Descriptor):
         parts = list(parts)
         for part in parts:
             check_descriptor(part)
-        if any(part.needs_features for part in parts):
-            raise ValueError("Weighted holds Features, which is used alone: leave one of them out")
         if not parts:
             raise ValueError("Weighted has no parts: give it one descriptor or more")
         shares = [1.0] * len(parts) if weights is None else list(weights)
@@ -440,6 +475,7 @@ class Weighted(Descriptor):
         self.parts = parts
         self.weights = tuple(float(share) / sum(shares) for share in shares)
         self.needs_images = any(part.needs_images for part in parts)
+        self.needs_features = any(part.needs_features for part in parts)
         self.moves = any(part.moves for part in parts)
         self._is_fixed = [part.fixed() is part for part in parts]
         self._dims: list[int] = []
@@ -449,19 +485,59 @@ class Weighted(Descriptor):
         return sum(self._dims)
 
     def __call__(self, z_BD: Tensor, image_BCHW: Tensor | None) -> Tensor:
+        return self.describe(z_BD, image_BCHW, None)
+
+    def describe(
+        self, z_BD: Tensor, image_BCHW: Tensor | None, feature_BF: Tensor | None
+    ) -> Tensor:
         rows = [
-            weight**0.5 * part(z_BD, image_BCHW)
+            weight**0.5 * part.describe(z_BD, image_BCHW, feature_BF)
             for part, weight in zip(self.parts, self.weights, strict=True)
         ]
         return torch.cat(rows, dim=1)
 
     def refreshed(self, before_RA: Tensor, z_RD: Tensor) -> Tensor:
-        befores = torch.split(before_RA, self._dims, dim=1)
+        return self._replaced(before_RA, "moves", lambda part, row: part.refreshed(row, z_RD))
+
+    def fit(self, features: int) -> None:
+        for part in self.parts:
+            part.fit(features)
+
+    @property
+    def is_centred(self) -> bool:
+        return all(part.is_centred for part in self.parts)
+
+    def redescribed(
+        self, before_kA: Tensor, feature_kF: Tensor, group: RankGroup = SINGLE_PROCESS
+    ) -> Tensor:
+        def again(part: Descriptor, row_ka: Tensor) -> Tensor:
+            return part.redescribed(row_ka, feature_kF, group).to(row_ka)
+
+        return self._replaced(before_kA, "needs_features", again)
+
+    def _replaced(
+        self, row_RA: Tensor, which: str, again: Callable[[Descriptor, Tensor], Tensor]
+    ) -> Tensor:
+        """Return the rows, with the parts that have this attribute replaced."""
         rows = [
-            weight**0.5 * part.refreshed(before_Ra / weight**0.5, z_RD) if part.moves else before_Ra
-            for part, weight, before_Ra in zip(self.parts, self.weights, befores, strict=True)
+            weight**0.5 * again(part, row_Ra / weight**0.5) if getattr(part, which) else row_Ra
+            for part, weight, row_Ra in zip(
+                self.parts, self.weights, torch.split(row_RA, self._dims, dim=1), strict=True
+            )
         ]
         return torch.cat(rows, dim=1)
+
+    def state(self) -> dict[str, Tensor]:
+        return {
+            f"{index}.{name}": value
+            for index, part in enumerate(self.parts)
+            for name, value in part.state().items()
+        }
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        for index, part in enumerate(self.parts):
+            prefix = f"{index}."
+            part.load({n.removeprefix(prefix): v for n, v in state.items() if n.startswith(prefix)})
 
     def fixed(self) -> Descriptor | None:
         if not any(self._is_fixed):
@@ -509,9 +585,10 @@ def descriptors_of(
         ValueError: the descriptor did not return one unit row [A] for each sample, or it needs
             features, and there is not one row of them for each sample.
     """
-    if isinstance(descriptor, Features):
-        return descriptor.of_features(check_features(features, len(z_BD), z_BD.device)).to(z_BD)
-    row_BA = descriptor(z_BD, images)
+    feature_BF = None
+    if descriptor.needs_features:
+        feature_BF = check_features(features, len(z_BD), z_BD.device)
+    row_BA = descriptor.describe(z_BD, images, feature_BF)
     if row_BA is z_BD:
         return row_BA
     given = Checked(row_BA) if _gives_unit_rows(descriptor) else row_BA
@@ -544,7 +621,7 @@ def _gives_unit_rows(descriptor: Descriptor) -> bool:
     """Return whether this is a descriptor of this file, whose rows need no check."""
     if type(descriptor) is Weighted:
         return all(_gives_unit_rows(part) for part in descriptor.parts)
-    return type(descriptor) in (Embedding, Thumbnail, Vector, Frozen)
+    return type(descriptor) in (Embedding, Thumbnail, Features, Vector, Frozen)
 
 
 def check_descriptor(given: Any) -> None:

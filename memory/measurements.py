@@ -89,7 +89,7 @@ class Measurements(Slots):
         Args:
             z: unit rows [B, D].
             images: uint8 [B, C, H, W], required if the descriptor reads images.
-            features: floating point [B, F], required if the descriptor is `Features`.
+            features: floating point [B, F], required if the descriptor reads features.
             slots: distinct occupied slots [B] that hold the anchors, whose descriptors then serve
                 in place of features.
 

@@ -200,8 +200,8 @@ class WorkingMemory(Measurements, RandomDraws, Reencoding, Stateful):
             hashes: content hashes, int64 [B], 0 for no hash.
             producers: the name of the producer of each sample. None means no producer, and such
                 samples have no share.
-            features: the encoder's features, floating point [B, F], required if the descriptor is
-                `Features`.
+            features: the encoder's features, floating point [B, F], required if the descriptor
+                reads features.
             payload: an entry [B, ...] of each further column, by name.
 
         Raises:

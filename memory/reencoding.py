@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stream_ssl.memory.checks import Array, check_count, check_embeddings, check_slots
 from stream_ssl.memory.compute import in_full_precision
-from stream_ssl.memory.descriptors import Features, check_features
+from stream_ssl.memory.descriptors import check_features
 from stream_ssl.memory.draws import Strata
 from stream_ssl.memory.slots import Slots
 
@@ -114,7 +114,7 @@ class Reencoding(Slots):
     def describe_again(self, features: Callable[[Tensor], Tensor], batch: int = 256) -> None:
         """Compute the descriptors of all slots with the present encoder, and count again.
 
-        Call it from time to time if the descriptor is `Features`, because the encoder changes. On
+        Call it from time to time if the descriptor reads features, because the encoder changes. On
         several ranks, all ranks must call it, and each must hold a sample.
 
         Args:
@@ -126,8 +126,8 @@ class Reencoding(Slots):
             ValueError: the descriptor is another one, the memory keeps no images or is empty, or
                 `features` did not return one row for each image. The memory is unchanged.
         """
-        if not isinstance(self.descriptor, Features):
-            raise ValueError(f"{self.descriptor!r} needs no features: only Features is described")
+        if not self.descriptor.needs_features:
+            raise ValueError(f"{self.descriptor!r} reads no features, so it does not change")
         if not len(self):
             raise ValueError("the memory is empty: add samples before you describe them again")
         every = torch.arange(len(self), device=self.device)
@@ -135,7 +135,7 @@ class Reencoding(Slots):
         for slots in every.tensor_split(-(-len(every) // check_count("batch", batch, least=1))):
             parts.append(check_features(features(self.images_of(slots)), len(slots), self.device))
         before_kA = self._columns.descriptor_kA.clone()
-        row_kA = self.descriptor.describe_again(torch.cat(parts), self.group)
+        row_kA = self.descriptor.redescribed(before_kA, torch.cat(parts), self.group)
         self._columns.descriptor_kA.copy_(row_kA)
         self.eviction.on_update(every, before_kA)
         self._strata.changed(len(every))

@@ -51,7 +51,7 @@ from stream_ssl.learning.vectors import MLP, Vectors, VectorViews
 from stream_ssl.learning.views import Chances, Views
 from stream_ssl.losses import PositiveDebiased
 from stream_ssl.memory import WorkingMemory
-from stream_ssl.memory.descriptors import Embedding, Features, Vector
+from stream_ssl.memory.descriptors import Embedding, Vector
 from stream_ssl.memory.eviction import Policy
 from stream_ssl.memory.process_group import SINGLE_PROCESS, RankGroup
 from stream_ssl.methods import Method
@@ -72,7 +72,7 @@ def method(settings: Namespace) -> Method:
     """
     randomness.seed_everything(settings.learner.seed)
     encoder = backbone(settings)
-    if isinstance(settings.memory.descriptor, Features):
+    if settings.memory.descriptor is not None:
         settings.memory.descriptor.fit(encoder.dim)
     with section("projector"):
         projector = Projector(encoder.dim, **settings.projector)
@@ -184,9 +184,10 @@ def image_shape(settings: Namespace) -> tuple[int, int, int]:
 def shadows(settings: Namespace, dim: int) -> list[Shadow]:
     """Return memories of the same size under other policies, without images.
 
-    A shadow counts duplicates on the working memory's descriptor, or on embeddings if that is
-    `Features`, which needs images to describe the slots again. If its policy has no score of its
-    own, it uses the working memory's score: counts under different scores cannot be compared.
+    A shadow counts duplicates on the working memory's descriptor, or on embeddings if that reads
+    features, because it then needs images to describe the slots again. If its policy has no score
+    of its own, it uses the working memory's score: counts under different scores cannot be
+    compared.
     """
     working, descriptor = settings.memory.eviction, settings.memory.descriptor
     if descriptor is not None and descriptor.needs_features:

@@ -36,7 +36,6 @@ from stream_ssl.learning.views import Views
 from stream_ssl.learning.weights import Update, Weights
 from stream_ssl.memory import Admission, WorkingMemory
 from stream_ssl.memory.checks import Checked
-from stream_ssl.memory.descriptors import Features
 from stream_ssl.memory.draws import DrawOrder
 from stream_ssl.methods import Method
 
@@ -284,7 +283,7 @@ class Step:
         The distance keeps the cost at a part of an update's, see DESCRIBED_SHARE.
         """
         memory, descriptor = self._memory, self._memory.descriptor
-        if not isinstance(descriptor, Features) or not self.can_draw:
+        if not descriptor.needs_features or not self.can_draw:
             return
         least = -(-DESCRIBED_SHARE * memory.capacity // max(1, size))
         never = not descriptor.is_centred and memory.occupied_of_all == memory.capacity_of_all

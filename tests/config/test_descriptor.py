@@ -99,12 +99,17 @@ def test_the_command_line_names_another(
 def test_features_take_their_size_from_the_encoder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file, said = file_of(tmp_path), ["--memory.descriptor", "Features"]
-    assert check.main([str(file), *said]) == 0
-    settings = built(parsed(file, *said))
-    dim = build.method(settings).encoder.dim
-    assert f"duplicates   counted on Features(dims={dim})" in capsys.readouterr().out
-    assert build.memory(settings, dim=16).descriptors.shape[1] == dim
+    paths = [f"stream_ssl.memory.descriptors.{name}" for name in ("Embedding", "Features")]
+    both = {"class_path": "Weighted", "init_args": {"parts": [{"class_path": p} for p in paths]}}
+    for named, beside in (("Features", 0), (json.dumps(both), 16)):
+        file, said = file_of(tmp_path), ["--memory.descriptor", named]
+        assert check.main([str(file), *said]) == 0
+        settings = built(parsed(file, *said))
+        dim = build.method(settings).encoder.dim
+        shown = capsys.readouterr().out
+        assert "duplicates   counted on " in shown
+        assert f"Features(dims={dim})" in shown
+        assert build.memory(settings, dim=16).descriptors.shape[1] == beside + dim
 
 
 def test_a_config_file_names_another(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from stream_ssl.learning.checkpoint import Checkpointer
 from stream_ssl.learning.optimiser import OptimiserSettings
 from stream_ssl.learning.pace import Pace
 from stream_ssl.losses import Debiased, InfoNCE, Ramp
-from stream_ssl.memory.descriptors import Features, Thumbnail
+from stream_ssl.memory.descriptors import Embedding, Features, Thumbnail, Weighted
 from stream_ssl.methods import METHODS
 
 SETTINGS = {  # each option occurs once or twice, beside independent options
@@ -46,6 +46,11 @@ SETTINGS = {  # each option occurs once or twice, beside independent options
         "pace": Pace(0.2),
     },
     "counts on features, the stream": lambda: {"descriptor": Features(9), "reencode": 2},
+    "counts on embeddings and features": lambda: {
+        "anchors": "memory",
+        "descriptor": Weighted([Embedding(), Features(5)]),
+        "plain_keys": True,
+    },
     "without images": lambda: {"images": False, "pace": Pace(0.1)},
     "an oracle": lambda: {
         "pace": Pace(0.2),

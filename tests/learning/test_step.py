@@ -23,7 +23,7 @@ from stream_ssl.learning.records import StepRecord
 from stream_ssl.learning.step import draw_batch
 from stream_ssl.losses import LossOutput
 from stream_ssl.memory import WorkingMemory
-from stream_ssl.memory.descriptors import Features
+from stream_ssl.memory.descriptors import Embedding, Features, Weighted
 from stream_ssl.memory.eviction import MostDuplicated
 from stream_ssl.memory.scores import VonMisesFisher
 from stream_ssl.methods import MethodOutput
@@ -64,14 +64,16 @@ def one_by_one(learner: Learner, count: int) -> Iterator[StepRecord]:
         yield from steps(learner, 1)
 
 
+@pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize("anchors", ["memory", "stream"])
 def test_slots_are_described_by_the_present_features_when_it_is_due(
-    anchors: str, monkeypatch: pytest.MonkeyPatch
+    anchors: str, beside: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once as soon as the memory is full, and then at equal distances."""
     monkeypatch.setattr(step, "LEAST_PERIOD", 5)
     monkeypatch.setattr(step, "DESCRIBED_SHARE", 1)
-    learner = build(anchors=anchors, descriptor=Features(7), plain_keys=True)
+    descriptor = Weighted([Embedding(), Features(7)]) if beside else Features(7)
+    learner = build(anchors=anchors, descriptor=descriptor, plain_keys=True)
     memory, due = learner.memory, []
     for record in one_by_one(learner, 11):
         assert memory.check_valid() == (True, "")
@@ -79,8 +81,11 @@ def test_slots_are_described_by_the_present_features_when_it_is_due(
         described.fit(0)
         view_kCHW = learner.views.plain(memory.images[: len(memory)])
         feature_kF = learner.method.encode_newcomers(view_kCHW)[1]
-        now_kA = described.describe_again(feature_kF)
-        if torch.allclose(now_kA, memory.descriptors[: len(memory)], atol=1e-5):
+        now_kA = described.redescribed(feature_kF[:, :0], feature_kF)
+        held_kA = memory.descriptors[: len(memory)]
+        if beside:
+            held_kA = held_kA[:, memory.dim :] * 2**0.5
+        if torch.allclose(now_kA, held_kA, atol=1e-5):
             due.append(record.step)
     assert due == [SLOTS // BATCH, 5, 10]
 

@@ -254,7 +254,6 @@ def test_the_fixed_part_of_a_descriptor_is_of_images_alone() -> None:
         (lambda p: Features(0), "dims is 0: must be at least 1"),
         (lambda p: Features().dim(2, SHAPE), "give it dims, or call fit"),
         (lambda p: WorkingMemory(4, 2, descriptor=Features(2)), r"Features\(dims=2\) .*give it im"),
-        (lambda p: Weighted([Embedding(), Features(2)]), "Features, which is used alone"),
         (lambda p: described(4).collisions(torch.eye(5)), "5 samples without features: pass fea"),
         (
             lambda p: described(4).collisions(torch.eye(5), features=torch.ones(4, 6)),
@@ -262,13 +261,13 @@ def test_the_fixed_part_of_a_descriptor_is_of_images_alone() -> None:
         ),
         (lambda p: described(4).collisions(torch.eye(5), features=torch.eye(5).long()), "int64"),
         (lambda p: described(4).describe_again(lambda image: image), r"features are torch.uint8"),
-        (lambda p: counted(Thumbnail()).describe_again(lambda image: image), "only Features is"),
+        (lambda p: counted(Thumbnail()).describe_again(lambda image: image), "reads no features"),
         (
             lambda p: WorkingMemory(4, 2, None, SHAPE, descriptor=Features(2)).describe_again(id),
             "the memory is empty: add samples",
         ),
     ],
-    ids=range(26),
+    ids=range(25),
 )
 def test_errors_name_the_remedy(build: Callable[[Path], Any], message: str, tmp_path: Path) -> None:
     save_file(nn.Conv2d(3, 1, 1).state_dict(), tmp_path / "w")
@@ -428,11 +427,13 @@ def test_features_that_say_nothing_get_one_row() -> None:
 def test_features_that_are_not_finite_do_not_count_in_the_mean() -> None:
     feature_kF = torch.tensor([[3.0, 0.0], [float("inf"), 1.0], [1.0, 0.0], [float("nan"), 2.0]])
     describe = Features(dims=2)
-    row_kA = describe.describe_again(feature_kF)
-    assert torch.equal(row_kA[[0, 2]], Features(dims=2).describe_again(feature_kF[[0, 2]]))
+    none_k0 = feature_kF[:, :0]
+    row_kA = describe.redescribed(none_k0, feature_kF)
+    sound_2A = Features(dims=2).redescribed(none_k0[:2], feature_kF[[0, 2]])
+    assert torch.equal(row_kA[[0, 2]], sound_2A)
     assert torch.equal(row_kA[1], row_kA[3])
     assert torch.equal(describe.state()["mean"], torch.tensor([2.0, 0.0]))
-    describe.describe_again(feature_kF[:0])
+    describe.redescribed(none_k0[:0], feature_kF[:0])
     assert torch.equal(describe.state()["mean"], torch.zeros(2))
 
 
@@ -468,15 +469,57 @@ def test_features_of_another_size_are_refused() -> None:
         assert each.check_valid() == (True, "")
 
 
-def test_a_state_with_features_goes_on_bit_equal() -> None:
-    memory, again = described(4), WorkingMemory(30, 5, None, SHAPE, descriptor=Features(4))
-    again.load_state_dict(memory.state_dict())
+@table("beside", [False, True])
+def test_a_state_with_features_goes_on_bit_equal(beside: bool) -> None:
+    def describe() -> Descriptor:
+        return Weighted([Embedding(), Features(4)]) if beside else Features(4)
+
+    memory, again = (WorkingMemory(30, 5, None, SHAPE, descriptor=describe()) for _ in range(2))
     z_BD, image_BCHW, _ = disagreeing(40, seed=5)
+    given = {"z": z_BD, "images": image_BCHW, "features": features_of(image_BCHW)}
+    memory.add(torch.arange(40), **given)
+    memory.describe_again(features_of)
+    again.load_state_dict(memory.state_dict())
     for each in (memory, again):
-        each.add(torch.arange(200, 240), z_BD, image_BCHW, features=features_of(image_BCHW))
+        each.add(torch.arange(200, 240), **given)
         each.describe_again(features_of)
+        each.add(torch.arange(300, 340), **given)
     assert equal(again.state_dict(), memory.state_dict())
-    assert "descriptor.mean" in memory.state_dict()
+    assert any(name.endswith(".mean") for name in memory.state_dict())
+
+
+def test_features_beside_embeddings_count_by_the_mean_of_both_cosines() -> None:
+    """Each part changes alone, and the other keeps its bits."""
+    score = VonMisesFisher(0.2)
+    beside = Weighted([Embedding(), Features(4)], weights=[3, 1])
+    memory = WorkingMemory(30, 5, MostDuplicated(score), SHAPE, descriptor=beside)
+    alone = Features(4)
+    z_ND, image_NCHW, _ = disagreeing(90)
+    row_KA = None
+    for part in torch.arange(90).split(15):
+        given = {"z": z_ND[part], "images": image_NCHW[part]}
+        memory.add(part, **given, features=features_of(given["images"]))
+        if int(part[0]) % 30:
+            continue
+        before_kA = memory.descriptors.clone()
+        memory.describe_again(features_of)
+        row_KA = alone.redescribed(before_kA[:, :0], features_of(memory.images)).double()
+        assert torch.equal(memory.descriptors[:, :5], before_kA[:, :5])
+        torch.testing.assert_close(2 * memory.descriptors[:, 5:], row_KA, atol=1e-6, rtol=0)
+        moved_RD = memory.embeddings[[2, 7]].flip(0)
+        before_kA = memory.descriptors.clone()
+        memory.refresh([2, 7], moved_RD)
+        assert torch.equal(memory.descriptors[:, 5:], before_kA[:, 5:])
+        near_KK = 0.75 * memory.embeddings @ memory.embeddings.T + 0.25 * row_KA @ row_KA.T
+        count_K = score(near_KK).fill_diagonal_(0).sum(dim=1)
+        torch.testing.assert_close(memory.counts(), count_K, atol=1e-3, rtol=0)
+        assert memory.check_valid() == (True, "")
+    assert row_KA is not None
+    found_B = memory.collisions(z_ND[:7], image_NCHW[:7], features_of(image_NCHW[:7]))
+    new_BA = alone.of_features(features_of(image_NCHW[:7]))
+    row_BA = torch.cat([0.75**0.5 * z_ND[:7], 0.5 * new_BA], dim=1)
+    near_BK = score(row_BA @ memory.descriptors.T)
+    torch.testing.assert_close(found_B, near_BK.mean(dim=1), atol=1e-4, rtol=0)
 
 
 class Mean(Descriptor):

@@ -33,7 +33,7 @@ from stream_ssl.learning.records import StepRecord
 from stream_ssl.learning.views import Views
 from stream_ssl.losses import Debiased
 from stream_ssl.memory import WorkingMemory
-from stream_ssl.memory.descriptors import Features, Thumbnail
+from stream_ssl.memory.descriptors import Embedding, Features, Thumbnail, Weighted
 from stream_ssl.memory.process_group import SINGLE_PROCESS, RankGroup
 
 SLOTS = 64
@@ -233,6 +233,11 @@ SETTINGS: dict[str, Callable[[], dict[str, Any]]] = {
         "anchors": "memory",
         "plain_keys": True,
         "descriptor": Features(5),
+    },
+    "counts on embeddings and features": lambda: {
+        "anchors": "memory",
+        "plain_keys": True,
+        "descriptor": Weighted([Embedding(), Features(5)]),
     },
     "stream, counts on embeddings": lambda: {"reencode": 2, "pace": Pace(0.2)},
     "simsiam": lambda: {"kind": "simsiam", "sync_batchnorm": True},
