@@ -5,6 +5,7 @@ Shapes: N frames, K slots, S side, F features.
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Mapping
@@ -42,6 +43,17 @@ COMPARED = 4  # other slots that a slot is compared with
 
 _EVICTION = "--memory.eviction=stream_ssl.memory.eviction."
 _DESCRIPTOR = "--memory.descriptor=stream_ssl.memory.descriptors."
+_BOTH = json.dumps(
+    {
+        "class_path": "stream_ssl.memory.descriptors.Weighted",
+        "init_args": {
+            "parts": [
+                {"class_path": "stream_ssl.memory.descriptors.Embedding"},
+                {"class_path": "stream_ssl.memory.descriptors.Features"},
+            ]
+        },
+    }
+)
 _BARE = ("--learner.novelty=null", "--memory.shares=0")
 
 
@@ -55,6 +67,11 @@ ARMS: Mapping[str, tuple[str, ...]] = {
     "duel on features": _duel(0.1, "Features"),
     "duel on features, kappa 0.2": _duel(0.2, "Features"),
     "duel on features, kappa 0.5": _duel(0.5, "Features"),
+    "duel on both": (
+        f"{_EVICTION}Duel",
+        "--memory.eviction.kappa=0.1",
+        f"--memory.descriptor={_BOTH}",
+    ),
     "duel, kappa 0.2": _duel(0.2),
     "duel, kappa 0.3": _duel(0.3),
     "reservoir": (f"{_EVICTION}Reservoir",),
@@ -72,6 +89,7 @@ TITLES: Mapping[str, str] = {
     "duel on features": "DUEL on features",
     "duel on features, kappa 0.2": "DUEL on features, kappa 0.2",
     "duel on features, kappa 0.5": "DUEL on features, kappa 0.5",
+    "duel on both": "DUEL on embeddings and features",
     "duel, kappa 0.2": "DUEL on embeddings, kappa 0.2",
     "duel, kappa 0.3": "DUEL on embeddings, kappa 0.3",
     "reservoir": "reservoir",

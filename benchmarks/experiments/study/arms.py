@@ -66,6 +66,7 @@ can give.
 DESCRIPTORS: Mapping[str, Callable[[], Descriptor]] = {
     "embedding": Embedding,
     "features": lambda: Features(ConvNet.dim),
+    "mixed": lambda: Weighted([Embedding(), Features(ConvNet.dim)]),
     "thumbnail": lambda: Thumbnail(side=8),
     "weighted": lambda: Weighted([Embedding(), Thumbnail(side=8)]),
     "weighted-1-9": lambda: Weighted([Embedding(), Thumbnail(side=8)], weights=[1, 9]),
@@ -211,6 +212,7 @@ SAME_DOOR = (
     behind("vmf0.1", "embedding"),
     behind("vmf0.1", "features"),
     behind("vmf0.5", "features"),
+    behind("vmf0.1", "mixed"),
     behind("vmf0.1"),
     behind("redundant0.03"),
 )

@@ -58,6 +58,9 @@ TODAY = {
     "`redundant` on thumbnails": behind("redundant0.01"),
 }
 """The default and its rivals, by their titles."""
+
+BY_FEATURES = {"features": "features", "mixed": "embeddings and features"}
+"""Descriptors that read features, by name, and their titles."""
 OLD = "memory/written/epochs/plain/{}/new0.9"
 VARIANTS = {
     "none older than 8,192 samples": f"cap8192/{OLD.format('thumbnail')}",
@@ -164,21 +167,25 @@ def widths(stored: StoredRuns) -> TextTable:
 
 
 def features(stored: StoredRuns) -> TextTable:
-    """DUEL on features, by width of the score, against DUEL on embeddings and a reservoir."""
+    """DUEL on features, alone or beside embeddings, against embeddings and a reservoir."""
     found, rows = stored.at(steps=2400), []
     rivals = [behind("vmf0.1", "embedding").name, behind("reservoir").name]
-    for stream, kappa in itertools.product(HARDEST, ("0.1", "0.2", "0.5")):
-        ours = behind(f"vmf{kappa}", "features").name
+    for stream, (descriptor, title), kappa in itertools.product(
+        HARDEST, BY_FEATURES.items(), ("0.1", "0.2", "0.5")
+    ):
+        ours = behind(f"vmf{kappa}", descriptor).name
         if (cell := (ours, stream)) in found.results:
             differences = [stored.gain(found, cell, (rival, stream)) for rival in rivals]
             classes = [
                 f"{math.exp(found.spread((name, stream), 'entropy').mean):.1f}"
                 for name in (ours, *rivals)
             ]
-            rows.append([TITLES[stream], kappa, both(found, cell), *differences, *classes])
-    headings = ("features", "features - embeddings", "features - reservoir")
-    held = ("effective classes held: features", "embeddings", "reservoir")
-    return TextTable("", ["kNN / linear, %", "kappa", *headings, *held], rows, names=2)
+            told = [TITLES[stream], title, kappa, both(found, cell)]
+            rows.append([*told, *differences, *classes])
+    headings = ("accuracy", "minus embeddings", "minus a reservoir")
+    held = ("effective classes held", "embeddings", "reservoir")
+    columns = ["kNN / linear, %", "descriptor", "kappa", *headings, *held]
+    return TextTable("", columns, rows, names=3)
 
 
 def gains(stored: StoredRuns) -> TextTable:
