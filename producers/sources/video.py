@@ -382,6 +382,8 @@ class Film:
             if self._waiting:
                 frame.pts = heapq.heappop(self._waiting)
             frame.time_base = time_base(self._stream)
+        elif not frame.time_base:  # PyAV gives none to frames that are flushed after an error
+            frame.time_base = time_base(self._stream)
         self._last = frame.pts
 
 

@@ -130,6 +130,15 @@ def test_a_silent_stream_is_given_up_and_opened_anew(tmp_path):
         assert len(server.asked) == 2
 
 
+def test_frames_that_wait_in_the_decoder_when_a_stream_breaks_are_sent(tmp_path):
+    data = stream_bytes(tmp_path)  # with B frames, so the decoder holds some back
+
+    with http_camera(lambda handler, _: answer(handler, data, more=1)) as (_, url):
+        samples = taken(Camera(url, retry_seconds=0.01, codec="raw", waiting=100), 60)
+    assert [number_of(sample) for sample in samples] == [*range(30), *range(30)]
+    assert all(abs(sample.time - time.time()) < 60 for sample in samples)
+
+
 def test_what_the_sender_cannot_take_is_dropped_from_the_oldest(tmp_path, caplog):
     data, sent = stream_bytes(tmp_path), threading.Event()
 
