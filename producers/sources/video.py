@@ -200,6 +200,8 @@ def film_of(container: InputContainer) -> VideoStream:
     for stream in container.streams.video:
         if not is_picture(stream):
             stream.thread_type = "AUTO"
+            if stream.codec_context.name == "mjpeg":  # FFmpeg fills a truncated JPEG with grey
+                stream.codec_context.options = {"err_detect": "explode"}
             return stream
     also = " but a cover picture" * bool(container.streams.video)
     raise BrokenFileError(f"there is no video in it{also}")
