@@ -63,7 +63,8 @@ class Camera(Live["LiveFrame"]):
             password are neither logged nor sent.
         rtsp_transport: transport of RTSP frames: "tcp" loses no frames, "udp" has less delay.
         options: further FFmpeg options for this kind of stream, such as {video_size: 1280x720}.
-        timeout: seconds without a frame after which the stream is reopened, above 0.
+        timeout: seconds without data, or with packets that cannot be decoded, after which the
+            stream is reopened, above 0.
         retry_seconds: longest pause between two attempts, in seconds, above 0.
         give_up_seconds: seconds without a frame after which the source fails; null: never.
         waiting: maximum number of frames that wait for the sender.
@@ -148,10 +149,17 @@ class Camera(Live["LiveFrame"]):
             self._wait = self.patience()
             stream = film_of(container)
             log.info("source %s: connected: %s", self.name, stream)
-            connected = connection_id()
+            connected, opened = connection_id(), time.monotonic()
+
+            def note(reason: str, *loss: Any) -> None:
+                self.skipped.note(reason, *loss)
+                silent = time.monotonic() - max(opened, self._came)
+                if reason == "undecodable" and silent >= self._timeout:
+                    raise OSError(f"nothing could be decoded for {silent:.2g} s")
+
             gate, clock = self._frames.gate(), CaptureClock()
             what, key_frames = "the stream", self._frames.key_frames
-            film = Film(container, stream, self.skipped.note, what, key_frames, live=True)
+            film = Film(container, stream, note, what, key_frames, live=True)
             for number, frame in enumerate(film.frames(container.demux(stream))):
                 now = time.time()
                 self._came = time.monotonic()  # a frame that is not sent came, too

@@ -130,6 +130,25 @@ def test_a_silent_stream_is_given_up_and_opened_anew(tmp_path):
         assert len(server.asked) == 2
 
 
+def test_a_stream_that_changes_its_codec_is_opened_anew(tmp_path):
+    before = stream_bytes(tmp_path)
+    after = write_video(tmp_path / "after.ts", 30, "mpeg2video").read_bytes()
+
+    def serve(handler, number):
+        answer(handler, before if number == 1 else after, more=10**9)
+        while number == 1 and not handler.server.ended.wait(0.1):
+            handler.wfile.write(after)
+
+    with http_camera(serve) as (_, url):
+        source = Camera(url, timeout=1, retry_seconds=0.01, codec="raw", waiting=100)
+        samples = taken(source, 50)
+    first = samples[0].id.split("-")[0]
+    again = [number_of(one) for one in samples if not one.id.startswith(first)]
+    assert len(again) >= 20
+    assert again == list(range(len(again)))
+    assert source.skipped.by_reason["undecodable"] > 0
+
+
 def test_frames_that_wait_in_the_decoder_when_a_stream_breaks_are_sent(tmp_path):
     data = stream_bytes(tmp_path)  # with B frames, so the decoder holds some back
 
