@@ -25,6 +25,7 @@ _TURN = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+_TEXTS = (b"iCCP", b"iTXt", b"tEXt", b"zTXt")
 _LEVELS = {"L;2": 85, "L;4": 17}  # Pillow scales these pixels to 8 bits, but not their tRNS level
 
 
@@ -78,6 +79,17 @@ def over_white(image: Image.Image) -> Image.Image:
     white = Image.new("RGBA", image.size, "white")
     white.alpha_composite(image)
     return white.convert("RGB")
+
+
+def without_texts(png: bytes) -> bytes:
+    """Return a PNG without its texts and colour profile, because Pillow refuses long ones."""
+    kept, at = [png[:8]], 8
+    while at < len(png):
+        end = at + 12 + int.from_bytes(png[at : at + 4], "big")
+        if png[at + 4 : at + 8] not in _TEXTS:
+            kept.append(png[at:end])
+        at = end
+    return b"".join(kept)
 
 
 def image_of(pixels_HWC: NDArray[np.uint8]) -> Image.Image:

@@ -27,7 +27,7 @@ from xxhash import xxh3_64
 
 from stream_ssl.batch import Batch, Origin
 from stream_ssl.decode_cost import APP1, MOST_SCANS, SOS, decode_work, most_work, scans_of
-from stream_ssl.pictures import over_white, plain, turn
+from stream_ssl.pictures import over_white, plain, turn, without_texts
 from stream_ssl.wire import Sample, sample_of
 from stream_ssl.wire.sample import DTYPES, MAX_ID_BYTES, is_capture_time
 
@@ -458,11 +458,12 @@ class Decoder:
         try:
             if sample.codec == "jpeg" and (found_HWC := self._jpeg(data)) is not None:
                 return found_HWC
-            with Image.open(BytesIO(data), formats=(sample.codec.upper(),)) as image:
-                self._check(data, sample.codec, *image.size)
-                if sample.codec == "jpeg" and image.mode in ("L", "RGB"):
-                    image.draft("L" if self.channels == 1 else image.mode, self._inner(*image.size))
-                return self._shape(image)
+            try:
+                return self._opened(data, sample.codec)
+            except ValueError as error:
+                if sample.codec != "png" or isinstance(error, BadSample):
+                    raise
+                return self._opened(without_texts(data), "png")
         except (BadSample, MemoryError):  # running out of memory is not an error of the sample
             raise
         except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -476,6 +477,13 @@ class Decoder:
                     "format", f"came as {sample.codec}, begins with {data[:8]!r}"
                 ) from None
             raise BadSample("damaged", f"{type(error).__name__}: {error}") from None
+
+    def _opened(self, data: bytes, codec: str) -> Pixels:
+        with Image.open(BytesIO(data), formats=(codec.upper(),)) as image:
+            self._check(data, codec, *image.size)
+            if codec == "jpeg" and image.mode in ("L", "RGB"):
+                image.draft("L" if self.channels == 1 else image.mode, self._inner(*image.size))
+            return self._shape(image)
 
     def _jpeg(self, data: bytes) -> Pixels | None:
         """Decode an intact grey or colour JPEG quickly; return None if Pillow must try instead.

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import simplejpeg
 from batches_naive import encoded, picture, png_bomb, raw
-from PIL import Image
+from PIL import Image, PngImagePlugin
 from table import table
 from xxhash import xxh3_64_intdigest
 
@@ -299,6 +299,18 @@ def test_damaged_exif_harms_nothing(exif: bytes, kind: str) -> None:
     image = Image.new("RGB", (8, 8), RED)
     found = decode(encoded(image, kind, quality=100, exif=exif), kind.lower())
     assert np.abs(found.astype(int) - np.array(RED)).max() <= 3
+
+
+def long_texts() -> PngImagePlugin.PngInfo:
+    texts = PngImagePlugin.PngInfo()
+    texts.add_itxt("XML:com.adobe.xmp", "x" * 2_000_000, zip=True)
+    return texts
+
+
+@table("extra", [{"pnginfo": long_texts()}, {"icc_profile": bytes(2_000_000)}])
+def test_long_texts_and_profiles_of_a_png_harm_nothing(extra: dict[str, Any]) -> None:
+    image = picture(RNG, 8, 8)
+    np.testing.assert_array_equal(decode(encoded(image, "PNG", **extra)), np.asarray(image))
 
 
 # -- what is refused
