@@ -195,7 +195,8 @@ def read_members(
     Args:
         path: the shard.
         start: offset of a header, in bytes of the unpacked shard.
-        limits: maximum size in bytes of each wanted extension. Only these files are read.
+        limits: maximum size in bytes of each wanted extension, or of its last part. Only these
+            files are read.
         stopped: returns True to stop reading.
 
     Raises:
@@ -268,7 +269,8 @@ class Members:
             while not self._stopped() and self._stream.read(BLOCK)[504:505] not in (b"", b"\0"):
                 pass  # skip further lists of holes
         name = self._told.get("GNU.sparse.name") or self._told.get("path") or info.name
-        limit = self._limits.get(split_key(name)[1])
+        _, extension = split_key(name)
+        limit = self._limits.get(extension, self._limits.get(posixpath.splitext(extension)[1]))
         data, left_out = None, None
         if limit is not None:
             left_out = self._lost or self._why_not(info, size, limit)

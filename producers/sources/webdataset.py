@@ -42,6 +42,8 @@ class MemberGroup:
     lost: tuple[str, str] | None = None  # (reason, sentence) if the sample is not sent
     vector_lost: tuple[str, str] | None = None  # the same, unless it has an image
     other_image: bool = False  # whether it has an image in a format that is not supported
+    inner: ArchiveMember | None = None  # its only image of a longer extension, such as .left.png
+    inner_images: int = 0  # how many images have a longer extension
 
     @property
     def images(self) -> list[bytes]:
@@ -52,6 +54,13 @@ class MemberGroup:
     def has_image(self) -> bool:
         """Whether it has an image, in a supported format or not."""
         return bool(self.images) or self.other_image
+
+    def use_inner(self) -> None:
+        """Use the only image of a longer extension, if there is no other image."""
+        if self.inner is not None and not self.has_image:
+            self.lost = self.lost or self.inner.lost
+            suffix = posixpath.splitext(self.inner.name)[1].lower()
+            self.parts[suffix[1:]] = self.inner.data or b""
 
 
 class WebDataset(FilePasses[tuple[int]]):
@@ -64,6 +73,7 @@ class WebDataset(FilePasses[tuple[int]]):
     - optionally a label (.cls, a whole number, or -1 for none),
     - optionally facts (.json), whose scalars are sent as meta.
 
+    A single image of a longer extension, such as .left.png, is used if there is no other image.
     Other members are ignored, and so is a vector beside an image. Sample ids are SHARD/KEY#DIGEST,
     with a digest of the image or of the vector's file.
 
@@ -134,6 +144,9 @@ class WebDataset(FilePasses[tuple[int]]):
     def _add(self, stem: str, group: MemberGroup, extension: str, member: ArchiveMember) -> None:
         if extension not in LIMITS:
             group.other_image |= extension in OTHER_IMAGES
+            if posixpath.splitext(extension)[1] in SUFFIXES:
+                group.inner_images += 1
+                group.inner = member if group.inner_images == 1 else None
             if len(group.others) < SHOWN:
                 group.others.append(extension[1:])
             return
@@ -150,6 +163,7 @@ class WebDataset(FilePasses[tuple[int]]):
         group.parts[extension[1:]] = member.data or b""
 
     def _sample(self, stem: str, group: MemberGroup) -> Sample | None:
+        group.use_inner()
         lost = group.lost or (None if group.has_image else group.vector_lost)
         if lost is not None:
             reason, why = lost
@@ -199,7 +213,8 @@ def _image(group: MemberGroup) -> tuple[bytes, str]:
         found = sorted([*group.parts, *group.others])
         other = [name for name in found if f".{name}" in OTHER_IMAGES]
         remedy = f"; convert .{other[0]} to PNG" if other and not group.images else ""
-        raise ValueError(f"{len(group.images)} images under {found}; must be one{remedy}")
+        count = len(group.images) or group.inner_images
+        raise ValueError(f"{count} images under {found}; must be one{remedy}")
     (data,) = group.images
     codec = codec_of(data)
     if codec is None:

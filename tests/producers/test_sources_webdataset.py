@@ -79,6 +79,26 @@ def test_members_group_by_folder_and_name_up_to_the_first_dot(tmp_path):
     ]
 
 
+def test_the_only_image_of_a_sample_may_have_a_longer_extension(tmp_path, caplog):
+    members = [
+        *[("a.left.PNG", PNG), ("a.cls", b"4")],
+        ("b.v1.2.png", PNG),
+        *[("c.left.png", PNG), ("c.right.png", PNG)],
+        *[("d.seg.png", PNG), ("d.tif", b"II*\0")],
+        ("e.left.png", bytes(2**26 + 1)),
+        ("f.left.txt", b"no image"),
+    ]
+    write_tar(tmp_path / "data.tar", members)
+    source = WebDataset(str(tmp_path / "data.tar"))
+    stream = [sample for sample, _ in source.samples()]
+    assert [(named(s), s.label, s.codec) for s in stream] == [
+        ("data/a", 4, "png"),
+        ("data/b", None, "png"),
+    ]
+    assert source.skipped.by_reason == {"malformed": 3, "too large": 1}
+    assert "2 images under ['left.png', 'right.png']; must be one" in caplog.text
+
+
 @table(
     ("broken", "message"),
     [
