@@ -109,14 +109,16 @@ class ReceiverChecks:
         finished = figures.by("producer_finished", "producer")
         came = {*by_producer, *finished}  # some may have sent nothing yet
         ended = by_producer and all(finished.get(who) == SOURCE_ENDED for who in came)
-        gone = self._trends.held("no-producers", connected == 0 and not ended)
+        # A producer may connect, send and leave between two looks.
+        arrived, self._received = received[""] != self._received, received[""]
+        absent = connected == 0 and not arrived and not ended
+        gone = self._trends.held("no-producers", absent)
         if gone > at.NO_PRODUCER_SECONDS:
             before = "since the start" if not received[""] > 0 else f"for {seconds(gone)}"
             left = sorted(who for who in came if not finished.get(who))
             names = f"; {few(left, MOST_NAMED)} did not end normally" if left else ""
             yield "no-producers", "", f"no producer has been connected {before}{names}"
         # A receiver that waits for the learner grants credit in short turns between two looks.
-        arrived, self._received = received[""] != self._received, received[""]
         without = connected > 0 and credit == 0
         blocked = self._trends.held("no-credit", without and not arrived)
         if blocked > at.NO_CREDIT_SECONDS:

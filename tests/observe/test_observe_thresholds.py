@@ -167,6 +167,13 @@ def no_producer(seconds: float) -> Fault:
     return work
 
 
+def short_visits(world: World) -> None:
+    """Producers that connect, send and leave between two looks, once a minute."""
+    for _ in range(4):
+        world.pass_(60, idle(world, producers=0))
+        world.pass_(1, sent(world, producers=0))
+
+
 def no_credit(seconds: float) -> Fault:
     def work(world: World) -> None:
         world.pass_(10, idle(world, credit=0))
@@ -309,6 +316,7 @@ SIDES: dict[str, tuple[str, Fault, Fault, str]] = {
     "90 s without training": ("learner-stuck", waiting(70), waiting(110), ""),
     "90 s of divergence": ("learner-stuck", waiting(110, diverged=True), waiting(110), ""),
     "90 s without producers": ("no-producers", no_producer(80), no_producer(110), ""),
+    "visits of a second each": ("no-producers", short_visits, no_producer(110), ""),
     "60 s without credit": ("no-credit", no_credit(50), no_credit(80), ""),
     "credit in short turns": ("no-credit", short_turns, no_credit(80), ""),
     "20 gaps": ("producer-silent", silent(190), silent(220), "yard"),
