@@ -37,8 +37,11 @@ HELLO_DUE = 3.0  # seconds for HELLO after BYE; after 5 s of silence, HELLO come
 CREDIT = 4 << 20
 MAX_PACKET = 1 << 20
 
-Start = Callable[[str], Callable[[], None]]
-"""Start the producer with the receiver's address; return a function that kills the producer."""
+Start = Callable[[str], Callable[[], int | None]]
+"""Start the producer with the receiver's address; return a function that kills the producer.
+
+That function returns the exit status of a producer that had ended by itself, and otherwise None.
+"""
 
 
 class Broken(Exception):
@@ -68,6 +71,7 @@ class Trial:
     Attributes:
         address: the address that the producer connects to.
         hello: the last HELLO that was received.
+        status: the exit status of the producer if it had ended before the end of the trial.
     """
 
     def __init__(self, start: Start) -> None:
@@ -77,6 +81,7 @@ class Trial:
         self._who = b""
         self._welcome = Welcome(0, None, CREDIT, MAX_PACKET, 1024, CODECS, time.time_ns())
         self.hello: Hello | None = None
+        self.status: int | None = None
         self._open()
         self._end = start(self.address)
 
@@ -208,7 +213,7 @@ class Trial:
 
     def __exit__(self, *_: object) -> None:
         with suppress(Exception):
-            self._end()
+            self.status = self._end()
         self._context.destroy(0)
 
 
@@ -489,7 +494,8 @@ def tried(rule: str, start: Start) -> RuleResult:
         with Trial(start) as trial:
             RULES[rule](trial)
     except Broken as error:
-        return RuleResult(rule, promise, False, str(error))
+        ended = "" if trial.status is None else f"; the producer had ended: status {trial.status}"
+        return RuleResult(rule, promise, False, f"{error}{ended}")
     except Untried as error:
         return RuleResult(rule, promise, None, str(error))
     return RuleResult(rule, promise, True)

@@ -76,6 +76,13 @@ def test_the_command_tells_of_each_rule_and_fails_where_one_is_broken(capfd, mon
     assert "0 rules kept, 1 broken, 0 not tested" in said
 
 
+def test_a_producer_that_ends_by_itself_is_named_with_its_status(capfd, monkeypatch):
+    crashed = [sys.executable, "-c", "raise SystemExit(7)", "ADDRESS"]
+    monkeypatch.setattr("stream_ssl.conformance.PATIENCE", 2.0)
+    assert main(["conform", "--rules", "framing", "--", *crashed]) == 1
+    assert "no HELLO within 2 s; the producer had ended: status 7" in capfd.readouterr().out
+
+
 def test_a_producer_that_cannot_be_started_is_named(capfd):
     with pytest.raises(SystemExit, match="2"):
         main(["conform", "--rules", "framing", "--", "./no-such-producer", "ADDRESS"])

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 
-from stream_ssl.conformance import RULES, RuleResult, tried
+from stream_ssl.conformance import RULES, RuleResult, Start, tried
 from stream_ssl.rate_limited_logger import printable
 
 ADDRESS = "ADDRESS"
@@ -79,10 +79,10 @@ def line(result: RuleResult) -> str:
     return f"{KEPT[result.kept]:<10} {result.rule:<15} {result.promise}{seen}"
 
 
-def starter(command: Sequence[str], output: bool) -> Callable[[str], Callable[[], None]]:
+def starter(command: Sequence[str], output: bool) -> Start:
     """Return a function that starts the producer and returns a function that kills it."""
 
-    def start(address: str) -> Callable[[], None]:
+    def start(address: str) -> Callable[[], int | None]:
         sink = None if output else subprocess.DEVNULL
         process = subprocess.Popen(
             [word.replace(ADDRESS, address) for word in command],
@@ -91,9 +91,11 @@ def starter(command: Sequence[str], output: bool) -> Callable[[str], Callable[[]
             stderr=sink,
         )
 
-        def end() -> None:
+        def end() -> int | None:
+            status = process.poll()
             process.kill()
             process.wait()
+            return status
 
         return end
 
