@@ -167,6 +167,5 @@ def _write_dropped(curator: Curator, path: Path) -> None:
 def _write_rows(rows: Iterable[dict[str, Any]], schema: pa.Schema, path: Path) -> None:
     left = iter(rows)
     with parquet.ParquetWriter(path, schema) as table:
-        table.write_table(pa.Table.from_pylist([], schema))
         while group := list(islice(left, 10_000)):
             table.write_table(pa.Table.from_pylist(group, schema))

@@ -139,6 +139,9 @@ def test_a_set_without_any_picture_is_an_error(
     assert curate.main(["images", "--source.root", str(tmp_path / "in"), *options]) == 1
     assert f"{out}: no sample could be decoded; bad.parquet names the reasons" in caplog.text
     assert parquet.read_table(out / "bad.parquet").num_rows == 1
+    for name in ("curated", "dropped", "bad"):  # `datasets` reads no table with an empty row group
+        about = parquet.ParquetFile(out / f"{name}.parquet").metadata
+        assert all(about.row_group(n).num_rows for n in range(about.num_row_groups))
     with pytest.raises(SystemExit):
         curate.main(["npy", "--source.file", "x.npy", *options])
     assert "invalid choice: 'npy' (choose from 'camera'" in capsys.readouterr().err
