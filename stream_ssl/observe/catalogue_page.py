@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from stream_ssl.observe.catalogue import CATALOGUE
+from stream_ssl.observe.catalogue import CATALOGUE, CLASSES, PRODUCERS
+from stream_ssl.observe.families import LIMIT
 from stream_ssl.observe.metric_spec import Spec
 
-PAGE_HEAD = """# Metrics
+PAGE_HEAD = f"""# Metrics
 
 `make docs` makes this page from the code. To change it, edit `stream_ssl/observe/catalogue.py`.
 
@@ -16,8 +17,9 @@ Receiver and learner each serve `/metrics` on a port of their own, on loopback b
 [deploy/prometheus](../deploy/prometheus) has a scrape configuration and alerts, and
 [deploy/grafana](../deploy/grafana) a dashboard. Counters count from the start of the process, so
 use `rate`. A counter whose labels are known in advance starts at 0. A gauge is absent until it has
-a value, such as the loss before the first update. A label has at most 65 values, and further
-values count as `other`. The label `class` distinguishes the classes up to `63`.
+a value, such as the loss before the first update. The label `producer` has at most {PRODUCERS}
+values, and each other label {LIMIT}. Further values count as `other`. The label `class`
+distinguishes the classes up to `{CLASSES - 1}`.
 """
 
 PAGE_SECTIONS = {"receiver": "Receiver", "learner": "Learner", "both": "Both"}
