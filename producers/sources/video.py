@@ -192,18 +192,18 @@ def unreadable(path: Path, why: str) -> str:
 
 
 def film_of(container: InputContainer) -> VideoStream:
-    """Return the first video stream that is not a cover picture.
+    """Return the first video stream that is not a cover picture and that FFmpeg can decode.
 
     Raises:
         BrokenFileError: there is no such stream.
     """
     for stream in container.streams.video:
-        if not is_picture(stream):
+        if not is_picture(stream) and stream.codec_context is not None:
             stream.thread_type = "AUTO"
             if stream.codec_context.name == "mjpeg":  # FFmpeg fills a truncated JPEG with grey
                 stream.codec_context.options = {"err_detect": "explode"}
             return stream
-    also = " but a cover picture" * bool(container.streams.video)
+    also = " but a cover picture, or one of an unknown codec" * bool(container.streams.video)
     raise BrokenFileError(f"there is no video in it{also}")
 
 

@@ -237,6 +237,16 @@ def test_a_cover_picture_is_no_film(tmp_path):
     assert source.skipped.by_reason == {}
 
 
+def test_a_file_of_an_unknown_codec_is_left_out_alone(tmp_path, caplog):
+    for name in "ab":
+        write_video(tmp_path / f"{name}.mp4", 5)
+    path = tmp_path / "a.mp4"
+    path.write_bytes(path.read_bytes().replace(b"avc1", b"????"))
+    source = VideoFiles(str(tmp_path / "*.mp4"))
+    assert [sample.meta["file"] for sample, _ in source.samples()] == ["b.mp4"] * 5
+    assert "there is no video in it but a cover picture, or one of an unknown codec" in caplog.text
+
+
 def test_other_films_of_a_file_are_counted(tmp_path, caplog):
     with av.open(str(tmp_path / "a.mkv"), "w") as container:
         streams = [container.add_stream("libx264", rate=RATE) for _ in range(2)]
