@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import re
+import resource
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -47,6 +48,17 @@ PLAIN = "plain"
 """The value of `access` for plain text, without keys."""
 PATIENCE = 15.0
 """Seconds without a round of the loop after which the process counts as stuck."""
+MOST_FILES = 65_536
+"""The most open files, which include connections. It exceeds the most sessions by far."""
+
+
+def allow_connections() -> None:
+    """Raise the limit of open files as far as allowed: a shell's usual 1,024 is too low."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if most > soft != resource.RLIM_INFINITY:
+        with suppress(OSError, ValueError):  # the system may have a lower limit of its own
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def receive(settings: Namespace, resolved: Mapping[str, Any], stop: Stop) -> None:
@@ -57,6 +69,7 @@ def receive(settings: Namespace, resolved: Mapping[str, Any], stop: Stop) -> Non
         resolved: the same settings as plain values, for the metrics.
         stop: set to end the process.
     """
+    allow_connections()
     with configuring():
         host, port = split_address(settings.http.receiver)
         sources = page_sources(settings)
