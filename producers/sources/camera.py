@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from av import VideoFrame
     from av.container import InputContainer
 
-log = logging.getLogger(__name__)
-
 DELAY_WINDOW = 60.0  # seconds; the window in which the minimum delay is measured
 DELAY_LIMIT = 2.0  # seconds above the minimum delay, after which the stream's clock counts as reset
 DEVICES = "/dev/video"
@@ -148,7 +146,8 @@ class Camera(Live["LiveFrame"]):
         with self._opened() as container:
             self._wait = self.patience()
             stream = film_of(container)
-            log.info("source %s: connected: %s", self.name, stream)
+            says = f"source {self.name}: connected: {stream}"
+            self._limited_log.log(logging.INFO, "connected", says)
             connected, opened = connection_id(), time.monotonic()
 
             def note(reason: str, *loss: Any) -> None:

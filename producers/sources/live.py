@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 
 from stream_ssl.producers.sources.base import Facts, Skipped, SourceError, checked, mark
 from stream_ssl.producers.sources.fields import check_above_0
+from stream_ssl.rate_limited_logger import RateLimitedLogger
 from stream_ssl.wire.sample import Position, Sample
 
 log = logging.getLogger(__name__)
@@ -21,6 +22,7 @@ log = logging.getLogger(__name__)
 END_SECONDS = 0.5  # to wait for the reading thread at the end
 FIRST_PAUSE = 0.5  # seconds; doubles with each attempt
 LEAST_WAIT = 1.0  # seconds that an attempt may take, however soon the source gives up
+LOG_SECONDS, LOG_LINES = 60.0, 10  # a stream may end after each item, as snapshots of cameras do
 WAITING_BYTES = 256 * 2**20  # of the items that wait for the sender
 
 Item = TypeVar("Item")
@@ -30,7 +32,7 @@ class Live(ABC, Generic[Item]):
     """A source of a live stream, which a separate thread reads.
 
     If the stream is lost or cannot be opened, the thread retries after pauses that double up to
-    `retry_seconds`. The first pause is 0.5 s. Each change is logged with its reason. The newest
+    `retry_seconds`. The first pause is 0.5 s. Changes are logged with their reasons. The newest
     items matter most: if the sender cannot keep up, the source drops the oldest waiting items and
     counts them in `skipped` as "late". A live stream cannot resume at a position. A restart
     continues with the current items.
@@ -63,6 +65,7 @@ class Live(ABC, Generic[Item]):
         )
         self.name = name
         self.skipped = Skipped(name)
+        self._limited_log = RateLimitedLogger(log, LOG_SECONDS, LOG_LINES)
         self._timeout = timeout
         self._retry_seconds, self._give_up_seconds = retry_seconds, give_up_seconds
         self._waiting = waiting
@@ -190,7 +193,9 @@ class Live(ABC, Generic[Item]):
             wait = pause * random.uniform(0.5, 1.0)
             if self._give_up_seconds is not None:
                 wait = min(wait, max(0.0, self._give_up_seconds - silent))
-            log.warning("source %s: no frames: %s; trying again in %.1f s", self.name, why, wait)
+            self._limited_log.warning(
+                "lost", f"source {self.name}: no frames: {why}; trying again in {wait:.1f} s"
+            )
             self._stopped.wait(wait)
             pause = min(2 * pause, self._retry_seconds)
 

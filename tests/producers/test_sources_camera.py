@@ -116,6 +116,16 @@ def test_the_log_tells_the_pause_that_is_made(caplog):
     assert told == [f"{seconds:.1f}" for seconds in waited]
 
 
+def test_a_stream_that_ends_after_each_frame_does_not_fill_the_log(monkeypatch, caplog):
+    monkeypatch.setattr("stream_ssl.producers.sources.live.FIRST_PAUSE", 0.01)
+    snapshot = encoded(numbered(1), "JPEG")
+
+    serve = http_camera(lambda handler, _: answer(handler, snapshot))
+    with serve as (_, url), caplog.at_level(logging.INFO):
+        assert len(taken(Camera(url, waiting=100), 30)) == 30
+    assert len(caplog.messages) <= 21
+
+
 def test_a_silent_stream_is_given_up_and_opened_anew(tmp_path):
     data = stream_bytes(tmp_path)
 
