@@ -129,6 +129,27 @@ def test_the_command_keeps_each_photo_once(folder: Path, tmp_path: Path) -> None
     assert len(list(ImageFolder(folder).samples())) == 181
 
 
+def test_a_source_of_a_users_own_is_curated(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "mine_to_curate.py").write_text(
+        "from stream_ssl.producers.sources import ImageFolder\n"
+        "class Mine(ImageFolder):\n"
+        "    def __init__(self, folder: str) -> None:\n"
+        "        super().__init__(folder)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    options = ["--source.folder", str(folder), "--keep", "200", "--out", str(tmp_path / "out")]
+    assert curate.main(["mine_to_curate.Mine", *options]) == 0
+    assert parquet.read_table(tmp_path / "out" / "curated.parquet").num_rows == 90
+    with pytest.raises(SystemExit):
+        curate.main(["mine_to_curate.Other", *options])
+    assert "has no class 'Other'" in capsys.readouterr().err
+
+
 def test_a_set_without_any_picture_is_an_error(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:

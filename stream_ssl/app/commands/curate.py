@@ -20,6 +20,7 @@ from stream_ssl.process.signals import stop_source_on_signals
 from stream_ssl.process.threads import share_cores
 from stream_ssl.producers.sources import SOURCES, NpyVectors, Source
 from stream_ssl.producers.sources.base import SourceError
+from stream_ssl.producers.sources.outside import build_source, find_source
 
 if TYPE_CHECKING:
     from stream_ssl.curation import Curator
@@ -62,13 +63,21 @@ def main(arguments: Sequence[str]) -> int:
         for name, cls in SOURCES.items()
         if not hasattr(cls, "acknowledged") and cls is not NpyVectors
     ]
-    names.add_argument("source", choices=known, metavar="SOURCE", help=", ".join(known))
+    own = "or the path of your own class, such as my_package.sources.Mine"
+    names.add_argument("source", metavar="SOURCE", help=", ".join([*known, own]))
     chosen = names.parse_args(list(arguments[:1]))
+    if chosen.source in SOURCES and chosen.source not in known:
+        choices = ", ".join(map(repr, known))
+        names.error(f"argument SOURCE: invalid choice: {chosen.source!r} (choose from {choices})")
+    try:
+        cls = find_source(chosen.source)
+    except ValueError as error:
+        names.error(str(error))
     parser = curate_parser(chosen.source)
     check_files(parser, arguments[1:])
     settings = parser.parse_args(list(arguments[1:]))
     whole: list[bool] = []
-    status = reported(lambda: whole.append(curate(settings, SOURCES[chosen.source])))
+    status = reported(lambda: whole.append(curate(settings, cls)))
     return 130 if whole == [False] else status
 
 
@@ -97,7 +106,7 @@ def curate_parser(name: str) -> Parser:
         help="compare the middle of a picture, or the whole picture with grey bars beside it",
     )
     add("--seed", type=int, default=0, help="seed of the random choices")
-    parser.add_class_arguments(SOURCES[name], "source", instantiate=False)
+    parser.add_class_arguments(find_source(name), "source", instantiate=False)
     return parser
 
 
@@ -111,7 +120,7 @@ def curate(settings: Namespace, cls: Callable[..., Source]) -> bool:
         out = out.resolve()
     with configuring():
         _check_out(out)  # before the source lists its files
-        source = cls(**settings.source)
+        source = build_source(cls, settings.source)
         make_folder(out)
     with (
         only_writer(out, f"--out {out}: another `curate` writes there; choose another folder"),
