@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import re
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
@@ -12,9 +13,12 @@ from jsonargparse import ArgumentParser
 from stream_ssl.evaluation.labelled import Division, Reader
 from stream_ssl.feed.decode import Payloads
 from stream_ssl.producers.sources import SOURCES
+from stream_ssl.producers.sources.outside import find_source, listed
 
 LABELLED = tuple(name for name in SOURCES if name != "watch")
 """Names of the sources that end and may carry labels."""
+
+CLASS_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 
 FIXED = {"split", "shuffle", "seed", "epochs"}
 """Options of a source that the evaluation sets itself."""
@@ -34,9 +38,13 @@ def parse(spec: str) -> tuple[str, str | None]:
     """
     name, colon, where = spec.partition(":")
     if name not in LABELLED:
-        raise ValueError(
-            f"{spec!r} must begin with one of {', '.join(LABELLED)}, such as cifar:FOLDER"
-        )
+        known = f"{spec!r} must begin with one of {', '.join(LABELLED)}, such as cifar:FOLDER"
+        if name in SOURCES or not (name in listed() or CLASS_PATH.fullmatch(name)):
+            raise ValueError(known)
+        try:
+            find_source(name)
+        except ValueError as error:
+            raise ValueError(f"{known}, or with the path of a class of yours: {error}") from error
     if name == "synthetic" and colon:
         raise ValueError(
             f"{spec!r}: the synthetic source has no place: use --data synthetic --source.count 2000"
@@ -63,7 +71,7 @@ def add_source(
         parser.error(f"--data {error}")
     # The seed of the synthetic source sets its images, not their order.
     skip = fixed - {"seed"} if name == "synthetic" else fixed
-    parser.add_class_arguments(SOURCES[name], "source", skip=set(skip))
+    parser.add_class_arguments(find_source(name), "source", skip=set(skip))
     if where is not None:
         parser.set_defaults({f"source.{place_of(name)}": where})
     return name
@@ -81,19 +89,19 @@ def place(spec: str) -> tuple[str, dict[str, Any]]:
     options: dict[str, Any] = {place_of(name): where}
     if has_splits(name, options):
         options["split"] = "test"
-    if "passes" in inspect.signature(SOURCES[name]).parameters:
+    if "passes" in inspect.signature(find_source(name)).parameters:
         options["shuffle"] = False
     return name, options
 
 
 def place_of(name: str) -> str:
     """Return the name of a source's first argument, which says where its data is."""
-    return next(iter(inspect.signature(SOURCES[name]).parameters))
+    return next(iter(inspect.signature(find_source(name)).parameters))
 
 
 def has_splits(name: str, options: Mapping[str, Any]) -> bool:
     """Return whether a source separates training from test images."""
-    splits = "split" in inspect.signature(SOURCES[name]).parameters
+    splits = "split" in inspect.signature(find_source(name)).parameters
     return splits and options.get("images") is None
 
 
@@ -117,10 +125,10 @@ def make(name: str, options: Mapping[str, Any], seed: int | None, **more: Any) -
         ValueError, FileNotFoundError: raised by the source.
     """
     given = {key: value for key, value in options.items() if value is not None} | more
-    if "passes" in inspect.signature(SOURCES[name]).parameters:
+    if "passes" in inspect.signature(find_source(name)).parameters:
         given |= {"shuffle": seed is not None, "seed": seed or 0, "epochs": 1}
     check_ends(name, given)
-    return SOURCES[name](**given)
+    return find_source(name)(**given)
 
 
 def readers(

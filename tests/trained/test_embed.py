@@ -209,6 +209,24 @@ def test_damage_to_unfinished_features_is_named_with_the_remedy(
     assert embed.main(arguments) == 0
 
 
+def test_a_source_of_a_users_own_is_embedded(
+    run: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine_to_embed.py").write_text(
+        "from stream_ssl.producers.sources import ImageFolder\n"
+        "class Mine(ImageFolder):\n"
+        "    def __init__(self, folder: str) -> None:\n"
+        "        super().__init__(folder, shuffle=False)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    built, own = tmp_path / "built.npz", tmp_path / "own.npz"
+    assert embed.main(command(run, photos, built)) == 0
+    data = ["--data", f"mine_to_embed.Mine:{photos}", "--batch", "8"]
+    assert embed.main([str(run), *data, "--out", str(own)]) == 0
+    with np.load(built) as expected, np.load(own) as found:
+        assert sorted(found["ids"]) == sorted(expected["ids"])
+
+
 def test_a_source_without_images_leaves_nothing(
     run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
