@@ -8,6 +8,7 @@ from client_peer import Peer
 from stream_ssl.app.commands import produce
 from stream_ssl.producers import Producer, Sample
 from stream_ssl.producers.shaping import Shaped
+from stream_ssl.producers.sources.live import Live
 
 
 class Listed:
@@ -62,3 +63,39 @@ def test_a_source_that_waits_and_cannot_be_stopped_is_named(monkeypatch):
     with Peer() as peer, peer.serving(), Producer(peer.address, "robot") as producer:
         produce.send_all(Shaped(Waiting(4)), producer, 10.0, stop)
     assert told.is_set()
+
+
+class Snapshots(Live[int]):
+    """A camera that shows three pictures, and then waits until it is stopped."""
+
+    def __init__(self):
+        super().__init__("snapshots", 5.0, 5.0, None, 8)
+
+    def received(self):
+        yield from ((side, 1) for side in (4, 5, 6))
+        self._stopped.wait(20)
+
+    def sample(self, item):
+        return Sample(str(item), bytes(item * item), shape=(item, item, 1), source=self.name)
+
+    def failures(self):
+        return ()
+
+
+def test_a_camera_with_a_spool_starts_without_the_receiver(tmp_path, monkeypatch, caplog):
+    """A robot that boots without a network would otherwise lose what its camera sees."""
+    monkeypatch.setattr(produce, "SPOOL_PATIENCE", 0.1)
+    stop, spool = threading.Event(), str(tmp_path / "spool")
+    monkeypatch.setattr(produce, "stop_on_signals", lambda: stop)
+    monkeypatch.setattr(produce.Report, "now_and_then", lambda report: stop.set())
+    with Peer() as peer, peer.serving():
+        address = peer.address
+    command = ["test_produce.Snapshots", "--to", address, "--name", "robot"]
+    command += ["--connect_seconds", "20", "--producer.on_full", "spool", "--producer.spool", spool]
+    assert produce.main(command) == 0, caplog.text
+    assert "the samples wait in the spool" in caplog.text
+    with Peer() as peer, peer.serving() as journal:
+        with Producer(peer.address, "robot", on_full="spool", spool=spool) as producer:
+            producer.connect()
+            producer.flush()
+        assert [sample.id for data in journal for sample in data.samples()] == ["4"]

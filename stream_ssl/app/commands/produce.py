@@ -29,6 +29,7 @@ from stream_ssl.producers.shaping import Continual, Parked, Popularity, Shaped, 
 from stream_ssl.producers.sources import SOURCES, Source
 from stream_ssl.producers.sources.acknowledged import Acknowledged, Deliveries, Expected
 from stream_ssl.producers.sources.base import Skipped, SourceError
+from stream_ssl.producers.sources.live import Live
 from stream_ssl.producers.sources.outside import build_source, find_source, listed
 from stream_ssl.wire import Position, Sample, Welcome
 from stream_ssl.wire.sample import MAX_SOURCE_BYTES, check_text, short
@@ -42,6 +43,8 @@ STALL_SECONDS = 1.0
 """Seconds without an acknowledgement after which such a flush gives up."""
 SOURCE_SECONDS = 5.0
 """Seconds from a stop request until the log says that the source has not stopped."""
+SPOOL_PATIENCE = 3.0
+"""Seconds to wait for the receiver before a live source begins to fill its spool."""
 PART_SECONDS = 1.5
 """Seconds to wait for a broker to take the last acknowledgements once a stop is requested."""
 OWN = {
@@ -146,7 +149,10 @@ def source_parser(name: str) -> Parser:
         "--connect_seconds",
         type=float,
         default=30.0,
-        help="seconds after which the command gives up if no receiver answers",
+        help=(
+            "seconds after which the command gives up if no receiver answers; a live source "
+            "with a spool starts without one"
+        ),
     )
     parser.add_argument(
         "--takeover", action="store_true", help="disconnect a running producer of the same name"
@@ -197,7 +203,8 @@ def produce(settings: Namespace, cls: Callable[..., Source], given: Namespace) -
         )
     try:
         with producer:
-            send_all(source, producer, settings.connect_seconds, stop, broker)
+            spools = isinstance(origin, Live) and settings.producer.on_full == "spool"
+            send_all(source, producer, settings.connect_seconds, stop, broker, spools)
             producer.close(ended=not stop.is_set())
     except ProducerError as error:
         raise Failure(f"producer {settings.name!r}: {error}") from error
@@ -271,13 +278,33 @@ def send_all(
     patience: float,
     stop: threading.Event,
     broker: Acknowledged | None = None,
+    spools: bool = False,
 ) -> None:
-    """Send from where the receiver's journal ends. Return once all samples are on its disk."""
-    welcome = connect(producer, patience, stop)
-    if welcome is None:
-        return
-    position = welcome.position
-    log.info("connected to %s%s", producer.address, "; going on" if position is not None else "")
+    """Send from where the receiver's journal ends. Return once all samples are on its disk.
+
+    Args:
+        source: the source.
+        producer: sends its samples.
+        patience: seconds to wait for the receiver.
+        stop: set it to stop.
+        broker: the broker of the source, if it has one.
+        spools: the source is live and has a spool. It then also starts without a receiver, because
+            the pictures of this time would be lost.
+    """
+    try:
+        patience = min(patience, SPOOL_PATIENCE) if spools else patience
+        welcome = connect(producer, patience, stop)
+    except CannotConnectError as error:
+        if not spools:
+            raise
+        log.warning("%s; the samples wait in the spool", error)
+        position = None
+    else:
+        if welcome is None:
+            return
+        position = welcome.position
+        going_on = "; going on" if position is not None else ""
+        log.info("connected to %s%s", producer.address, going_on)
     report = Report(producer, broker)
     ended = threading.Event()
     threading.Thread(target=_stop_source, args=(source, stop, ended), daemon=True).start()
