@@ -6,7 +6,6 @@ import logging
 import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
-from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +21,6 @@ from stream_ssl.daemon.endpoints import hold_role
 from stream_ssl.daemon.learner_server import LearnerServer
 from stream_ssl.daemon.notify import Notifier
 from stream_ssl.daemon.observers import Observers
-from stream_ssl.daemon.page import ending_of, process_of
 from stream_ssl.daemon.rank_reports import RankReports
 from stream_ssl.daemon.receiver_link import ReceiverLink
 from stream_ssl.daemon.saver import Saver
@@ -113,8 +111,7 @@ class Process:
         settings = parser.instantiate(settings)
         # The stream.
         part = _divide_journal(settings, group, checkpointer, saved)
-        server.page.peer = partial(process_of, part.folder)
-        server.page.gone = partial(ending_of, part.folder)
+        server.reads(part)
         self._reports = RankReports(group, part, checkpointer, saved, settings, server)
         reader = JournalReader(part.folder / "journal")
         stack.callback(reader.close)

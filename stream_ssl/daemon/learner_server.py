@@ -14,7 +14,8 @@ from stream_ssl.background import Background
 from stream_ssl.config.options import split_address
 from stream_ssl.daemon import ranks
 from stream_ssl.daemon.endpoints import Announcement
-from stream_ssl.daemon.page import announced, page_sources, peers_of
+from stream_ssl.daemon.page import announced, ending_of, page_sources, peers_of, process_of
+from stream_ssl.daemon.ranks import Part
 from stream_ssl.observe.health import STARTING, Health
 from stream_ssl.observe.metrics import WORKING, LearnerMetrics
 from stream_ssl.observe.peers import ASK_EVERY, Peers
@@ -38,7 +39,8 @@ class LearnerServer:
 
     Attributes:
         metrics, health, page: the parts of the learner fill them.
-        announcement: writes this process's addresses into the run folder.
+        announcements: write this process's addresses into the run folder, and into the folder of
+            a receiver elsewhere.
     """
 
     def __init__(self, settings: Namespace, rank: int, stack: ExitStack) -> None:
@@ -85,7 +87,22 @@ class LearnerServer:
             hung=peers.hung,
         )
         stack.enter_context(Background("watch", watch.try_look, EVERY))
-        self.announcement = Announcement(
-            settings.run, ranks.role(), http=server.address, **announced(settings)
-        )
+        self._run, self._addresses = run, {"http": server.address, **announced(settings)}
+        self.announcements = [Announcement(run, ranks.role(), **self._addresses)]
         log.info("page at %s/, metrics at %s/metrics", server.address, server.address)
+
+    def reads(self, part: Part) -> None:
+        """Connect the page with the receiver whose journal this rank reads.
+
+        A receiver outside the run folder and this process name each other's folder or address, so
+        that `stream-ssl status` of either folder, and the receiver's page, find the whole run.
+        """
+        folder = part.folder.absolute()
+        self.page.peer = partial(process_of, folder)
+        self.page.gone = partial(ending_of, folder)
+        if self._run.absolute() in (folder, folder.parent):
+            return
+        both = {**self._addresses, "receiver": str(folder)}
+        self.announcements = [Announcement(self._run, ranks.role(), **both)]
+        if part.number == 0:
+            self.announcements.append(Announcement(folder, "learner", **self._addresses))

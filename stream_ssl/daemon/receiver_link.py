@@ -45,7 +45,7 @@ class ReceiverLink:
     ) -> None:
         self._learner, self._batches = learner, batches
         self._checkpointer, self._part = checkpointer, part
-        self._health, self._announcement = server.health, server.announcement
+        self._health, self._announcements = server.health, server.announcements
         self._offsets = ConsumerOffsets(part.folder)
         self._checkpointed = (checkpointer.needed() or START).record
         self._checkpoint_bytes = expected_bytes(learner)
@@ -64,7 +64,8 @@ class ReceiverLink:
         """
         if not self._part.number:
             self._publish()
-        self._announcement.write()
+        for announcement in self._announcements:
+            announcement.write()
         self._tell_at = time.monotonic() + TELL_SECONDS
 
     def _publish(self) -> None:

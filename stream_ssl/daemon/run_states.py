@@ -277,7 +277,7 @@ def silence(
 
 def broken_file(run: Path) -> str | None:
     """Return why an endpoints.json of the run cannot be used, or None."""
-    return next((why for one in (run, *receivers_of(run)) if (why := fault(one))), None)
+    return next((why for one in (run, *receivers_of(run).values()) if (why := fault(one))), None)
 
 
 def _starting(run: Path, role: str, endpoints: Mapping[str, Mapping[str, Any]]) -> int | None:
@@ -292,14 +292,14 @@ def _starting(run: Path, role: str, endpoints: Mapping[str, Mapping[str, Any]]) 
 
 def _holder(run: Path, role: str) -> int | None:
     """Return the id of the living process of a role, or of one of several receivers."""
-    one_of_several = role.startswith("receiver-")
-    return holder(run / role, "receiver") if one_of_several else holder(run, role)
+    folder = receivers_of(run).get(role)
+    return holder(run, role) if folder is None else holder(folder, "receiver")
 
 
 def _ending(run: Path, role: str) -> Ending | None:
     """Return how the last process of a role ended, or of one of several receivers."""
-    one_of_several = role.startswith("receiver-")
-    return ending(run / role, "receiver") if one_of_several else ending(run, role)
+    folder = receivers_of(run).get(role)
+    return ending(run, role) if folder is None else ending(folder, "receiver")
 
 
 # -- Processes
@@ -316,17 +316,28 @@ def token_of(endpoints: Mapping[str, Mapping[str, Any]]) -> str | None:
 
 
 def endpoints_of(run: Path) -> dict[str, dict[str, Any]]:
-    """Return the endpoints of the run's folder, and of the receivers of `run --receivers` in it."""
+    """Return the endpoints of the run's folder, and of its receivers in other folders."""
     found = load(run)
-    for folder in receivers_of(run):
+    for name, folder in receivers_of(run).items():
         if (entry := load(folder).get("receiver")) is not None:
-            found[folder.name] = entry
+            found[name] = entry
     return found
 
 
-def receivers_of(run: Path) -> list[Path]:
-    """Return the folders of the receivers that `run --receivers` started."""
-    return sorted(run.glob("receiver-*"))
+def receivers_of(run: Path) -> dict[str, Path]:
+    """Return the folders of the receivers that are not in the run's folder, by their names.
+
+    Learners name the folders of receivers elsewhere on their host, the option `ranks.receivers`.
+    """
+    below = receivers_below(run)
+    told = {entry.get("receiver") for entry in load(run).values()}
+    elsewhere = sorted(folder for folder in told if isinstance(folder, str))
+    return below | {f"receiver-{n}": Path(one) for n, one in enumerate(elsewhere, len(below))}
+
+
+def receivers_below(run: Path) -> dict[str, Path]:
+    """Return the folders of the receivers that `run --receivers` started, by their names."""
+    return {folder.name: folder for folder in sorted(run.glob("receiver-*"))}
 
 
 def rank_of(name: str) -> int:

@@ -16,7 +16,7 @@ from jsonargparse import Namespace
 
 from stream_ssl.config import options
 from stream_ssl.daemon.endpoints import hold_role, withdraw
-from stream_ssl.daemon.run_states import receivers_of
+from stream_ssl.daemon.run_states import receivers_below
 from stream_ssl.daemon.supervisor import Child, Supervisor, command, learner_command
 from stream_ssl.process.failures import DONE, configuring, reported
 from stream_ssl.process.signals import PARSED, stop_on_signals
@@ -177,7 +177,7 @@ def leave_other_receivers(run: Path, commands: Container[str]) -> None:
         run: the run folder.
         commands: the names of the processes that are started.
     """
-    folders = {"receiver": run} | {folder.name: folder for folder in receivers_of(run)}
+    folders = {"receiver": run} | receivers_below(run)
     others = {name: folder for name, folder in folders.items() if name not in commands}
     for folder in others.values():
         with suppress(OSError, ValueError):  # a full disk, or a link
