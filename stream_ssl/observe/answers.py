@@ -311,11 +311,11 @@ def _producers(
             rows = []
         else:
             told.append(f"Best of the last {span}: {best['name']}, {used} of its samples are used")
-    faulty = {one["producer"] for one in lit}
-    rows = [row for row in rows if row["name"] not in faulty]
-    useless = [row for row in rows if row["used"] < LITTLE_USE]
-    if rows and best is not None and percent(rows[0]["used"]) != percent(best["used"]):
-        told.append(f"Worst: {_worst(useless or rows[:1])}")
+    faulty = {one["producer"] for one in lit}  # the conditions name them below
+    useless = [row for row in rows if row["used"] < LITTLE_USE and row["name"] not in faulty]
+    worst = useless or [row for row in rows[:1] if row["name"] not in faulty]
+    if worst and best is not None and percent(worst[0]["used"]) != percent(best["used"]):
+        told.append(f"Worst: {_worst(worst)}")
     if connected and "error" in learner:
         told.append("The learner, which knows how many of their samples are used, does not answer")
     for name in list(dict.fromkeys(one["name"] for one in lit))[:MOST_NAMED]:

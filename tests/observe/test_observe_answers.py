@@ -509,6 +509,16 @@ def test_all_producers_without_use_are_named_up_to_a_few() -> None:
     assert f"everything-dropped (lobby-0, {named} and 3 more):" in found["To do"].says
 
 
+def test_a_better_producer_than_a_faulty_one_is_not_the_worst() -> None:
+    run, used = Run(), origins("gate", 10) + origins("hall", 10)
+    run.pass_(60, run.sends(), run.learns(origins_B=used, dropped_origins=origins("hall", 4)))
+    assert "Worst: hall (71 % used" in asked(run)["Producers"].says
+    garbage(run)
+    told = asked(run)["Producers"].says
+    assert "of yard's samples within" in told
+    assert "Worst" not in told
+
+
 def test_one_producer_is_neither_the_best_nor_the_worst() -> None:
     run = Run()
     run.pass_(60, run.sends(), gate_alone(run))
