@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
+from stat import S_IMODE
 from typing import Any
 
 import zmq
@@ -21,7 +22,7 @@ from zmq.auth.base import Authenticator
 from zmq.utils import z85
 
 from stream_ssl.bounded_files import read_json
-from stream_ssl.durable import write
+from stream_ssl.durable import replacing
 from stream_ssl.rate_limited_logger import RateLimitedLogger
 from stream_ssl.wire import Keys, check_name
 from stream_ssl.wire.keys import check_key
@@ -61,16 +62,24 @@ class AllowList:
     def enter(cls, path: str | Path, name: str, public: str) -> None:
         """Add or replace the key of a producer in the file; create the file if it is missing.
 
+        The file keeps its mode and its owners: the receiver may run as another user.
+
         Raises:
             ValueError: the file is malformed, or the key belongs to another producer.
         """
-        path = Path(path)
+        path = Path(path).resolve()  # a link stays
         path.parent.mkdir(parents=True, exist_ok=True)
         with _locked(path.parent):  # two processes must not read and replace the list at once
             names = {name: key for key, name in cls(path)._names.items()} if path.exists() else {}
             names[name] = public
             _key_to_name(names, path)
-            write(path, json.dumps(names, indent=1) + "\n")
+            before = path.stat() if path.exists() else None
+            with replacing(path) as file:
+                if before is not None:
+                    with contextlib.suppress(PermissionError):  # only root may give a file away
+                        os.fchown(file.fileno(), before.st_uid, before.st_gid)
+                    os.fchmod(file.fileno(), S_IMODE(before.st_mode))
+                file.write(json.dumps(names, indent=1).encode() + b"\n")
 
     def name_of(self, key: str) -> str | None:
         """Return the name that the list gives to a key, or None if the key is not listed."""

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import json
+import os
 import socket
 import threading
 
@@ -326,6 +327,22 @@ def test_entering_keeps_the_others(tmp_path):
     with pytest.raises(ValueError, match="have one key"):
         AllowList.enter(path, "third", ROBOT.public)
     assert AllowList(path).name_of(ROBOT.public) == "robot"
+
+
+def test_entering_keeps_the_mode_and_a_link(tmp_path):
+    """Else a receiver of another user can no longer read the list, or reads another file."""
+    path, link = tmp_path / "allow.json", tmp_path / "link.json"
+    AllowList.enter(path, "robot", ROBOT.public)
+    path.chmod(0o640)
+    link.symlink_to(path)
+    earlier = os.umask(0o077)
+    try:
+        AllowList.enter(link, "mallory", MALLORY.public)
+    finally:
+        os.umask(earlier)
+    assert link.is_symlink()
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert AllowList(path).name_of(MALLORY.public) == "mallory"
 
 
 def test_keys_that_are_entered_at_the_same_time_are_all_there(tmp_path):
