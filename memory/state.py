@@ -245,8 +245,9 @@ def check_fits(
     )
     if told != ours_told and not is_resharded(state):
         raise ValueError(
-            f"the state was saved under another eviction policy than {policy.name}, "
-            "or by another version of it"
+            f"the state was saved by another version of the eviction policy {policy.name}: offer "
+            "its samples to a new memory, as `stream-ssl run CONFIG --run FOLDER --from OLD_RUN` "
+            "does"
         )
 
 

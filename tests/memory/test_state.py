@@ -153,6 +153,15 @@ def test_other_versions_are_refused(version: int, message: str) -> None:
         memory.load_state_dict(state)
 
 
+def test_counts_of_another_version_are_refused_with_the_remedy() -> None:
+    memory = WorkingMemory(8, 4, MostDuplicated(VonMisesFisher(0.1)))
+    state = memory.state_dict() | {"eviction.reach": torch.ones(1)}
+    with pytest.raises(
+        ValueError, match=r"another version of the eviction policy .*--from OLD_RUN"
+    ):
+        memory.load_state_dict(state)
+
+
 @table("index", ["exact", "ivf", "auto"])
 def test_linear_counts_that_were_approximate_are_counted_anew(index: Any) -> None:
     inner = MostDuplicated()
