@@ -367,3 +367,13 @@ def test_rates_are_those_of_the_page_where_it_knows_them() -> None:
     }
     gone = status.as_on_page({"receiver": None, "learner": None}, ranks)
     assert gone == {"receiver": None, "learner": None}
+
+
+def test_a_narrow_terminal_shows_whole_paths() -> None:
+    path = "/var/lib/stream-ssl/run/quarantine"
+    shown = status.answers_table("run")
+    status.add_answers(shown, [Answer("To do", "watch", f"See {path}.", [])])
+    console = Console(width=32)
+    with console.capture() as captured:
+        console.print(shown)
+    assert path in re.sub(r"[^\w./-]|soon", "", captured.get())

@@ -286,9 +286,17 @@ def test_in_a_terminal(tmp_path: Path, end: str) -> None:
             os.close(terminal.master)
 
 
-def test_without_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert watch.main([str(tmp_path)]) == 2
     assert re.search(r"not a terminal.*`stream-ssl status`", capsys.readouterr().err)
+    with monkeypatch.context() as patched:  # a terminal, such as a shell within an editor
+        patched.setenv("TERM", "dumb")
+        patched.setattr(sys.stdout, "isatty", lambda: True)
+        patched.setattr(watch, "Live", None)
+        assert watch.main([str(tmp_path)]) == 2
+    assert "TERM" in capsys.readouterr().err
     assert watch.main([str(tmp_path), "--seconds", "0.1"]) == 2
     assert "at least 0.2" in capsys.readouterr().err
     (tmp_path / "file").touch()

@@ -396,7 +396,7 @@ def answers_table(title: str) -> Table:
     """Return an empty table with the columns of the answers."""
     shown = Table(title=escape(f"stream-ssl · {title}"), show_header=False, title_justify="left")
     shown.add_column(style="bold")
-    shown.add_column()
+    shown.add_column(overflow="fold")  # a narrow terminal shows the whole path of a folder
     return shown
 
 

@@ -59,10 +59,11 @@ def watch(run: Path, seconds: float = 2.0, token_file: Path | None = None) -> in
         return _refuse(f"--seconds {seconds:g}: must be finite and at least 0.2")
     if why := not_a_folder(run):
         return _refuse(why)
-    if not sys.stdout.isatty():
+    console = Console()
+    if not sys.stdout.isatty() or console.is_dumb_terminal:
         return _refuse(
-            "the output is not a terminal, which this view needs: use `stream-ssl status`, or "
-            "`ssh -t` to get a terminal over ssh"
+            "the output is not a terminal whose cursor moves, which this view needs: use "
+            "`stream-ssl status`, set TERM if it is dumb, or use `ssh -t` over ssh"
         )
     try:
         place = run_at(run, token_file)
@@ -75,7 +76,7 @@ def watch(run: Path, seconds: float = 2.0, token_file: Path | None = None) -> in
     with (
         contextlib.suppress(KeyboardInterrupt),
         _keys() as key,
-        Live(view, console=Console(), screen=True, auto_refresh=False) as live,
+        Live(view, console=console, screen=True, auto_refresh=False) as live,
     ):
         asking.start()
         while key() not in ("q", "Q"):
