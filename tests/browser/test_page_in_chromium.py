@@ -80,6 +80,22 @@ def test_red_lights_say_why_and_what_to_do(chromium: Any) -> None:
         visit.picture("red")
 
 
+def test_answers_of_a_process_that_has_gone_are_said_to_be_old(chromium: Any) -> None:
+    """Else a phone shows "healthy" answers, and the reason is far below."""
+    with run() as (url, learner, receiver), Visit(chromium, url) as visit:
+        page = visit.page
+        page.wait_for_selector("#answers-list .good >> text=None of")
+        learner.close()
+        receiver.close()
+        page.wait_for_selector("#verdict.bad >> text=no answer")
+        page.wait_for_selector("#no-answer .bad >> text=does not answer")
+        assert re.search(r"answers below are from \d", page.inner_text("#no-answer"))
+        assert page.title().startswith("▲ no answer — ")
+        visit.picture("gone")
+        assert all("ERR_CONNECTION_REFUSED" in one for one in visit.wrong)
+        visit.wrong.clear()
+
+
 def test_a_learner_that_falls_behind_is_not_called_healthy(chromium: Any) -> None:
     with (
         run() as (url, _, _r),

@@ -10,6 +10,7 @@ import { ask, bytes, duration, element, explained, few, labelCells, number, perc
 
 const ROLES = ["receiver", "learner"];
 const states = {}; // role -> its last state, or { error }
+let answered = null; // when the last answers came
 const PHONE = matchMedia("(max-width: 40rem)");
 
 /** Ask again `seconds` after each answer, while `where` and the page are visible. */
@@ -44,7 +45,7 @@ async function showStates() {
   const run = await ask("run").catch((error) => unreachable(error.message));
   const { problems, conditions: { present, absent, unknown } } = run;
   ROLES.forEach((role) => { states[role] = run.states[role]; });
-  showAnswers(run.answers);
+  showAnswers(run.answers, problems[0]);
   const tells = new Map(ROLES.flatMap((role) => (states[role]?.watched ?? []).map((one) => [one.name, one.summary])));
   const list = (title, names) => (names.length ? [element("li", { class: "names" }, element("b", {}, title), ...names.map((name) => element("span", { title: tells.get(name) ?? null }, name)))] : []);
   const starting = ROLES.filter((role) => states[role]?.starting);
@@ -64,7 +65,7 @@ async function showStates() {
   const bad = present.length, grave = problems.some(({ severity }) => severity === "critical");
   const verdict = document.querySelector("#verdict");
   const look = !bad && !starting.length && run.answers?.some(({ question, level }) => question === "Health" && level === "watch");
-  const text = bad ? `${bad} ${bad === 1 ? "condition needs" : "conditions need"} attention` : starting.length ? "starting" : look ? "worth a look" : "healthy";
+  const text = !run.answers ? "no answer" : bad ? `${bad} ${bad === 1 ? "condition needs" : "conditions need"} attention` : starting.length ? "starting" : look ? "worth a look" : "healthy";
   if (verdict.textContent !== text) verdict.textContent = text;
   const name = states.learner?.run ?? states.receiver?.run ?? document.body.dataset.run;
   document.title = `${bad || look ? "▲" : starting.length ? "○" : "●"} ${bad ? text.replace(" need attention", "").replace(" needs attention", "") : text} — ${name} on ${document.body.dataset.host}`;
@@ -103,7 +104,12 @@ function unreachable(says) {
   return { states: Object.fromEntries(ROLES.map((role) => [role, { error: says }])), problems: [problem], answers: null, conditions: { present: ["down"], absent: [], unknown: [] } };
 }
 
-function showAnswers(answers) {
+function showAnswers(answers, problem) {
+  answered = answers ? new Date() : answered;
+  const old = answered ? ` The answers below are from ${answered.toLocaleTimeString()}.` : "";
+  document.querySelector("#no-answer").replaceChildren(...(answers ? [] : [element("li", { class: "bad" },
+    element("b", {}, "No answer"), element("span", { class: "level" }, "now"), element("p", {}, `${problem.says[0].toUpperCase()}${problem.says.slice(1)}.${old}`),
+    element("span", { class: "links" }, element("a", { href: problem.runbook }, problem.name)))]));
   const list = document.querySelector("#answers-list");
   list.classList.toggle("old", !answers); // the last answers stay, and are marked as out of date
   if (answers && PHONE.matches) answers.unshift(answers.pop()); // "To do" fits on the first screen of a phone only as the first
