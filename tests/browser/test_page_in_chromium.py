@@ -88,7 +88,7 @@ def test_answers_of_a_process_that_has_gone_are_said_to_be_old(chromium: Any) ->
         learner.close()
         receiver.close()
         page.wait_for_selector("#verdict.bad >> text=no answer")
-        page.wait_for_selector("#no-answer .bad >> text=does not answer")
+        page.wait_for_selector("#no-answer .bad >> text=or the network is away")
         assert re.search(r"answers below are from \d", page.inner_text("#no-answer"))
         assert page.title().startswith("▲ no answer — ")
         visit.picture("gone")

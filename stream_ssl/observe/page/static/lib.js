@@ -14,7 +14,7 @@ export function post(role, question, file) {
 
 async function send(address, { headers = {}, ...options } = {}) {
   const answer = await fetch(address, { ...options, headers: { accept: "application/json", ...headers } })
-    .catch(() => { throw new Error("the process that serves this page does not answer: it has stopped or is restarting"); });
+    .catch(() => { throw new Error("the process that serves this page does not answer: it has stopped or is restarting, or the network is away"); });
   if (answer.status === 401) location.href = "login";
   const body = await answer.json().catch(() => ({ error: `the answer is not JSON (status ${answer.status})` }));
   if (!answer.ok) throw new Error(body.error ?? `status ${answer.status}`);
