@@ -442,7 +442,15 @@ groups:
     rules:
 """
 
-DOWN_SUMMARY = "{{ $labels.role }} at {{ $labels.instance }} does not answer"
+ABSENT = (
+    'count without (instance, node) (max_over_time(up{job="stream-ssl"}[1d])) '
+    'unless count without (instance, node) (up{job="stream-ssl"})'
+)
+"""A process that Prometheus found within a day and does not find now, such as an evicted pod.
+
+A pod has another address after each start, so the addresses do not count.
+"""
+DOWN_SUMMARY = "{{ $labels.role }} {{ with $labels.instance }}at {{ . }} {{ end }}does not answer"
 DOWN = (
     "Read the end of the process's log, which is the output of stream-ssl run or the journal of "
     "its systemd unit. Then start the process again. No sample is lost: the journal keeps "
@@ -452,7 +460,8 @@ DOWN = (
 
 def alerts() -> str:
     """Return the text of deploy/prometheus/alerts.yml, in YAML."""
-    rules = [_rule("StreamSslDown", "down", 'up{job="stream-ssl"} == 0', "critical", "90s")]
+    down = f'up{{job="stream-ssl"}} == 0 or ({ABSENT})'
+    rules = [_rule("StreamSslDown", "down", down, "critical", "90s")]
     rules += [
         _rule(one.alert, one.name, f'stream_ssl_condition{{name="{one.name}"}} == 1')
         for one in TABLE
@@ -472,7 +481,7 @@ def _rule(alert: str, name: str, expression: str, severity: str = "", wait: str 
         description, severity = one.advice(), one.severity
     link = (
         "{{ with $externalLabels.runbooks }}{{ . }}docs/runbooks/NAME.md"
-        "{{ else }}http://{{ $labels.instance }}/runbooks/NAME{{ end }}"
+        "{{ else }}{{ with $labels.instance }}http://{{ . }}/runbooks/NAME{{ end }}{{ end }}"
     ).replace("NAME", name)
     return "".join(
         f"{line}\n"

@@ -168,7 +168,7 @@ def test_promtool_parses_the_dashboards_questions(tmp_path: Path) -> None:
 RUNBOOKS = Path(__file__).parents[2] / "docs" / "runbooks"
 LINK = (
     "{{ with $externalLabels.runbooks }}{{ . }}docs/runbooks/NAME.md"
-    "{{ else }}http://{{ $labels.instance }}/runbooks/NAME{{ end }}"
+    "{{ else }}{{ with $labels.instance }}http://{{ . }}/runbooks/NAME{{ end }}{{ end }}"
 )
 PARTS = ["Symptom", "Look at", "Act", "Verify"]
 
