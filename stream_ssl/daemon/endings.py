@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -71,6 +71,11 @@ class Life(logging.Handler):
         """Record that the process stopped normally."""
         self._write(end="stopped", ended=time.time())
 
+    def failed(self, words: str) -> None:
+        """Record that the process ends because of an error."""
+        self._words = printable(words, MOST_WORDS)
+        self._write(end="failed", ended=time.time())
+
     def interrupted(self) -> None:
         """Record that a second signal ended the process while it was stopping."""
         self._write(end="interrupted", ended=time.time())
@@ -101,8 +106,7 @@ class Life(logging.Handler):
             yield
         except BaseException as error:
             beats.close()
-            self._words = printable(str(error) or type(error).__name__, MOST_WORDS)
-            self._write(end="failed", ended=time.time())
+            self.failed(str(error) or type(error).__name__)
             raise
         else:
             beats.close()
@@ -153,6 +157,8 @@ def ending(run: Path, role: str) -> Ending | None:
         boss = _boss(run, parent)
     except (OSError, ValueError, LookupError, TypeError, OverflowError):
         return None
+    if role != "supervisor" and (why := _failed_run(run, when)) is not None:
+        return why
     again = again if boss is None else boss.again
     if end == "failed":
         return Ending("failed", f"the {role} failed at {at}", words, again, parent)
@@ -173,4 +179,18 @@ def _boss(run: Path, parent: int) -> Ending | None:
         with contextlib.suppress(OSError, ValueError):
             if read_map(folder / "supervisor.last.json").get("pid") == parent:
                 return ending(folder, "supervisor")
+    return None
+
+
+def _failed_run(run: Path, since: float) -> Ending | None:
+    """Return how the supervisor failed after this time; None if it did not fail.
+
+    It then stopped or did not start a process whose own record says nothing of this fault.
+    """
+    for folder in (run, run.parent):
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+            told = read_map(folder / "supervisor.last.json")
+            if told["end"] == "failed" and told["ended"] >= since:
+                found = ending(folder, "supervisor")
+                return found and replace(found, says=found.says.replace("supervisor", "run"))
     return None

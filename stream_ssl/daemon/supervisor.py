@@ -129,6 +129,10 @@ class Supervisor:
         commands: command lines by name, in the order of their start. They stop in reverse order.
         stop_seconds: seconds that a process may take to stop after SIGTERM before it is killed.
         clock: monotonic seconds.
+
+    Attributes:
+        children: the processes.
+        fault: why no process is restarted; "" if there is no such reason.
     """
 
     def __init__(
@@ -138,6 +142,7 @@ class Supervisor:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.children = [Child(name, command) for name, command in commands.items()]
+        self.fault = ""
         self.stop_seconds = stop_seconds
         self._clock = clock
 
@@ -169,10 +174,8 @@ class Supervisor:
             return None
         pid, child.process = child.process.pid, None
         if status == USAGE and not child.worked:
-            log.error(
-                "%s: wrong configuration (its message is above); no process is restarted",
-                child.name,
-            )
+            self.fault = f"{child.name}: wrong configuration"
+            log.error("%s (its message is above); no process is restarted", self.fault)
             return status
         # The settings worked before: somebody edited them, or a file is away. The others go on.
         why = ", because its configuration does not work any more" if status == USAGE else ""

@@ -529,7 +529,7 @@ def _in_brief(name: str, problems: Sequence[Mapping[str, Any]]) -> str:
     """
     same = [one for one in problems if one["name"] == name]
     if name not in (*OF_LEARNING, *OF_PRODUCERS, *OF_MEMORY):
-        return f"{name} ({'; '.join(one['says'] for one in same)})"
+        return f"{name} ({'; '.join(dict.fromkeys(one['says'] for one in same))})"
     who = _who(same)
     return f"{name} ({who})" if who else name
 

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from harness import processes, until
+from harness import processes, stop, until
 from test_status import held_by_another, shown
 
 from stream_ssl.app.commands import status
@@ -203,3 +203,18 @@ def test_a_run_says_how_it_ended(
         said = shown(tmp_path, capsys)
     assert said.count(how) >= 2, said
     assert f"{again}: stream-ssl run" in said
+
+
+def test_a_run_with_a_wrong_configuration_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else `status` shows how the processes of the start before ended, and advises this command."""
+    with processes(tmp_path) as run:
+        for role in ("receiver", "learner"):
+            assert stop(run.role(role)) == 0
+        assert run.start("run", str(run.config), "--memory.capacity", "many").wait(60) == 2
+    said = shown(tmp_path, capsys)
+    assert said.count("the run failed at") >= 2, said
+    assert "learner: wrong configuration" in said
+    assert "Correct the error, then start it again with: stream-ssl" in said
+    assert said.count("wrong configuration") == 3, "once in Health, and once for each process"

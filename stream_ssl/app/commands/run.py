@@ -74,6 +74,8 @@ def main(arguments: Sequence[str]) -> int:
             stop = stop_on_signals()
             stop.interrupted = life.interrupted
             status = supervisor.run(stop)
+            if supervisor.fault:
+                life.failed(f"{supervisor.fault}; its message is in the log")
 
     return reported(work) or status
 
