@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlencode, urlsplit
@@ -331,8 +332,9 @@ def receivers_of(run: Path) -> dict[str, Path]:
     """
     below = receivers_below(run)
     told = {entry.get("receiver") for entry in load(run).values()}
-    elsewhere = sorted(folder for folder in told if isinstance(folder, str))
-    return below | {f"receiver-{n}": Path(one) for n, one in enumerate(elsewhere, len(below))}
+    elsewhere = sorted(Path(folder) for folder in told if isinstance(folder, str))
+    free = (name for number in count() if (name := f"receiver-{number}") not in below)
+    return below | dict(zip(free, elsewhere, strict=False))
 
 
 def receivers_below(run: Path) -> dict[str, Path]:

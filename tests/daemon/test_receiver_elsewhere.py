@@ -36,14 +36,14 @@ def test_status_and_pages_find_the_whole_run(tmp_path: Path) -> None:
         }
 
 
-def test_receivers_elsewhere_come_after_those_below_the_run(tmp_path: Path) -> None:
-    (tmp_path / "receiver-0").mkdir()
+def test_receivers_elsewhere_have_names_that_are_free(tmp_path: Path) -> None:
+    (tmp_path / "receiver-1").mkdir()
     (tmp_path / "endpoints.json").write_text(
         '{"learner": {"http": "", "receiver": "/b"}, "learner-1": {"http": "", "receiver": "/a"}, '
         '"learner-2": {"http": "", "receiver": "/b"}, "learner-3": {"http": "", "receiver": 1}}'
     )
     assert receivers_of(tmp_path) == {
-        "receiver-0": tmp_path / "receiver-0",
-        "receiver-1": Path("/a"),
+        "receiver-0": Path("/a"),
+        "receiver-1": tmp_path / "receiver-1",
         "receiver-2": Path("/b"),
     }
