@@ -141,10 +141,7 @@ class Reporter:
         elif not changed:
             return
         self._logged, self._logged_at = (state, reason), now
-        waiting = (
-            f"{stats.buffered.samples + stats.spooled.samples} samples wait, "
-            f"{stats.dropped.samples} were dropped"
-        )
+        waiting = f"{stats.waiting} samples wait, {stats.dropped.samples} were dropped"
         if state == "connected":
             logger.info("%s: connected; %s", self._label, waiting)
         elif state == "closed":

@@ -62,6 +62,11 @@ class Stats:
     state: State = "connecting"
     last_error: str = ""
 
+    @property
+    def waiting(self) -> int:
+        """The samples that wait or are unacknowledged: at least this number."""
+        return max(self.buffered.samples, self.spooled.samples)  # many are in both places
+
     def drop(self, reason: str, samples: int, size: int) -> None:
         """Count dropped samples, in total and by reason."""
         self.dropped.add(samples, size)

@@ -133,6 +133,13 @@ class Clock:
         self.reporter.report(self.protocol, stats, full, now)
 
 
+def test_a_sample_in_memory_and_in_the_spool_waits_once(caplog: pytest.LogCaptureFixture) -> None:
+    clock, stats = Clock(), Stats(buffered=Count(20, 0), spooled=Count(30, 0))
+    clock.protocol.reason = "nobody listens"
+    clock.reporter.report(clock.protocol, stats, False, 0.0)
+    assert "nobody listens; 30 samples wait" in caplog.text
+
+
 def test_what_lasts_is_repeated_and_what_flaps_is_not(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     for tenth in range(1000):

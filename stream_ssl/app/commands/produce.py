@@ -462,7 +462,7 @@ class Report:
             stats.acked.samples,
             stats.acked.bytes / 1e6,
             rate,
-            max(stats.buffered.samples, stats.spooled.samples),
+            stats.waiting,
             f", {stats.dropped.samples} dropped" if stats.dropped.samples else "",
             "" if lag is None else f", {lag} waiting at the broker",
         )
