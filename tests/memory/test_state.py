@@ -153,6 +153,44 @@ def test_other_versions_are_refused(version: int, message: str) -> None:
         memory.load_state_dict(state)
 
 
+FORMS: dict[str, dict[str, list[int]]] = {
+    "": {
+        "counters": [7],
+        "drift": [2],
+        "seed": [],
+        "strata.centres": [3, 6],
+        "strata.numbers": [5],
+    },
+    "duel": {"counts": [25], "next": [4]},
+    "minimum-redundancy": {"cosines": [25, 16], "floors": [25], "slots": [25, 16]},
+    "most-duplicated": {
+        "sum": [6],
+        "since": [1],
+        "search.bound": [0],
+        "search.norms": [2],
+        "search.numbers": [5],
+        "search.pool": [0],
+    },
+    "oldest": {"head": [1]},
+    "random": {"generator": [5056]},
+    "redundant": {"chance.drawn": [0], "chance.generator": [5056], "counts": [25], "next": [4]},
+    "reservoir": {"generator": [5056], "seen": [1]},
+}
+"""The shapes of version 4, of the memory ("") and of each policy."""
+
+
+@table("name", sorted(POLICIES))
+def test_the_form_of_a_state_changes_only_with_its_version(name: str) -> None:
+    """An older program names the version that it cannot read, and fails obscurely without it."""
+    memory = WorkingMemory(25, 6, POLICIES[name](), SHAPE, seed=3)
+    offer(memory, 0, 60)
+    shapes = {entry: list(value.shape) for entry, value in memory.state_dict().items()}
+    own = {one.removeprefix("eviction."): shapes[one] for one in shapes if one[:9] == "eviction."}
+    found = (VERSION, own, {one: shapes[one] for one in FORMS[""]})
+    remedy = "if a program of before cannot read the new form, raise VERSION; then update FORMS"
+    assert found == (4, FORMS[name], FORMS[""]), remedy
+
+
 def test_counts_of_another_version_are_refused_with_the_remedy() -> None:
     memory = WorkingMemory(8, 4, MostDuplicated(VonMisesFisher(0.1)))
     state = memory.state_dict() | {"eviction.reach": torch.ones(1)}
