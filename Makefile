@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 READY  := $(VENV)/.ready
 LATEST := .venv-latest
+LOWEST := .venv-lowest
 # Some libraries' newest versions need a newer Python than ours does.
 NEWEST_PYTHON = for one in python3.15 python3.14 python3.13 python3.12 $(PYTHON); do $$one -c "" 2>/dev/null && { command -v $$one; break; }; done
 FAISS  := $(if $(shell command -v nvidia-smi 2>/dev/null),gpu,cpu)
@@ -25,7 +26,7 @@ SOAK_MINUTES ?= 60
 # anew, which takes longer than the import.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test latest mutations browser check chaos bench reproduce study gpu servers servers-packages site prometheus containers manifests lint format docs setup clean
+.PHONY: demo test latest lowest mutations browser check chaos bench reproduce study gpu servers servers-packages site prometheus containers manifests lint format docs setup clean
 
 setup: $(READY)
 
@@ -58,6 +59,18 @@ else
 	$(LATEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade -e '.[learner,$(FAISS),dev]'
 endif
 	OMP_NUM_THREADS=1 $(LATEST)/bin/python -m pytest -n auto --dist worksteal $(TESTS)
+
+lowest:  ## all tests with the lowest version of each dependency of a user, in a virtual environment of its own
+	@echo "Installing the lowest versions into $(LOWEST)"
+	rm -rf $(LOWEST)
+	$(PYTHON) -m venv $(LOWEST)
+	$(PYTHON) tests/lowest.py >$(LOWEST)/constraints.txt
+ifneq ($(UV),)
+	$(UV) pip install --quiet --python $(LOWEST)/bin/python -c $(LOWEST)/constraints.txt -e '.[learner,$(FAISS),dev]'
+else
+	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check -c $(LOWEST)/constraints.txt -e '.[learner,$(FAISS),dev]'
+endif
+	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -n auto --dist worksteal $(TESTS)
 
 mutations: $(READY)  ## breaks the code in many places, which the tests must notice
 	OMP_NUM_THREADS=1 $(VENV)/bin/python tests/mutations.py
@@ -143,5 +156,5 @@ endif
 	@echo "Read it: $(VENV)/bin/python -m http.server -b 127.0.0.1 -d site 8000, at http://127.0.0.1:8000"
 
 clean:
-	rm -rf $(VENV) $(LATEST) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(LATEST) $(LOWEST) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
