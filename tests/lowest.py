@@ -1,6 +1,7 @@
-"""Print constraints to the lowest version of each dependency that pyproject.toml allows to users."""
+"""Print constraints to the lowest versions that pyproject.toml allows to users."""
 
 import re
+import sys
 import tomllib
 from pathlib import Path
 
@@ -11,4 +12,4 @@ extras = project["optional-dependencies"]
 parts = [project["dependencies"], *(extras[name] for name in extras.keys() - TOOLS)]
 for needed in sorted({one for part in parts for one in part}):
     if found := re.match(r"([\w-]+)(?:\[.*\])?>=([\d.]+)", needed):
-        print(f"{found[1]}=={found[2]}")
+        sys.stdout.write(f"{found[1]}=={found[2]}\n")
