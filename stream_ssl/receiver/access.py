@@ -76,8 +76,9 @@ class AllowList:
             before = path.stat() if path.exists() else None
             with replacing(path) as file:
                 if before is not None:
-                    with contextlib.suppress(PermissionError):  # only root may give a file away
-                        os.fchown(file.fileno(), before.st_uid, before.st_gid)
+                    for owners in ((-1, before.st_gid), (before.st_uid, -1)):
+                        with contextlib.suppress(OSError):  # only root may give a file away
+                            os.fchown(file.fileno(), *owners)
                     os.fchmod(file.fileno(), S_IMODE(before.st_mode))
                 file.write(json.dumps(names, indent=1).encode() + b"\n")
 

@@ -10,6 +10,7 @@ import threading
 import pytest
 import zmq
 from receiver_peer import Peer, Running, packet, until
+from table import table
 
 from stream_ssl.receiver import access, backlogs
 from stream_ssl.receiver.access import Access, AllowList
@@ -342,6 +343,25 @@ def test_entering_keeps_the_mode_and_a_link(tmp_path):
         os.umask(earlier)
     assert link.is_symlink()
     assert path.stat().st_mode & 0o777 == 0o640
+    assert AllowList(path).name_of(MALLORY.public) == "mallory"
+
+
+@table("reason", [errno.EPERM, errno.EINVAL])
+def test_entering_keeps_the_group_without_the_right_to_keep_the_owner(
+    tmp_path, monkeypatch, reason
+):
+    """As for a member of the receiver's group, and in a container that lacks the owner's id."""
+    path, groups = tmp_path / "allow.json", []
+    AllowList.enter(path, "robot", ROBOT.public)
+
+    def fchown(_file, user, group):
+        if user != -1:
+            raise OSError(reason, os.strerror(reason))
+        groups.append(group)
+
+    monkeypatch.setattr(os, "fchown", fchown)
+    AllowList.enter(path, "mallory", MALLORY.public)
+    assert groups == [path.stat().st_gid]
     assert AllowList(path).name_of(MALLORY.public) == "mallory"
 
 
