@@ -157,7 +157,7 @@ def ending(run: Path, role: str) -> Ending | None:
         boss = _boss(run, parent)
     except (OSError, ValueError, LookupError, TypeError, OverflowError):
         return None
-    if role != "supervisor" and (why := _failed_run(run, when)) is not None:
+    if role != "supervisor" and (why := _failed_run(run, when, end == "failed")) is not None:
         return why
     again = again if boss is None else boss.again
     if end == "failed":
@@ -182,15 +182,17 @@ def _boss(run: Path, parent: int) -> Ending | None:
     return None
 
 
-def _failed_run(run: Path, since: float) -> Ending | None:
-    """Return how the supervisor failed after this time; None if it did not fail.
+def _failed_run(run: Path, when: float, failed: bool) -> Ending | None:
+    """Return how the supervisor failed after a process ended; None if it did not fail.
 
-    It then stopped or did not start a process whose own record says nothing of this fault.
+    The record of that process names another reason, or none. But a process that `failed` under
+    this supervisor names the fault itself.
     """
     for folder in (run, run.parent):
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
             told = read_map(folder / "supervisor.last.json")
-            if told["end"] == "failed" and told["ended"] >= since:
+            own = failed and when >= told["started"]
+            if told["end"] == "failed" and told["ended"] >= when and not own:
                 found = ending(folder, "supervisor")
                 return found and replace(found, says=found.says.replace("supervisor", "run"))
     return None

@@ -103,6 +103,22 @@ def test_the_time_of_a_kill_is_that_of_the_last_beat(tmp_path: Path) -> None:
     assert "at about 1971-01-01" in found.says or "at about 1970-12-31" in found.says
 
 
+@pytest.mark.parametrize(("started", "words"), [(5.0, "kappa is -1"), (15.0, "wrong")])
+def test_a_process_that_failed_in_a_failed_run_names_its_own_error(
+    tmp_path: Path, started: float, words: str
+) -> None:
+    """Else `status` says only that the error is in the log. An error of an earlier start is old."""
+    record = {"pid": 1, "parent": 1, "command": "stream-ssl run x.yaml", "end": "failed"}
+    learner = record | {"words": "kappa is -1", "started": 6.0, "ended": 10.0}
+    boss = record | {"parent": 0, "words": "wrong", "started": started, "ended": 20.0}
+    for role, told in (("learner", learner), ("supervisor", boss)):
+        (tmp_path / f"{role}.last.json").write_text(json.dumps(told))
+        (tmp_path / f"{role}.lock").touch()
+    found = ending(tmp_path, "learner")
+    assert found is not None
+    assert found.words == words
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"words": 1, "parent": "x", "command": 1}'])
 def test_a_damaged_record_says_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / "learner.lock").touch()
