@@ -22,6 +22,7 @@ from stream_ssl.rate_limited_logger import RateLimitedLogger
 from stream_ssl.wire.run_folder import ENDPOINTS
 
 log = logging.getLogger(__name__)
+limited_log = RateLimitedLogger(log, seconds=60.0)
 
 FILE = ENDPOINTS
 CHECK_SECONDS = 2.0
@@ -184,9 +185,8 @@ def load(run: Path) -> dict[str, dict[str, Any]]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        log.warning(
-            "%s cannot be used (%s): the running processes write it again", run / FILE, error
-        )
+        text = f"{run / FILE} cannot be used ({error}): the running processes write it again"
+        limited_log.warning(str(run), text)
         return {}
 
 
