@@ -13,7 +13,7 @@ from jsonargparse import ArgumentParser
 from stream_ssl.evaluation.labelled import Division, Reader
 from stream_ssl.feed.decode import Payloads
 from stream_ssl.producers.sources import SOURCES
-from stream_ssl.producers.sources.outside import find_source, listed
+from stream_ssl.producers.sources.outside import build_source, find_source, listed
 
 LABELLED = tuple(name for name in SOURCES if name != "watch")
 """Names of the sources that end and may carry labels."""
@@ -49,6 +49,8 @@ def parse(spec: str) -> tuple[str, str | None]:
         raise ValueError(
             f"{spec!r}: the synthetic source has no place: use --data synthetic --source.count 2000"
         )
+    if colon and not inspect.signature(find_source(name)).parameters:
+        raise ValueError(f"{spec!r}: this source has no place: use --data {name}")
     return name, where if colon else None
 
 
@@ -128,7 +130,7 @@ def make(name: str, options: Mapping[str, Any], seed: int | None, **more: Any) -
     if "passes" in inspect.signature(find_source(name)).parameters:
         given |= {"shuffle": seed is not None, "seed": seed or 0, "epochs": 1}
     check_ends(name, given)
-    return find_source(name)(**given)
+    return build_source(find_source(name), given)
 
 
 def readers(

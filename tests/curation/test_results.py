@@ -140,14 +140,22 @@ def test_a_source_of_a_users_own_is_curated(
         "class Mine(ImageFolder):\n"
         "    def __init__(self, folder: str) -> None:\n"
         "        super().__init__(folder)\n"
+        "class Bare(Mine):\n"
+        "    def __init__(self) -> None:\n"
+        f"        super().__init__({str(folder)!r})\n"
+        "class Broker(Bare):\n"
+        "    def acknowledged(self, position: object) -> None: ...\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     options = ["--source.folder", str(folder), "--keep", "200", "--out", str(tmp_path / "out")]
     assert curate.main(["mine_to_curate.Mine", *options]) == 0
     assert parquet.read_table(tmp_path / "out" / "curated.parquet").num_rows == 90
-    with pytest.raises(SystemExit):
-        curate.main(["mine_to_curate.Other", *options])
-    assert "has no class 'Other'" in capsys.readouterr().err
+    bare = ["--keep", "2", "--out", str(tmp_path / "bare")]
+    assert curate.main(["mine_to_curate.Bare", *bare]) == 0
+    for name, said in (("Other", "has no class 'Other'"), ("Broker", "invalid choice: 'mine_to")):
+        with pytest.raises(SystemExit):
+            curate.main([f"mine_to_curate.{name}", *options])
+        assert said in capsys.readouterr().err
 
 
 def test_a_set_without_any_picture_is_an_error(

@@ -210,13 +210,21 @@ def test_damage_to_unfinished_features_is_named_with_the_remedy(
 
 
 def test_a_source_of_a_users_own_is_embedded(
-    run: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path,
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     (tmp_path / "mine_to_embed.py").write_text(
         "from stream_ssl.producers.sources import ImageFolder\n"
         "class Mine(ImageFolder):\n"
         "    def __init__(self, folder: str) -> None:\n"
         "        super().__init__(folder, shuffle=False)\n"
+        "class Bare(Mine):\n"
+        "    def __init__(self) -> None:\n"
+        "        raise KeyError(7)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     built, own = tmp_path / "built.npz", tmp_path / "own.npz"
@@ -225,6 +233,11 @@ def test_a_source_of_a_users_own_is_embedded(
     assert embed.main([str(run), *data, "--out", str(own)]) == 0
     with np.load(built) as expected, np.load(own) as found:
         assert sorted(found["ids"]) == sorted(expected["ids"])
+    with pytest.raises(SystemExit):
+        embed.main([str(run), "--data", "mine_to_embed.Bare:x", "--out", str(own)])
+    assert "this source has no place: use --data mine_to_embed.Bare" in capsys.readouterr().err
+    embed.main([str(run), "--data", "mine_to_embed.Bare", "--out", str(tmp_path / "bare.npz")])
+    assert "mine_to_embed.Bare: its constructor failed" in caplog.text
 
 
 def test_a_source_without_images_leaves_nothing(

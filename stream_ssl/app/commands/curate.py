@@ -58,27 +58,28 @@ def main(arguments: Sequence[str]) -> int:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    known = [
-        name
-        for name, cls in SOURCES.items()
-        if not hasattr(cls, "acknowledged") and cls is not NpyVectors
-    ]
+    known = [name for name, cls in SOURCES.items() if _is_curated(cls)]
     own = "or the path of your own class, such as my_package.sources.Mine"
     names.add_argument("source", metavar="SOURCE", help=", ".join([*known, own]))
     chosen = names.parse_args(list(arguments[:1]))
-    if chosen.source in SOURCES and chosen.source not in known:
-        choices = ", ".join(map(repr, known))
-        names.error(f"argument SOURCE: invalid choice: {chosen.source!r} (choose from {choices})")
     try:
         cls = find_source(chosen.source)
     except ValueError as error:
         names.error(str(error))
+    if not _is_curated(cls):
+        choices = ", ".join(map(repr, known))
+        names.error(f"argument SOURCE: invalid choice: {chosen.source!r} (choose from {choices})")
     parser = curate_parser(chosen.source)
     check_files(parser, arguments[1:])
     settings = parser.parse_args(list(arguments[1:]))
     whole: list[bool] = []
     status = reported(lambda: whole.append(curate(settings, cls)))
     return 130 if whole == [False] else status
+
+
+def _is_curated(cls: type[Source]) -> bool:
+    """Return whether a source is neither a broker nor one of vectors."""
+    return not hasattr(cls, "acknowledged") and cls is not NpyVectors
 
 
 def curate_parser(name: str) -> Parser:
@@ -120,7 +121,7 @@ def curate(settings: Namespace, cls: Callable[..., Source]) -> bool:
         out = out.resolve()
     with configuring():
         _check_out(out)  # before the source lists its files
-        source = build_source(cls, settings.source)
+        source = build_source(cls, settings.get("source") or {})
         make_folder(out)
     with (
         only_writer(out, f"--out {out}: another `curate` writes there; choose another folder"),
