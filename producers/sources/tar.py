@@ -195,8 +195,8 @@ def read_members(
     Args:
         path: the shard.
         start: offset of a header, in bytes of the unpacked shard.
-        limits: maximum size in bytes of each wanted extension, or of its last part. Only these
-            files are read.
+        limits: maximum size in bytes of each wanted extension; "*.png" stands for all longer
+            extensions that end in .png. Only these files are read.
         stopped: returns True to stop reading.
 
     Raises:
@@ -270,7 +270,9 @@ class Members:
                 pass  # skip further lists of holes
         name = self._told.get("GNU.sparse.name") or self._told.get("path") or info.name
         _, extension = split_key(name)
-        limit = self._limits.get(extension, self._limits.get(posixpath.splitext(extension)[1]))
+        limit = self._limits.get(
+            extension, self._limits.get(f"*{posixpath.splitext(extension)[1]}")
+        )
         data, left_out = None, None
         if limit is not None:
             left_out = self._lost or self._why_not(info, size, limit)

@@ -27,7 +27,12 @@ from stream_ssl.producers.sources.tar import ArchiveMember, ShardError, read_mem
 from stream_ssl.wire.sample import Position, Sample
 
 VECTOR, LABEL = ".npy", ".cls"
-LIMITS = {**dict.fromkeys(SUFFIXES, 2**26), VECTOR: 2**24, LABEL: 2**10, ".json": 2**22}
+LIMITS = {
+    **dict.fromkeys([*SUFFIXES, *(f"*{suffix}" for suffix in SUFFIXES)], 2**26),
+    VECTOR: 2**24,
+    LABEL: 2**10,
+    ".json": 2**22,
+}
 """Maximum size of a member in bytes, by extension. The limits exceed the size of a packet."""
 SHOWN = 8  # maximum number of other members' extensions in an error message
 
@@ -56,8 +61,9 @@ class MemberGroup:
         return bool(self.images) or self.other_image
 
     def use_inner(self) -> None:
-        """Use the only image of a longer extension, if there is no other image."""
-        if self.inner is not None and not self.has_image:
+        """Use the only image of a longer extension, if there is no other image and no vector."""
+        has_vector = VECTOR[1:] in self.parts or self.vector_lost
+        if self.inner is not None and not self.has_image and not has_vector:
             self.lost = self.lost or self.inner.lost
             suffix = posixpath.splitext(self.inner.name)[1].lower()
             self.parts[suffix[1:]] = self.inner.data or b""
@@ -73,9 +79,9 @@ class WebDataset(FilePasses[tuple[int]]):
     - optionally a label (.cls, a whole number, or -1 for none),
     - optionally facts (.json), whose scalars are sent as meta.
 
-    A single image of a longer extension, such as .left.png, is used if there is no other image.
-    Other members are ignored, and so is a vector beside an image. Sample ids are SHARD/KEY#DIGEST,
-    with a digest of the image or of the vector's file.
+    A single image of a longer extension, such as .left.png, is used if there is no other image and
+    no vector. Other members are ignored, and so is a vector beside an image. Sample ids are
+    SHARD/KEY#DIGEST, with a digest of the image or of the vector's file.
 
     A malformed sample is logged, counted in `skipped` and left out. A label that cannot be read is
     left out alone. The same holds for a sample
@@ -213,7 +219,7 @@ def _image(group: MemberGroup) -> tuple[bytes, str]:
         found = sorted([*group.parts, *group.others])
         other = [name for name in found if f".{name}" in OTHER_IMAGES]
         remedy = f"; convert .{other[0]} to PNG" if other and not group.images else ""
-        count = len(group.images) or group.inner_images
+        count = len(group.images) or group.inner_images * (not group.other_image)
         raise ValueError(f"{count} images under {found}; must be one{remedy}")
     (data,) = group.images
     codec = codec_of(data)

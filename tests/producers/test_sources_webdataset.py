@@ -14,6 +14,7 @@ from table import table
 from stream_ssl.producers.sources import WebDataset
 from stream_ssl.producers.sources.shards import expand_braces, find_files
 from stream_ssl.producers.sources.tar import read_members
+from stream_ssl.producers.sources.webdataset import LIMITS
 
 PNG = encoded(pixels(1, 6, 5, 3)[0])
 
@@ -87,6 +88,7 @@ def test_the_only_image_of_a_sample_may_have_a_longer_extension(tmp_path, caplog
         *[("d.seg.png", PNG), ("d.tif", b"II*\0")],
         ("e.left.png", bytes(2**26 + 1)),
         ("f.left.txt", b"no image"),
+        *[("g.npy", npy(ROW)), ("g.preview.png", PNG), ("g.depth.npy", npy(ROW))],
     ]
     write_tar(tmp_path / "data.tar", members)
     source = WebDataset(str(tmp_path / "data.tar"))
@@ -94,9 +96,14 @@ def test_the_only_image_of_a_sample_may_have_a_longer_extension(tmp_path, caplog
     assert [(named(s), s.label, s.codec) for s in stream] == [
         ("data/a", 4, "png"),
         ("data/b", None, "png"),
+        ("data/g", None, "vector"),
     ]
     assert source.skipped.by_reason == {"malformed": 3, "too large": 1}
     assert "2 images under ['left.png', 'right.png']; must be one" in caplog.text
+    assert "0 images under ['seg.png', 'tif']; must be one; convert .tif" in caplog.text
+    members_read = list(read_members(tmp_path / "data.tar", 0, LIMITS))
+    unread = [one.name for one in members_read if one.name and one.data is None]
+    assert unread == ["d.tif", "e.left.png", "f.left.txt", "g.depth.npy"]
 
 
 @table(
