@@ -127,7 +127,7 @@ class Reencoding(Slots):
                 `features` did not return one row for each image. The memory is unchanged.
         """
         if not self.descriptor.needs_features:
-            raise ValueError(f"{self.descriptor!r} reads no features, so it does not change")
+            raise ValueError(f"{self.descriptor!r} reads no features: leave it out")
         if not len(self):
             raise ValueError("the memory is empty: add samples before you describe them again")
         every = torch.arange(len(self), device=self.device)
