@@ -61,8 +61,8 @@ class Camera(Live["LiveFrame"]):
             password are neither logged nor sent.
         rtsp_transport: transport of RTSP frames: "tcp" loses no frames, "udp" has less delay.
         options: further FFmpeg options for this kind of stream, such as {video_size: 1280x720}.
-        timeout: seconds without data, or with packets that cannot be decoded, after which the
-            stream is reopened, above 0.
+        timeout: seconds after which the stream is reopened, above 0: without data, or, after a
+            first frame, with packets that cannot be decoded.
         retry_seconds: longest pause between two attempts, in seconds, above 0.
         give_up_seconds: seconds without a frame after which the source fails; null: never.
         waiting: maximum number of frames that wait for the sender.
@@ -152,8 +152,10 @@ class Camera(Live["LiveFrame"]):
 
             def note(reason: str, *loss: Any) -> None:
                 self.skipped.note(reason, *loss)
-                silent = time.monotonic() - max(opened, self._came)
-                if reason == "undecodable" and silent >= self._timeout:
+                silent = time.monotonic() - self._came
+                # A stream may begin long before its first key frame, also after each opening.
+                lost = self._came > opened and silent >= self._timeout
+                if reason == "undecodable" and (lost or self.is_overdue()):
                     raise OSError(f"nothing could be decoded for {silent:.2g} s")
 
             gate, clock = self._frames.gate(), CaptureClock()

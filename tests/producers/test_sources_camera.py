@@ -159,6 +159,33 @@ def test_a_stream_that_changes_its_codec_is_opened_anew(tmp_path):
     assert source.skipped.by_reason["undecodable"] > 0
 
 
+@table("gives_up", [False, True])
+def test_a_stream_is_not_opened_anew_before_its_first_key_frame(tmp_path, gives_up):
+    """A camera may send a key frame only each minute, and start at any place at each opening."""
+    data = write_video(tmp_path / "live.ts", 30, gop=300).read_bytes()
+    later = data[len(data) // 376 * 188 :]
+
+    def serve(handler, _number):
+        answer(handler, later, more=10**9)
+        for _ in range(100 if gives_up else 25):
+            if handler.server.ended.wait(0.1):
+                return
+            handler.wfile.write(later)
+        handler.wfile.write(data * 9)
+        handler.server.ended.wait(20)
+
+    with http_camera(serve) as (server, url):
+        limits = {"timeout": 1, "retry_seconds": 0.01, "give_up_seconds": 3 if gives_up else None}
+        source = Camera(url, codec="raw", waiting=100, **limits)
+        if gives_up:
+            with pytest.raises(SourceError, match="nothing could be decoded for"):
+                taken(source, 1)
+        else:
+            assert number_of(taken(source, 1)[0]) == 0
+        assert len(server.asked) == 1
+        assert source.skipped.by_reason["undecodable"] > 0
+
+
 def test_frames_that_wait_in_the_decoder_when_a_stream_breaks_are_sent(tmp_path):
     data = stream_bytes(tmp_path)  # with B frames, so the decoder holds some back
 
