@@ -95,7 +95,8 @@ class LearnerServer:
         """Connect the page with the receiver whose journal this rank reads.
 
         A receiver outside the run folder and this process name each other's folder or address, so
-        that `stream-ssl status` of either folder, and the receiver's page, find the whole run.
+        that `stream-ssl status` of either folder, and the receiver's page, find the whole run. The
+        receiver's folder also names the record of how this process ended.
         """
         folder = part.folder.absolute()
         self.page.peer = partial(process_of, folder)
@@ -105,4 +106,5 @@ class LearnerServer:
         both = {**self._addresses, "receiver": str(folder)}
         self.announcements = [Announcement(self._run, ranks.role(), **both)]
         if part.number == 0:
-            self.announcements.append(Announcement(folder, "learner", **self._addresses))
+            ours = {**self._addresses, "record": str(self._run.absolute() / ranks.role())}
+            self.announcements.append(Announcement(folder, "learner", **ours))

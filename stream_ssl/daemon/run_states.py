@@ -291,16 +291,22 @@ def _starting(run: Path, role: str, endpoints: Mapping[str, Mapping[str, Any]]) 
     return None if pid == endpoints.get(role, {}).get("pid") else pid
 
 
-def _holder(run: Path, role: str) -> int | None:
-    """Return the id of the living process of a role, or of one of several receivers."""
-    folder = receivers_of(run).get(role)
-    return holder(run, role) if folder is None else holder(folder, "receiver")
+def _holder(run: Path, name: str) -> int | None:
+    """Return the id of the living process of this name."""
+    return holder(*_role_of(run, name))
 
 
-def _ending(run: Path, role: str) -> Ending | None:
-    """Return how the last process of a role ended, or of one of several receivers."""
-    folder = receivers_of(run).get(role)
-    return ending(run, role) if folder is None else ending(folder, "receiver")
+def _ending(run: Path, name: str) -> Ending | None:
+    """Return how the last process of this name ended."""
+    return ending(*_role_of(run, name))
+
+
+def _role_of(run: Path, name: str) -> tuple[Path, str]:
+    """Return the folder in which a process holds its role, and that role."""
+    if isinstance(record := load(run).get(name, {}).get("record"), str):
+        return Path(record).parent, Path(record).name
+    folder = receivers_of(run).get(name)
+    return (run, name) if folder is None else (folder, "receiver")
 
 
 # -- Processes

@@ -8,6 +8,7 @@ import httpx
 from harness import TINY, processes, stop, until
 
 from stream_ssl.daemon.endpoints import load
+from stream_ssl.daemon.page import ending_of
 from stream_ssl.daemon.run_states import RunFolder, receivers_of
 
 
@@ -29,11 +30,11 @@ def test_status_and_pages_find_the_whole_run(tmp_path: Path) -> None:
             "learner",
         }
         assert stop(receiver) == stop(learner) == 0
-        states = RunFolder(run).read().states
-        assert {name: state["ended"]["end"] for name, state in states.items()} == {
-            "learner": "stopped",
-            "receiver-0": "stopped",
-        }
+        for folder, names in ((run, {"learner", "receiver-0"}), (inbox, {"learner", "receiver"})):
+            states = RunFolder(folder).read().states
+            ends = {name: state["ended"]["end"] for name, state in states.items()}
+            assert ends == dict.fromkeys(names, "stopped")
+        assert ending_of(inbox, "learner")["ended"]["end"] == "stopped"
 
 
 def test_receivers_elsewhere_have_names_that_are_free(tmp_path: Path) -> None:
