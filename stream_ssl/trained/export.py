@@ -34,7 +34,7 @@ from stream_ssl.memory.scores import Linear
 from stream_ssl.memory.state import decode, part, upgraded
 from stream_ssl.originals import Originals, suffix_of
 from stream_ssl.pictures import png
-from stream_ssl.process.failures import Failure, check_writable, missing_extra
+from stream_ssl.process.failures import Failure, check_writable, first_line, missing_extra
 from stream_ssl.process.only_writer import only_writer
 from stream_ssl.producers.sources import Synthetic
 from stream_ssl.trained.encoder import (
@@ -52,6 +52,8 @@ from stream_ssl.trained.encoder import (
 ONNX = "encoder.onnx"
 MEMORY = "memory.json"
 
+ONNX_TORCH = "2.14"
+"""A version of torch that exports our encoders. The exporters of 2.6, 2.9, 2.11 and 2.13 fail."""
 ONNX_TOLERANCE = 1e-4
 """Largest accepted difference between onnxruntime and torch, relative to the largest value."""
 
@@ -197,23 +199,32 @@ def write_onnx(encoder: Encoder, path: Path) -> float:
 
     Returns:
         The largest difference, relative to the largest value if that is not 0.
+
+    Raises:
+        Failure: torch cannot export the encoder.
     """
     import onnxruntime
 
     name, image_BCHW = "images", examples(encoder, 16)
     if image_BCHW.is_floating_point():
         name = "vectors"
-    torch.onnx.export(
-        encoder,
-        (image_BCHW,),
-        path,
-        input_names=[name],
-        output_names=[encoder.of],
-        dynamic_shapes=({0: torch.export.Dim("batch")},),
-        dynamo=True,
-        external_data=False,
-        verbose=False,
-    )
+    try:
+        torch.onnx.export(
+            encoder,
+            (image_BCHW,),
+            path,
+            input_names=[name],
+            output_names=[encoder.of],
+            dynamic_shapes=({0: torch.export.Dim("batch")},),
+            dynamo=True,
+            external_data=False,
+            verbose=False,
+        )
+    except Exception as error:  # each step of the exporter raises errors of its own
+        raise Failure(
+            f"torch {torch.__version__} cannot write this encoder as ONNX "
+            f"({first_line(error)}): use torch {ONNX_TORCH} or newer, or --no-onnx"
+        ) from error
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     parts = [image_BCHW[:count] for count in (1, 2, 16)]
     expected = torch.cat([encoder(part_bCHW) for part_bCHW in parts])

@@ -28,6 +28,7 @@ from stream_ssl.config import build
 from stream_ssl.durable import seal
 from stream_ssl.feed.decode import Decoder, checked
 from stream_ssl.memory import index
+from stream_ssl.process.failures import Failure
 from stream_ssl.producers.sources import Synthetic, WebDataset
 from stream_ssl.trained import encoder as encoders
 from stream_ssl.trained import export as exporting
@@ -127,6 +128,14 @@ def test_an_encoder_that_gives_only_zeros_is_written_too(run: Path, tmp_path: Pa
     with torch.no_grad():
         next(iter(encoder.parameters())).fill_(torch.nan)
     assert math.isnan(exporting.write_onnx(encoder, tmp_path / "encoder.onnx"))
+
+
+def test_an_encoder_that_torch_cannot_export_is_refused_in_words(run: Path, tmp_path: Path) -> None:
+    encoder = stream_ssl.load_encoder(run)
+    forward = encoder.forward
+    encoder.forward = lambda x: forward(x) if int(x.sum()) > 9 else forward(x) + 1  # type: ignore[method-assign]
+    with pytest.raises(Failure, match=r"torch \S+ cannot write this encoder as ONNX \(.*--no-onnx"):
+        exporting.write_onnx(encoder, tmp_path / "encoder.onnx")
 
 
 def test_other_than_a_batch_of_its_images_is_refused_in_words(run: Path) -> None:
