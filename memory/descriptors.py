@@ -497,7 +497,8 @@ class Weighted(Descriptor):
         return torch.cat(rows, dim=1)
 
     def refreshed(self, before_RA: Tensor, z_RD: Tensor) -> Tensor:
-        return self._replaced(before_RA, "moves", lambda part, row: part.refreshed(row, z_RD))
+        moving = [part.moves for part in self.parts]
+        return self._replaced(before_RA, moving, lambda part, row: part.refreshed(row, z_RD))
 
     def fit(self, features: int) -> None:
         for part in self.parts:
@@ -513,16 +514,23 @@ class Weighted(Descriptor):
         def again(part: Descriptor, row_ka: Tensor) -> Tensor:
             return part.redescribed(row_ka, feature_kF, group).to(row_ka)
 
-        return self._replaced(before_kA, "needs_features", again)
+        return self._replaced(before_kA, [part.needs_features for part in self.parts], again)
 
     def _replaced(
-        self, row_RA: Tensor, which: str, again: Callable[[Descriptor, Tensor], Tensor]
+        self,
+        row_RA: Tensor,
+        chosen: Sequence[bool],
+        again: Callable[[Descriptor, Tensor], Tensor],
     ) -> Tensor:
-        """Return the rows, with the parts that have this attribute replaced."""
+        """Return the rows, in which `again` computes the chosen parts. Others keep all bits."""
         rows = [
-            weight**0.5 * again(part, row_Ra / weight**0.5) if getattr(part, which) else row_Ra
-            for part, weight, row_Ra in zip(
-                self.parts, self.weights, torch.split(row_RA, self._dims, dim=1), strict=True
+            weight**0.5 * again(part, row_Ra / weight**0.5) if is_chosen else row_Ra
+            for part, weight, is_chosen, row_Ra in zip(
+                self.parts,
+                self.weights,
+                chosen,
+                torch.split(row_RA, self._dims, dim=1),
+                strict=True,
             )
         ]
         return torch.cat(rows, dim=1)

@@ -53,7 +53,7 @@ MOST_FILES = 65_536
 
 
 def allow_connections() -> None:
-    """Raise the limit of open files as far as allowed: a shell's usual 1,024 is too low."""
+    """Raise the limit of open files as far as the system allows, because 1,024 are too few."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
     if most > soft != resource.RLIM_INFINITY:

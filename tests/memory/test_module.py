@@ -6,7 +6,7 @@ Shapes: B samples, D embedding, N samples of a stream.
 from __future__ import annotations
 
 import copy
-import pickle  # noqa: TID251 - what people do
+import pickle  # noqa: TID251 - a module that is sent to a worker process is pickled
 import warnings
 from pathlib import Path
 from typing import Any

@@ -288,8 +288,8 @@ def send_all(
         patience: seconds to wait for the receiver.
         stop: set it to stop.
         broker: the broker of the source, if it has one.
-        spools: the source is live and has a spool. It then also starts without a receiver, because
-            the pictures of this time would be lost.
+        spools: the source is live and has a spool. It then starts without a receiver, too, and the
+            spool keeps the pictures that come before the receiver answers.
     """
     try:
         patience = min(patience, SPOOL_PATIENCE) if spools else patience
