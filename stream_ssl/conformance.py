@@ -34,6 +34,7 @@ PATIENCE = 10.0  # most seconds to wait for a message that is due immediately
 REWIND_SECONDS = 3.0  # less than the silence that also makes a producer send HELLO and go back
 UNDER_WAY = 0.5  # seconds in which messages in flight may still arrive
 HELLO_DUE = 3.0  # seconds for HELLO after BYE; after 5 s of silence, HELLO comes without BYE
+QUIET = 0.7  # seconds after HELLO in which no DATA may arrive
 CREDIT = 4 << 20
 MAX_PACKET = 1 << 20
 
@@ -190,23 +191,26 @@ class Trial:
         """Send arbitrary frames."""
         self._socket.send_multipart([self._who, *frames])
 
-    def nothing(self, kinds: type | tuple[type, ...], seconds: float, after: str) -> None:
-        """Check that no message of these kinds arrives after the messages in flight."""
+    def settle(self) -> None:
+        """Ignore the messages in flight."""
         for _ in self.during(UNDER_WAY):
             pass
+
+    def nothing(self, kinds: type | tuple[type, ...], seconds: float, after: str) -> None:
+        """Check that no message of these kinds arrives after the messages in flight."""
+        self.settle()
         for message in self.during(seconds):
             if isinstance(message, kinds):
                 what = f" {message.sequence}" if isinstance(message, Data) else ""
                 raise Broken(f"{type(message).__name__.upper()}{what} came after {after}")
 
-    def quiet_after_bye(self, reason: str) -> None:
-        """Send BYE; check that HELLO follows within HELLO_DUE, and that no DATA follows."""
-        self.say(Bye(reason))
-        if not any(isinstance(message, Hello) for message in self.during(HELLO_DUE)):
-            raise Broken(f"no HELLO within {HELLO_DUE:g} s of BYE")
-        for message in self.during(0.7):
+    def greeted_again(self, seconds: float, after: str) -> None:
+        """Check that HELLO arrives in time and that no DATA follows it."""
+        if not any(isinstance(message, Hello) for message in self.during(seconds)):
+            raise Broken(f"no HELLO within {seconds:g} s of {after}")
+        for message in self.during(QUIET):
             if isinstance(message, Data):
-                raise Broken(f"DATA {message.sequence} came after BYE")
+                raise Broken(f"DATA {message.sequence} came after HELLO, before WELCOME")
 
     def __enter__(self) -> Self:
         return self
@@ -311,7 +315,7 @@ def hello_required(trial: Trial) -> None:
     trial.greet()
     packets = trial.packets(2, 1)
     trial.say(Nack(0, "hello-required", "who are you", False))
-    greeted_again(trial, 4.0, "hello-required")
+    trial.greeted_again(4.0, "hello-required")
     trial.welcome(resume=1)
     same(packets[1], trial.packets(1, 2)[0])
 
@@ -323,32 +327,17 @@ def silence(trial: Trial) -> None:
     for message in trial.during(1.5):  # a HELLO that belongs to the greeting, for a takeover
         if isinstance(message, Hello):
             trial.welcome()
-    greeted_again(trial, 6.5, "silence")
+    trial.greeted_again(6.5, "silence")
     trial.welcome()
     trial.packets(1, 1)
-
-
-def greeted_again(trial: Trial, seconds: float, after: str) -> None:
-    """Check that HELLO arrives in time and that no DATA follows it."""
-    if not any(isinstance(message, Hello) for message in _until_hello(trial, seconds)):
-        raise Broken(f"no HELLO within {seconds:g} s of {after}")
-    for message in trial.during(0.5):
-        if isinstance(message, Data):
-            raise Broken(f"DATA {message.sequence} came after HELLO, before WELCOME")
-
-
-def _until_hello(trial: Trial, seconds: float) -> Iterator[Message]:
-    for message in trial.during(seconds):
-        yield message
-        if isinstance(message, Hello):
-            return
 
 
 def bye(trial: Trial) -> None:
     """After the receiver's BYE, no DATA is sent until the next WELCOME."""
     trial.greet()
     trial.packets(2, 1)
-    trial.quiet_after_bye("restarting")
+    trial.say(Bye("restarting"))
+    trial.greeted_again(HELLO_DUE, "BYE")
     trial.greet(resume=2)
     trial.packets(1, 3)
 
@@ -358,8 +347,7 @@ def credit(trial: Trial) -> None:
     trial.greet()
     size = trial.packets(1, 1)[0].size
     trial.ack(1, credit=0)
-    for _ in trial.during(UNDER_WAY):
-        pass
+    trial.settle()
     trial.drop()
     trial.greet(resume=1, credit=3 * size)
     outstanding, last = 0, 1
@@ -435,7 +423,8 @@ def unknown_keys(trial: Trial) -> None:
 
     trial.greet()
     packets = trial.packets(2, 1)
-    trial.quiet_after_bye("once more")
+    trial.say(Bye("once more"))
+    trial.greeted_again(HELLO_DUE, "BYE")
     trial.frames(extended(replace(trial._welcome, resume=1)))
     same(packets[1], trial.packets(1, 2)[0])
     trial.frames(extended(Ack(2, CREDIT)))
@@ -458,8 +447,7 @@ def lost_journal(trial: Trial) -> None:
     trial.greet()
     packets = trial.packets(4, 1)
     trial.ack(3)
-    for _ in trial.during(UNDER_WAY):
-        pass
+    trial.settle()
     trial.drop()
     hello = trial.greet(resume=1, epoch=time.time_ns())
     if hello.first != 4:

@@ -112,7 +112,7 @@ class VerdictSender:
         """Send verdicts, given by producer; drop and count those that cannot be sent at once."""
         for producer, rows in verdicts.items():
             for start in range(0, len(rows), MAX_VERDICTS):
-                part = [row.row() for row in rows[start : start + MAX_VERDICTS]]
+                part = rows[start : start + MAX_VERDICTS]
                 try:
                     self._socket.sendto(msgpack.packb((producer, part)), str(self._path))
                 except OSError:

@@ -132,10 +132,6 @@ class Verdict(NamedTuple):
     near: bool = False  # a near-duplicate of a slot; only if the memory or the learner checks this
     age: int | None = None  # of an evicted sample: samples offered since it was admitted
 
-    def row(self) -> tuple[object, ...]:
-        """Return the verdict as a plain tuple, which is sent."""
-        return tuple(self)
-
 
 VERDICTS = ("kept", "refused", "evicted")
 MAX_VERDICTS = 32  # in one message
