@@ -7,7 +7,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 from stream_ssl.producers.sources.base import Skipped, Source, SourceError
@@ -122,12 +121,6 @@ class ArrivedMessages(Generic[M]):
             self.changed.notify_all()
 
 
-@dataclass(slots=True, eq=False)
-class _Sent:
-    position: Position
-    settled: bool = False
-
-
 class Deliveries:
     """Reports to a source how far its samples are settled, while deliveries complete in any order.
 
@@ -138,18 +131,19 @@ class Deliveries:
     def __init__(self, source: Acknowledged) -> None:
         self._source = source
         self._lock = threading.Lock()
-        self._sent: deque[_Sent] = deque()
+        self._sent: deque[Expected] = deque()
 
     def expect(self, position: Position) -> Expected:
         """Return the callback for the next sample, whose position is `position`."""
-        sent = _Sent(position)
+        expected = Expected(self, position)
         with self._lock:
-            self._sent.append(sent)
-        return Expected(self, sent)
+            self._sent.append(expected)
+        return expected
 
-    def _settle(self, sent: _Sent) -> None:
+    def settle(self, expected: Expected) -> None:
+        """Record that a sample is settled, and report how far all samples are."""
         with self._lock:  # held during the call, so that the source gets the results in order
-            sent.settled = True
+            expected.settled = True
             last = None
             while self._sent and self._sent[0].settled:
                 last = self._sent.popleft()
@@ -158,18 +152,19 @@ class Deliveries:
 
 
 class Expected:
-    """A callback for `on_delivery`."""
+    """A callback for `on_delivery` of one sample."""
 
-    def __init__(self, deliveries: Deliveries, sent: _Sent) -> None:
-        self._deliveries, self._sent = deliveries, sent
+    def __init__(self, deliveries: Deliveries, position: Position) -> None:
+        self.position, self.settled = position, False
+        self._deliveries = deliveries
 
     def __call__(self, delivery: Delivery) -> None:
         if delivery.outcome != "dropped":
-            self._deliveries._settle(self._sent)
+            self.passed_over()
 
     def passed_over(self) -> None:
         """Settle a sample that cannot be sent and was already counted."""
-        self._deliveries._settle(self._sent)
+        self._deliveries.settle(self)
 
 
 class UnreadableError(ValueError):
