@@ -23,7 +23,7 @@ VIDEO = {"CompressedVideo", "FFMPEGPacket", "theora_image_transport.Packet"}
 """Types whose messages are parts of a video. They are counted but not read."""
 NOT_FITTING = (ValueError, TypeError, AttributeError, ArithmeticError, OSError)
 """Errors of messages whose sender defines its own types, or whose size an encoder rejects."""
-MOST_UNWANTED = 10  # topics that a message names
+MOST_UNWANTED = 12  # topics that a message names
 MAX_PIXELS = 1 << 26  # of an uncompressed image; far more than any robot camera has
 CHANNELS = {
     **{encoding: [0] for encoding in ("mono8", "8UC1", "mono16", "16UC1")},
@@ -76,11 +76,11 @@ class RobotImages:
     def __init__(self, source: str, topics: list[str] | None, codec: Codec, quality: int) -> None:
         self.skipped = Skipped(source)
         self.source, self._topics = source, topics
-        self.unwanted: set[str] = set()  # topics with images that were not asked for
+        self.unwanted: dict[str, str] = {}  # types of images that were not asked for, by topic
         self._encoder = FrameEncoder(codec, quality)
         self.facts: Facts = {
             "topics": None if topics is None else " ".join(sorted(topics)),
-            "codec": codec if codec == "raw" else f"{codec} {quality}",
+            "codec": self._encoder.fact,
         }
 
     def wanted(self, topic: str, kind: str, origin: object) -> bool:
@@ -91,7 +91,7 @@ class RobotImages:
         """
         if self._topics is not None and topic not in self._topics and kind not in self._topics:
             if is_image(kind) and len(self.unwanted) < MOST_UNWANTED:
-                self.unwanted.add(topic)
+                self.unwanted[topic] = kind
             return False
         package, name = package_and_name(kind)
         if name in VIDEO or f"{package}.{name}" in VIDEO:

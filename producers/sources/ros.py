@@ -22,7 +22,7 @@ from stream_ssl.producers.sources.frames import Codec
 from stream_ssl.producers.sources.live import Live, connection_id
 from stream_ssl.producers.sources.mcap import decoder_of
 from stream_ssl.producers.sources.mcap_file import Schema
-from stream_ssl.producers.sources.robot_images import Message, RobotImages, is_image
+from stream_ssl.producers.sources.robot_images import Message, RobotImages
 from stream_ssl.producers.sources.web_socket import LostError, WebSocket
 from stream_ssl.rate_limited_logger import printable
 from stream_ssl.wire.sample import Sample
@@ -36,7 +36,6 @@ MAX_TEXT = 16 * 2**20  # bytes of a JSON message; 1,000 topics with their schema
 MAX_SCHEMA = 2**20  # bytes
 MAX_CHANNELS = 256  # channels that are subscribed to in one connection
 MAX_NAME = 1024  # characters of a topic or type
-SHOWN_TOPICS = 12  # topics of images that a warning lists
 SCHEMA_ENCODINGS = {
     "cdr": "ros2msg",
     "ros1": "ros1msg",
@@ -160,7 +159,7 @@ class Subscriptions:
         self._by_channel: dict[int, int] = {}  # the subscription of each channel
         self._subscribed: dict[int, tuple[AdvertisedTopic, Callable[[bytes], Any]]] = {}
         self._next = 0  # number of the next subscription
-        self._other_topics: dict[str, str] = {}  # types of images that are not wanted, by topic
+        images.unwanted.clear()
         self._warned = False
 
     def follow(self, text: str) -> None:
@@ -214,7 +213,7 @@ class Subscriptions:
         if self._subscribed:
             topics = ", ".join(sorted(channel.topic for channel, _ in self._subscribed.values()))
             return f"nothing is published on {printable(topics)}"
-        others = ", ".join(f"{topic} ({kind})" for topic, kind in self._other_topics.items())
+        others = ", ".join(f"{topic} ({kind})" for topic, kind in self._images.unwanted.items())
         advertised = f"only {printable(others, 600)}" if others else "no topic of images"
         return f"{self._origin} advertises none of the wanted topics; it has {advertised}"
 
@@ -247,8 +246,6 @@ class Subscriptions:
 
     def _is_wanted(self, channel: AdvertisedTopic) -> bool:
         if not self._images.wanted(channel.topic, channel.schema.name, self._origin):
-            if is_image(channel.schema.name) and len(self._other_topics) < SHOWN_TOPICS:
-                self._other_topics[channel.topic] = channel.schema.name
             return False
         if len(self._subscribed) >= MAX_CHANNELS:
             why = f"the source subscribes to at most {MAX_CHANNELS} channels; name the topics"
