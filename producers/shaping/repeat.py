@@ -94,7 +94,9 @@ def frame_of(
         return sent_again(sample, number, {"duplicate": "exact", **facts}, time=time.time())
     data, codec = image_HWC.tobytes(), sample.codec
     if codec != "raw":
-        data, codec = encode(from_pixels(image_HWC), rng), "jpeg"
+        from stream_ssl.pictures import image_of  # Pillow has decoded the original
+
+        data, codec = encode(image_of(image_HWC), rng), "jpeg"
     kind = "exact" if data == sample.data else "near"
     changes = {"data": data, "codec": codec, "time": time.time()}
     return sent_again(sample, number, {"duplicate": kind, **facts}, **changes)
@@ -146,8 +148,11 @@ def moved(image_HWC: NDArray[np.uint8], down: int, right: int) -> NDArray[np.uin
 
 def through_jpeg(image_HWC: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
     """Return the pixels after JPEG compression of random quality. An alpha channel is unchanged."""
-    data = encode(from_pixels(image_HWC[..., :3]), rng)
-    with load_pillow().open(io.BytesIO(data)) as image:
+    pillow = load_pillow()
+    from stream_ssl.pictures import image_of
+
+    data = encode(image_of(image_HWC[..., :3]), rng)
+    with pillow.open(io.BytesIO(data)) as image:
         decoded = np.asarray(image).reshape(*image_HWC.shape[:2], -1)
     return np.concatenate([decoded, image_HWC[..., decoded.shape[2] :]], axis=2)
 
@@ -184,15 +189,6 @@ def decode(sample: Sample) -> Image.Image:
         # Pillow's message names an internal buffer, which does not help the user.
         what = f"no {sample.codec} image" if "cannot identify image" in str(error) else str(error)
         raise ValueError(f"sample {short(sample.id)} cannot be decoded: {what}") from error
-
-
-def from_pixels(image_HWC: NDArray[np.uint8]) -> Image.Image:
-    """Return a Pillow image of uint8 pixels with 1 or 3 channels."""
-    grey = image_HWC.shape[2] == 1
-    image: Image.Image = load_pillow().fromarray(
-        image_HWC[..., 0] if grey else np.ascontiguousarray(image_HWC)
-    )
-    return image
 
 
 def encode(image: Image.Image, rng: np.random.Generator) -> bytes:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_ssl.producers.sources.base import Facts
+from stream_ssl.producers.sources.fields import check_ranges
 
 if TYPE_CHECKING:
     from av import VideoFrame
@@ -33,19 +34,20 @@ class FrameEncoder:
         codec: "raw", "jpeg" or "webp".
         quality: JPEG or WebP quality, 1 to 100.
 
+    Attributes:
+        fact: identifies codec and quality in a position.
+
     Raises:
         ValueError: `quality` is out of range.
         ModuleNotFoundError: Pillow, which JPEG and WebP need, is not installed.
     """
 
     def __init__(self, codec: Codec, quality: int) -> None:
-        if not 1 <= quality <= 100:
-            raise ValueError(f"quality {quality}: must lie in [1, 100]")
+        check_ranges(("quality", quality, 1, 100))
         self.codec, self.quality = codec, quality
+        self.fact = codec if codec == "raw" else f"{codec} {quality}"
         if codec != "raw":
-            from PIL import Image
-
-            self._pillow = Image
+            import PIL  # noqa: F401  # fail early if it is not installed
 
     def __call__(self, image_HWC: NDArray[np.uint8]) -> dict[str, Any]:
         """Return a sample's `data`, `codec` and `shape` for uint8 pixels [H, W, C], C in {1, 3, 4}.
@@ -55,13 +57,10 @@ class FrameEncoder:
         """
         if self.codec == "raw":
             return {"data": image_HWC.tobytes(), "codec": "raw", "shape": image_HWC.shape}
-        grey = image_HWC.shape[2] == 1
-        image = self._pillow.fromarray(
-            np.ascontiguousarray(image_HWC[..., 0] if grey else image_HWC)
-        )
-        if self.codec == "jpeg":
-            from stream_ssl.pictures import over_white
+        from stream_ssl.pictures import image_of, over_white
 
+        image = image_of(image_HWC)
+        if self.codec == "jpeg":
             image = over_white(image)
         file = io.BytesIO()
         # The other methods of WebP take up to 10 times as long and save only a tenth of the size.
@@ -116,7 +115,7 @@ class Frames:
             "key_frames": key_frames,
             "scene_change": scene_change,
             "size": size,
-            "codec": codec if codec == "raw" else f"{codec} {quality}",
+            "codec": self._encoder.fact,
         }
 
     def gate(self) -> FrameFilter:

@@ -27,7 +27,7 @@ from xxhash import xxh3_64
 
 from stream_ssl.batch import Batch, Origin
 from stream_ssl.decode_cost import APP1, MOST_SCANS, SOS, decode_work, most_work, scans_of
-from stream_ssl.pictures import over_white, plain, turn, without_texts
+from stream_ssl.pictures import image_of, over_white, plain, turn, without_texts
 from stream_ssl.wire import Sample, sample_of
 from stream_ssl.wire.sample import DTYPES, MAX_ID_BYTES, is_capture_time
 
@@ -446,12 +446,12 @@ class Decoder:
 
     def _raw(self, sample: Sample) -> Pixels:
         assert sample.shape is not None  # Sample requires a shape for codec "raw"
-        height, width, channels = sample.shape
+        height, width, _ = sample.shape
         self._check_size(width, height)
         image_HWC = np.frombuffer(sample.data, np.uint8).reshape(sample.shape)
         if sample.shape == (self.size, self.size, self.channels):
             return image_HWC
-        return self._shape(Image.fromarray(image_HWC[:, :, 0] if channels == 1 else image_HWC))
+        return self._shape(image_of(image_HWC))
 
     def _encoded(self, sample: Sample) -> Pixels:
         data = bytes(sample.data)
@@ -668,8 +668,7 @@ def scaled(image_BHWC: Pixels, sides: tuple[int, int]) -> Pixels:
 def _turned(image_HWC: Pixels, how: Image.Transpose | None) -> Pixels:
     if how is None:
         return image_HWC
-    image = Image.fromarray(image_HWC[:, :, 0] if image_HWC.shape[2] == 1 else image_HWC)
-    turned = image.transpose(how)
+    turned = image_of(image_HWC).transpose(how)
     return np.asarray(turned).reshape(turned.height, turned.width, image_HWC.shape[2])
 
 
