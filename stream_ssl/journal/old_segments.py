@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import closing
 from pathlib import Path
 
 import lmdb
@@ -162,10 +163,7 @@ class OldSegments:
     def _states_of(self, first: int) -> dict[str, ProducerState]:
         """Return the producer states of the segment at `first`; empty if it cannot be opened."""
         try:
-            segment = Segment(segment_path(self._folder, first))
+            with closing(Segment(segment_path(self._folder, first))) as segment:
+                return segment.states()
         except Damaged:
             return {}
-        try:
-            return segment.states()
-        finally:
-            segment.close()

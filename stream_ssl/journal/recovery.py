@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
@@ -98,27 +99,21 @@ def recover(folder: Path, check: bool) -> RecoveredJournal:
 
 def _holds_records(path: Path) -> bool:
     try:
-        segment = Segment(path)
+        with closing(Segment(path)) as segment:
+            return segment.bounds() is not None
     except Damaged:
         return False
-    try:
-        return segment.bounds() is not None
-    finally:
-        segment.close()
 
 
 def _add_segment(found: RecoveredJournal, first: int, path: Path) -> None:
     """Add an intact segment, which is newer than all segments added before."""
-    segment = Segment(path)
-    try:
+    with closing(Segment(path)) as segment:
         bounds, states = segment.bounds(), segment.states()
         before = found.segments[-1][0] if found.segments else 0
         if before and is_gap(path.parent, segment.follows, before, found.dropped):
             found.damaged += 1
         if bounds:
             found.total = max(found.total, segment.newest_total())
-    finally:
-        segment.close()
     found.states = states  # each segment has the states of all producers that are not forgotten
     found.segments.append((first, file_bytes(path)))
     found.last = max(first - 1, bounds[1] if bounds else 0)
