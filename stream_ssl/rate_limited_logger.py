@@ -1,9 +1,48 @@
-"""A logger that limits how often an event of one kind is logged."""
+"""Limits on how often an event of one kind is logged."""
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Hashable
+
+
+class LineLimit:
+    """A limit on the log lines of each kind within a window, which counts the lines left out.
+
+    Beyond `KINDS` kinds, all further kinds count as one.
+
+    Args:
+        lines: the most lines of one kind within a window.
+        seconds: the length of a window.
+        clock: monotonic seconds.
+    """
+
+    KINDS = 256
+
+    def __init__(
+        self, lines: int, seconds: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._lines, self._seconds, self._clock = lines, seconds, clock
+        # Kind -> (start of its window, lines written, lines left out).
+        self._windows: dict[Hashable, tuple[float, int, int]] = {}
+
+    def admit(self, kind: Hashable) -> str | None:
+        """Return None if a line must be left out, else the text that the line ends with.
+
+        The text is empty, or says how many lines of this kind were left out before.
+        """
+        if kind not in self._windows and len(self._windows) >= self.KINDS:
+            kind = None
+        now = self._clock()
+        start, lines, left_out = self._windows.get(kind, (now, 0, 0))
+        if now - start >= self._seconds:
+            start, lines = now, 0
+        if lines >= self._lines:
+            self._windows[kind] = (start, lines, left_out + 1)
+            return None
+        self._windows[kind] = (start, lines + 1, 0)
+        return f" ({left_out} more of these since the last line)" if left_out else ""
 
 
 class RateLimitedLogger:
@@ -16,11 +55,7 @@ class RateLimitedLogger:
     """
 
     def __init__(self, log: logging.Logger, seconds: float = 5.0, lines: int = 1) -> None:
-        self._log = log
-        self._seconds, self._lines = seconds, lines
-        # Kind -> (start of its window, lines written, lines suppressed). The dict stays small,
-        # because a kind is a reason and never a sender.
-        self._windows: dict[str, tuple[float, int, int]] = {}
+        self._log, self._limit = log, LineLimit(lines, seconds)
 
     def warning(self, kind: str, message: str) -> None:
         """Log a message at level WARNING, unless its kind has reached the limit."""
@@ -28,16 +63,9 @@ class RateLimitedLogger:
 
     def log(self, level: int, kind: str, message: str, exc_info: bool = False) -> None:
         """Log a message, unless its kind has reached the limit; `exc_info` is as in `logging`."""
-        now = time.monotonic()
-        start, lines, left_out = self._windows.get(kind, (now, 0, 0))
-        if now - start >= self._seconds:
-            start, lines = now, 0
-        if lines >= self._lines:
-            self._windows[kind] = (start, lines, left_out + 1)
-            return
-        more = f" ({left_out} more of these since the last line)" if left_out else ""
-        self._log.log(level, "%s%s", printable(message, 2000), more, exc_info=exc_info)
-        self._windows[kind] = (start, lines + 1, 0)
+        more = self._limit.admit(kind)
+        if more is not None:
+            self._log.log(level, "%s%s", printable(message, 2000), more, exc_info=exc_info)
 
 
 def printable(text: object, length: int = 200) -> str:

@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from stream_ssl import __version__
+from stream_ssl.rate_limited_logger import LineLimit
 
 if TYPE_CHECKING:
     from stream_ssl.learning.records import StepRecord
@@ -91,7 +92,6 @@ class LibraryLimit(logging.Filter):
     """
 
     OURS = ("stream_ssl", "__main__")
-    KINDS = 256
 
     def __init__(
         self,
@@ -100,28 +100,16 @@ class LibraryLimit(logging.Filter):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__()
-        self._lines, self._seconds, self._clock = lines, seconds, clock
-        self._windows: dict[tuple[str, int, str], tuple[float, int, int]] = {}
+        self._limit = LineLimit(lines, seconds, clock)
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether to log the record. The first of a window says how many were left out."""
         if record.name.partition(".")[0] in self.OURS:
             return True
-        kind = (record.name, record.levelno, str(record.msg)[:32])
-        if kind not in self._windows and len(self._windows) >= self.KINDS:
-            kind = ("", 0, "")
-        now = self._clock()
-        start, lines, left_out = self._windows.get(kind, (now, 0, 0))
-        if now - start >= self._seconds:
-            start, lines = now, 0
-        if lines >= self._lines:
-            self._windows[kind] = (start, lines, left_out + 1)
-            return False
-        if left_out:
-            record.msg = f"{record.getMessage()} ({left_out} more of these since the last line)"
-            record.args = ()
-        self._windows[kind] = (start, lines + 1, 0)
-        return True
+        more = self._limit.admit((record.name, record.levelno, str(record.msg)[:32]))
+        if more:
+            record.msg, record.args = record.getMessage() + more, ()
+        return more is not None
 
 
 class Lines(logging.Formatter):

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from stream_ssl.process.logs import JsonLines, LibraryLimit, Lines, StepLog, configure
-from stream_ssl.rate_limited_logger import RateLimitedLogger
+from stream_ssl.rate_limited_logger import LineLimit, RateLimitedLogger
 
 
 def record(message: str = "%s left", *arguments: object, **extra: object) -> logging.LogRecord:
@@ -83,7 +83,7 @@ def test_a_library_cannot_fill_the_log() -> None:
     assert again == ["invalid: 7 (498 more of these since the last line)"]
     assert all(logged("stream_ssl.receiver.access", "ours: %s", each) for each in range(500))
     many = [line for each in range(5000) for line in logged("asyncio", f"{each} in the text")]
-    assert len(many) <= 2 * LibraryLimit.KINDS + 2
+    assert len(many) <= 2 * LineLimit.KINDS + 2
 
 
 def test_a_step_line_has_loss_and_rates(caplog: pytest.LogCaptureFixture) -> None:
