@@ -5,9 +5,9 @@ Shapes: H x W pixels, C channels.
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,13 +15,47 @@ from numpy.typing import NDArray
 from stream_ssl.producers.shaping.base import Shaping
 from stream_ssl.producers.shaping.parked import pixels_of
 from stream_ssl.producers.shaping.repeat import frame_of, sent_again
-from stream_ssl.producers.sources.base import Facts, Source, place
+from stream_ssl.producers.sources.base import Source, place
 from stream_ssl.producers.sources.fields import check_ranges
 from stream_ssl.producers.sources.finite import ENDLESS
 from stream_ssl.wire.sample import Position, Sample
 
 
-class Stalls(Shaping):
+class Episodes(Shaping, ABC):
+    """A source that turns each image into an episode of frames.
+
+    A position has the image's number, the frame's number, and the image's position in the source.
+    """
+
+    def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
+        """Yield each sample with the position after it; see `Source`."""
+        number, done = place(position, self._facts, self.name, (ENDLESS,) * 2)
+        inner = None if position is None else position.get("inner")
+        # Open the source here, so that its errors appear now and not at the first sample.
+        return self._run(self.source.samples(inner), inner, number, done)
+
+    def _run(
+        self, images: Iterator[tuple[Sample, Position]], inner: Position, first: int, done: int
+    ) -> Iterator[tuple[Sample, Position]]:
+        for number, (sample, after) in enumerate(images, start=first):
+            count = self._length(number)
+            for step in range(done, count):
+                over = step + 1 == count
+                at, where = ([number + 1, 0], after) if over else ([number, step + 1], inner)
+                position = {"at": at, "inner": where, "of": self._facts}
+                yield self._frame(sample, number, step), position
+            inner, done = after, 0
+
+    @abstractmethod
+    def _length(self, number: int) -> int:
+        """Return the number of frames of an image."""
+
+    @abstractmethod
+    def _frame(self, sample: Sample, number: int, step: int) -> Sample:
+        """Return a frame of an image."""
+
+
+class Stalls(Episodes):
     """A source that repeats some images exactly and many times, as a stalled camera does.
 
     An episode begins at each image with probability `rate`. The number of its frames, L, follows a
@@ -57,10 +91,6 @@ class Stalls(Shaping):
         self._rate, self._alpha, self._longest, self._seed = rate, alpha, longest, seed
         super().__init__(source, rate=rate, alpha=alpha, longest=longest, seed=seed)
 
-    def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
-        """Yield each sample with the position after it; see `Source`."""
-        return _episodes(self.source, position, self._facts, self._length, self._frame)
-
     def _length(self, number: int) -> int:
         rng = np.random.default_rng([self._seed, number])
         if rng.random() >= self._rate:
@@ -76,7 +106,7 @@ class Stalls(Shaping):
         return sent_again(sample, step, {"duplicate": "exact"}, time=time.time())
 
 
-class Video(Shaping):
+class Video(Episodes):
     """A source that makes a short video of each image, as a camera that pans and zooms does.
 
     A frame is a crop of the image, resized to the image's size (bilinear) and noised. The size and
@@ -110,9 +140,8 @@ class Video(Shaping):
         self._frames, self._zoom, self._noise, self._seed = frames, zoom, noise, seed
         super().__init__(source, frames=frames, zoom=zoom, noise=noise, seed=seed)
 
-    def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
-        """Yield each sample with the position after it; see `Source`."""
-        return _episodes(self.source, position, self._facts, lambda _: self._frames, self._frame)
+    def _length(self, number: int) -> int:  # noqa: ARG002
+        return self._frames
 
     def _frame(self, sample: Sample, number: int, step: int) -> Sample:
         top, left, size = self._crop(number, step)
@@ -158,38 +187,3 @@ def crop_resized(
         )
         level_HWC = below + weight * (above - below)
     return level_HWC
-
-
-def _episodes(
-    source: Source,
-    position: Position,
-    facts: Facts,
-    length: Callable[[int], int],
-    frame: Callable[[Sample, int, int], Sample],
-) -> Iterator[tuple[Sample, Position]]:
-    """Return the frames of all images in turn, each with the position after it.
-
-    A position has the image's number, the frame's number, and the image's position in the source.
-    """
-    number, done = place(position, facts, source.name, (ENDLESS,) * 2)
-    inner = None if position is None else position.get("inner")
-    # Open the source here, so that its errors appear now and not at the first sample.
-    return _frames(source.samples(inner), inner, number, done, facts, length, frame)
-
-
-def _frames(
-    images: Iterator[tuple[Sample, Position]],
-    inner: Position,
-    first: int,
-    done: int,
-    facts: Facts,
-    length: Callable[[int], int],
-    frame: Callable[[Sample, int, int], Sample],
-) -> Iterator[tuple[Sample, Position]]:
-    for number, (sample, after) in zip(itertools.count(first), images, strict=False):
-        count = length(number)
-        for step in range(done, count):
-            over = step + 1 == count
-            at, where = ([number + 1, 0], after) if over else ([number, step + 1], inner)
-            yield frame(sample, number, step), {"at": at, "inner": where, "of": facts}
-        inner, done = after, 0
