@@ -12,7 +12,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from numpy.typing import NDArray
 
@@ -27,11 +27,13 @@ from stream_ssl.feed.journal_tasks import (
     JournalTasks,
     ReadFrom,
     RecordRead,
-    RecordReader,
     Task,
 )
 from stream_ssl.feed.originals import KeptOriginals
 from stream_ssl.feed.quarantine import Quarantine
+
+if TYPE_CHECKING:
+    from stream_ssl.journal.reader import JournalReader
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +74,7 @@ class Batches:
 
     def __init__(
         self,
-        reader: RecordReader,
+        reader: JournalReader,
         decoder: Payloads,
         quarantine: Quarantine,
         batch_size: int,

@@ -15,7 +15,7 @@ from functools import partial
 from hashlib import blake2b
 from io import BytesIO
 from itertools import accumulate
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import simplejpeg
@@ -30,6 +30,9 @@ from stream_ssl.decode_cost import APP1, MOST_SCANS, SOS, decode_work, most_work
 from stream_ssl.pictures import image_of, over_white, plain, turn, without_texts
 from stream_ssl.wire import Sample, sample_of
 from stream_ssl.wire.sample import DTYPES, MAX_ID_BYTES, is_capture_time
+
+if TYPE_CHECKING:
+    from stream_ssl.journal.segment import Record
 
 REASONS = (
     "damaged",  # the file is truncated or is not a valid image, or a vector is not finite
@@ -60,28 +63,11 @@ class BadSample(ValueError):
         self.reason = reason
 
 
-class JournalRecord(Protocol):
-    """The attributes of a journal's record that the decoder reads."""
-
-    @property
-    def position(self) -> int: ...
-    @property
-    def producer(self) -> str: ...
-    @property
-    def sequence(self) -> int: ...
-    @property
-    def received(self) -> float: ...
-    @property
-    def header(self) -> bytes: ...
-    @property
-    def payload(self) -> bytes: ...
-
-
 @dataclass(frozen=True, slots=True)
 class DecodeTask:
     """A task for one thread: decode consecutive samples of a record, from sample `begin` on."""
 
-    record: JournalRecord
+    record: Record
     source: str
     rows: Sequence[dict[str, Any]]
     payload: memoryview
@@ -104,7 +90,7 @@ class RejectedSample:
 class Chunk:
     """The decoded samples `begin` to `end` (excluded) of a record."""
 
-    record: JournalRecord
+    record: Record
     begin: int
     end: int
     last: bool  # whether these are the last samples of the record
@@ -203,7 +189,7 @@ def data_of(rows: Sequence[Row], payload: memoryview) -> list[memoryview]:
     return [payload[end - row["size"] : end] for row, end in zip(rows, ends, strict=True)]
 
 
-def rejected_packet(record: JournalRecord, error: Exception) -> Chunk:
+def rejected_packet(record: Record, error: Exception) -> Chunk:
     """Return a chunk with one rejected sample, for a record whose header cannot be read."""
     sample = RejectedSample(0, BadSample("packet", str(error)), {}, "", record.payload)
     none = np.empty(0, np.int64)

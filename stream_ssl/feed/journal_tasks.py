@@ -6,28 +6,20 @@ import logging
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from stream_ssl.batch import Offset
-from stream_ssl.feed.decode import Chunk, DecodeTask, JournalRecord, rejected_packet
+from stream_ssl.feed.decode import Chunk, DecodeTask, rejected_packet
 from stream_ssl.wire import Data, WireError
+
+if TYPE_CHECKING:
+    from stream_ssl.journal.reader import JournalReader
+    from stream_ssl.journal.segment import Record
 
 log = logging.getLogger(__name__)
 
 READ = 4 << 20  # bytes of records per read of the journal
 CHUNK = 64  # most samples that one task decodes; bounds the samples between journal and batch
-
-
-class RecordReader(Protocol):
-    """The part of a journal's reader that `JournalTasks` uses, from one thread."""
-
-    @property
-    def first(self) -> int: ...
-    @property
-    def last(self) -> int: ...
-    @property
-    def id(self) -> str | None: ...
-    def read(self, position: int, max_bytes: int = ...) -> Sequence[JournalRecord]: ...
 
 
 class JournalReplaced(RuntimeError):
@@ -74,7 +66,7 @@ class JournalShare:
 class RecordRead:
     """The note that a record was read, and that `samples` of its samples follow as tasks."""
 
-    record: JournalRecord
+    record: Record
     samples: int
 
 
@@ -103,7 +95,7 @@ class JournalTasks:
         journal: id of the journal that is read; before it is known, the id that `share` names.
     """
 
-    def __init__(self, reader: RecordReader, start: Offset, share: JournalShare) -> None:
+    def __init__(self, reader: JournalReader, start: Offset, share: JournalShare) -> None:
         self._reader, self._start, self._share = reader, start, share
         self.journal = share.journal
         self._found: str | None = None  # the id that was read from the disk
@@ -187,7 +179,7 @@ class JournalTasks:
         self._share = replace(self._share, before=())  # its offsets refer to the other journal
         return Offset(max(self._reader.first, 1), 0)
 
-    def _split(self, record: JournalRecord, sample: int) -> Iterator[Task | RecordRead]:
+    def _split(self, record: Record, sample: int) -> Iterator[Task | RecordRead]:
         """Yield the tasks for the samples of a record, from `sample` on."""
         data = Data(record.sequence, record.header, record.payload)
         try:
