@@ -12,8 +12,7 @@ from stream_ssl.bounded_files import check_private, named, read_text
 from stream_ssl.producers.sources.acknowledged import ArrivedMessages, UnreadableError, sample_of
 from stream_ssl.producers.sources.base import Facts, Skipped, SourceError, mark
 from stream_ssl.producers.sources.fields import check_above_0
-from stream_ssl.producers.sources.kafka_member import GroupMember
-from stream_ssl.producers.sources.partition_offsets import PartitionOffsets, offsets_in
+from stream_ssl.producers.sources.kafka_member import GroupMember, PartitionOffsets, offsets_in
 from stream_ssl.wire.sample import Position, Sample
 
 if TYPE_CHECKING:

@@ -161,11 +161,8 @@ class CreditPolicy:
         return min(self.max_packet, max(_TURN_PACKETS * largest, TURN_BYTES))
 
     def share(self, count: int, room: int) -> int:
-        """Return the bytes for each of `count` producers at once; 0: they must take turns."""
-        if count < 1:
-            return 0
-        share = self._share(count, room)
-        return share if share >= self.max_packet else 0
+        """Return the bytes for each of `count` producers, if they are served at once."""
+        return min(self.each, min(self.total, room) // count)
 
     def plan(
         self, sessions: Sequence[Session], room: int, now: float, scarce: bool = False
@@ -181,7 +178,7 @@ class CreditPolicy:
         if not sessions:
             return []
         least = [self.least(session) for session in sessions]
-        share = self._share(len(sessions), room)
+        share = self.share(len(sessions), room)
         if share >= max(least) and not scarce:
             return [_as_bytes(session, share) for session in sessions]
         in_flight = sum(one.revoked for one in sessions if _drains(one, now))
@@ -189,9 +186,6 @@ class CreditPolicy:
         ahead = self._ahead(sessions, least) if scarce else set[int]()
         grants = _turns(sessions, least, free, now, ahead)
         return [_as_bytes(*pair) for pair in zip(sessions, grants, strict=True)]
-
-    def _share(self, count: int, room: int) -> int:
-        return min(self.each, min(self.total, room) // count)
 
     def _ahead(self, sessions: Sequence[Session], least: Sequence[int]) -> set[int]:
         """Return the greedy sessions that are more than a grant ahead of the least-served one."""

@@ -106,14 +106,15 @@ class Greeter:
         # Epoch 0 asks whether the name is free; HELLO with the real epoch follows.
         again = other is not None and other.route == route and other.epoch in (0, hello.epoch)
         session = self._open_session(route, user, hello, now, again)
-        if self._credit.policy.share(len(self._sessions), self._credit.room):
+        policy = self._credit.policy
+        if policy.share(len(self._sessions), self._credit.room) >= policy.max_packet:
             self._credit.grant(now, quiet=session)  # otherwise the session waits for a turn
         durable = self._journal.state(name)
         welcome = Welcome(
             durable.sequence,
             durable.resume_token,
             session.credit,
-            self._credit.policy.max_packet,
+            policy.max_packet,
             self._max_samples,
             CODECS,
             self._epoch,
