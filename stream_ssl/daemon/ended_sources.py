@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+from collections import Counter
 from pathlib import Path
 
 from stream_ssl.bounded_files import read_map
@@ -43,7 +44,7 @@ class EndedSources:
     def record(self) -> ReceiverRecord:
         """A record of the producers in the file, without new samples."""
         return ReceiverRecord(
-            producer_samples=dict.fromkeys(self._received, 0),
+            producer_samples=Counter(dict.fromkeys(self._received, 0)),
             producer_received=dict(self._received),
             producer_finished=dict(self._finished),
         )

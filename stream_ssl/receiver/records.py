@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
@@ -13,11 +12,10 @@ SOURCE_ENDED: Final = 2.0
 """The values of `ReceiverRecord.producer_finished`."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReceiverRecord:
-    """A report of the receiver, one for each group commit or idle second.
+@dataclass(slots=True)
+class Counters:
+    """The increments since the previous record.
 
-    The first block of fields are increments since the previous record, the second block are gauges.
     Bytes are those of header and payload of DATA, as for credit. Times are seconds since the Unix
     epoch.
     """
@@ -26,24 +24,40 @@ class ReceiverRecord:
     samples: int = 0
     bytes: int = 0
     duplicates: int = 0  # samples that were received more than once
-    rejected: Mapping[str, int] = field(default_factory=dict)  # samples, by reason
-    refused: Mapping[str, int] = field(default_factory=dict)  # connections and messages, by reason
-    refused_last: Mapping[str, str] = field(default_factory=dict)  # latest sender, by reason
+    rejected: Counter[str] = field(default_factory=Counter)  # samples, by reason
+    refused: Counter[str] = field(default_factory=Counter)  # connections and messages, by reason
+    refused_last: dict[str, str] = field(default_factory=dict)  # latest sender, by reason
     missing: int = 0  # packets that neither the producer nor this journal has any more
     acked_samples: int = 0
     fsync_seconds: float | None = None  # of the group commit; None: nothing was written
     # By producer: the name of its key on the allow-list; in plain text, its own name.
-    producer_samples: Mapping[str, int] = field(default_factory=dict)
-    producer_bytes: Mapping[str, int] = field(default_factory=dict)
-    producer_received: Mapping[str, float] = field(default_factory=dict)  # its latest packet
-    producer_captured: Mapping[str, float] = field(default_factory=dict)  # its latest sample
-    producer_rejected: Mapping[str, int] = field(default_factory=dict)  # samples
-    producer_finished: Mapping[str, float] = field(default_factory=dict)  # how it ended
-    producer_clock: Mapping[str, float] = field(default_factory=dict)  # its clock minus this one
+    producer_samples: Counter[str] = field(default_factory=Counter)
+    producer_bytes: Counter[str] = field(default_factory=Counter)
+    producer_received: dict[str, float] = field(default_factory=dict)  # its latest packet
+    producer_captured: dict[str, float] = field(default_factory=dict)  # its latest sample
+    producer_rejected: Counter[str] = field(default_factory=Counter)  # samples
+    producer_finished: dict[str, float] = field(default_factory=dict)  # how it ended
+    producer_clock: dict[str, float] = field(default_factory=dict)  # its clock minus this one
     journal_failures: int = 0  # commits that failed because of a full or failing disk
     allow_list_errors: int = 0  # changed lists that could not be used
-    journal_damaged: int = 0  # segments found damaged, since the journal was opened
 
+    def take(self) -> dict[str, Any]:
+        """Return the increments by name, and count from zero again."""
+        taken, zero = {}, Counters()
+        for name in (item.name for item in fields(self)):
+            taken[name] = getattr(self, name)
+            setattr(self, name, getattr(zero, name))
+        return taken
+
+
+@dataclass(slots=True)
+class ReceiverRecord(Counters):
+    """A report of the receiver, one for each group commit or idle second.
+
+    The fields of `Counters` are increments since the previous record, the others are gauges.
+    """
+
+    journal_damaged: int = 0  # segments found damaged, since the journal was opened
     producers: int = 0  # connected
     journal_bytes: int = 0  # on disk
     journal_first: int = 1  # oldest position on disk
@@ -58,36 +72,3 @@ class ReceiverRecord:
     received: float | None = None  # receipt time of the latest packet
     ready: bool = True  # False: the journal cannot be written
     journal_away: bool = False  # the journal's folder was moved, deleted or replaced
-
-
-@dataclass(slots=True)
-class Counters:
-    """The increments since the last ReceiverRecord, under the same names."""
-
-    packets: int = 0
-    samples: int = 0
-    bytes: int = 0
-    duplicates: int = 0
-    missing: int = 0
-    acked_samples: int = 0
-    journal_failures: int = 0
-    allow_list_errors: int = 0
-    rejected: Counter[str] = field(default_factory=Counter)
-    refused: Counter[str] = field(default_factory=Counter)
-    refused_last: dict[str, str] = field(default_factory=dict)
-    fsync_seconds: float | None = None
-    producer_samples: Counter[str] = field(default_factory=Counter)
-    producer_bytes: Counter[str] = field(default_factory=Counter)
-    producer_received: dict[str, float] = field(default_factory=dict)
-    producer_captured: dict[str, float] = field(default_factory=dict)
-    producer_rejected: Counter[str] = field(default_factory=Counter)
-    producer_finished: dict[str, float] = field(default_factory=dict)
-    producer_clock: dict[str, float] = field(default_factory=dict)
-
-    def take(self) -> dict[str, Any]:
-        """Return the increments by name, and count from zero again."""
-        taken, zero = {}, Counters()
-        for name in (item.name for item in fields(self)):
-            taken[name] = getattr(self, name)
-            setattr(self, name, getattr(zero, name))
-        return taken
