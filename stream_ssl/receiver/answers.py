@@ -71,8 +71,6 @@ class Answers:
         """Count, log and send a NACK.
 
         Args:
-            route: the routing id of the connection.
-            nack: the NACK.
             whom: the sender of the refused message, for the log, with a preposition.
         """
         self._counters.refused[nack.reason] += 1

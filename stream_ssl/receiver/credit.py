@@ -44,13 +44,7 @@ class Credit:
         self._group, self._sessions, self._answers = group, sessions, answers
 
     def use(self, durable: CommitBatch, last: int, now: float) -> None:
-        """Subtract a batch that is now in the journal from the room.
-
-        Args:
-            durable: the batch.
-            last: the newest position in the journal.
-            now: the time of time.monotonic.
-        """
+        """Subtract a batch, which is now in the journal up to position `last`, from the room."""
         self.room -= durable.cost
         self.unread.add(last, durable.extra)
         if durable.extra:  # expensive packets use up the room quickly, so do not wait for the tick
@@ -170,9 +164,7 @@ class CreditPolicy:
         """Return the bytes granted to each session: 0, or at least its largest packet.
 
         Args:
-            sessions: the connected producers.
             room: the cost that the journal and the learner can accept.
-            now: the time of time.monotonic.
             scarce: whether room grows more slowly than producers can use it.
         """
         if not sessions:
@@ -226,10 +218,8 @@ def _turns(
     in flight together therefore stay within the budget.
 
     Args:
-        sessions: the connected producers.
         least: the least grant of each session.
         free: the cost that can be granted.
-        now: the time of time.monotonic.
         ahead: the indices of sessions that get nothing.
     """
     order = sorted(

@@ -68,14 +68,7 @@ class Greeter:
     def hello(
         self, route: bytes, user: str | None, hello: Hello, now: float, wait: bool = True
     ) -> None:
-        """Answer a HELLO.
-
-        Args:
-            route: the routing id of the connection.
-            user: the public key of the connection; None in plain text.
-            hello: the message.
-            now: the time of time.monotonic.
-            wait: whether the HELLO may wait for the next commit.
+        """Answer a HELLO, which may wait for the next commit if `wait` is True.
 
         Raises:
             WireError: the producer gets no session.

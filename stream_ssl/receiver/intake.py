@@ -65,11 +65,8 @@ class Intake:
         """Accept a packet, or ask for the packet that is next.
 
         Args:
-            route: the routing id of the connection.
             session: the session of the connection; None: it has none.
-            data: the packet.
-            checksum: its verified checksum.
-            now: the time of time.monotonic.
+            checksum: the verified checksum of the packet.
         """
         if session is None:
             self._counters.refused["hello-required"] += 1

@@ -27,14 +27,7 @@ _MOST_FRAMES = 5  # of a valid message, including the connection's routing id
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """A message of a producer, before it is decoded.
-
-    Attributes:
-        route: the routing id of the connection.
-        frames: the frames of the message.
-        user: the public key of the connection; None in plain text.
-        peer: the address of the sender.
-    """
+    """A message of a producer, before it is decoded; `peer` is the address of the sender."""
 
     route: bytes
     frames: list[memoryview]
@@ -123,11 +116,7 @@ class Listener:
         return self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def wait(self, seconds: float) -> bool:
-        """Answer handshakes, and return whether messages have arrived.
-
-        Args:
-            seconds: most seconds to wait.
-        """
+        """Answer handshakes for at most `seconds`; return whether messages have arrived."""
         ready = dict(self._poller.poll(max(0, int(seconds * 1000 + 0.999))))
         if self._zap in ready and self._access is not None:
             self._access.handle()
@@ -154,11 +143,7 @@ class Listener:
         return frames
 
     def open(self, frames: list[zmq.Frame]) -> Incoming | None:
-        """Return a message with its sender, or None if the sender does not speak ZMTP 3.
-
-        Args:
-            frames: the frames that `receive` returned.
-        """
+        """Return the message in these frames, or None if the sender does not speak ZMTP 3."""
         route, *rest = frames
         if not self.backlogs.read(rest):
             text = "left out a message from a peer that does not speak ZMTP 3, such as a browser"

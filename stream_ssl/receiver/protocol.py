@@ -95,15 +95,7 @@ class ReceiverProtocol:
         now: float,
         peer: str = "an unknown address",
     ) -> None:
-        """Handle one message and send the answers.
-
-        Args:
-            route: the routing id of the connection.
-            user: the public key of the connection; None in plain text.
-            frames: the frames of the message.
-            now: the time of time.monotonic.
-            peer: the address of the sender, for the log.
-        """
+        """Handle one message and send the answers; the log names the sender's address, `peer`."""
         try:
             self._handle(route, user, frames, now)
         except WireError as error:

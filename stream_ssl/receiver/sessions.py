@@ -77,13 +77,11 @@ class Session:
     gap_sent: float = 0.0
 
     def take(self, size: int, cost: int, least: int, now: float) -> None:
-        """Update the session for an accepted packet.
+        """Update the session for an accepted packet of `size` bytes.
 
         Args:
-            size: the bytes of the packet.
             cost: the cost of the packet, at least its bytes; see `decode_cost`.
             least: the least grant of the producer, as cost.
-            now: the time of time.monotonic.
         """
         if now - self.taken_since >= TURN_SECONDS:
             self.greedy = 2 * self.taken >= least
@@ -222,12 +220,7 @@ class ProducerTable:
     ) -> ProducerRecord:
         """Record a HELLO and return the producer's record.
 
-        Args:
-            name: the name of the producer.
-            key: the name of its key on the allow-list; None in plain text.
-            agent: the program and version in HELLO.
-            now: the time of time.monotonic.
-            again: whether the connection has sent HELLO before.
+        `again` says whether the connection has sent HELLO before.
         """
         record = self._records.get(name)
         if record is None:
