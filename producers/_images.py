@@ -38,12 +38,7 @@ class SampleMaker:
         self._numbers = itertools.count(1)
 
     def make(self, image: Any, id: str | None, fields: dict[str, Any]) -> Sample:  # noqa: A002
-        """Return a sample of an image, or a copy of a Sample.
-
-        Args:
-            image: any image that `Producer.send` accepts.
-            id: the id of the sample. None: a new id.
-            fields: the other fields. None: not given.
+        """Return a sample of any image that `Producer.send` accepts, or a copy of a Sample.
 
         Raises:
             TypeError: a field is unknown, or see `as_sample`.
@@ -70,7 +65,6 @@ def as_sample(image: Any, id: str, codec: str | None = None, **fields: Any) -> S
 
     Args:
         image: any image that `Producer.send` accepts, except a Sample.
-        id: the id of the sample.
         codec: the codec of encoded bytes. None: detect the codec from the bytes.
         **fields: the other fields of Sample. `time` may be a datetime, and `meta` may contain
             NumPy scalars.

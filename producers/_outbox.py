@@ -22,7 +22,8 @@ class Outbox:
         packer -> window                     in memory
         packer -> staged -> spool -> window  while the network is down or slow, with a spool
 
-    An outbox is not thread-safe. It uses no sockets, and writes no file itself.
+    An outbox is not thread-safe. It uses no sockets, and writes no file itself. `active` says
+    whether the receiver accepts packets now, and `now` is monotonic time in seconds.
 
     Args:
         packer: collects samples into packets.
@@ -105,12 +106,7 @@ class Outbox:
                 self._reject_oversize(part, limits)
 
     def close_packet(self, now: float, active: bool) -> None:
-        """Close the open packet once its linger is over or a flush waits for it.
-
-        Args:
-            now: monotonic time in seconds.
-            active: whether the receiver accepts packets now.
-        """
+        """Close the open packet once its linger is over or a flush waits for it."""
         packer = self.packer
         if packer.began is None or (active and not self.idle):
             return
@@ -125,9 +121,6 @@ class Outbox:
 
         Packets of the window are spooled while the network is down or the buffer is half full, and
         before staged packets, which come after them.
-
-        Args:
-            active: whether the receiver accepts packets now.
         """
         assert self.spool is not None
         fresh: list[Packet] = []
@@ -163,7 +156,6 @@ class Outbox:
         Args:
             written: the packets.
             loaded: how many of the first packets are in the window.
-            active: whether the receiver accepts packets now.
         """
         assert self.spool is not None
         for packet in written:
@@ -178,9 +170,6 @@ class Outbox:
         """Load packets from the spool into the window, and then those that wait to be spooled.
 
         Return True if the caller must write `sequences` as a mark.
-
-        Args:
-            active: whether the receiver accepts packets now.
         """
         spool, window = self.spool, self.window
         assert spool is not None
@@ -209,10 +198,7 @@ class Outbox:
     def welcomed(self, welcome: Welcome, restarted: bool) -> None:
         """Apply the limits and the credit of a WELCOME.
 
-        Args:
-            welcome: the message.
-            restarted: whether the receiver has none of the buffered packets, so that they may
-                still be split.
+        If the receiver has `restarted`, it has none of the buffered packets, so they may be split.
         """
         self._limits = welcome
         self.grant(welcome.credit)

@@ -38,13 +38,9 @@ class Packet:
         return tuple(row["id"] for row in self.data.fields["samples"])
 
     def split(self, max_packet: int, max_samples: int) -> Iterator[Packet]:
-        """Yield packets of the same samples within the limits.
+        """Yield packets of the same samples, of at most `max_packet` bytes and `max_samples` each.
 
         A sample that is too large for any packet is alone in its packet.
-
-        Args:
-            max_packet: maximum bytes of a packet.
-            max_samples: maximum number of samples in a packet.
         """
         if self.count == 1 or (self.size <= max_packet and self.count <= max_samples):
             yield self
@@ -104,10 +100,8 @@ class Packer:
         """Add a sample and return the packets that are now full, at most two.
 
         Args:
-            sample: the sample.
-            cost: its cost_of(), in bytes.
+            cost: the sample's cost_of(), in bytes.
             position: the source's position after the sample, or NOT_GIVEN.
-            now: monotonic time in seconds.
             callback: called with the sample's Delivery.
         """
         full = []

@@ -69,12 +69,7 @@ class Reporter:
         self._look_at = 0.0
 
     def is_due(self, seen: tuple[object, ...], now: float) -> bool:
-        """Return whether to call `report` now.
-
-        Args:
-            seen: the facts whose change is reported at once.
-            now: monotonic time in seconds.
-        """
+        """Return whether to call `report` now; a change of `seen` is reported at once."""
         if seen == self._seen and now < self._look_at:
             return False
         self._seen, self._look_at = seen, now + LOOK_SECONDS
@@ -97,11 +92,7 @@ class Reporter:
     def report(self, protocol: ProducerProtocol, stats: Stats, full: bool, now: float) -> None:
         """Log and pass to the callbacks what has changed.
 
-        Args:
-            protocol: the producer's side of the protocol.
-            stats: a copy of the counters.
-            full: whether the user found the buffer full.
-            now: monotonic time in seconds.
+        `stats` is a copy of the counters. `full` says whether the user found the buffer full.
         """
         state = stats.state
         reason = "" if state in ("connected", "closed") else protocol.reason

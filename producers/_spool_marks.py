@@ -49,11 +49,8 @@ class MarkCopies:
     def write_reserve(self, record: bytes, order: int) -> bool:
         """Write a mark that no segment has room for. Return False if this fails.
 
-        The marks take turns in two halves of the reserve, so a torn write leaves the mark before.
-
-        Args:
-            record: the mark.
-            order: the number of the mark.
+        The marks take turns in two halves of the reserve, by their number `order`, so a torn write
+        leaves the mark before.
         """
         if len(record) > HALF_BYTES:
             return False

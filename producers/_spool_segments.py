@@ -69,9 +69,7 @@ class Segments:
     def append(self, data: bytes, number: int) -> tuple[Path, int]:
         """Write records to the disk. Return the segment and the offset after them.
 
-        Args:
-            data: the bytes of the records.
-            number: the number of the next sample, which a new segment is named after.
+        A new segment is named after `number`, the number of the next sample.
 
         Raises:
             OSError: the disk cannot be written. Nothing has changed.

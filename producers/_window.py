@@ -111,10 +111,6 @@ class Window:
 
         Call this only after a rewind to the start, and only when no receiver has any of the
         packets.
-
-        Args:
-            max_packet: maximum bytes of a packet.
-            max_samples: maximum number of samples in a packet.
         """
         assert self._cursor == 0
         refused, kept = list[Packet](), deque[Packet]()
