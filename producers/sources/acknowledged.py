@@ -193,8 +193,6 @@ def sample_of(
             upper or lower case. Other headers become meta.
         place: the message's place in the broker, used as the id if no header gives an id.
         time: when the broker received the message, in seconds since the Unix epoch.
-        skipped: of the source.
-        meta: further facts.
 
     Raises:
         UnreadableError: the data is not an image, or the id is invalid.

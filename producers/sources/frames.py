@@ -28,11 +28,7 @@ Codec = Literal["raw", "jpeg", "webp"]
 
 
 class FrameEncoder:
-    """An encoder of pixels for the wire.
-
-    Args:
-        codec: "raw", "jpeg" or "webp".
-        quality: JPEG or WebP quality, 1 to 100.
+    """An encoder of pixels for the wire, with the arguments of `Frames`.
 
     Attributes:
         fact: identifies codec and quality in a position.

@@ -67,14 +67,7 @@ class GroupMember:
 
     A second thread would wait while `poll` blocks. The thread polls even while the receiver is
     away, so that offsets are committed and a rebalance of the group does not wait for this member.
-
-    Args:
-        name: the source's name.
-        topic: the topic to consume.
-        start: where a partition without a committed offset starts.
-        settings: librdkafka's settings.
-        ready: takes the messages.
-        skipped: counts the messages that are lost.
+    The messages go to `ready`, and `skipped` counts those that are lost.
 
     Attributes:
         offsets: what is consumed, and what is acknowledged, by partition; guarded by

@@ -35,15 +35,8 @@ class Live(ABC, Generic[Item]):
     `retry_seconds`. The first pause is 0.5 s. Changes are logged with their reasons. The newest
     items matter most: if the sender cannot keep up, the source drops the oldest waiting items and
     counts them in `skipped` as "late". A live stream cannot resume at a position. A restart
-    continues with the current items.
-
-    Args:
-        name: the source's name.
-        timeout: seconds without a sign of life after which the stream is reopened, above 0.
-        retry_seconds: longest pause between two attempts, in seconds, above 0.
-        give_up_seconds: seconds without an item after which the source fails, but not within the
-            first second of an attempt; None: never.
-        waiting: maximum number of items that wait for the sender.
+    continues with the current items. `Camera` explains the arguments. A source does not fail within
+    the first second of an attempt, even after `give_up_seconds`.
 
     Raises:
         ValueError: an argument is invalid.

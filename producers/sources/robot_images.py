@@ -60,13 +60,7 @@ class RobotImages:
     """A selector of a robot's image messages, and their conversion to samples.
 
     Compressed images are sent unchanged, other images are encoded with `codec`. The capture time is
-    the header's stamp, or the log time if the stamp is zero.
-
-    Args:
-        source: the source's name.
-        topics: names of topics, or types of messages; null: all images.
-        codec: encoding of uncompressed images: "jpeg", "webp" or "raw".
-        quality: JPEG or WebP quality, 1 to 100.
+    the header's stamp, or the log time if the stamp is zero. `RobotLogs` explains the arguments.
 
     Raises:
         ValueError: `quality` is out of range.
@@ -101,11 +95,8 @@ class RobotImages:
     def sample(self, message: Message, id_: str, origin: object, **meta: str) -> Sample | None:
         """Return the sample of a message; None if it is no image, which is logged and counted.
 
-        Args:
-            message: a message of a wanted topic.
-            id_: the sample's id, which is shortened if it is too long.
-            origin: the file or server, for the log.
-            meta: further facts; the message's topic and frame_id are added.
+        `origin` names the file or server in the log. The message's topic and frame_id are added to
+        the facts in `meta`.
         """
         what = f"{message.topic} at {message.log_time} of {origin}"
         try:
