@@ -83,18 +83,27 @@ class McapFile(ChunkedFile[[Channel, Schema]]):
             )
         return self._read(at, size)
 
-    def _index(self) -> dict[ChunkPlace, list[int]] | None:
+    def _summary(self) -> tuple[int, int]:
+        """Return where the summary begins and ends; it begins at 0 if there is none.
+
+        Raises:
+            BrokenFileError: the end of the file is missing or damaged.
+        """
         footer_at = self._size - FOOTER_BYTES
         footer = self._read(max(0, footer_at), FOOTER_BYTES)
         if len(footer) < FOOTER_BYTES or footer[0] != FOOTER or not footer.endswith(MAGIC):
             raise BrokenFileError("it does not end as MCAP files do")
         begin, _, checksum = struct.unpack_from("<QQI", footer, 9)
-        if begin == 0:
-            return None
         if begin > footer_at:
             raise BrokenFileError(f"its summary claims to begin at byte {begin}")
-        if checksum and checksum != self._checksum(begin, footer_at + 25):
+        if begin and checksum and checksum != self._checksum(begin, footer_at + 25):
             raise BrokenFileError("its summary has another checksum")
+        return begin, footer_at
+
+    def _index(self) -> dict[ChunkPlace, list[int]] | None:
+        begin, footer_at = self._summary()
+        if begin == 0:
+            return None
         found: dict[ChunkPlace, list[int]] = {}
         ends = {}  # of the message indexes behind each chunk
         counted: tuple[int, ...] | None = None

@@ -72,11 +72,11 @@ def build_source(cls: Callable[..., Source], arguments: Mapping[str, Any]) -> So
     return source
 
 
-def _source_class(path: str) -> type[Source]:
-    """Import a class, and return a subclass that checks what `samples` yields.
+def _imported(path: str) -> type[Any]:
+    """Import a class.
 
     Raises:
-        ValueError: the class cannot be imported, or is no source.
+        ValueError: the class cannot be imported.
     """
     module, _, name = path.rpartition(".")
     try:
@@ -96,6 +96,16 @@ def _source_class(path: str) -> type[Source]:
         ) from error
     if not isinstance(found, type):
         raise ValueError(f"source {path}: the module {module!r} has no class {name!r}")
+    return found
+
+
+def _source_class(path: str) -> type[Source]:
+    """Import a class, and return a subclass that checks what `samples` yields.
+
+    Raises:
+        ValueError: the class cannot be imported, or is no source.
+    """
+    found = _imported(path)
     samples = getattr(found, "samples", None)
     if not callable(samples):
         raise ValueError(

@@ -78,17 +78,7 @@ class Greeter:
             raise WireError("unauthorised", f"this key may not speak for producer {name!r}")
         if hello.first > MAX_FIRST:
             raise WireError("malformed", f"HELLO: first {hello.first} is beyond {MAX_FIRST}")
-        if self._credit.closing:
-            return
-        waiting = self._group.batch.epochs.get(name)
-        if waiting is not None and (wait or waiting != hello.epoch):
-            # WELCOME must have the newest `resume`, so HELLO waits for the next commit. If the
-            # commit fails, only the epoch that sent the waiting packets gets an answer: another
-            # epoch would reuse their sequences and take their ACK for its own.
-            self._waiting[name] = (route, user, hello)
-            if not wait:
-                text = f"producer {name} waits until the disk has what its run before has sent"
-                self._log.warning("waits", text)
+        if self._credit.closing or self._waits(route, user, hello, wait):
             return
         other = self._sessions.by_producer(name)
         if other is not None and other.route != route and self._yields(other, hello, now):
@@ -118,6 +108,23 @@ class Greeter:
             text = f"producer {name} ({printable(hello.agent, _AGENT_LENGTH)}) {after}"
             self._hello_log.log(logging.INFO, "hello", text)
         self._answers.send(route, welcome)
+
+    def _waits(self, route: bytes, user: str | None, hello: Hello, wait: bool) -> bool:
+        """Return whether a HELLO must wait for the next commit, and keep it until then.
+
+        WELCOME must have the newest `resume`. If the commit fails, only the epoch that sent the
+        waiting packets gets an answer: another epoch would reuse their sequences and take their
+        ACK for its own.
+        """
+        name = hello.producer
+        epoch = self._group.batch.epochs.get(name)
+        if epoch is None or (epoch == hello.epoch and not wait):
+            return False
+        self._waiting[name] = (route, user, hello)
+        if not wait:
+            text = f"producer {name} waits until the disk has what its run before has sent"
+            self._log.warning("waits", text)
+        return True
 
     def _open_session(
         self, route: bytes, user: str | None, hello: Hello, now: float, again: bool
