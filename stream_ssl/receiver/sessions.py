@@ -205,16 +205,6 @@ class ProducerTable:
         self._limit = limit
         self._records: OrderedDict[str, ProducerRecord] = OrderedDict()  # longest silent first
 
-    def __len__(self) -> int:
-        return len(self._records)
-
-    def __iter__(self) -> Iterator[ProducerRecord]:
-        return iter(self._records.values())
-
-    def get(self, name: str) -> ProducerRecord | None:
-        """Return the record of a producer, or None."""
-        return self._records.get(name)
-
     def opened(
         self, name: str, key: str | None, agent: str, now: float, again: bool = False
     ) -> ProducerRecord:
@@ -243,4 +233,5 @@ class ProducerTable:
 
     def copy(self) -> list[ProducerRecord]:
         """Return copies of the records, the longest silent first."""
-        return [replace(record, rejected=record.rejected.copy()) for record in self]
+        records = self._records.values()
+        return [replace(record, rejected=record.rejected.copy()) for record in records]
