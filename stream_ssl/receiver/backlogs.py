@@ -26,6 +26,7 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from stream_ssl.background import Background
 from stream_ssl.rate_limited_logger import RateLimitedLogger
 
 log = logging.getLogger(__name__)
@@ -96,7 +97,7 @@ class Backlogs:
         mismatch = "plain-receiver" if plain else "no-key"  # CURVE on one side only
         self._reasons = {**_HANDSHAKES, zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH: mismatch}
         self._following = threading.Lock()  # guards the monitor and the results of its events
-        self._closing, self._thread = threading.Event(), threading.Thread(target=self._watch)
+        self._background = Background("backlogs", self._watch, _CHECK_SECONDS)
         self._server, self._limit = server, limit
         self._memory = memory + _resident()
         self._connections: dict[int, _Connection] = {}
@@ -105,17 +106,11 @@ class Backlogs:
 
     def start(self) -> None:
         """Start the thread, which runs until `close`."""
-        self._thread.daemon = True
-        self._thread.start()
+        self._background.start()
 
     def _watch(self) -> None:
-        while not self._closing.wait(_CHECK_SECONDS):
-            try:
-                self.follow()
-                self.check(time.monotonic())
-            except Exception:  # the thread must continue, because only it limits unread bytes
-                text = "the connections could not be checked; the check is tried again"
-                self._limited_log.log(logging.ERROR, "check", text, exc_info=True)
+        self.follow()
+        self.check(time.monotonic())
 
     def follow(self) -> None:
         """Update the list of connections; call this before reading messages of new connections."""
@@ -200,9 +195,7 @@ class Backlogs:
 
     def close(self) -> None:
         """Stop the thread and close the monitor."""
-        self._closing.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._background.close()
         self._server.disable_monitor()
         self._monitor.close(0)
 
