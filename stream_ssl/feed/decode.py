@@ -147,8 +147,6 @@ def decode_chunk(
     """Decode the samples of a task; bad samples are listed in `Chunk.rejected`.
 
     Args:
-        decoder: converts payloads to pixels, or to the bytes of vectors.
-        task: the samples.
         keep: stores the bytes of a good sample, and returns their name. It is not called for
             samples whose bytes are already pixels of the right shape.
         decode: decodes samples that are not pixels of the right shape; None: here, by `decoder`.

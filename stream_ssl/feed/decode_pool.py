@@ -11,14 +11,7 @@ from stream_ssl.feed.journal_tasks import CHUNK
 
 
 class DecodePool:
-    """A pool that decodes tasks.
-
-    Args:
-        decoder: converts payloads to pixels, or to the bytes of vectors.
-        workers: the number of threads.
-        processes: whether each thread decodes in a process of its own.
-        keep: stores the bytes of a good sample; see `decode_chunk`.
-    """
+    """A pool that decodes tasks by `decode_chunk`; `Batches` explains the arguments."""
 
     def __init__(
         self, decoder: Payloads, workers: int, processes: bool, keep: Keep | None = None

@@ -84,12 +84,7 @@ Event = RecordRead | ReadFrom
 class JournalTasks:
     """A reader of a journal that yields decode tasks, and what happens between them.
 
-    It yields None whenever the journal has no new records.
-
-    Args:
-        reader: the reader of the journal.
-        start: the first sample to read.
-        share: the records to read.
+    It yields None whenever the journal has no new records. `Batches` explains the arguments.
 
     Attributes:
         journal: id of the journal that is read; before it is known, the id that `share` names.

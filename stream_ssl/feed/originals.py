@@ -79,12 +79,7 @@ class KeptOriginals:
             self._tell(error)
 
     def keep(self, row: Mapping[str, Any], data: bytes | memoryview) -> str | None:
-        """Store the bytes of a decoded sample. Return their name, or None if they are not stored.
-
-        Args:
-            row: the map of the sample in the packet's header.
-            data: the payload of the sample.
-        """
+        """Store the bytes of a decoded sample; return their name, or None if they are not kept."""
         codec, shape = row["codec"], row.get("shape")
         if codec == "vector" or (codec == "raw" and tuple(shape or ()) == self._shape):
             return None
@@ -138,12 +133,7 @@ class KeptOriginals:
             self.sweep(held())
 
     def reloaded(self, before: set[str], held: set[str]) -> None:
-        """Record that the learner has loaded an older memory.
-
-        Args:
-            before: the names that the learner held.
-            held: the names that it holds now.
-        """
+        """Record that the learner has loaded an older memory; `before` are the names it held."""
         self._left |= before
         self.sweep(held)
 

@@ -64,17 +64,10 @@ class ConsumerOffsets:
         checkpoint_bytes: int = 0,
         step: int = 0,
     ) -> None:
-        """Replace the positions atomically; the learner calls this.
+        """Replace the `Positions` atomically; the learner calls this.
 
         There is no fsync, because the learner calls this twice a second. A power cut that loses the
         newest file only delays trimming.
-
-        Args:
-            read: the next record to read.
-            checkpointed: the first record that a restart from a checkpoint would read again.
-            journal: the id of the journal.
-            checkpoint_bytes: the size of a checkpoint on the journal's disk; 0: unknown.
-            step: the step of the newest checkpoint; 0: there is none.
 
         Raises:
             ValueError: `1 <= checkpointed <= read` does not hold.

@@ -82,25 +82,14 @@ class OldSegments:
         return sum(size for first, size in self._sizes if first >= start)
 
     def add(self, size: int, end: int) -> None:
-        """Add the segment that was active until now.
-
-        Args:
-            size: its bytes on disk.
-            end: the first position of the next active segment.
-        """
+        """Add the segment of `size` bytes that was active until now; the next begins at `end`."""
         self._sizes.append((self.end, size))
         self.end = end
 
     def trim(self, before: int, seconds: float, keep_newest: bool) -> int:
-        """Delete the segments that lie wholly below a position; return the bytes freed.
+        """Delete segments as `Journal.trim` does.
 
-        Args:
-            before: the position.
-            seconds: the time limit. At least one segment is deleted if one can be.
-            keep_newest: do not delete the last one, which has the states of the producers.
-
-        Raises:
-            JournalError: a segment cannot be deleted.
+        If `keep_newest` is True, the last one stays, because it has the states of the producers.
         """
         freed, end = 0, time.monotonic() + seconds
         while len(self._sizes) > keep_newest and (not freed or time.monotonic() < end):
@@ -117,11 +106,7 @@ class OldSegments:
         return freed
 
     def take_checked(self, wait: bool = False) -> None:
-        """Replace the segments that the background check found damaged; never raises.
-
-        Args:
-            wait: block until all segments are checked.
-        """
+        """Replace the segments that the background check found damaged; never raises."""
         for checked in self._check.take(wait):
             first = int(checked.path.name.rpartition("-")[2])
             before = self._unchecked.get(first, 0)

@@ -21,13 +21,7 @@ Send = Callable[[bytes, Message], bool | None]
 
 
 class Answers:
-    """Sends acknowledgements and refusals. A session whose connection is lost is dropped.
-
-    Args:
-        sessions: the connected producers.
-        counters: counts the refused messages.
-        send: the function that sends a message to a connection.
-    """
+    """Sends acknowledgements and refusals. A session whose connection is lost is dropped."""
 
     def __init__(self, sessions: Sessions, counters: Counters, send: Send) -> None:
         self.send = send

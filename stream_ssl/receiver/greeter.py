@@ -23,19 +23,7 @@ _AGENT_LENGTH = 80  # most characters of a producer's `agent` in a log line
 
 
 class Greeter:
-    """Opens sessions.
-
-    Args:
-        access: the keys that may send; None: every peer that can connect.
-        group: the packets that wait for the journal.
-        sessions: the connected producers.
-        producers: the statistics of the producers.
-        credit: the credit of the producers.
-        answers: sends the answers.
-        counters: the counters of the receiver.
-        max_samples: most samples in one packet.
-        max_names: most producer names per key; in plain text, most names in total.
-    """
+    """Opens sessions; the arguments are parts of a `ReceiverProtocol`, and its limits."""
 
     def __init__(
         self,

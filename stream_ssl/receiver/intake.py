@@ -23,13 +23,7 @@ MAX_WAITING = 65_536
 class Intake:
     """Accepts each packet once, in sequence, within the limits and the memory of the receiver.
 
-    Args:
-        group: the packets that wait for the journal.
-        producers: the statistics of the producers.
-        credit: the credit of the producers.
-        answers: sends the answers.
-        counters: the counters of the receiver.
-        max_samples: most samples in one packet.
+    The arguments are parts of a `ReceiverProtocol`.
 
     Attributes:
         captured: capture time of the latest sample, seconds since the Unix epoch.

@@ -425,11 +425,6 @@ def unpack_map(frame: Frame, max_bytes: int = MAX_MAP_BYTES) -> dict[str, Any]:
 def sample_of(source: str, row: dict[str, Any], data: bytes | memoryview) -> Sample:
     """Return the sample that a row of `Data.rows` describes.
 
-    Args:
-        source: the source of the packet.
-        row: the map of the sample in the packet's header.
-        data: the payload of the sample.
-
     Raises:
         ValueError: a field is invalid; see `Sample`.
     """

@@ -73,13 +73,7 @@ def _public_in(path: Path) -> str | None:
 
 
 def _allow_any_name(allow: Path, before: str | None, public: str) -> None:
-    """Create the allow-list, or replace the old key of local producers; keep all other entries.
-
-    Args:
-        allow: the path of the allow-list.
-        before: the old public key of local producers; None if it is unknown.
-        public: the new public key of local producers.
-    """
+    """Create the allow-list, or replace the key of local producers, `before`, by `public`."""
     if not allow.exists():
         durable.write(allow, json.dumps({ANY_NAME: public}, indent=1) + "\n")
         return
@@ -123,10 +117,6 @@ def find_receiver(run: str | Path, name: str) -> LocalReceiver:
     """Return the receiver of a run that a producer uses; block while the run is starting.
 
     If the run has several receivers, `receiver_of` selects one by the name of the producer.
-
-    Args:
-        run: the folder of the run.
-        name: the name of the producer.
 
     Raises:
         ValueError: no receiver has started in the folder, or its file is malformed.
