@@ -168,11 +168,7 @@ def crop_resized(
 ) -> NDArray[np.float32]:
     """Return a crop resized to the size of the image, by bilinear interpolation.
 
-    Args:
-        image_HWC: uint8 pixels.
-        top: upper edge of the crop, as a fraction of the image's height.
-        left: left edge of the crop, as a fraction of the image's width.
-        size: sides of the crop, as a fraction of the image's sides.
+    `top`, `left` and `size` of the crop are fractions of the image's sides.
     """
     level_HWC = image_HWC.astype(np.float32)
     for axis, begin in ((0, top), (1, left)):

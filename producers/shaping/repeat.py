@@ -31,11 +31,9 @@ def repeat(sample: Sample, number: str, near: NearBy | None, rng: np.random.Gene
     """Return a duplicate of a sample with a new id, and meta "duplicate_of" and "duplicate".
 
     Args:
-        sample: the original.
         number: distinguishes the duplicates of one original; part of the new id.
         near: how a raw image differs from its original. None: an exact duplicate. Other values
             encode an encoded image again and add noise to a vector.
-        rng: draws the difference.
 
     Raises:
         ImportError: an image must be encoded, and Pillow is not installed.
@@ -57,11 +55,7 @@ def sent_again(
 ) -> Sample:
     """Return a sample under the id ID~NUMBER, with meta "duplicate_of" and further facts.
 
-    Args:
-        sample: the original.
-        number: distinguishes the duplicates of one original.
-        facts: meta of the duplicate, besides that of the original.
-        changes: other fields that differ from the original's.
+    `changes` are the other fields that differ from the original's.
     """
     meta = fitting_meta({"duplicate_of": sample.id, **facts}, sample.meta or {})
     return replace(sample, id=short_id(f"{sample.id}~{number}"), meta=meta, **changes)
@@ -80,8 +74,6 @@ def frame_of(
     about it.
 
     Args:
-        sample: the original, raw or encoded.
-        number: distinguishes the duplicates of one original.
         image_HWC: uint8 pixels of the duplicate; None if the image cannot be decoded.
         rng: draws the quality of the JPEG.
         facts: meta of the duplicate. By default, "duplicate" is "exact" if no byte differs from
@@ -126,10 +118,6 @@ def jitter(image_HWC: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np
     """Return the image moved by up to a pixel, with a small change of brightness and noise.
 
     All changes are added, so black stays nearly black.
-
-    Args:
-        image_HWC: uint8 pixels.
-        rng: draws the changes.
     """
     down, right = rng.integers(-SHIFT, SHIFT + 1, size=2).tolist()
     change_HWC = rng.integers(-NOISE, NOISE + 1, image_HWC.shape, dtype=np.int16)
