@@ -232,18 +232,19 @@ def test_a_connection_counts_once_though_the_producer_asks_first(protocol, caplo
     caplog.set_level("INFO")
     for epoch in (0, 0, 7, 7):
         protocol.say(Hello("camera", epoch, first=1), route=OTHER)
-    connected = protocol.sessions.by_producer("camera").record.connected
-    assert protocol.sessions.by_producer("camera").record.hellos == 1
+    record = protocol.sessions.by_producer("camera").record
+    connected = record.connected
+    assert record.hellos == 1
     assert [r.getMessage() for r in caplog.records] == ["producer camera () is new"]
     protocol.say(Bye(), route=OTHER)
     assert protocol.counters.producer_finished["camera"] == 1.0
     for epoch in (0, 8):
         protocol.say(Hello("camera", epoch, first=1), now=101.0, route=b"a third")
-    assert protocol.sessions.by_producer("camera").record.hellos == 2
+    assert record.hellos == 2
     assert protocol.counters.producer_finished["camera"] == 0.0
     protocol.say(Bye(Bye.ENDED), now=101.0, route=b"a third")
     assert protocol.counters.producer_finished["camera"] == 2.0
-    assert protocol.sessions.by_producer("camera").record.connected > connected
+    assert record.connected > connected
 
 
 def test_a_hello_waits_for_the_group_commit_and_costs_none_of_its_own(protocol):
