@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from typing import Generic, Protocol, TypeVar, runtime_checkable
+from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
 
-from stream_ssl.producers.sources.base import Skipped, Source, SourceError
+from stream_ssl.producers.sources.base import Skipped, Source
 from stream_ssl.producers.sources.fields import codec_of, fitting_meta, label_of, short_id
 from stream_ssl.producers.stats import Delivery
 from stream_ssl.wire.sample import MAX_TIME, Position, Sample, is_capture_time
 
-M = TypeVar("M")
-
-POLL_SECONDS = 0.2  # between two looks at the time
 OWN_HEADERS = ("id", "time", "label")
 
 
@@ -38,87 +34,6 @@ class Acknowledged(Source, Protocol):
     def close(self) -> None:
         """Send the remaining acknowledgements to the broker, and disconnect."""
         ...
-
-
-class ArrivedMessages(Generic[M]):
-    """The messages that a broker's thread has received and the sender's thread has not taken yet.
-
-    Args:
-        idle_seconds: seconds without a message after which `take` returns None; None: never. They
-            count from the first call of `begin` or `restart`.
-
-    Attributes:
-        changed: guards the messages; notified at each change.
-        stopped: whether `stop` was called.
-        paused: whether no messages are fetched now, so that the idle time does not count.
-        error: why no further messages come.
-    """
-
-    def __init__(self, idle_seconds: float | None) -> None:
-        self.changed = threading.Condition()
-        self.stopped = threading.Event()
-        self.paused = False
-        self.error: SourceError | None = None
-        self._idle = idle_seconds
-        self._since = math.inf  # when the idle time began
-        self._messages: deque[M] = deque()
-
-    def __len__(self) -> int:
-        return len(self._messages)
-
-    def begin(self) -> None:
-        """Begin the idle time, unless it has begun."""
-        if self._since == math.inf:
-            self.restart()
-
-    def restart(self) -> None:
-        """Begin the idle time anew."""
-        self._since = time.monotonic()
-
-    def put(self, messages: Sequence[M]) -> None:
-        """Append messages."""
-        with self.changed:
-            self._messages.extend(messages)
-            if messages:
-                self.restart()
-            self.changed.notify_all()
-
-    def take(self) -> M | None:
-        """Wait for the next message and remove it; return None if stopped or idle for too long.
-
-        Raises:
-            SourceError: no further messages come.
-        """
-        with self.changed:
-            self._since = max(self._since, time.monotonic())
-            while not self._messages and not self.stopped.is_set():
-                if self.error is not None:
-                    raise self.error
-                idle = None if self.paused else self._idle
-                if idle is not None and time.monotonic() - self._since >= idle:
-                    return None
-                self.changed.wait(POLL_SECONDS)
-            if self.stopped.is_set():
-                return None
-            self.restart()
-            self.changed.notify_all()
-            return self._messages.popleft()
-
-    def clear(self) -> None:
-        """Remove all messages."""
-        self._messages.clear()
-
-    def fail(self, error: SourceError) -> None:
-        """Let `take` raise an error once all messages are taken."""
-        with self.changed:
-            self.error = error
-            self.changed.notify_all()
-
-    def stop(self) -> None:
-        """Let `take` return None. Thread-safe."""
-        self.stopped.set()
-        with self.changed:
-            self.changed.notify_all()
 
 
 class Deliveries:

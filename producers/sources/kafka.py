@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from stream_ssl.bounded_files import check_private, named, read_text
-from stream_ssl.producers.sources.acknowledged import ArrivedMessages, UnreadableError, sample_of
+from stream_ssl.producers.sources.acknowledged import UnreadableError, sample_of
+from stream_ssl.producers.sources.arrived import ArrivedMessages
 from stream_ssl.producers.sources.base import Facts, Skipped, SourceError, mark
 from stream_ssl.producers.sources.fields import check_above_0
 from stream_ssl.producers.sources.kafka_member import GroupMember, PartitionOffsets, offsets_in

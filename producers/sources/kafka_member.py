@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from stream_ssl.producers.sources.acknowledged import ArrivedMessages
+from stream_ssl.producers.sources.arrived import ArrivedMessages
 from stream_ssl.producers.sources.base import (
     Facts,
     Skipped,

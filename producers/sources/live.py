@@ -8,10 +8,10 @@ import secrets
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
+from stream_ssl.producers.sources.arrived import ArrivedMessages
 from stream_ssl.producers.sources.base import Facts, Skipped, SourceError, checked, mark
 from stream_ssl.producers.sources.fields import check_above_0
 from stream_ssl.rate_limited_logger import RateLimitedLogger
@@ -63,12 +63,10 @@ class Live(ABC, Generic[Item]):
         self._retry_seconds, self._give_up_seconds = retry_seconds, give_up_seconds
         self._waiting = waiting
         self._facts: Facts = {"source": name, "live": True}
-        self._ready: deque[tuple[Item, int]] = deque()
+        self._ready: ArrivedMessages[tuple[Item, int]] = ArrivedMessages(None)
         self._ready_bytes = 0
         self._came = time.monotonic()  # when the last item came
-        self._changed = threading.Condition()
-        self._error: Exception | None = None
-        self._stopped = threading.Event()
+        self._stopped = self._ready.stopped
 
     def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
         """Yield each sample with its position, which only identifies this source; see `Source`."""
@@ -78,9 +76,7 @@ class Live(ABC, Generic[Item]):
 
     def stop(self) -> None:
         """End `samples` immediately. Thread-safe."""
-        self._stopped.set()
-        with self._changed:
-            self._changed.notify()
+        self._ready.stop()
 
     @abstractmethod
     def received(self) -> Iterator[tuple[Item, int]]:
@@ -128,7 +124,7 @@ class Live(ABC, Generic[Item]):
         self._came = time.monotonic()
         reader.start()
         try:
-            while (item := self._next()) is not None:
+            while (item := self._take()) is not None:
                 sample = self.sample(item)
                 if sample is not None:
                     yield sample, mark(None, self._facts)
@@ -137,29 +133,21 @@ class Live(ABC, Generic[Item]):
             self.stop()
             reader.join(END_SECONDS)  # frees a device; a silent host ends after `timeout`
 
-    def _next(self) -> Item | None:
-        """Return the oldest waiting item; None once stopped."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._ready or self._error or self._stopped.is_set())
-            if self._stopped.is_set():
+    def _take(self) -> Item | None:
+        """Wait for the oldest item and remove it; return None once stopped."""
+        with self._ready.changed:
+            taken = self._ready.take()
+            if taken is None:
                 return None
-            if self._ready:
-                return self._take()
-            assert self._error is not None
-            raise self._error
-
-    def _take(self) -> Item:
-        item, size = self._ready.popleft()
-        self._ready_bytes -= size
-        return item
+            item, size = taken
+            self._ready_bytes -= size
+            return item
 
     def _read(self) -> None:
         try:
             self._keep_connected()
         except Exception as error:  # passed on to the caller's thread
-            with self._changed:
-                self._error = error
-                self._changed.notify()
+            self._ready.fail(error)
 
     def _keep_connected(self) -> None:
         """Receive items and reconnect when the stream ends, until stopped.
@@ -193,15 +181,15 @@ class Live(ABC, Generic[Item]):
             pause = min(2 * pause, self._retry_seconds)
 
     def _hand_over(self, item: Item, size: int) -> None:
-        with self._changed:
-            while self._ready and (
+        with self._ready.changed:
+            while len(self._ready) and (
                 len(self._ready) >= self._waiting or self._ready_bytes + size > WAITING_BYTES
             ):
-                self._take()
+                if self._take() is None:
+                    return  # stopped
                 self.skipped.note("late", "the oldest frame that waits", "the sender is slower")
-            self._ready.append((item, size))
             self._ready_bytes += size
-            self._changed.notify()
+            self._ready.put([(item, size)])
 
 
 def connection_id() -> str:

@@ -12,7 +12,8 @@ from concurrent.futures import CancelledError, Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stream_ssl.producers.sources.acknowledged import ArrivedMessages, UnreadableError, sample_of
+from stream_ssl.producers.sources.acknowledged import UnreadableError, sample_of
+from stream_ssl.producers.sources.arrived import ArrivedMessages
 from stream_ssl.producers.sources.base import Facts, Skipped, SourceError, mark, place
 from stream_ssl.producers.sources.fields import check_above_0
 from stream_ssl.producers.sources.nats_consumer import (

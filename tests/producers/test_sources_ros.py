@@ -263,8 +263,8 @@ def test_the_waiting_bytes_are_bounded(monkeypatch):
                 next(stream)  # gives its bytes back
             channel.log(content)
         wait_for(lambda: source.skipped.by_reason["late"] >= 2, lambda: channel.log(content))
-        with source._changed:
-            held = [size for _, size in source._ready]
+        with source._ready.changed:
+            held = [size for _, size in source._ready._messages]
             assert sum(held) == source._ready_bytes <= 3 * len(content)
             assert len(held) == 2  # each has the header of the protocol as well
         source.stop()
@@ -273,8 +273,8 @@ def test_the_waiting_bytes_are_bounded(monkeypatch):
 
 def number_of_last(source):
     """The number in the newest waiting image."""
-    with source._changed:
-        ((_, message), _size) = source._ready[-1]
+    with source._ready.changed:
+        ((_, message), _size) = source._ready._messages[-1]
     return number_of(source._images.sample(message, "x", "the test"))
 
 
