@@ -189,7 +189,7 @@ class Crawl:
             try:
                 return await self.fetcher.fetch(url)
             except Skip as skip:
-                if not (skip.silent and await self.fetcher.waited_for_network(skip, self.name)):
+                if not (skip.silent and await self.fetcher.outage.waited(skip, self.name)):
                     raise
 
     async def crawl_all(self, progress: CrawlProgress, work: CrawlTasks) -> None:

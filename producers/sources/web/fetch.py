@@ -145,7 +145,7 @@ class Fetcher:
         """Prepare for `connections` concurrent requests; call this in the loop that fetches."""
         self._hosts = {}  # hosts of an earlier crawl belong to another loop
         self._kept = {}
-        self._outage = Outage(self.backend, self._forget_failed_robots)
+        self.outage = Outage(self.backend, self._forget_failed_robots)
         self._slots = asyncio.Semaphore(connections)
         self.flowing = asyncio.Event()  # while cleared, no request starts
         self.flowing.set()
@@ -163,10 +163,6 @@ class Fetcher:
                 return response.body
             here = location(response, here)
         raise Skip("redirects", f"more than {self._redirects}, the last to {str(here)[:200]}")
-
-    async def waited_for_network(self, skip: Skip, name: str) -> bool:
-        """Return whether the network was down when a request failed; see `Outage.waited`."""
-        return await self._outage.waited(skip, name)
 
     async def _patiently(self, url: httpx.URL) -> Response:
         """Return the response, with the waits and retries that the host requires."""
@@ -327,7 +323,7 @@ class Fetcher:
                     host.pool.stream("GET", target, headers=list(headers.items())) as answer,
                 ):
                     answered = True
-                    self._outage.answered(url, started)
+                    self.outage.answered(url, started)
                     named = [(k.decode().lower(), v.decode("latin-1")) for k, v in answer.headers]
                     response = Response(answer.status, named)
                     if answer.status == 200:
