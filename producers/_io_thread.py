@@ -72,9 +72,6 @@ class IoThread:
     be garbage-collected, while its accepted samples are still sent.
 
     Args:
-        dialer: opens the connections.
-        protocol: the producer's side of the protocol, with the samples to send.
-        reporter: logs and calls the user's callbacks.
         exit_timeout: seconds that finish() waits by default.
 
     Attributes:

@@ -35,8 +35,7 @@ class SendBuffer:
     fatal error once the receiver has refused the producer.
 
     Args:
-        io: the thread that empties the buffer.
-        protocol: the protocol that this thread runs.
+        io: the thread that empties the buffer, by the protocol.
         on_full: what to do when the buffer is full; see `Producer`.
 
     Attributes:

@@ -43,7 +43,6 @@ def open_file(path: Path, flags: int = os.O_RDONLY, links: bool = False, mode: i
     """Open a regular file and return its descriptor, without waiting for another process.
 
     Args:
-        path: the file.
         flags: the flags for `os.open`, such as `os.O_RDWR | os.O_CREAT`.
         links: follow a link in the last part of the path.
         mode: the mode of a file that is created.
@@ -74,11 +73,7 @@ def open_file(path: Path, flags: int = os.O_RDONLY, links: bool = False, mode: i
 def check_folder(path: Path, mode: int | None = None) -> None:
     """Check that a path is a folder and not a link, and set the mode of the folder.
 
-    A path that does not exist passes the check.
-
-    Args:
-        path: the folder.
-        mode: the mode to set; None: keep the mode.
+    A path that does not exist passes the check. If `mode` is None, the folder keeps its mode.
 
     Raises:
         ValueError: the path is a link.

@@ -55,14 +55,8 @@ class CopySettings:
 class CheckpointCopies:
     """A thread that copies the newest checkpoint to a bucket from time to time.
 
-    Training never waits for it. If a copy fails, the next one is tried at its time.
-
-    Args:
-        settings: the settings, with an address.
-        run: the run folder.
-        checkpoints: the folder of the checkpoints.
-        metrics: exports the copies.
-        clock: returns monotonic seconds.
+    Training never waits for it. If a copy fails, the next one is tried at its time. The settings
+    must have an address.
 
     Raises:
         ValueError: the address cannot be used.

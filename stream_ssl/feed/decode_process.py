@@ -74,11 +74,7 @@ _context = multiprocessing.get_context("forkserver")
 
 
 class DecodeProcess:
-    """A process that decodes, ready for requests.
-
-    Args:
-        decoder: converts payloads to pixels.
-        pixels: the memory for the pixels of an answer.
+    """A process that decodes, ready for requests. It writes the pixels of an answer to `pixels`.
 
     Raises:
         OSError: the process cannot start, or ended at its start.

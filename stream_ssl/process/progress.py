@@ -15,11 +15,7 @@ LOG_SECONDS: Final = 30.0
 
 
 class ShownProgress(Progress):
-    """A bar that disappears at the end. Without a terminal, a log line every 30 seconds.
-
-    Args:
-        columns: the columns of the bar.
-    """
+    """A bar that disappears at the end. Without a terminal, a log line every 30 seconds."""
 
     def __init__(self, *columns: str | ProgressColumn) -> None:
         console = Console(stderr=True)

@@ -58,10 +58,6 @@ class Stop(threading.Event):
 
         This is for a start that may take long and has nothing to save yet. No resource is closed,
         as after a kill.
-
-        Args:
-            farewell: the text to log.
-            last_act: called before the end.
         """
         self.farewell, self.last_act = farewell, last_act
         try:

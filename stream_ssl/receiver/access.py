@@ -39,9 +39,6 @@ class AllowList:
 
     The key under the name "*" may send for every producer.
 
-    Args:
-        path: the file.
-
     Attributes:
         broken: whether the newest version of the file is invalid and the previous list is in use.
 

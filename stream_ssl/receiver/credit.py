@@ -18,15 +18,10 @@ _TURN_PACKETS = 4  # least grant of a turn, in packets of the producer's largest
 
 
 class Credit:
-    """The credit that the connected producers have now.
-
-    Args:
-        group: the packets that wait for the journal.
-        policy: the rule for sharing credit.
-        sessions: the connected producers.
-        answers: sends the credit, which each ACK has.
+    """The credit that the connected producers have now. Each ACK carries it.
 
     Attributes:
+        policy: the rule for sharing credit.
         room: the cost that the journal and the learner can accept, as last measured.
         unread: the extra cost of the records that the learner has not read.
         scarce: whether the room is small, so that it grows only as fast as the learner reads.

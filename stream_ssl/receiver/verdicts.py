@@ -34,11 +34,7 @@ RETRY_SECONDS = 60.0
 
 
 class VerdictInbox:
-    """The receiver's end of the socket for verdicts.
-
-    Args:
-        folder: the folder of the run.
-    """
+    """The receiver's end of the socket for verdicts, in the folder of a run."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self._path = Path(folder).absolute() / FILE
@@ -89,10 +85,7 @@ class VerdictInbox:
 
 
 class VerdictSender:
-    """The learner's end of the socket for verdicts.
-
-    Args:
-        folder: the folder of the run.
+    """The learner's end of the socket for verdicts, in the folder of a run.
 
     Attributes:
         left_out: the number of verdicts that could not be sent.
