@@ -110,7 +110,7 @@ def test_the_log_tells_the_pause_that_is_made(caplog):
                     source.stop()
                 return True
 
-        source._stopped = Stopped()
+        source._stopped = source._ready.stopped = Stopped()
         assert list(source.samples()) == []
     told = re.findall(r"trying again in (\S+) s", caplog.text)
     assert told == [f"{seconds:.1f}" for seconds in waited]
