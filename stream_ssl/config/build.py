@@ -184,15 +184,11 @@ def image_shape(settings: Namespace) -> tuple[int, int, int]:
 def shadows(settings: Namespace, dim: int) -> list[Shadow]:
     """Return memories of the same size under other policies, without images.
 
-    A shadow counts duplicates on the working memory's descriptor, or on embeddings if that reads
-    features, because it then needs images to describe the slots again. If its policy has no score
-    of its own, it uses the working memory's score: counts under different scores cannot be
-    compared.
+    A shadow counts duplicates on the working memory's descriptor. If its policy has no score of its
+    own, it uses the working memory's score: counts under different scores cannot be compared.
     """
     working, descriptor = settings.memory.eviction, settings.memory.descriptor
-    if descriptor is not None and descriptor.needs_features:
-        descriptor = None
-    if descriptor is not None and descriptor.needs_images:
+    if descriptor is not None and (descriptor.needs_images or descriptor.needs_features):
         descriptor = StepDescriptor(descriptor, image_shape(settings))
 
     def beside(policy: Policy) -> WorkingMemory:

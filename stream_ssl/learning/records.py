@@ -81,6 +81,8 @@ class StepRecord:
         waiting: number of new samples that do not fill a batch yet.
         images_BCHW: the received images, uint8, not a copy; None for a record made without a
             learner.
+        features_BF: the encoder's features of the batch; None unless the memory's descriptor reads
+            them and the batch joined the memory.
         duplicates_B: expected number of slots that duplicate each sample, before insertion.
         origins_B: origin of each sample; None on replays.
         evicted_origins: origin of each sample in `admission.evicted`.
@@ -112,6 +114,7 @@ class StepRecord:
     novelty: Sequence[tuple[Origin | None, float]] = ()
     waiting: int = 0
     images_BCHW: Tensor | None = None
+    features_BF: Tensor | None = None
     duplicates_B: Tensor | None = None
     origins_B: Sequence[Origin | None] | None = None
     evicted_origins: Sequence[Origin | None] = ()

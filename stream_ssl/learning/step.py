@@ -49,7 +49,7 @@ class StepResult(NamedTuple):
     """The result of a step, from which the learner makes its record."""
 
     batch: Batch[Tensor]  # the batch of the stream; in a replay the drawn samples
-    keys_BD: Tensor  # the keys of this batch
+    keys: BatchKeys  # of this batch
     update: Update
     collisions: CollisionStats | None  # None: the keys are not usable, or there is no batch
     admission: Admission | None  # None: nothing joined the memory
@@ -130,8 +130,8 @@ class Step:
 
     def skip(self, batch: Batch[Tensor]) -> StepResult:
         """Return the result of a step without new samples."""
-        keys_0D = self._memory.embeddings.new_empty(0, self._memory.dim)
-        return StepResult(batch[:0], keys_0D, Update("novelty"), None, None, {})
+        none = self._encode_batch(batch[:0])
+        return StepResult(batch[:0], none, Update("novelty"), None, None, {})
 
     def replay(self, count: int, number: int) -> StepResult:
         """Make a step on `count` samples drawn from the memory, without a batch of the stream."""
@@ -141,7 +141,7 @@ class Step:
         cosines = self._refresh(drawn, keys)
         cosines = {**cosines, **self._reencode()}
         self._describe_again(number + 1, count)
-        return StepResult(drawn, keys.keys_BD, update, collisions, None, cosines)
+        return StepResult(drawn, keys, update, collisions, None, cosines)
 
     @property
     def can_draw(self) -> bool:
@@ -158,7 +158,7 @@ class Step:
 
     def _join(self, batch: Batch[Tensor]) -> StepResult:
         keys, cosines = self._encode_with_stalest(batch)
-        return StepResult(batch, keys.keys_BD, Update("pace"), *self._admit(batch, keys), cosines)
+        return StepResult(batch, keys, Update("pace"), *self._admit(batch, keys), cosines)
 
     def _train_on_stream(self, batch: Batch[Tensor], number: int) -> StepResult:
         """Update on the batch, then let its keys join the memory."""
@@ -167,7 +167,7 @@ class Step:
             keys = keys._replace(features_BF=self._encode_batch(batch).features_BF)
         self._refresh_nothing()
         admitted = self._admit(batch, keys)
-        return StepResult(batch, keys.keys_BD, update, *admitted, self._reencode())
+        return StepResult(batch, keys, update, *admitted, self._reencode())
 
     def _train_without_batch(self, batch: Batch[Tensor], number: int, size: int) -> StepResult:
         """Update on samples drawn from the memory, while other ranks update on a batch."""
@@ -176,7 +176,7 @@ class Step:
         cosines, none = self._refresh(drawn, drawn_keys), self._encode_batch(batch)
         admitted = self._admit(batch, none)
         cosines = {**cosines, **self._reencode()}
-        return StepResult(batch, none.keys_BD, update, *admitted, cosines)
+        return StepResult(batch, none, update, *admitted, cosines)
 
     def _train_on_memory(self, batch: Batch[Tensor], number: int, size: int) -> StepResult:
         """Let the batch join the memory, then update on as many samples drawn from the memory.
@@ -186,11 +186,11 @@ class Step:
         keys, cosines = self._encode_with_stalest(batch)
         admitted = self._admit(batch, keys)
         if not self.can_draw:  # the first keys of the run were not usable
-            return StepResult(batch, keys.keys_BD, Update("keys"), *admitted, cosines)
+            return StepResult(batch, keys, Update("keys"), *admitted, cosines)
         drawn = self._drawn(size)
         update, drawn_keys = self.weights.update(drawn, number)
         cosines = {**cosines, **self._refresh(drawn, drawn_keys)}
-        return StepResult(batch, keys.keys_BD, update, *admitted, cosines)
+        return StepResult(batch, keys, update, *admitted, cosines)
 
     def _encode_batch(self, batch: Batch[Tensor]) -> BatchKeys:
         if len(batch):

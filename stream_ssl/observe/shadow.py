@@ -23,7 +23,7 @@ class Shadow:
     Args:
         name: the label in the metrics, such as "queue".
         memory: a memory without images, with the policy to compare. Its descriptor must be a
-            `StepDescriptor` if the descriptor of the working memory reads images.
+            `StepDescriptor` if the descriptor of the working memory reads images or features.
     """
 
     def __init__(self, name: str, memory: WorkingMemory) -> None:
@@ -45,9 +45,10 @@ class Shadow:
 
 
 class StepDescriptor(Descriptor):
-    """A descriptor of a step's images, for memories that keep no images.
+    """A descriptor of a step's images and features, for memories that keep no images.
 
-    Several memories can share it: it computes the rows of a step only once.
+    Several memories can share it: it computes the rows of a step only once. Such a memory cannot
+    describe its slots again, so its slots keep the features that they came with.
 
     Args:
         descriptor: the descriptor of the working memory.
@@ -63,7 +64,7 @@ class StepDescriptor(Descriptor):
         self._row_BA: Tensor | None = None
 
     def take(self, record: StepRecord) -> None:
-        """Use the images of this step from now on."""
+        """Use the images and the features of this step from now on."""
         if record is not self._record:
             self._record, self._row_BA = record, None
 
@@ -74,8 +75,13 @@ class StepDescriptor(Descriptor):
     def __call__(self, z_BD: Tensor, image_BCHW: Tensor | None) -> Tensor:
         del image_BCHW
         if self._row_BA is None:
-            shown_BCHW = None if self._record is None else self._record.images_BCHW
-            self._row_BA = self.descriptor(z_BD, images_of(self.descriptor, shown_BCHW))
+            record = self._record
+            shown_BCHW = None if record is None else record.images_BCHW
+            self._row_BA = self.descriptor.describe(
+                z_BD,
+                images_of(self.descriptor, shown_BCHW),
+                None if record is None else record.features_BF,
+            )
         return self._row_BA
 
     def refreshed(self, before_RA: Tensor, z_RD: Tensor) -> Tensor:

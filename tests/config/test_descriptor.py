@@ -206,6 +206,7 @@ def test_shadows_count_on_the_working_memory_s_descriptor(tmp_path: Path) -> Non
             ids_B=ids_B,
             keys_BD=keys_BD,
             images_BCHW=image_BCHW,
+            features_BF=None,
             labels_B=None,
             hashes_B=None,
         )

@@ -8,7 +8,7 @@ from observe_records import step
 from torch import Tensor
 
 from stream_ssl.memory import WorkingMemory
-from stream_ssl.memory.descriptors import Descriptor, Embedding, Thumbnail, Weighted
+from stream_ssl.memory.descriptors import Descriptor, Embedding, Features, Thumbnail, Weighted
 from stream_ssl.memory.eviction import MostDuplicated, Oldest
 from stream_ssl.observe.shadow import Shadow, StepDescriptor
 
@@ -49,9 +49,16 @@ class Counted(Thumbnail):
 
 
 @pytest.mark.parametrize(
-    "descriptor", [Counted(side=2), Weighted([Embedding(), Thumbnail(side=2)])], ids=repr
+    "descriptor",
+    [
+        Counted(side=2),
+        Weighted([Embedding(), Thumbnail(side=2)]),
+        Features(dims=2),
+        Weighted([Embedding(), Features(dims=2)]),
+    ],
+    ids=repr,
 )
-def test_it_counts_on_the_images_that_the_working_memory_keeps(descriptor: Descriptor) -> None:
+def test_it_counts_on_the_images_and_features_that_the_working_memory_counts_on(descriptor: Descriptor) -> None:
     shape, draw = (1, 4, 4), torch.Generator().manual_seed(0)
     working = WorkingMemory(6, 3, MostDuplicated(), image_shape=shape, descriptor=descriptor)
     shown = StepDescriptor(descriptor, shape)
@@ -61,8 +68,10 @@ def test_it_counts_on_the_images_that_the_working_memory_keeps(descriptor: Descr
         keys_BD = torch.nn.functional.normalize(torch.randn(4, 3, generator=draw), dim=1)
         ids_B = torch.arange(4) + 4 * number
         image_BCHW = torch.randint(0, 256, (4, *shape), generator=draw).to(torch.uint8)
-        admission = working.add(ids_B, keys_BD, image_BCHW)
-        record = step(admission=admission, ids_B=ids_B, keys_BD=keys_BD, images_BCHW=image_BCHW)
+        seen_BF = torch.randn(4, 5, generator=draw) if descriptor.needs_features else None
+        admission = working.add(ids_B, keys_BD, image_BCHW, features=seen_BF)
+        came = {"ids_B": ids_B, "keys_BD": keys_BD, "images_BCHW": image_BCHW}
+        record = step(admission=admission, features_BF=seen_BF, **came)
         for shadow in (same, queue):
             found = shadow.consume(record)
             assert shadow is queue or torch.equal(found.evicted, admission.evicted)
