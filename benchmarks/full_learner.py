@@ -78,7 +78,7 @@ def fill(learner: Learner, settings: Any) -> None:
         number = min(FILL, memory.capacity - start)
         z_BD = normalize(torch.randn(number, memory.dim, generator=draw), dim=1)
         shape = number, *build.image_shape(settings)
-        features = torch.rand(number, memory.descriptors.shape[1], generator=draw)
+        features = torch.rand(number, learner.method.encoder.dim, generator=draw)
         memory.add(
             torch.arange(start, start + number),
             z_BD,
