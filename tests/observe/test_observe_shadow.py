@@ -58,7 +58,7 @@ class Counted(Thumbnail):
     ],
     ids=repr,
 )
-def test_it_counts_on_the_images_and_features_that_the_working_memory_counts_on(descriptor: Descriptor) -> None:
+def test_it_counts_on_what_the_working_memory_counts_on(descriptor: Descriptor) -> None:
     shape, draw = (1, 4, 4), torch.Generator().manual_seed(0)
     working = WorkingMemory(6, 3, MostDuplicated(), image_shape=shape, descriptor=descriptor)
     shown = StepDescriptor(descriptor, shape)
