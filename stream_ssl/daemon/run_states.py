@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from http.client import HTTPException
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,6 +19,7 @@ from stream_ssl.daemon.endings import Ending, ending
 from stream_ssl.daemon.endpoints import fault, holder, load
 from stream_ssl.observe.answer import Answer
 from stream_ssl.observe.answers import answers
+from stream_ssl.observe.ask import ask, bearer
 from stream_ssl.observe.conditions import hung_remedy
 from stream_ssl.observe.http_access import Token
 from stream_ssl.observe.peers import hangs
@@ -29,8 +30,6 @@ HEALTH_SECONDS = 3.0
 """Time-out in seconds of a question to a process."""
 PAGE_SECONDS = 20.0
 """Time-out in seconds of a question that a page may forward, or that waits for the learner."""
-MOST_BODY = 16 << 20
-"""The maximum size of an answer, in bytes."""
 
 State = Mapping[str, Any]
 
@@ -142,7 +141,7 @@ class RunPage:
 
     def _ask(self, path: str) -> dict[str, Any]:
         try:
-            status, body = ask(self.title, path, self._token, PAGE_SECONDS)
+            status, body = ask(self.title, path, PAGE_SECONDS, bearer(self._token))
             told = json.loads(body)
         except (OSError, HTTPException) as error:
             why = str(error) or type(error).__name__
@@ -193,34 +192,10 @@ def not_a_folder(run: Path) -> str | None:
 # -- Questions
 
 
-def ask(
-    address: str, path: str, token: str | None = None, seconds: float = HEALTH_SECONDS
-) -> tuple[int, str]:
-    """Return the status and the body of an answer.
-
-    Raises:
-        OSError, HTTPException: there is no answer within `seconds`.
-        ValueError: the answer has more than MOST_BODY bytes.
-    """
-    parts = urlsplit(address)
-    kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-    connection = kind(parts.netloc, timeout=seconds)
-    try:
-        headers = {} if token is None else {"authorization": f"Bearer {token}"}
-        connection.request("GET", parts.path.rstrip("/") + path, headers=headers)
-        reply = connection.getresponse()
-        body = reply.read(MOST_BODY + 1)
-        if len(body) > MOST_BODY:
-            raise ValueError(f"{address} answered with more than {MOST_BODY} bytes")
-        return reply.status, body.decode(errors="replace")
-    finally:
-        connection.close()
-
-
 def ask_json(address: str, path: str, token: str | None = None) -> dict[str, Any] | None:
     """Return the answer to a question, or None without one."""
     try:
-        status, body = ask(address, path, token, PAGE_SECONDS)
+        status, body = ask(address, path, PAGE_SECONDS, bearer(token))
         told = json.loads(body)
     except (OSError, HTTPException, ValueError):
         return None
@@ -230,7 +205,7 @@ def ask_json(address: str, path: str, token: str | None = None) -> dict[str, Any
 def ask_state(address: str, role: str, token: str | None) -> State | None:
     """Return a process's answer to the question `state`, or an error; None if it is silent."""
     try:
-        status, body = ask(address, f"/api/{role}/state", token)
+        status, body = ask(address, f"/api/{role}/state", HEALTH_SECONDS, bearer(token))
     except (OSError, HTTPException):
         return None
     try:

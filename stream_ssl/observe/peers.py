@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import http.client
 import time
 from collections.abc import Callable, Mapping
-from urllib.parse import urlsplit
+from http.client import HTTPException
 
+from stream_ssl.observe.ask import ask
 from stream_ssl.observe.conditions import HUNG_SECONDS
 
 ASK_EVERY, ASK_SECONDS = 10.0, 3.0
@@ -23,14 +23,10 @@ def hangs(role: str, pid: int, address: str) -> str:
 
 def answers(address: str) -> bool:
     """Return whether a process answers at all. An answer with an error status counts, too."""
-    connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=ASK_SECONDS)
     try:
-        connection.request("GET", "/healthz")
-        connection.getresponse()
-    except (OSError, http.client.HTTPException):
+        ask(address, "/healthz", ASK_SECONDS)
+    except (OSError, HTTPException):
         return False
-    finally:
-        connection.close()
     return True
 
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
+from http.client import HTTPException
 from itertools import pairwise
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from stream_ssl.bounded_files import read_text
+from stream_ssl.observe.ask import ask, bearer
 
 PREFIX = "stream_ssl_"
 Points = Sequence[tuple[float, float]]
@@ -84,7 +85,7 @@ class Scraper:
         token: str | None = None,
     ) -> None:
         self._urls = urls
-        self._headers = {} if token is None else {"authorization": f"Bearer {token}"}
+        self._headers = bearer(token)
         self._timeout = timeout
         self._clock = clock
         self._start = clock()
@@ -101,17 +102,11 @@ class Scraper:
         return Snapshot(self._clock() - self._start, values, tuple(up))
 
     def _get(self, url: str) -> str | None:
-        address = urlsplit(url).netloc
-        connection = http.client.HTTPConnection(address, timeout=self._timeout)
         try:
-            connection.request("GET", "/metrics", headers=self._headers)
-            response = connection.getresponse()
-            body = response.read().decode()
-            return body if response.status == http.HTTPStatus.OK else None
-        except (OSError, http.client.HTTPException):
+            status, body = ask(url, "/metrics", self._timeout, self._headers)
+        except (OSError, HTTPException):
             return None
-        finally:
-            connection.close()
+        return body.decode() if status == HTTPStatus.OK else None
 
 
 @dataclass

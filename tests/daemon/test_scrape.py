@@ -67,8 +67,8 @@ def test_scraper_reads_who_answers_and_leaves_out_who_does_not(address):
 
 def test_scraper_leaves_out_a_page_that_is_no_success(address):
     urls = {"receiver": f"{address}/elsewhere"}
-    values = Scraper(lambda: urls, timeout=60).scrape().values
-    assert values["stream_ssl_received_samples_total"] == 7  # only host and port are taken
+    snapshot = Scraper(lambda: urls, timeout=60).scrape()
+    assert (snapshot.up, snapshot.values) == ((), {})
 
 
 def history(*points: tuple[float, dict[str, float]]) -> History:

@@ -21,10 +21,10 @@ from rich.table import Table
 
 from stream_ssl.config.parser import Parser
 from stream_ssl.daemon.run_states import (
+    HEALTH_SECONDS,
     ROLES,
     Run,
     RunPage,
-    ask,
     ask_state,
     broken_file,
     endpoints_of,
@@ -36,6 +36,7 @@ from stream_ssl.daemon.run_states import (
 )
 from stream_ssl.observe.answer import Answer
 from stream_ssl.observe.answers import MOST_PRODUCERS, answers, as_json
+from stream_ssl.observe.ask import ask, bearer
 from stream_ssl.observe.conditions import OF_CHECK, few, plural
 from stream_ssl.observe.health import STARTING
 from stream_ssl.observe.scrape import History, Scraper
@@ -230,18 +231,18 @@ def check_health(role: str, address: str | None, broken: str | None = None) -> i
         print(broken or f"the {role} has not started")
         return FAILED
     try:
-        code, body = ask(address, "/healthz")
+        code, body = ask(address, "/healthz", HEALTH_SECONDS)
     except (OSError, HTTPException) as error:
         print(f"the {role} does not answer at {address}: {error or type(error).__name__}")
         return FAILED
-    print(printable(body, 4000))
+    print(printable(body.decode(errors="replace"), 4000))
     return DONE if code == HTTPStatus.OK else FAILED
 
 
 def readiness(address: str, token: str | None = None) -> dict[str, Any]:
     """Return the answer of /readyz (parts, conditions that need attention), or {} without one."""
     try:
-        told = loads(ask(address, "/readyz", token)[1])
+        told = loads(ask(address, "/readyz", HEALTH_SECONDS, bearer(token))[1])
     except (OSError, HTTPException, ValueError):
         return {}
     return told if isinstance(told, dict) else {}

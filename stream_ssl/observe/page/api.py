@@ -38,7 +38,7 @@ from stream_ssl.observe.health import Health
 from stream_ssl.observe.http_access import Token
 from stream_ssl.observe.metric_spec import Role
 from stream_ssl.observe.page.checkpoints import checkpoints
-from stream_ssl.observe.page.other_process import ASKED_BY_PEER, BYTES, ask
+from stream_ssl.observe.page.other_process import ASKED_BY_PEER, BYTES, ask_other
 from stream_ssl.observe.page.producers import SORTS as PRODUCER_SORTS
 from stream_ssl.observe.page.producers import ProducersView
 from stream_ssl.observe.page.questions import Query, Refused
@@ -379,13 +379,13 @@ class Api:
     def _ask_other(
         self, role: Role, question: str, query: str, body: bytes | None = None
     ) -> tuple[int, bytes]:
-        """Return the status and the body of the other process's answer; see `ask`."""
+        """Return the status and the body of the other process's answer; see `ask_other`."""
         address = self._sources.peer(role)
         if address is None:
             raise Refused(502, f"no {role} has started in this run folder")
         if why := self._sources.hung(address):
             raise Hung(502, why)
-        return ask(role, address, question, query, self._role, self._sources.token, body)
+        return ask_other(role, address, question, query, self._role, self._sources.token, body)
 
 
 async def _picture_in(request: Request) -> bytes:

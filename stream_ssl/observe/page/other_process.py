@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import http.client
-from urllib.parse import urlsplit
+from http.client import HTTPException
 
+from stream_ssl.observe.ask import ask, bearer
 from stream_ssl.observe.http_access import Token
 from stream_ssl.observe.metric_spec import Role
 from stream_ssl.observe.page.questions import Refused
 
-MOST_ANSWER = 8 << 20
-"""The maximum size of the other process's answer, in bytes."""
 PEER_SECONDS, STATE_SECONDS = 15.0, 4.0
 """Time-outs in seconds for questions to the other process, and for its `state` alone."""
 BYTES = "application/octet-stream"
@@ -19,7 +17,7 @@ ASKED_BY_PEER = "x-stream-ssl-asked-by"
 """The header of a forwarded question, which is not forwarded again."""
 
 
-def ask(
+def ask_other(
     role: Role,
     address: str,
     question: str,
@@ -42,31 +40,14 @@ def ask(
     Raises:
         Refused: the other process does not answer.
     """
-    headers: dict[str, str] = {ASKED_BY_PEER: asked_by}
-    if token is not None:
-        headers["authorization"] = f"Bearer {token.secret}"
-    parts = urlsplit(address)
+    headers = {ASKED_BY_PEER: asked_by, **bearer(None if token is None else token.secret)}
+    if body is not None:
+        headers["content-type"] = BYTES
     seconds = STATE_SECONDS if question == "state" else PEER_SECONDS
-    connection = http.client.HTTPConnection(parts.netloc, timeout=seconds)
     try:
-        method = "GET" if body is None else "POST"
-        if body is not None:
-            headers["content-type"] = BYTES
-        connection.request(method, f"/api/{role}/{question}?{query}", body, headers)
-        reply = connection.getresponse()
-        told = reply.read(MOST_ANSWER + 1)
-    except (OSError, http.client.HTTPException) as error:
-        why = _why(error)
+        return ask(address, f"/api/{role}/{question}?{query}", seconds, headers, body)
+    except (OSError, HTTPException) as error:
+        why = str(error) or type(error).__name__
+        if isinstance(error, ConnectionRefusedError):
+            why = "nothing listens there, so the process has stopped"
         raise Refused(502, f"the {role} does not answer at {address}: {why}") from None
-    finally:
-        connection.close()
-    if len(told) > MOST_ANSWER:
-        raise Refused(502, f"the {role} answered with more than {MOST_ANSWER} bytes")
-    return reply.status, told
-
-
-def _why(error: Exception) -> str:
-    """Return the reason of a failed question without the number of the system's error."""
-    if isinstance(error, ConnectionRefusedError):
-        return "nothing listens there, so the process has stopped"
-    return str(error) or type(error).__name__
