@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.client import HTTPException
@@ -13,18 +13,16 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from stream_ssl.bounded_files import read_text
 from stream_ssl.observe.ask import ask, bearer
+from stream_ssl.observe.metric_spec import PREFIX
 
-PREFIX = "stream_ssl_"
 Points = Sequence[tuple[float, float]]
 """Pairs of (time in seconds, value)."""
+RATE_SECONDS = 5.0
+"""Seconds that a rate covers."""
 
-UNUSED_ENDINGS = (
-    "_bucket",
-    "_created",
-    "config_info",
-)  # most of the page, and not used here
+UNUSED_ENDINGS = ("_bucket", "_created", "config_info")
+"""The ends of the names of samples that nothing here uses. They are most of the page."""
 
 
 def key(name: str, labels: Mapping[str, str]) -> str:
@@ -118,18 +116,13 @@ class History:
     def append(self, snapshot: Snapshot) -> None:
         self.snapshots.append(snapshot)
 
-    @property
-    def elapsed(self) -> float:
-        """The time of the last snapshot, in seconds; 0 without snapshots."""
-        return self.snapshots[-1].time if self.snapshots else 0.0
-
-    def last(self, name: str, default: float = 0.0, **labels: str) -> float:
-        """Return the newest value of a sample, or `default` if there is none."""
+    def last(self, name: str, **labels: str) -> float:
+        """Return the newest value of a sample, or 0 if there is none."""
         wanted = key(name, labels)
         for snapshot in reversed(self.snapshots):
             if wanted in snapshot.values:
                 return snapshot.values[wanted]
-        return default
+        return 0.0
 
     def has(self, name: str, **labels: str) -> bool:
         """Return whether any snapshot has the sample."""
@@ -146,17 +139,17 @@ class History:
         values = [value for _, value in self.series(name, **labels)]
         return sum(_increases(values)) + values[0] if values else 0.0
 
-    def rate(self, name: str, window: float = 5.0, **labels: str) -> float:
-        """Return a counter's rise per second over the last `window` seconds.
+    def rate(self, name: str, **labels: str) -> float:
+        """Return a counter's rise per second over the last RATE_SECONDS.
 
         The rate is 0 if there are fewer than two values.
         """
-        return _rate(self.series(name, **labels), window)
+        return _rate(self.series(name, **labels))
 
-    def rates(self, name: str, window: float = 5.0, **labels: str) -> list[tuple[float, float]]:
+    def rates(self, name: str, **labels: str) -> list[tuple[float, float]]:
         """Return (time, rate) from the second value on, with rates as in `rate`."""
         points = self.series(name, **labels)
-        return [(points[i][0], _rate(points[: i + 1], window)) for i in range(1, len(points))]
+        return [(points[i][0], _rate(points[: i + 1])) for i in range(1, len(points))]
 
     def save(self, path: Path) -> None:
         """Write the snapshots to a file, one JSON object per line."""
@@ -165,17 +158,6 @@ class History:
                 line = {"time": round(s.time, 3), "up": s.up, "values": s.values}
                 file.write(json.dumps(line) + "\n")
 
-    @classmethod
-    def load(cls, path: Path) -> History:
-        """Load a file that `save` wrote."""
-        return cls(list(_read(read_text(path, 256 << 20, links=True).splitlines())))
-
-
-def _read(lines: Iterable[str]) -> Iterator[Snapshot]:
-    for line in lines:
-        fields = json.loads(line)
-        yield Snapshot(fields["time"], fields["values"], tuple(fields["up"]))
-
 
 def _increases(values: list[float]) -> Iterator[float]:
     """Yield the rise between neighbours. A counter that fell restarted at 0, as in Prometheus."""
@@ -183,12 +165,12 @@ def _increases(values: list[float]) -> Iterator[float]:
         yield after - before if after >= before else after
 
 
-def _rate(points: list[tuple[float, float]], window: float) -> float:
-    """Return the rise per second over the window before the last point; 0 without two points."""
+def _rate(points: list[tuple[float, float]]) -> float:
+    """Return the rise per second over RATE_SECONDS before the last point; 0 without two points."""
     if len(points) < 2:
         return 0.0
     first = len(points) - 2
-    while first > 0 and points[-1][0] - points[first][0] < window:
+    while first > 0 and points[-1][0] - points[first][0] < RATE_SECONDS:
         first -= 1
     seconds = points[-1][0] - points[first][0]
     rise = sum(_increases([value for _, value in points[first:]]))

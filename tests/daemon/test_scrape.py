@@ -1,5 +1,6 @@
 """Reading /metrics, and what is made of a history."""
 
+import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -77,7 +78,7 @@ def history(*points: tuple[float, dict[str, float]]) -> History:
 
 def test_rate_over_its_window():
     counted = history(*((float(t), {"a_total": 10.0 * t}) for t in range(20)))
-    assert counted.rate("a_total", window=5) == pytest.approx(10)
+    assert counted.rate("a_total") == pytest.approx(10)
     assert counted.rates("a_total")[-1] == (19.0, pytest.approx(10))
     assert counted.rate("missing_total") == 0
 
@@ -85,7 +86,7 @@ def test_rate_over_its_window():
 def test_a_counter_that_begins_anew_is_not_negative():
     counted = history((0, {"a_total": 0}), (1, {"a_total": 10}), (2, {"a_total": 4}))
     assert counted.total("a_total") == 14
-    assert counted.rate("a_total", window=5) == pytest.approx(7)
+    assert counted.rate("a_total") == pytest.approx(7)
 
 
 def test_a_first_value_counts_in_the_total():
@@ -96,7 +97,7 @@ def test_a_first_value_counts_in_the_total():
 def test_last_looks_back_over_gaps():
     counted = history((0, {"g": 1.0}), (1, {"g": 2.0}), (2, {}))
     assert counted.last("g") == 2
-    assert counted.last("h", default=-1) == -1
+    assert counted.last("h") == 0
     assert counted.series("g") == [(0, 1.0), (1, 2.0)]
 
 
@@ -106,7 +107,8 @@ def test_labels_are_found_in_any_order():
     assert counted.has("m", a="1", b="2")
 
 
-def test_history_survives_a_file(tmp_path):
+def test_a_history_is_saved_as_lines_of_json(tmp_path):
     counted = History([Snapshot(1.5, {'m{a="1"}': 2.0}, ("learner",))])
     counted.save(tmp_path / "history.jsonl")
-    assert History.load(tmp_path / "history.jsonl") == counted
+    (line,) = (tmp_path / "history.jsonl").read_text().splitlines()
+    assert json.loads(line) == {"time": 1.5, "up": ["learner"], "values": {'m{a="1"}': 2.0}}
