@@ -185,9 +185,10 @@ class EvictedPictures:
         slots = slots[-PICTURED:]
         id_n = self._memory.ids[slots].to(images.device)
         small_nCSS = shrunk(images[slots.to(images.device)], self._small_RCSS.shape[-1])
-        for start, stop, first in _around(self._count % EVICTIONS, len(slots)):
-            self._id_R[start:stop] = id_n[first : first + stop - start]
-            self._small_RCSS[start:stop] = small_nCSS[first : first + stop - start]
+        turns = torch.arange(self._count, self._count + len(slots), device=images.device)
+        row_n = turns % EVICTIONS  # the oldest pictures make room
+        self._id_R[row_n] = id_n
+        self._small_RCSS[row_n] = small_nCSS
         self._new = id_n if self._new is None else torch.cat([self._new, id_n])
         self._count += len(slots)
         now = self._clock()
@@ -228,15 +229,6 @@ def shrunk(image_nCHW: Tensor, side: int) -> Tensor:
     if image_nCHW.shape[-1] <= side:
         return image_nCHW
     return adaptive_avg_pool2d(image_nCHW.float(), side).round().to(torch.uint8)
-
-
-def _around(begin: int, count: int) -> list[tuple[int, int, int]]:
-    """Return the parts of a ring of `EVICTIONS` for `count` rows from `begin` on.
-
-    There are one or two parts: (start in the ring, stop in the ring, number of the first row).
-    """
-    first = min(count, EVICTIONS - begin)
-    return [(begin, begin + first, 0), (0, count - first, first)][: 2 if count > first else 1]
 
 
 # -- verdicts for producers that ask for them
