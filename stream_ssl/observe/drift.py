@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,16 +20,10 @@ from stream_ssl.observe.thumbnails import thumbnails
 if TYPE_CHECKING:
     from stream_ssl.learning.records import StepRecord
 
+DELTA = 0.002
+"""The bound on the probability of a false alarm of one detector."""
 MOST_WAITING = 64
 """The most values that wait on the device for the next call of `take_new`."""
-
-
-class Detector(Protocol):
-    """The used part of river's detectors, which have no types."""
-
-    @property
-    def drift_detected(self) -> bool: ...
-    def update(self, x: float) -> None: ...
 
 
 class Mean:
@@ -37,31 +31,29 @@ class Mean:
 
     Args:
         half_life: number of samples after which a row has half its weight.
+
+    Attributes:
+        sum_D: the direction of the mean, not normalised; None before the first batch.
     """
 
     def __init__(self, half_life: float) -> None:
         self._half_life = half_life
-        self._sum_D: Tensor | None = None
+        self.sum_D: Tensor | None = None
 
     def update(self, rows_BD: Tensor) -> None:
         """Take a batch of rows."""
         decay = 0.5 ** (len(rows_BD) / self._half_life)
         new_D = rows_BD.sum(dim=0)
-        self._sum_D = new_D if self._sum_D is None else self._sum_D * decay + new_D
+        self.sum_D = new_D if self.sum_D is None else self.sum_D * decay + new_D
 
     def cosine(self, other_D: Tensor) -> Tensor:
         """Return the cosine between the mean and another direction, 0-dimensional.
 
         It is 1 before the first batch.
         """
-        if self._sum_D is None:
+        if self.sum_D is None:
             return other_D.new_ones(())
-        return cosine_similarity(self._sum_D, other_D, dim=0)
-
-    @property
-    def direction_D(self) -> Tensor | None:
-        """The direction of the mean, not normalised; None before the first batch."""
-        return self._sum_D
+        return cosine_similarity(self.sum_D, other_D, dim=0)
 
 
 class Drift:
@@ -78,7 +70,6 @@ class Drift:
     only with the stream.
 
     Args:
-        delta: the bound on the probability of a false alarm of one detector.
         short: the half-life of the mean of the present, in samples.
         long: the half-life of the mean of the past, in samples.
 
@@ -86,13 +77,13 @@ class Drift:
         ValueError: 0 < short < long is not true.
     """
 
-    def __init__(self, delta: float = 0.002, short: float = 2_000, long: float = 50_000) -> None:
+    def __init__(self, short: float = 2_000, long: float = 50_000) -> None:
         if not 0 < short < long:
             raise ValueError(
                 f"half-lives must hold 0 < short < long; got short={short}, long={long}"
             )
         self._means = {one: (Mean(short), Mean(long)) for one in ("embedding", "image")}
-        self._detectors: dict[str, Detector] = {signal: _adwin(delta) for signal in SIGNALS}
+        self._detectors = {signal: _adwin() for signal in SIGNALS}
         self._new = dict.fromkeys(SIGNALS, 0)
         self._waiting: list[tuple[str, Tensor]] = []  # signals and values still on the device
 
@@ -135,7 +126,7 @@ class Drift:
 
     def _shift(self, signal: str) -> float:
         short, long = self._means[signal]
-        now_D = short.direction_D
+        now_D = short.sum_D
         return 0.0 if now_D is None else max(0.0, 1.0 - to_host(long.cosine(now_D)).item())
 
     def take_new(self) -> Mapping[str, int]:
@@ -160,8 +151,7 @@ class Drift:
         self._new[signal] += detector.drift_detected
 
 
-def _adwin(delta: float) -> Detector:
+def _adwin() -> Any:
     from river.drift import ADWIN  # it loads scikit-learn, which takes seconds
 
-    detector: Detector = ADWIN(delta=delta)  # type: ignore[no-untyped-call]
-    return detector
+    return ADWIN(delta=DELTA)  # type: ignore[no-untyped-call]

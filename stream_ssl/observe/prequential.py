@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -31,13 +31,6 @@ RATE = 4.0
 
 MOST_CLASSES = 4096
 """The most classes. The probe leaves out samples of any further class."""
-
-
-class Matrix(Protocol):
-    """The used part of river's confusion matrix, which has no types."""
-
-    def update(self, y_true: int, y_pred: int, w: float) -> None: ...
-    def revert(self, y_true: int, y_pred: int, w: float) -> None: ...
 
 
 class Prequential:
@@ -72,7 +65,7 @@ class Prequential:
             raise ValueError(f"window {window}: must be 0 or more")
         self.window = window
         self._index: dict[int, int] = {}  # class number by label, in order of arrival
-        self._matrices: dict[str, Matrix] = {}  # filled by the first scored batch
+        self._matrices: dict[str, Any] = {}  # of river; filled by the first scored batch
         self._scored: deque[tuple[int, dict[str, Counter[tuple[int, int]]]]] = deque()
         self._count = self._new = 0
         self._keys_WD: Tensor | None = None
