@@ -106,8 +106,7 @@ class Observers:
         self._metrics.observe_ranks_of(self._recent_rank)
         shifts = self._drift.shift, self._drift.image_shift
         self._metrics.observe_drift(*shifts, self._drift.take_new())
-        probe = self._prequential
-        self._metrics.observe_prequential(probe.read(), probe.take_new(), probe.covered)
+        self._metrics.observe_prequential(self._prequential)
         waiting, pending = self._batches.waiting(), self._batches.pending() + self._new
         rejected = self._batches.rejected()  # before `decoded`, so that no share is too large
         self._metrics.observe_journal(

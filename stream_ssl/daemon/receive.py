@@ -75,11 +75,8 @@ def receive(settings: Namespace, resolved: Mapping[str, Any], stop: Stop) -> Non
         sources = page_sources(settings)
         sources.producers = ProducersView()
     folders = {"journal": settings.run / "journal"}
-    metrics = ReceiverMetrics(
-        CollectorRegistry(),
-        flat(resolved),
-        folders=folders,
-    )
+    metrics = ReceiverMetrics(CollectorRegistry(), folders)
+    metrics.describe(flat(resolved))
     health = Health()
     health.set("started", False, STARTING)
     with ExitStack() as stack:

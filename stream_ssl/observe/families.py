@@ -28,7 +28,7 @@ from prometheus_client.registry import Collector
 
 from stream_ssl.observe import conditions
 from stream_ssl.observe.catalogue import CLASSES, PRODUCERS, RESTARTS, of_role
-from stream_ssl.observe.metric_spec import PREFIX, Role, Spec
+from stream_ssl.observe.metric_spec import Role, Spec
 from stream_ssl.version import version
 
 # Prometheus does not use the `_created` series, which would double the number of series.
@@ -38,6 +38,9 @@ OTHER = "other"
 
 LIMIT = 65
 """The most values of one label. Further values count as "other"."""
+
+SETTINGS = 256
+"""The most settings that config_info has as labels."""
 
 Family = Counter | Gauge | Histogram
 
@@ -95,15 +98,10 @@ class Families:
         role: "receiver" or "learner".
         known: the label values that are known in advance, by label name or "metric.label". Counters
             with these values start at 0.
-        config: the settings to export as labels of config_info.
     """
 
     def __init__(
-        self,
-        registry: CollectorRegistry,
-        role: Role,
-        known: Mapping[str, Iterable[str]],
-        config: Mapping[str, object] | None = None,
+        self, registry: CollectorRegistry, role: Role, known: Mapping[str, Iterable[str]]
     ) -> None:
         self.registry = registry
         self.role = role
@@ -111,12 +109,19 @@ class Families:
         self._known = {name: tuple(values) for name, values in known.items()}
         self._labels: dict[tuple[str, str], Labels] = {}
         self._families: dict[str, Family] = {}
+        self._infos: dict[str, Info] = {}
         for spec in self._specs:
-            if spec.kind != "info":
+            if spec.kind == "info":
+                stem = spec.full_name.removesuffix("_info")
+                self._infos[spec.name] = Info(stem, spec.help, registry=registry)
+            else:
                 self._families[spec.name] = self._create(spec)
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
-        self._describe(config or {})
+        build = {"version": version(), "role": role, "python": platform.python_version()}
+        if role == "learner":
+            build["torch"] = metadata.version("torch")
+        self._infos["build_info"].info(build)
         self.add("restarts_total", int(os.environ.get(RESTARTS, 0)))
         self.set("starting", 1.0)
         self._were_lit: set[tuple[str, str]] = set()
@@ -155,7 +160,7 @@ class Families:
 
     def describe(self, config: Mapping[str, object]) -> None:
         """Export settings as labels of config_info. They replace the earlier settings."""
-        self._config.info(settings(config))
+        self._infos["config_info"].info(settings(config))
 
     def fill(self, record: object, /, **labels: str) -> None:
         """Fill the metrics whose `Spec.field` names an attribute of the record.
@@ -231,17 +236,6 @@ class Families:
                 family.labels(*combination)
         return family
 
-    def _describe(self, config: Mapping[str, object]) -> None:
-        specs = {spec.name: spec for spec in of_role(self.role) if spec.kind == "info"}
-        build = {"version": version(), "role": self.role, "python": platform.python_version()}
-        if self.role == "learner":
-            build["torch"] = metadata.version("torch")
-        for name, values in (("build_info", build), ("config_info", settings(config))):
-            stem = PREFIX + name.removesuffix("_info")
-            info = Info(stem, specs[name].help, registry=self.registry)
-            info.info(values)
-        self._config = info
-
 
 def free(folder: Path) -> float:
     """Return the free bytes on the disk of a folder; NaN if the system gives an error."""
@@ -251,24 +245,21 @@ def free(folder: Path) -> float:
         return math.nan
 
 
-def settings(config: Mapping[str, object], limit: int = 256) -> dict[str, str]:
-    """Return nested settings as labels.
+def settings(config: Mapping[str, object]) -> dict[str, str]:
+    """Return settings as labels: "loss.temperature" becomes loss_temperature.
 
-    `{"loss": {"temperature": 0.2}}` becomes loss_temperature="0.2". There are at most `limit`
-    labels, of at most 128 characters each. Settings that look like a secret are left out.
+    There are at most SETTINGS labels, of at most 128 characters each. Settings that look like a
+    secret are left out.
     """
-    flat: dict[str, str] = {}
+    labels: dict[str, str] = {}
     for key, value in config.items():
         if re.search("secret|password|token", key):
             continue
         name = re.sub(r"[^a-z0-9_]", "_", key.lower()).strip("_") or "value"
         if name[0].isdigit():  # a label must not begin with a digit
             name = f"setting_{name}"
-        if isinstance(value, Mapping):
-            flat.update({f"{name}_{inner}": text for inner, text in settings(value).items()})
-        elif value is not None:
-            flat[name] = str(value)[:128]
-    return dict(itertools.islice(flat.items(), limit))
+        labels[name] = str(value)[:128]
+    return dict(itertools.islice(labels.items(), SETTINGS))
 
 
 def class_label(label: int) -> str:

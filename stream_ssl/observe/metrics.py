@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from stream_ssl.memory.process_group import RankGroup
     from stream_ssl.observe.balance import Balance
     from stream_ssl.observe.held_out import HeldOutRecord
+    from stream_ssl.observe.prequential import Prequential
     from stream_ssl.observe.recent_rank import RecentRank
     from stream_ssl.receiver.records import ReceiverRecord
 
@@ -47,44 +48,61 @@ WORKING = "working"
 """The label of the memory that the learner trains from. Shadows have their own names."""
 
 
-class ReceiverMetrics:
-    """The metrics of the receiver.
+class ProcessMetrics:
+    """The metrics that both roles have.
 
     Args:
-        registry: a registry for these metrics alone. The server exposes it as `self.registry`.
-        config: the resolved settings, exported as config_info.
-        folders: the folders that the receiver writes, by purpose.
+        families: the metrics of the role.
+        folders: the folders that the process writes, by purpose.
+        monotonic: returns monotonic seconds.
+
+    Attributes:
+        registry: the registry of the metrics, which the server exposes.
+        light: exports which conditions are present; see `Families.light`.
     """
 
     def __init__(
         self,
-        registry: CollectorRegistry,
-        config: Mapping[str, object] | None = None,
-        folders: Mapping[str, Path] | None = None,
+        families: Families,
+        folders: Mapping[str, Path] | None,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.registry = registry
-        known = {
-            "reason": (*REASONS, OTHER),
-            "refused_connections_total.reason": (*REASONS, *REFUSALS, OTHER),
-        }
-        self._families = Families(registry, "receiver", known, config)
-        self._families.watch(folders or {})
-        self._damaged = 0
+        self._families, self._monotonic = families, monotonic
+        self.registry, self.light = families.registry, families.light
         self._ticked = math.nan
-        self._families.compute("loop_age_seconds", lambda: time.monotonic() - self._ticked)
+        families.watch(folders or {})
+        families.compute("loop_age_seconds", lambda: monotonic() - self._ticked)
 
-    @property
-    def light(self) -> Callable[[Mapping[tuple[str, str], bool]], None]:
-        """The function that exports which conditions are present."""
-        return self._families.light
+    def describe(self, config: Mapping[str, object]) -> None:
+        """Export the settings, by names such as "memory.capacity", as config_info."""
+        self._families.describe(config)
 
     def started(self) -> None:
         """Report that the process has reached its main loop."""
         self._families.set("starting", 0.0)
 
+
+class ReceiverMetrics(ProcessMetrics):
+    """The metrics of the receiver.
+
+    Args:
+        registry: a registry for these metrics alone.
+        folders: the folders that the receiver writes, by purpose.
+    """
+
+    def __init__(
+        self, registry: CollectorRegistry, folders: Mapping[str, Path] | None = None
+    ) -> None:
+        known = {
+            "reason": (*REASONS, OTHER),
+            "refused_connections_total.reason": (*REASONS, *REFUSALS, OTHER),
+        }
+        super().__init__(Families(registry, "receiver", known), folders)
+        self._damaged = 0
+
     def consume(self, record: ReceiverRecord) -> None:
         """Take one record of `Receiver.run`."""
-        self._ticked = time.monotonic()
+        self._ticked = self._monotonic()
         self._families.fill(record)
         # The record has the total since the journal was opened, and a counter needs the rise.
         damaged = max(0, record.journal_damaged - self._damaged)
@@ -92,15 +110,13 @@ class ReceiverMetrics:
         self._damaged = record.journal_damaged
 
 
-class LearnerMetrics:
+class LearnerMetrics(ProcessMetrics):
     """The metrics of the learner.
 
     Args:
-        registry: a registry for these metrics alone. The server exposes it as `self.registry`.
+        registry: a registry for these metrics alone.
         memories: the names of all memories: the working memory first, then the shadows.
         classes: the number of classes if it is known in advance; their series then start at 0.
-        diagnostics: the names of the loss's diagnostics if they are known in advance.
-        config: the resolved settings, exported as config_info.
         folders: the folders that the learner writes, by purpose.
         clock: returns seconds since the Unix epoch, for the age of a checkpoint.
         monotonic: returns monotonic seconds.
@@ -115,13 +131,10 @@ class LearnerMetrics:
         registry: CollectorRegistry,
         memories: Sequence[str] = (WORKING,),
         classes: int = 0,
-        diagnostics: Iterable[str] = (),
-        config: Mapping[str, object] | None = None,
         folders: Mapping[str, Path] | None = None,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.registry = registry
         known: dict[str, Iterable[str]] = {
             "memory": memories,
             "phase": PHASES,
@@ -130,7 +143,6 @@ class LearnerMetrics:
             "signal": SIGNALS,
             "classifier": CLASSIFIERS,
             "class": dict.fromkeys(class_label(label) for label in range(classes)),
-            "name": diagnostics,
             "skipped_updates_total.reason": (*SKIPS, OTHER),
             "skipped_samples_total.reason": (*SKIPS, OTHER),
             "quarantined_samples_total.reason": (*BAD_SAMPLES, OTHER),
@@ -138,29 +150,13 @@ class LearnerMetrics:
             "quarantined_samples_total.producer": (OTHER,),
             "dropped_class_samples_total.twin": ("same", "other", "unknown"),
         }
-        self._families = Families(registry, "learner", known, config)
+        super().__init__(Families(registry, "learner", known), folders, monotonic)
         self.of_memories = MemoryMetrics(self._families)
-        self._families.watch(folders or {})
         self.of_checkpoints = CheckpointMetrics(
             self._families, (folders or {}).get("checkpoints"), clock, monotonic
         )
-        self._monotonic, self._ticked = monotonic, math.nan
         self._totals: dict[tuple[str, ...], float] = {}  # as last reported
         self._collisions: dict[str, tuple[float, int]] = {}  # by kind: (mean, batches)
-        self._families.compute("loop_age_seconds", lambda: monotonic() - self._ticked)
-
-    @property
-    def light(self) -> Callable[[Mapping[tuple[str, str], bool]], None]:
-        """The function that exports which conditions are present."""
-        return self._families.light
-
-    def describe(self, config: Mapping[str, object]) -> None:
-        """Export settings that were not known at the start."""
-        self._families.describe(config)
-
-    def started(self) -> None:
-        """Report that the process has reached its main loop."""
-        self._families.set("starting", 0.0)
 
     def consume(self, record: StepRecord | Idle | CheckpointRecord) -> None:
         """Take one record of `Learner.run`, or the record that `Checkpointer.save` returned."""
@@ -222,20 +218,12 @@ class LearnerMetrics:
         for kind, value in memory.items():
             self._families.set("gpu_memory_bytes", value, kind=kind)
 
-    def observe_prequential(
-        self, found: Mapping[str, tuple[float, float, float]], samples: int, covered: int
-    ) -> None:
-        """Report the results of the online probe.
-
-        Args:
-            found: (accuracy, balanced accuracy, kappa) by classifier.
-            samples: samples predicted since the last call.
-            covered: samples that the results cover.
-        """
-        self._families.add("prequential_samples_total", samples)
-        self._families.set("prequential_covered_samples", covered)
+    def observe_prequential(self, probe: Prequential) -> None:
+        """Report the results of the online probe."""
+        self._families.add("prequential_samples_total", probe.take_new())
+        self._families.set("prequential_covered_samples", probe.covered)
         names = ("prequential_accuracy", "prequential_balanced_accuracy", "prequential_kappa")
-        for classifier, values in found.items():
+        for classifier, values in probe.read().items():
             for name, value in zip(names, values, strict=True):
                 self._set_finite(name, value, classifier=classifier)
 

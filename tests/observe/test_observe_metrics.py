@@ -555,8 +555,8 @@ def test_labels_stay_bounded_whatever_comes() -> None:
 
 
 def test_build_and_config_are_told() -> None:
-    config = {"loss": {"temperature": 0.2, "Prior+": "memory"}, "device": "cpu", "none": None}
-    metrics = LearnerMetrics(CollectorRegistry(), config=config)
+    metrics = learner()
+    metrics.describe({"loss.temperature": 0.2, "loss.Prior+": "memory", "device": "cpu"})
     families = {family.name: family for family in metrics.registry.collect()}
     build = families["stream_ssl_build"].samples[0].labels
     assert build["version"] == version()
@@ -570,7 +570,7 @@ def test_build_and_config_are_told() -> None:
 
 
 def test_settings_hide_secrets_and_stay_bounded() -> None:
-    flat = settings({"secret_key": "abc", "keys": {"password": "x"}, "name": "y" * 1000})
+    flat = settings({"secret_key": "abc", "keys.password": "x", "name": "y" * 1000})
     assert flat == {"name": "y" * 128}
     assert len(settings({f"setting{number}": number for number in range(500)})) == 256
     assert settings({"2d": True, "learner.seed": 1}) == {"setting_2d": "True", "learner_seed": "1"}

@@ -95,12 +95,11 @@ def _labels(family: Metric) -> Iterable[str]:
 
 
 def registries() -> dict[str, CollectorRegistry]:
-    receiver = ReceiverMetrics(CollectorRegistry(), {"a": 1})
-    learner = LearnerMetrics(
-        CollectorRegistry(), ("working", "queue"), classes=3, diagnostics=("clamp_rate",)
-    )
+    receiver = ReceiverMetrics(CollectorRegistry())
+    receiver.describe({"a": 1})
+    learner = LearnerMetrics(CollectorRegistry(), ("working", "queue"), classes=3)
     receiver.consume(ReceiverRecord(samples=3, rejected={"codec": 1}))
-    learner.consume(step(collision_true=0.5))
+    learner.consume(step(collision_true=0.5, diagnostics={"clamp_rate": 0.25}))
     return {"receiver": receiver.registry, "learner": learner.registry}
 
 

@@ -178,7 +178,7 @@ def test_figures_are_exported_by_classifier() -> None:
     value = registry.get_sample_value
     assert value("stream_ssl_prequential_accuracy", {"classifier": "knn"}) is None
     probe = fed(Prequential(), *stream(10))
-    metrics.observe_prequential(probe.read(), probe.take_new(), probe.covered)
+    metrics.observe_prequential(probe)
     assert value("stream_ssl_prequential_accuracy", {"classifier": "knn"}) > 0.9
     assert value("stream_ssl_prequential_kappa", {"classifier": "linear"}) > 0.5
     assert value("stream_ssl_prequential_balanced_accuracy", {"classifier": "no_change"}) < 0.6
