@@ -110,7 +110,6 @@ class Facts:
                 name: self._rises[name](figures.by(name, "producer")) for name in COUNTS[self._role]
             }
             done = figures.get("steps_total")
-            pending, unread = figures.get("pending_samples"), figures.get("lag_records")
             usually = self._usual({"": done})[""]
             span = self._rises[COUNTS[self._role][0]].span
         if self._role == "receiver":
@@ -119,32 +118,27 @@ class Facts:
         idle = self.history.unchanged("steps")
         updates, waited = self.history.rise("steps", LATELY)
         covered = figures.get("prequential_covered_samples")
-        labelled = figures.get("prequential_samples_total")
         return {
             "span": span,
             "updates": updates,
             "updates_span": waited,
-            "updates_done": done if math.isfinite(done) else 0.0,
+            "updates_done": _known(done) or 0.0,
             "updates_at_most": self._updates_at_most(done, figures),
             "update_gap": max(0.0, span - idle) / usually if usually > 1 else None,
             "idle": idle,
-            "pending": pending if math.isfinite(pending) else 0.0,
-            "unread": unread if math.isfinite(unread) else 0.0,
+            "pending": _known(figures.get("pending_samples")) or 0.0,
+            "unread": _known(figures.get("lag_records")) or 0.0,
             "checkpoint": _checkpoint(figures),
             "lag": self._trend("lag", LATELY),
             "chance": _chance(figures),
             "held_out": self._trend("held_out"),
-            "held_out_first": first
-            if math.isfinite(first := figures.get("held_out_first_accuracy"))
-            else None,
-            "held_out_error": error
-            if math.isfinite(error := figures.get("held_out_rise_error"))
-            else None,
+            "held_out_first": _known(figures.get("held_out_first_accuracy")),
+            "held_out_error": _known(figures.get("held_out_rise_error")),
             "held_out_since": figures.get("held_out_step") > 0,
             "held_out_classes": len(figures.by("held_out_class_accuracy", "class")),
             "stream_knn": (knn := self._trend("knn")),
             "stream_knn_error": _stream_error(knn, covered),
-            "labelled": labelled if math.isfinite(labelled) else None,
+            "labelled": _known(figures.get("prequential_samples_total")),
             "classes": _classes(figures),
             "producers": _uses(counts, figures.by("producer_slots", "producer")),
         }
@@ -155,14 +149,11 @@ class Facts:
         Not each of those steps made an update, but nothing counts them over a restart. Until the
         first update, the newest checkpoint is the one with which this process began.
         """
-        names = ("step", "checkpoint_step")
-        done, step, began = (
-            value if math.isfinite(value) else 0.0 for value in (done, *map(figures.get, names))
-        )
+        done = _known(done) or 0.0
         if not done:
-            self._begun = began
+            self._begun = _known(figures.get("checkpoint_step")) or 0.0
         elif self._begun is None:
-            self._begun = max(0.0, step - done)
+            self._begun = max(0.0, (_known(figures.get("step")) or 0.0) - done)
         return done + self._begun
 
     def uses(self) -> dict[str, dict[str, Any]]:
@@ -195,6 +186,11 @@ class Facts:
             return None
         (began, first), (ended, last) = points[0], points[-1]
         return {"value": last, "rise": last - first, "seconds": ended - began}
+
+
+def _known(value: float) -> float | None:
+    """Return a figure, or None for a figure that nothing has measured."""
+    return value if math.isfinite(value) else None
 
 
 def _ended(figures: Figures, known: Mapping[str, float]) -> dict[str, Any] | None:

@@ -92,25 +92,6 @@ class Rise:
         return self._clock() - self._old[0][0]
 
 
-class Held:
-    """The time for which conditions have been true without a break.
-
-    Args:
-        clock: returns monotonic seconds.
-    """
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._since: dict[str, float] = {}
-
-    def __call__(self, key: str, true: bool) -> float:
-        """Take the current state of a key, and return for how many seconds it has been true."""
-        if not true:
-            self._since.pop(key, None)
-            return 0.0
-        return self._clock() - self._since.setdefault(key, self._clock())
-
-
 class Silence:
     """The time since each counter last changed, and the usual time between two changes.
 
@@ -173,7 +154,14 @@ class Trends:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._rises: dict[str, Rise] = {}
-        self.held = Held(clock)
+        self._since: dict[str, float] = {}
+
+    def held(self, key: str, true: bool) -> float:
+        """Take the current state of a key, and return for how many seconds it has been true."""
+        if not true:
+            self._since.pop(key, None)
+            return 0.0
+        return self._clock() - self._since.setdefault(key, self._clock())
 
     def rise(self, key: str, window: float, totals: Mapping[str, float]) -> dict[str, float]:
         """Return the rises of counters within `window` seconds. The key names the counters."""
