@@ -10,19 +10,13 @@ from pathlib import Path
 from jsonargparse import Namespace
 from prometheus_client import CollectorRegistry
 
-from stream_ssl.background import Background
-from stream_ssl.config.options import split_address
 from stream_ssl.daemon import ranks
 from stream_ssl.daemon.endpoints import Announcement
-from stream_ssl.daemon.page import announced, ending_of, page_sources, peers_of, process_of
+from stream_ssl.daemon.page import announced, ending_of, page_sources, process_of, serve_page
 from stream_ssl.daemon.ranks import Part
 from stream_ssl.observe.health import STARTING, Health
 from stream_ssl.observe.metrics import WORKING, LearnerMetrics
-from stream_ssl.observe.peers import ASK_EVERY, Peers
-from stream_ssl.observe.server import Server
-from stream_ssl.observe.trends import EVERY
-from stream_ssl.observe.watch import Watch, Watched
-from stream_ssl.process.failures import configuring, listening
+from stream_ssl.observe.watch import Watched
 
 log = logging.getLogger("stream_ssl.learner")
 
@@ -54,42 +48,19 @@ class LearnerServer:
         )
         self.health = Health()
         self.health.set("started", False, STARTING)
-        with configuring():
-            host, port = split_address(settings.http.learner)
-            port += rank if port else 0  # each rank has its own
-            self.page = page_sources(settings)
-        server = listening(
-            lambda: Server(
-                self.metrics.registry,
-                self.health,
-                "learner",
-                host,
-                port,
-                settings.http.public,
-                self.page,
-            )
+        self.page = page_sources(settings)
+        watched = Watched(
+            folders,
+            journal=run / "journal",
+            checkpoint_seconds=settings.checkpoints.every_seconds,
+            first=rank == 0,
         )
-        stack.enter_context(server)
-        peers = Peers(partial(peers_of, settings.run, ranks.role()))
-        stack.enter_context(Background("peers", peers.ask, ASK_EVERY))
-        self.page.hung = peers.why
-        watch = Watch(
-            "learner",
-            self.metrics.registry,
-            self.health,
-            self.metrics.light,
-            Watched(
-                folders,
-                journal=settings.run / "journal",
-                checkpoint_seconds=settings.checkpoints.every_seconds,
-                first=rank == 0,
-            ),
-            hung=peers.hung,
+        address = serve_page(
+            settings, "learner", self.metrics, self.health, self.page, watched, stack, rank
         )
-        stack.enter_context(Background("watch", watch.try_look, EVERY))
-        self._run, self._addresses = run, {"http": server.address, **announced(settings)}
+        self._run, self._addresses = run, {"http": address, **announced(settings)}
         self.announcements = [Announcement(run, ranks.role(), **self._addresses)]
-        log.info("page at %s/, metrics at %s/metrics", server.address, server.address)
+        log.info("page at %s/, metrics at %s/metrics", address, address)
 
     def reads(self, part: Part) -> None:
         """Connect the page with the receiver whose journal this rank reads.

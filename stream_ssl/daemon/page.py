@@ -1,18 +1,65 @@
-"""Data that the pages of both roles share: the run, the other process and the token."""
+"""The page and the metrics of a process of either role, and what the page shows of the run."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from jsonargparse import Namespace
 
+from stream_ssl.background import Background
+from stream_ssl.config.options import split_address
 from stream_ssl.daemon.endpoints import holder, load
 from stream_ssl.daemon.run_states import silence
+from stream_ssl.observe.health import Health
 from stream_ssl.observe.http_access import Token
+from stream_ssl.observe.metric_spec import Role
+from stream_ssl.observe.metrics import ProcessMetrics
 from stream_ssl.observe.page.api import Sources
+from stream_ssl.observe.peers import ASK_EVERY, Peers
+from stream_ssl.observe.server import Server
+from stream_ssl.observe.trends import EVERY
+from stream_ssl.observe.watch import Watch, Watched
+from stream_ssl.process.failures import listening
+
+
+def serve_page(
+    settings: Namespace,
+    role: Role,
+    metrics: ProcessMetrics,
+    health: Health,
+    sources: Sources,
+    watched: Watched,
+    stack: ExitStack,
+    rank: int = 0,
+) -> str:
+    """Serve a process's metrics and page, ask its peers, and watch over its conditions.
+
+    Args:
+        settings: the settings of the process.
+        role: the role of the process.
+        metrics, health, sources: the data of the page. `sources.hung` is set.
+        watched: the process's folders and settings that the watch needs.
+        stack: closes the server and its threads.
+        rank: the rank of a learner. Each rank has a port of its own.
+
+    Returns:
+        The address of the page.
+    """
+    host, port = split_address(settings.http[role])
+    port += rank if port else 0
+    public, registry = settings.http.public, metrics.registry
+    server = listening(lambda: Server(registry, health, role, host, port, public, sources))
+    stack.enter_context(server)
+    peers = Peers(partial(peers_of, settings.run, f"{role}-{rank}" if rank else role))
+    stack.enter_context(Background("peers", peers.ask, ASK_EVERY))
+    sources.hung = peers.why
+    watch = Watch(role, registry, health, metrics.light, watched, peers.hung)
+    stack.enter_context(Background("watch", watch.try_look, EVERY))
+    return server.address
 
 
 def page_sources(settings: Namespace) -> Sources:

@@ -7,7 +7,6 @@ import re
 import resource
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing, suppress
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
@@ -15,22 +14,18 @@ from typing import Any, TypeVar
 from jsonargparse import Namespace
 from prometheus_client import CollectorRegistry
 
-from stream_ssl.background import Background
-from stream_ssl.config.options import flat, split_address
+from stream_ssl.config.options import flat
 from stream_ssl.daemon.ended_sources import EndedSources
 from stream_ssl.daemon.endpoints import Announcement, hold_role, load, place_of
 from stream_ssl.daemon.notify import Notifier
-from stream_ssl.daemon.page import announced, page_sources, peers_of
+from stream_ssl.daemon.page import announced, page_sources, serve_page
 from stream_ssl.journal.consumer_offsets import ConsumerOffsets
 from stream_ssl.journal.errors import JournalError
 from stream_ssl.journal.journal import Journal
 from stream_ssl.observe.health import STARTING, Health
 from stream_ssl.observe.metrics import ReceiverMetrics
 from stream_ssl.observe.page.producers import ProducersView
-from stream_ssl.observe.peers import ASK_EVERY, Peers
-from stream_ssl.observe.server import Server
-from stream_ssl.observe.trends import EVERY
-from stream_ssl.observe.watch import Watch, Watched
+from stream_ssl.observe.watch import Watched
 from stream_ssl.process.failures import Failure, Misconfigured, configuring, listening, section
 from stream_ssl.process.signals import Stop
 from stream_ssl.receiver.access import Access
@@ -71,7 +66,6 @@ def receive(settings: Namespace, resolved: Mapping[str, Any], stop: Stop) -> Non
     """
     allow_connections()
     with configuring():
-        host, port = split_address(settings.http.receiver)
         sources = page_sources(settings)
         sources.producers = ProducersView()
     folders = {"journal": settings.run / "journal"}
@@ -83,23 +77,9 @@ def receive(settings: Namespace, resolved: Mapping[str, Any], stop: Stop) -> Non
         with configuring():
             life = stack.enter_context(hold_role(settings.run, "receiver"))
             stop.interrupted = life.interrupted
-            public = settings.http.public
-            server = listening(
-                lambda: Server(metrics.registry, health, "receiver", host, port, public, sources)
+            page = serve_page(
+                settings, "receiver", metrics, health, sources, Watched(folders), stack
             )
-            stack.enter_context(server)
-            peers = Peers(partial(peers_of, settings.run, "receiver"))
-            stack.enter_context(Background("peers", peers.ask, ASK_EVERY))
-            sources.hung = peers.why
-            watch = Watch(
-                "receiver",
-                metrics.registry,
-                health,
-                metrics.light,
-                Watched(folders),
-                hung=peers.hung,
-            )
-            stack.enter_context(Background("watch", watch.try_look, EVERY))
             access = access_of(settings, settings.run)
             with section("journal"):
                 journal = _opened(settings)
@@ -124,7 +104,7 @@ def receive(settings: Namespace, resolved: Mapping[str, Any], stop: Stop) -> Non
             settings.run,
             "receiver",
             data=receiver.endpoint,
-            http=server.address,
+            http=page,
             **place_of(settings.run),
             **announced(settings),
             **({} if access is None else {"server_key": access.keys.public}),
@@ -133,8 +113,8 @@ def receive(settings: Namespace, resolved: Mapping[str, Any], stop: Stop) -> Non
             "listening on %s, %s; page at %s/, metrics at %s/metrics",
             receiver.endpoint,
             "in plain text" if access is None else f"with the allow-list {access.allow.path}",
-            server.address,
-            server.address,
+            page,
+            page,
         )
         health.expect("receiver", PATIENCE)
         health.set("started", True)
