@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlencode, urlsplit
 
-from stream_ssl.daemon.endings import Ending, ending
+from stream_ssl.daemon.endings import ending
 from stream_ssl.daemon.endpoints import fault, holder, load
 from stream_ssl.observe.answer import Answer
 from stream_ssl.observe.answers import answers
@@ -231,20 +231,24 @@ def silence(
     found: dict[str, dict[str, Any]] = {}
     for name in silent:
         role, entry = name.partition("-")[0], endpoints.get(name)
-        pid, last = _starting(run, name, endpoints), _ending(run, name)
-        if pid is not None and broken:
+        place = _role_of(run, name)
+        own, last = holder(*place), ending(*place)
+        # A process that has published its address and does not answer is not starting.
+        pid = own if own is not None else holder(run, "supervisor")
+        starts = pid is not None and (entry is None or pid != entry.get("pid"))
+        if starts and broken:
             why = f"the address of the {name} is unknown: {broken}"
             found[name] = {"error": why, "unknown": broken}
-        elif pid is not None:
+        elif starts:
             found[name] = {"role": role, "starting": True, "pid": pid}
             if last is not None and last.end != "stopped" and last.parent == pid:
                 found[name]["before"] = last.state()["error"]
-        elif (pid := _holder(run, name)) is None and last is not None:
+        elif own is None and last is not None:
             found[name] = last.state()
         elif entry is None:
             found[name] = {"error": f"no {name} has started in this run folder", "absent": True}
-        elif pid is not None and pid == entry.get("pid"):
-            why = hangs(name, pid, entry["http"])
+        elif own is not None:
+            why = hangs(name, own, entry["http"])
             found[name] = {"error": why, "hung": f"{why}. {hung_remedy(why)}"}
         else:
             found[name] = {"error": f"the {name} does not answer at {entry['http']}"}
@@ -254,26 +258,6 @@ def silence(
 def broken_file(run: Path) -> str | None:
     """Return why an endpoints.json of the run cannot be used, or None."""
     return next((why for one in (run, *receivers_of(run).values()) if (why := fault(one))), None)
-
-
-def _starting(run: Path, role: str, endpoints: Mapping[str, Mapping[str, Any]]) -> int | None:
-    """Return the id of a living process without a published address, or of its supervisor.
-
-    A process that has published its address and does not answer is not starting: it may hang.
-    """
-    own = _holder(run, role)
-    pid = own if own is not None else holder(run, "supervisor")
-    return None if pid == endpoints.get(role, {}).get("pid") else pid
-
-
-def _holder(run: Path, name: str) -> int | None:
-    """Return the id of the living process of this name."""
-    return holder(*_role_of(run, name))
-
-
-def _ending(run: Path, name: str) -> Ending | None:
-    """Return how the last process of this name ended."""
-    return ending(*_role_of(run, name))
 
 
 def _role_of(run: Path, name: str) -> tuple[Path, str]:
