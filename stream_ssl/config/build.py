@@ -390,6 +390,10 @@ def loggers(
             "loggers: mlflow needs the environment variable MLFLOW_TRACKING_URI, and it is not "
             "set: set it to the address of the server, such as http://127.0.0.1:5000"
         )
+
+    def in_process(name: str, _step: int) -> Logger:  # it keeps the rows of later steps
+        return LoggerProcess(name, settings.run, config, deadline)
+
     openers: dict[str, Callable[[int], Logger]] = {}
     for name in dict.fromkeys(settings.loggers):
         if name == "tensorboard":
@@ -398,15 +402,8 @@ def loggers(
             continue
         if importlib.util.find_spec(name) is None:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-        openers[name] = partial(_logger_process, name, settings.run, config, deadline)
+        openers[name] = partial(in_process, name)
     return openers
-
-
-def _logger_process(
-    name: str, run: Path, config: Mapping[str, Any], deadline: Deadline, _step: int
-) -> LoggerProcess:
-    """Open a logger that keeps the rows of earlier processes, whatever the step."""
-    return LoggerProcess(name, run, config, deadline)
 
 
 def check_device(device: str, option: str = "--device") -> None:

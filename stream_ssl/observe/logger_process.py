@@ -48,7 +48,6 @@ class LoggerProcess:
         run: the run folder.
         config: the resolved configuration.
         deadline: the latest time at which the process may still run.
-        step: not used, because these loggers keep all rows of earlier processes.
 
     Raises:
         OSError: the logger could not be opened in time, or at all.
