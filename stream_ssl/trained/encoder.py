@@ -28,12 +28,12 @@ from stream_ssl.encoder.network import Projector
 from stream_ssl.feed.decode import Decoder, VectorDecoder
 from stream_ssl.learning.checkpoint_layout import (
     FOLDER,
-    FORMAT,
     LATEST,
     STATE,
     facts_in,
     made_by,
     steps_in,
+    unreadable_format,
 )
 from stream_ssl.learning.randomness import OwnRandomness
 from stream_ssl.learning.saved import checkpoint_damage, model_of
@@ -428,12 +428,8 @@ def find(path: Path) -> Path:
         log.warning("checkpoint %s is damaged (%s)", folder, reason)
     else:
         raise ValueError(f"checkpoint {found[0]} is damaged ({reason}); give an earlier checkpoint")
-    version = facts(folder)["version"]
-    if version > FORMAT:
-        raise ValueError(
-            f"checkpoint {folder} has format {version}, and this program reads formats up "
-            f"to {FORMAT}: upgrade stream-ssl"
-        )
+    if (why := unreadable_format(folder, facts_in(folder))) is not None:
+        raise ValueError(why)
     return folder
 
 

@@ -95,7 +95,7 @@ def shape_of(encoder: Encoder) -> dict[str, Any]:
     """
     import torchvision  # loads torch's compiler, which takes seconds
 
-    network = encoder.backbone.module if isinstance(encoder.backbone, Model) else encoder.backbone
+    network = _network(encoder)
     plain = isinstance(network, torchvision.models.ResNet) and network.groups == 1
     if isinstance(encoder.decoder, VectorDecoder) or not (plain or isinstance(network, ResNet)):
         raise ValueError(
