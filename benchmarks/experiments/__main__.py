@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from jsonargparse import ArgumentParser, Namespace
 
 from stream_ssl.process import logs
-from stream_ssl.process.failures import DONE, Failure, configuring, reported
+from stream_ssl.process.failures import DONE, INTERRUPTED, Failure, configuring, reported
 from stream_ssl.process.threads import share_cores
 
 if TYPE_CHECKING:
@@ -64,13 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"{settings.experiment!r} is no experiment: choose of {', '.join(NAMES)}")
     if source is None and not (settings.list or settings.report):
         parser.error(NO_DATA)
-    status = DONE
-
-    def work() -> None:
-        nonlocal status
-        status = experiment(settings, source)
-
-    return reported(work) or status
+    return reported(lambda: experiment(settings, source))
 
 
 def parser_of(name: str) -> ArgumentParser:
@@ -153,7 +147,7 @@ def experiment(settings: Namespace, source: str | None) -> int:
             runs, lambda: load(settings, source), workers, settings.minutes, console
         )
     chosen.report(console)
-    return 130 if stopped else DONE
+    return INTERRUPTED if stopped else DONE
 
 
 def study(settings: Namespace, source: str | None) -> ExperimentWork[Any]:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import inspect
 import math
 import os
 import pydoc
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, pairwise, zip_longest
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from types import NoneType
 from typing import Any, NoReturn, get_args
 
 import yaml
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import ArgumentParser, Namespace, auto_cli
 from jsonargparse.typing import register_type
 
 from stream_ssl.bounded_files import read_bytes
@@ -120,8 +119,8 @@ class Parser(ArgumentParser):
 
     def _with_values(self, given: Sequence[str]) -> list[str]:
         """Return a command line, with "true" as the value of each switch that has none."""
-        names = [one.option_strings for one in self._actions if _is_switch(one)]
-        switches = set(chain.from_iterable(names))
+        of_bool = (one for one in self._actions if getattr(one, "_typehint", None) is bool)
+        switches = {name for one in of_bool for name in one.option_strings}
         found = []
         for word, after in zip_longest(given, given[1:], fillvalue="--"):
             ends = after.startswith("--")
@@ -208,15 +207,18 @@ class Parser(ArgumentParser):
         return ""
 
 
+def run_function(function: Callable[..., int], arguments: Sequence[str]) -> int:
+    """Run a command that is one function, whose arguments are its options. Return its status."""
+    prog = f"stream-ssl {function.__name__}"
+    status = auto_cli(function, args=list(arguments), parser_class=Parser, prog=prog)
+    assert isinstance(status, int)
+    return status
+
+
 def _wrong_section(section: str, said: str) -> str:
     """Return the error about a section that has no options below it."""
     remedy = "write its options below it as NAME: VALUE, or remove its line"
     return f"section {section} is {said}: {remedy}"
-
-
-def _is_switch(action: argparse.Action) -> bool:
-    """Return whether an option is true or false."""
-    return getattr(action, "_typehint", None) is bool
 
 
 def config_files(arguments: Sequence[str]) -> list[str]:

@@ -14,12 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from stream_ssl.observe.catalogue import LAST_END, RESTARTS
+from stream_ssl.process.failures import USAGE
 from stream_ssl.process.signals import KILLED, PARENT
 
 log = logging.getLogger("stream_ssl.supervisor")
-
-USAGE = 2
-"""Exit status of a process whose configuration is wrong. A restart would not repair it."""
 
 CRASHES, CRASH_SECONDS = 3, 300.0
 """After CRASHES crashes by one signal within CRASH_SECONDS, the log says what to change."""

@@ -23,7 +23,15 @@ from stream_ssl.demo.children import ChildFailed, DemoProcess
 from stream_ssl.demo.display import DemoProgress, Display
 from stream_ssl.demo.measures import side_by_side
 from stream_ssl.observe.scrape import History, Scraper, Snapshot
-from stream_ssl.process.failures import DONE, FAILED, USAGE, Failure, Misconfigured, configuring
+from stream_ssl.process.failures import (
+    DONE,
+    FAILED,
+    INTERRUPTED,
+    USAGE,
+    Failure,
+    Misconfigured,
+    configuring,
+)
 from stream_ssl.process.signals import stop_on_signals
 
 LEAST_SECONDS = 15.0
@@ -31,7 +39,6 @@ POLL_SECONDS = 0.5
 START_SECONDS = 180.0
 FIRST_STEP_SECONDS = 90.0
 STOP_SECONDS = 60.0
-INTERRUPTED = 130
 LATEST = "checkpoints/latest"
 
 log = logging.getLogger("stream_ssl.demo")

@@ -21,7 +21,8 @@ T = TypeVar("T")
 
 log = logging.getLogger("stream_ssl")
 
-DONE, FAILED, USAGE = 0, 1, 2
+DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+"""Exit statuses. INTERRUPTED: a signal stopped a command before its end."""
 
 EXTRAS = {
     **dict.fromkeys(("lmdb", "prometheus_client", "starlette", "uvicorn"), "receiver"),
@@ -234,10 +235,10 @@ def readable(message: str) -> str:
     return (f"{owner[1]}: " if owner else "") + told[0].strip().removeprefix("- ")
 
 
-def reported(work: Callable[[], None]) -> int:
-    """Run `work` and return the exit status: 0 done, 2 wrong settings, 1 another failure."""
+def reported(work: Callable[[], int | None]) -> int:
+    """Run `work` and return its exit status: DONE for None, USAGE or FAILED after an error."""
     try:
-        work()
+        return work() or DONE
     except Misconfigured as error:
         log.error("%s", error)
         return USAGE
@@ -251,7 +252,6 @@ def reported(work: Callable[[], None]) -> int:
     except Exception:
         log.exception("stopped by an unexpected error")
         return FAILED
-    return DONE
 
 
 def missing_extra(

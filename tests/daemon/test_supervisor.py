@@ -21,7 +21,6 @@ from stream_ssl.app.commands.run import LearnerParsed
 from stream_ssl.daemon import launch_ranks
 from stream_ssl.daemon.launch_ranks import status_of
 from stream_ssl.daemon.supervisor import (
-    USAGE,
     BackOff,
     Child,
     Supervisor,
@@ -30,7 +29,7 @@ from stream_ssl.daemon.supervisor import (
     signal_of,
 )
 from stream_ssl.observe.catalogue import LAST_END
-from stream_ssl.process.failures import DONE
+from stream_ssl.process.failures import DONE, USAGE
 from stream_ssl.process.signals import PARENT, TOGETHER, watch_parent
 
 # Each child appends its pid when it starts, so that a test sees starts without asking the child.

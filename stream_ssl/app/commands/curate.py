@@ -14,7 +14,15 @@ from jsonargparse import Namespace
 
 from stream_ssl.config.options import check_files
 from stream_ssl.config.parser import Parser
-from stream_ssl.process.failures import Failure, check_writable, configuring, reported, writing
+from stream_ssl.process.failures import (
+    DONE,
+    INTERRUPTED,
+    Failure,
+    check_writable,
+    configuring,
+    reported,
+    writing,
+)
 from stream_ssl.process.only_writer import only_writer
 from stream_ssl.process.signals import stop_source_on_signals
 from stream_ssl.process.threads import share_cores
@@ -72,9 +80,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = curate_parser(chosen.source)
     check_files(parser, arguments[1:])
     settings = parser.parse_args(list(arguments[1:]))
-    whole: list[bool] = []
-    status = reported(lambda: whole.append(curate(settings, cls)))
-    return 130 if whole == [False] else status
+    return reported(lambda: DONE if curate(settings, cls) else INTERRUPTED)
 
 
 def _is_curated(cls: type[Source]) -> bool:

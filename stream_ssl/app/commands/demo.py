@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from jsonargparse import auto_cli
-
-from stream_ssl.config.parser import Parser
+from stream_ssl.config.parser import run_function
 
 
 def demo(seconds: float = 120.0, out: Path = Path("demo-out")) -> int:
@@ -28,6 +26,4 @@ def demo(seconds: float = 120.0, out: Path = Path("demo-out")) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    status = auto_cli(demo, args=list(arguments), parser_class=Parser, prog="stream-ssl demo")
-    assert isinstance(status, int)
-    return status
+    return run_function(demo, arguments)

@@ -21,6 +21,8 @@ from jsonargparse import Namespace
 from stream_ssl.config.parser import Parser
 from stream_ssl.observe.conditions import plural
 from stream_ssl.process.failures import (
+    DONE,
+    INTERRUPTED,
     TRUST_CODE,
     check_out_file,
     check_writable,
@@ -65,9 +67,7 @@ def main(arguments: Sequence[str]) -> int:
     name = sets.add_source(parser, arguments, fixed=sets.FIXED - {"split"})
     settings = parser.parse_args(list(arguments))
     assert name is not None, "--data is required"
-    whole: list[bool] = []
-    status = reported(lambda: whole.append(embed(settings, name)))
-    return 130 if whole == [False] else status
+    return reported(lambda: DONE if embed(settings, name) else INTERRUPTED)
 
 
 def embed_parser() -> Parser:

@@ -6,9 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jsonargparse import auto_cli
-
-from stream_ssl.config.parser import Parser
+from stream_ssl.config.parser import run_function
 from stream_ssl.process.failures import DONE, FAILED, USAGE, check_writable
 from stream_ssl.wire.keys import Keys
 
@@ -56,6 +54,4 @@ def keys(name: str, folder: Path = Path("keys"), allow: Path | None = None) -> i
 
 
 def main(arguments: Sequence[str]) -> int:
-    status = auto_cli(keys, args=list(arguments), parser_class=Parser, prog="stream-ssl keys")
-    assert isinstance(status, int)
-    return status
+    return run_function(keys, arguments)

@@ -18,7 +18,7 @@ from stream_ssl.config import options
 from stream_ssl.daemon.endpoints import hold_role, withdraw
 from stream_ssl.daemon.run_states import receivers_below
 from stream_ssl.daemon.supervisor import Child, Supervisor, command, learner_command
-from stream_ssl.process.failures import DONE, configuring, reported
+from stream_ssl.process.failures import configuring, reported
 from stream_ssl.process.signals import PARSED, stop_on_signals
 from stream_ssl.wire.run_folder import KEYS, make_keys
 
@@ -55,10 +55,8 @@ def main(arguments: Sequence[str]) -> int:
         given.ranks, [*rest, *journals_of(settings.run, given.receivers)]
     )
     supervisor = Supervisor(commands)
-    status = DONE
 
-    def work() -> None:
-        nonlocal status
+    def work() -> int:
         with ExitStack() as stack:
             with configuring():
                 life = stack.enter_context(hold_role(settings.run, "supervisor"))
@@ -76,8 +74,9 @@ def main(arguments: Sequence[str]) -> int:
             status = supervisor.run(stop)
             if supervisor.fault:
                 life.failed(f"{supervisor.fault}; its message is in the log")
+            return status
 
-    return reported(work) or status
+    return reported(work)
 
 
 def counts(

@@ -14,12 +14,11 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
-from jsonargparse import auto_cli
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from stream_ssl.config.parser import Parser
+from stream_ssl.config.parser import run_function
 from stream_ssl.daemon.run_states import (
     HEALTH_SECONDS,
     ROLES,
@@ -214,9 +213,7 @@ def as_on_page(
 
 
 def main(arguments: Sequence[str]) -> int:
-    result = auto_cli(status, args=list(arguments), parser_class=Parser, prog="stream-ssl status")
-    assert isinstance(result, int)
-    return result
+    return run_function(status, arguments)
 
 
 def check_health(role: str, address: str | None, broken: str | None = None) -> int:

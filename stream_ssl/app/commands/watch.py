@@ -19,13 +19,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import auto_cli
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.text import Text
 
 from stream_ssl.app.commands.status import COLOURS, MARKS
-from stream_ssl.config.parser import Parser
+from stream_ssl.config.parser import run_function
 from stream_ssl.daemon.run_states import Reading, Run, not_a_folder, run_at
 from stream_ssl.observe.answers import rate
 from stream_ssl.observe.conditions import plural
@@ -86,9 +85,7 @@ def watch(run: Path, seconds: float = 2.0, token_file: Path | None = None) -> in
 
 
 def main(arguments: Sequence[str]) -> int:
-    result = auto_cli(watch, args=list(arguments), parser_class=Parser, prog="stream-ssl watch")
-    assert isinstance(result, int)
-    return result
+    return run_function(watch, arguments)
 
 
 def _refuse(why: str) -> int:
