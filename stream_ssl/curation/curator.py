@@ -58,77 +58,62 @@ PAIRS: Final = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """A picture that is kept.
+class Row:
+    """The facts about each sample that was read.
 
     Attributes:
         id: the sample's name within its source.
         source: the sample's source.
         label: its class, or None.
-        time: its capture time, in seconds since the Unix epoch.
         position: the position of the source after the sample, as JSON.
+    """
+
+    id: str
+    source: str
+    label: int | None
+    position: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kept(Row):
+    """A picture that is kept.
+
+    Attributes:
+        time: its capture time, in seconds since the Unix epoch.
         codec: "jpeg", "png", "webp" or "raw".
         shape: (H, W, C) of raw pixels, or None.
         original: the name of its bytes in `Curator.originals`.
     """
 
-    id: str
-    source: str
-    label: int | None
     time: float
-    position: str
     codec: str
     shape: tuple[int, ...] | None
     original: str
 
-    @classmethod
-    def of(cls, sample: Sample, position: Position, original: str) -> Kept:
-        """Return the picture of this sample."""
-        return cls(
-            id=sample.id,
-            source=sample.source,
-            label=sample.label,
-            time=sample.time,
-            position=json.dumps(position),
-            codec=sample.codec,
-            shape=sample.shape,
-            original=original,
-        )
-
 
 @dataclass(frozen=True, slots=True)
-class Dropped:
+class Dropped(Row):
     """A picture that repeats another picture.
 
     Attributes:
-        id, source, label, position: as in `Kept`.
         of_id, of_source: the picture that it repeats, which may have been evicted since.
         distance: the distance of the two pictures (memory/near_duplicates.py).
     """
 
-    id: str
-    source: str
-    label: int | None
-    position: str
     of_id: str
     of_source: str
     distance: float
 
 
 @dataclass(frozen=True, slots=True)
-class Bad:
+class Bad(Row):
     """A sample that cannot be decoded.
 
     Attributes:
-        id, source, label, position: as in `Kept`.
         reason: one of `stream_ssl.feed.decode.REASONS`.
         message: what is wrong, for people.
     """
 
-    id: str
-    source: str
-    label: int | None
-    position: str
     reason: str
     message: str
 
@@ -299,7 +284,13 @@ class Curator:
         for b, slot in zip(new_n.tolist(), admission.slots.tolist(), strict=True):
             if slot >= 0:
                 sample, position, _ = good[b]
-                self._kept[slot] = Kept.of(sample, position, self.originals.put(sample.data))
+                self._kept[slot] = Kept(
+                    *_about(sample, position),
+                    sample.time,
+                    sample.codec,
+                    sample.shape,
+                    self.originals.put(sample.data),
+                )
         admission = self._seen.add(ids_B[new_n], torch.ones(len(new_n), 1), grey_nCHW)
         self._names += [("", "")] * (len(self._seen) - len(self._names))
         for b, slot in zip(new_n.tolist(), admission.slots.tolist(), strict=True):
@@ -354,21 +345,13 @@ class Curator:
     def _reject(self, sample: Sample, position: Position, error: BadSample) -> None:
         """Record a sample that cannot be decoded."""
         self._bad[error.reason] += 1
-        about = sample.id, sample.source, sample.label, json.dumps(position)
-        self._bad_rows.add(Bad(*about, error.reason, str(error)))
+        self._bad_rows.add(Bad(*_about(sample, position), error.reason, str(error)))
 
     def _drop(self, one: Decoded, twin: tuple[str, str], distance: float, twin_CHW: Tensor) -> None:
         """Record that a sample repeats another picture."""
         sample, position, image_HWC = one
-        row = Dropped(
-            id=sample.id,
-            source=sample.source,
-            label=sample.label,
-            position=json.dumps(position),
-            of_source=twin[0],
-            of_id=twin[1],
-            distance=round(distance, 4),
-        )
+        of_source, of_id = twin
+        row = Dropped(*_about(sample, position), of_id, of_source, round(distance, 4))
         self._dropped_rows.add(row)
         self._dropped += 1
         image_CHW = torch.tensor(image_HWC).permute(2, 0, 1)  # Pillow's pixels are read-only
@@ -464,6 +447,11 @@ def batches(items: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
             batch, held = [], 0
     if batch:
         yield batch
+
+
+def _about(sample: Sample, position: Position) -> tuple[str, str, int | None, str]:
+    """Return the values of a `Row`."""
+    return sample.id, sample.source, sample.label, json.dumps(position)
 
 
 def _decoded(decoder: Decoder, sample: Sample) -> NDArray[np.uint8] | BadSample:
