@@ -101,7 +101,7 @@ class Child:
     )
     """Time and signal of each of the latest crashes."""
 
-    def start(self, clock: Callable[[], float]) -> None:
+    def start(self) -> None:
         """Start the process. It stops by itself if this process dies."""
         self.process = subprocess.Popen(
             self.command,
@@ -116,7 +116,7 @@ class Child:
             },
             start_new_session=True,  # Ctrl-C reaches only this process, which stops all in order
         )
-        self.started = clock()
+        self.started = time.monotonic()
         log.info("%s started, pid %d", self.name, self.process.pid)
 
 
@@ -126,23 +126,16 @@ class Supervisor:
     Args:
         commands: command lines by name, in the order of their start. They stop in reverse order.
         stop_seconds: seconds that a process may take to stop after SIGTERM before it is killed.
-        clock: monotonic seconds.
 
     Attributes:
         children: the processes.
         fault: why no process is restarted; "" if there is no such reason.
     """
 
-    def __init__(
-        self,
-        commands: dict[str, Sequence[str]],
-        stop_seconds: float = 60.0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, commands: dict[str, Sequence[str]], stop_seconds: float = 60.0) -> None:
         self.children = [Child(name, command) for name, command in commands.items()]
         self.fault = ""
         self.stop_seconds = stop_seconds
-        self._clock = clock
 
     def run(self, stop: threading.Event, poll: float = 0.2) -> int:
         """Watch the processes until `stop` is set, and return the exit status of the whole."""
@@ -159,11 +152,11 @@ class Supervisor:
 
     def _tend(self, child: Child) -> int | None:
         """Start the child if it is due. Return USAGE if its configuration is wrong."""
-        now = self._clock()
+        now = time.monotonic()
         if child.process is None:
             if now >= child.start_at and child.may_start():
                 try:
-                    child.start(self._clock)
+                    child.start()
                 except OSError as error:  # no memory, no free process, an unfinished upgrade
                     self._start_later(child, now, 0.0, f"cannot be started ({error})")
             return None

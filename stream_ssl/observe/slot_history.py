@@ -80,7 +80,6 @@ class SlotHistory:
 
     Args:
         memory: the working memory.
-        clock: returns seconds since the Unix epoch.
         pictures: keeps the pictures of evicted samples; by default a new `EvictedPictures`.
 
     Attributes:
@@ -89,13 +88,8 @@ class SlotHistory:
         fates: the fates by producer. Producers beyond PRODUCERS share OTHERS.
     """
 
-    def __init__(
-        self,
-        memory: WorkingMemory,
-        clock: Callable[[], float] = time.time,
-        pictures: EvictedPictures | None = None,
-    ) -> None:
-        self._memory, self._clock = memory, clock
+    def __init__(self, memory: WorkingMemory, pictures: EvictedPictures | None = None) -> None:
+        self._memory = memory
         self.pictures = EvictedPictures(memory) if pictures is None else pictures
         self.evictions: deque[Eviction] = deque(maxlen=EVICTIONS)
         self.latest: list[Eviction] = []
@@ -131,7 +125,7 @@ class SlotHistory:
             joined = [None] * len(admission.evicted)
         gone = (column.tolist() for column in (admission.evicted, admission.ages, admission.left))
         rows = list(zip(*gone, origins, joined, strict=True))[-EVICTIONS:]
-        now = self._clock()
+        now = time.time()
         self.latest = [
             Eviction(now, number, age, origin, by, slot) for number, age, slot, origin, by in rows
         ]

@@ -14,6 +14,7 @@ from base64 import b64decode
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -31,7 +32,7 @@ from stream_ssl.observe.conditions import CONDITIONS
 from stream_ssl.observe.metrics import LearnerMetrics, ReceiverMetrics
 from stream_ssl.observe.page import checkpoints as checkpoints_page
 from stream_ssl.observe.page import memory as memory_page
-from stream_ssl.observe.page import other_process, runbooks
+from stream_ssl.observe.page import memory_reader, other_process, runbooks
 from stream_ssl.observe.page.api import Sources
 from stream_ssl.observe.page.checkpoints import checkpoints
 from stream_ssl.observe.page.history import HELP, SERIES, FigureHistory, Track
@@ -166,7 +167,8 @@ def test_a_clock_set_back_freezes_nothing(feed: Feed, monkeypatch: pytest.Monkey
         fill(feed, view)
         assert view is not None
         added = ask(server, "learner/memory")["added"]
-        view.reader._clock = lambda: 0.0
+        set_back = SimpleNamespace(**vars(time) | {"time": lambda: 0.0})
+        monkeypatch.setattr(memory_reader, "time", set_back)
         fill(feed, view)
         until = time.monotonic() + 60.0
         while ask(server, "learner/memory")["added"] == added:

@@ -155,16 +155,15 @@ class Asker:
 
     Args:
         run: the run.
-        clock: returns monotonic seconds.
     """
 
-    def __init__(self, run: Run, clock: Callable[[], float] = time.monotonic) -> None:
-        self._run, self._clock = run, clock
+    def __init__(self, run: Run) -> None:
+        self._run = run
         self._uses: Mapping[str, Mapping[str, Any]] = {}
         self._next = -math.inf
 
     def look(self) -> Look:
-        """Return what the run tells now.
+        """Return the answers of the run at this moment.
 
         Raises:
             ValueError: nothing can be asked.
@@ -176,14 +175,14 @@ class Asker:
             for row in told["producers"]
         ]
         rows.sort(key=lambda row: (-(row["rate"] or 0.0), row["silent"]))
-        if self._clock() >= self._next:
-            self._next = self._clock() + USES_SECONDS
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + USES_SECONDS
             for told in self._try("learner", "memory/producers", limit=1000):
                 self._uses = told["uses"]
         return Look(reading, rows, self._uses)
 
     def _try(self, role: str, question: str, **arguments: object) -> list[dict[str, Any]]:
-        """Return the answers, none if the role does not answer. `Look.reading` tells why."""
+        """Return the answers, none if the role does not answer. `Look.reading` has the reason."""
         with contextlib.suppress(ValueError):
             return self._run.ask(role, question, **arguments)
         return []
@@ -197,20 +196,13 @@ class View:
 
     Args:
         title: the name of the run.
-        clock: returns monotonic seconds.
-        wall: returns seconds since the Unix epoch.
     """
 
-    def __init__(
-        self,
-        title: str,
-        clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
-    ) -> None:
-        self._title, self._clock, self._wall = title, clock, wall
+    def __init__(self, title: str) -> None:
+        self._title = title
         self._lock = threading.Lock()
         self._look: Look | None = None
-        self._at, self._why = clock(), ""
+        self._at, self._why = time.monotonic(), ""
         self._past: dict[str, deque[float]] = {name: deque(maxlen=POINTS) for name in SPEED}
 
     def take(self, ask: Callable[[], Look]) -> None:
@@ -222,7 +214,7 @@ class View:
                 self._why = str(error) or type(error).__name__
             return
         with self._lock:
-            self._look, self._at, self._why = look, self._clock(), ""
+            self._look, self._at, self._why = look, time.monotonic(), ""
             figures = figures_of(look.reading)
             for name, past in self._past.items():
                 value = figures.get(name)
@@ -235,8 +227,8 @@ class View:
 
     def lines(self, width: int, height: int) -> list[Text]:
         """Return at most `height` lines of at most `width` characters."""
-        clock = time.strftime("%H:%M:%S", time.localtime(self._wall()))
-        age = self._clock() - self._at
+        clock = time.strftime("%H:%M:%S")
+        age = time.monotonic() - self._at
         head = Text(f"stream-ssl · {printable(self._title, 200)} · {clock}", "bold")
         foot = Text("q or Ctrl-C ends the view", "dim")
         told = [Text(printable(self._why, 500), "red")] if self._why else []
@@ -285,11 +277,9 @@ class View:
 
     def _memory(self, figures: Mapping[str, float | None]) -> Text:
         slots, capacity = figures.get("slots"), figures.get("capacity")
-        told = (
-            "-"
-            if slots is None or capacity is None
-            else (f"{slots:,.0f} of {plural(capacity, 'slot')}")
-        )
+        told = "-"
+        if slots is not None and capacity is not None:
+            told = f"{slots:,.0f} of {plural(capacity, 'slot')}"
         if (alike := figures.get("near_duplicates")) is not None:
             told += f", {percent(alike)} near-duplicates"
         if (age := figures.get("checkpoint_age")) is not None and figures.get("checkpoint_step"):

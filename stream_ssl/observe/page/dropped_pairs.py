@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,19 +22,18 @@ class DroppedPairs:
     """The newest dropped samples that have a picture, with their twins.
 
     Args:
-        reader: tells whether the page can show the pictures of this memory.
-        clock: returns seconds since the Unix epoch.
+        reader: knows whether the page can show the pictures of this memory.
     """
 
-    def __init__(self, reader: MemoryReader, clock: Callable[[], float]) -> None:
-        self._reader, self._clock = reader, clock
+    def __init__(self, reader: MemoryReader) -> None:
+        self._reader = reader
         self._pairs: deque[tuple[int, float, DroppedSample]] = deque(maxlen=PAIRS)
         self._numbers = itertools.count()  # numbers of the dropped samples
 
     def consume(self, record: StepRecord) -> None:
         """Take one record of `Learner.run`. The learner's thread calls this."""
         shown = (one for one in record.dropped if one.twin_CHW is not None)
-        self._pairs.extend((next(self._numbers), self._clock(), one) for one in shown)
+        self._pairs.extend((next(self._numbers), time.time(), one) for one in shown)
 
     def newest(self, limit: int) -> dict[str, Any]:
         """Return the newest dropped samples, each with its twin, the last first.

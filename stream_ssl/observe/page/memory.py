@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -48,26 +48,21 @@ class MemoryView:
     Args:
         memory: the working memory.
         origins: the origins of the samples, as the learner keeps them.
-        jobs: runs jobs on the learner's thread.
-        clock: returns seconds since the Unix epoch.
 
     Attributes:
+        jobs: runs jobs on the learner's thread.
+        slots: the recent past of the slots.
+        reader: reads the memory between two steps.
         dropped: the samples that were dropped lately.
         evictions: the samples that were evicted lately.
         search: finds slots that look like a picture; None until the learner sets it.
     """
 
-    def __init__(
-        self,
-        memory: WorkingMemory,
-        origins: Origins,
-        jobs: StepJobs | None = None,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self.jobs = StepJobs() if jobs is None else jobs
-        self.slots = SlotHistory(memory, clock)
-        self.reader = MemoryReader(memory, origins, clock)
-        self.dropped = DroppedPairs(self.reader, clock)
+    def __init__(self, memory: WorkingMemory, origins: Origins) -> None:
+        self.jobs = StepJobs()
+        self.slots = SlotHistory(memory)
+        self.reader = MemoryReader(memory, origins)
+        self.dropped = DroppedPairs(self.reader)
         self.evictions = LastEvictions(self.slots, self.reader, self.jobs)
         self._plane = SlotsMap()
         self.search: PictureSearch | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -80,13 +80,10 @@ class MemoryReader:
     Args:
         memory: the working memory.
         origins: the origins of the samples, as the learner keeps them.
-        clock: returns seconds since the Unix epoch.
     """
 
-    def __init__(
-        self, memory: WorkingMemory, origins: Origins, clock: Callable[[], float] = time.time
-    ) -> None:
-        self._memory, self._origins, self._clock = memory, origins, clock
+    def __init__(self, memory: WorkingMemory, origins: Origins) -> None:
+        self._memory, self._origins = memory, origins
         nearest(torch.eye(2), torch.eye(2), k=1)  # load faiss now, not between two steps
 
     @torch.no_grad()
@@ -99,7 +96,7 @@ class MemoryReader:
         slots_S = np.arange(min(k, MAPPED)) * k // max(1, min(k, MAPPED))
         z_SD = to_host(memory.embeddings[torch.from_numpy(slots_S).to(memory.device)]).float()
         return SlotsCopy(
-            at=self._clock(),
+            at=time.time(),
             taken=time.monotonic(),
             added=memory.added,
             ids_k=column_6k[0],
