@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import partial
 from http import HTTPStatus
 from http.client import HTTPException
@@ -46,7 +46,7 @@ from stream_ssl.rate_limited_logger import printable
 COLOURS = {"good": "green", "watch": "yellow", "bad": "red", "wait": "dim", "unknown": "dim"}
 """The colour of each level of an answer."""
 MARKS = {"good": "●", "watch": "▲", "bad": "✖", "wait": "○", "unknown": "?"}
-"""The mark of each level, which also tells it without colours."""
+"""The mark of each level, for terminals without colours."""
 RECEIVER_PARTS = (
     *("producers", "samples_per_second", "bytes_per_second", "samples", "acknowledged_samples"),
     *("journal_bytes", "journal_room_bytes", "journal_last_record"),
@@ -68,7 +68,7 @@ PAGE_FIGURES = {
         "steps_per_second": "steps",
     },
 }
-"""Figures that the answers also tell, by their names in the figures of a page."""
+"""Figures that the answers also have, by their names in the figures of a page."""
 STARTING_PARTS = {f"started: {STARTING}"}
 """The unready parts of a process whose main loop does not run yet."""
 SHORT = 1.0
@@ -170,7 +170,7 @@ def of_folder(run: Path, seconds: float | None, json: bool, health: str | None) 
         else:
             console.print(told, markup=False, highlight=False, soft_wrap=True)
         return FAILED
-    figures = measure(addresses, seconds or SHORT, time.sleep, token)
+    figures = measure(addresses, seconds or SHORT, token)
     silent = silence(run, endpoints, [role for role, up in figures["up"].items() if not up])
     keys = {"starting": "pid"} | {key: key for key in ("unknown", "hung", "ended", "absent")}
     for told, key in keys.items():
@@ -255,7 +255,6 @@ def not_ready(told: Mapping[str, Any]) -> list[str]:
 def measure(
     addresses: Mapping[str, str],
     seconds: float,
-    sleep: Callable[[float], None] = time.sleep,
     token: str | None = None,
 ) -> dict[str, Any]:
     """Scrape twice, `seconds` apart, and return the figures. Rates are over that time.
@@ -271,7 +270,7 @@ def measure(
     histories = {name: History() for name in addresses}
     for number in range(2):
         if number:
-            sleep(seconds)
+            time.sleep(seconds)
         for name, scraper in scrapers.items():
             histories[name].append(scraper.scrape())
     up = {name: bool(history.snapshots[-1].up) for name, history in histories.items()}
@@ -418,81 +417,17 @@ def table(
     shown = answers_table(str(run))
     add_answers(shown, found)
     shown.add_section()
-    for role, up in sorted(figures["up"].items(), key=lambda item: item[0], reverse=True):
-        address = addresses.get(role)
-        unready = figures["not_ready"].get(role, [])
-        if up:
-            begins = STARTING_PARTS & {*unready}
-            state = f"[yellow]{STARTING}[/]  {address}" if begins else f"[green]up[/]  {address}"
-        elif (pid := figures["starting"].get(role)) is not None:
-            state = f"[yellow]starting[/] (pid {pid})"
-        elif (ended := figures["ended"].get(role)) is not None:
-            colour = "yellow" if ended["end"] == "stopped" else "red"
-            state = f"[{colour}]{escape(ended['says'].removeprefix(f'the {role} '))}[/]"
-            state += f"; {escape(ended['words'])}" if ended["words"] else ""
-        elif (why := figures["unknown"].get(role)) is not None:
-            state = f"[red]its address is unknown[/]: {escape(why)}"
-        else:
-            state = f"[red]does not answer[/] at {address}" if address else "[red]not started[/]"
-        present = {one["name"] for one in figures["conditions"].get(role, [])}
-        failing = [  # a reason that is a condition stands below, with its remedy
-            reason
-            for reason in unready
-            if reason not in STARTING_PARTS
-            and OF_CHECK.get(check := reason.partition(":")[0], check) not in present
-        ]
-        reasons = "".join(f"\n[red]not ready[/]: {escape(reason)}" for reason in failing)
-        by_advice: dict[tuple[str, str], list[str]] = {}
-        present_ones = figures["conditions"].get(role, [])
-        for one in sorted(present_ones, key=itemgetter("producer")):
-            by_advice.setdefault((one["name"], one["remedy"]), []).append(one["says"])
-        reasons += "".join(
-            f"\n[red]{name}[/]: {escape(few(says, MOST_PRODUCERS, '; '))}. {escape(remedy)}"
-            for (name, remedy), says in by_advice.items()
-        )
-        if why := figures["hung"].get(role):
-            reasons += f"\n[red]process-hung[/]: {escape(why)}"
-        shown.add_row(role, f"{state}{reasons}")
+    for role in sorted(figures["up"], reverse=True):
+        shown.add_row(role, _state(role, addresses.get(role), figures) + _reasons(role, figures))
     looks = any((one.question, one.level) == ("Health", "watch") for one in found)
     shown.add_row("health", _verdict(figures, looks))
     known = (*figures["starting"], *figures["unknown"], *figures["ended"])
     if not any((*figures["up"].values(), *known)):
         shown.add_row("", "if the run was stopped, continue it with: stream-ssl run CONFIG")
-    if (r := figures["receiver"]) is not None:
-        shown.add_row(
-            "receiving",
-            f"{r['samples_per_second']:,.0f} samples/s, {r['bytes_per_second'] / 1e6:.1f} MB/s "
-            f"from {plural(r['producers'], 'producer')}; "
-            f"{plural(r['acknowledged_samples'], 'sample')} acknowledged "
-            "since the receiver started",
-        )
-        room = r["journal_room_bytes"] / 1e6
-        held = r["journal_bytes"] / 1e6
-        if held or room:  # both are 0 until the receiver has measured them
-            shown.add_row(
-                "journal", f"{held:,.1f} MB; its budget and its disk have room for {room:,.0f} MB"
-            )
+    if (receiving := figures["receiver"]) is not None:
+        _add_receiver(shown, receiving)
     if (learning := figures["learner"]) is not None:
-        shown.add_row(
-            "learning",
-            f"{learning['samples_per_second']:,.0f} new samples/s, "
-            f"{learning['replayed_samples_per_second']:,.0f}/s again, "
-            f"{learning['steps_per_second']:.1f} updates/s, {_loss(learning)}; step "
-            f"{learning['step']:,.0f}, {learning['steps']:,.0f} updates since the start",
-        )
-        if away := learning["dropped_samples"]:
-            shown.add_row(
-                "dropped",
-                f"{plural(away, 'near-duplicate')}, before they were encoded (learner.novelty)",
-            )
-        wait = "read and not yet trained on" if learning["lag_records"] else "wait for a full batch"
-        shown.add_row(
-            "lag",
-            f"{learning['lag_seconds']:.1f} s, {plural(learning['lag_records'], 'packet')}; "
-            f"{plural(learning['pending_samples'], 'sample')} {wait}",
-        )
-        shown.add_row("memory", _memory(learning))
-        shown.add_row("checkpoint", _checkpoint(learning))
+        _add_learner(shown, learning)
     if (group := figures["group"]) is not None:
         parked = group["parked_journals"]
         shown.add_row(
@@ -504,6 +439,84 @@ def table(
             + (f"; [red]{plural(parked, 'journal')} parked[/]" if parked else ""),
         )
     return shown
+
+
+def _state(role: str, address: str | None, figures: Mapping[str, Any]) -> str:
+    """Return whether a process is up, or how it ended."""
+    if figures["up"][role]:
+        begins = STARTING_PARTS & {*figures["not_ready"].get(role, [])}
+        return f"[yellow]{STARTING}[/]  {address}" if begins else f"[green]up[/]  {address}"
+    if (pid := figures["starting"].get(role)) is not None:
+        return f"[yellow]starting[/] (pid {pid})"
+    if (ended := figures["ended"].get(role)) is not None:
+        colour = "yellow" if ended["end"] == "stopped" else "red"
+        how = f"[{colour}]{escape(ended['says'].removeprefix(f'the {role} '))}[/]"
+        return how + (f"; {escape(ended['words'])}" if ended["words"] else "")
+    if (why := figures["unknown"].get(role)) is not None:
+        return f"[red]its address is unknown[/]: {escape(why)}"
+    return f"[red]does not answer[/] at {address}" if address else "[red]not started[/]"
+
+
+def _reasons(role: str, figures: Mapping[str, Any]) -> str:
+    """Return a line for each reason that a process is not ready, and for each condition."""
+    conditions = figures["conditions"].get(role, [])
+    present = {one["name"] for one in conditions}
+    reasons = ""
+    for reason in figures["not_ready"].get(role, []):
+        check = reason.partition(":")[0]
+        # A reason that is a condition stands below, with its remedy.
+        if reason not in STARTING_PARTS and OF_CHECK.get(check, check) not in present:
+            reasons += f"\n[red]not ready[/]: {escape(reason)}"
+    by_advice: dict[tuple[str, str], list[str]] = {}
+    for one in sorted(conditions, key=itemgetter("producer")):
+        by_advice.setdefault((one["name"], one["remedy"]), []).append(one["says"])
+    for (name, remedy), says in by_advice.items():
+        told = escape(few(says, MOST_PRODUCERS, "; "))
+        reasons += f"\n[red]{name}[/]: {told}. {escape(remedy)}"
+    if why := figures["hung"].get(role):
+        reasons += f"\n[red]process-hung[/]: {escape(why)}"
+    return reasons
+
+
+def _add_receiver(shown: Table, figures: Mapping[str, Any]) -> None:
+    """Add the rows of the receiver's figures."""
+    shown.add_row(
+        "receiving",
+        f"{figures['samples_per_second']:,.0f} samples/s, "
+        f"{figures['bytes_per_second'] / 1e6:.1f} MB/s "
+        f"from {plural(figures['producers'], 'producer')}; "
+        f"{plural(figures['acknowledged_samples'], 'sample')} acknowledged "
+        "since the receiver started",
+    )
+    room, held = figures["journal_room_bytes"] / 1e6, figures["journal_bytes"] / 1e6
+    if held or room:  # both are 0 until the receiver has measured them
+        shown.add_row(
+            "journal", f"{held:,.1f} MB; its budget and its disk have room for {room:,.0f} MB"
+        )
+
+
+def _add_learner(shown: Table, figures: Mapping[str, Any]) -> None:
+    """Add the rows of the learner's figures."""
+    shown.add_row(
+        "learning",
+        f"{figures['samples_per_second']:,.0f} new samples/s, "
+        f"{figures['replayed_samples_per_second']:,.0f}/s again, "
+        f"{figures['steps_per_second']:.1f} updates/s, {_loss(figures)}; step "
+        f"{figures['step']:,.0f}, {figures['steps']:,.0f} updates since the start",
+    )
+    if away := figures["dropped_samples"]:
+        shown.add_row(
+            "dropped",
+            f"{plural(away, 'near-duplicate')}, before they were encoded (learner.novelty)",
+        )
+    wait = "read and not yet trained on" if figures["lag_records"] else "wait for a full batch"
+    shown.add_row(
+        "lag",
+        f"{figures['lag_seconds']:.1f} s, {plural(figures['lag_records'], 'packet')}; "
+        f"{plural(figures['pending_samples'], 'sample')} {wait}",
+    )
+    shown.add_row("memory", _memory(figures))
+    shown.add_row("checkpoint", _checkpoint(figures))
 
 
 def _verdict(figures: Mapping[str, Any], looks: bool) -> str:
