@@ -55,7 +55,7 @@ SCHEMA: Final = pa.schema(
         )
     },
 )
-"""Columns of curated.parquet. The metadata tells Hugging Face's `datasets` which are images."""
+"""Columns of curated.parquet. The metadata names the images for Hugging Face's `datasets`."""
 
 _SAMPLE: Final = [
     *(("id", pa.string()), ("source", pa.string()), ("label", pa.int64())),
@@ -156,7 +156,7 @@ def _add_file(shard: tarfile.TarFile, name: str, data: bytes, time: float) -> No
 
 
 def _write_dropped(curator: Curator, path: Path) -> None:
-    """Write the near-duplicates. `of_kept` tells whether the picture that one repeats is kept."""
+    """Write the near-duplicates. `of_kept`: the picture that it repeats is kept."""
     kept = {(one.source, one.id) for one in curator.kept}
     rows = (
         {**asdict(one), "of_kept": (one.of_source, one.of_id) in kept} for one in curator.dropped()

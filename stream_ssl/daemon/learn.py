@@ -261,7 +261,7 @@ def _newest(checkpointer: Checkpointer) -> Saved | None:
 def _divide_journal(
     settings: Namespace, group: Ranks, checkpointer: Checkpointer, saved: Saved | None
 ) -> ranks.Part:
-    """Return this rank's part of the journals, and tell the checkpointer which journal it is."""
+    """Return this rank's part of the journals, and let the checkpointer follow its journal."""
     part = ranks.part_of(settings, group, saved)
     if part.apart and part.journal is not None:
         checkpointer.read_apart(part.journal, saved)

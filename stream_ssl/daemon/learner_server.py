@@ -65,8 +65,8 @@ class LearnerServer:
     def reads(self, part: Part) -> None:
         """Connect the page with the receiver whose journal this rank reads.
 
-        A receiver outside the run folder and this process name each other's folder or address, so
-        that `stream-ssl status` of either folder, and the receiver's page, find the whole run. The
+        A receiver outside the run folder and this process name each other's folder or address.
+        `stream-ssl status` of either folder, and the receiver's page, then find the whole run. The
         receiver's folder also names the record of how this process ended.
         """
         folder = part.folder.absolute()

@@ -1,4 +1,4 @@
-"""The figures that the ranks of a run tell each other, for metrics, health and the page."""
+"""The figures that the ranks of a run exchange, for metrics, health and the page."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ class Part:
 
     @property
     def number(self) -> int:
-        """This rank's place among the readers. Reader 0 tells the receiver how far all are."""
+        """This rank's place among the readers. Reader 0 reports to the receiver how far all are."""
         return self.readers.index(self.rank)
 
 

@@ -222,10 +222,13 @@ def silence(
 ) -> dict[str, State]:
     """Return the state of each process that does not answer, for `answers`.
 
-    A process starts, hangs, or has ended. If endpoints.json cannot be used, its address is
-    unknown. The keys `pid` (starting), `ended` (how), `absent` (it never started here), and `hung`
-    or `unknown` (the reason) tell which it is. A process that the supervisor starts again has
-    `pid` and `before` (how it ended).
+    These keys of a state give the reason:
+
+    - pid: the process starts. If the supervisor starts it again, `before` says how it ended.
+    - ended: how it ended.
+    - absent: it never started in this folder.
+    - hung: the reason why it counts as hung.
+    - unknown: why endpoints.json cannot be used, so that its address is unknown.
     """
     broken = broken_file(run)
     found: dict[str, dict[str, Any]] = {}

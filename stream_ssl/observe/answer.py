@@ -28,7 +28,7 @@ class Answer:
 
     @property
     def word(self) -> str:
-        """The level as a word, which tells it without colours: good, look, bad, now, soon..."""
+        """The level as a word, for readers without colours: good, look, bad, now, soon..."""
         words = TO_DO_WORDS if self.question == "To do" else WORDS
         return words[self.level]
 

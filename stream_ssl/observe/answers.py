@@ -136,7 +136,7 @@ def problems_of(states: Mapping[str, State]) -> list[dict[str, Any]]:
         if (error := state.get("error", state.get("before"))) is None:
             continue
         if state.get("hung") and "process-hung" in told:
-            continue  # the other process tells it
+            continue  # the other process reports it
         ended = state.get("ended")
         fault, severity = "process-hung" if state.get("hung") else "down", "critical"
         remedy = (STOPPED if all_gone else "") + DOWN.replace("the process", f"the {name}", 1)
@@ -524,7 +524,7 @@ def _over(name: str, problems: Sequence[Mapping[str, Any]]) -> bool:
 def _in_brief(name: str, problems: Sequence[Mapping[str, Any]]) -> str:
     """Return the name of a condition with its sentences, or with its producers.
 
-    The answers to other questions tell the sentences of the conditions in OF_LEARNING, OF_PRODUCERS
+    The answers to other questions have the sentences of the conditions in OF_LEARNING, OF_PRODUCERS
     and OF_MEMORY.
     """
     same = [one for one in problems if one["name"] == name]
@@ -541,7 +541,7 @@ def _who(same: Sequence[Mapping[str, Any]]) -> str:
 
 def _placed(one: Mapping[str, Any]) -> str:
     """Return the name of a problem with the folders that it concerns."""
-    where = one.get("where")  # another version of the process may not tell it
+    where = one.get("where")  # another version of the process may not have it
     return f"{one['name']} (see {where})" if where else str(one["name"])
 
 

@@ -129,8 +129,8 @@ class Guard:
     """An ASGI middleware that rejects requests without permission and adds HEADERS.
 
     Args:
-        app: the application that answers accepted requests. `scope["state"]["admitted"]` tells the
-            application whether the request may read everything.
+        app: the application that answers accepted requests. `scope["state"]["admitted"]` is true
+            if the request may read everything.
         token: the token that requests must have. None accepts only requests whose Host is a
             loopback name.
         public: accept any Host if there is no token.

@@ -1,4 +1,4 @@
-"""Thumbnails of a step's samples, by which observers tell a change of the stream from learning.
+"""Thumbnails of a step's samples, which show observers a change of the stream.
 
 Shapes: B samples, D embedding, A numbers of a thumbnail, C H W image.
 """

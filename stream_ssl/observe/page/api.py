@@ -306,7 +306,7 @@ class Api:
     def _memory(self, query: Query) -> object:
         query.end()
         found = self._view.summary()
-        # The share is the metric of the answers, so that the page tells one number.
+        # The share is the metric of the answers, so that the page has one number.
         return {**found, "near_duplicates": self._facts.history.latest()["near_duplicates"]}
 
     def _slots(self, query: Query) -> object:

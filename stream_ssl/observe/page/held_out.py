@@ -24,7 +24,7 @@ MOST_CONFUSED = 12
 
 
 class HeldOutView:
-    """Which classes the encoder confuses, and the neighbours of some pictures, now and before.
+    """The classes that the encoder confuses, and the neighbours of some pictures, now and before.
 
     Args:
         probe: the probe of the learner. It has run at least once, unless the run was resumed.
