@@ -104,7 +104,7 @@ class Observers:
         )
         self._metrics.observe_balance(self._balance)
         self._metrics.observe_ranks_of(self._recent_rank)
-        shifts = self._drift.shift, self._drift.image_shift
+        shifts = (self._drift.shift(signal) for signal in ("embedding", "image"))
         self._metrics.observe_drift(*shifts, self._drift.take_new())
         self._metrics.observe_prequential(self._prequential)
         waiting, pending = self._batches.waiting(), self._batches.pending() + self._new

@@ -41,18 +41,13 @@ class Balance:
     """The running balance of the stream that the learner trains on.
 
     Args:
-        half_life: number of samples after which a sample has half its weight, above 0.
+        half_life: number of samples after which a sample has half its weight.
 
     Attributes:
         recent: the weights of the recent classes, by label.
-
-    Raises:
-        ValueError: `half_life` is not above 0.
     """
 
     def __init__(self, half_life: float = 20_000.0) -> None:
-        if not half_life > 0:
-            raise ValueError(f"half_life must be more than 0 samples; got {half_life}")
         self.half_life = half_life
         self.recent: dict[int, float] = {}
         self._new: Counter[int] = Counter()

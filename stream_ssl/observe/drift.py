@@ -71,17 +71,10 @@ class Drift:
 
     Args:
         short: the half-life of the mean of the present, in samples.
-        long: the half-life of the mean of the past, in samples.
-
-    Raises:
-        ValueError: 0 < short < long is not true.
+        long: the half-life of the mean of the past, in samples, which is longer.
     """
 
     def __init__(self, short: float = 2_000, long: float = 50_000) -> None:
-        if not 0 < short < long:
-            raise ValueError(
-                f"half-lives must hold 0 < short < long; got short={short}, long={long}"
-            )
         self._means = {one: (Mean(short), Mean(long)) for one in ("embedding", "image")}
         self._detectors = {signal: _adwin() for signal in SIGNALS}
         self._new = dict.fromkeys(SIGNALS, 0)
@@ -114,17 +107,12 @@ class Drift:
         short.update(row_BD)
         long.update(row_BD)
 
-    @property
-    def shift(self) -> float:
-        """1 - cosine between the short and the long running mean of the keys, from 0 to 2."""
-        return self._shift("embedding")
+    def shift(self, signal: str) -> float:
+        """Return 1 - cosine between the short and the long running mean, from 0 to 2.
 
-    @property
-    def image_shift(self) -> float:
-        """The same value for thumbnails, which training does not change."""
-        return self._shift("image")
-
-    def _shift(self, signal: str) -> float:
+        The means are those of the keys ("embedding") or of the thumbnails ("image"). Training does
+        not change thumbnails.
+        """
         short, long = self._means[signal]
         now_D = short.sum_D
         return 0.0 if now_D is None else max(0.0, 1.0 - to_host(long.cosine(now_D)).item())

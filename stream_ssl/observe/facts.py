@@ -229,10 +229,9 @@ def _stream_error(trend: Mapping[str, float] | None, samples: float) -> float | 
 
 def _checkpoint(figures: Figures) -> dict[str, float] | None:
     """Return the step and the age of the newest checkpoint; None without one."""
-    step = figures.get("checkpoint_step")
-    return (
-        None if math.isnan(step) else {"step": step, "age": figures.get("checkpoint_age_seconds")}
-    )
+    if (step := _known(figures.get("checkpoint_step"))) is None:
+        return None
+    return {"step": step, "age": figures.get("checkpoint_age_seconds")}
 
 
 def _classes(figures: Figures) -> dict[str, Any] | None:

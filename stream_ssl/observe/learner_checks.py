@@ -136,12 +136,9 @@ class LearnerChecks:
         still = gradient < at.FLAT_GRADIENT and updates >= at.FLAT_UPDATES
         wild = change > at.FLAT_CHANGE and updates >= at.WILD_UPDATES
         if self._trends.held("not-learning", flat and (still or wild)) > at.FLAT_SECONDS:
-            why = f"the gradient's norm is {gradient:.2g}"
-            why = (
-                why
-                if still
-                else f"an update changes the weights by {percent(change)} of their norm"
-            )
+            why = f"an update changes the weights by {percent(change)} of their norm"
+            if still:
+                why = f"the gradient's norm is {gradient:.2g}"
             says = (
                 "the encoder does not learn: the effective rank of the embeddings is "
                 f"{rank:.1f} while that of the images is {images:.1f}, and {why}"
@@ -200,10 +197,8 @@ class LearnerChecks:
             says = f"a sample and a slot of the memory share a class with probability {likely:.2f}"
             yield "collisions", "", says
         alike = figures.get("memory_near_duplicates_ratio")
-        if (
-            self._trends.held("near-duplicates", alike > at.NEAR_DUPLICATE_SHARE)
-            > at.QUALITY_SECONDS
-        ):
+        crowded = self._trends.held("near-duplicates", alike > at.NEAR_DUPLICATE_SHARE)
+        if crowded > at.QUALITY_SECONDS:
             says = f"{percent(alike)} of the memory's slots are near-duplicates of others"
             yield "near-duplicates", "", says
         changes = figures.by("drift_detections_total", "signal").get("image", 0.0)

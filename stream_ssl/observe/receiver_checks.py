@@ -135,11 +135,9 @@ class ReceiverChecks:
             return
         silent = self._silence.too_long("")
         if silent:
-            who = (
-                "the connected producer has not"
-                if connected == 1
-                else (f"none of {connected:.0f} connected producers has")
-            )
+            who = f"none of {connected:.0f} connected producers has"
+            if connected == 1:
+                who = "the connected producer has not"
             yield "nothing-received", "", f"{who} sent for {seconds(silent)}"
             return
         for producer in by_producer:
@@ -205,11 +203,8 @@ class ReceiverChecks:
                 ahead = max(0.0, live.get(who, 0.0))
             if abs(ahead) > at.CLOCK_SECONDS:
                 way = "ahead of" if ahead > 0 else "behind"
-                yield (
-                    "clock",
-                    who,
-                    f"{who}'s clock is {seconds(abs(ahead))} {way} this machine's clock",
-                )
+                says = f"{who}'s clock is {seconds(abs(ahead))} {way} this machine's clock"
+                yield "clock", who, says
 
     def _producer_clocks(self, figures: Figures, live: Mapping[str, float]) -> dict[str, float]:
         """Return by how many seconds each producer's clock is ahead of this machine's clock now.

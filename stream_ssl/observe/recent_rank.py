@@ -64,9 +64,7 @@ class RecentRank:
         keys_BD = record.keys_BD.float()
         if not len(keys_BD):
             return
-        usable = torch.isfinite(
-            keys_BD
-        ).all()  # stays on the device, so that the host need not wait
+        usable = torch.isfinite(keys_BD).all()  # on the device, so that the host need not wait
         more = len(keys_BD) * usable
         self._samples = self._samples.to(more.device) + more
         self._new = self._new.to(more.device) + more

@@ -162,11 +162,8 @@ class Watch:
         })  # fmt: skip
         if any(value > 0 for value in damaged.values()):
             count = sum(value for value in damaged.values() if value > 0)
-            yield (
-                "journal-damaged",
-                "",
-                f"{plural(count, 'part')} of the journal was damaged",
-            )
+            says = f"{plural(count, 'part')} of the journal was damaged"
+            yield "journal-damaged", "", says
 
     def _disk(self, figures: Figures) -> Iterator[Finding]:
         """Yield at most one finding for all disks that are nearly full.

@@ -86,7 +86,7 @@ class Clock:
 
 def test_jobs_keep_to_their_share_of_the_time() -> None:
     clock = Clock()
-    jobs = StepJobs(share=0.01, clock=clock, cost=clock)
+    jobs = StepJobs(clock=clock, cost=clock)
 
     def work() -> None:
         clock.now += 0.02
@@ -107,7 +107,7 @@ def test_jobs_keep_to_their_share_of_the_time() -> None:
 
 def test_a_job_costs_no_more_while_other_programs_hold_the_processor() -> None:
     clock, cost = Clock(), Clock()
-    jobs = StepJobs(share=0.01, clock=clock, cost=cost)
+    jobs = StepJobs(clock=clock, cost=cost)
 
     def work() -> None:
         clock.now += 8.0

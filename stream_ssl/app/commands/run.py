@@ -194,8 +194,6 @@ def leave_other_receivers(run: Path, commands: Container[str]) -> None:
 def _port_after(address: str, number: int) -> str:
     """Return the address with its port increased by `number`; port 0 stays 0."""
     host, _, port = address.rpartition(":")
-    return (
-        f"{host}:{int(port) + number if int(port) else 0}"
-        if port.isdecimal()
-        else f"{address}-{number}"
-    )
+    if not port.isdecimal():
+        return f"{address}-{number}"
+    return f"{host}:{int(port) + number if int(port) else 0}"

@@ -292,16 +292,12 @@ class Api:
 
     @property
     def _view(self) -> MemoryView:
-        if self._sources.memory is None:
-            why = (
-                "has none"
-                if self._role != "learner"
-                else "is still starting, and has no memory yet"
-            )
-            raise Refused(
-                503 if self._role == "learner" else 404, f"no memory here: this process {why}"
-            )
-        return self._sources.memory
+        if self._sources.memory is not None:
+            return self._sources.memory
+        if self._role != "learner":
+            raise Refused(404, "no memory here: this process has none")
+        why = "this process is still starting, and has no memory yet"
+        raise Refused(503, f"no memory here: {why}")
 
     def _memory(self, query: Query) -> object:
         query.end()

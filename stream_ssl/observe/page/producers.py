@@ -151,16 +151,12 @@ def _row(
     }
 
 
-def _total(row: dict[str, Any]) -> int:
-    return sum(row["rejected"].values())
-
-
 _KEYS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "silent": lambda row: -row["silent"],
     "name": lambda row: row["name"],
     "rate": lambda row: -(row["rate"] or 0.0),
     "samples": lambda row: -row["samples"],
-    "rejected": lambda row: -_total(row),
+    "rejected": lambda row: -sum(row["rejected"].values()),
     "repeated": lambda row: -row["repeated"],
     "newest": lambda row: row["since"],
 }

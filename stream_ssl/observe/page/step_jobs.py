@@ -18,6 +18,9 @@ T = TypeVar("T")
 MOST_WAITING = 16
 """The most jobs that wait at once. One more job is refused."""
 
+SHARE = 0.01
+"""The share of the time of the thread that calls `serve`."""
+
 MOST_CREDIT = 0.05
 """The most seconds of unused time that are saved for a burst of jobs."""
 
@@ -34,30 +37,21 @@ class Busy(Exception):
 class StepJobs:
     """A queue of jobs that take a bounded share of the learner's time.
 
-    The time after a job pays for the job. At a share of 0.01, the next job starts one second after
-    a job of 10 ms. So the share holds for any jobs and any number of viewers.
+    The time after a job pays for the job: the next job starts one second after a job of 10 ms. So
+    SHARE holds for any jobs and any number of viewers.
 
     Args:
-        share: the share of the time of the thread that calls `serve`, above 0 and at most 1.
         clock: returns monotonic seconds.
         cost: returns the processor time of the thread that calls `serve`, in seconds. A job during
             which other programs held the processor costs no more for it.
-
-    Raises:
-        ValueError: `share` is outside its range.
     """
 
     def __init__(
         self,
-        share: float = 0.01,
         clock: Callable[[], float] = time.perf_counter,
         cost: Callable[[], float] = time.thread_time,
     ) -> None:
-        if not 0 < share <= 1:
-            raise ValueError(
-                f"share of the learner's time is {share}: must be above 0 and at most 1"
-            )
-        self.share, self.spent = share, 0.0
+        self.share, self.spent = SHARE, 0.0
         self._clock, self._cost, self._began = clock, cost, clock()
         self._credit, self._since = MOST_CREDIT, clock()
         self._closed = False
