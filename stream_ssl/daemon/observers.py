@@ -104,8 +104,10 @@ class Observers:
         )
         self._metrics.observe_balance(self._balance)
         self._metrics.observe_ranks_of(self._recent_rank)
-        shifts = (self._drift.shift(signal) for signal in ("embedding", "image"))
-        self._metrics.observe_drift(*shifts, self._drift.take_new())
+        drift = self._drift
+        self._metrics.observe_drift(
+            drift.shift("embedding"), drift.shift("image"), drift.take_new()
+        )
         self._metrics.observe_prequential(self._prequential)
         waiting, pending = self._batches.waiting(), self._batches.pending() + self._new
         rejected = self._batches.rejected()  # before `decoded`, so that no share is too large
