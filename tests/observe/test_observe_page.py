@@ -30,9 +30,9 @@ from stream_ssl.batch import Origin
 from stream_ssl.learning.records import DroppedSample
 from stream_ssl.observe.conditions import CONDITIONS
 from stream_ssl.observe.metrics import LearnerMetrics, ReceiverMetrics
+from stream_ssl.observe.page import api, memory_reader, runbooks
 from stream_ssl.observe.page import checkpoints as checkpoints_page
 from stream_ssl.observe.page import memory as memory_page
-from stream_ssl.observe.page import memory_reader, other_process, runbooks
 from stream_ssl.observe.page.api import Sources
 from stream_ssl.observe.page.checkpoints import checkpoints
 from stream_ssl.observe.page.history import HELP, SERIES, FigureHistory, Track
@@ -425,7 +425,7 @@ def test_each_process_answers_for_the_other(feed: Feed) -> None:
 def test_a_hung_process_is_not_waited_for(feed: Feed) -> None:
     """Its page is asked within a bounded time, and not at all once it is known to hang."""
     with socket.create_server(("127.0.0.1", 0)) as deaf, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(other_process, "STATE_SECONDS", 0.2)
+        patch.setattr(api, "STATE_SECONDS", 0.2)
         address = f"http://127.0.0.1:{deaf.getsockname()[1]}"
         sources = Sources(run=Path("runs/x"), peer=lambda _: address)
         with serving(feed, sources=sources) as (learner, _):

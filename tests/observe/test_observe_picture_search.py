@@ -20,8 +20,7 @@ from torch.nn.functional import normalize
 
 from stream_ssl.feed.decode import Decoder
 from stream_ssl.memory.descriptors import Thumbnail
-from stream_ssl.observe.page.api import MOST_PICTURE, Sources
-from stream_ssl.observe.page.other_process import BYTES
+from stream_ssl.observe.page.api import BYTES, MOST_PICTURE, Sources
 from stream_ssl.observe.page.picture_search import PictureSearch
 from stream_ssl.producers._images import as_sample
 from stream_ssl.receiver.sessions import ProducerTable

@@ -21,6 +21,7 @@ from base64 import b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
+from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,13 +33,13 @@ from starlette.routing import Route
 from stream_ssl.learning.checkpoint_layout import FOLDER
 from stream_ssl.observe import conditions
 from stream_ssl.observe.answers import answers, as_json, census, problems_of
+from stream_ssl.observe.ask import ask, bearer
 from stream_ssl.observe.conditions import of_role
 from stream_ssl.observe.facts import Facts
 from stream_ssl.observe.health import Health
 from stream_ssl.observe.http_access import Token
 from stream_ssl.observe.metric_spec import Role
 from stream_ssl.observe.page.checkpoints import checkpoints
-from stream_ssl.observe.page.other_process import ASKED_BY_PEER, BYTES, ask_other
 from stream_ssl.observe.page.producers import SORTS as PRODUCER_SORTS
 from stream_ssl.observe.page.producers import ProducersView
 from stream_ssl.observe.page.questions import Query, Refused
@@ -62,6 +63,12 @@ MOST_SEARCHES = 2
 """The most pictures that are read or searched for at once."""
 MOST_ORIGINAL = 5 << 20
 """The maximum size of an original that the page shows, in bytes."""
+PEER_SECONDS, STATE_SECONDS = 15.0, 4.0
+"""Time-outs in seconds for questions to the other process, and for its `state` alone."""
+BYTES = "application/octet-stream"
+"""The content type of a posted picture."""
+ASKED_BY_PEER = "x-stream-ssl-asked-by"
+"""The header of a forwarded question, which is not forwarded again."""
 LIMITS = {
     "lag": conditions.LAG_SECONDS,
     "collisions": conditions.COLLISION_PROBABILITY,
@@ -375,13 +382,24 @@ class Api:
     def _ask_other(
         self, role: Role, question: str, query: str, body: bytes | None = None
     ) -> tuple[int, bytes]:
-        """Return the status and the body of the other process's answer; see `ask_other`."""
+        """Return the status and the body of the other process's answer. Post the body, if given."""
         address = self._sources.peer(role)
         if address is None:
             raise Refused(502, f"no {role} has started in this run folder")
         if why := self._sources.hung(address):
             raise Hung(502, why)
-        return ask_other(role, address, question, query, self._role, self._sources.token, body)
+        token = self._sources.token
+        headers = {ASKED_BY_PEER: self._role, **bearer(None if token is None else token.secret)}
+        if body is not None:
+            headers["content-type"] = BYTES
+        seconds = STATE_SECONDS if question == "state" else PEER_SECONDS
+        try:
+            return ask(address, f"/api/{role}/{question}?{query}", seconds, headers, body)
+        except (OSError, HTTPException) as error:
+            why = str(error) or type(error).__name__
+            if isinstance(error, ConnectionRefusedError):
+                why = "nothing listens there, so the process has stopped"
+            raise Refused(502, f"the {role} does not answer at {address}: {why}") from None
 
 
 async def _picture_in(request: Request) -> bytes:
