@@ -7,6 +7,7 @@ import math
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jsonargparse import ArgumentParser, Namespace
 
@@ -19,6 +20,9 @@ from stream_ssl.learning.checkpoint_layout import FOLDER, facts_in
 from stream_ssl.observe.server import check_public
 from stream_ssl.process.failures import check_writable, configuring, existing, reported
 from stream_ssl.wire.run_folder import KEYS
+
+if TYPE_CHECKING:
+    from stream_ssl.learning.learner import Learner
 
 log = logging.getLogger("stream_ssl.check")
 
@@ -35,9 +39,9 @@ def main(arguments: Sequence[str]) -> int:
         with configuring():
             check_receiver(receiver_settings)
         log.info("the receiver's configuration is OK; building the learner")
-        learner = options.learner_parser("check")
+        parser = options.learner_parser("check")
         folders = journals_of(receiver_settings.run, given.receivers)
-        learner_settings = options.read(learner, [*arguments, *folders])
+        learner_settings = options.read(parser, [*arguments, *folders])
         with configuring():
             start = restart.start_of(learner_settings.run)
         if start.damaged:
@@ -48,9 +52,9 @@ def main(arguments: Sequence[str]) -> int:
         if start.config is not None:
             log.info("%s: checking whether the run can restart from it", start.checkpoint)
             with configuring():
-                learner_settings = restart.resume(learner, learner_settings, start.config)
+                learner_settings = restart.resume(parser, learner_settings, start.config)
         with configuring():
-            check_learner(learner, learner_settings, start.checkpoint, given.ranks)
+            learner = check_learner(parser, learner_settings, start.checkpoint, given.ranks)
         print(summary(learner, learner_settings, start, given.ranks))
 
     return reported(work)
@@ -101,8 +105,10 @@ def tell_of_damage(run: Path, start: restart.Start) -> None:
 
 def check_learner(
     parser: ArgumentParser, settings: Namespace, checkpoint: Path | None, ranks: int = 1
-) -> None:
-    """Check the learner's settings: build everything that one rank would build, and discard it.
+) -> Learner:
+    """Check the learner's settings: build all that one rank would build, and return its learner.
+
+    A run that resumes needs no initial weights: its checkpoint has the weights of its encoder.
 
     Args:
         parser, settings: the parser, and the settings that it returned.
@@ -128,7 +134,10 @@ def check_learner(
         settings.learner.device = "cpu"
     for line in build.without_effect(options.resolved(parser, settings)):
         log.warning("%s", line)
-    learner = build.dry_run(_instantiated(parser, settings, checkpoint is not None), ranks)
+    built = parser.instantiate(settings)
+    if checkpoint is not None:
+        build.forget_first_weights(built)
+    learner = build.dry_run(built, ranks)
     if (warning := build.compares_embeddings(learner.memory)) is not None:
         log.warning("%s", warning)
     if checkpoint is not None:
@@ -138,46 +147,30 @@ def check_learner(
     elif settings["from"] is not None:
         check_alone(ranks)
         warm_start(settings, learner)
+    return learner
 
 
-def _instantiated(parser: ArgumentParser, settings: Namespace, resumes: bool) -> Namespace:
-    """Return the settings with their objects built.
-
-    A run that resumes needs no initial weights: its checkpoint has the weights of its encoder.
-    """
-    from stream_ssl.config import build
-
-    built: Namespace = parser.instantiate(settings)
-    if resumes:
-        build.forget_first_weights(built)
-    return built
-
-
-def summary(
-    parser: ArgumentParser, settings: Namespace, start: restart.Start, ranks: int = 1
-) -> str:
+def summary(learner: Learner, settings: Namespace, start: restart.Start, ranks: int = 1) -> str:
     """Return a few lines on what the configuration would run."""
     from stream_ssl.config import build
     from stream_ssl.memory.descriptors import Embedding
 
-    built = _instantiated(parser, settings, start.checkpoint is not None)
-    network = build.method(built)
-    counted = built.memory.descriptor or Embedding()
+    network, counted = learner.method, learner.memory.descriptor
+    shape = build.image_shape(settings)
     encoder = sum(p.numel() for p in network.trained) / 1e6
-    decoder, memory, vectors = settings.decoder, settings.memory, build.vectors(built)
-    image = math.prod(build.image_shape(built))
+    decoder, memory, vectors = settings.decoder, settings.memory, build.vectors(settings)
     samples = f"images       {decoder.size} x {decoder.size} x {decoder.channels}"
     if vectors is not None:
         samples = f"vectors      {vectors.dim} numbers, kept as {vectors.dtype}"
     rows = network.dim
     if not isinstance(counted, Embedding):
-        rows += counted.dim(network.dim, build.image_shape(built))
+        rows += counted.dim(network.dim, shape)
     begins = "with new weights" + ", because no checkpoint is whole" * bool(start.damaged)
     if start.checkpoint is not None:
         begins = f"from {start.checkpoint.name}"
     elif settings["from"] is not None:
         begins = f"with the weights of {settings['from']}"
-    megabytes = memory.capacity * (image + 4 * rows) / 1e6
+    megabytes = memory.capacity * (math.prod(shape) + 4 * rows) / 1e6
     return (
         f"configuration OK\n  run folder   {settings.run}\n  start        {begins}\n  {samples}, "
         f"batches of {settings.batches.batch_size}\n  network      {encoder:.2f} M parameters, "
