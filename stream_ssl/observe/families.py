@@ -8,7 +8,7 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -125,7 +125,7 @@ class Families:
         self.add("restarts_total", int(os.environ.get(RESTARTS, 0)))
         self.set("starting", 1.0)
         self._were_lit: set[tuple[str, str]] = set()
-        self.light({})
+        self.light(())
 
     def add(self, name: str, value: float = 1.0, /, **labels: str) -> None:
         """Add to a counter."""
@@ -146,15 +146,13 @@ class Families:
         for value in values:
             child.observe(value)
 
-    def light(self, lit: Mapping[tuple[str, str], bool]) -> None:
+    def light(self, lit: Collection[tuple[str, str]]) -> None:
         """Export the conditions that are present, by name and producer. All others are 0."""
-        shown = dict.fromkeys(
-            {(one.name, "") for one in conditions.of_role(self.role)} | self._were_lit, False
-        )
+        known = {(one.name, "") for one in conditions.of_role(self.role)} | self._were_lit
         self._were_lit |= set(lit)
-        for (name, producer), value in {**shown, **lit}.items():
-            if not value:  # before the 1s, because several producers may share "other"
-                self.set("condition", 0.0, name=name, producer=producer)
+        # The 0s come before the 1s, because several producers may share "other".
+        for name, producer in known - set(lit):
+            self.set("condition", 0.0, name=name, producer=producer)
         for name, producer in lit:
             self.set("condition", 1.0, name=name, producer=producer)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -66,7 +66,7 @@ class Watch:
         role: Role,
         registry: CollectorRegistry,
         health: Health,
-        light: Callable[[Mapping[tuple[str, str], bool]], None],
+        light: Callable[[Collection[tuple[str, str]]], None],
         watched: Watched | None = None,
         hung: Callable[[], Sequence[str]] = tuple,
         clock: Callable[[], float] = time.monotonic,
@@ -122,7 +122,7 @@ class Watch:
             del self._lit[key]
             text = f"{key[0]} ends; its last state: {self._said.pop(key)}"
             self._log.log(logging.INFO, "/".join((*key, "end")), text)
-        self._light(dict.fromkeys(self._lit, True))
+        self._light(tuple(self._lit))
         severe = sorted(
             self._lit.values(),
             key=lambda lit: (lit.condition.severity != "critical", lit.since, lit.producer),
