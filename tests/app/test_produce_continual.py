@@ -11,7 +11,7 @@ from stream_ssl.app.commands import produce
 from stream_ssl.producers.shaping import Continual, Parked, Popularity, Shift, Stalls, Video
 from stream_ssl.producers.shaping.continual import Widths
 from stream_ssl.producers.shaping.shaped import Repeats
-from stream_ssl.producers.sources import Synthetic
+from stream_ssl.producers.sources import Source, Synthetic
 from stream_ssl.producers.sources.nats_consumer import TlsFiles
 from stream_ssl.producers.sources.synthetic import Pictures
 from stream_ssl.producers.sources.web.fetch import Patience
@@ -19,11 +19,16 @@ from stream_ssl.producers.sources.web.fetch import Patience
 BASE = ["--to", "tcp://127.0.0.1:1", "--name", "robot"]
 
 
-def test_the_options_build_the_stream() -> None:
+def streamed(source: Source, *words: str) -> Source:
+    """The stream of a source with these options."""
     parser = produce.source_parser("synthetic")
+    given = parser.parse_args([*BASE, *words], defaults=False)
+    return produce.stream(source, parser.parse_args([*BASE, *words]), given)
+
+
+def test_the_options_build_the_stream() -> None:
     more = ["--continual.kind", "blocks", "--continual.tasks", "2", "--continual.block", "5"]
-    settings = parser.parse_args([*BASE, *more])
-    stream = produce.stream(Synthetic(count=60, size=4, shift=0), settings)
+    stream = streamed(Synthetic(count=60, size=4, shift=0), *more)
     assert isinstance(stream, Continual)
     task = [sample.label // 5 for sample, _ in stream.samples() if sample.label is not None]
     assert len(task) == 60
@@ -32,24 +37,26 @@ def test_the_options_build_the_stream() -> None:
 
 
 def test_without_them_a_source_needs_no_labels() -> None:
-    settings = produce.source_parser("synthetic").parse_args(BASE)
     source = Synthetic(count=3)
-    assert produce.stream(source, settings) is source
-    settings = produce.source_parser("synthetic").parse_args([*BASE, "--continual.imbalance", "9"])
-    assert isinstance(produce.stream(source, settings), Continual)
+    assert streamed(source) is source
+    assert isinstance(streamed(source, "--continual.imbalance", "9"), Continual)
+
+
+@table("option", ["--continual.tasks=2", "--continual.block=5"])
+def test_an_option_of_tasks_needs_tasks(option: str) -> None:
+    with pytest.raises(ValueError, match=r"--continual\..* has no effect without --continual.kind"):
+        streamed(Synthetic(count=3), option)
 
 
 def test_a_parked_robot_may_do_tasks() -> None:
-    parser = produce.source_parser("synthetic")
     parked = ["--parked.share", "0.8", "--parked.scenes", "3", "--parked.stretch", "6"]
     source = Synthetic(count=60, size=4, shift=0)
-    stream = produce.stream(source, parser.parse_args([*BASE, *parked]))
+    stream = streamed(source, *parked)
     assert isinstance(stream, Parked)
     assert stream.source is source
     scenes = {(sample.meta or {}).get("scene", -1) for sample, _ in stream.samples()}
     assert scenes == {-1, 0, 1, 2}
-    both = parser.parse_args([*BASE, *parked, "--continual.kind", "incremental"])
-    stream = produce.stream(source, both)
+    stream = streamed(source, *parked, "--continual.kind", "incremental")
     assert isinstance(stream, Parked)
     assert isinstance(stream.source, Continual)
 
@@ -67,19 +74,18 @@ def test_a_parked_robot_may_do_tasks() -> None:
 def test_a_wrapper_is_on_where_its_first_option_is_given(
     section: str, wrapper: type, option: str, more: str
 ) -> None:
-    parser, source = produce.source_parser("synthetic"), Synthetic(count=60, size=4, shift=0)
-    stream = produce.stream(source, parser.parse_args([*BASE, option, more]))
+    source = Synthetic(count=60, size=4, shift=0)
+    stream = streamed(source, option, more)
     assert isinstance(stream, wrapper)
     samples = stream.samples()
     assert len([next(samples) for _ in range(10)]) == 10
     with pytest.raises(ValueError, match=rf"--{section}\..* has no effect without --{section}"):
-        produce.stream(source, parser.parse_args([*BASE, more]))
+        streamed(source, more)
 
 
 def test_wrappers_apply_in_one_order() -> None:
-    words = [*BASE, "--parked.share=0.5", "--stalls.rate=0.1", "--video.frames=2"]
-    settings = produce.source_parser("synthetic").parse_args(words)
-    stream = produce.stream(Synthetic(count=60, size=4, shift=0), settings)
+    words = ["--parked.share=0.5", "--stalls.rate=0.1", "--video.frames=2"]
+    stream = streamed(Synthetic(count=60, size=4, shift=0), *words)
     kinds = []
     while not isinstance(stream, Synthetic):
         kinds.append(type(stream))

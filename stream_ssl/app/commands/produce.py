@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import inspect
 import logging
 import threading
 import time
@@ -215,10 +214,10 @@ def produce(settings: Namespace, cls: Callable[..., Source], given: Namespace) -
             part(broker, stop)
 
 
-def stream(source: Source, settings: Namespace, given: Namespace | None = None) -> Source:
+def stream(source: Source, settings: Namespace, given: Namespace) -> Source:
     """Return the source, divided into tasks or wrapped as the options ask.
 
-    `given` holds the options that the user named. None: those that differ from their default.
+    `given` holds the options that the user named.
 
     Raises:
         ValueError: an option belongs to a wrapper that is off.
@@ -227,29 +226,20 @@ def stream(source: Source, settings: Namespace, given: Namespace | None = None) 
         source = tasks = Continual(source, **settings.continual)
         log.info("%s: the tasks have the classes %s", tasks.kind, tasks.tasks)
     else:
-        switches = "--continual.kind or --continual.imbalance"
-        _refuse(settings, given, "continual", Continual, switches)
+        _refuse(given, "continual", "--continual.kind or --continual.imbalance")
     for section, (wrapper, switch) in WRAPPERS.items():
         if settings[section][switch]:
             source = wrapper(source, **settings[section])
         else:
-            _refuse(settings, given, section, wrapper, f"--{section}.{switch}")
+            _refuse(given, section, f"--{section}.{switch}")
     return source
 
 
-def _refuse(
-    settings: Namespace,
-    given: Namespace | None,
-    section: str,
-    cls: Callable[..., Source],
-    switch: str,
-) -> None:
+def _refuse(given: Namespace, section: str, switch: str) -> None:
     """Reject options of a section that `switch` has not turned on."""
-    for name, parameter in inspect.signature(cls).parameters.items():
+    for name in given.as_dict().get(section) or ():
         option = f"--{section}.{name}"
-        asked = name in settings[section] and settings[section][name] != parameter.default
-        asked = asked if given is None else f"{section}.{name}" in given
-        if asked and option not in switch:
+        if option not in switch:
             raise ValueError(f"{option} has no effect without {switch}")
 
 
