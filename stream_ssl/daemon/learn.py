@@ -98,10 +98,11 @@ class Process:
         # The settings, which a checkpoint completes.
         checkpointer = build.checkpointer(settings, group)
         saved = _newest(checkpointer)
-        if saved is not None:
-            settings = restart.resume(parser, settings, saved.config)
-        else:
-            restart.check_not_lost(settings.run)
+        with configuring():
+            if saved is not None:
+                settings = restart.resume(parser, settings, saved.config)
+            else:
+                restart.check_not_lost(settings.run)
         config = resolved(parser, settings)
         told = flat(config) | {"rank": group.group.rank, "ranks": group.group.size}
         self._metrics.describe(told)
