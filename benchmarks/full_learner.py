@@ -74,11 +74,12 @@ def settings_of(arguments: Sequence[str]) -> Any:
 def fill(learner: Learner, settings: Any) -> None:
     """Fill the memory with random keys and images."""
     memory, draw = learner.memory, torch.Generator().manual_seed(0)
+    width: Any = learner.method.encoder.dim
     for start in range(0, memory.capacity, FILL):
         number = min(FILL, memory.capacity - start)
         z_BD = normalize(torch.randn(number, memory.dim, generator=draw), dim=1)
         shape = number, *build.image_shape(settings)
-        features = torch.rand(number, learner.method.encoder.dim, generator=draw)
+        features = torch.rand(number, width, generator=draw)
         memory.add(
             torch.arange(start, start + number),
             z_BD,
