@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from stream_ssl.memory.descriptors import Descriptor, images_of
+from stream_ssl.memory.descriptors import Descriptor, check_features, images_of
 
 if TYPE_CHECKING:
     from stream_ssl.learning.records import StepRecord
@@ -77,11 +77,11 @@ class StepDescriptor(Descriptor):
         if self._row_BA is None:
             record = self._record
             shown_BCHW = None if record is None else record.images_BCHW
-            self._row_BA = self.descriptor.describe(
-                z_BD,
-                images_of(self.descriptor, shown_BCHW),
-                None if record is None else record.features_BF,
-            )
+            shown_BCHW = images_of(self.descriptor, shown_BCHW)
+            seen_BF = None if record is None else record.features_BF
+            if self.descriptor.needs_features:  # a rank without samples has none
+                seen_BF = check_features(seen_BF, len(z_BD), z_BD.device)
+            self._row_BA = self.descriptor.describe(z_BD, shown_BCHW, seen_BF)
         return self._row_BA
 
     def refreshed(self, before_RA: Tensor, z_RD: Tensor) -> Tensor:

@@ -84,6 +84,17 @@ def test_it_counts_on_what_the_working_memory_counts_on(descriptor: Descriptor) 
         assert descriptor.calls == 2 * 5  # for the working memory, and once for both shadows
 
 
+def test_a_rank_without_samples_adds_none() -> None:
+    shown = StepDescriptor(Features(dims=2), (1, 4, 4))
+    shadow = Shadow("queue", WorkingMemory(6, 3, Oldest(), descriptor=shown))
+    none, images_0CHW = torch.empty(0, dtype=torch.int64), torch.empty(0, 1, 4, 4)
+    none_0D = torch.empty(0, 3)
+    columns = {"ids_B": none, "labels_B": none, "hashes_B": none}
+    admission = shadow.consume(step(keys_BD=none_0D, images_BCHW=images_0CHW, **columns))
+    assert admission is not None
+    assert admission.inserted == 0
+
+
 def test_a_record_without_images_is_refused() -> None:
     shown = StepDescriptor(Thumbnail(side=2), (1, 4, 4))
     shadow = Shadow("queue", WorkingMemory(6, 3, Oldest(), descriptor=shown))
