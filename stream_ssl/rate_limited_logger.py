@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Hashable
 
@@ -10,20 +11,21 @@ from collections.abc import Callable, Hashable
 class LineLimit:
     """A limit on the log lines of each kind within a window, which counts the lines left out.
 
-    Beyond `KINDS` kinds, all further kinds count as one.
-
     Args:
         lines: the most lines of one kind within a window.
         seconds: the length of a window.
         clock: monotonic seconds.
+        kinds: the most kinds. All further kinds count as one.
     """
 
-    KINDS = 256
-
     def __init__(
-        self, lines: int, seconds: float, clock: Callable[[], float] = time.monotonic
+        self,
+        lines: int,
+        seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+        kinds: float = math.inf,
     ) -> None:
-        self._lines, self._seconds, self._clock = lines, seconds, clock
+        self._lines, self._seconds, self._clock, self._kinds = lines, seconds, clock, kinds
         # Kind -> (start of its window, lines written, lines left out).
         self._windows: dict[Hashable, tuple[float, int, int]] = {}
 
@@ -32,7 +34,7 @@ class LineLimit:
 
         The text is empty, or says how many lines of this kind were left out before.
         """
-        if kind not in self._windows and len(self._windows) >= self.KINDS:
+        if kind not in self._windows and len(self._windows) >= self._kinds:
             kind = None
         now = self._clock()
         start, lines, left_out = self._windows.get(kind, (now, 0, 0))

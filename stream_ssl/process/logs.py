@@ -92,6 +92,7 @@ class LibraryLimit(logging.Filter):
     """
 
     OURS = ("stream_ssl", "__main__")
+    KINDS = 256
 
     def __init__(
         self,
@@ -100,7 +101,7 @@ class LibraryLimit(logging.Filter):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__()
-        self._limit = LineLimit(lines, seconds, clock)
+        self._limit = LineLimit(lines, seconds, clock, self.KINDS)
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether to log the record. The first of a window says how many were left out."""

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from stream_ssl.process.logs import JsonLines, LibraryLimit, Lines, StepLog, configure
-from stream_ssl.rate_limited_logger import LineLimit, RateLimitedLogger
+from stream_ssl.rate_limited_logger import RateLimitedLogger
 
 
 def record(message: str = "%s left", *arguments: object, **extra: object) -> logging.LogRecord:
@@ -67,6 +67,14 @@ def test_a_rate_limited_line_is_one_line(caplog: pytest.LogCaptureFixture) -> No
     assert len(made.getMessage()) < 2100
 
 
+def test_many_kinds_hide_no_line_of_a_new_kind(caplog: pytest.LogCaptureFixture) -> None:
+    limited = RateLimitedLogger(logging.getLogger("stream_ssl.x"))
+    for producer in range(300):  # such as the conditions of each producer
+        limited.warning(f"silent/{producer}", "silent")
+    limited.warning("disk-full", "the disk is full")
+    assert len(caplog.records) == 301
+
+
 def test_a_library_cannot_fill_the_log() -> None:
     now = [0.0]
     limit = LibraryLimit(lines=2, seconds=60.0, clock=lambda: now[0])
@@ -83,7 +91,7 @@ def test_a_library_cannot_fill_the_log() -> None:
     assert again == ["invalid: 7 (498 more of these since the last line)"]
     assert all(logged("stream_ssl.receiver.access", "ours: %s", each) for each in range(500))
     many = [line for each in range(5000) for line in logged("asyncio", f"{each} in the text")]
-    assert len(many) <= 2 * LineLimit.KINDS + 2
+    assert len(many) <= 2 * LibraryLimit.KINDS + 2
 
 
 def test_a_step_line_has_loss_and_rates(caplog: pytest.LogCaptureFixture) -> None:
