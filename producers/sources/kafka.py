@@ -12,7 +12,6 @@ from stream_ssl.bounded_files import check_private, named, read_text
 from stream_ssl.producers.sources.acknowledged import UnreadableError, sample_of
 from stream_ssl.producers.sources.arrived import ArrivedMessages
 from stream_ssl.producers.sources.base import Facts, Skipped, SourceError, mark
-from stream_ssl.producers.sources.fields import check_above_0
 from stream_ssl.producers.sources.kafka_member import GroupMember, PartitionOffsets, offsets_in
 from stream_ssl.wire.sample import Position, Sample
 
@@ -78,7 +77,8 @@ class Kafka:
     ) -> None:
         import confluent_kafka  # noqa: F401  # fail early if it is not installed
 
-        check_above_0(idle_seconds=idle_seconds)
+        if idle_seconds is not None and not idle_seconds > 0:
+            raise ValueError(f"idle_seconds {idle_seconds}: must be above 0, or null for ever")
         self.name, self.topic, self._servers = name, topic, servers
         self.skipped = Skipped(name)
         settings = {

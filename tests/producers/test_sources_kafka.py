@@ -93,6 +93,11 @@ def test_without_a_broker_the_log_stays_short_and_the_idle_time_ends_it(config, 
     assert len([line for line in lines if "FAIL" in line]) == 1
 
 
+def test_an_idle_time_of_0_names_the_value_for_no_limit():
+    with pytest.raises(ValueError, match="idle_seconds 0: must be above 0, or null for ever"):
+        Kafka("frames", "robots", idle_seconds=0)
+
+
 def test_a_config_file_is_for_its_owner_and_may_not_undo_the_promise(config):
     for text, why in (
         ("enable.auto.offset.store=true", "line 1: enable.auto.offset.store is set by"),
