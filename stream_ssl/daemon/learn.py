@@ -228,7 +228,7 @@ class Process:
         self._observers.consume(record)
         if isinstance(record, StepRecord):
             self._step_log.consume(record)
-            self._follow_originals(record)
+        self._follow_originals(record)
         self._view.consume(record)
         self._saver.watch_divergence()
         if isinstance(record, StepRecord):
@@ -244,12 +244,14 @@ class Process:
         if isinstance(record, Idle):  # the learner has read the whole journal
             self._receiver.make_room(self._saver.save_soon)
 
-    def _follow_originals(self, record: StepRecord) -> None:
+    def _follow_originals(self, record: StepRecord | Idle) -> None:
         """Delete the original files of samples that the learner no longer holds."""
-        if self._originals is not None:
+        if self._originals is None:
+            return
+        if isinstance(record, StepRecord):
             groups = record.dropped_origins, record.origins_B, record.evicted_origins
             self._originals.left(*groups, held=self.learner.originals)
-            self._metrics.observe_originals(self._originals.bytes, self._originals.unkept)
+        self._metrics.observe_originals(self._originals.bytes, self._originals.unkept)
 
 
 def _newest(checkpointer: Checkpointer) -> Saved | None:

@@ -51,6 +51,10 @@ def files(run: Path) -> set[str]:
     return {path.name for path in (run / "originals").glob("*/*")}
 
 
+def size_of(held: set[str], sent: dict[str, str], folder: Path) -> int:
+    return sum((folder / "pictures" / sent[name]).stat().st_size for name in held)
+
+
 def test_originals_of_the_memory_survive_kills_and_are_shown_and_exported(tmp_path: Path) -> None:
     sent = pictures(tmp_path / "pictures")
     with processes(tmp_path / "run", KEPT) as run:
@@ -61,7 +65,6 @@ def test_originals_of_the_memory_survive_kills_and_are_shown_and_exported(tmp_pa
         until(lambda: run.metric("checkpoint_step") >= 10, lambda: run.log("learner"))
         kill(learner)
         learner = run.role("learner")
-        until(lambda: run.metric("trained_samples_total") > 0, lambda: run.log("learner"))
         assert producer.wait(60) == 0, run.log("produce")
         until(lambda: run.metric("checkpoint_step") == SENT // 16, lambda: run.log("learner"))
         address = load(run.folder)["learner"]["http"]
@@ -76,14 +79,18 @@ def test_originals_of_the_memory_survive_kills_and_are_shown_and_exported(tmp_pa
             assert name_of(b64decode(told["url"].partition("base64,")[2])) == origin["original"]
             assert origin["id"].startswith(sent[origin["original"]])
         assert answer("original?slot=64").status_code == 404
-        sizes = [path.stat().st_size for path in (run.folder / "originals").glob("*/*")]
-        until(lambda: run.metric("originals_bytes") == sum(sizes), lambda: run.log("learner"))
+        until(
+            lambda: run.metric("originals_bytes") == size_of(files(run.folder), sent, tmp_path),
+            lambda: run.log("learner"),
+        )
         assert stop(learner) == 0, run.log("learner")
         held = originals_of(find(run.folder))
         assert len(held) == 64  # each picture is another one
         assert held <= sent.keys()
         assert held <= files(run.folder)
-        assert stop(run.role("learner")) == 0, run.log("learner")
+        learner, kept = run.role("learner"), size_of(held, sent, tmp_path)
+        until(lambda: run.metric("originals_bytes") == kept, lambda: run.log("learner"))
+        assert stop(learner) == 0, run.log("learner")
         assert files(run.folder) == held  # a start sweeps the others
         out = tmp_path / "out"
         assert export.main([str(run.folder), "--memory", str(out)]) == 0

@@ -212,13 +212,13 @@ def test_the_probes_read_once_a_batch() -> None:
             for probe in there:
                 probe.consume(record_of(keys_BD=key_BD, labels_B=label_B))
             reads(gpu)
-        shift = there[1].shift
+        shift = there[1].shift("embedding")
     assert reads(gpu) == {
         "stream_ssl/observe/prequential.py _predict": 1,
-        "stream_ssl/observe/drift.py _shift": 1,  # for `shift`, and none for the batch
+        "stream_ssl/observe/drift.py shift": 1,  # for `shift`, and none for the batch
     }
     assert there[0].read() == here[0].read()
-    assert shift == here[1].shift
+    assert shift == here[1].shift("embedding")
 
 
 def test_the_fused_pass_serves_a_learner(monkeypatch: pytest.MonkeyPatch) -> None:
