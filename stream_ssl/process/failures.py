@@ -157,7 +157,12 @@ def unreadable_folder(folder: Path) -> str | None:
         pass
     except OSError:
         return None
-    return f"{folder} may not be read by this user: run the command as the daemon's account"
+    return unreadable(folder)
+
+
+def unreadable(path: Path) -> str:
+    """Return a sentence about a file or folder of a run that this user may not read."""
+    return f"{path} may not be read by this user: run the command as the daemon's account"
 
 
 def check_writable(folder: Path, what: str, remedy: str) -> None:

@@ -42,7 +42,7 @@ from stream_ssl.learning.views import Views
 from stream_ssl.methods import Method
 from stream_ssl.methods.base import unit
 from stream_ssl.methods.norm import Statistics, forget_statistics
-from stream_ssl.process.failures import unreadable_folder
+from stream_ssl.process.failures import unreadable, unreadable_folder
 from stream_ssl.producers._images import as_sample
 
 if TYPE_CHECKING:
@@ -421,8 +421,11 @@ def find(path: Path) -> Path:
             "folder of a checkpoint (step-...)"
         )
     for folder in found:
-        if (reason := checkpoint_damage(folder)) is None:
-            break
+        try:
+            if (reason := checkpoint_damage(folder)) is None:
+                break
+        except PermissionError as error:
+            raise PermissionError(unreadable(Path(error.filename))) from error
         if not own and _checkpoints(path)[:1] != found[:1]:  # a learner has removed it since
             return find(path)
         log.warning("checkpoint %s is damaged (%s)", folder, reason)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import re
@@ -21,6 +22,7 @@ import stream_ssl
 from stream_ssl.app import cli
 from stream_ssl.app.commands import search
 from stream_ssl.process.failures import FAILED, unreadable_folder
+from stream_ssl.trained import encoder
 
 AVERAGE = {
     "class_path": "stream_ssl.methods.MoCo",
@@ -262,6 +264,17 @@ def test_a_run_of_another_user_is_refused_by_each_command(
         caplog.clear()
         assert cli.main(command) == FAILED, command
         assert message in caplog.text
+
+
+def test_a_private_file_of_a_checkpoint_is_named(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(path: Path, *_: object) -> None:  # root may read all files
+        raise PermissionError(errno.EACCES, "Permission denied", str(path / "memory.safetensors"))
+
+    monkeypatch.setattr(encoder, "checkpoint_damage", denied)
+    with pytest.raises(PermissionError, match=r"memory\.safetensors may not be read by this user: "):
+        stream_ssl.load_encoder(run)
 
 
 def test_a_folder_that_may_not_be_entered_is_named(tmp_path: Path) -> None:
