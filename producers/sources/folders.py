@@ -62,12 +62,17 @@ def walk(
 
 
 def check_root(root: Path) -> None:
-    """Raise FileNotFoundError if the folder of a source does not exist."""
+    """Raise FileNotFoundError or PermissionError if a source's folder is missing or unreadable."""
     if not root.is_dir():
         raise FileNotFoundError(
             f"{root} is a file: give its folder as the root of the source"
             if root.exists()
             else f"no folder {root}: create it, or give another as the root of the source"
+        )
+    if not os.access(root, os.R_OK | os.X_OK):
+        raise PermissionError(
+            f"{root} may not be read by this user: change its mode or its owner, or give another "
+            "folder as the root of the source"
         )
 
 

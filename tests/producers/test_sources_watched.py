@@ -375,6 +375,14 @@ def test_stop_ends_a_watch_that_waits(tmp_path):
     assert not ended.is_alive()
 
 
+def test_an_unreadable_root_is_refused(tmp_path, monkeypatch):
+    """Otherwise the watch would wait for ever. Root may read all folders."""
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    for kind in (WatchedFolder, ImageFolder):
+        with pytest.raises(PermissionError, match="may not be read by this user: change its mode"):
+            kind(tmp_path)
+
+
 def test_wrong_arguments_are_named(tmp_path):
     with pytest.raises(
         FileNotFoundError, match=r"no folder .*none: create it, or give another as the root"
