@@ -172,6 +172,8 @@ def named(what: str, path: Path, remedy: str = "") -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if isinstance(error, PermissionError):  # the file itself needs no change
+            remedy = "; let this user read it (chown), or start the program as its owner"
         raise ValueError(f"{what} {path}: {error.strerror or error}{remedy}") from None
     except ValueError as error:
         raise ValueError(f"{what} {error}{remedy}") from None

@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
@@ -12,6 +13,8 @@ import rewritten
 import warm
 
 from stream_ssl.process.threads import share_cores
+
+NOBODY = 65534
 
 share_cores()
 
@@ -57,3 +60,19 @@ def parsers_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name in ("receiver_parser", "learner_parser"):
         monkeypatch.setattr(options, name, cache(getattr(options, name)))
+
+
+@pytest.fixture
+def unprivileged() -> Iterator[Path]:
+    """Yield a folder of a non-root account, because root may read all files. Run as this
+    account.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        if root := os.geteuid() == 0:
+            os.chown(name, NOBODY, NOBODY)
+            os.seteuid(NOBODY)
+        try:
+            yield Path(name)
+        finally:
+            if root:
+                os.seteuid(0)

@@ -170,6 +170,8 @@ def _opened(settings: Namespace) -> Journal:
     try:
         return Journal(settings.run / "journal", **settings.journal)
     except JournalError as error:  # of the disk, which a restart may find mended
+        if isinstance(error.__cause__, PermissionError):
+            raise error.__cause__ from error
         raise Failure(str(error)) from error
 
 

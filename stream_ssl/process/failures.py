@@ -86,6 +86,8 @@ class Misconfigured(ValueError):
 def configuring(if_too_large: str = "lower memory.capacity") -> Iterator[None]:
     """Report a ValueError in the block as an error of the settings. Outside, it would be a bug.
 
+    A file that this user may not use is reported in the same way, because a restart does not help.
+
     Args:
         if_too_large: the remedy if this machine has too little memory.
     """
@@ -93,12 +95,24 @@ def configuring(if_too_large: str = "lower memory.capacity") -> Iterator[None]:
         yield
     except ValueError as error:
         raise Misconfigured(readable(str(error))) from error
+    except PermissionError as error:
+        if error.filename is None:
+            raise
+        raise Misconfigured(of_another(error.filename)) from error
     except (MemoryError, RuntimeError) as error:  # torch raises RuntimeError on the CPU
         if not (isinstance(error, MemoryError) or NO_MEMORY.search(str(error))):
             raise
         raise Misconfigured(
             f"this machine has too little memory ({first_line(error)}): {if_too_large}"
         ) from error
+
+
+def of_another(path: Path | str) -> str:
+    """Return a sentence about a file that the daemon needs, and that this user may not use."""
+    return (
+        f"this user may not use {path}: start the program as its owner, or give all of its folder "
+        "to this user (chown -R)"
+    )
 
 
 @contextmanager

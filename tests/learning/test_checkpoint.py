@@ -6,12 +6,9 @@ import errno
 import hashlib
 import json
 import logging
-import os
 import shutil
-import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +28,6 @@ from stream_ssl.learning.checkpoint_writer import abandon
 from stream_ssl.learning.records import Idle
 from stream_ssl.observe.checkpoint_metrics import set_aside
 
-NOBODY = 65534
 CONFIG = {"memory": {"capacity": 24}, "loss": "infonce"}
 
 
@@ -297,22 +293,6 @@ def test_all_damaged_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
         assert checkpointer.newest() is None
     assert checkpointer.damaged == 3
     assert "the run starts from scratch" in caplog.text
-
-
-@pytest.fixture
-def unprivileged() -> Iterator[Path]:
-    """Yield a folder of a non-root account, because root may read all files. Run as this
-    account.
-    """
-    with tempfile.TemporaryDirectory() as name:
-        if root := os.geteuid() == 0:
-            os.chown(name, NOBODY, NOBODY)
-            os.seteuid(NOBODY)
-        try:
-            yield Path(name)
-        finally:
-            if root:
-                os.seteuid(0)
 
 
 @pytest.mark.parametrize("of_it", [".", "step-000000003", "step-000000003/manifest.json"])

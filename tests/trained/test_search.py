@@ -273,7 +273,9 @@ def test_a_private_file_of_a_checkpoint_is_named(
         raise PermissionError(errno.EACCES, "Permission denied", str(path / "memory.safetensors"))
 
     monkeypatch.setattr(encoder, "checkpoint_damage", denied)
-    with pytest.raises(PermissionError, match=r"memory\.safetensors may not be read by this user: "):
+    with pytest.raises(
+        PermissionError, match=r"memory\.safetensors may not be read by this user: "
+    ):
         stream_ssl.load_encoder(run)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from stream_ssl.daemon.endpoints import OTHER_FOLDER
 from stream_ssl.daemon.page import page_sources
 from stream_ssl.learning.checkpoint_layout import FOLDER, facts_in
 from stream_ssl.observe.server import check_public
-from stream_ssl.process.failures import check_writable, configuring, existing, reported
+from stream_ssl.process.failures import check_writable, configuring, existing, of_another, reported
 from stream_ssl.wire.run_folder import KEYS
 
 if TYPE_CHECKING:
@@ -82,8 +83,14 @@ def check_receiver(settings: Namespace) -> None:
             f"http.receiver and http.learner are both {address}: give two different addresses"
         )
     receive.dry_run(settings)
-    held = sum(file.stat().st_size for file in (settings.run / "journal").rglob("*"))
-    room, budget = shutil.disk_usage(existing(settings.run)).free + held, settings.journal.budget
+    held = list((settings.run / "journal").rglob("*"))
+    for file in held:
+        if file.exists() and not os.access(file, os.R_OK | os.W_OK):
+            raise ValueError(of_another(file))
+    room = shutil.disk_usage(existing(settings.run)).free + sum(
+        file.stat().st_size for file in held
+    )
+    budget = settings.journal.budget
     if budget > room:
         log.warning(
             f"journal.budget is {budget / 1e6:,.0f} MB, and the disk of {settings.run} "
