@@ -45,6 +45,8 @@ DAEMONS = ("run", "receiver", "learner", "produce")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status: 0 done, 1 failed, 2 wrong usage, 130 Ctrl-C."""
+    if argv is None:
+        _use_utf8()
     trace_crashes()
     parser = ChoiceParser(
         prog="stream-ssl",
@@ -103,6 +105,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGINT
     assert isinstance(status, int)
     return status
+
+
+def _use_utf8() -> None:
+    """Start this program again in Python's UTF-8 mode if the locale has another encoding.
+
+    Libraries write files under names in UTF-8, and tables need characters that Latin-1 lacks.
+    """
+    if sys.getfilesystemencoding() != "utf-8" and "PYTHONUTF8" not in os.environ:
+        os.environ["PYTHONUTF8"] = "1"
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606
 
 
 def _drop_output() -> None:

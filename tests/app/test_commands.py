@@ -52,6 +52,30 @@ def test_help_names_every_command_and_loads_nothing_heavy() -> None:
         assert line.split(":")[0] in " ".join(done.stdout.split())
 
 
+class Replaced(Exception):
+    """The program would be replaced here."""
+
+
+def test_a_locale_of_another_encoding_gets_utf8_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[object] = []
+
+    def execv(*program: object) -> None:
+        begun.extend(program)
+        raise Replaced
+
+    monkeypatch.setattr(os, "execv", execv)
+    monkeypatch.setattr(sys, "argv", ["stream-ssl", "init"])
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "stream_ssl", "init"])
+    monkeypatch.setattr(sys, "getfilesystemencoding", lambda: "iso8859-1")
+    monkeypatch.delenv("PYTHONUTF8", raising=False)
+    with pytest.raises(Replaced):
+        cli.main()
+    assert begun == [sys.executable, [sys.executable, "-m", "stream_ssl", "init"]]
+    assert os.environ["PYTHONUTF8"] == "1"
+    assert cli.main() == 0  # the program does not start itself for ever
+    assert len(begun) == 2
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         cli.main(["--version"])
