@@ -68,12 +68,22 @@ BOOLEANS = ("true", "false", "yes", "no", "on", "off")
 """The values of a switch, in any case."""
 
 NO_PATH = "the path is empty"
+NAME_BYTES = 255
+"""The most bytes that the name of a file or folder may have."""
+
+LONG_NAME = re.compile(r"a name of \d+ bytes: .*")
+"""The error about a path with a name that is too long."""
 
 
 def _path(text: str) -> Path:
-    """Return the path. The path "" is refused, because it would be the working directory."""
+    """Return the path. The path "" is refused, because it would be the working directory.
+
+    Names that no file system takes are refused here, because each use would raise an error.
+    """
     if text == "":
         raise ValueError(NO_PATH)
+    if (longest := max(len(os.fsencode(name)) for name in text.split("/"))) > NAME_BYTES:
+        raise ValueError(f"a name of {longest} bytes: at most {NAME_BYTES} are allowed")
     return Path(text)
 
 
@@ -146,6 +156,8 @@ class Parser(ArgumentParser):
             place = self._place(f"{unknown[1]}.{unknown[2]}")
         elif option and NO_PATH in message:
             message = self._place(option) + self._empty(option)
+        elif option and (long := LONG_NAME.search(message)):
+            message = f"{self._place(option)}{option} has {long[0]}"
         elif keys and (value := NO_SECTION.search(message)):
             message = self._no_section(keys[0], value[1], written)
         elif option:

@@ -137,6 +137,7 @@ def test_a_file_is_looked_at_however_it_is_named(
             "quote the pattern, such as '",
         ),
         (check.main, ("--run", ""), "run is empty: give the folder of the run\n"),
+        (check.main, ("--run", "a/" + "b" * 256), "run has a name of 256 bytes: at most 255 are"),
         (
             produce.main,
             ("--run", "", "--name", "robot"),
