@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = command.main(rest)
         if sys.stdout is not None:  # the user may have closed it
             sys.stdout.flush()
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         from stream_ssl.process.failures import USAGE, missing_extra
 
         source = rest[0] if chosen.command == "produce" and rest else None

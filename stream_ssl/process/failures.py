@@ -60,6 +60,9 @@ TRUST_CODE = (
 
 NO_MEMORY = re.compile("out of memory|can't allocate memory|not enough memory", re.IGNORECASE)
 
+NO_SPACE = "failed to map segment"
+"""The loader's text about a library that does not fit into the address space (ulimit -v)."""
+
 FULL = re.compile(r"No space left|Disk quota|requested and \d+ written")
 """The system, safetensors, faiss and numpy report a full disk with these texts."""
 
@@ -266,17 +269,15 @@ def reported(work: Callable[[], int | None]) -> int:
     except (OSError, Failure) as error:
         log.error("%s", error, exc_info=log.isEnabledFor(logging.DEBUG))
         return FAILED
-    except ModuleNotFoundError:  # the console script names the missing extra
+    except ImportError:  # the console script names the remedy
         raise
     except Exception:
         log.exception("stopped by an unexpected error")
         return FAILED
 
 
-def missing_extra(
-    error: ModuleNotFoundError, command: str = "learner", source: str | None = None
-) -> str:
-    """Return the command that installs a missing module.
+def missing_extra(error: ImportError, command: str = "learner", source: str | None = None) -> str:
+    """Return the command that installs a missing module, or the remedy if a library is too large.
 
     Args:
         error: the error of the import.
@@ -284,8 +285,12 @@ def missing_extra(
         source: the source that the command `produce` sends.
 
     Raises:
-        ModuleNotFoundError: `error` itself, if no extra installs the module. That is a bug.
+        ImportError: `error` itself, if no extra installs the module. That is a bug.
     """
+    if NO_SPACE in str(error):
+        return f"this process may use too little memory ({error}): raise ulimit -v"
+    if not isinstance(error, ModuleNotFoundError):
+        raise error
     module = (error.name or "").partition(".")[0]
     extra = EXTRAS.get(module)
     if extra is None:

@@ -20,7 +20,7 @@ from stream_ssl import __version__
 from stream_ssl.app import cli
 from stream_ssl.app.commands import keys, produce, receiver, status
 from stream_ssl.config import options
-from stream_ssl.process.failures import reported
+from stream_ssl.process.failures import USAGE, reported
 from stream_ssl.receiver.access import AllowList
 from stream_ssl.wire.keys import Keys
 
@@ -74,6 +74,22 @@ def test_a_locale_of_another_encoding_gets_utf8_mode(monkeypatch: pytest.MonkeyP
     assert os.environ["PYTHONUTF8"] == "1"
     assert cli.main() == 0  # the program does not start itself for ever
     assert len(begun) == 2
+
+
+def test_a_library_that_does_not_fit_into_memory_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def main(arguments: list[str]) -> int:
+        def work() -> None:
+            raise ImportError(arguments[0])
+
+        return reported(work)
+
+    monkeypatch.setattr(status, "main", main)
+    assert cli.main(["status", "libtorch.so: failed to map segment from shared object"]) == USAGE
+    assert "too little memory (libtorch.so: failed to map" in capsys.readouterr().err
+    with pytest.raises(ImportError, match="cannot import name"):
+        cli.main(["status", "cannot import name 'a' from 'torch'"])
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
