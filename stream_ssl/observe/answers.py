@@ -324,7 +324,7 @@ def _producers(
         of_producers = [one for one in of_name if one["producer"]]
         told += [_told(one) for one in of_producers[:1]]
         if same := of_producers[1:]:
-            told.append(f"The same holds for {few(_names(same), MOST_PRODUCERS)}")
+            told.append(f"The same condition holds for {few(_names(same), MOST_PRODUCERS)}")
     if lit:
         return Answer("Producers", _level(lit), _sentences(told), [*_runbooks(lit), *links])
     level: Level = "good" if (connected and speed) or ended is not None else "watch"

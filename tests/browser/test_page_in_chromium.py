@@ -142,7 +142,7 @@ def test_producers_with_one_fault_share_a_line(chromium: Any) -> None:
             Lit(one, f"kiosk-{n}", f"kiosk-{n} is broken", began, "Read /q.", "/q")
             for n in range(7)
         )
-        page.wait_for_selector("#answers >> text=The same holds for kiosk-1, kiosk-2")
+        page.wait_for_selector("#answers >> text=The same condition holds for kiosk-1, kiosk-2")
         page.wait_for_selector(
             "#answers >> text=(kiosk-0, kiosk-1, kiosk-2, kiosk-3, kiosk-4 and 2 more)"
         )

@@ -504,7 +504,7 @@ def test_all_producers_without_use_are_named_up_to_a_few() -> None:
     found = asked(run)
     assert found["Producers"].says.count("dropped as near-duplicates") == 1
     named = "lobby-1, lobby-2, lobby-3, lobby-4"
-    assert f"The same holds for {named}, lobby-5 and 2 more." in found["Producers"].says
+    assert f"The same condition holds for {named}, lobby-5 and 2 more." in found["Producers"].says
     assert f"everything-dropped (lobby-0, {named} and 3 more)" in found["Health"].says
     assert f"everything-dropped (lobby-0, {named} and 3 more):" in found["To do"].says
 
@@ -533,7 +533,7 @@ def test_the_worst_of_equals_is_not_named() -> None:
     run.pass_(180, run.sends(), run.learns(), run.drops(*lobbies))
     found = asked(run)
     assert "Worst" not in found["Producers"].says
-    assert "The same holds for lobby-1." in found["Producers"].says
+    assert "The same condition holds for lobby-1." in found["Producers"].says
 
 
 def test_producers_that_are_gone_are_named() -> None:
