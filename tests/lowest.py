@@ -10,6 +10,8 @@ TOOLS = {"browser", "dev", "docs", "manifests"}  # what tests and builds use
 project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
 extras = project["optional-dependencies"]
 parts = [project["dependencies"], *(extras[name] for name in extras.keys() - TOOLS)]
-for needed in sorted({one for part in parts for one in part}):
-    if found := re.match(r"([\w-]+)(?:\[.*\])?>=([\d.]+)", needed):
-        sys.stdout.write(f"{found[1]}=={found[2]}\n")
+lines = "\n".join(needed for part in parts for needed in part)
+bounds = re.findall(r"^([\w-]+)(?:\[.*\])?>=([\d.]+)", lines, re.MULTILINE)
+bounds.sort(key=lambda bound: [int(number) for number in bound[1].split(".")])
+for name, version in dict(bounds).items():  # the highest bound of each, over all extras
+    sys.stdout.write(f"{name}=={version}\n")
