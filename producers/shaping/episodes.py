@@ -24,7 +24,7 @@ from stream_ssl.wire.sample import Position, Sample
 class Episodes(Shaping, ABC):
     """A source that turns each image into an episode of frames.
 
-    A position has the image's number, the frame's number, and the image's position in the source.
+    A position stores the number of the image and of the frame, and the source's own position.
     """
 
     def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:

@@ -236,7 +236,7 @@ def silence(
         role, entry = name.partition("-")[0], endpoints.get(name)
         place = _role_of(run, name)
         own, last = holder(*place), ending(*place)
-        # A process that has published its address and does not answer is not starting.
+        # A silent process that has published its address is no longer starting.
         pid = own if own is not None else holder(run, "supervisor")
         starts = pid is not None and (entry is None or pid != entry.get("pid"))
         if starts and broken:

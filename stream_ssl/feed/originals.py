@@ -133,7 +133,7 @@ class KeptOriginals:
             self.sweep(held())
 
     def reloaded(self, before: set[str], held: set[str]) -> None:
-        """Record that the learner has loaded an older memory; `before` are the names it held."""
+        """Record that the learner loaded an older memory; it held the names `before` until then."""
         self._left |= before
         self.sweep(held)
 

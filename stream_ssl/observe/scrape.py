@@ -22,7 +22,7 @@ RATE_SECONDS = 5.0
 """Seconds that a rate covers."""
 
 UNUSED_ENDINGS = ("_bucket", "_created", "config_info")
-"""The ends of the names of samples that nothing here uses. They are most of the page."""
+"""Endings of the names of samples that nothing here uses. Such samples fill most of the page."""
 
 
 def key(name: str, labels: Mapping[str, str]) -> str:
