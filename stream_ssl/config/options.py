@@ -50,8 +50,17 @@ LEARNER_SECTIONS = (
 )
 
 
-DESCRIPTOR: dict[str, Any] = {"class_path": "stream_ssl.memory.descriptors.Embedding"}
-"""The default of `memory.descriptor`."""
+DESCRIPTOR: dict[str, Any] = {
+    "class_path": "stream_ssl.memory.descriptors.Weighted",
+    "init_args": {
+        "parts": [
+            {"class_path": "stream_ssl.memory.descriptors.Embedding"},
+            {"class_path": "stream_ssl.memory.descriptors.Features", "init_args": {"dims": None}},
+        ],
+        "weights": None,
+    },
+}
+"""The default of `memory.descriptor` (docs/study.md)."""
 
 EVICTION: dict[str, Any] = {
     "class_path": "stream_ssl.memory.eviction.Duel",

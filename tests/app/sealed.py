@@ -12,7 +12,10 @@ from safetensors.torch import save_file
 from stream_ssl.durable import seal, write_json
 from stream_ssl.learning.checkpoint_layout import FOLDER, FORMAT, PARTS, file_of, folder_of
 from stream_ssl.memory import WorkingMemory
+from stream_ssl.memory.descriptors import Embedding, Features, Weighted
 from stream_ssl.memory.eviction import Duel
+
+FEATURES = 8  # of the harness's encoder: two stages, of which each doubles the width
 
 
 def sealed_checkpoint(
@@ -29,7 +32,13 @@ def sealed_checkpoint(
     if memory is None:
         size, channels = TINY["decoder"]["size"], TINY["decoder"]["channels"]
         shape = channels, size, size
-        memory = WorkingMemory(TINY["memory"]["capacity"], TINY["projector"]["dim"], Duel(), shape)
+        memory = WorkingMemory(
+            TINY["memory"]["capacity"],
+            TINY["projector"]["dim"],
+            Duel(),
+            shape,
+            descriptor=Weighted([Embedding(), Features(dims=FEATURES)]),
+        )
     folder = folder_of(run / FOLDER, step)
     folder.mkdir(parents=True)
     for name in PARTS:

@@ -154,7 +154,7 @@ SECTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("checkpoints", {"every_seconds": -1}, "every_seconds is -1"),
     ("checkpoints", {"every_seconds": 0}, "every_seconds is 0"),
     ("quarantine", {"max_bytes": 0}, "quarantine: max_bytes=0"),
-    ("memory", {"capacity": 10**12}, "memory.capacity 1000000000000 takes 320,000.0 GB"),
+    ("memory", {"capacity": 10**12}, "memory.capacity 1000000000000 takes 416,000.0 GB"),
     ("learner", {"device": "gpu"}, "device 'gpu' cannot be used"),
     ("observe", {"held_out": HELD_OUT}, "references of source 'synthetic' are fewer"),
 ]
@@ -410,6 +410,7 @@ def test_what_a_checkpoint_stores_builds_the_same_memory(tmp_path: Path) -> None
         tmp_path,
         eviction=called(OUTSIDE, slot=3),
         shares=None,
+        descriptor="Embedding",
         duplicates={"threshold": 0.98, "action": "refuse"},
     )
     parser = options.learner_parser()

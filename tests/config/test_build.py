@@ -70,6 +70,7 @@ def test_the_learners_seed_draws_the_evictions_of_the_memory(tmp_path: Path) -> 
                 "memory": {
                     "capacity": 8,
                     "eviction": {"class_path": "stream_ssl.memory.eviction.Random"},
+                    "descriptor": {"class_path": "stream_ssl.memory.descriptors.Embedding"},
                 }
             }
         )

@@ -23,7 +23,7 @@ from stream_ssl.memory.scores import VonMisesFisher
 
 CONFIGS = Path(__file__).parents[2] / "deploy" / "configs"
 DEMO = Path(options.__file__).parents[1] / "demo" / "demo.yaml"
-DEFAULT = "Embedding()"
+DEFAULT = "Weighted([Embedding(), Features(dims={})], weights=[0.5, 0.5])"
 TWO = {
     "class_path": "stream_ssl.memory.descriptors.Weighted",
     "init_args": {
@@ -56,22 +56,25 @@ def built(settings: Namespace) -> Namespace:
 
 
 def memory_of(settings: Namespace) -> WorkingMemory:
-    return build.memory(built(settings), dim=16)
+    instances = built(settings)
+    build.method(instances)  # which gives Features the size of its rows
+    return build.memory(instances, dim=16)
 
 
-def test_the_default_is_the_paper_s_and_it_is_said(
+def test_the_default_counts_on_embeddings_and_features_and_it_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = parsed(file_of(tmp_path))
+    default = DEFAULT.format(build.method(built(settings)).encoder.dim)
     assert resolved(settings)["memory"]["descriptor"] == options.DESCRIPTOR
-    assert repr(memory_of(settings).descriptor) == DEFAULT
+    assert repr(memory_of(settings).descriptor) == default
     assert WorkingMemory(4, 4).descriptor.__class__ is Embedding
     with pytest.raises(SystemExit):
         options.learner_parser().parse_args(["--print_config"])
     shown = yaml.safe_load(capsys.readouterr().out)
     assert shown["memory"]["descriptor"] == options.DESCRIPTOR
     assert check.main([str(file_of(tmp_path))]) == 0
-    assert f"duplicates   counted on {DEFAULT}" in capsys.readouterr().out
+    assert f"duplicates   counted on {default}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -121,9 +124,9 @@ def test_a_config_file_names_another(tmp_path: Path) -> None:
 
 @table(
     ("preset", "found"),
-    [(None, DEFAULT), ("d-moco", DEFAULT), ("simclr", DEFAULT)],
+    [(None, DEFAULT.format(128)), ("d-moco", "Embedding()"), ("simclr", DEFAULT.format(128))],
 )
-def test_presets_count_on_embeddings(preset: str | None, found: str) -> None:
+def test_presets_of_a_paper_count_as_the_paper_does(preset: str | None, found: str) -> None:
     more = [] if preset is None else ["--config", str(CONFIGS / "presets" / f"{preset}.yaml")]
     settings = parsed(CONFIGS / "laptop.yaml", *more)
     assert repr(memory_of(settings).descriptor) == found

@@ -19,6 +19,7 @@ from stream_ssl.encoder.efficientnet_lite import EfficientNetLite0
 from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.records import StepRecord
 from stream_ssl.learning.views import Chances
+from stream_ssl.memory.descriptors import Weighted
 from stream_ssl.memory.scores import VonMisesFisher
 from stream_ssl.methods import METHODS
 
@@ -109,9 +110,10 @@ def test_settings_go_over_every_contrastive_method(name: str, how: str) -> None:
 
 
 @table("base", ["laptop", "gpu"])
-def test_the_default_memory_counts_embeddings_under_another_method(base: str) -> None:
+def test_the_default_memory_counts_on_features_under_another_method(base: str) -> None:
     learner = learner_of(CONFIGS / f"{base}.yaml", preset("simclr"))
-    assert repr(learner.memory.descriptor) == "Embedding()"
+    assert isinstance(learner.memory.descriptor, Weighted)
+    assert learner.memory.descriptor.needs_features
     assert learner.memory.eviction.score == VonMisesFisher(0.1)
     assert [record.skipped for record in steps(learner, 6)] == [None] * 6
     assert learner.memory.check_valid() == (True, "")

@@ -23,6 +23,8 @@ SETTINGS: dict[str, Any] = {
     "learner": {"threads": 1},
 }
 
+FEATURES = 8  # of the encoder of these settings
+
 
 def write_run(folder: Path, stages: int = 1, held: int = 0, **changes: Any) -> list[Path]:
     """A run's folder; the checkpoints in it, the weights of each a little further off, the memory
@@ -57,7 +59,8 @@ def fill(
     images = torch.randint(0, 256, (count, *memory.image_shape), generator=generator)
     ids, labels = 2**62 + torch.arange(count), torch.arange(count) % 4
     labels[1::2] = -1
-    admission = memory.add(ids, z_BD, images.to(torch.uint8), labels, ids // 3)
+    features = torch.randn(count, FEATURES, generator=generator)
+    admission = memory.add(ids, z_BD, images.to(torch.uint8), labels, ids // 3, features=features)
     if origins is not None:  # of every other sample
         known = [
             Origin("robot", "left", f"frame-{n}", n / 4) if n % 2 else None for n in range(count)

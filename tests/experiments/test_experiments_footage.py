@@ -237,9 +237,9 @@ def results(recording: str, arms: Mapping[str, float]) -> dict[str, RunResult]:
 
 
 def test_tables_have_means_over_seeds_and_paired_differences() -> None:
-    found = report.found_in(results("crawl", {"reservoir": 0.5, "duel": 0.75}))
+    found = report.found_in(results("crawl", {"reservoir": 0.5, "duel on both": 0.75}))
     made = report.tables(found)
-    assert made["crawl"].rows[0][:3] == [TITLES["duel"], "2", "0.2"]
+    assert made["crawl"].rows[0][:3] == [TITLES["duel on both"], "2", "0.2"]
     assert made["crawl"].rows[1][-2] == "100.0"
     assert made["crawl_gains"].rows == [[TITLES["reservoir"], "+25.0 ± 0.0 (2)", "+0.0 ± 0.0 (2)"]]
     assert "## crawl" in report.text(made)

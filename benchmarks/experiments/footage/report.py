@@ -87,7 +87,7 @@ def _text(spread: Spread, unit: str) -> str:
     return f"{spread.mean:.3f}" if unit == NUMBER else f"{spread.mean:.1f}"
 
 
-def differences(found: FinishedRuns, recording: str, ours: str = "duel") -> TextTable:
+def differences(found: FinishedRuns, recording: str, ours: str = "duel on both") -> TextTable:
     """Return the paired differences of accuracies between `ours` and each other arm, in points."""
     numbers = [
         number

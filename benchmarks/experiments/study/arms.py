@@ -240,7 +240,7 @@ def _by_worth() -> Iterator[StudyRun]:
         return (run for stream in USERS for run in runs((NOVEL, BASE), seed, (stream,)))
 
     yield from against_the_queue(0)
-    for seed in range(5):
+    for seed in range(7):
         yield from (run for stream in HARDEST for run in runs(SAME_DOOR, seed, (stream,)))
     yield from runs((FOLLOWING, SLOWLY), 0, ("parked",))
     yield from runs((FRESH,), 0, ("shuffled",))

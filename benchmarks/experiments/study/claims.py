@@ -50,13 +50,14 @@ TRUTHS = {
 """True numbers of a run, which the effective rank is compared with."""
 
 RESERVOIR, MINRED = drawn("reservoir"), drawn("minred")
-TODAY = {
-    "DUEL (the default)": behind("vmf0.1", "embedding"),
+DEFAULT = behind("vmf0.1", "mixed")
+RIVALS = {
     "reservoir": behind("reservoir"),
     "MinRed": behind("minred", "embedding"),
+    "DUEL on embeddings": behind("vmf0.1", "embedding"),
     "`redundant` on thumbnails": behind("redundant0.01"),
 }
-"""The default and its rivals, by their titles."""
+"""Other rules behind the same near-duplicate test, by their titles."""
 
 BY_FEATURES = {"features": "features", "mixed": "embeddings and features"}
 """Descriptors that read features, by name, and their titles."""
@@ -108,27 +109,23 @@ class StoredRuns:
 
 
 def today(stored: StoredRuns) -> TextTable:
-    found = stored.at(steps=2400)
-    ours, *rivals = (arm.name for arm in TODAY.values())
-    rows = []
+    """The default, and its differences from its rivals."""
+    found, rows = stored.at(steps=2400), []
     for stream in HARDEST:
-        if (ours, stream) in found.results:
-            accuracies = [both(found, (name, stream)) for name in (ours, *rivals)]
-            gains = [stored.gain(found, (ours, stream), (name, stream)) for name in rivals]
-            rows.append([TITLES[stream], *accuracies, *gains])
-    headings = [*TODAY, *(f"DUEL - {name}" for name in list(TODAY)[1:])]
+        cell = DEFAULT.name, stream
+        gains = [stored.gain(found, cell, (arm.name, stream)) for arm in RIVALS.values()]
+        rows.append([TITLES[stream], both(found, cell), *gains])
+    headings = ["DUEL (the default)", *(f"minus {name}" for name in RIVALS)]
     return TextTable("", ["kNN / linear, %", *headings], rows, names=1)
 
 
 def queue(stored: StoredRuns) -> TextTable:
     """The default against a queue that is trained on the stream, as in MoCo."""
     found, rows = stored.at(steps=2400), []
-    ours = TODAY["DUEL (the default)"].name
     for stream in HARDEST:
-        cells = (ours, stream), (BASE.name, stream)
-        if all(cell in found.results for cell in cells):
-            accuracies = [both(found, cell) for cell in cells]
-            rows.append([TITLES[stream], *accuracies, stored.gain(found, *cells)])
+        cells = (DEFAULT.name, stream), (BASE.name, stream)
+        accuracies = [both(found, cell) for cell in cells]
+        rows.append([TITLES[stream], *accuracies, stored.gain(found, *cells)])
     headings = ("DUEL (the default)", "queue, trained on the stream (MoCo)", "DUEL - queue")
     return TextTable("", ["kNN / linear, %", *headings], rows, names=1)
 
@@ -136,11 +133,10 @@ def queue(stored: StoredRuns) -> TextTable:
 def settled(stored: StoredRuns) -> TextTable:
     """The differences of `today` with the smallest p-values after Holm's correction for all."""
     found = stored.at(steps=2400)
-    (_, ours), *rivals = TODAY.items()
     told: list[tuple[str, str, str, str]] = []
     values: dict[int, float] = {}
-    for stream, (title, rival), probe in itertools.product(HARDEST, rivals, PROBES):
-        cells = (ours.name, stream), (rival.name, stream)
+    for stream, (title, rival), probe in itertools.product(HARDEST, RIVALS.items(), PROBES):
+        cells = (DEFAULT.name, stream), (rival.name, stream)
         deviation = stored.deviation[probe]
         if all(cell in found.results for cell in cells) and deviation is not None:
             gain = report.pair(found, *cells, probe)
@@ -156,7 +152,7 @@ def settled(stored: StoredRuns) -> TextTable:
 
 
 def widths(stored: StoredRuns) -> TextTable:
-    """DUEL's width on the stream in which one class dominates."""
+    """DUEL's width, counted on embeddings, on the stream in which one class dominates."""
     found, rows = stored.at(steps=2400), []
     for width in ("0.1", "0.2", "0.3"):
         cell = behind(f"vmf{width}", "embedding").name, "x27-iid"
@@ -168,7 +164,7 @@ def widths(stored: StoredRuns) -> TextTable:
 def features(stored: StoredRuns) -> TextTable:
     """DUEL on features, alone or beside embeddings, against embeddings and a reservoir."""
     found, rows = stored.at(steps=2400), []
-    rivals = [behind("vmf0.1", "embedding").name, behind("reservoir").name]
+    rivals = [RIVALS[name].name for name in ("DUEL on embeddings", "reservoir")]
     for stream, (descriptor, title), kappa in itertools.product(
         HARDEST, BY_FEATURES.items(), ("0.1", "0.2", "0.5")
     ):
@@ -252,17 +248,16 @@ def follow(stored: StoredRuns) -> TextTable:
 def worth(stored: StoredRuns) -> TextTable:
     """The default, its rivals behind the same test, and a queue that is trained on the stream."""
     found = stored.at(steps=2400)
-    arms = {
+    titles = {
         "queue, trained on the stream (MoCo)": BASE,
-        "reservoir": behind("reservoir"),
-        "MinRed": behind("minred", "embedding"),
-        "DUEL (the default)": behind("vmf0.1", "embedding"),
+        **{name: RIVALS[name] for name in ("reservoir", "MinRed")},
+        "DUEL (the default)": DEFAULT,
     }
     rows = [
-        [TITLES[stream], *(both(found, (arm.name, stream)) for arm in arms.values())]
+        [TITLES[stream], *(both(found, (arm.name, stream)) for arm in titles.values())]
         for stream in HARDEST
     ]
-    return TextTable("", ["kNN / linear, %", *arms], rows, names=1)
+    return TextTable("", ["kNN / linear, %", *titles], rows, names=1)
 
 
 def rank(stored: StoredRuns) -> TextTable:
