@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -65,6 +66,7 @@ def run(
     labelled: bool = True,
     searches: bool = False,
     held_out: HeldOutView | None = None,
+    originals: Mapping[str, bytes] | None = None,
 ) -> Iterator[tuple[str, Any, Any]]:
     """Both processes of a run: the learner's address, the two servers."""
     table, addresses = ProducerTable(limit=4096), {}
@@ -72,8 +74,10 @@ def run(
         table.opened(f"camera-{number:04d}", None, "agent 1", 1000.0 - number)
     table.opened(HOSTILE, "key", "agent", 2000.0).reject("oversize", 3)
     feed = Feed(slots, labelled, HOSTILE, Thumbnail(side=4))
+    feed.original = next(iter(originals or {}), None)
     mine = Sources(run=Path("runs/parked"), peer=addresses.get, token=token)
     theirs = Sources(run=mine.run, peer=addresses.get, token=token, held_out=held_out)
+    theirs.originals = None if originals is None else SimpleNamespace(read=originals.__getitem__)
     with receiving(table, sources=mine) as receiver, serving(feed, sources=theirs) as (learner, v):
         assert v is not None
         if searches:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import re
 import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from chromium_page import HOSTILE, Visit, run, until
 from page_world import receiving
+from PIL import Image
 from test_observe_picture_search import png
 
 from stream_ssl.feed.decode import BadSample, Decoder
@@ -298,17 +301,39 @@ def test_a_run_without_held_out_images_has_no_empty_section(chromium: Any) -> No
         assert visit.page.get_by_role("link", name="Evaluation").count() == 0
 
 
+def photo(form: str) -> bytes:
+    """A file of a picture of 96 x 48 pixels, of several kilobytes."""
+    pixels_HWC = np.random.default_rng(0).integers(0, 256, (48, 96, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels_HWC).save(file, form)
+    return file.getvalue()
+
+
+def test_the_dialog_of_a_slot_shows_the_file_as_it_was_sent(chromium: Any) -> None:
+    with run(originals={"sent": photo("WEBP")}) as (url, _, _r), Visit(chromium, url) as visit:
+        until(visit.page, "document.querySelector('#mosaic .tile')")
+        visit.page.click("#mosaic .tile")
+        until(visit.page, "document.querySelector('#slot-original').naturalWidth === 96")
+        assert visit.page.is_visible("#slot-original")
+        visit.picture("original")
+
+
 def test_the_last_quarantined_samples_have_their_reason(chromium: Any, tmp_path: Path) -> None:
     quarantine = Quarantine(tmp_path)
     packet = {"source": "lens", "producer": HOSTILE, "sequence": 7, "received": 100.0}
     error = BadSample("corrupt", "the JPEG ends early")
-    quarantine.put(error, {"id": "frame-9", "codec": "jpeg"}, b"\xff\xd8", index=0, **packet)
+    quarantine.put(error, {"id": "frame-8", "codec": "jpeg"}, b"\xff\xd8", index=0, **packet)
+    cut = photo("JPEG")[:-2000]
+    quarantine.put(error, {"id": "frame-9", "codec": "jpeg"}, cut, index=1, **packet)
     (tmp_path / "notes.json").write_text("{}")  # of another program
     with run() as (url, learner, _), Visit(chromium, url) as visit:
         learner.health.folders = {"quarantine": tmp_path}
         page = visit.page
         page.click("#quarantined summary")
-        until(page, "document.querySelectorAll('#quarantined td').length === 5")
+        until(page, "document.querySelectorAll('#quarantined td').length === 12")
+        until(page, "document.querySelector('#quarantined img').naturalWidth === 64")
+        assert page.evaluate("document.querySelectorAll('#quarantined img').length") == 1
+        visit.picture("quarantined")
         row = page.inner_text("#quarantined tbody")
         assert f"{HOSTILE} / lens / frame-9" in row
         assert "the JPEG ends early" in row

@@ -55,6 +55,7 @@ class Feed:
             descriptor=descriptor,
         )
         self.producer, self.labelled, self.number = producer, labelled, 0
+        self.original: str | None = None  # the name of each sample's original
         self.origins = Origins()
         self._draw = torch.Generator().manual_seed(5)
 
@@ -73,7 +74,10 @@ class Feed:
         admission = self.memory.add(ids_B, z_BD, images=image_BCHW, labels=labels_B)
         self.number += BATCH
         self.memory.sample(min(drawn, len(self.memory)), generator=self._draw)
-        origins = [Origin(self.producer, "lens", f"frame-{i}", 100.0) for i in ids_B.tolist()]
+        origins = [
+            Origin(self.producer, "lens", f"frame-{number}", 100.0, self.original)
+            for number in ids_B.tolist()
+        ]
         return step(
             ids_B=ids_B,
             keys_BD=z_BD,

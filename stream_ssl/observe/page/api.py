@@ -287,9 +287,10 @@ class Api:
         query.end()
         if (folder := self._health.folders.get("quarantine")) is None:
             raise Refused(404, "only the learner has a quarantine")
-        from stream_ssl.feed.quarantine import newest  # it imports torch, which a receiver lacks
+        # It imports torch, which a receiver lacks.
+        from stream_ssl.observe.page.quarantined import quarantined
 
-        return {"folder": str(folder), "samples": newest(Path(str(folder)), limit)}
+        return {"folder": str(folder), "samples": quarantined(Path(str(folder)), limit)}
 
     def _held_out(self, query: Query) -> object:
         query.end()

@@ -61,6 +61,14 @@ function blob(dataUrl) {
   return new Blob([Uint8Array.from(binary, (sign) => sign.charCodeAt(0))], { type: head.slice(5, head.indexOf(";")) });
 }
 
+/** Show a picture that came as a data URL. The page's security policy allows pictures only as blobs. */
+function show(image, dataUrl) {
+  const url = URL.createObjectURL(blob(dataUrl));
+  image.onload = image.onerror = () => URL.revokeObjectURL(url);
+  image.src = url;
+  return image;
+}
+
 const $ = (selector) => document.querySelector(selector);
 
 export class MemorySection {
@@ -203,7 +211,9 @@ export class MemorySection {
   }
 
   async open(slot) {
-    $("#slot-title").textContent = `Slot ${slot}`;
+    const title = `Slot ${slot}`, original = $("#slot-original");
+    $("#slot-title").textContent = title;
+    original.hidden = true;
     if (!this.dialog.open) this.dialog.showModal();
     try {
       const got = await ask("learner", "memory/slot", { slot });
@@ -213,9 +223,9 @@ export class MemorySection {
       if (this.pictures.most) await this.pictures.fetch([got, ...near]);
       this.pictures.paint($("#slot-picture"), got.id);
       this.showNear(got.near);
-      const original = $("#slot-original");
-      original.hidden = true;
-      if (got.origin?.original) ask("learner", "memory/original", { slot }).then(({ url }) => { original.src = url; original.hidden = false; }, () => {});
+      if (!got.origin?.original) return;
+      const { url } = await ask("learner", "memory/original", { slot }).catch(() => ({}));
+      if (url && $("#slot-title").textContent === title) show(original, url).hidden = false; // else another slot was opened
     } catch (error) { $("#slot-near").replaceChildren(element("p", { class: "empty" }, error.message)); }
   }
 
@@ -279,13 +289,13 @@ export class MemorySection {
     });
   }
 
-  /** Show the samples that could not be decoded, so they have no pictures. */
+  /** Show the samples that could not be decoded, and what is left of their pictures. */
   showQuarantined() {
     return this.showRecent("#quarantined", async () => {
       const { folder, samples } = await ask("learner", "quarantine");
       $("#quarantined > p").textContent = samples.length ? `The samples are in ${folder}, unless they were too many to write all of them.` : "";
       return samples.map((one) => [
-        ago(one.at), named(who(one)), element("td", {}, one.reason.replaceAll("_", "-")),
+        element("td", {}, ...(one.picture ? [show(element("img", { class: "remains", alt: "what is left of it" }), one.picture)] : [])), ago(one.at), named(who(one)), element("td", {}, one.reason.replaceAll("_", "-")),
         element("td", { class: "why" }, element("bdi", {}, one.message)), element("td", { class: "why" }, one.file),
       ]);
     });
