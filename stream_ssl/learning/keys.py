@@ -15,6 +15,7 @@ from stream_ssl.batch import Batch
 from stream_ssl.learning.phase_timer import PhaseTimer
 from stream_ssl.memory.compute import to_host
 from stream_ssl.methods import Method
+from stream_ssl.methods.base import is_unit
 
 
 class BatchKeys(NamedTuple):
@@ -67,7 +68,7 @@ class KeyEncoder:
             else:
                 keys_BD, features_BF = self._method.encode_keys(view_BCHW), None
             keys = torch.split(keys_BD, sizes)
-            usable = to_host(torch.stack([is_usable(key_BD) for key_BD in keys])).tolist()
+            usable = to_host(torch.stack([is_unit(key_BD) for key_BD in keys])).tolist()
             features = (
                 [None] * len(sizes) if features_BF is None else torch.split(features_BF, sizes)
             )
@@ -84,16 +85,6 @@ class KeyEncoder:
         return torch.autocast(
             self._device.type, torch.bfloat16, enabled=self._precision == "bfloat16"
         )
-
-
-def is_usable(keys_BD: Tensor) -> Tensor:
-    """Return a 0-dimensional bool: all rows are finite and of unit norm, as the memory requires.
-
-    A collapsed encoder can give zeros, which are not usable.
-    """
-    norm_B = torch.linalg.vector_norm(keys_BD, dim=1)
-    usable: Tensor = ((norm_B - 1).abs() < 1e-3).all()
-    return usable
 
 
 def images_of(batch: Batch[Tensor]) -> Tensor:

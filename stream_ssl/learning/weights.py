@@ -19,7 +19,7 @@ from torch import Tensor
 
 from stream_ssl.batch import Batch
 from stream_ssl.learning.backup import Backup
-from stream_ssl.learning.keys import BatchKeys, KeyEncoder, images_of, is_usable
+from stream_ssl.learning.keys import BatchKeys, KeyEncoder, images_of
 from stream_ssl.learning.optimiser import OptimiserSettings
 from stream_ssl.learning.phase_timer import PhaseTimer
 from stream_ssl.learning.ranks import Ranks
@@ -30,6 +30,7 @@ from stream_ssl.losses import Diagnostics
 from stream_ssl.memory import WorkingMemory
 from stream_ssl.memory.compute import to_host
 from stream_ssl.methods import Method
+from stream_ssl.methods.base import is_unit
 from stream_ssl.methods.norm import synchronised
 
 
@@ -131,7 +132,7 @@ class Weights:
             self.optimiser.zero_grad(set_to_none=True)
             output.loss.loss.backward()
             mean_loss, keys_usable = self._ranks.average(
-                [*self._gradients(), *self._averages], output.loss.loss, is_usable(output.keys_BD)
+                [*self._gradients(), *self._averages], output.loss.loss, is_unit(output.keys_BD)
             )
             norm = self._gradient_norm()
             loss, usable, grad_norm, diagnostics = _read(

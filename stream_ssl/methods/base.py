@@ -284,3 +284,13 @@ def unit(z_BD: Tensor) -> Tensor:
     """Return the rows scaled to unit norm, in float32."""
     # Half precision is not exact enough: the memory rejects rows whose norm is not 1.
     return F.normalize(z_BD.float(), dim=1)
+
+
+def is_unit(z_BD: Tensor) -> Tensor:
+    """Return a 0-dimensional bool: all rows are finite and of unit norm, as the memory requires.
+
+    A collapsed encoder can give zeros, which stay zeros in `unit`.
+    """
+    norm_B = torch.linalg.vector_norm(z_BD, dim=1)
+    found: Tensor = ((norm_B - 1).abs() < 1e-3).all()
+    return found

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from stream_ssl.batch import Batch
 from stream_ssl.losses import Loss
 from stream_ssl.memory.compute import to_host
-from stream_ssl.methods.base import Transform
+from stream_ssl.methods.base import Transform, is_unit
 from stream_ssl.methods.negatives import MemoryNegatives, NegativeSet, Sampling
 from stream_ssl.methods.simclr import SimCLR
 
@@ -80,18 +80,20 @@ class DSimCLR(SimCLR):
     def prepare(self, memory: WorkingMemory, transform: Transform) -> None:
         """Encode the memory's images again and refresh its embeddings.
 
-        The memory stays unchanged if the encoder gives rows whose norm is not 1.
+        The shard of this rank stays unchanged if the encoder gives rows whose norm is not 1.
         """
-        slots_k = torch.arange(len(memory), device=memory.device)
-        if not len(slots_k):
-            return
-        weight = next(self.encoder.parameters())  # a method may be cast, such as by double()
-        # Chunks of equal size, because a small last chunk would have poor batch statistics.
-        size = math.ceil(len(slots_k) / math.ceil(len(slots_k) / CHUNK))
-        chunks = [memory.images_of(slots).to(weight.device) for slots in torch.split(slots_k, size)]
-        z_kD = torch.cat([self.encode_keys(transform(chunk).to(weight)) for chunk in chunks])
-        all_unit = ((torch.linalg.vector_norm(z_kD, dim=1) - 1).abs() < 1e-3).all()
-        if bool(to_host(all_unit)):
+        slots_k, z_kD = torch.arange(len(memory), device=memory.device), memory.embeddings[:0]
+        if len(slots_k):
+            weight = next(self.encoder.parameters())  # a method may be cast, such as by double()
+            # Chunks of equal size, because a small last chunk would have poor batch statistics.
+            size = math.ceil(len(slots_k) / math.ceil(len(slots_k) / CHUNK))
+            chunks = (memory.images_of(slots) for slots in torch.split(slots_k, size))
+            views = (transform(chunk.to(weight.device)).to(weight) for chunk in chunks)
+            z_kD = torch.cat([self.encode_keys(view) for view in views])
+        if not bool(to_host(is_unit(z_kD))):
+            slots_k, z_kD = slots_k[:0], z_kD[:0]
+        # Counts are kept over all ranks, so a rank refreshes together with the others.
+        if len(slots_k) or memory.group.size > 1:
             memory.refresh(slots_k, z_kD)
 
     def check(self, memory: WorkingMemory, batch: int | None = None) -> None:

@@ -241,7 +241,27 @@ SETTINGS: dict[str, Callable[[], dict[str, Any]]] = {
     },
     "stream, counts on embeddings": lambda: {"reencode": 2, "pace": Pace(0.2)},
     "simsiam": lambda: {"kind": "simsiam", "sync_batchnorm": True},
+    "d-simclr": lambda: {"kind": "d-simclr"},
 }
+
+
+def check_zeros(ranks: int) -> None:
+    """D-SimCLR continues if the encoder gives zeros for images of one rank's shard."""
+
+    def work(group: RankGroup) -> list[Any]:
+        learner = build(group, **SETTINGS["d-simclr"]())
+        steps(learner, 2)
+        encode, zeros = learner.method.encode_keys, group.rank == 0
+
+        def some_zeros(image_BCHW: Tensor) -> Tensor:
+            return encode(image_BCHW) * (0.0 if zeros else 1.0)
+
+        with mock.patch.object(learner.method, "encode_keys", some_zeros):
+            before = learner.memory.encoded.tolist()
+            learner.method.prepare(learner.memory, learner.views.plain)
+            return [before == learner.memory.encoded.tolist(), learner.memory.check_valid()]
+
+    assert together(ranks, work) == [[rank == 0, [True, ""]] for rank in range(ranks)]
 
 
 def check_turns(ranks: int) -> None:

@@ -26,6 +26,7 @@ from rank_learning import (
     check_meetings,
     check_steps,
     check_turns,
+    check_zeros,
 )
 from rank_losses import check_losses
 from rank_memory import (
@@ -48,6 +49,7 @@ CHECKS: dict[str, tuple[Callable[[int], None], Sequence[int]]] = {
     "devices": (check_devices, (2,)),
     "meetings": (check_meetings, (2,)),
     "turns": (check_turns, (2,)),
+    "zeros": (check_zeros, (2,)),
     "steps": (check_steps, (2, 4)),
     "restarts": (check_restarts, (2,)),
     "divergence": (check_divergence, (2,)),
