@@ -23,6 +23,7 @@ from stream_ssl.evaluation.geometry import class_similarity, pair_similarities
 
 MAPPED = 3000  # largest number of queries on the map
 WRITTEN = 24  # largest number of classes whose names and shares are written
+NARROWEST = 0.99  # largest cosine at which the histogram of cosines begins
 INK, MUTED, GRID = "#1c2127", "#667079", "#e3e7eb"
 INTRA, INTER = "#1668c7", "#b9770e"
 
@@ -149,9 +150,11 @@ def principal_plane(feature_QF: Tensor) -> tuple[Tensor, tuple[float, float]]:
 
 def similarity_plot(path: Path, feature_QF: Tensor, label_Q: Tensor) -> None:
     """Plot the cosines of pairs of queries, of one class and of two, with their means."""
-    intra_P, inter_P = pair_similarities(feature_QF, label_Q)
+    # Rounding leaves some cosines above 1.
+    intra_P, inter_P = (of_P.clamp(max=1.0) for of_P in pair_similarities(feature_QF, label_Q))
     whole = class_similarity(feature_QF, label_Q)
-    low = min(float(intra_P.min()), float(inter_P.min()))
+    # A collapsed encoder gives all pairs the same cosine, but a histogram needs a range.
+    low = min(float(intra_P.min()), float(inter_P.min()), NARROWEST)
     bins = np.linspace(low, 1.0, 81).tolist()
     with mpl.rc_context(STYLE):
         figure, axes = _figure(7.6, 3.8)

@@ -29,6 +29,12 @@ def test_plots_are_drawn_for_any_number_of_classes(tmp_path: Path, classes: int)
             assert len(set(image.convert("L").get_flattened_data())) > 10
 
 
+def test_similarities_of_a_collapsed_encoder_are_drawn(tmp_path: Path) -> None:
+    for seed in range(8):  # the cosine of equal rows is rounded up for some, and down for others
+        row = torch.rand(1, 16, generator=torch.Generator().manual_seed(seed))
+        plots.similarity_plot(tmp_path / "same.png", row.repeat(40, 1), torch.arange(40) % 4)
+
+
 def test_the_plane_is_that_of_the_singular_vectors() -> None:
     rows = torch.randn(50, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     place, shares = plots.principal_plane(rows)
