@@ -247,7 +247,7 @@ class NearDuplicates:
     """
 
     _index: SlotIndex
-    _ids_K: Tensor  # ids of the samples whose keys the index has
+    _born_K: Tensor  # births of the samples whose keys the index has, because ids may repeat
     _ids_R: Tensor  # ids of newcomers whose keys are remembered
     _key_RA: Tensor
     _written: int  # writes of slots when the index last followed them
@@ -282,8 +282,8 @@ class NearDuplicates:
         of all ranks together, in order of rank.
 
         Args:
-            image_BCHW: this rank's samples, uint8.
-            beside_WCHW: other pictures of this rank that count as held, uint8.
+            image_BCHW: this rank's samples, uint8, on any device.
+            beside_WCHW: other pictures of this rank that count as held, uint8, on any device.
             action: as in `Duplicates`. "merge" requires a single process and no pictures beside the
                 slots.
             ids_B: this rank's ids, int64, under which the memory may later receive the same
@@ -295,13 +295,15 @@ class NearDuplicates:
             the samples.
         """
         own = [
-            sketch(image_BCHW).flatten(1),
+            sketch(to_device(image_BCHW, self.device)).flatten(1),
             *([] if ids_B is None else [to_device(ids_B, self.device)]),
         ]
         flat_BD, *ids = self._memory.group.all_gather(*own)
         sketch_BSS = flat_BD.view(-1, SIDE, SIDE)
         key_BA = key(sketch_BSS)
-        row_Bn, held_Bn = self._held(sketch_BSS, key_BA, sketch(beside_WCHW))
+        row_Bn, held_Bn = self._held(
+            sketch_BSS, key_BA, sketch(to_device(beside_WCHW, self.device))
+        )
         behind = len(self._memory) + len(beside_WCHW)
         told = _in_turn(sketch_BSS, key_BA, _Candidates(held_Bn, row_Bn, behind), action)
         found = Found(len(self._memory), ~told.new_B)
@@ -387,10 +389,10 @@ class NearDuplicates:
 
     def _follow_the_slots(self) -> None:
         """Put the keys of all slots that changed since the last batch into the index."""
-        ids_k, k = self._memory.ids, len(self._memory)
+        ids_k, born_k, k = self._memory.ids, self._memory.born, len(self._memory)
         if self._index.device != self.device or k < len(self._index):  # moved, or loaded
             self._forget()
-        changed_k = ids_k != self._ids_K[:k]
+        changed_k = born_k != self._born_K[:k]
         if self._looks_at_all:  # the host knows how many changed at most
             most = min(k, self._memory.written - self._written)
             changed = changed_k.to(torch.float32).topk(most).indices
@@ -399,7 +401,7 @@ class NearDuplicates:
         for slots in torch.split(changed, _at_a_time(self.device)):
             held = k if self._looks_at_all else None
             self._index.put(slots, self._keys_of(slots, ids_k[slots]), held)
-        self._ids_K[:k], self._written = ids_k, self._memory.written
+        self._born_K[:k], self._written = born_k, self._memory.written
 
     def _remember(self, ids_B: Tensor, key_BA: Tensor, admitted_B: NDArray[np.bool_]) -> None:
         """Keep the keys of admitted newcomers, newest first."""
@@ -408,13 +410,17 @@ class NearDuplicates:
         self._key_RA = torch.cat([key_BA[in_b], self._key_RA])[:REMEMBERED]
 
     def _keys_of(self, slots: Tensor, ids: Tensor) -> Tensor:
-        """Return the keys of slots that hold these ids, remembered or computed."""
+        """Return the keys of slots that hold these ids, remembered or computed.
+
+        If an id is remembered twice, its samples may differ, so the key is computed.
+        """
         if not len(self._ids_R):
             return key(self._sketch_of(slots))
-        id_R, row_R = self._ids_R.sort(stable=True)  # newest first among equal ids
-        place_N = torch.searchsorted(id_R, ids).clamp_(max=len(id_R) - 1)
-        key_NA = self._key_RA[row_R[place_N]]
-        unknown = (id_R[place_N] != ids).nonzero()[:, 0]
+        id_R, row_R = self._ids_R.sort()
+        first_N = torch.searchsorted(id_R, ids)
+        once_N = torch.searchsorted(id_R, ids, right=True) - first_N == 1
+        key_NA = self._key_RA[row_R[first_N.clamp(max=len(id_R) - 1)]]
+        unknown = (~once_N).nonzero()[:, 0]
         if len(unknown):
             key_NA[unknown] = key(self._sketch_of(slots[unknown]))
         return key_NA
@@ -423,7 +429,7 @@ class NearDuplicates:
         """Reset the index and the remembered keys."""
         capacity, dim, device = self._memory.capacity, KEY_SIDE**2, self.device
         self._index = SlotIndex(capacity, dim, device)
-        self._ids_K = torch.full((capacity,), -1, dtype=torch.int64, device=device)
+        self._born_K = torch.full((capacity,), -1, dtype=torch.int64, device=device)
         self._ids_R = torch.empty(0, dtype=torch.int64, device=device)
         self._key_RA = torch.empty(0, dim, device=device)
         self._written = 0

@@ -371,6 +371,29 @@ def test_the_door_of_a_memory_compares_pictures_as_closely(
         assert (grown > 10) == (action == "merge")
 
 
+def test_samples_with_the_same_id_are_compared_by_their_own_pictures(
+    tiles: NDArray[np.uint8],
+) -> None:
+    memory = WorkingMemory(4, 2, Oldest(), (3, TILE, TILE), duplicates=Duplicates("auto", "refuse"))
+    same_B, apart = torch.zeros(1, dtype=torch.int64), tensor(tiles[:8])
+    for picture_1CHW in apart.split(1):
+        assert not len(memory.add(same_B, torch.tensor([[1.0, 0.0]]), picture_1CHW).refused)
+    for picture_1CHW in apart[4:].split(1):
+        assert len(memory.add(same_B, torch.tensor([[1.0, 0.0]]), picture_1CHW).refused)
+
+
+def test_a_gpus_memory_compares_pictures_that_the_host_keeps(tiles: NDArray[np.uint8]) -> None:
+    picture_BCHW, z_BD = tensor(tiles[:4]), torch.tensor([[1.0, 0.0]] * 4)
+    with SimulatedGpu():
+        test = Duplicates("auto", "refuse")
+        memory = WorkingMemory(
+            8, 2, Oldest(), (3, TILE, TILE), "cuda:0", images_on="host", duplicates=test
+        )
+        for refused in ([], [4, 5, 6, 7]):
+            ids_B = torch.arange(4) + memory.added
+            assert memory.add(ids_B, z_BD, picture_BCHW).refused.tolist() == refused
+
+
 def test_memories_without_pictures_are_refused() -> None:
     for shape in (None, (12, 1, 1)):
         with pytest.raises(ValueError, match="this memory keeps"):
