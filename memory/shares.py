@@ -195,19 +195,17 @@ class Turns:
 
     Attributes:
         owner_K: the number of each slot's producer before the first newcomer.
+        group: the ranks that hold the slots.
     """
 
     def __init__(self, holdings: Holdings, owner_B: Owners) -> None:
         self._holdings, self.owner_B = holdings, owner_B
+        self.group = holdings.group
         self.owner_K, self._held_P = holdings.owner_K, holdings.held_P
         self._guaranteed: dict[bytes, Owners] = {}
 
     def __getitem__(self, part: slice) -> Turns:
         return Turns(self._holdings, self.owner_B[part])
-
-    def walk(self) -> Walk:
-        """Return a walk through the newcomers, starting with the first."""
-        return Walk(self)
 
     def guaranteed(self, there_P: Flags) -> Owners:
         """Return the slots guaranteed to each producer while producers `there_P` are present."""
@@ -233,20 +231,9 @@ class Turns:
         enough_P = held_P - self.guaranteed(there_P) >= others_P
         return bool((enough_P | ~there_P | (weight_P == 0)).all())
 
-    def gate(self, slot_c: Tensor) -> Gate:
-        """Return which of these candidates and of the newcomers each step may evict."""
-        owner_c = self.owner_K[to_host(slot_c).numpy()]
-        return Gate(self.walk(), np.concatenate([owner_c, self.owner_B]), self.owner_K)
-
-    def of_shard(self, device: torch.device) -> Tensor:
-        """Return the number of the producer of each slot of this rank's shard."""
-        group = self._holdings.group
-        own_k = np.ascontiguousarray(self.owner_K[group.rank :: group.size])
-        return to_device(torch.from_numpy(own_k), device)
-
 
 class Walk:
-    """One pass through turns. Its answers depend on the evictions at earlier steps."""
+    """One pass through turns from the first newcomer on. Earlier evictions change its answers."""
 
     def __init__(self, turns: Turns) -> None:
         self._turns = turns
@@ -275,13 +262,14 @@ class Gate:
     """The candidates and newcomers that each step may evict, for duel/simulate.py.
 
     Args:
-        walk: a walk that starts with the first newcomer.
-        owner_W: the number of the producer of each column.
-        owner_K: the number of the producer of each slot before the first newcomer.
+        turns: the turns of the newcomers.
+        slot_c: the slots of the candidates.
     """
 
-    def __init__(self, walk: Walk, owner_W: Owners, owner_K: Owners) -> None:
-        self._walk, self._owner_W, self._owner_K = walk, owner_W, owner_K
+    def __init__(self, turns: Turns, slot_c: Tensor) -> None:
+        self._walk, self._owner_K = Walk(turns), turns.owner_K
+        owner_c = turns.owner_K[to_host(slot_c).numpy()]
+        self._owner_W = np.concatenate([owner_c, turns.owner_B])  # of each column
         self._barred: list[Flags] = []
 
     def shut(self, columns: int) -> Flags:
@@ -305,15 +293,20 @@ class Gate:
         """Record that the sample of this column leaves at the step of the last `shut`."""
         self._walk.move(len(self._barred) - 1, int(self._owner_W[column]))
 
-    def barred(self, steps: int, owner_n: Tensor) -> Barred:
-        """Return what was barred at the first `steps` steps, for slots of these producers."""
-        return Barred(np.stack(self._barred[:steps]), owner_n)
+    def barred(self, steps: int, groups: Groups) -> Barred:
+        """Return what was barred at the first `steps` steps, for the slots of these groups."""
+        return Barred(np.stack(self._barred[:steps]), groups.owner_n)
 
 
 class Groups:
-    """The slots of a shard, grouped by whether newcomers may take them; bool [n], on a device.
+    """The slots of this rank's shard, grouped by whether newcomers may take them.
 
-    Attributes:
+    Args:
+        turns: the turns of the newcomers.
+        device: the device of the attributes.
+
+    Attributes, bool [n] except the first:
+        owner_n: the number of each slot's producer.
         first_n: slots that the first newcomer may take.
         open_n: slots that all newcomers may take: their producer holds more than its guarantee.
         own_n: slots that only some newcomers may take: the producer holds exactly its guarantee,
@@ -321,14 +314,16 @@ class Groups:
             is of a new producer, which lowers the guarantees of the others.
     """
 
-    def __init__(self, turns: Turns, owner_n: Tensor) -> None:
-        self.owner_n = owner_n
+    def __init__(self, turns: Turns, device: torch.device) -> None:
+        group = turns.group
+        own_n = np.ascontiguousarray(turns.owner_K[group.rank :: group.size])
+        self.owner_n = to_device(torch.from_numpy(own_n), device)
         held_P = turns._held_P
         guaranteed_P = turns.guaranteed(held_P > 0)
         comes_P = np.isin(np.arange(len(held_P)), turns.owner_B)
-        first_P = ~turns.walk().barred(0)
+        first_P = ~Walk(turns).barred(0)
         self.first_n, self.open_n, self.own_n = (
-            to_device(torch.from_numpy(of_P), owner_n.device)[owner_n]
+            to_device(torch.from_numpy(of_P), device)[self.owner_n]
             for of_P in (
                 first_P,
                 held_P > guaranteed_P,
@@ -363,7 +358,7 @@ class SlotWalk:
     """A walk that also tracks the producer of each slot."""
 
     def __init__(self, turns: Turns) -> None:
-        self._walk, self._owner_B = turns.walk(), turns.owner_B
+        self._walk, self._owner_B = Walk(turns), turns.owner_B
         self.owner_K = turns.owner_K.copy()
         self._turn = 0
 

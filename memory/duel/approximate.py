@@ -39,7 +39,7 @@ from stream_ssl.memory.duel.count_error import Error
 from stream_ssl.memory.duel.counts_by_cell import Changes, CountsByCell
 from stream_ssl.memory.duel.simulate import kept_steps, simulate
 from stream_ssl.memory.scores import Score
-from stream_ssl.memory.shares import Groups, Turns
+from stream_ssl.memory.shares import Gate, Groups, Turns
 
 POOL_ROOTS, POOL_ROWS = 6, 8192
 """The size P of a pool is the first number times sqrt(K), at most the second.
@@ -208,7 +208,7 @@ class ApproximateCounts:
         x_TA = x_BA[:NEWCOMERS]
         if shared is not None:
             shared = shared[: len(x_TA)]
-            self._groups = Groups(shared, shared.of_shard(x_BA.device))
+            self._groups = Groups(shared, x_BA.device)
         try:
             return self._choose(self._ready().cells, x_TA, shared)
         finally:
@@ -226,7 +226,7 @@ class ApproximateCounts:
         row_WA, cell_W = torch.cat([row_PA[few], x_TA]), torch.cat([self._cell_P[few], cell_T])
         h_WW = similarities(row_WA, near_TP.index_select(1, few), self._score)
         count_c, count_T = (self.count_P[few] - level).to(h_WW), (total_T - level).to(h_WW)
-        gate = None if shared is None else shared.gate(pool_P[few])
+        gate = None if shared is None else Gate(shared, pool_P[few])
         leaving_T, most_T = simulate(count_c, count_T, h_WW, self._compete, gate)
         column_T, most_T = (to_device(of_T, row_WA.device) for of_T in (leaving_T, most_T))
         changes = self._changes

@@ -35,7 +35,7 @@ from stream_ssl.memory.compute import (
 )
 from stream_ssl.memory.duel.simulate import AcceptedSteps, Draws, kept_steps, simulate
 from stream_ssl.memory.scores import BLOCK_ELEMENTS, Score
-from stream_ssl.memory.shares import Barred, Groups, Turns
+from stream_ssl.memory.shares import Barred, Gate, Groups, Turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class ExactCounts:
 
         groups = None
         if shared is not None:
-            groups = Groups(shared[:turns], shared.of_shard(row_KA.device))
+            groups = Groups(shared[:turns], row_KA.device)
         slot_m = self._candidates(near_TK, groups, drawn)
         count_c, row_cA, slot_c = self._group.all_gather(
             self.count_K[slot_m], row_KA[slot_m], self._group.of_all(slot_m)
@@ -147,7 +147,7 @@ class ExactCounts:
         counts, known_c, known_WW = all_to_host(torch.cat([count_c, total_T]), slot_c, h_WW)
         level = float(counts[: len(slot_c)].max())  # subtracted to save float32 precision
         counts = (counts - level).to(known_WW)
-        gate = None if shared is None else shared[:turns].gate(known_c)
+        gate = None if shared is None else Gate(shared[:turns], known_c)
         draws = None
         if drawn is not None:
             slots = drawn.slot_T[:turns].tolist(), known_c.tolist()
@@ -159,13 +159,13 @@ class ExactCounts:
         # Counts of equal rows may differ by rounding, and either row may leave.
         unit = 4 * torch.finfo(most_T.dtype).eps * (1 + self._score.slope)
         limit_T = most_T + unit * (most_T + level + 0.25)
-        if draws is not None:  # where newcomers took drawn slots, no other count may be large
+        if draws is not None:  # a newcomer may take a drawn slot only if no count is large
             limit_T[most_T < least] = least.nextafter(torch.full_like(least, -torch.inf))
         column_T, limit_T = (to_device(of_T, row_KA.device) for of_T in (leaving_T, limit_T))
         barred = None
         if gate is not None and groups is not None:
             turns, used = len(column_T), len(slot_c) + len(column_T)
-            barred = gate.barred(turns, groups.owner_n)
+            barred = gate.barred(turns, groups)
             near_TK, total_T, h_WW = near_TK[:turns], total_T[:turns], h_WW[:used, :used]
 
         other_K = (self.count_K - level).to(h_WW)

@@ -177,14 +177,14 @@ class LinearCounts:
         gain_P = pool.gains(first_A) if every else pool.roughly(first_A)
         groups, gate, barred = None, None, None
         if shared is not None:  # the pool is the whole column
-            groups = Groups(shared, shared.of_shard(gain_P.device))
+            groups = Groups(shared, gain_P.device)
         few = self._candidates(pool, gain_P, x_TA, groups)
         if shared is not None:
-            gate = shared.gate(few)
+            gate = Gate(shared, few)
         proposal = propose(pool.row_PA[few], x_TA, self._sum_A, self._compete, gate)
         x_TA = x_TA[: len(proposal.column_T)]
         if gate is not None and groups is not None:
-            barred = gate.barred(len(x_TA), groups.owner_n)
+            barred = gate.barred(len(x_TA), groups)
         # Gains of equal rows may differ by rounding, and either row may leave.
         moved_T = torch.linalg.vector_norm(proposal.query_TA - first_A, dim=1)
         tie_T = 4 * torch.finfo(pool.row_PA.dtype).eps * (1 + moved_T)
