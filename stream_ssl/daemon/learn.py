@@ -267,8 +267,8 @@ def _divide_journal(
     """Return this rank's part of the journals, and let the checkpointer follow its journal."""
     part = ranks.part_of(settings, group, saved)
     if part.apart and part.journal is not None:
-        checkpointer.read_apart(part.journal, saved)
-    elif checkpointer.follow(part.journal):
+        checkpointer.positions.read_apart(part.journal, saved)
+    elif checkpointer.positions.follow(part.journal):
         log.error(
             "the checkpoint continues in journal %s, and %s has journal %s: all ranks "
             "read it from its beginning. To continue where the checkpoint was, stop "
@@ -284,11 +284,11 @@ def _share(
     part: ranks.Part, checkpointer: Checkpointer, saved: Saved | None
 ) -> tuple[Offset, JournalShare]:
     """Return where this rank's stream starts, and which records of the journal it reads."""
-    place = part.number, len(part.readers)
+    place, journal = (part.number, len(part.readers)), checkpointer.positions.journal
     if saved is None:
-        return START, JournalShare(*place, (), checkpointer.journal)
+        return START, JournalShare(*place, (), journal)
     before = saved.before(len(part.readers), part.journal)
-    return saved.start(*place, part.journal), JournalShare(*place, before, checkpointer.journal)
+    return saved.start(*place, part.journal), JournalShare(*place, before, journal)
 
 
 def _learner(

@@ -45,7 +45,7 @@ class RankReports:
         members = [Member(**told) for told in ranks.tell(own)]
         parked = self._parked(members, checkpointer, settings) if part.apart else []
         if parked and not ranks.group.rank:
-            unknown = sorted(set(settings.ranks.lost) - checkpointer.journals)
+            unknown = sorted(set(settings.ranks.lost) - checkpointer.positions.journals)
             log.warning(
                 "parked: %s. No rank reads the journals of these ids, and checkpoints "
                 "keep their positions. Start the group with their hosts to continue "
@@ -53,7 +53,7 @@ class RankReports:
                 ", ".join(parked),
                 f". ranks.lost names none of them: {', '.join(unknown)}" if unknown else "",
             )
-        known = checkpointer.journals
+        known = checkpointer.positions.journals
         if part.apart and saved is not None and part.journal not in known and not part.number:
             log.warning(
                 "journal %s in %s is new to this run: reading it from its beginning",
@@ -67,7 +67,7 @@ class RankReports:
     ) -> list[str]:
         """Return the run's journals that no rank reads, because their hosts are away."""
         read = {member.journal for member in members}
-        parked = sorted(checkpointer.journals - read - set(settings.ranks.lost))
+        parked = sorted(checkpointer.positions.journals - read - set(settings.ranks.lost))
         self._metrics.parked(len(parked))
         return parked
 

@@ -78,7 +78,7 @@ class ReceiverLink:
         read = max(read, self._checkpointed)
         try:
             size = self._checkpoint_bytes if self._one_disk() else 0
-            journal, step = self._checkpointer.journal, self._checkpointer.durable_step
+            journal, step = self._checkpointer.positions.journal, self._checkpointer.durable_step
             self._offsets.publish(read, self._checkpointed, journal, size, step)
         except OSError as error:
             self._health.set("cursor", False, str(error))
@@ -109,7 +109,7 @@ class ReceiverLink:
 
         Older checkpoints do not say what the receiver of another journal may trim.
         """
-        if self._checkpointer.follow(journal):
+        if self._checkpointer.positions.follow(journal):
             self._checkpointed = START.record
 
     def samples_came(self) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -88,6 +88,7 @@ class Checkpointer:
 
     Attributes:
         folder: the folder of the checkpoints.
+        positions: the positions in the journals that checkpoints store.
 
     Raises:
         ValueError: an argument is outside its range.
@@ -121,8 +122,8 @@ class Checkpointer:
         # The parts.
         self._ranks = Ranks(SINGLE_PROCESS, torch.device("cpu")) if ranks is None else ranks
         self._held = CheckpointFolder(self.folder, keep, history_bytes)
-        self._positions = StreamPositions(self._ranks)
-        self._writer = CheckpointWriter(self._held, self._positions, self._ranks)
+        self.positions = StreamPositions(self._ranks)
+        self._writer = CheckpointWriter(self._held, self.positions, self._ranks)
         # The checkpoint in the making.
         self._copies = Copies() if behind else None
         self._writing: Writing | None = None
@@ -229,7 +230,7 @@ class Checkpointer:
 
     def _captured(self, capture: Capture) -> tuple[Capture, Path]:
         self._tried = time.monotonic()
-        captured = replace(capture, facts={**capture.facts, "journal": self.journal})
+        captured = replace(capture, facts={**capture.facts, "journal": self.positions.journal})
         self._step = self._tried_step = int(captured.facts["step"])
         return captured, folder_of(self.folder, self._step)
 
@@ -258,7 +259,7 @@ class Checkpointer:
         """
         found = self._told_by_first(self._held.newest)
         if found is not None:
-            self._positions.resume(found)
+            self.positions.resume(found)
             self._step = self._tried_step = self._durable_step = found.step
         return found
 
@@ -305,29 +306,6 @@ class Checkpointer:
             found = Saved(path, facts_in(path))
         return found
 
-    # The positions in the journals that checkpoints store.
-
-    @property
-    def journal(self) -> str | None:
-        """The id of the journal to which offsets refer."""
-        return self._positions.journal
-
-    @property
-    def journals(self) -> Set[str]:
-        """Ids of the journals that the checkpoint knows, if ranks have their own journals."""
-        return self._positions.journals
-
-    def read_apart(self, journal: str, saved: Saved | None) -> None:
-        """Switch to one journal per rank, with `journal` for this rank. All ranks must call this.
-
-        The positions in the checkpoint's other journals, which no rank reads now, are kept.
-        """
-        self._positions.read_apart(journal, saved)
-
-    def follow(self, journal: str | None) -> bool:
-        """Set the journal of the next steps. Return whether it is a different journal."""
-        return self._positions.follow(journal)
-
     def needed(self, beyond: int = 0) -> Offset | None:
         """Return the smallest offset that the newest `keep` checkpoints replay from, or None.
 
@@ -344,7 +322,7 @@ class Checkpointer:
             return None
         for saved in kept:
             try:
-                offset = self._positions.replayed_from(saved)
+                offset = self.positions.replayed_from(saved)
             except (ValueError, KeyError, TypeError):
                 continue  # damaged: `newest` will report it and never replay from it
             if offset is not None and offset.record > beyond:

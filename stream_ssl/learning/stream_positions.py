@@ -42,7 +42,10 @@ class StreamPositions:
         self.journal = saved.journal
 
     def read_apart(self, journal: str, saved: Saved | None) -> None:
-        """Switch to one journal per rank, see `Checkpointer.read_apart`."""
+        """Switch to one journal per rank, with `journal` for this rank. All ranks must call this.
+
+        The positions in the checkpoint's other journals, which no rank reads now, are kept.
+        """
         self.journal, self._before = journal, ()
         self._journals = {}
         if saved is not None and saved.journals is not None:

@@ -467,15 +467,15 @@ def test_saving_a_step_again_writes_nothing(tmp_path: Path) -> None:
 
 def test_a_checkpoint_knows_the_journal_that_its_place_is_in(tmp_path: Path) -> None:
     checkpointer, learner, _ = saved(tmp_path, 1, keep=2)  # an earlier release stored no id
-    assert not checkpointer.follow("first")
+    assert not checkpointer.positions.follow("first")
     assert checkpointer.needed() == Offset(2, 0)
     steps(learner, 1)
     checkpointer.save(learner, CONFIG)
     checkpointer = Checkpointer(tmp_path, keep=2)
     found = checkpointer.newest()
-    assert (found.journal, checkpointer.journal) == ("first", "first")
-    assert not checkpointer.follow(None)  # a receiver of an earlier release has no id
-    assert checkpointer.follow("second")
+    assert (found.journal, checkpointer.positions.journal) == ("first", "first")
+    assert not checkpointer.positions.follow(None)  # a receiver of an earlier release has no id
+    assert checkpointer.positions.follow("second")
     for needed in (Offset(1, 0), Offset(4, 0)):  # all, while one is of the first
         steps(learner, 1)
         assert checkpointer.save(learner, CONFIG).needed == needed
