@@ -220,18 +220,6 @@ class Columns:
         if self.images is not None and rows.images is not None:
             self.images.write(slots, rows.images)
 
-    def rows(self, slots: Tensor) -> Rows:
-        """Return copies of the rows in these slots, without images."""
-        embeddings = self.embeddings[slots]
-        return Rows(
-            self.ids[slots],
-            embeddings,
-            embeddings if self._apart is None else self._apart[slots],
-            self.labels[slots],
-            self.hashes[slots],
-            self.born[slots],
-        )
-
     def refresh(self, slots: Tensor, z_RD: Tensor, descriptor_RA: Tensor, now: int) -> None:
         """Write new embeddings and descriptors of the samples in these distinct slots."""
         self.embeddings[slots] = z_RD
@@ -261,8 +249,8 @@ class Columns:
             (born_k >= added, f"it was born after the last of {added} samples"),
             (encoded_k[:k] < born_k, "it was encoded before it was born"),
             (encoded_k[:k] > added, f"it was encoded after the last of {added} samples"),
-            (self.multiplicity[:k] < 1, "it stands for less than itself"),
-            (self.draws[:k] < 0, "it was drawn less than never"),
+            (self.multiplicity[:k] < 1, "its multiplicity is below 1"),
+            (self.draws[:k] < 0, "its number of draws is negative"),
             ((self.draws[:k] == 0) != (self.drawn_epoch[:k] == 0), "its draws have no epoch"),
         ]
         for name, row_kX in (("embedding", self.z_kD), ("descriptor", self.descriptor_kA)):

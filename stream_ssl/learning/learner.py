@@ -26,7 +26,7 @@ from torch import Tensor
 
 from stream_ssl.batch import START, Batch, Offset, Origin
 from stream_ssl.learning.capture import Capture
-from stream_ssl.learning.checkpoint_layout import made_by
+from stream_ssl.learning.checkpoint_layout import made_by, place
 from stream_ssl.learning.collisions import true_collisions
 from stream_ssl.learning.compatibility import check_batch, check_labels, check_parts
 from stream_ssl.learning.divergence import Divergence
@@ -220,18 +220,18 @@ class Learner:
         }
         if waiting := self._novelty.state():
             tensors["waiting"] = waiting
-        return Capture(
-            tensors=tensors,
-            facts={
-                "step": self.step,
-                "samples": self.samples,
-                "batch_size": self._batch_size,
-                "offset": {"record": self.offset.record, "sample": self.offset.sample},
-                "pace": self.pace.state_dict(),
-                "schedule": {"factor": self.schedule(self.pace.updates)},
-                "updated": self.divergence.updated,
-            },
-        )
+        return Capture(tensors, self._facts())
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "samples": self.samples,
+            "batch_size": self._batch_size,
+            "offset": place(self.offset),
+            "pace": self.pace.state_dict(),
+            "schedule": {"factor": self.schedule(self.pace.updates)},
+            "updated": self.divergence.updated,
+        }
 
     @property
     def near_duplicates(self) -> NearDuplicates | None:
@@ -270,7 +270,7 @@ class Learner:
         Raises:
             ValueError: as in `restore`.
         """
-        facts = {**self.capture(live=True).facts, "updated": made_by(capture.facts)}
+        facts = {**self._facts(), "updated": made_by(capture.facts)}
         self.restore(Capture({**capture.tensors, "waiting": self._novelty.state()}, facts))
         self.divergence.reloaded(self.divergence.updated)
 

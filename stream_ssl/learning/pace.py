@@ -23,6 +23,11 @@ class Pace:
 
     Raises:
         ValueError: an argument is outside its range.
+
+    Attributes:
+        samples: number of samples counted.
+        updates: number of updates made.
+        target: number of updates due for these samples.
     """
 
     def __init__(
@@ -46,39 +51,24 @@ class Pace:
             if updates_per_sample is None
             else Fraction(updates_per_sample).limit_denominator(10**9)
         )
-        self._target = Fraction(0)
-        self._samples = 0
-        self._updates = 0
-
-    @property
-    def samples(self) -> int:
-        """Number of samples counted."""
-        return self._samples
-
-    @property
-    def updates(self) -> int:
-        """Number of updates made."""
-        return self._updates
-
-    @property
-    def target(self) -> Fraction:
-        """Number of updates due for the samples counted so far."""
-        return self._target
+        self.target = Fraction(0)
+        self.samples = 0
+        self.updates = 0
 
     def received(self, count: int) -> None:
         """Count a batch with `count` samples that count."""
         if count < 1:
             raise ValueError(f"received {count} samples: a batch has at least 1")
-        self._samples += count
-        self._target += 1 if self._worth is None else count * self._worth
+        self.samples += count
+        self.target += 1 if self._worth is None else count * self._worth
 
     def updated(self) -> None:
         """Count one update."""
-        self._updates += 1
+        self.updates += 1
 
     def must_update(self) -> bool:
         """Return whether at least one whole update is due."""
-        return self._target - self._updates >= 1
+        return self.target - self.updates >= 1
 
     def replays(self, batch: int) -> bool:
         """Return whether a batch of this size gets more than one update.
@@ -90,14 +80,14 @@ class Pace:
     def state_dict(self) -> dict[str, int]:
         """Return the counts, as values that JSON can store."""
         return {
-            "samples": self._samples,
-            "updates": self._updates,
-            "target_numerator": self._target.numerator,
-            "target_denominator": self._target.denominator,
+            "samples": self.samples,
+            "updates": self.updates,
+            "target_numerator": self.target.numerator,
+            "target_denominator": self.target.denominator,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from counts that `state_dict` returned."""
-        self._samples = int(state["samples"])
-        self._updates = int(state["updates"])
-        self._target = Fraction(int(state["target_numerator"]), int(state["target_denominator"]))
+        self.samples = int(state["samples"])
+        self.updates = int(state["updates"])
+        self.target = Fraction(int(state["target_numerator"]), int(state["target_denominator"]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Mapping
 
@@ -11,20 +10,15 @@ import torch
 from torch import Tensor
 
 
-def seed_everything(seed: int, threads: int | None = None, deterministic: bool = False) -> None:
+def seed_everything(seed: int, threads: int | None = None) -> None:
     """Seed every generator and set the number of threads. Call this before the model is built.
 
     Args:
         seed: the seed.
         threads: number of threads of torch's operators; None keeps it. Two runs are bit-equal only
             with the same number.
-        deterministic: reject GPU kernels that add numbers in no fixed order.
     """
     set_threads(threads)
-    if deterministic:
-        # cuBLAS reads this variable at its first use.
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)

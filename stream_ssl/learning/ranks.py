@@ -137,11 +137,9 @@ class Ranks:
         """
         if self.alone:
             return [value]
-        told = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-        lengths = self.group.gather_equal(torch.tensor([len(told)], device=self._device))
-        (texts,) = self.group.all_gather(told.to(self._device))
-        parts = torch.split(to_host(texts), to_host(lengths).tolist())
-        return [json.loads(bytes(part.numpy())) for part in parts]
+        line = bytearray(f"{json.dumps(value)}\n".encode())  # JSON escapes newlines within a value
+        (lines,) = self.group.all_gather(torch.frombuffer(line, dtype=torch.uint8).to(self._device))
+        return [json.loads(one) for one in bytes(to_host(lines).numpy()).splitlines()]
 
     @torch.no_grad()
     def average(

@@ -194,7 +194,7 @@ def plant_nobody(memory: WorkingMemory) -> None:
         (plant_future, "slot 4: it was born after"),
         (plant_copy, "born at the same sample"),
         (plant_encoded, "slot 1: it was encoded before"),
-        (plant_nobody, "slot 6: it stands for less than itself"),
+        (plant_nobody, "slot 6: its multiplicity is below 1"),
     ],
 )
 def test_check_valid_finds_what_was_planted(plant: Any, message: str, score: Score) -> None:
