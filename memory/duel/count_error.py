@@ -49,8 +49,8 @@ class Error:
             return ""
         return (
             f"counts of {self.wrong:.0%} of {self.sampled} slots are off by more than {WRONG:.0%}, "
-            f"in the mean by {self.mean:.3g} and at worst by {self.worst:.3g} of the exact; where "
-            'they stay so, as with few slots or few duplicates, use index="exact"'
+            f"on average by {self.mean:.3g} and at most by {self.worst:.3g} of the exact count; if "
+            'this continues, for example with few slots or few duplicates, use index="exact"'
         )
 
     @classmethod

@@ -33,7 +33,7 @@ class Draws:
     1
     >>> draws.leaves(1, False), draws.leaves(2, True)  # a count evicts the newcomer from slot 7
     (None, None)
-    >>> draws.column(None)  # there stands the second newcomer
+    >>> draws.column(None)  # slot 7 now holds the second newcomer
     3
     """
 
@@ -163,7 +163,7 @@ def kept_steps(column_T: Tensor, doubt_T: Tensor, slot_c: Tensor, *also: Tensor)
     turns, first = len(column_T), len(slot_c)
     held_1 = torch.where(doubt_T.any(), doubt_T.long().argmax(), turns)[None]
     (held,), slots, *others = (one.tolist() for one in all_to_host(held_1, slot_c, *also))
-    told = [value for other in others for value in other]
+    values = [value for other in others for value in other]
     place: list[int] = []  # candidate whose slot each newcomer takes
     for own, leaves in enumerate(column_T[:held].tolist(), first):
         refused = leaves == own
@@ -171,4 +171,4 @@ def kept_steps(column_T: Tensor, doubt_T: Tensor, slot_c: Tensor, *also: Tensor)
     plan = torch.tensor([c if c == REFUSED else slots[c] for c in place], dtype=torch.int64)
     stands = {c: turn for turn, c in enumerate(place) if c != REFUSED}
     stands_R2 = torch.tensor(list(stands.items()), dtype=torch.int64).view(-1, 2)
-    return AcceptedSteps(held, plan, stands_R2.T, told)
+    return AcceptedSteps(held, plan, stands_R2.T, values)

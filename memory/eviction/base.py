@@ -73,16 +73,20 @@ class Policy(ABC):
 
         Args:
             columns: the memory's columns, which the policy reads at every later call.
-            seed: the seed for random choices, different from the memory's own. It is another one
-                after a removal, so a policy that uses it later keeps it in `state`.
+            seed: the seed for random choices, different from the memory's own. A removal changes
+                it, so a policy that needs the seed later must keep it in `state`.
         """
         del seed
         self.columns = columns
 
     def bind_after_removal(self, columns: Columns, seed: int, share: float) -> None:
-        """Serve the memory with the samples that a removal left, which are a share of the former.
+        """Serve the memory with the samples that a removal left.
 
-        The arguments are those of `bind`. A policy that knows more than its rows tell extends this.
+        A policy overrides this method if it counts samples that are not in its rows.
+
+        Args:
+            columns, seed: see `bind`.
+            share: the share of the former samples that is left, in [0, 1).
         """
         del share
         self.bind(columns, seed)

@@ -23,9 +23,9 @@ _OF_CHANCE = "chance."  # prefix of the random generator's entries in a state
 class Redundant(MostDuplicated):
     """Evict the most duplicated sample while a count is large enough, else a random sample.
 
-    DUEL's rule (Algorithm 2) always evicts the largest count, even if nothing is duplicated. The
-    counts then only tell which picture looks most ordinary. Unusual pictures are never evicted, and
-    they fill the memory. This policy ignores counts below `at_least`: while no slot has a larger
+    DUEL's rule (Algorithm 2) always evicts the largest count, even if nothing is duplicated. It
+    then evicts the picture that looks most ordinary. Unusual pictures are never evicted, and they
+    fill the memory. This policy ignores counts below `at_least`: while no slot has a larger
     count, each newcomer takes a random slot. The choice is exact, as in MostDuplicated.
 
     Args:

@@ -118,8 +118,8 @@ def recovered_gain(accuracy: float, decorrelated: float, untrained: float) -> fl
         )
     if decorrelated <= untrained:
         raise ValueError(
-            f"the decorrelated stream led to {decorrelated} from {untrained}: where nothing was "
-            "gained there is nothing to recover"
+            f"the decorrelated stream led from {untrained} to {decorrelated}: it gained nothing, "
+            "so no gain can be recovered"
         )
     return (accuracy - untrained) / (decorrelated - untrained)
 

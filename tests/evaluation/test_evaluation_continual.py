@@ -91,7 +91,7 @@ def test_classes_are_divided_in_order() -> None:
         (lambda: forward_transfer(MATRIX, [0.1]), "one accuracy a task"),
         (lambda: recovered_share(0.3, 0.0), "the second above 0"),
         (lambda: recovered_gain(0.3, 0.4, 1.4), "must lie in"),
-        (lambda: recovered_gain(0.3, 0.4, 0.4), "nothing to recover"),
+        (lambda: recovered_gain(0.3, 0.4, 0.4), "no gain can be recovered"),
         (lambda: divide(range(3), 4), "give 1 to 3 tasks"),
     ],
     ids=["row", "empty", "percent", "nan", "one", "untrained", "zero", "share", "gain", "tasks"],
