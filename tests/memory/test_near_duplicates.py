@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from benchmarks.simulated_gpu import SimulatedGpu
-from stream_ssl.memory import Duplicates, WorkingMemory
+from stream_ssl.memory import Duplicates, WorkingMemory, near_duplicates
 from stream_ssl.memory.eviction import Oldest, Random
 from stream_ssl.memory.near_duplicates import (
     ALIKE,
@@ -392,6 +392,13 @@ def test_a_gpus_memory_compares_pictures_that_the_host_keeps(tiles: NDArray[np.u
         for refused in ([], [4, 5, 6, 7]):
             ids_B = torch.arange(4) + memory.added
             assert memory.add(ids_B, z_BD, picture_BCHW).refused.tolist() == refused
+
+
+@pytest.mark.parametrize("size", [8, 32, 300])
+def test_no_product_of_a_sketch_has_subnormal_numbers(size: int) -> None:
+    weight_SH = near_duplicates._shrunk(size, torch.device("cpu"))
+    assert not ((weight_SH > 0) & (weight_SH < 1e-20)).any()
+    assert torch.allclose(weight_SH.sum(dim=1), torch.ones(SIDE))
 
 
 def test_memories_without_pictures_are_refused() -> None:
