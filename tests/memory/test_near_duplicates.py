@@ -375,11 +375,12 @@ def test_samples_with_the_same_id_are_compared_by_their_own_pictures(
     tiles: NDArray[np.uint8],
 ) -> None:
     memory = WorkingMemory(4, 2, Oldest(), (3, TILE, TILE), duplicates=Duplicates("auto", "refuse"))
-    same_B, apart = torch.zeros(1, dtype=torch.int64), tensor(tiles[:8])
-    for picture_1CHW in apart.split(1):
-        assert not len(memory.add(same_B, torch.tensor([[1.0, 0.0]]), picture_1CHW).refused)
-    for picture_1CHW in apart[4:].split(1):
-        assert len(memory.add(same_B, torch.tensor([[1.0, 0.0]]), picture_1CHW).refused)
+    same_B, apart = torch.zeros(2, dtype=torch.int64), tensor(tiles[:8])
+    z_BD = torch.tensor([[1.0, 0.0]] * 2)
+    for picture_BCHW in apart.split(2):
+        assert not len(memory.add(same_B, z_BD, picture_BCHW).refused)
+    for picture_BCHW in apart[4:].split(2):
+        assert len(memory.add(same_B, z_BD, picture_BCHW).refused) == 2
 
 
 def test_a_gpus_memory_compares_pictures_that_the_host_keeps(tiles: NDArray[np.uint8]) -> None:
