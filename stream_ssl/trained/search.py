@@ -1,6 +1,7 @@
 """Search a checkpoint's memory for samples that look like a picture, for `stream-ssl search`.
 
-Shapes: B images, K occupied slots, k results, D embedding, A descriptor, C H W image.
+Shapes: B images, K occupied slots, k results, F features, X numbers of an embedding, a
+descriptor or features, C H W image.
 """
 
 from __future__ import annotations
@@ -101,25 +102,26 @@ def search(
             f"the memory of {checkpoint} is empty, because the run had not trained on a batch yet: "
             "search again after the run's next checkpoint"
         )
-    query_1D = _embedding(encoder, query_CHW, columns)
+    query_1X = _encoded(encoder, query_CHW, columns)
     row_KX = columns["embeddings"]
     if by == "descriptors" and "descriptors" in columns:
         row_KX = columns["descriptors"]
         config = facts(checkpoint)["config"]
         settings = stored_settings(config, "descriptor", trust_code=trust_code)
         descriptor = settings.memory.descriptor or Embedding()
+        backbone = Encoder(
+            encoder.backbone, None, encoder.views, encoder.decoder, encoder.statistics
+        )
+        descriptor.fit(backbone.dim)
         if without_address(repr(descriptor)) != (due := decode(state)["descriptor"]):
             raise ValueError(
                 f"the memory describes pictures by {due}, and here it would be {descriptor!r}, "
                 "because its weights are not at hand: use --by embeddings"
             )
-        if descriptor.needs_features:
-            raise ValueError(
-                f"the memory describes pictures by {descriptor!r}, which an exported encoder does "
-                "not give: use --by embeddings"
-            )
-        query_1D = descriptor(query_1D, query_CHW[None])
-    cosine_1k, slot_1k = nearest(query_1D.to(row_KX.dtype), row_KX, k)
+        descriptor.load(part(state, "descriptor"))
+        feature_1F = _encoded(backbone, query_CHW, columns)
+        query_1X = descriptor.describe(query_1X, query_CHW[None], feature_1F)
+    cosine_1k, slot_1k = nearest(query_1X.to(row_KX.dtype), row_KX, k)
     slots = slot_1k[0].numpy()
     origins = Origins()
     origins.load(origins_of(checkpoint), columns["ids"].tolist())
@@ -138,8 +140,8 @@ def search(
     return SearchResult(checkpoint, query_CHW.numpy(), hits)
 
 
-def _embedding(encoder: Encoder, query_CHW: Tensor, columns: dict[str, Tensor]) -> Tensor:
-    """Return the embedding of the query, [1, D].
+def _encoded(encoder: Encoder, query_CHW: Tensor, columns: dict[str, Tensor]) -> Tensor:
+    """Return the embedding or the features of the query, [1, X].
 
     With statistics of the batch, the query is encoded beside images of the memory. A batch of one
     image has no statistics.
@@ -150,8 +152,8 @@ def _embedding(encoder: Encoder, query_CHW: Tensor, columns: dict[str, Tensor]) 
         beside = torch.linspace(0, held - 1, min(held, BESIDE)).long().numpy()
         image_BCHW = torch.cat([image_BCHW, torch.from_numpy(images_of(columns, beside))])
     with torch.inference_mode():
-        z_BD: Tensor = encoder(image_BCHW)
-    return z_BD[:1].clone()
+        row_BX: Tensor = encoder(image_BCHW)
+    return row_BX[:1].clone()
 
 
 # -- The contact sheet

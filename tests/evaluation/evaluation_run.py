@@ -47,6 +47,12 @@ def write_run(folder: Path, stages: int = 1, held: int = 0, **changes: Any) -> l
         with torch.no_grad():
             for weight in learner.method.parameters():
                 weight += 0.02 * torch.randn(weight.shape, generator=generator)
+        if held and learner.memory.descriptor.needs_features:
+
+            def features_of(images_bCHW: torch.Tensor) -> torch.Tensor:
+                return learner.method.encode_newcomers(learner.views.plain(images_bCHW))[1]
+
+            learner.memory.describe_again(features_of)
         paths.append(checkpointer.save(learner, stored).path)
     return paths
 

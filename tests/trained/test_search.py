@@ -75,17 +75,37 @@ def test_the_table_is_a_sorted_list_of_cosines(
         assert row[2:] == [*origin, label, time if n % 2 else "-"]
 
 
-@table("statistics", ["average", "batch"])
+@table(
+    ("statistics", "descriptor"),
+    [("average", "Thumbnail"), ("batch", "Thumbnail"), ("average", "Features")],
+)
 def test_a_held_picture_is_found_by_its_descriptor(
-    statistics: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    statistics: str, descriptor: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, method = tmp_path / "run", {"method": AVERAGE} if statistics == "average" else {}
-    write_run(run, held=40, memory=THUMBNAILS, **method)
+    write_run(run, held=40, memory={**THUMBNAILS, "descriptor": descriptor}, **method)
     image = picture_of(run, 7, tmp_path)
     assert search.main([str(run), str(image), "--by", "descriptors", "--k", "99"]) == 0
     rows = printed(capsys.readouterr().out)
     assert rows[0][:2] == ["1.0000", "7"]
     assert sorted(int(row[1]) for row in rows) == list(range(16))
+
+
+def test_the_default_compares_embeddings_and_features(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = picture_of(run, 7, tmp_path)
+    assert search.main([str(run), str(image), "--by", "descriptors", "--k", "16"]) == 0
+    state = load_file(run / "checkpoints" / "latest" / "memory.safetensors")
+    encoder = stream_ssl.load_encoder(run, "embeddings")
+    image_1CHW = state["columns.images"][7:8]
+    feature_F = encoder.backbone(encoder.views.plain(image_1CHW))[0].double()
+    feature_F = feature_F - state["descriptor.1.mean"].double()
+    halves = encoder(image_1CHW)[0].double(), feature_F / feature_F.norm()
+    for row in printed(capsys.readouterr().out):
+        held = torch.split(state["columns.descriptors"][int(row[1])].double(), [6, 8])
+        expected = sum(0.5**0.5 * float(a @ b) for a, b in zip(held, halves, strict=True))
+        assert float(row[0]) == pytest.approx(expected, abs=1e-4)
 
 
 def test_an_embedding_of_a_batch_is_made_beside_images_of_the_memory(
