@@ -68,6 +68,7 @@ LINES = {
     ("learning/views.py", "forward"): VIEWS,
     ("memory/memory.py", "add"): ADD,
     ("learning/step.py", "_measure"): MEMORY,
+    ("learning/step.py", "_admit"): MEMORY,
     ("learning/step.py", "_drawn"): MEMORY,
     ("learning/step.py", "_replace"): MEMORY,
     ("learning/keys.py", ""): KEYS,

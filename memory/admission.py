@@ -45,6 +45,8 @@ class Admission:
         merged: int64, for each merged newcomer, the slot into which it was merged; -1 if that
             sample left during the batch.
         left: int64, for each evicted id, the slot that it left.
+        collisions: float64 [B] on the memory's device, `WorkingMemory.collisions` of the rank's own
+            newcomers before any of them joined; None if `add` was not asked to measure them.
     """
 
     slots: Tensor
@@ -55,6 +57,7 @@ class Admission:
     duplicates: Tensor
     merged: Tensor
     left: Tensor
+    collisions: Tensor | None = None
 
 
 @dataclass(slots=True)

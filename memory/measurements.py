@@ -106,8 +106,18 @@ class Measurements(Slots):
         else:
             width = self.descriptors.shape[1]
             row_BA = descriptors_of(self.descriptor, z_BD, found, width, features)
+        return self._collisions(row_BA)
+
+    def _collisions(self, row_BA: Tensor, are_next: bool = False) -> Tensor:
+        """Return `collisions` of descriptors.
+
+        Args:
+            row_BA: the descriptors.
+            are_next: whether the policy is asked for slots of these rows next.
+        """
         if self.measured_by is None and self.group.size == 1:
-            return self.eviction.total(row_BA) / max(1, len(self))
+            total = self.eviction.offered if are_next else self.eviction.total
+            return total(row_BA) / max(1, len(self))
         score = self.measured_by or self.eviction.score
         return score.total(row_BA, self.descriptors) / max(1, len(self))
 

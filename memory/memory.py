@@ -9,6 +9,7 @@ Shapes: B newcomers, D embedding, K slots, C H W image.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -182,6 +183,7 @@ class WorkingMemory(Measurements, RandomDraws, Reencoding, Stateful):
         producers: Sequence[str | None] | None = None,
         features: Array | None = None,
         payload: Mapping[str, Array] | None = None,
+        measure: bool = False,
     ) -> Admission:
         """Offer a batch of newcomers, in order, and return what happened to each of them.
 
@@ -203,13 +205,14 @@ class WorkingMemory(Measurements, RandomDraws, Reencoding, Stateful):
             features: the encoder's features, floating point [B, F], required if the descriptor
                 reads features.
             payload: an entry [B, ...] of each further column, by name.
+            measure: return the newcomers' collisions, too, for less than a call of `collisions`.
 
         Raises:
             ValueError: an input is invalid, and the memory is unchanged. Also raised if a custom
                 policy chooses an invalid slot: then the rest of the batch counts as refused.
         """
         rows = self._rows(ids, z, images, labels, hashes, producers, features, payload)
-        meeting = None
+        own_BA, meeting = rows.descriptors, None
         if self.group.size > 1:
             meeting = Meeting(rows, self._totals.added, self._columns)
             rows = meeting.rows
@@ -217,8 +220,8 @@ class WorkingMemory(Measurements, RandomDraws, Reencoding, Stateful):
             self._names.meet(rows.producers, meeting.batch, self.group, self.device)
         if self.shares is not None and (self._holdings is None or self._holdings.crowded):
             self._holdings = Holdings(self._columns, self.shares)
-        found = self._find_duplicates(rows)
-        added = self._totals.added
+        found, added = self._find_duplicates(rows), self._totals.added
+        collision_B = self._collisions(own_BA, are_next=found is None) if measure else None
         entry = Entry(rows, self._columns, self.eviction, found, self._holdings, added)
         try:
             entry.run()
@@ -237,7 +240,7 @@ class WorkingMemory(Measurements, RandomDraws, Reencoding, Stateful):
         if meeting is not None:
             meeting.send_images(admission.slots)
             admission = entry.admission(meeting.batch)
-        return admission
+        return admission if collision_B is None else replace(admission, collisions=collision_B)
 
     def _find_duplicates(self, rows: Rows) -> Found | None:
         if self.duplicates is None:

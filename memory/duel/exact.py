@@ -105,7 +105,7 @@ class ExactCounts:
         self.sizes = ON_CPU if columns.device.type == "cpu" else ON_GPU
         self._steps = self.sizes.steps
         self._calm = False  # all steps of the last proposal took drawn slots, and were accepted
-        self._waiting_BK: Tensor | None = None  # similarities of pending newcomers
+        self._waiting_BA = self._waiting_BK = self.count_K[:0]  # newcomers, and similarities
         self.recount()
 
     def choose(
@@ -123,13 +123,11 @@ class ExactCounts:
                 count.
         """
         row_KA = self._columns.descriptors
-        if self._waiting_BK is None:
+        if not len(self._waiting_BA) or self._waiting_BA.data_ptr() != x_BA.data_ptr():
             self._recount_some()
             if len(x_BA) == 1 and shared is None and drawn is None and self._group.size == 1:
                 return self._replace_one(x_BA)
-            most = max(1, self.sizes.elements // self._columns.capacity)
-            x_WA = x_BA[: min(NEWCOMERS * self.sizes.steps, most)]
-            self._waiting_BK = self._score.apply_(x_WA @ row_KA.T)
+            self._await(x_BA[: self._most_waiting])
         near_TK = self._waiting_BK[: self._steps]
         turns = proposed = len(near_TK)
         x_TA = x_BA[:turns]
@@ -183,6 +181,25 @@ class ExactCounts:
         self._calm = not by_count and kept.held == proposed
         self._propose_next(proposed, kept.held)
         return kept.plan
+
+    def offered(self, x_BA: Tensor) -> Tensor:
+        """Return `total` of newcomers that fit one product, and keep it for `choose`."""
+        fits = self._group.size == 1 and 1 < len(x_BA) <= self._most_waiting
+        if not fits or self._columns.occupied < self._columns.capacity:
+            return self.total(x_BA)
+        self._recount_some()
+        self._await(x_BA)
+        return sum_in_float64(self._waiting_BK, dim=1)
+
+    @property
+    def _most_waiting(self) -> int:
+        """The most newcomers whose similarities are computed at a time."""
+        most = max(1, self.sizes.elements // self._columns.capacity)
+        return min(NEWCOMERS * self.sizes.steps, most)
+
+    def _await(self, x_WA: Tensor) -> None:
+        self._waiting_BA = x_WA
+        self._waiting_BK = self._score.apply_(x_WA @ self._columns.descriptors.T)
 
     def _replace_one(self, x_1A: Tensor) -> Tensor:
         """Return the slot of a single newcomer, and update the counts: Algorithm 2 as it stands."""
@@ -262,10 +279,8 @@ class ExactCounts:
         self.count_K[slot_R] = total_T[turn_R]
         self._owed += held
         # Update the similarities of the pending newcomers to the slots that were just overwritten.
-        assert self._waiting_BK is not None
-        waiting_BK = self._waiting_BK[held:]
-        self._waiting_BK = waiting_BK if len(waiting_BK) else None
-        x_WA = x_BA[held : held + len(waiting_BK)]
+        self._waiting_BK = waiting_BK = self._waiting_BK[held:]
+        self._waiting_BA = x_WA = x_BA[held : held + len(waiting_BK)]
         waiting_BK[:, slot_R] = self._score.apply_(x_WA @ x_BA[turn_R].T)
 
     def _propose_next(self, proposed: int, held: int) -> None:
@@ -284,7 +299,7 @@ class ExactCounts:
 
     def on_update(self, slots: Tensor, before_RA: Tensor) -> None:
         """Update the counts after these slots changed from the rows `before_RA`."""
-        self._waiting_BK, row_kA = None, self._columns.descriptor_kA
+        self._waiting_BA, row_kA = self.count_K[:0], self._columns.descriptor_kA
         if self._group.size == 1 and 2 * len(slots) >= len(row_kA):
             self.recount()
             return

@@ -140,6 +140,13 @@ class Policy(ABC):
         """Return sum_k h(d_b . d_k) of each row with the occupied slots, float64 [B]."""
         return self.score.total(descriptor_BA, self.columns.descriptor_kA)
 
+    def offered(self, descriptor_BA: Tensor) -> Tensor:
+        """Return `total` of the rows that `choose` is asked for next, in this order.
+
+        A policy overrides this method if `choose` can use what it computes here.
+        """
+        return self.total(descriptor_BA)
+
     def state(self) -> dict[str, Tensor]:
         """Return the state from which `load` continues exactly as this policy would."""
         return {}

@@ -100,6 +100,11 @@ class MostDuplicated(Policy):
     def total(self, descriptor_BA: Tensor) -> Tensor:
         return self._counts.total(descriptor_BA)
 
+    def offered(self, descriptor_BA: Tensor) -> Tensor:
+        if isinstance(self._counts, ExactCounts):
+            return self._counts.offered(descriptor_BA)
+        return self.total(descriptor_BA)
+
     def state(self) -> dict[str, Tensor]:
         return self._counts.state()
 

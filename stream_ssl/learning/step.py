@@ -213,31 +213,36 @@ class Step:
         with self.timer("data"):
             return draw_batch(self._memory, count, self._device, self._settings.draw)
 
-    def _measure(self, batch: Batch[Tensor], keys: BatchKeys) -> CollisionStats | None:
-        """Return the collisions of a batch with the present memory."""
-        if not keys.usable or not len(batch):
+    def _measure(self, drawn: Batch[Tensor], keys: BatchKeys) -> CollisionStats | None:
+        """Return the collisions of samples drawn from the memory with the memory."""
+        if not keys.usable or not len(drawn):
             return None
+        assert drawn.slots_B is not None, "what is drawn from the memory has slots"
         with self.timer("memory"):
-            held = None if batch.slots_B is None else Checked(batch.slots_B)
             each_B = self._memory.collisions(
-                Checked(keys.keys_BD), batch.images_BCHW, keys.features_BF, held
+                Checked(keys.keys_BD),
+                drawn.images_BCHW,
+                keys.features_BF,
+                Checked(drawn.slots_B),
             )
-            assert batch.labels_B is not None, "-1 where there are none"
-            labels_B = batch.labels_B.to(self._memory.device)
-            pairs = count_pairs(labels_B, self._memory.labels)
-            return CollisionStats(each_B.mean(), pairs, each_B * len(self._memory))
+            return CollisionStats(each_B.mean(), self._pairs(drawn), each_B * len(self._memory))
+
+    def _pairs(self, batch: Batch[Tensor]) -> Tensor:
+        """Return `count_pairs` of a batch with the present memory."""
+        assert batch.labels_B is not None, "-1 where there are none"
+        return count_pairs(batch.labels_B.to(self._memory.device), self._memory.labels)
 
     def _admit(
         self, batch: Batch[Tensor], keys: BatchKeys
     ) -> tuple[CollisionStats | None, Admission | None]:
-        """Measure the collisions of a batch, then let the batch join the memory."""
-        collisions = self._measure(batch, keys)
+        """Let a batch join the memory, and return its collisions with the memory before."""
         if not keys.usable and self._ranks.alone:
             return None, None
         if not keys.usable:  # the other ranks still add theirs, so this rank adds none
             self._admit(batch[:0], self._encode_batch(batch[:0]))
             return None, None
         with self.timer("memory"):
+            held, pairs = len(self._memory), self._pairs(batch)
             admission = self._memory.add(
                 batch.ids_B,
                 Checked(keys.keys_BD),
@@ -246,8 +251,12 @@ class Step:
                 hashes=batch.hashes_B,
                 producers=batch.producers_B,
                 features=keys.features_BF,
+                measure=True,
             )
-        return collisions, admission
+            each_B = admission.collisions
+            if each_B is None or not len(batch):
+                return None, admission
+            return CollisionStats(each_B.mean(), pairs, each_B * held), admission
 
     def _refresh(self, drawn: Batch[Tensor], keys: BatchKeys) -> Mapping[str, Tensor]:
         """Replace the keys in the slots of drawn samples by their fresh keys."""
