@@ -70,13 +70,13 @@ def test_a_killed_study_goes_on_where_it_was(
     cifar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The killed study starts its worker as the product does, and the second one forks it."""
-    words = command(cifar, tmp_path, "--only", "x27-iid", "queue/stream/stale")
+    words = command(cifar, tmp_path, "--only", "x27-iid", "reservoir/memory/written/plain")
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     process = Forked(main, words, output=pipe)
     with pipe.open() as told:
         for line in told:
-            if line.startswith("x27-iid queue/stream/stale seed0: linear"):
+            if line.startswith("x27-iid reservoir/memory/written/plain seed0: linear"):
                 break
         workers = psutil.Process(process.pid).children(recursive=True)
         process.kill()
@@ -86,20 +86,22 @@ def test_a_killed_study_goes_on_where_it_was(
     before = lines(tmp_path)
     assert 1 <= len(before) < 3
     with (tmp_path / "runs.jsonl").open("a") as file:
-        file.write('{"run": "x27-iid queue/stream/stale seed2", "settin')  # as a kill may leave it
+        file.write(
+            '{"run": "x27-iid reservoir/memory/written/plain seed2", "settin'
+        )  # as a kill may leave it
     fork_workers(monkeypatch, pool)
     assert main(words) == 0
     after = lines(tmp_path)
     assert after[: len(before)] == before
     assert [line["run"] for line in after] == [
-        f"x27-iid queue/stream/stale seed{seed}" for seed in range(3)
+        f"x27-iid reservoir/memory/written/plain seed{seed}" for seed in range(3)
     ]
     assert after[0]["settings"] == {**StudySettings(**SETTINGS).facts(), "threads": 1}
     numbers = after[0]["numbers"]
     assert 0 <= numbers["knn"] <= 1
     assert 0 <= numbers["entropy"] <= math.log(CLASSES)
     table = (tmp_path / "tables.md").read_text()
-    assert "| queue, trained on the stream (MoCo) | 3 |" in table
+    assert "| reservoir | 3 |" in table
     Image.open(tmp_path / "accuracy.png").verify()
 
 

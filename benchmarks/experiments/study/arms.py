@@ -241,7 +241,7 @@ def _by_worth() -> Iterator[StudyRun]:
 
     yield from against_the_queue(0)
     for seed in range(7):
-        yield from (run for stream in HARDEST for run in runs(SAME_DOOR, seed, (stream,)))
+        yield from (run for stream in HARDEST for run in runs((BASE, *SAME_DOOR), seed, (stream,)))
     yield from runs((FOLLOWING, SLOWLY), 0, ("parked",))
     yield from runs((FRESH,), 0, ("shuffled",))
     for seed in SEEDS[1:]:
