@@ -7,6 +7,7 @@ import lzma
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,11 +82,15 @@ def test_a_list_is_read_in_each_form_and_compression(
     assert url_lists.count_rows(path) == LINES[kind].count("\n")
 
 
-@pytest.mark.parametrize("module", [gzip, bz2, lzma])
-def test_the_rows_before_a_compressed_lists_damage_are_read(module: Any, tmp_path: Path) -> None:
+QUICK_XZ = partial(lzma.compress, preset=0)
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, QUICK_XZ])
+def test_the_rows_before_a_compressed_lists_damage_are_read(compress: Any, tmp_path: Path) -> None:
     path = tmp_path / "a.txt.gz"
-    text = "".join(f"http://host/{random.Random(n).random()}\n" for n in range(100_000))
-    packed = module.compress(text.encode())
+    rng = random.Random(0)
+    text = "".join(f"http://host/{rng.random()}\n" for _ in range(100_000))
+    packed = compress(text.encode())
     path.write_bytes(packed[: len(packed) * 3 // 4])
     rows: list[str] = []
     with pytest.raises(SourceError, match=r"a\.txt\.gz cannot be read: .*end"):
