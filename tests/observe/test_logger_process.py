@@ -17,7 +17,6 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from mlflow import MlflowClient
 from PIL import Image
 
 from stream_ssl.observe import logger_process
@@ -148,6 +147,8 @@ def test_mlflow_keeps_rows_pictures_and_the_configuration(tmp_path: Path, store:
 
 @pytest.mark.timeout(240)
 def test_a_run_that_was_deleted_in_mlflow_begins_anew(tmp_path: Path, store: Path) -> None:
+    from mlflow import MlflowClient  # takes two seconds
+
     for step in (1, 2):
         logger = LoggerProcess("mlflow", tmp_path, CONFIG, Deadline())
         logger.scalars({"loss": 0.5}, step)
