@@ -1,9 +1,11 @@
 """Settings of all tests: the numeric libraries share the cores with the processes of tests."""
 
 import os
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 
@@ -53,13 +55,15 @@ def pytest_xdist_setupnodes(config: pytest.Config, specs: list) -> None:
         os.waitpid(pid, 0)
 
 
-@pytest.fixture
-def parsers_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Build each parser of configurations once in a test with many configurations."""
-    from stream_ssl.config import options
+def pytest_collection_finish() -> None:
+    """Let tests copy the parsers of configurations: to build one takes 30 times as long."""
+    if options := sys.modules.get("stream_ssl.config.options"):
+        for name in ("receiver_parser", "learner_parser", "run_parser"):
+            setattr(options, name, _copies(cache(getattr(options, name))))
 
-    for name in ("receiver_parser", "learner_parser"):
-        monkeypatch.setattr(options, name, cache(getattr(options, name)))
+
+def _copies(build: Callable[..., object]) -> Callable[..., object]:
+    return lambda *command: deepcopy(build(*command))
 
 
 @pytest.fixture

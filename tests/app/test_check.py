@@ -242,7 +242,6 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
 }
 
 
-@pytest.mark.usefixtures("parsers_once")
 @table("name", REFUSED)
 def test_what_cannot_work_is_refused_with_its_name(
     tmp_path: Path,
@@ -323,7 +322,6 @@ def test_the_examples_are_sound(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.usefixtures("parsers_once")
 @table(
     "option, value, told",
     [

@@ -272,7 +272,6 @@ def without(**tensors: Tensor | None) -> dict[str, Tensor]:
 RESNET = {"model": RESNET18, "head": "fc"}
 
 
-@pytest.mark.usefixtures("parsers_once")
 @table(
     ("encoder", "says"),
     [
