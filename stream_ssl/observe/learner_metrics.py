@@ -51,7 +51,7 @@ LEARNER: tuple[Spec, ...] = (
         "learner", "histogram", "novelty_distance", "",
         "Distance of each sample to the nearest picture that is held, by producer. It is 2 if no "
         "picture is near. Only `novelty: auto` measures it.",
-        "Samples below 0.12 are near-duplicates. A median near 2: the camera shows new things.",
+        "All samples below 0.12 are near-duplicates. A median near 2: the camera shows new things.",
         ("producer",), buckets=(0.03, 0.06, 0.12, 0.2, 0.4, 0.7, 1.0),
     ),
     Spec(
