@@ -316,7 +316,7 @@ def test_a_learner_that_starts_says_so_and_one_that_is_busy(feed: Feed) -> None:
         )
         server.sources.memory = MemoryView(feed.memory, feed.origins)
         server.sources.memory.jobs._jobs.maxsize = -1
-        server.sources.memory.jobs.ask = _busy  # type: ignore[method-assign]
+        server.sources.memory.jobs.submit = _busy  # type: ignore[method-assign]
         status, error = refused(server, "learner/memory")
         assert (status, error) == (503, "no time; try again")
 

@@ -329,7 +329,7 @@ class Api:
     def _original(self, query: Query) -> object:
         slot = query.integer("slot", None, 0, 1 << 40)
         query.end()
-        name = ((self._view.slot(slot, 1)["origin"]) or {}).get("original")
+        name = (self._view.origin(slot) or {}).get("original")
         if name is None or self._sources.originals is None:
             raise Refused(404, f"the original of slot {slot} is not kept; see originals.budget")
         try:

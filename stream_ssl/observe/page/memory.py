@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import Future, wait
 from dataclasses import asdict
 from typing import Any
 
@@ -35,6 +36,8 @@ FRESH = 3.0
 A snapshot that took long is used for longer, so that snapshots keep to SNAPSHOT_SHARE."""
 SNAPSHOT_SHARE = 0.008
 """The share of the learner's time for snapshots. `StepJobs` has its own share for other jobs."""
+FIRST_PATIENCE, PATIENCE = 10.0, 1.0
+"""Seconds to wait for the first snapshot, and for a newer one while there is an older one."""
 
 
 class MemoryView:
@@ -69,6 +72,7 @@ class MemoryView:
         self._memory = memory
         self._lock = threading.Lock()  # one thread makes a snapshot, the others wait for it
         self._snapshot: SlotsCopy | None = None
+        self._copying: Future[SlotsCopy] | None = None  # the next snapshot
 
     def consume(self, record: object) -> None:
         """Take one record of `Learner.run`, then run waiting jobs, on the learner's thread."""
@@ -147,14 +151,10 @@ class MemoryView:
         """
         reader, memory = self.reader, self._memory
 
-        def check(occupied: int) -> None:
-            if not 0 <= slot < occupied:
-                raise LookupError(f"slot {slot}: the memory has slots 0 to {occupied - 1}")
-
         def read() -> tuple[
             dict[str, list[tuple[int, float]]], tuple[list[str | None], Tensor] | None
         ]:
-            check(len(memory))
+            _check(slot, len(memory))
             near = reader.nearest(slot, neighbours)
             shown = dict.fromkeys([slot, *(one for rows in near.values() for one, _ in rows)])
             most = reader.most_pictures
@@ -163,10 +163,21 @@ class MemoryView:
         asked = self.jobs.submit(read)
         snapshot = self.snapshot()
         found, images = self.jobs.result(asked)
-        check(len(snapshot))
+        _check(slot, len(snapshot))
         pictures = None if images is None else picture_sheet(*images)
         near = slot_rows.near(snapshot, found)
         return {**slot_rows.row(snapshot, slot), "near": near, "pictures": pictures}
+
+    def origin(self, slot: int) -> dict[str, Any] | None:
+        """Return the origin of the sample in a slot, as `slot` does, without a job for the learner.
+
+        Raises:
+            LookupError: there is no such slot, or it is empty.
+            Busy: the learner has no time.
+        """
+        snapshot = self.snapshot()
+        _check(slot, len(snapshot))
+        return slot_rows.row(snapshot, slot)["origin"]  # type: ignore[no-any-return]
 
     def like(self, data: bytes, count: int) -> dict[str, Any]:
         """Return the slots that look like a picture, and the picture as the learner sees it.
@@ -263,22 +274,41 @@ class MemoryView:
     def snapshot(self) -> SlotsCopy:
         """Return a fresh snapshot, or the last snapshot if the learner has no time for another.
 
-        See FRESH for how long a snapshot stays fresh.
+        See FRESH for how long a snapshot stays fresh. A step may take longer than the caller waits.
+        The learner then makes the next snapshot at the end of the step, for the next caller.
 
         Raises:
             Busy: there is no snapshot yet, and the learner has no time.
         """
         with self._lock:
-            held = self._snapshot
-            if held is not None:
-                serves = max(FRESH, held.seconds / SNAPSHOT_SHARE)
-                if time.monotonic() - held.taken <= serves:
-                    return held
+            patience = FIRST_PATIENCE if self._snapshot is None else PATIENCE
             try:
-                patience = 10.0 if held is None else 1.0
-                self._snapshot = self.jobs.ask(self.reader.copy, patience, metered=False)
+                self._take()
+                if self._snapshot is not None and _is_fresh(self._snapshot):
+                    return self._snapshot
+                if self._copying is None:
+                    self._copying = self.jobs.submit(self.reader.copy, metered=False)
+                wait([self._copying], patience)
+                self._take()
             except Busy:
-                if held is None:
+                if self._snapshot is None:
                     raise
-            assert self._snapshot is not None, "there was one, or there is one now"
+            if self._snapshot is None:
+                raise Busy(f"the learner did not answer within {patience:g} s")
             return self._snapshot
+
+    def _take(self) -> None:
+        """Keep the next snapshot, if the learner has made it."""
+        if self._copying is not None and self._copying.done():
+            made, self._copying = self._copying, None
+            self._snapshot = made.result()
+
+
+def _is_fresh(snapshot: SlotsCopy) -> bool:
+    serves = max(FRESH, snapshot.seconds / SNAPSHOT_SHARE)
+    return time.monotonic() - snapshot.taken <= serves
+
+
+def _check(slot: int, occupied: int) -> None:
+    if not 0 <= slot < occupied:
+        raise LookupError(f"slot {slot}: the memory has slots 0 to {occupied - 1}")
