@@ -23,6 +23,7 @@ from stream_ssl.batch import Origin
 from stream_ssl.learning.records import StepRecord
 from stream_ssl.memory import Admission, WorkingMemory
 from stream_ssl.memory.compute import to_device, to_host
+from stream_ssl.memory.duplicates import NOBODY
 from stream_ssl.wire.messages import Verdict
 
 if TYPE_CHECKING:
@@ -50,8 +51,8 @@ class Eviction:
         id: the id of the sample.
         age: samples offered to the memory between its arrival and its eviction.
         origin: the origin of the sample; None if unknown.
-        by: the origin of the sample that took its slot. None if unknown: on several ranks, in the
-            batch that filled the memory, or if a batch has the same id twice.
+        by: the origin of the sample that had its slot at the end of the same step. None if unknown,
+            such as for a sample of another rank.
         slot: the slot that the sample left.
     """
 
@@ -104,8 +105,7 @@ class SlotHistory:
             ids = to_host(record.ids_B).tolist()
             origins_B = record.origins_B or [None] * len(ids)
             refused = set(record.admission.refused.tolist())
-            joined = [origins_B[b] for b, number in enumerate(ids) if number not in refused]
-            self._remember_evictions(record.admission, joined, record.evicted_origins)
+            self._remember_evictions(record.admission, origins_B, record.evicted_origins)
             near = set(record.admission.duplicates.tolist())
             for number, origin in zip(ids, origins_B, strict=True):
                 self._count_fate(origin, number in refused, number in near)
@@ -113,21 +113,22 @@ class SlotHistory:
     def _remember_evictions(
         self,
         admission: Admission,
-        joined: Sequence[Origin | None],
+        origins_B: Sequence[Origin | None],
         origins: Sequence[Origin | None],
     ) -> None:
         """Keep the last evictions of this step.
 
-        In a full memory each admitted sample evicts one sample, in order. On several ranks this
-        order is unknown, because samples of one rank evict slots of another rank.
+        Later samples of a batch may evict earlier ones, so the slots after the batch tell who took
+        each slot.
         """
-        if len(joined) != len(admission.evicted) or self._memory.group.size > 1:
-            joined = [None] * len(admission.evicted)
+        by = dict(zip(admission.slots.tolist(), origins_B, strict=True))
+        by.pop(NOBODY, None)
         gone = (column.tolist() for column in (admission.evicted, admission.ages, admission.left))
-        rows = list(zip(*gone, origins, joined, strict=True))[-EVICTIONS:]
+        rows = list(zip(*gone, origins, strict=True))[-EVICTIONS:]
         now = time.time()
         self.latest = [
-            Eviction(now, number, age, origin, by, slot) for number, age, slot, origin, by in rows
+            Eviction(now, number, age, origin, by.get(slot), slot)
+            for number, age, slot, origin in rows
         ]
         taken = self.pictures.take_new()
         self.evictions.extend(one for one in self.latest if taken is None or one.id in taken)
