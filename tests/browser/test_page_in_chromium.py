@@ -318,6 +318,50 @@ def test_the_dialog_of_a_slot_shows_the_file_as_it_was_sent(chromium: Any) -> No
         visit.picture("original")
 
 
+def test_the_dialog_of_a_slot_waits_for_no_step(chromium: Any) -> None:
+    """The learner answers the first question late, when another slot is shown."""
+    late: list[Any] = []
+    with run() as (url, _, _r), Visit(chromium, url) as visit:
+        page = visit.page
+        until(page, "document.querySelectorAll('#mosaic .tile').length > 1")
+        until(page, "document.querySelector('#mosaic .tile').style.backgroundImage")
+        page.route("**/memory/slot?*", lambda route: late.append(route), times=1)
+        page.click("#mosaic .tile")
+        until(page, "document.querySelector('#slot').open")
+        first = page.inner_text("#slot-facts")
+        assert "frame-" in first
+        assert page.evaluate("document.querySelector('#slot-picture').style.backgroundImage")
+        assert "Waiting" in page.inner_text("#slot-near")
+        page.click("#slot-close")
+        page.click("#mosaic .tile >> nth=1")
+        until(page, "document.querySelector('#slot-near .tile')")
+        title, facts = page.inner_text("#slot-title"), page.inner_text("#slot-facts")
+        with page.expect_response("**/memory/slot?*"):
+            late[0].continue_()
+        page.wait_for_timeout(300)
+        assert (page.inner_text("#slot-title"), page.inner_text("#slot-facts")) == (title, facts)
+        assert facts != first
+
+
+def test_the_table_of_producers_waits_for_no_step(chromium: Any) -> None:
+    late: list[Any] = []
+    busy = {"status": 503, "body": '{"error": "the learner did not answer within 10 s"}'}
+    with run() as (url, _, _r), Visit(chromium, url) as visit:
+        page = visit.page
+        page.route("**/learner/memory/producers*", lambda route: late.append(route))
+        page.route("**/memory/pictures?*", lambda route: route.fulfill(**busy))
+        page.reload()
+        rows = "document.querySelectorAll('#producers-table tbody tr').length"
+        page.evaluate("document.querySelector('#producers').scrollIntoView()")
+        until(page, f"{rows} > 3")
+        assert "the learner has not answered yet" in page.inner_text("#producers-note")
+        page.unroute("**/learner/memory/producers*")
+        late[0].continue_()
+        until(page, "document.querySelector('#producers-note').textContent.endsWith('connected')")
+        page.wait_for_timeout(300)  # in which the pictures are refused
+        assert "no longer" not in page.inner_text("#producers-note")
+
+
 def test_the_last_quarantined_samples_have_their_reason(chromium: Any, tmp_path: Path) -> None:
     quarantine = Quarantine(tmp_path)
     packet = {"source": "lens", "producer": HOSTILE, "sequence": 7, "received": 100.0}

@@ -147,20 +147,17 @@ export class MemorySection {
     const [file] = input.files;
     input.value = ""; // the same file may be chosen again
     if (!file) return;
-    $("#slot-title").replaceChildren("Slots like ", element("bdi", {}, file.name));
-    for (const part of ["#slot-facts", "#slot-near"]) $(part).replaceChildren();
-    $("#slot-picture").style.backgroundImage = "";
-    $("#slot-original").hidden = true;
-    if (!this.dialog.open) this.dialog.showModal();
+    const current = this.begin("Slots like ", element("bdi", {}, file.name));
     try {
       if (file.size > MOST_PICTURE) throw new Error(`the picture has ${number(file.size)} bytes: at most ${number(MOST_PICTURE)} are searched for`);
       const got = await post("learner", "memory/search", file);
+      if (!current()) return;
       const url = URL.createObjectURL(blob(got.seen));
       Object.assign($("#slot-picture").style, { backgroundImage: `url(${url})`, backgroundSize: "100% 100%", backgroundPosition: "0 0" });
       $("#slot-facts").replaceChildren(element("dt", {}, "picture"), element("dd", {}, "as the learner would see it"));
       if (this.pictures.most) await this.pictures.fetch(Object.values(got.near).flat());
-      this.showNear(got.near);
-    } catch (error) { $("#slot-near").replaceChildren(element("p", { class: "empty" }, error.message)); }
+      if (current()) this.showNear(got.near);
+    } catch (error) { if (current()) this.noteNear(error.message); }
   }
 
   turn(by) {
@@ -187,7 +184,7 @@ export class MemorySection {
   tile(at, row) {
     let tile = this.mosaic.children[at];
     if (!tile) {
-      tile = element("button", { class: "tile", tabindex: at ? -1 : 0, onclick: () => this.open(this.rows[at].slot) });
+      tile = element("button", { class: "tile", tabindex: at ? -1 : 0, onclick: () => this.open(this.rows[at].slot, this.rows[at]) });
       tile.addEventListener("focus", () => { for (const other of this.mosaic.children) other.tabIndex = other === tile ? 0 : -1; });
       this.mosaic.append(tile);
     }
@@ -210,23 +207,42 @@ export class MemorySection {
     event.preventDefault();
   }
 
-  async open(slot) {
-    const title = `Slot ${slot}`, original = $("#slot-original");
-    $("#slot-title").textContent = title;
-    original.hidden = true;
+  /** Empty the dialog for a new title. The result tells whether the dialog still shows this title. */
+  begin(...title) {
+    const asked = this.asked = {};
+    $("#slot-title").replaceChildren(...title);
+    $("#slot-facts").replaceChildren();
+    $("#slot-picture").style.backgroundImage = "";
+    $("#slot-original").hidden = true;
+    this.noteNear("Waiting for the end of the learner's step …");
     if (!this.dialog.open) this.dialog.showModal();
+    return () => asked === this.asked;
+  }
+
+  noteNear(text) { $("#slot-near").replaceChildren(element("p", { class: "empty", role: "status" }, text)); }
+
+  /** Show a slot. `row` has the facts that are known before the learner answers. */
+  async open(slot, row) {
+    const current = this.begin(`Slot ${slot}`);
+    const facts = (got) => { this.showFacts(got); this.pictures.paint($("#slot-picture"), got.id); };
+    if (row) facts(row);
     try {
       const got = await ask("learner", "memory/slot", { slot });
-      this.showFacts(got);
-      const near = Object.values(got.near).flat();
       if (got.pictures) this.pictures.add(got.pictures);
-      if (this.pictures.most) await this.pictures.fetch([got, ...near]);
-      this.pictures.paint($("#slot-picture"), got.id);
+      if (!current()) return;
+      facts(got);
       this.showNear(got.near);
-      if (!got.origin?.original) return;
-      const { url } = await ask("learner", "memory/original", { slot }).catch(() => ({}));
-      if (url && $("#slot-title").textContent === title) show(original, url).hidden = false; // else another slot was opened
-    } catch (error) { $("#slot-near").replaceChildren(element("p", { class: "empty" }, error.message)); }
+      if (got.origin?.original) this.showOriginal(slot, current);
+      const missing = [got, ...Object.values(got.near).flat()].filter(({ id }) => !this.pictures.byId.has(id));
+      if (!this.pictures.most || !missing.length) return;
+      await this.pictures.fetch(missing);
+      if (current()) { facts(got); this.showNear(got.near); }
+    } catch (error) { if (current()) this.noteNear(error.message); }
+  }
+
+  async showOriginal(slot, current) {
+    const { url } = await ask("learner", "memory/original", { slot }).catch(() => ({}));
+    if (url && current()) show($("#slot-original"), url).hidden = false;
   }
 
   showFacts(got) {
@@ -250,7 +266,7 @@ export class MemorySection {
     $("#slot-near").replaceChildren(...Object.entries(near).flatMap(([space, rows]) => [
       element("div", { class: "bar" }, element("h3", {}, titles[space])),
       element("div", { class: "near" }, ...rows.map((row) => {
-        const tile = element("button", { class: "tile", "aria-label": `slot ${row.slot}, cosine ${row.cosine.toFixed(3)}, ${who(row.origin) ?? ""}`, title: who(row.origin), onclick: () => this.open(row.slot) });
+        const tile = element("button", { class: "tile", "aria-label": `slot ${row.slot}, cosine ${row.cosine.toFixed(3)}, ${who(row.origin) ?? ""}`, title: who(row.origin), onclick: () => this.open(row.slot, row) });
         this.pictures.paint(tile, row.id);
         return element("figure", {}, tile, element("figcaption", {}, row.cosine.toFixed(3)));
       })),

@@ -86,7 +86,7 @@ export class ProducerDialog {
     const { pictures } = this.memory;
     if (pictures.most) await pictures.fetch(rows);
     $("#producer-pictures").replaceChildren(...(rows.length ? rows.map((row) => {
-      const tile = element("button", { class: "tile", "aria-label": `slot ${row.slot}, ${row.origin?.id ?? ""}`, onclick: () => { this.dialog.close(); this.memory.open(row.slot); } });
+      const tile = element("button", { class: "tile", "aria-label": `slot ${row.slot}, ${row.origin?.id ?? ""}`, onclick: () => { this.dialog.close(); this.memory.open(row.slot, row); } });
       pictures.paint(tile, row.id);
       return tile;
     }) : [element("p", { class: "empty" }, "no slot holds a sample of this producer")]));

@@ -22,6 +22,7 @@ const OF_LEARNER = { admitted: (use) => use.admitted ?? 0, dropped: (use) => tot
 const total = (counts) => Object.values(counts ?? {}).reduce((sum, count) => sum + count, 0);
 export const listed = (counts) => Object.entries(counts ?? {}).map(([reason, samples]) => `${number(samples)} ${reason.replaceAll("_", "-")}`).join(", ") || "–";
 const NUMBERS = new Set([3, 4, 5, 9, 11]); // columns of one number
+const PATIENCE = 1000; // milliseconds that the table waits for the learner, which answers between two steps
 const LATE = 60; // seconds of silence after which a connected producer is marked
 
 export class ProducersSection {
@@ -30,6 +31,8 @@ export class ProducersSection {
     this.sort = "silent";
     this.limit = PAGE;
     this.round = 0; // every third round also asks for the slots in the memory
+    this.fates = null; // what the learner knows of the producers
+    this.why = "the learner has not answered yet"; // the reason while there are none
     this.body = document.querySelector("#producers-table tbody");
     this.heads = COLUMNS.map(([sort, title, tip, metric], at) => {
       const name = metric ? element("a", { class: "help", href: `docs/metrics#stream_ssl_${metric}`, title: "what this counts" }, "?") : "";
@@ -47,7 +50,7 @@ export class ProducersSection {
     const section = document.querySelector("#producers"), note = document.querySelector("#producers-note");
     try {
       const got = await ask("receiver", "producers", { sort: this.sort in OF_LEARNER ? "name" : this.sort === "bad" ? "rejected" : this.sort, find: this.find.value, limit: this.limit });
-      if (!(this.round++ % 3)) this.fates = await ask("learner", "memory/producers").catch((error) => { this.why = error.message; return null; });
+      if (!(this.round++ % 3)) await Promise.race([this.askLearner(), new Promise((done) => { setTimeout(done, PATIENCE); })]);
       const gap = this.fates ? "" : `. Their used and dropped samples and their slots are not known, because ${reason(this.why)}.`;
       note.textContent = `${number(got.total)} known, ${number(got.connected)} connected${got.found < got.total ? `, ${number(got.found)} found` : ""}${gap}`;
       const uses = this.fates?.uses ?? {}, use = (one) => uses[one.name] ?? {};
@@ -59,7 +62,7 @@ export class ProducersSection {
       if (focused) [...this.body.querySelectorAll("a")].find((link) => link.getAttribute("href") === focused)?.focus({ preventScroll: true });
       this.more.hidden = got.found <= this.limit || this.limit >= 1000;
       COLUMNS.forEach(([sort], at) => { if (sort === this.sort) this.heads[at].setAttribute("aria-sort", "descending"); else this.heads[at].removeAttribute("aria-sort"); });
-      await this.paint();
+      this.painting ??= this.paint().catch((error) => console.warn(error)).finally(() => { this.painting = null; });
       known(section);
     } catch (error) {
       note.textContent = unknown(section, "The connections and the rates", error);
@@ -68,6 +71,11 @@ export class ProducersSection {
       section.classList.toggle("unknown", !rows.length);
       this.body.replaceChildren(...rows);
     }
+  }
+
+  /** Ask what happened to the samples of each producer. The table does not wait long for the answer. */
+  async askLearner() {
+    try { this.fates = await ask("learner", "memory/producers"); } catch (error) { this.fates = null; this.why = error.message; }
   }
 
   /** Fetch and show the pictures of the rows on the screen. */
