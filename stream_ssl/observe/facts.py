@@ -30,14 +30,11 @@ MOST_WORST = 64
 LEAST_SAMPLES = 20
 """A producer with fewer samples within WINDOW is not judged."""
 
+USES = ("producer_admitted_samples_total", "dropped_samples_total", "quarantined_samples_total")
+"""The counters by producer that tell what became of its samples."""
 COUNTS: Mapping[Role, tuple[str, ...]] = {
     "receiver": ("producer_samples_total", "producer_rejected_samples_total"),
-    "learner": (
-        "producer_admitted_samples_total",
-        "dropped_samples_total",
-        "quarantined_samples_total",
-        "producer_decoded_samples_total",
-    ),
+    "learner": (*USES, "producer_decoded_samples_total"),
 }
 """The counters by producer that each role exports."""
 GAUGES: Mapping[Role, tuple[str, ...]] = {
@@ -253,13 +250,13 @@ def _uses(counts: Mapping[str, Mapping[str, float]], slots: Mapping[str, float])
     """Return what became of the producers' samples, with the best producer, and the worst first.
 
     The use of a producer is the share of its samples that were new and could be decoded. Samples
-    that the near-duplicate test has not seen yet count as neither used nor dropped.
+    that the near-duplicate test has not seen yet do not count.
     """
-    admitted, dropped, bad, decoded = (counts[name] for name in COUNTS["learner"])
+    admitted, dropped, bad = (counts[name] for name in USES)
     rows: list[dict[str, Any]] = []
     for name in {*admitted, *dropped, *bad}:
         parts = [one.get(name, 0.0) for one in (admitted, dropped, bad)]
-        if (samples := max(decoded.get(name, 0.0), sum(parts[:2])) + parts[2]) >= LEAST_SAMPLES:
+        if (samples := sum(parts)) >= LEAST_SAMPLES:
             used, away, broken = (part / samples for part in parts)
             rows.append(
                 {"name": name, "samples": samples, "used": used, "dropped": away, "bad": broken}

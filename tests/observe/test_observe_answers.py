@@ -527,6 +527,16 @@ def test_one_producer_is_neither_the_best_nor_the_worst() -> None:
     )
 
 
+def test_samples_that_wait_for_the_near_duplicate_test_change_no_share() -> None:
+    run = Run()
+    run.pass_(60, run.sends(), run.learns(), run.drops("yard"))
+    before = asked(run)["Producers"].says
+    assert "Best of the last 1 min: gate, 100 % of its samples are used." in before
+    run.learner.learner.observe_journal(0, 900, 0, {}, {"yard": 5000, "gate": 5000})
+    run.pass_(10, run.sends(), run.learns(), run.drops("yard"))
+    assert asked(run)["Producers"].says == before
+
+
 def test_the_worst_of_equals_is_not_named() -> None:
     run = Run()
     lobbies = ("lobby-0", "lobby-1")
