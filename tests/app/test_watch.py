@@ -187,6 +187,7 @@ def test_a_page_gives_the_answers_of_its_run(
             assert status.main([place, "--history", "true", "--token_file", str(file)]) == 0
             history: dict[str, Any] = json.loads(capsys.readouterr().out)
             assert set(history) == {"run", "receiver", "learner"}
+            assert history["run"] == tmp_path.name
             assert len(history["learner"]["loss"]) == len(history["learner"]["time"]) >= 1
             assert history["learner"]["loss"][-1] == 4.0
 

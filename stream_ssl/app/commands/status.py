@@ -119,7 +119,8 @@ def status(
 
 def print_history(run: Run) -> int:
     """Print the figures of both roles over the whole time of their processes, as JSON."""
-    told: dict[str, Any] = {"run": Path(run.title).name}
+    names = [one["run"] for one in run.read().states.values() if one.get("run")]
+    told: dict[str, Any] = {"run": names[0] if names else Path(run.title).name}
     for role in ROLES:
         if found := run.ask(role, "history", track="whole"):
             told[role] = found[0]
