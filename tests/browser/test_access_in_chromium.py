@@ -137,6 +137,8 @@ def test_a_phone_shows_what_to_do_and_its_whole_menu(chromium: Any) -> None:
             box = link.bounding_box()
             assert box["x"] >= 0
             assert box["x"] + box["width"] <= 390, link.inner_text()
+        page.evaluate("document.querySelector('h1').textContent = 'warehouse-north'")
+        assert page.locator("h1").bounding_box()["height"] < 40  # in one line
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
