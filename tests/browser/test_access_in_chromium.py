@@ -161,6 +161,8 @@ def test_phones_and_thousands(chromium: Any, scheme: str) -> None:
             assert page.evaluate(wide) <= 0
             tables = "Math.max(...[...document.querySelectorAll('table')].map(t => t.scrollWidth))"
             assert page.evaluate(tables) <= 360
+            label = "getComputedStyle(document.querySelector('td[data-title=slots]'), '::before')"
+            assert page.evaluate(f"{label}.flexShrink") == "0"  # a long value does not break it
             assert page.locator("#answers li").count() == 5
             assert page.evaluate("document.querySelector('#answers').offsetHeight") < 3 * 740
             for name in ("--text", "--muted", "--good", "--bad", "--accent"):
