@@ -40,6 +40,10 @@ def test_the_map_by_umap_and_who_left_with_pictures(chromium: Any) -> None:
         page.locator("#map").scroll_into_view_if_needed()
         until(page, "!document.querySelector('#map-by option[value=umap]').disabled")
         page.wait_for_selector("#map-note >> text=of the variance")
+        legend = "[...document.querySelectorAll('#map-legend span')].map((one) => one.textContent)"
+        assert page.evaluate(legend)[0] == "no duplicate"
+        page.select_option("#map-colour", "labels")
+        assert page.evaluate(legend) == [f"class {number}" for number in range(4)]
         page.fill("#map-producer", "nobody")
         page.keyboard.press("Enter")
         page.wait_for_selector("#map-note >> text=no slot of this producer")

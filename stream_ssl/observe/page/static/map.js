@@ -1,6 +1,6 @@
 // The map of slots, on the two principal axes or by UMAP. Each slot is a point, and a picture if
 // there is room.
-import { ask, colour, duration, known, onTheme, percent, plural, unknown } from "./lib.js";
+import { ask, colour, duration, element, known, number, onTheme, percent, plural, unknown } from "./lib.js";
 
 const CELL = 58; // pixels of a cell for one picture
 const HUES = 12;
@@ -73,14 +73,28 @@ export class MapSection {
   colours() {
     const { labels, duplicates } = this.data;
     if (document.querySelector("#map-colour").value === "labels" && labels) {
-      return (at) => (labels[at] < 0 ? colour("--muted") : `hsl(${(360 * (labels[at] % HUES)) / HUES} 60% 52%)`);
+      const none = colour("--muted"), shade = (label) => (label < 0 ? none : `hsl(${(360 * (label % HUES)) / HUES} 60% 52%)`);
+      const classes = [...new Set(labels)].sort((a, b) => a - b), named = classes.slice(0, HUES + 1);
+      this.explain(named.map((label) => [shade(label), label < 0 ? "no class" : `class ${label}`]), classes.length - named.length);
+      return (at) => shade(labels[at]);
     }
     const sorted = [...(duplicates ?? [0])].sort((a, b) => a - b), most = Math.max(1, sorted[Math.floor(0.98 * (sorted.length - 1))]);
-    const [few, many] = [channels(colour("--muted")), channels(colour("--many"))];
-    return (at) => {
-      const share = Math.min(1, (duplicates?.[at] ?? 0) / most);
-      return `rgb(${few.map((value, n) => Math.round(value + share * (many[n] - value))).join()})`;
-    };
+    const [least, greatest] = [channels(colour("--muted")), channels(colour("--many"))];
+    const shade = (share) => `rgb(${least.map((value, n) => Math.round(value + share * (greatest[n] - value))).join()})`;
+    this.explain(duplicates ? [[shade(0), "no duplicate"], [shade(1), `${number(most)} duplicates or more`]] : []);
+    return (at) => shade(Math.min(1, (duplicates?.[at] ?? 0) / most));
+  }
+
+  /** Show what the colours mean: pairs of a colour and its text, and the number of texts left out. */
+  explain(pairs, more = 0) {
+    const told = JSON.stringify([pairs, more]);
+    if (told === this.told) return;
+    this.told = told;
+    document.querySelector("#map-legend").replaceChildren(...pairs.map(([shade, text]) => {
+      const mark = element("i");
+      mark.style.background = shade;
+      return element("span", {}, mark, text);
+    }), more ? `and ${more} more` : "");
   }
 
   draw() {
