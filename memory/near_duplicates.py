@@ -414,7 +414,7 @@ class NearDuplicates:
     def _keys_of(self, slots: Tensor, ids: Tensor) -> Tensor:
         """Return the keys of slots that hold these ids, remembered or computed.
 
-        If an id is remembered twice, its samples may differ, so the key is computed.
+        Two remembered samples with the same id may differ, so the keys of such ids are computed.
         """
         if not len(self._ids_R):
             return key(self._sketch_of(slots))

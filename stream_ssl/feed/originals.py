@@ -133,7 +133,7 @@ class KeptOriginals:
             self.sweep(held())
 
     def reloaded(self, before: set[str], held: set[str]) -> None:
-        """Record that the learner loaded an older memory; it held the names `before` until then."""
+        """Record that the learner loaded an older memory. Until now it held the names `before`."""
         self._left |= before
         self.sweep(held)
 
