@@ -86,7 +86,7 @@ class Judge:
 
     def _exact(self, row_ND: Tensor) -> Tensor:
         own_N = self._score.apply_((row_ND * row_ND).sum(dim=1))
-        h_NK = self._score.apply_(row_ND @ self._z_KD.T)
+        h_NK = self._score.between(row_ND, self._z_KD)
         return h_NK.sum(dim=1, dtype=torch.float64) - own_N
 
     def evict(self, slot: int, x_D: Tensor) -> float:

@@ -135,6 +135,7 @@ class Columns:
             for name, example in (payload or {}).items()
         }
         self.images = images
+        self.moving = slice(None)  # the descriptors' columns that new embeddings may change
         self.on_overwrite: Callable[[Tensor], None] | None = None
 
     @property

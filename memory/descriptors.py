@@ -56,6 +56,11 @@ class Descriptor(ABC):
     moves: bool = False
     """Whether a sample's descriptor changes when its embedding is computed again."""
 
+    @property
+    def moving(self) -> slice:
+        """The columns that may change when embeddings are computed again, after `dim`."""
+        return slice(None) if self.moves else slice(0)
+
     @abstractmethod
     def dim(self, embedding_dim: int, image_shape: Image | None) -> int:
         """Return the size A of a descriptor.
@@ -479,6 +484,12 @@ class Weighted(Descriptor):
         self.moves = any(part.moves for part in parts)
         self._is_fixed = [part.fixed() is part for part in parts]
         self._dims: list[int] = []
+
+    @property
+    def moving(self) -> slice:
+        ends = list(itertools.accumulate(self._dims, initial=0))
+        parts = [index for index, part in enumerate(self.parts) if part.moves]
+        return slice(ends[parts[0]], ends[parts[-1] + 1]) if parts else slice(0)
 
     def dim(self, embedding_dim: int, image_shape: Image | None) -> int:
         self._dims = [part.dim(embedding_dim, image_shape) for part in self.parts]

@@ -161,6 +161,7 @@ class WorkingMemory(Measurements, RandomDraws, Reencoding, Stateful):
         self._columns = Columns(
             self.capacity, dim, apart, where, dtype or torch.float32, images, group, payload
         )
+        self._columns.moving = self.descriptor.moving
         self._generator = torch.Generator().manual_seed(self._seed + RANK_SEEDS * group.rank)
         self._totals, self._strata = Totals(), Strata(self._seed + 2)
         self._drift = torch.ones(2, dtype=torch.float64)  # mean and minimum of the last refresh

@@ -37,7 +37,16 @@ BLOCK_ELEMENTS = 1 << 22
 
 
 class Score(ABC):
-    """A score h. Subclasses are frozen dataclasses, because a score has no state."""
+    """A score h. Subclasses are frozen dataclasses, because a score has no state.
+
+    A subclass defines `slope` and `apply_`. For speed, it may also write h(x) as a g(f x) + b, with
+    `apply_raw_` for g, and f, a and b as `factor`, `scale` and `shift`. Then a matrix product
+    applies f for free, and a sum of many h applies a and b once.
+    """
+
+    factor: float = 1.0
+    scale: float = 1.0
+    shift: float = 0.0
 
     def __call__(self, cosine: Tensor) -> Tensor:
         """Return h of every element, in a new tensor.
@@ -60,17 +69,34 @@ class Score(ABC):
     def apply_(self, cosine: Tensor) -> Tensor:
         """Overwrite `cosine` with h of every element, and return it."""
 
+    def apply_raw_(self, cosine: Tensor) -> Tensor:
+        """Overwrite `factor` times each cosine with (h - shift) / scale, and return it."""
+        return self.apply_(cosine)
+
+    def between(self, z_BD: Tensor, memory_KD: Tensor) -> Tensor:
+        """Return h(z_b . m_k) for all pairs of rows, [B, K]."""
+        raw_BK = self._raw(z_BD, memory_KD)
+        is_h = self.scale == 1 and self.shift == 0
+        return raw_BK if is_h else affine_(raw_BK, self.scale, self.shift)
+
+    def _raw(self, z_BD: Tensor, memory_KD: Tensor) -> Tensor:
+        return self.apply_raw_(add_product(None, z_BD, memory_KD, self.factor))
+
     def total(self, z_BD: Tensor, memory_KD: Tensor) -> Tensor:
         """Return sum_k h(z_b . m_k) for every row b, float64 [B], computed in blocks."""
         total_B = torch.zeros(len(z_BD), dtype=torch.float64, device=z_BD.device)
         step = _rows_at_a_time(len(memory_KD), z_BD.device)
         for start in range(0, len(z_BD), step):
-            cosine_bK = z_BD[start : start + step] @ memory_KD.T
-            total_B[start : start + step] = sum_in_float64(self.apply_(cosine_bK), dim=1)
-        return total_B
+            raw_bK = self._raw(z_BD[start : start + step], memory_KD)
+            total_B[start : start + step] = sum_in_float64(raw_bK, dim=1)
+        return total_B.mul_(self.scale).add_(self.shift * len(memory_KD))
 
     def moved(
-        self, memory_KD: Tensor, after_RD: Tensor, before_RD: Tensor
+        self,
+        memory_KD: Tensor,
+        after_RD: Tensor,
+        before_RD: Tensor,
+        moving: slice = slice(None),
     ) -> tuple[Tensor, Tensor]:
         """Return what changes in the totals of all rows when some rows of the memory move.
 
@@ -78,6 +104,8 @@ class Score(ABC):
             memory_KD: the memory, with the moved rows as they are now.
             after_RD: these rows as they are now.
             before_RD: the same rows as they were.
+            moving: the columns in which these rows may differ. The product of the others is made
+                once.
 
         Returns:
             The change of each row's total, float64 [K], and the totals of the moved rows, float64
@@ -85,15 +113,24 @@ class Score(ABC):
         """
         change_K = torch.zeros(len(memory_KD), dtype=torch.float64, device=memory_KD.device)
         total_R = change_K.new_zeros(len(after_RD))
-        both_MD = torch.cat([after_RD, before_RD])
-        step = _rows_at_a_time(len(both_MD), memory_KD.device)
+        first, last, _ = moving.indices(memory_KD.shape[1])
+        step = _rows_at_a_time(2 * len(after_RD), memory_KD.device)
         for start in range(0, len(memory_KD), step):
-            h_bM = self.apply_(memory_KD[start : start + step] @ both_MD.T)
-            now_bR, was_bR = h_bM.chunk(2, dim=1)
+            row_bD, same_bR = memory_KD[start : start + step], None
+            for part in (slice(first), slice(last, None)):
+                if row_bD[:, part].shape[1]:
+                    one_bd, other_Rd = row_bD[:, part], after_RD[:, part]
+                    same_bR = add_product(same_bR, one_bd, other_Rd, self.factor)
+            row_bd = row_bD[:, first:last]
+            now_bR, was_bR = (
+                self.apply_raw_(add_product(same_bR, row_bd, of_RD[:, first:last], self.factor))
+                for of_RD in (after_RD, before_RD)
+            )
             total_R += sum_in_float64(now_bR, dim=0)
             gone_b = sum_in_float64(was_bR, dim=1)
             change_K[start : start + step] = sum_in_float64(now_bR, dim=1) - gone_b
-        return change_K, total_R
+        change_K *= self.scale
+        return change_K, total_R.mul_(self.scale).add_(self.shift * len(memory_KD))
 
     def counts(self, memory_KD: Tensor) -> Tensor:
         """Return the duplicate counts N(j), float64 [K] (DUEL, eq. 5).
@@ -117,8 +154,13 @@ class Linear(Score):
         return cosine.add_(1.0).mul_(0.5)
 
     def moved(
-        self, memory_KD: Tensor, after_RD: Tensor, before_RD: Tensor
+        self,
+        memory_KD: Tensor,
+        after_RD: Tensor,
+        before_RD: Tensor,
+        moving: slice = slice(None),
     ) -> tuple[Tensor, Tensor]:
+        del moving  # sums of rows are cheap
         change_K = self.total(memory_KD, after_RD) - self.total(memory_KD, before_RD)
         return change_K, self.total(after_RD, memory_KD)
 
@@ -176,20 +218,26 @@ class VonMisesFisher(Score):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kappa", check_width("kappa", self.kappa, FINEST, COARSEST))
+        steep = 1.0 / self.kappa
+        if EVEN <= steep <= STEEP:  # h is e^-s (e^(s x) - e^-s) / (1 - e^-2s), with fewer passes
+            whole = -math.expm1(-2.0 * steep)
+            object.__setattr__(self, "factor", steep)
+            object.__setattr__(self, "scale", math.exp(-steep) / whole)
+            object.__setattr__(self, "shift", -math.exp(-2.0 * steep) / whole)
 
     @property
     def slope(self) -> float:
         return 1 / (self.kappa * -math.expm1(-2.0 / self.kappa))
 
+    def apply_raw_(self, cosine: Tensor) -> Tensor:
+        return self.apply_(cosine) if self.scale == 1 else cosine.exp_()
+
     def apply_(self, cosine: Tensor) -> Tensor:
+        if self.scale != 1:
+            return affine_(cosine.mul_(self.factor).exp_(), self.scale, self.shift)
         steep = 1.0 / self.kappa
-        if not EVEN <= steep <= STEEP:
-            cosine.clamp_(-1.0, 1.0).sub_(1.0)
-            return between_(cosine.mul_(steep), 2.0 * steep)
-        # The same function with half the passes over memory: e^-s (e^(s x) - e^-s) / (1 - e^-2s).
-        whole = -math.expm1(-2.0 * steep)
-        cosine.mul_(steep).exp_()
-        return affine_(cosine, math.exp(-steep) / whole, -math.exp(-2.0 * steep) / whole)
+        cosine.clamp_(-1.0, 1.0).sub_(1.0)
+        return between_(cosine.mul_(steep), 2.0 * steep)
 
 
 @dataclass(frozen=True)
@@ -238,6 +286,13 @@ def _rows_at_a_time(columns: int, device: torch.device) -> int:
     """Return the number of rows, at least 1, of a block of similarities with so many columns."""
     elements = BLOCK_ELEMENTS if device.type == "cpu" else LARGE_ELEMENTS
     return max(1, elements // max(1, columns))
+
+
+def add_product(start_NM: Tensor | None, one_ND: Tensor, other_MD: Tensor, factor: float) -> Tensor:
+    """Return start + factor one @ other^T in a new tensor, in one operation."""
+    if start_NM is None:
+        return torch.addmm(one_ND.new_empty(1), one_ND, other_MD.T, beta=0, alpha=factor)
+    return torch.addmm(start_NM, one_ND, other_MD.T, alpha=factor)
 
 
 def sum_rows(z_KD: Tensor) -> Tensor:

@@ -216,7 +216,7 @@ class ApproximateCounts:
 
     def _choose(self, cells: Cells, x_TA: Tensor, shared: Turns | None) -> Tensor:
         row_PA, pool_P = self._row_PA, self._pool_P
-        near_TP = self._score.apply_(x_TA @ row_PA.T)
+        near_TP = self._score.between(x_TA, row_PA)
         cell_T = cells.of(x_TA)
         seen = cells.see(x_TA, cell_T)
         total_T = seen.total_N + sum_in_float64(near_TP, dim=1)
@@ -238,7 +238,7 @@ class ApproximateCounts:
         turns = kept.held
         left_TA, left_T = row_WA[column_T[:turns]], cell_W[column_T[:turns]]
         self.count_P += near_TP[:turns].sum(dim=0)
-        self.count_P -= self._score.apply_(left_TA @ row_PA.T).sum(dim=0)
+        self.count_P -= self._score.between(left_TA, row_PA).sum(dim=0)
         h_TW = h_WW[len(few) : len(few) + turns]
         total_T = total_T[:turns] + h_TW[:, len(few) : len(few) + turns].sum(dim=1)
         total_T -= h_TW[:, column_T[:turns]].sum(dim=1)
@@ -405,7 +405,7 @@ def similarities(row_WA: Tensor, h_Tc: Tensor, score: Score) -> Tensor:
         score: h.
     """
     row_cA, x_TA = torch.split(row_WA, [h_Tc.shape[1], len(h_Tc)])
-    h_cc, h_TT = score.apply_(row_cA @ row_cA.T), score.apply_(x_TA @ x_TA.T)
+    h_cc, h_TT = score.between(row_cA, row_cA), score.between(x_TA, x_TA)
     h_WW = torch.cat([torch.cat([h_cc, h_Tc.T], 1), torch.cat([h_Tc, h_TT], 1)])
     return h_WW.fill_diagonal_(0)
 

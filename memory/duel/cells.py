@@ -251,7 +251,7 @@ class Cells:
         """
         near_N = torch.zeros(len(row_NA), dtype=torch.float64, device=row_NA.device)
         for cell, readers in by_cell(self._read(cell_N)).items():
-            h_nb = self._score.apply_(row_NA[readers] @ self.rows(self.slots(cell)).T)
+            h_nb = self._score.between(row_NA[readers], self.rows(self.slots(cell)))
             near_N[readers] += h_nb.sum(dim=1)
         return near_N
 

@@ -141,7 +141,7 @@ class ExactCounts:
             self.count_K[slot_m], row_KA[slot_m], self._group.of_all(slot_m)
         )
         row_WA = torch.cat([row_cA, x_TA])
-        h_WW = self._score.apply_(row_WA @ row_WA.T).fill_diagonal_(0)
+        h_WW = self._score.between(row_WA, row_WA).fill_diagonal_(0)
         counts, known_c, known_WW = all_to_host(torch.cat([count_c, total_T]), slot_c, h_WW)
         level = float(counts[: len(slot_c)].max())  # subtracted to save float32 precision
         counts = (counts - level).to(known_WW)
@@ -199,12 +199,12 @@ class ExactCounts:
 
     def _await(self, x_WA: Tensor) -> None:
         self._waiting_BA = x_WA
-        self._waiting_BK = self._score.apply_(x_WA @ self._columns.descriptors.T)
+        self._waiting_BK = self._score.between(x_WA, self._columns.descriptors)
 
     def _replace_one(self, x_1A: Tensor) -> Tensor:
         """Return the slot of a single newcomer, and update the counts: Algorithm 2 as it stands."""
         row_KA, count_K = self._columns.descriptors, self.count_K
-        joins_K = self._score.apply_(x_1A @ row_KA.T)[0]
+        joins_K = self._score.between(x_1A, row_KA)[0]
         total_1 = sum_in_float64(joins_K[None], dim=1)
         seen_W = torch.cat([count_K + joins_K, total_1]) if self._compete else count_K
         slot_1 = to_host((seen_W - seen_W.max()).to(joins_K).argmax()[None])  # equal rows may tie
@@ -213,7 +213,7 @@ class ExactCounts:
         self._owed += 1
         if slot == len(row_KA):
             return torch.full_like(slot_1, REFUSED)
-        leaves_1K = self._score.apply_(row_KA[slot : slot + 1] @ row_KA.T)
+        leaves_1K = self._score.between(row_KA[slot : slot + 1], row_KA)
         count_K += joins_K
         count_K -= leaves_1K[0]
         count_K[slot] = total_1[0] - joins_K[slot]
@@ -281,7 +281,7 @@ class ExactCounts:
         # Update the similarities of the pending newcomers to the slots that were just overwritten.
         self._waiting_BK = waiting_BK = self._waiting_BK[held:]
         self._waiting_BA = x_WA = x_BA[held : held + len(waiting_BK)]
-        waiting_BK[:, slot_R] = self._score.apply_(x_WA @ x_BA[turn_R].T)
+        waiting_BK[:, slot_R] = self._score.between(x_WA, x_BA[turn_R])
 
     def _propose_next(self, proposed: int, held: int) -> None:
         """Set the length of the next proposal, from the accepted steps of the last one."""
@@ -300,14 +300,14 @@ class ExactCounts:
     def on_update(self, slots: Tensor, before_RA: Tensor) -> None:
         """Update the counts after these slots changed from the rows `before_RA`."""
         self._waiting_BA, row_kA = self.count_K[:0], self._columns.descriptor_kA
-        if self._group.size == 1 and 2 * len(slots) >= len(row_kA):
-            self.recount()
-            return
         row_RA = row_kA[slots]
         after_NA, before_NA, rank_N = self._group.all_gather(
             row_RA, before_RA, torch.full_like(slots, self._group.rank)
         )
-        change_k, total_N = self._score.moved(row_kA, after_NA, before_NA)
+        if 2 * len(after_NA) >= self._columns.occupied_of_all:
+            self.recount()
+            return
+        change_k, total_N = self._score.moved(row_kA, after_NA, before_NA, self._columns.moving)
         self.count_K[: len(row_kA)] += change_k
         total_N = self._group.all_reduce_sum(total_N)
         if self._group.size > 1:
@@ -409,7 +409,7 @@ def largest_others(
     most_T = torch.full_like(near_TK[:, 0], -torch.inf)
     for start in range(0, len(row_KA), step := columns_at_a_time(len(near_TK), row_KA.device)):
         part = slice(start, start + step)
-        left_TK[:, part] = score.apply_(left_TA @ row_KA[part].T)
+        left_TK[:, part] = score.between(left_TA, row_KA[part])
         here_T = follow(other_K[part], near_TK[:, part], left_TK[:, part], compete, barred, part)
         most_T = torch.maximum(most_T, here_T)
     return most_T

@@ -120,7 +120,10 @@ class Policy(ABC):
         return type(self).choose_shared is not Policy.choose_shared
 
     def on_update(self, slots: Tensor, before_RA: Tensor) -> None:
-        """Update the policy after the descriptors of these slots changed from `before_RA`."""
+        """Update the policy after the descriptors of these slots changed from `before_RA`.
+
+        All slots changed, or only some, and then only in the descriptors' columns `moving`.
+        """
         del slots, before_RA
 
     def update(self, feedback: Feedback) -> None:

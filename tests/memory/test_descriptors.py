@@ -200,6 +200,7 @@ def test_a_weighted_cosine_is_the_mean_of_cosines() -> None:
     torch.testing.assert_close(row_BA @ row_BA.T, wanted_BB, atol=1e-6, rtol=0)
     # Only descriptors that depend on the embedding change with it.
     other_BD = unit_rows(np.random.default_rng(1), "uniform", 6, 5)
+    assert both.moving == slice(0, 5)
     moved_BA = both.refreshed(row_BA, other_BD)
     torch.testing.assert_close(moved_BA, both(other_BD, image_BCHW))
     assert torch.equal(moved_BA[:, 5:], row_BA[:, 5:])
@@ -212,6 +213,7 @@ def test_the_fixed_part_of_a_descriptor_is_of_images_alone() -> None:
     thumbnail, frozen = Thumbnail(4), Frozen(encoder())
     both = Weighted([thumbnail, Embedding(), frozen], weights=[1, 7, 2])
     assert both.dim(5, SHAPE) == 48 + 5 + 16
+    assert both.moving == slice(48, 53)
     fixed = both.fixed()
     assert fixed is not None
     fixed_BA = fixed(z_BD[:, :0], image_BCHW)

@@ -22,6 +22,18 @@ from tests.naive import unit_rows
 WIDTHS = (1e-9, 1e-6, 1e-3, 0.1, 1.0, 1.999, 2.0, 4.0, 1e2, 1e5, 1e9)
 
 
+class Squared(Score):
+    """A score from another package, which has its slope and `apply_` alone."""
+
+    slope = 1.0
+
+    def apply_(self, cosine: torch.Tensor) -> torch.Tensor:
+        return cosine.add_(1.0).mul_(0.5).square_()
+
+    def __repr__(self) -> str:
+        return "Squared()"
+
+
 def exact(score: Score, x: float) -> float:
     """Return h by its definition, to 60 digits."""
     with localcontext() as context:
@@ -110,6 +122,32 @@ def test_widths_that_no_rounding_carries_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         build()
+
+
+@table(
+    "score",
+    [Linear(), Quadratic(), Gaussian(0.5), Threshold(0.3, 0.2), Squared()]
+    + [VonMisesFisher(kappa) for kappa in (0.01, 0.03, 0.1, 1.9, 5.0)],
+    ids=repr,
+)
+@table("moving", [slice(None), slice(0), slice(3), slice(2, 5), slice(4, None)], ids=str)
+def test_sums_over_rows_are_those_of_the_cosines(score: Score, moving: slice) -> None:
+    random = np.random.default_rng(1)
+    row_ND = unit_rows(random, "clustered", 50, 8)
+    before_RD = row_ND[[4, 30, 7]].clone()
+    after_RD = before_RD.clone()
+    after_RD[:, moving] = torch.from_numpy(random.normal(size=(3, 8)))[:, moving] / 3
+    row_ND[[4, 30, 7]] = after_RD
+
+    def near(found: torch.Tensor, wanted: torch.Tensor) -> bool:
+        return torch.allclose(found, wanted, rtol=1e-9, atol=1e-11)
+
+    h_RN, was_RN = score(after_RD @ row_ND.T), score(before_RD @ row_ND.T)
+    change_N, total_R = score.moved(row_ND, after_RD, before_RD, moving)
+    assert near(score.between(after_RD, row_ND), h_RN)
+    assert near(score.total(after_RD, row_ND), h_RN.sum(dim=1))
+    assert near(total_R, h_RN.sum(dim=1))
+    assert near(change_N, (h_RN - was_RN).sum(dim=0))
 
 
 @pytest.mark.parametrize("score", [VonMisesFisher(0.01), Gaussian(0.01)])
