@@ -154,9 +154,8 @@ class WorkingMemory(Measurements, RandomDraws, Reencoding, Stateful):
         self._fixed_dtype = dtype is not None
         where, self._seed = check_device(device), check_seed(seed)
         self.descriptor.to(where)
-        apart = None
-        if not isinstance(self.descriptor, Embedding):
-            apart = self.descriptor.dim(dim, image_shape)
+        shared = isinstance(self.descriptor, Embedding)
+        apart = None if shared else self.descriptor.dim(dim, image_shape)
         images = image_column(self.capacity, image_shape, where, images_on)
         self._columns = Columns(
             self.capacity, dim, apart, where, dtype or torch.float32, images, group, payload
