@@ -100,7 +100,6 @@ def steps(learner: Learner, settings: Any) -> Iterator[StepRecord]:
         build.shadows(settings, learner.method.dim),
         mock.Mock(),
         mock.Mock(),
-        build.prequential(settings),
         clock=count(0.0, -1.0).__next__,  # no surveys, which take at most 2 % of the time
     )
     for record in learner.run(threading.Event()):

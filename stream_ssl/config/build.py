@@ -59,7 +59,6 @@ from stream_ssl.observe.held_out import HeldOut, HeldOutProbe
 from stream_ssl.observe.logger_process import Deadline, LoggerProcess
 from stream_ssl.observe.loggers import Logger, TensorBoard
 from stream_ssl.observe.page.picture_search import PictureSearch
-from stream_ssl.observe.prequential import Prequential
 from stream_ssl.observe.shadow import Shadow, StepDescriptor
 from stream_ssl.process.failures import first_line, section
 from stream_ssl.producers._images import as_sample
@@ -322,12 +321,6 @@ def checkpointer(settings: Namespace, ranks: Ranks | None = None) -> Checkpointe
         return Checkpointer(settings.run / FOLDER, **settings.checkpoints, ranks=ranks)
 
 
-def prequential(settings: Namespace) -> Prequential:
-    """Return the probe that predicts the labels of the stream."""
-    with section("observe.prequential"):
-        return Prequential(**settings.observe.prequential)
-
-
 def held_out(settings: Namespace, learner: Learner) -> HeldOutProbe | None:
     """Read the held-out set and return its probe; None if the settings name no set."""
     chosen = settings.observe.held_out
@@ -526,7 +519,6 @@ def dry_run(settings: Namespace, ranks: int = 1) -> Learner:
         stack.enter_context(batches(settings, reader, START, ranks=ranks, originals=kept))
         built = learner(settings, EmptyStream(), START, Planned(ranks))
         shadows(settings, built.method.dim)
-        prequential(settings)
         held_out(settings, built)
         loggers(settings, {}, Deadline())
         if settings.copies.to is not None:

@@ -244,7 +244,6 @@ def _add_learner(parser: ArgumentParser) -> None:
     from stream_ssl.methods import Method
     from stream_ssl.observe import loggers
     from stream_ssl.observe.held_out import HeldOut
-    from stream_ssl.observe.prequential import Prequential
 
     _section(parser, Vectors, "vectors")
     _section(parser, Decoder, "decoder")
@@ -308,10 +307,9 @@ def _add_learner(parser: ArgumentParser) -> None:
     _section(parser, Pace, "pace")
     _section(parser, LearnerSettings, "learner", skip={"write_back"})
     parser.set_defaults({"learner.novelty": NOVELTY})
-    _section(parser, Checkpointer, "checkpoints", skip={"folder", "ranks"})
+    _section(parser, Checkpointer, "checkpoints", skip={"folder", "ranks", "behind"})
     parser.add_class_arguments(CopySettings, "copies")
     parser.add_class_arguments(RanksSettings, "ranks")
-    _section(parser, Prequential, "observe.prequential")
     parser.add_argument(
         "--observe.held_out",
         type=HeldOut | str | None,

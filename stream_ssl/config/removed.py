@@ -41,6 +41,8 @@ REMOVED: dict[str, Gone] = {
     "learner.stream_share": Gone(0.5, "there are no mixed batches; see learner.anchors"),
     "learner.write_back": Gone(True, "fresh keys always replace the older ones"),
     "learner.keys": Gone("before", "the memory keeps the keys from before the update"),
+    "checkpoints.behind": Gone(True, "checkpoints are written while the run learns"),
+    "observe.prequential.window": Gone(2048, "the probe covers the last 2048 labelled samples"),
     "observe.prequential.k": Gone(20, "the probe uses 20 neighbours"),
     "observe.prequential.rate": Gone(4.0, "the learning rate of the linear probe is 4.0"),
     "http.producers": Gone(True, "the first 256 producers have a label in the metrics"),

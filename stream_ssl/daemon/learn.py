@@ -151,7 +151,6 @@ class Process:
             build.shadows(settings, self.learner.method.dim),
             self._batches,
             reader,
-            build.prequential(settings),
             self._held_out(settings, saved, server, leads=group.group.rank == 0),
             RecentRank(settings.run if group.group.rank == 0 else None),
         )

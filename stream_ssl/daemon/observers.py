@@ -40,7 +40,6 @@ class Observers:
         test: finds near-duplicates of the memory's pictures; None: it has no pictures.
         shadows: memories that see the same stream under other policies.
         batches, reader: report how far the learner is behind.
-        prequential: predicts the labels of the stream.
         held_out: probes a held-out labelled set; None: no such set.
         recent_rank: detects a collapse.
         clock: monotonic seconds.
@@ -54,7 +53,6 @@ class Observers:
         shadows: Sequence[Shadow],
         batches: Batches,
         reader: JournalReader,
-        prequential: Prequential | None = None,
         held_out: HeldOutProbe | None = None,
         recent_rank: RecentRank | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -65,7 +63,7 @@ class Observers:
         self._balance, self._drift = Balance(), Drift()
         self._recent_rank = recent_rank or RecentRank()
         self._collisions = ClassCollisions()
-        self._prequential = prequential or Prequential()
+        self._prequential = Prequential()
         self._held_out, self._device = held_out, memory.device
         self._new = 0  # samples that wait in the learner
         self._clock = clock

@@ -53,16 +53,10 @@ class Prequential:
     on the device of the keys.
 
     Args:
-        window: number of labelled samples for the figures and for the neighbours, at least 0; 0
-            turns the probe off.
-
-    Raises:
-        ValueError: `window` is negative.
+        window: number of labelled samples for the figures and for the neighbours, at least 1.
     """
 
     def __init__(self, window: int = 2048) -> None:
-        if window < 0:
-            raise ValueError(f"window {window}: must be 0 or more")
         self.window = window
         self._index: dict[int, int] = {}  # class number by label, in order of arrival
         self._matrices: dict[str, Any] = {}  # of river; filled by the first scored batch
@@ -78,7 +72,7 @@ class Prequential:
         The probe leaves out replays, unlabelled samples, and keys that were not offered to the
         memory.
         """
-        if self.window and not record.replay and record.admission is not None:
+        if not record.replay and record.admission is not None:
             self.update(record.keys_BD, record.labels_B)
 
     def update(self, keys_BD: Tensor, labels_B: Tensor) -> None:

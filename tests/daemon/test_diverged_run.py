@@ -21,7 +21,7 @@ def test_a_rate_that_is_far_too_high_turns_red_and_a_lower_one_repairs(tmp_path:
     until_halted, samples = 3 * (ROW + 1) * BATCH, 80 * BATCH
     settings = TINY | {
         "optimiser": {"learning_rate": 1e12},
-        "checkpoints": {"keep": 2, "every_steps": 1, "every_seconds": None, "behind": False},
+        "checkpoints": {"keep": 2, "every_steps": 1, "every_seconds": None},
     }
     with processes(tmp_path / "run", settings) as run:
         receiver, learner = run.role("receiver"), run.role("learner")
