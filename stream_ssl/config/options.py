@@ -518,13 +518,14 @@ def _duplicates(node: yaml.Node | None) -> Iterator[str]:
             yield from _duplicates(value)
 
 
-def resolved(parser: ArgumentParser, settings: Namespace) -> dict[str, Any]:
+def resolved(parser: ArgumentParser, settings: Namespace, complete: bool = True) -> dict[str, Any]:
     """Return the settings as plain JSON values: defaults, file, environment, command line.
 
     Null values are kept. Without them, the options would get their defaults when the result is
-    parsed again.
+    parsed again. Settings that are not `complete` lack required options.
     """
-    values: dict[str, Any] = json.loads(parser.dump(settings, format="json", skip_unset=False))
+    text = parser.dump(settings, format="json", skip_unset=False, skip_validation=not complete)
+    values: dict[str, Any] = json.loads(text)
     return values
 
 

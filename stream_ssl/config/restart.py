@@ -83,7 +83,7 @@ class Restart:
 
     Args:
         config: plain values.
-        kept: lines "option: the run's value (asked for: another)", for options that a run fixes.
+        kept: lines "option: the run's value (requested: another)", for options that a run fixes.
         changed: lines "option: the run's value -> the new one", for options that may change.
     """
 
@@ -92,13 +92,16 @@ class Restart:
     changed: list[str]
 
 
-def merge(asked: Mapping[str, Any], run: Mapping[str, Any]) -> Restart:
+def merge(
+    asked: Mapping[str, Any], run: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
+) -> Restart:
     """Return the configuration with which a run resumes.
 
     Args:
         asked: the configuration of the restart, as plain values.
         run: the configuration stored in the checkpoint. Options that are newer than the checkpoint
             are taken from `asked`.
+        defaults: the default of each option, which nobody requested.
     """
     run = _with_memory_defaults(_with_own_parts(_with_named_method(with_current_names(run))))
     config = {name: dict(v) if isinstance(v, Mapping) else v for name, v in asked.items()}
@@ -112,7 +115,8 @@ def merge(asked: Mapping[str, Any], run: Mapping[str, Any]) -> Restart:
             else:
                 config[section] = ours
             lines = _differences(path, ours, theirs)
-            kept += [f"{where}: {_show(a)} (requested: {_show(b)})" for where, a, b in lines]
+            word = "now the default" if theirs == _get(defaults or {}, path) else "requested"
+            kept += [f"{where}: {_show(a)} ({word}: {_show(b)})" for where, a, b in lines]
     for path in MAY_CHANGE:
         ours, theirs = _get(run, path), _get(asked, path)
         # A learner knows only those options of the receiver that the file sets.
@@ -143,7 +147,8 @@ def resume(parser: ArgumentParser, settings: Namespace, run: Mapping[str, Any]) 
             settings.run,
             "; ".join(lost),
         )
-    found = merge(resolved(parser, settings), run)
+    defaults = resolved(parser, parser.get_defaults(), complete=False)
+    found = merge(resolved(parser, settings), run, defaults)
     if found.kept:
         log.warning(
             "%s: the run keeps these settings from its beginning: %s. To use other "

@@ -89,6 +89,8 @@ def test_every_fixed_option_is_kept_and_every_other_is_taken_over(tmp_path: Path
     assert [line.partition(": ")[0] for line in found.kept] == list(FIXED)
     assert [line.partition(": ")[0] for line in found.changed] == list(MAY_CHANGE)
     assert "memory.capacity: 64 (requested: 'another')" in found.kept
+    found = restart.merge(asked, run, {"memory": {"capacity": "another"}})
+    assert "memory.capacity: 64 (now the default: 'another')" in found.kept
     assert "checkpoints.keep: 3 -> 'another'" in found.changed
 
 
