@@ -17,6 +17,7 @@ from stream_ssl.producers.sources.synthetic import Synthetic
 from stream_ssl.producers.sources.video import VideoFiles
 from stream_ssl.producers.sources.watched import WatchedFolder
 from stream_ssl.producers.sources.webdataset import WebDataset
+from stream_ssl.producers.sources.zenoh_ros import ZenohRos
 
 SOURCES: dict[str, type[Source]] = {
     "camera": Camera,
@@ -35,6 +36,7 @@ SOURCES: dict[str, type[Source]] = {
     "video": VideoFiles,
     "watch": WatchedFolder,
     "webdataset": WebDataset,
+    "zenoh": ZenohRos,
 }
 
 __all__ = [
@@ -56,4 +58,5 @@ __all__ = [
     "VideoFiles",
     "WatchedFolder",
     "WebDataset",
+    "ZenohRos",
 ]

@@ -36,6 +36,7 @@ EXTRAS = {
     **dict.fromkeys(("mcap", "mcap_protobuf"), "mcap"),
     **dict.fromkeys(("lz4", "zstandard"), "rosbag"),  # mcap has them as well
     "websockets": "ros",
+    "zenoh": "zenoh",
     **dict.fromkeys(("nats", "nkeys"), "nats"),
     "confluent_kafka": "kafka",
     **dict.fromkeys(("httpx", "httpcore", "sniffio", "protego"), "crawl"),

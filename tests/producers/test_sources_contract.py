@@ -141,6 +141,7 @@ ELSEWHERE = {
     "kafka",
     "nats",
     "ros",
+    "zenoh",
 }  # which need a network, and have these tests beside it
 CASES = [
     *((kind, None) for kind in BUILDERS),

@@ -1,0 +1,299 @@
+"""A source of the images that a robot publishes live in ROS 2 over Zenoh."""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from stream_ssl.producers.sources.fields import without_secrets
+from stream_ssl.producers.sources.frames import Codec
+from stream_ssl.producers.sources.live import Live, connection_id
+from stream_ssl.producers.sources.mcap import decoder_of
+from stream_ssl.producers.sources.mcap_file import Schema
+from stream_ssl.producers.sources.robot_images import Message, RobotImages
+from stream_ssl.rate_limited_logger import printable
+from stream_ssl.wire.sample import Sample
+
+log = logging.getLogger(__name__)
+
+ENDPOINT = re.compile(r"(tcp|tls|quic|ws|udp)/[^/@?#\s]+:[0-9]{1,5}")
+TOKENS = ("@ros2_lv/*/*/*/*/MP/**", "@/*/@ros2_lv/MP/**")
+"""The liveliness tokens of publishers: of rmw_zenoh, and of zenoh-bridge-ros2dds."""
+POLL_SECONDS = 0.1
+MAX_MESSAGE = 2**26  # bytes
+MAX_TOPICS = 256  # topics that are subscribed to in one connection
+WAITING_BYTES, WAITING_TOKENS = 2**28, 4096  # from Zenoh's threads to this source's thread
+
+HEADER = f"""
+{"=" * 80}
+MSG: std_msgs/Header
+builtin_interfaces/Time stamp
+string frame_id
+{"=" * 80}
+MSG: builtin_interfaces/Time
+int32 sec
+uint32 nanosec
+"""
+DEFINITIONS = {
+    "sensor_msgs/msg/Image": "std_msgs/Header header\nuint32 height\nuint32 width\n"
+    "string encoding\nuint8 is_bigendian\nuint32 step\nuint8[] data" + HEADER,
+    "sensor_msgs/msg/CompressedImage": "std_msgs/Header header\nstring format\nuint8[] data"
+    + HEADER,
+}
+"""The definitions of the types that are read. Zenoh does not carry them, as bags and bridges do."""
+
+
+class Publisher(NamedTuple):
+    """A topic that a node publishes, and the key under which its messages travel."""
+
+    topic: str
+    kind: str  # the type, such as sensor_msgs/msg/Image
+    key: str
+
+
+class ZenohRos(Live[tuple[str, Message]]):
+    """Images of a live robot with ROS 2, whose messages travel over Zenoh.
+
+    The robot runs rmw_zenoh with its router, or zenoh-bridge-ros2dds. This machine needs no ROS
+    installation. Messages are sensor_msgs Image and CompressedImage. Compressed images are sent
+    unchanged, other images are encoded with `codec`. The capture time is the header's stamp, or the
+    time of arrival if the stamp is zero.
+
+    The source reconnects, and drops the oldest waiting images if the sender cannot keep up; see
+    `Live`. Sample ids are TOPIC@CONNECTED-N: a name of the connection, and the number of the image
+    since then.
+
+    Args:
+        endpoint: the router or bridge, as tcp/HOST:7447. Zenoh's tls, quic, ws and udp work too.
+        topics: names of topics, or types of messages; null: all images.
+        codec: encoding of uncompressed images: "jpeg", "webp" or "raw".
+        quality: JPEG or WebP quality, 1 to 100.
+        config: JSON5 file of Zenoh's own settings, such as certificates and passwords.
+        timeout: seconds that an attempt to connect may take, above 0.
+        retry_seconds: longest pause between two attempts, in seconds, above 0.
+        give_up_seconds: seconds without an image after which the source fails; null: never.
+        waiting: maximum number of images that wait for the sender.
+        name: the source's name.
+
+    Raises:
+        ValueError: an argument is invalid.
+        ModuleNotFoundError: a library is not installed: pip install 'stream-ssl[zenoh]'.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        topics: list[str] | None = None,
+        codec: Codec = "jpeg",
+        quality: int = 90,
+        config: Path | None = None,
+        timeout: float = 10.0,
+        retry_seconds: float = 30.0,
+        give_up_seconds: float | None = None,
+        waiting: int = 16,
+        name: str = "zenoh",
+    ) -> None:
+        super().__init__(name, timeout, retry_seconds, give_up_seconds, waiting)
+        self._images = RobotImages(name, topics, codec, quality)
+        self.skipped = self._images.skipped
+        if not ENDPOINT.fullmatch(endpoint):
+            raise ValueError(
+                f"endpoint {without_secrets(endpoint)!r}: must be tcp/HOST:PORT or another "
+                "endpoint of Zenoh, such as tcp/robot:7447; passwords belong into the file `config`"
+            )
+        self._endpoint, self._config = endpoint, config
+        settings_of(endpoint, config, timeout)  # fail early if the file cannot be used
+
+    def received(self) -> Iterator[tuple[tuple[str, Message], int]]:
+        """Yield (sample id, image message) of one connection, with the bytes; see `Live`."""
+        import zenoh
+
+        connected, number = connection_id(), 0
+        with ExitStack() as stack:
+            settings = settings_of(self._endpoint, self._config, self.patience())
+            session = stack.enter_context(zenoh.open(settings))
+            log.info("source %s: connected to %s", self.name, self._endpoint)
+            subscriptions = Subscriptions(session, self._images, self._endpoint)
+            while not self._stopped.is_set():
+                subscriptions.follow()
+                if (taken := subscriptions.take()) is not None:
+                    message, size = taken
+                    yield (f"{message.topic}@{connected}-{number}", message), size
+                    number += 1
+                    continue
+                if not (session.info.routers_zid() or session.info.peers_zid()):
+                    raise ConnectionError("the connection was lost")
+                if self.is_overdue():
+                    raise ConnectionError(subscriptions.why_empty())
+                subscriptions.warn_once_if_empty(self._timeout)
+
+    def sample(self, item: tuple[str, Message]) -> Sample | None:
+        """Return the sample of a message; None if it is no image, which is logged and counted."""
+        id_, message = item
+        return self._images.sample(message, id_, self._endpoint)
+
+    def reason(self, error: Exception) -> str:
+        """Return the reason of a failure, with the endpoint."""
+        text = super().reason(error).partition(" at /")[0]  # without the place in Zenoh's code
+        return text if self._endpoint in text else f"{self._endpoint}: {text}"
+
+    def failures(self) -> tuple[type[Exception], ...]:
+        """Return the error types of a lost connection."""
+        import zenoh
+
+        return zenoh.ZError, OSError
+
+
+class Subscriptions:
+    """The image topics of one connection, and the messages that arrive for them.
+
+    Zenoh calls from threads of its own, which only fill bounded queues.
+
+    Args:
+        session: an open session.
+        images: decides which topics are wanted, and counts messages that are left out.
+        origin: names the robot in the log.
+    """
+
+    def __init__(self, session: Any, images: RobotImages, origin: str) -> None:
+        self._session, self._images, self._origin = session, images, origin
+        self._began = time.monotonic()
+        self._subscribed: dict[str, Any] = {}  # the subscriber of each key
+        self._topics: set[str] = set()
+        self._messages: queue.SimpleQueue[tuple[Message, int]] = queue.SimpleQueue()
+        self._bytes, self._changing = 0, threading.Lock()  # of the messages
+        self._tokens: queue.Queue[str] = queue.Queue(WAITING_TOKENS)
+        images.unwanted.clear()
+        self._warned = False
+        live = session.liveliness()
+        self._follows = [
+            live.declare_subscriber(pattern, self._announced, history=True) for pattern in TOKENS
+        ]
+
+    def follow(self) -> None:
+        """Subscribe to the wanted topics that were announced since the last call."""
+        with suppress(queue.Empty):
+            while True:
+                self._subscribe(self._tokens.get_nowait())
+
+    def take(self) -> tuple[Message, int] | None:
+        """Return the oldest message with its bytes; None if none comes for a moment."""
+        try:
+            message, size = self._messages.get(timeout=POLL_SECONDS)
+        except queue.Empty:
+            return None
+        with self._changing:
+            self._bytes -= size
+        return message, size
+
+    def why_empty(self) -> str:
+        """Return why no images come."""
+        if self._topics:
+            return f"nothing is published on {printable(', '.join(sorted(self._topics)))}"
+        others = ", ".join(f"{topic} ({kind})" for topic, kind in self._images.unwanted.items())
+        announced = f"only {printable(others, 600)}" if others else "no topic of images"
+        return f"{self._origin} announces none of the wanted topics; it has {announced}"
+
+    def warn_once_if_empty(self, patience: float) -> None:
+        """Log a warning if no wanted topic was announced for `patience` seconds."""
+        if not (self._warned or self._topics) and time.monotonic() - self._began > patience:
+            self._warned = True
+            log.warning("source %s: no frames yet: %s", self._images.source, self.why_empty())
+
+    def _announced(self, token: Any) -> None:
+        try:
+            self._tokens.put_nowait(str(token.key_expr))
+        except queue.Full:
+            self._images.skipped.note("channels", self._origin, "too many publishers at a time")
+
+    def _subscribe(self, token: str) -> None:
+        import zenoh
+
+        found = publisher_of(token)
+        if found is None or found.key in self._subscribed:
+            return
+        if not self._images.wanted(found.topic, found.kind, self._origin):
+            return
+        if found.kind not in DEFINITIONS:
+            why = f"{found.kind} is not read over Zenoh"
+            self._images.skipped.note("undecodable", found.topic, why)
+            return
+        if len(self._subscribed) >= MAX_TOPICS:
+            why = f"the source subscribes to at most {MAX_TOPICS} topics; name the topics"
+            self._images.skipped.note("channels", found.topic, why)
+            return
+        schema = Schema(0, found.kind, "ros2msg", DEFINITIONS[found.kind].encode())
+        arrived = partial(self._arrived, found, decoder_of("cdr", schema))
+        try:
+            self._subscribed[found.key] = self._session.declare_subscriber(found.key, arrived)
+        except zenoh.ZError as error:  # the topic's name is none that can be a key
+            self._images.skipped.note("unreadable", f"{found.topic} of {self._origin}", error)
+            return
+        shown = printable(f"{found.topic} ({found.kind})", 600)
+        log.info("source %s: subscribes to %s", self._images.source, shown)
+        self._topics.add(found.topic)
+
+    def _arrived(self, found: Publisher, decode: Callable[[bytes], Any], sample: Any) -> None:
+        data = sample.payload.to_bytes()
+        message = Message(found.topic, found.kind, time.time_ns(), partial(decode, data))
+        with self._changing:
+            if fits := self._bytes + len(data) <= WAITING_BYTES:
+                self._bytes += len(data)
+        if fits:
+            self._messages.put((message, len(data)))
+        else:
+            why = "messages come faster than they are taken in"
+            self._images.skipped.note("late", f"a message of {found.topic}", why)
+
+
+def publisher_of(token: str) -> Publisher | None:
+    """Return the publisher that a liveliness token announces; None if it announces none.
+
+    rmw_zenoh's tokens are @ros2_lv/DOMAIN/SESSION/NODE/ID/MP/ENCLAVE/NAMESPACE/NAME/TOPIC/TYPE/HASH
+    /QOS, with % for each slash. Those of zenoh-bridge-ros2dds are @/ID/@ros2_lv/MP/TOPIC/TYPE/QOS,
+    with another sign for each slash, and its topics are the keys of the messages.
+    """
+    parts = token.split("/")
+    if parts[0] == "@ros2_lv" and len(parts) == 13 and parts[5] == "MP":
+        topic, kind = parts[9].replace("%", "/"), parts[10]
+        package, _, name = kind.removesuffix("_").partition("::msg::dds_::")
+        key = f"{parts[1]}/{topic.strip('/')}/{kind}/*"
+        return Publisher(topic, f"{package}/msg/{name}", key)
+    if parts[0] == "@" and len(parts) == 7 and parts[2:4] == ["@ros2_lv", "MP"]:
+        topic, kind = (part.replace("§", "/") for part in parts[4:6])
+        return Publisher(f"/{topic.strip('/')}", kind, topic.strip("/"))
+    return None
+
+
+def settings_of(endpoint: str, config: Path | None, timeout: float) -> Any:
+    """Return the settings of a Zenoh client of this endpoint.
+
+    Raises:
+        ValueError: the file cannot be used.
+    """
+    import zenoh
+
+    try:
+        settings = zenoh.Config() if config is None else zenoh.Config.from_file(config)
+        for name, value in {
+            "mode": "client",
+            "connect/endpoints": [endpoint],
+            "connect/timeout_ms": round(1000 * timeout),
+            "connect/exit_on_failure": True,
+            "listen/endpoints": [],
+            "scouting/multicast/enabled": False,
+            "transport/link/rx/max_message_size": MAX_MESSAGE,
+        }.items():
+            settings.insert_json5(name, json.dumps(value))
+    except zenoh.ZError as error:
+        raise ValueError(f"config {config}: {error}") from None
+    return settings
