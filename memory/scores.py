@@ -73,14 +73,15 @@ class Score(ABC):
         """Overwrite `factor` times each cosine with (h - shift) / scale, and return it."""
         return self.apply_(cosine)
 
-    def between(self, z_BD: Tensor, memory_KD: Tensor) -> Tensor:
-        """Return h(z_b . m_k) for all pairs of rows, [B, K]."""
-        raw_BK = self._raw(z_BD, memory_KD)
+    def between(self, z_BD: Tensor, memory_KD: Tensor, out: Tensor | None = None) -> Tensor:
+        """Return h(z_b . m_k) for all pairs of rows, [B, K], in `out` if it is given."""
+        raw_BK = self._raw(z_BD, memory_KD, out)
         is_h = self.scale == 1 and self.shift == 0
-        return raw_BK if is_h else affine_(raw_BK, self.scale, self.shift)
+        h_BK = raw_BK if is_h else affine_(raw_BK, self.scale, self.shift)
+        return h_BK if out is None or h_BK is out else out.copy_(h_BK)
 
-    def _raw(self, z_BD: Tensor, memory_KD: Tensor) -> Tensor:
-        return self.apply_raw_(add_product(None, z_BD, memory_KD, self.factor))
+    def _raw(self, z_BD: Tensor, memory_KD: Tensor, out: Tensor | None = None) -> Tensor:
+        return self.apply_raw_(add_product(None, z_BD, memory_KD, self.factor, out))
 
     def total(self, z_BD: Tensor, memory_KD: Tensor) -> Tensor:
         """Return sum_k h(z_b . m_k) for every row b, float64 [B], computed in blocks."""
@@ -288,10 +289,17 @@ def _rows_at_a_time(columns: int, device: torch.device) -> int:
     return max(1, elements // max(1, columns))
 
 
-def add_product(start_NM: Tensor | None, one_ND: Tensor, other_MD: Tensor, factor: float) -> Tensor:
-    """Return start + factor one @ other^T in a new tensor, in one operation."""
+def add_product(
+    start_NM: Tensor | None,
+    one_ND: Tensor,
+    other_MD: Tensor,
+    factor: float,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Return start + factor one @ other^T in `out` or a new tensor, in one operation."""
     if start_NM is None:
-        return torch.addmm(one_ND.new_empty(1), one_ND, other_MD.T, beta=0, alpha=factor)
+        start = one_ND.new_empty(1)
+        return torch.addmm(start, one_ND, other_MD.T, beta=0, alpha=factor, out=out)
     return torch.addmm(start_NM, one_ND, other_MD.T, alpha=factor)
 
 

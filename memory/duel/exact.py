@@ -168,10 +168,9 @@ class ExactCounts:
 
         other_K = (self.count_K - level).to(h_WW)
         other_K.index_fill_(0, slot_m, -torch.inf)
-        left_TK = torch.empty_like(near_TK)
         left_TA, compete = row_WA[column_T], self._compete
-        other_T = largest_others(
-            other_K, near_TK, left_TA, left_TK, row_KA, self._score, compete, barred
+        other_T, left_TK = largest_others(
+            other_K, near_TK, left_TA, row_KA, self._score, compete, barred
         )
         overruled_T = self._group.all_reduce_max(other_T) > limit_T
         overruled_T[:1].fill_(False)  # the largest of all slots is a candidate
@@ -387,32 +386,33 @@ def largest_others(
     other_K: Tensor,
     near_TK: Tensor,
     left_TA: Tensor,
-    left_TK: Tensor,
     row_KA: Tensor,
     score: Score,
     compete: bool,
     barred: Barred | None,
-) -> Tensor:
-    """Return the largest count of the other slots at each step, [T].
+) -> tuple[Tensor, Tensor]:
+    """Follow the counts of the other slots through the steps of a proposal.
 
     Args:
         other_K: the current counts, -inf for candidates. They may be overwritten.
         near_TK: the similarities of the newcomers.
         left_TA: the rows that leave.
-        left_TK: receives the similarities of these rows.
         row_KA: the rows of the slots.
         score: h.
         compete: whether a newcomer is counted before a slot is chosen.
         barred: the slots that do not count at each step, or None.
+
+    Returns:
+        The largest of these counts at each step, [T], and h of the rows that leave, [T, K].
     """
     follow = _follow_on_host if row_KA.device.type == "cpu" else _follow
-    most_T = torch.full_like(near_TK[:, 0], -torch.inf)
+    most_T, left_TK = torch.full_like(near_TK[:, 0], -torch.inf), torch.empty_like(near_TK)
     for start in range(0, len(row_KA), step := columns_at_a_time(len(near_TK), row_KA.device)):
         part = slice(start, start + step)
-        left_TK[:, part] = score.between(left_TA, row_KA[part])
+        score.between(left_TA, row_KA[part], out=left_TK[:, part])
         here_T = follow(other_K[part], near_TK[:, part], left_TK[:, part], compete, barred, part)
         most_T = torch.maximum(most_T, here_T)
-    return most_T
+    return most_T, left_TK
 
 
 def _follow(
@@ -424,8 +424,10 @@ def _follow(
     part: slice,
 ) -> Tensor:
     """Return the largest of these counts at each step, [T], with few kernels."""
-    change_Tb = joins_Tb - leaves_Tb
-    count_Tb = torch.cat([other_b[None], change_Tb[:-1]]).cumsum_(dim=0)
+    count_Tb = torch.empty_like(joins_Tb)
+    count_Tb[0] = other_b
+    torch.sub(joins_Tb[:-1], leaves_Tb[:-1], out=count_Tb[1:])
+    count_Tb.cumsum_(dim=0)
     if compete:
         count_Tb += joins_Tb
     if barred is not None:

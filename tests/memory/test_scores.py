@@ -28,7 +28,7 @@ class Squared(Score):
     slope = 1.0
 
     def apply_(self, cosine: torch.Tensor) -> torch.Tensor:
-        return cosine.add_(1.0).mul_(0.5).square_()
+        return cosine.add(1.0).mul(0.5).square()  # not in place, as it ought to be
 
     def __repr__(self) -> str:
         return "Squared()"
@@ -145,6 +145,10 @@ def test_sums_over_rows_are_those_of_the_cosines(score: Score, moving: slice) ->
     h_RN, was_RN = score(after_RD @ row_ND.T), score(before_RD @ row_ND.T)
     change_N, total_R = score.moved(row_ND, after_RD, before_RD, moving)
     assert near(score.between(after_RD, row_ND), h_RN)
+    out = torch.zeros(3, 60, dtype=torch.float64)
+    assert score.between(after_RD, row_ND, out=out[:, 5:55]).data_ptr() == out[:, 5:].data_ptr()
+    assert near(out[:, 5:55], h_RN)
+    assert float(out[:, :5].abs().sum() + out[:, 55:].abs().sum()) == 0
     assert near(score.total(after_RD, row_ND), h_RN.sum(dim=1))
     assert near(total_R, h_RN.sum(dim=1))
     assert near(change_N, (h_RN - was_RN).sum(dim=0))
