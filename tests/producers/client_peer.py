@@ -35,6 +35,11 @@ def image(value: int = 0, side: int = 4) -> np.ndarray[Any, np.dtype[np.uint8]]:
     return np.full((side, side), value, np.uint8)
 
 
+def arrived(journal: list[Data]) -> list[str]:
+    """The ids of all samples, in their order."""
+    return [sample.id for data in journal for sample in data.samples()]
+
+
 def until(what: Callable[[], bool]) -> None:
     """Waits for something to become true."""
     deadline = time.monotonic() + PATIENCE

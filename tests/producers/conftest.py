@@ -5,6 +5,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from client_peer import Peer
 from crawling import image, robots
 from web import Web, web
 
@@ -19,6 +20,13 @@ def trust() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(httpcore, "default_ssl_context", cache(httpcore.default_ssl_context))
         yield
+
+
+@pytest.fixture
+def peer() -> Iterator[Peer]:
+    """A receiver that does what the test says."""
+    with Peer() as peer:
+        yield peer
 
 
 @pytest.fixture

@@ -188,6 +188,8 @@ def test_plain_text_beyond_loopback_is_refused() -> None:
         ({"keys": Keys(CAMERA.name, CAMERA.public), "server_key": SERVER}, r"camera\.secret\.json"),
         ({"keys": CAMERA, "server_key": "short"}, "key file short"),
         ({"on_full": "wait"}, "on_full 'wait'"),
+        ({"on_full": "spool"}, "belong together"),
+        ({"spool": "folder"}, "belong together"),
         ({"linger": -1}, "linger -1"),
         ({"name": "two words"}, "two words"),
         ({"address": "127.0.0.1:5557"}, "tcp://HOST:PORT"),

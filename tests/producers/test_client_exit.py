@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from client_peer import Peer, image, until
+from client_peer import Peer, arrived, image, until
 
 from stream_ssl.producers import Producer
 
@@ -34,7 +34,7 @@ def script(address: str, timeout: float, more: str = "") -> subprocess.Completed
 def test_a_script_without_close_loses_nothing(end: str) -> None:
     with Peer() as peer, peer.serving() as journal:
         done = script(peer.address, 30.0, end)
-    assert [s.id for data in journal for s in data.samples()] == [str(n) for n in range(200)]
+    assert arrived(journal) == [str(n) for n in range(200)]
     assert done.returncode == {"sys.exit(3)": 3, "raise KeyError('mine')": 1}.get(end, 0)
     assert "lost" not in done.stderr
 
@@ -65,7 +65,7 @@ def test_a_producer_that_is_forgotten_warns_and_still_sends() -> None:
         with pytest.warns(ResourceWarning, match="producer 'robot-7' was not closed"):
             del producer  # and with it the last reference
         until(lambda: io.closed)
-        assert [s.id for data in journal for s in data.samples()] == ["x"]
+        assert arrived(journal) == ["x"]
 
 
 def test_one_that_was_closed_does_not_warn() -> None:

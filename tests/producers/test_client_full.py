@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
 
 import pytest
-from client_peer import Peer, background, image, until
+from client_peer import Peer, arrived, background, image, until
 
 from stream_ssl.producers import (
     BufferFullError,
+    Count,
     DeadlineError,
     Delivery,
     DeliveryError,
@@ -19,16 +19,6 @@ from stream_ssl.producers import (
 from stream_ssl.producers._connection import Connection
 from stream_ssl.wire import Ack, Data, Nack
 from stream_ssl.wire.messages import Frames
-
-
-@pytest.fixture
-def peer() -> Iterator[Peer]:
-    with Peer() as peer:
-        yield peer
-
-
-def arrived(journal: list[Data]) -> list[str]:
-    return [sample.id for data in journal for sample in data.samples()]
 
 
 def test_drop_oldest_keeps_the_newest(peer: Peer) -> None:
@@ -146,10 +136,12 @@ def test_the_newest_is_dropped_and_counted(peer: Peer) -> None:
         future = producer.submit(image(side=28), id="late")
         with pytest.raises(DeliveryError, match="sample 'late' was dropped: the buffer is full"):
             future.result(1)
-        assert producer.stats.dropped_by_reason["buffer_full"].samples == 3
+        dropped = producer.stats.dropped_by_reason["buffer_full"]
+        assert producer.stats.dropped == dropped == Count(3, 3 * 784)
         peer.open()
-        with peer.serving():
+        with peer.serving() as journal:
             producer.flush()
+    assert len(arrived(journal)) == 1
 
 
 def test_each_sample_is_told_what_became_of_it(peer: Peer) -> None:

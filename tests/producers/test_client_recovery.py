@@ -22,12 +22,6 @@ MANY = 1 << 24
 
 
 @pytest.fixture
-def peer() -> Iterator[Peer]:
-    with Peer() as peer:
-        yield peer
-
-
-@pytest.fixture
 def producer(peer: Peer) -> Iterator[Producer]:
     """One sample a packet, connected."""
     producer = Producer(peer.address, name="a", packet_samples=1)

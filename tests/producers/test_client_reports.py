@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,12 +15,6 @@ from stream_ssl.producers._packer import Packer
 from stream_ssl.producers._protocol import ProducerProtocol
 from stream_ssl.producers._reporter import Reporter
 from stream_ssl.wire import Hello, Nack
-
-
-@pytest.fixture
-def peer() -> Iterator[Peer]:
-    with Peer() as peer:
-        yield peer
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from client_peer import Peer, image
+from client_peer import Peer, arrived, image
 from spool_files import ids, packet, reopen
 
 from stream_ssl import durable
@@ -55,7 +55,7 @@ def test_a_producer_starts_on_a_full_disk_and_drains_its_spool(
             Producer(peer.address, "a", **settings) as producer,
         ):
             producer.flush()
-    found = [sample.id for data in journal for sample in data.samples()]
+    found = arrived(journal)
     assert found == [str(number) for number in range(9)]
     assert f"spool {tmp_path}/spool.json: No space left on device; the samples" in caplog.text
 

@@ -8,29 +8,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from client_peer import Peer, image, until
+from client_peer import Peer, arrived, image, until
 
 from stream_ssl.producers import DeadlineError, Delivery, Producer
 from stream_ssl.wire import Ack, Data
 
 
-@pytest.fixture
-def peer() -> Iterator[Peer]:
-    with Peer() as peer:
-        yield peer
-
-
 def spooling(peer: Peer, folder: Path, **settings: object) -> Producer:
     settings = {"packet_samples": 1, "linger": 0.01, **settings}
     return Producer(peer.address, "a", on_full="spool", spool=folder, **settings)  # type: ignore[arg-type]
-
-
-def arrived(journal: list[Data]) -> list[str]:
-    return [sample.id for data in journal for sample in data.samples()]
 
 
 def test_what_is_sent_without_a_receiver_goes_to_the_next_run(peer: Peer, tmp_path: Path) -> None:
@@ -212,9 +201,3 @@ def test_the_welcome_of_a_receiver_with_smaller_limits(peer: Peer, tmp_path: Pat
         producer.flush()
     assert arrived(journal) == [str(n) for n in range(32)]
     assert max(len(data) for data in journal) <= 3
-
-
-def test_the_spool_and_the_way_to_use_it_belong_together(tmp_path: Path) -> None:
-    for arguments in ({"on_full": "spool"}, {"spool": tmp_path}):
-        with pytest.raises(ValueError, match="belong together"):
-            Producer("tcp://127.0.0.1:1", "a", **arguments)  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 from PIL import Image
+from shaped_streams import draw, pixels_of, sigmas
 from source_files import encoded, pixels, write_idx, write_images
 from table import table
 
@@ -23,20 +24,8 @@ def balanced(tmp_path):
     return IdxDataset(tmp_path, epochs=None)
 
 
-def draw(source, count):
-    return [sample for sample, _ in itertools.islice(source.samples(), count)]
-
-
 def labels(samples):
     return np.array([sample.label for sample in samples])
-
-
-def pixels_of(sample):
-    return np.frombuffer(sample.data, np.uint8).reshape(sample.shape).astype(int)
-
-
-def sigmas(share, law, count):
-    return abs(share - law) / np.sqrt(law * (1 - law) / count)
 
 
 @table("bias", [1, 3, 9, 27])

@@ -6,6 +6,7 @@ import itertools
 import numpy as np
 import pytest
 from going_on import check_goes_on
+from shaped_streams import draw, sigmas
 from source_files import pixels, write_idx, write_images
 from table import table
 
@@ -44,16 +45,8 @@ def balanced(tmp_path):
     return IdxDataset(tmp_path)
 
 
-def draw(source):
-    return [sample for sample, _ in source.samples()]
-
-
 def labels(source):
     return np.array([sample.label for sample in draw(source)])
-
-
-def sigmas(share, law, count):
-    return abs(share - law) / np.sqrt(law * (1 - law) / count)
 
 
 @pytest.mark.parametrize("kind", ["incremental", "blurred", "blocks", "concurrent"])

@@ -8,20 +8,13 @@ import numpy as np
 import pytest
 from going_on import check_goes_on
 from PIL import Image
+from shaped_streams import draw, small
 from source_files import write_images
 from table import table
 
 from stream_ssl.producers.shaping import Shaped, Stalls, Video
 from stream_ssl.producers.shaping.episodes import crop_resized
-from stream_ssl.producers.sources import ImageFolder, Synthetic
-
-
-def draw(stream, count=None):
-    return [sample for sample, _ in itertools.islice(stream.samples(), count)]
-
-
-def small(**settings):
-    return Synthetic(**({"size": 6, "shift": 0} | settings))
+from stream_ssl.producers.sources import ImageFolder
 
 
 def runs(samples):

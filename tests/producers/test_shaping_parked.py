@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from going_on import check_goes_on
 from PIL import Image
+from shaped_streams import draw, pixels_of, small
 from source_files import encoded, pixels, write_idx, write_images
 from table import table
 
@@ -18,20 +19,8 @@ from stream_ssl.producers.sources.base import SourceError
 from stream_ssl.wire.sample import MAX_ID_BYTES, Sample
 
 
-def draw(stream, count=None):
-    return [sample for sample, _ in itertools.islice(stream.samples(), count)]
-
-
-def small(**settings):
-    return Synthetic(**({"size": 6, "shift": 0} | settings))
-
-
 def scene_of(sample):
     return (sample.meta or {}).get("scene", -1)
-
-
-def pixels_of(sample):
-    return np.frombuffer(sample.data, np.uint8).reshape(sample.shape).astype(int)
 
 
 @pytest.fixture

@@ -1,24 +1,16 @@
 """Images are met by the law of their rank."""
 
-import itertools
 import math
 
 import numpy as np
 import pytest
 from going_on import check_goes_on
+from shaped_streams import draw, small
 from source_files import pixels, write_idx
 from table import table
 
 from stream_ssl.producers.shaping import Popularity
-from stream_ssl.producers.sources import IdxDataset, Synthetic
-
-
-def small(**settings):
-    return Synthetic(**({"size": 6, "shift": 0} | settings))
-
-
-def draw(stream, count):
-    return [sample for sample, _ in itertools.islice(stream.samples(), count)]
+from stream_ssl.producers.sources import IdxDataset
 
 
 @pytest.mark.parametrize("exponent", [0.0, 1.2, 2.0])

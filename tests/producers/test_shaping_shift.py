@@ -1,11 +1,11 @@
 """Which class dominates changes, and by how much it does is what was asked for."""
 
-import itertools
 import math
 
 import numpy as np
 import pytest
 from going_on import check_goes_on
+from shaped_streams import draw
 from source_files import write_images
 from table import table
 
@@ -15,10 +15,6 @@ from stream_ssl.producers.sources import Synthetic, WatchedFolder
 
 def small(**settings):
     return Synthetic(**({"size": 4, "shift": 0, "classes": 5} | settings))
-
-
-def draw(stream, count):
-    return [sample for sample, _ in itertools.islice(stream.samples(), count)]
 
 
 @pytest.mark.parametrize("bias", [1.0, 4.0, 20.0])

@@ -1,0 +1,24 @@
+"""What the tests of shaped streams share."""
+
+import itertools
+
+import numpy as np
+
+from stream_ssl.producers.sources import Synthetic
+
+
+def draw(stream, count=None):
+    return [sample for sample, _ in itertools.islice(stream.samples(), count)]
+
+
+def small(**settings):
+    return Synthetic(**({"size": 6, "shift": 0} | settings))
+
+
+def pixels_of(sample):
+    return np.frombuffer(sample.data, np.uint8).reshape(sample.shape).astype(int)
+
+
+def sigmas(share, law, count):
+    """The distance of a share of so many draws from its law, in standard errors."""
+    return abs(share - law) / np.sqrt(law * (1 - law) / count)
