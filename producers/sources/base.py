@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import traceback
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -84,6 +85,11 @@ class Skipped:
             # File names may contain line breaks and escape sequences, which must not reach the log.
             parts = (printable(str(part), SHOWN_CHARS) for part in (what, reason, why))
             log.warning("source %s: left out %s (%s): %s%s", self.source, *parts, more)
+
+    def tell_end(self, stopped: threading.Event) -> None:
+        """Log that the source has ended or was stopped, and all that it left out."""
+        how = "was stopped" if stopped.is_set() else "has been read to its end"
+        log.info("source %s %s; %s", self.source, how, self)
 
     def __str__(self) -> str:
         counted = ", ".join(f"{count} {reason}" for reason, count in self.by_reason.most_common())

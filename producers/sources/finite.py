@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -14,8 +13,6 @@ from numpy.typing import NDArray
 from stream_ssl.producers.sources.base import Facts, Skipped, SourceError, mark, place
 from stream_ssl.producers.sources.fields import digest
 from stream_ssl.wire.sample import Position, Sample
-
-log = logging.getLogger(__name__)
 
 ENDLESS = 2**62
 
@@ -91,7 +88,7 @@ class Finite(ABC):
             gave = done > 0
             for step, index in enumerate(self._order(current)[done:].tolist(), start=done + 1):
                 if self._stopped.is_set():
-                    return
+                    break
                 try:
                     sample = self._sample(index)
                 except OSError as error:
@@ -100,10 +97,12 @@ class Finite(ABC):
                 if sample is not None:
                     gave = True
                     yield sample, mark([current, step], self._facts)
+            if self._stopped.is_set():
+                break
             if not gave:
                 raise nothing_readable(self.name, self.skipped)
             done = 0
-        log.info("source %s has been read to its end; %s", self.name, self.skipped)
+        self.skipped.tell_end(self._stopped)
 
     def _order(self, epoch: int) -> NDArray[np.int64]:
         if not self.shuffle:

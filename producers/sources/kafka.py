@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +16,6 @@ from stream_ssl.wire.sample import Position, Sample
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
-
-log = logging.getLogger(__name__)
 
 OURS: dict[str, Any] = {
     # librdkafka commits the offsets that `acknowledged` stores, each second and at the end.
@@ -134,7 +131,7 @@ class Kafka:
                 position = self._take(message, sample is not None)
             if sample is not None:
                 yield sample, position
-        log.info("source %s was stopped; %s", self.name, self.skipped)
+        self.skipped.tell_end(self._ready.stopped)
 
     def _check_placed(self) -> None:
         """Raise SourceError if the idle time has passed and no broker has ever answered."""

@@ -128,7 +128,7 @@ class Live(ABC, Generic[Item]):
                 sample = self.sample(item)
                 if sample is not None:
                     yield sample, mark(None, self._facts)
-            log.info("source %s was stopped; %s", self.name, self.skipped)
+            self.skipped.tell_end(self._stopped)
         finally:
             self.stop()
             reader.join(END_SECONDS)  # frees a device; a silent host ends after `timeout`

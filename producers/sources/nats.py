@@ -205,7 +205,7 @@ class Nats:
                 self._call(self._terminate(sequence))
                 continue
             yield sample, mark([sequence], self._facts)
-        log.info("source %s was stopped; %s", self.name, self.skipped)
+        self.skipped.tell_end(self._ready.stopped)
 
     def _sample(self, sequence: int, message: Msg) -> Sample:
         headers = dict(message.headers or {})

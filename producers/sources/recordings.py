@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 import threading
 from abc import ABC, abstractmethod
@@ -22,8 +21,6 @@ from stream_ssl.producers.sources.base import (
 from stream_ssl.producers.sources.finite import check_epochs, nothing_readable
 from stream_ssl.producers.sources.shards import find_files
 from stream_ssl.wire.sample import Position, Sample
-
-log = logging.getLogger(__name__)
 
 Where = tuple[int, int]
 """A place in a file: (time, number of earlier samples with the same time)."""
@@ -116,17 +113,19 @@ class FilePasses(ABC, Generic[At]):
                 break
             gave = (number, after) != (0, None)
             for file in range(number, len(self._files)):
+                if self._stopped.is_set():
+                    break
                 facts = self._facts(file)
                 for sample, at in self._readable(self._files[file], after):
                     gave = True
                     yield sample, mark([current, *at], facts)
                 after = None
             if self._stopped.is_set():
-                return
+                break
             if not gave:
                 raise nothing_readable(self.name, self.skipped)
             number = 0
-        log.info("source %s has been read to its end; %s", self.name, self.skipped)
+        self.skipped.tell_end(self._stopped)
 
     def _is_unfinished(self, path: Path) -> bool:  # noqa: ARG002
         """Return whether the file lacks what its program writes last, so that it may grow."""

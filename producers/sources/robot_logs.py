@@ -107,7 +107,7 @@ class RobotLogs(Recordings):
                 sample = self.images.sample(message, id_, path, file=path.name)
                 if sample is not None:
                     yield sample, where
-        if where is None and after is None:
+        if where is None and after is None and not self._stopped.is_set():
             others = ", ".join(sorted(self.images.unwanted))
             has = f"; it has images of {others}" if others else ""
             self.skipped.note(

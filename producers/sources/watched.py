@@ -77,7 +77,7 @@ class WatchedFolder:
 
     Files are ordered by (stamp, path), which is also the position. Each run sends the files above
     its position. A file that appears later with a key at or below the position is late: it is
-    logged, counted in `late` and left out. With `order="mtime"`, a file that is moved in with an
+    logged, counted in `skipped` and left out. With `order="mtime"`, a file that is moved in with an
     old time (mv, cp -p, rsync -t) is late. `order="ctime"` uses the time of arrival instead, but
     sends a file again after a chmod or a restore from backup. A file that is rewritten is sent
     again.
@@ -119,7 +119,6 @@ class WatchedFolder:
                 f"{idle_seconds} must not be negative"
             )
         self.name = name or source_name(Path(root).absolute().name)
-        self.late = 0
         self.skipped = Skipped(self.name)
         self._left_out: set[tuple[str, str]] = set()
         self._away: list[str] = []  # folders that the current scan could not list
@@ -186,7 +185,7 @@ class WatchedFolder:
                 if found.key <= last:
                     continue
                 if self._stopped.is_set():
-                    return
+                    break
                 age = now - found.touched * 1e-9
                 if found in self._unchanged:
                     age = seen - self._unchanged[found]
@@ -208,8 +207,9 @@ class WatchedFolder:
             if waiting:
                 came = self.monotonic()
             elif self._idle is not None and self.monotonic() - came >= self._idle:
-                return
+                break
             self.sleep(max(self._poll, PAUSE * (seen - began)))
+        self.skipped.tell_end(self._stopped)
 
     def _note_busy(self, error: OSError) -> None:
         self._log.warning("busy", f"source {self.name}: waiting, no file is left out: {error}")
@@ -238,12 +238,8 @@ class WatchedFolder:
         if self._order == "ctime":
             remedy = "the clock was set back: touch it once the clock has passed that time"
         for stamp, path in sorted(keys):
-            self.late += 1
-            log.warning(
-                "source %s: left out %s: its time %.3f is not after that of a file already sent; "
-                "%s",
-                *(self.name, printable(path, SHOWN_CHARS), stamp * 1e-9, remedy),
-            )
+            why = f"its time {stamp * 1e-9:.3f} is not after that of a file already sent"
+            self.skipped.note("late", path, f"{why}; {remedy}")
 
     def _note_future(self, key: Key, seconds: float) -> None:
         if seconds > max(FUTURE_SECONDS, self._settle) and key != self._told:

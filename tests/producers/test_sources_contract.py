@@ -183,12 +183,14 @@ def test_ids_are_the_same_in_every_epoch(kind, tmp_path):
 
 
 @table("kind", [kind for kind in BUILDERS if kind != "synthetic"])
-def test_stop_ends_a_source_that_would_go_on(kind, tmp_path):
+def test_stop_ends_a_source_that_would_go_on(kind, tmp_path, caplog):
+    caplog.set_level("INFO")
     source = BUILDERS[kind](tmp_path)
     stream = source.samples()
     next(stream)
     source.stop()
     assert list(stream) == []
+    assert caplog.messages[-1] == f"source {source.name} was stopped; left out: nothing"
 
 
 @table("kind", BUILDERS)

@@ -76,7 +76,7 @@ def test_new_files_are_sent_as_they_come(tmp_path):
     source = watch(tmp_path, clock, settle_seconds=0, idle_seconds=5)
     source.wall = lambda: 2.0**33
     assert names(source.samples()) == ["a.png", "b.png", "d.png"]
-    assert source.late == 1  # c.png came after b.png, and is older
+    assert source.skipped.by_reason == {"late": 1}  # c.png came after b.png, and is older
 
 
 def test_late_files_are_named_with_the_remedy(tmp_path, caplog):
@@ -86,8 +86,8 @@ def test_late_files_are_named_with_the_remedy(tmp_path, caplog):
     source = watch(tmp_path, clock)
     with caplog.at_level(logging.WARNING):
         assert names(source.samples()) == ["new.png"]
-    assert source.late == 1
-    assert "old.png: its time 3.000 is not after" in caplog.text
+    assert source.skipped.by_reason == {"late": 1}
+    assert "old.png (late): its time 3.000 is not after" in caplog.text
     assert 'order="ctime"' in caplog.text
 
 
@@ -104,7 +104,7 @@ def test_by_ctime_files_moved_in_with_an_old_time_are_sent(tmp_path):
     clock.on_sleep = move
     source = watch(inside, clock, order="ctime")
     assert names(source.samples()) == ["new.png", "old.png"]
-    assert source.late == 0
+    assert not source.skipped.by_reason["late"]
 
 
 def test_a_rewritten_file_is_sent_again_under_another_id(tmp_path):
@@ -133,7 +133,7 @@ def test_no_file_overtakes_an_older_one_that_has_not_rested(tmp_path):
     clock = Clock(newer * 1e-9 + 2.0)  # at which newer.png has rested, and older.png has not
     source = watch(tmp_path, clock, settle_seconds=2.0, idle_seconds=0)
     assert names(source.samples()) == ["older.png", "newer.png"]
-    assert source.late == 0
+    assert not source.skipped.by_reason["late"]
 
 
 def test_a_file_that_had_not_rested_at_the_scan_waits_for_the_next_scan(tmp_path):
@@ -149,7 +149,7 @@ def test_a_file_that_had_not_rested_at_the_scan_waits_for_the_next_scan(tmp_path
     clock.now += 60
     add(tmp_path, "b.png", 2)
     assert names(stream) == ["b.png", "c.png"]
-    assert source.late == 0
+    assert not source.skipped.by_reason["late"]
 
 
 def test_a_folder_that_is_away_for_a_while_makes_no_file_late(tmp_path, caplog):
@@ -161,7 +161,7 @@ def test_a_folder_that_is_away_for_a_while_makes_no_file_late(tmp_path, caplog):
     moves = iter([lambda: folder.rename(away), lambda: away.rename(folder)])
     clock.on_sleep = lambda: next(moves, lambda: None)()
     assert names(source.samples()) == ["a.png", "b/b.png"]
-    assert source.late == 0
+    assert not source.skipped.by_reason["late"]
     assert "is not after that of a file already sent" not in caplog.text
 
 
@@ -259,7 +259,7 @@ def test_a_file_rewritten_before_it_is_read_comes_at_its_new_time(tmp_path):
     add(tmp_path, "b.png", 50, seed=3)
     assert names(stream) == ["c.png", "b.png"]
     assert source.skipped.by_reason == {}
-    assert source.late == 0
+    assert not source.skipped.by_reason["late"]
 
 
 def test_a_file_whose_mode_changes_before_it_is_read_is_sent(tmp_path):
@@ -304,7 +304,6 @@ def test_no_file_is_lost_while_the_process_has_too_many_open_files(
     assert names(source.samples()) == ["sub/0.png", "sub/1.png", "sub/2.png"]
     assert "waiting, no file is left out: [Errno 24] Too many open files" in caplog.text
     assert not source.skipped.by_reason
-    assert not source.late
 
 
 def test_names_need_not_be_unicode(tmp_path):
@@ -422,3 +421,15 @@ def test_images_of_other_formats_are_counted_once(tmp_path, caplog):
         assert names(source.samples()) == ["a.png"]
     assert source.skipped.by_reason == {"no image": 1}
     assert "BMP; convert it" in caplog.text
+
+
+def test_many_late_files_are_named_in_few_lines_and_counted_at_the_end(tmp_path, caplog):
+    """As when a backup is restored into the folder."""
+    add(tmp_path, "new.png", 90)
+    clock = Clock(2.0**33)
+    clock.on_sleep = lambda: [add(tmp_path, f"old-{n}.png", n) for n in range(50)]
+    source = watch(tmp_path, clock)
+    with caplog.at_level(logging.INFO):
+        assert names(source.samples()) == ["new.png"]
+    assert caplog.text.count("is not after that of a file already sent") == 10
+    assert caplog.messages[-1].endswith("has been read to its end; left out: 50 late")
