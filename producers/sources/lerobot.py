@@ -247,7 +247,7 @@ def tables(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield the rows of all Parquet files below a folder, without the columns of statistics."""
     from pyarrow import parquet
 
-    for file in sorted(folder.rglob("*.parquet")):
+    for file in sorted(file for file in folder.rglob("*.parquet") if file.is_file()):
         names = parquet.read_schema(file).names
         wanted = [name for name in names if not name.startswith("stats/")]
         yield from parquet.read_table(file, columns=wanted).to_pylist()
@@ -352,11 +352,13 @@ def inside(root: Path, name: str) -> Path:
     """Return the path of a file in the data set.
 
     Raises:
-        ValueError: the path lies outside the data set.
+        ValueError: the path lies outside the data set, or is not that of a file.
     """
     path = root / name
     if not path.resolve().is_relative_to(root.resolve()):
         raise ValueError(f"{path} lies outside the data set")
+    if not path.is_file():  # opening a pipe would block
+        raise ValueError(f"{path} is missing, or is no regular file")
     return path
 
 

@@ -21,7 +21,7 @@ def find_files(patterns: str | Sequence[str], what: str, folders: bool = False) 
 
     Raises:
         FileNotFoundError: a pattern matches no file.
-        ValueError: a pattern is the name of a folder.
+        ValueError: a pattern is the name of a folder, or matches a pipe or a device.
     """
     files: list[Path] = []
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
@@ -41,6 +41,12 @@ def find_files(patterns: str | Sequence[str], what: str, folders: bool = False) 
                     f"{folder} is a folder, and a file is needed ({what}): give a pattern of its "
                     f"files, in quotes: '{files_in}'"
                 )
+            for path in wanted:
+                if path.exists() and not (path.is_file() or path.is_dir()):  # opening it may block
+                    raise ValueError(
+                        f"{path} is a pipe or a device, and a file is needed ({what}): write its "
+                        "content to a file, and give that file"
+                    )
             files += wanted
     if not files:
         raise FileNotFoundError(f"no {what}: pass a path, a glob or a{{00..09}}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,9 @@ def test_episodes_cameras_and_frames_are_chosen(version: str, tmp_path: Path) ->
 def test_damage_costs_its_clip_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     root = write_lerobot(tmp_path, "v2.1")
     (root / V2_VIDEO.format(episode_chunk=0, episode_index=0, video_key=TOP)).write_bytes(b"no")
-    (root / V2.format(episode_chunk=0, episode_index=1)).unlink()
+    table = root / V2.format(episode_chunk=0, episode_index=1)
+    table.unlink()
+    os.mkfifo(table)  # opening a pipe would block
     episodes = root / "meta" / "episodes.jsonl"
     episodes.write_text(episodes.read_text().replace('"length": 9', '"length": 8'))
     source = LeRobot(root)

@@ -312,3 +312,11 @@ def test_missing_shards_are_named(tmp_path):
     assert find_files(str(tmp_path / "empty"), "bag", folders=True) == [tmp_path / "empty"]
     with pytest.raises(ValueError, match="epochs 0"):
         WebDataset(str(tmp_path / "d-0.tar"), epochs=0)
+
+
+def test_a_pipe_is_refused_before_it_blocks_the_source(tmp_path):
+    os.mkfifo(tmp_path / "pipe.tar")
+    (tmp_path / "link.tar").symlink_to("pipe.tar")
+    for name in ("pipe.tar", "link.tar", "*.tar"):
+        with pytest.raises(ValueError, match=r"(pipe|link)\.tar is a pipe or a device"):
+            find_files(str(tmp_path / name), "shard")
