@@ -34,7 +34,7 @@ from stream_ssl.producers.errors import (
     DeliveryError,
     ProducerError,
 )
-from stream_ssl.producers.sources.fields import check_above_0
+from stream_ssl.producers.sources.fields import check_above_0, check_ranges
 from stream_ssl.producers.stats import Delivery, Rejection, StateChange, Stats
 from stream_ssl.wire import Bye, Hello, Keys, Sample, Welcome, check_name
 from stream_ssl.wire.address import check_address, receiver_of
@@ -139,8 +139,7 @@ class Producer:
         check_above_0(packet_bytes=packet_bytes, packet_samples=packet_samples)
         check_above_0(buffer_bytes=buffer_bytes, spool_bytes=spool_bytes)
         check_above_0(stats_seconds=stats_seconds)
-        if not (linger >= 0 and exit_timeout >= 0):
-            raise ValueError(f"linger {linger}, exit_timeout {exit_timeout}: must be 0 or more")
+        check_ranges(("linger", linger, 0, math.inf), ("exit_timeout", exit_timeout, 0, math.inf))
         self.name = check_name(name)
         self.address, curve = _receiver(address, run, name, keys, server_key)
         last = _chosen(before, name, "before")

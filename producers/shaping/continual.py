@@ -95,7 +95,7 @@ class Continual(Shaping):
         check_ranges(
             ("classes", classes, 1, 2**20),
             ("tasks", tasks, 1, classes),
-            ("per_task", 1 if per_task is None else per_task, 1, 2**62),
+            ("per_task", per_task, 1, 2**62),
             ("blur", width.blur, 1, 2**20),
             ("block", width.block, 1, 2**31),
             ("concurrent", width.concurrent, 1, tasks if kind == "concurrent" else 2**31),

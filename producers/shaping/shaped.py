@@ -104,7 +104,7 @@ class Shaped(Shaping):
             ("bias", bias, 1.0, 1e9),
             ("window", window, 1, 2**31),
             ("blur", blur, 1, 2**31),
-            ("limit", limit or 0, 0, 2**62),
+            ("limit", limit, 0, 2**62),
             ("seed", seed, 0, 2**62),
         )
         if rate is not None:

@@ -264,12 +264,13 @@ def check_above_0(**values: float | None) -> None:
             raise ValueError(f"{what} {value}: must be above 0")
 
 
-def check_ranges(*rules: tuple[str, float, float, float]) -> None:
-    """Check values against ranges; each rule is (name, value, lowest, highest).
+def check_ranges(*rules: tuple[str, float | None, float, float]) -> None:
+    """Check values against ranges; each rule is (name, value, lowest, highest). None is accepted.
 
     Raises:
         ValueError: a value is outside its range. The message names the first such value.
     """
     for what, value, low, high in rules:
-        if not low <= value <= high or math.isnan(value):
-            raise ValueError(f"{what} {value}: must lie in [{low:g}, {high:g}]")
+        if value is not None and not low <= value <= high:  # NaN lies in no range
+            rule = f"be {low:g} or more" if high == math.inf else f"lie in [{low:g}, {high:g}]"
+            raise ValueError(f"{what} {value}: must {rule}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_ssl.producers.sources.base import Facts, Skipped, SourceError, mark, place
-from stream_ssl.producers.sources.fields import digest
+from stream_ssl.producers.sources.fields import check_ranges, digest
 from stream_ssl.wire.sample import Position, Sample
 
 ENDLESS = 2**62
@@ -49,8 +50,7 @@ class Finite(ABC):
         epochs: int | None = 1,
         subset: list[int] | str | None = None,
     ) -> None:
-        if seed < 0:
-            raise ValueError(f"seed {seed}: must be 0 or more")
+        check_ranges(("seed", seed, 0, math.inf))
         check_epochs(epochs)
         self.name = name
         self.shuffle, self.seed, self.epochs = shuffle, seed, epochs

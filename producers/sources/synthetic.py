@@ -15,6 +15,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from stream_ssl.producers.sources.base import Facts, mark, place
+from stream_ssl.producers.sources.fields import check_ranges
 from stream_ssl.producers.sources.finite import ENDLESS
 from stream_ssl.wire.sample import Position, Sample, Scalar
 
@@ -47,9 +48,11 @@ class Pictures:
     shift: int = 4
 
     def __post_init__(self) -> None:
-        check("size", self.size, 1, 4096)
-        check("noise", self.noise, 0, 64)
-        check("shift", self.shift, 0, self.size)
+        check_ranges(
+            ("size", self.size, 1, 4096),
+            ("noise", self.noise, 0, 64),
+            ("shift", self.shift, 0, self.size),
+        )
         if self.channels not in (1, 3):
             raise ValueError(f"channels {self.channels}: must be 1 or 3")
 
@@ -95,13 +98,15 @@ class Synthetic:
         **pictures: Any,
     ) -> None:
         made = Pictures(**pictures)
-        check("count", count, 1, ENDLESS)
-        check("classes", classes, 1, 100_000)
-        check("duplicates", duplicates, 0.0, 0.9)
-        check("near", near, 0.0, 1.0)
-        check("prototype_period", prototype_period, STEPS, ENDLESS)
-        check("mix_period", mix_period, 1, ENDLESS)
-        check("seed", seed, 0, ENDLESS)
+        check_ranges(
+            ("count", count, 1, ENDLESS),
+            ("classes", classes, 1, 100_000),
+            ("duplicates", duplicates, 0.0, 0.9),
+            ("near", near, 0.0, 1.0),
+            ("prototype_period", prototype_period, STEPS, ENDLESS),
+            ("mix_period", mix_period, 1, ENDLESS),
+            ("seed", seed, 0, ENDLESS),
+        )
         self.name, self.count, self.classes, self.seed = name, count, classes, seed
         self._shape = (made.size, made.size, made.channels)
         self._noise, self._shift = made.noise, made.shift
@@ -244,13 +249,3 @@ class Synthetic:
         weights = np.maximum(0, 1 - np.abs(at[:, None] - np.arange(COARSE)))
         field = np.einsum("yi,cijk,xj->cyxk", weights, knots, weights, optimize=True)
         return np.ascontiguousarray(field).reshape(self.classes, side, side * channels)
-
-
-def check(what: str, value: float | None, low: float, high: float) -> None:
-    """Check that a number lies in [low, high].
-
-    Raises:
-        ValueError: the number is outside.
-    """
-    if value is not None and not low <= value <= high:
-        raise ValueError(f"{what} {value}: must lie in [{low}, {high}]")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -21,6 +22,7 @@ from stream_ssl.producers.sources.base import (
     wrong_position,
 )
 from stream_ssl.producers.sources.fields import (
+    check_ranges,
     codec_of,
     content_id,
     no_image,
@@ -113,11 +115,11 @@ class WatchedFolder:
         name: str | None = None,
     ) -> None:
         check_root(Path(root))
-        if settle_seconds < 0 or poll_seconds < 0 or (idle_seconds or 0.0) < 0:
-            raise ValueError(
-                f"settle_seconds {settle_seconds}, poll_seconds {poll_seconds} and idle_seconds "
-                f"{idle_seconds} must not be negative"
-            )
+        check_ranges(
+            ("settle_seconds", settle_seconds, 0, math.inf),
+            ("poll_seconds", poll_seconds, 0, math.inf),
+            ("idle_seconds", idle_seconds, 0, math.inf),
+        )
         self.name = name or source_name(Path(root).absolute().name)
         self.skipped = Skipped(self.name)
         self._left_out: set[tuple[str, str]] = set()

@@ -206,7 +206,8 @@ def test_a_slow_sender_holds_the_crawl_back(served, tmp_path):
     [
         ({"concurrency": 0}, "concurrency 0"),
         ({"window": 9000}, "window 9000"),
-        ({"per_host": 0}, "per_host 0"),
+        ({"per_host": 0}, "per_host 0: must be 1 or more"),
+        ({"delay": float("nan")}, "delay nan"),
         ({"seconds": 0}, "seconds 0"),
         ({"agent": "a\nb"}, "must be printable ASCII"),
         ({"allow_networks": ["10.0.0.1/8"]}, "host bits set"),

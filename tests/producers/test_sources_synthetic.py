@@ -119,7 +119,7 @@ def test_samples_of_a_class_differ_far_more_than_near_duplicates():
     ("arguments", "message"),
     [
         ({"channels": 2}, "channels 2: must be 1 or 3"),
-        ({"duplicates": 0.95}, r"duplicates 0.95: must lie in \[0.0, 0.9\]"),
+        ({"duplicates": 0.95}, r"duplicates 0.95: must lie in \[0, 0.9\]"),
         ({"noise": 65}, "noise 65"),
         ({"prototype_period": 10}, "prototype_period 10"),
         ({"classes": 0}, "classes 0"),

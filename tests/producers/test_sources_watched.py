@@ -391,8 +391,9 @@ def test_wrong_arguments_are_named(tmp_path):
     for kind in (WatchedFolder, ImageFolder):
         with pytest.raises(FileNotFoundError, match=r"a\.txt is a file: give its folder"):
             kind(tmp_path / "a.txt")
-    with pytest.raises(ValueError, match="poll_seconds -1"):
-        WatchedFolder(tmp_path, poll_seconds=-1)
+    for seconds in ({"settle_seconds": -1}, {"poll_seconds": float("nan")}, {"idle_seconds": -1}):
+        with pytest.raises(ValueError, match=f"{next(iter(seconds))} .*: must be 0 or more"):
+            WatchedFolder(tmp_path, **seconds)
     write_images(tmp_path, 1)
     source = watch(tmp_path)
     ((_, position),) = source.samples()

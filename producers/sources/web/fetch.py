@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import math
 import random
 import ssl
 import time
@@ -17,7 +18,7 @@ import httpcore
 import httpx
 from protego import Protego
 
-from stream_ssl.producers.sources.fields import check_above_0
+from stream_ssl.producers.sources.fields import check_above_0, check_ranges
 from stream_ssl.producers.sources.web.network import GuardedBackend, error_number
 from stream_ssl.producers.sources.web.outage import Outage
 from stream_ssl.producers.sources.web.response import Response, body, location, parsed, retry_after
@@ -72,19 +73,12 @@ class Patience:
     max_wait: float = 120.0
 
     def __post_init__(self) -> None:
-        check_least(
-            ("per_host", self.per_host, 1),
-            ("delay", self.delay, 0),
-            ("retries", self.retries, 0),
-            ("max_wait", self.max_wait, 0),
+        check_ranges(
+            ("per_host", self.per_host, 1, math.inf),
+            ("delay", self.delay, 0, math.inf),
+            ("retries", self.retries, 0, math.inf),
+            ("max_wait", self.max_wait, 0, math.inf),
         )
-
-
-def check_least(*values: tuple[str, float, int]) -> None:
-    """Raise ValueError if an argument is below its least value: (name, value, least)."""
-    for what, value, least in values:
-        if value < least:
-            raise ValueError(f"{what} {value}: must be {least} or more")
 
 
 class Fetcher:
@@ -125,7 +119,7 @@ class Fetcher:
         **patience: Any,
     ) -> None:
         self._patience = Patience(**patience)
-        check_least(("max_bytes", max_bytes, 1), ("redirects", redirects, 0))
+        check_ranges(("max_bytes", max_bytes, 1, math.inf), ("redirects", redirects, 0, math.inf))
         check_above_0(seconds=seconds)
         if not agent.isascii() or not agent.isprintable() or not agent.strip():
             raise ValueError(f"agent {agent!r}: must be printable ASCII")
