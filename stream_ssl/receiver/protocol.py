@@ -5,26 +5,31 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from stream_ssl.decode_cost import extra_cost
 from stream_ssl.journal.errors import BudgetUsed, JournalError
 from stream_ssl.rate_limited_logger import RateLimitedLogger
 from stream_ssl.receiver.access import Access
 from stream_ssl.receiver.answers import Answers, Send
-from stream_ssl.receiver.credit import Credit, CreditPolicy
+from stream_ssl.receiver.credit import TAKES_LONG, Credit, CreditPolicy
 from stream_ssl.receiver.greeter import Greeter
 from stream_ssl.receiver.group_commit import CommitBatch, GroupCommit
-from stream_ssl.receiver.intake import Intake
 from stream_ssl.receiver.records import SOURCE_ENDED, STOPPED, Counters
 from stream_ssl.receiver.sessions import ProducerRecord, ProducerTable, Session, Sessions
 from stream_ssl.wire import Bye, Data, Hello, Nack, WireError, decode
 from stream_ssl.wire.messages import DATA_HEAD
+from stream_ssl.wire.sample import is_capture_time
 
 log = logging.getLogger(__name__)
+
+MAX_WAITING = 65_536
+"""Most packets that may wait for the journal; each needs about 1 KiB beside its bytes."""
 
 
 class ReceiverProtocol:
     """Handles the messages of producers, commits their packets, and then acknowledges them.
 
-    No message of a producer makes a method raise an exception.
+    Each packet is accepted once, in sequence, within the limits and the memory of the receiver. No
+    message of a producer makes a method raise an exception.
 
     Args:
         group: the packets that wait for the journal.
@@ -34,6 +39,10 @@ class ReceiverProtocol:
         max_samples: most samples in one packet.
         max_names: most producer names per key; in plain text, most names in total.
         send: the function that sends a message to a connection.
+
+    Attributes:
+        captured: capture time of the latest sample, seconds since the Unix epoch.
+        received: receipt time of the latest packet, seconds since the Unix epoch.
     """
 
     def __init__(
@@ -53,9 +62,8 @@ class ReceiverProtocol:
         self.producers = ProducerTable(sessions.limit)
         self.answers = Answers(sessions, self.counters, send)
         self.credit = Credit(group, policy, sessions, self.answers)
-        self.intake = Intake(
-            group, self.producers, self.credit, self.answers, self.counters, max_samples
-        )
+        self.captured: float | None = None
+        self.received: float | None = None
         self._greeter = Greeter(
             access,
             group,
@@ -68,6 +76,7 @@ class ReceiverProtocol:
             max_names,
         )
         self._access = access
+        self._max_samples = max_samples
         self._limited_log = RateLimitedLogger(log)
 
     def table(self) -> list[ProducerRecord]:
@@ -120,13 +129,13 @@ class ReceiverProtocol:
         except WireError as error:
             if error.reason != "checksum":
                 raise
-            self.intake.damaged(route, session, error, now)
+            self._damaged(route, session, error, now)
             return
         if isinstance(message, Data):
-            if session is not None and self.intake.exceeds_memory(session, message):
+            if session is not None and self.exceeds_memory(session, message):
                 self.commit(now)  # this answers waiting HELLOs, which may supersede the session
                 session = self._session(route, user)
-            self.intake.data(route, session, message, DATA_HEAD.unpack(frames[1])[1], now)
+            self._data(route, session, message, DATA_HEAD.unpack(frames[1])[1], now)
         elif isinstance(message, Hello):
             self._greeter.hello(route, user, message, now)
         elif isinstance(message, Bye):
@@ -147,6 +156,108 @@ class ReceiverProtocol:
             self.sessions.drop(session)  # the key was revoked or is now listed under another name
             return None
         return session
+
+    # -- packets into the batch
+
+    def exceeds_memory(self, session: Session, data: Data) -> bool:
+        """Return whether the packet is next, but the batch must be written before it."""
+        batch = self.group.batch
+        full = batch.bytes + data.size > self.credit.policy.total or len(batch) >= MAX_WAITING
+        return bool(batch) and full and data.sequence == session.expected
+
+    def _data(
+        self, route: bytes, session: Session | None, data: Data, checksum: int, now: float
+    ) -> None:
+        """Accept a packet, or ask for the packet that is next.
+
+        Args:
+            session: the session of the connection; None: it has none.
+            checksum: the verified checksum of the packet.
+        """
+        if session is None:
+            self.counters.refused["hello-required"] += 1
+            detail = "this receiver does not know the connection: say HELLO"
+            self.answers.send(route, Nack(data.sequence, "hello-required", detail, permanent=False))
+        elif data.sequence < session.expected:
+            samples = _count_samples(data)
+            self.counters.duplicates += samples
+            session.record.duplicates += samples
+            self.answers.ack_later(session)
+        elif data.sequence > session.expected:
+            self.answers.gap(
+                session, f"packet {session.expected} is next, not {data.sequence}", now
+            )
+        elif self.exceeds_memory(session, data):
+            self.answers.gap(session, "more than the credit granted: wait for an ACK", now)
+        elif (extra := _extra(data)) and not self.credit.has_time(session, now):
+            session.sent_back = True
+            session.largest = max(session.largest, data.size)
+            self.answers.gap(session, TAKES_LONG, now)
+        else:
+            self._accept(session, data, checksum, extra)
+
+    def _accept(self, session: Session, data: Data, checksum: int, extra: int) -> None:
+        """Add a packet to the batch that waits for the journal, or reject it permanently."""
+        counters = self.counters
+        samples = 1  # used if the header cannot be read
+        try:
+            samples = len(data)
+            if data.size > (most := self.credit.policy.max_packet):
+                raise WireError("oversize", f"{data.size} bytes; WELCOME allows {most}")
+            if samples > (most := self._max_samples):
+                raise WireError("oversize", f"{samples} samples; WELCOME allows {most}")
+            self.group.batch.add(session.producer, session.epoch, data, checksum, extra)
+        except WireError as error:
+            counters.rejected[error.reason] += samples
+            session.record.reject(error.reason, samples)
+            counters.producer_rejected[session.counted_as] += samples
+            text = f"{session.producer}: refused a packet: {error}"
+            self._limited_log.warning(error.reason, text)
+            nack = Nack(data.sequence, error.reason, str(error), permanent=True)
+            self.group.batch.add_refused(session.producer, session.epoch, session.route, nack)
+        else:
+            counters.packets += 1
+            counters.samples += samples
+            counters.bytes += data.size
+            session.record.packets += 1
+            session.record.samples += samples
+            session.record.bytes += data.size
+            self.received = self.group.batch.entries[-1].received
+            name = session.counted_as
+            counters.producer_samples[name] += samples
+            counters.producer_bytes[name] += data.size
+            counters.producer_received[name] = self.received
+            captured = float(data.fields["samples"][-1]["time"])
+            if is_capture_time(captured):
+                self.captured = counters.producer_captured[name] = captured
+        self._count_missing(session)
+        self.producers.senders.add(session.producer)
+        least = self.credit.policy.least(session)
+        session.take(data.size, data.size + extra, least, session.last_received)
+        session.expected += 1
+        session.gap_sent = 0.0
+        session.sent_back = False
+
+    def _count_missing(self, session: Session) -> None:
+        if session.missing:
+            self.counters.missing += session.missing
+            self._limited_log.log(
+                logging.ERROR,
+                "missing",
+                f"{session.producer}: packets {session.expected - session.missing} to "
+                f"{session.expected - 1} were acknowledged once and are not in this journal",
+            )
+            session.missing = 0
+
+    def _damaged(self, route: bytes, session: Session | None, error: WireError, now: float) -> None:
+        """Ask for the expected packet, because the sequence itself may be damaged."""
+        self.counters.refused["checksum"] += 1
+        self._limited_log.warning("checksum", f"a packet came damaged: {error}")
+        sequence = 0
+        if session is not None:
+            session.gap_sent = now  # this NACK also answers the packets that follow
+            sequence = session.expected
+        self.answers.send(route, Nack(sequence, "checksum", str(error), permanent=False))
 
     # -- commit, then acknowledge
 
@@ -202,3 +313,19 @@ class ReceiverProtocol:
             session = self.sessions.by_producer(producer)
             if session is not None:
                 self.sessions.drop(session)
+
+
+def _extra(data: Data) -> int:
+    """Return the extra cost of decoding a packet, or 0 if its header cannot be read."""
+    try:
+        return extra_cost(data.fields["samples"], data.payload)
+    except WireError:
+        return 0
+
+
+def _count_samples(data: Data) -> int:
+    """Return the number of samples in a packet, or 1 if its header cannot be read."""
+    try:
+        return len(data)
+    except WireError:
+        return 1

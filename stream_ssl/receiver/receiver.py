@@ -238,8 +238,8 @@ class Receiver:
             room=self._room.bytes,
             allow_list_broken=self._access is not None and self._access.allow.broken,
             lag_bytes=self._room.lag,
-            captured=protocol.intake.captured,
-            received=protocol.intake.received,
+            captured=protocol.captured,
+            received=protocol.received,
             # A journal at its budget is well; the check "credit" reports it.
             ready=self._group.ready or (self._group.journal_full and not self._room.disk_full),
             journal_away=self._room.journal_away,

@@ -33,14 +33,13 @@ from decoding_learner import learned
 
 from stream_ssl.batch import COLUMNS, START, Offset
 from stream_ssl.config import build
-from stream_ssl.feed import decode_process, shared_pixels
+from stream_ssl.feed import decode_process
 from stream_ssl.feed.batches import Batches
 from stream_ssl.feed.decode import REASONS, Chunk, Decoder, DecodeTask, Pixels, decode_chunk
 from stream_ssl.feed.decode_process import IsolatedDecoder
 from stream_ssl.feed.journal_tasks import CHUNK, JournalShare, JournalTasks
 from stream_ssl.feed.originals import KeptOriginals
 from stream_ssl.feed.quarantine import Quarantine
-from stream_ssl.feed.shared_pixels import SharedPixels
 from stream_ssl.wire import Sample
 
 DEADLY, WRONG, LARGE, ENDLESS = 250, 251, 252, 253
@@ -336,8 +335,8 @@ def test_processes_end_with_a_killed_learner(tmp_path: Path) -> None:
 
 
 def test_pixels_are_shared_without_a_memory_file_system(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(shared_pixels.os, "memfd_create")
-    first = SharedPixels((2, 3))
-    second = SharedPixels((2, 3), os.dup(first._file))
+    monkeypatch.delattr(decode_process.os, "memfd_create")
+    first = decode_process.SharedPixels((2, 3))
+    second = decode_process.SharedPixels((2, 3), os.dup(first._file))
     first.array[1, 2] = 7
     assert second.array.tolist() == [[0, 0, 0], [0, 0, 7]]

@@ -14,7 +14,8 @@ from receiver_peer import MIB, packet
 from stream_ssl.journal.errors import JournalError
 from stream_ssl.journal.journal import Journal
 from stream_ssl.journal.reader import JournalReader
-from stream_ssl.receiver import credit, intake
+from stream_ssl.receiver import credit
+from stream_ssl.receiver import protocol as protocol_module
 from stream_ssl.receiver.credit import CreditPolicy
 from stream_ssl.receiver.group_commit import GroupCommit
 from stream_ssl.receiver.protocol import ReceiverProtocol
@@ -288,7 +289,7 @@ def test_who_is_superseded_while_its_packet_waits_for_room_gets_nothing_in(proto
     """The commit that makes room answers the HELLO of a newer incarnation, whose packet it is."""
     sequence = 1
     session = protocol.sessions.by_producer("robot")
-    while not protocol.intake.exceeds_memory(session, large := packet(sequence, 1, side=240)):
+    while not protocol.exceeds_memory(session, large := packet(sequence, 1, side=240)):
         protocol.say(large)
         sequence += 1
     protocol.say(Hello("robot", epoch=3, first=1), route=OTHER)
@@ -305,7 +306,7 @@ def test_who_is_superseded_while_its_packet_waits_for_room_gets_nothing_in(proto
 
 
 def test_what_waits_for_the_journal_is_bounded_also_where_it_has_no_bytes(protocol, monkeypatch):
-    monkeypatch.setattr(intake, "MAX_WAITING", 100)
+    monkeypatch.setattr(protocol_module, "MAX_WAITING", 100)
     protocol.journal.error = JournalError("disk on fire")
     for sequence in range(1, 200):
         protocol.say(Data(sequence, b"?", b""))
