@@ -82,13 +82,15 @@ def as_sample(image: Any, id: str, codec: str | None = None, **fields: Any) -> S
     if _is_pillow(image):
         image = _pixels(image)
     if isinstance(image, np.ndarray):
-        if codec not in (None, "raw"):
+        is_vector = image.dtype.kind == "f" and image.ndim == 1
+        if codec not in (None, own := "vector" if is_vector else "raw"):
             raise ValueError(
-                f"codec {codec!r}: an array is raw pixels; pass an encoded image as bytes"
+                f"codec {codec!r}: this array is {own!r}; pass an encoded image as bytes"
             )
-        if image.dtype.kind == "f" and image.ndim == 1:
-            return Sample.from_vector(image, id, **fields)
-        return Sample.from_array(image, id, **fields)
+        if "shape" in fields:
+            raise ValueError(f"shape {fields['shape']}: an array has its own shape; pass None")
+        make = Sample.from_vector if is_vector else Sample.from_array
+        return make(image, id, **fields)
     data = _bytes_of(image)
     if not data:
         raise ValueError("the picture is empty: it has 0 bytes")
@@ -150,7 +152,8 @@ def _seconds(time: Any, id: str) -> Any:  # noqa: A002
                 f"sample {short(id)}: time NaT: there is no such moment; leave time out for the "
                 "one of sending"
             )
-        return float(time.astype("datetime64[ns]").astype(np.int64)) / 1e9
+        whole = time.astype("datetime64[s]")  # nanoseconds overflow outside of 1678 to 2262
+        return float(whole.astype(np.int64) + (time - whole) / np.timedelta64(1, "s"))
     if isinstance(time, datetime.datetime):
         try:
             return time.timestamp()

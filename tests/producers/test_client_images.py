@@ -108,7 +108,10 @@ def test_a_path_that_is_no_image_is_named(producer: Producer, tmp_path: Path) ->
 @table(
     ("given", "fields", "match"),
     [
-        (PIXELS, {"codec": "png"}, "an array is raw pixels"),
+        (PIXELS, {"codec": "png"}, "codec 'png': this array is 'raw'; pass an encoded image"),
+        (np.ones(3, np.float32), {"codec": "raw"}, "this array is 'vector'"),
+        (PIXELS, {"shape": (4, 5, 3)}, "shape (4, 5, 3): an array has its own shape; pass None"),
+        (PIXELS, {"time": np.datetime64("9999-01-01")}, "not in seconds since the Unix epoch"),
         (PIXELS.astype(float), {}, "must be uint8"),
         (PIXELS.ravel(), {}, "1 dimensions are no H x W x C image"),
         (Image.new("I;16", (2, 2)), {}, "mode 'I;16' has more than 8 bits"),
@@ -132,6 +135,8 @@ def test_what_breaks_a_rule_is_named(given: Any, fields: dict[str, Any], match: 
         (datetime(2020, 1, 1, tzinfo=UTC), 1577836800.0),
         (datetime(2020, 1, 1), datetime(2020, 1, 1).timestamp()),  # noqa: DTZ001, RUF100
         (np.datetime64("2020-01-01T00:00:00.5"), 1577836800.5),
+        (np.datetime64("1500-01-01"), datetime(1500, 1, 1, tzinfo=UTC).timestamp()),
+        (np.datetime64("2020", "Y"), 1577836800.0),
     ],
 )
 def test_times_of_capture(time: Any, seconds: float) -> None:
