@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Mapping
+from time import time as now
 from typing import Protocol, runtime_checkable
 
 from stream_ssl.producers.sources.base import Skipped, Source
@@ -110,7 +111,7 @@ def sample_of(
         time: when the broker received the message, in seconds since the Unix epoch.
 
     Raises:
-        UnreadableError: the data is not an image, or the id is invalid.
+        UnreadableError: the data is not an image.
     """
     codec = codec_of(data)
     if codec is None:
@@ -118,30 +119,28 @@ def sample_of(
         raise UnreadableError("no image", f"neither JPEG, PNG nor WebP: it begins with {first}")
     own = {name.lower(): value for name, value in headers.items() if name.lower() in OWN_HEADERS}
     rest = {name: value for name, value in headers.items() if name.lower() not in OWN_HEADERS}
-    try:
-        return Sample(
-            short_id(own.get("id") or place),
-            data,
-            codec,
-            time=_time_of(own.get("time"), time, skipped, place),
-            source=skipped.source,
-            label=label_of(own.get("label"), skipped, f"message {place}"),
-            meta=fitting_meta(meta, rest),
-        )
-    except ValueError as error:
-        raise UnreadableError("bad header", str(error)) from None
+    return Sample(
+        short_id(own.get("id") or place),
+        data,
+        codec,
+        time=_time_of(own.get("time"), time, skipped, place),
+        source=skipped.source,
+        label=label_of(own.get("label"), skipped, f"message {place}"),
+        meta=fitting_meta(meta, rest),
+    )
 
 
 def _time_of(header: str | None, received: float, skipped: Skipped, place: str) -> float:
-    """Return the time in a header, or when the broker received the message if there is none."""
-    if header is None or not header.strip():
-        return received
-    try:
-        time = float(header)
-    except ValueError:
-        time = math.nan
-    if math.isfinite(time) and is_capture_time(time):
-        return time
-    why = f"{header!r:.80} is no number of seconds since the Unix epoch, at most {MAX_TIME:g}"
-    skipped.note("bad time", f"the time of message {place}", why)
-    return received
+    """Return the time in a header, or when the broker received the message if there is none.
+
+    A producer may have set the broker's time, too, and have counted other units than milliseconds.
+    """
+    for told in (header, received):
+        if told is None or not str(told).strip():
+            continue
+        with contextlib.suppress(ValueError):
+            if is_capture_time(time := float(told)):
+                return time
+        why = f"{told!r:.80} is no number of seconds since the Unix epoch, at most {MAX_TIME:g}"
+        skipped.note("bad time", f"the time of message {place}", why)
+    return now()

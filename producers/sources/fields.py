@@ -7,6 +7,7 @@ import hashlib
 import math
 import os
 import re
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
@@ -20,6 +21,7 @@ from stream_ssl.wire.sample import (
     MAX_META_BYTES,
     MAX_SOURCE_BYTES,
     Scalar,
+    is_capture_time,
 )
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
@@ -142,11 +144,19 @@ def content_id(name: str, data: bytes | memoryview) -> str:
 def short_id(text: str) -> str:
     """Return `text`, or its beginning and a digest of the whole if it is too long for an id."""
     # File names need not be UTF-8, but ids must be.
-    raw = text.encode(errors="surrogateescape")
+    try:
+        raw = text.encode(errors="surrogateescape")
+    except UnicodeEncodeError:  # a lone surrogate from JSON
+        raw = text.encode(errors="surrogatepass")
     if len(raw) <= MAX_ID_BYTES and raw == text.encode(errors="replace"):
         return text
     head = raw[: MAX_ID_BYTES - DIGEST_CHARS - 1].decode(errors="ignore")
     return f"{head}#{digest([raw])}"
+
+
+def fitting_time(*times: float) -> float:
+    """Return the first of the capture times that the wire accepts, or the present time."""
+    return next(filter(is_capture_time, times), time.time())
 
 
 def without_secrets(text: str) -> str:

@@ -22,6 +22,7 @@ from stream_ssl.producers.sources.fields import (
     digest,
     file_name,
     fitting_meta,
+    fitting_time,
     read_image,
     short_id,
 )
@@ -154,7 +155,7 @@ class LeRobot(VideoFiles):
             yield (
                 Sample(
                     id=short_id(f"{clip.camera}/{clip.episode}~{file}#{number}"),
-                    time=zero + frame.time,
+                    time=fitting_time(zero + frame.time, zero),
                     source=self.name,
                     label=task if task >= 0 else None,
                     meta=fitting_meta(facts, {"task": self._tasks.get(task)}),

@@ -5,6 +5,7 @@ Shapes: H x W pixels of C channels.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_ssl.producers.sources.base import Facts, Skipped, own_fault
-from stream_ssl.producers.sources.fields import codec_of, fitting_meta, short_id
+from stream_ssl.producers.sources.fields import codec_of, fitting_meta, fitting_time, short_id
 from stream_ssl.producers.sources.frames import Codec, FrameEncoder
 from stream_ssl.wire.sample import Sample
 
@@ -60,7 +61,7 @@ class RobotImages:
     """A selector of a robot's image messages, and their conversion to samples.
 
     Compressed images are sent unchanged, other images are encoded with `codec`. The capture time is
-    the header's stamp, or the log time if the stamp is zero. `RobotLogs` explains the arguments.
+    the header's stamp, or the log time if the stamp is no time. `RobotLogs` explains the arguments.
 
     Raises:
         ValueError: `quality` is out of range.
@@ -110,7 +111,7 @@ class RobotImages:
         try:
             return Sample(
                 id=short_id(id_),
-                time=stamp(header) or message.log_time * 1e-9,
+                time=fitting_time(stamp(header) or math.nan, message.log_time * 1e-9),
                 source=self.source,
                 meta=fitting_meta(
                     {**meta, "topic": message.topic, "frame_id": getattr(header, "frame_id", "")}

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from stream_ssl.producers.sources.fields import file_name, fitting_meta, short_id
+from stream_ssl.producers.sources.fields import file_name, fitting_meta, fitting_time, short_id
 from stream_ssl.producers.sources.frames import Frames
 from stream_ssl.producers.sources.recordings import BrokenFileError, Recordings, Where
 from stream_ssl.producers.sources.truncation import missing_bytes
@@ -97,7 +97,7 @@ class VideoFiles(Recordings):
             assert frame.pts is not None
             sample = Sample(
                 id=short_id(f"{name}#{frame.pts}"),
-                time=zero + frame.time,
+                time=fitting_time(zero + frame.time, zero),
                 source=self.name,
                 meta=fitting_meta({"file": path.name, "seconds": round(frame.time, 6)}),
                 **payload,

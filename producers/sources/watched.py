@@ -25,6 +25,7 @@ from stream_ssl.producers.sources.fields import (
     check_ranges,
     codec_of,
     content_id,
+    fitting_time,
     no_image,
     read_image,
     source_name,
@@ -279,6 +280,6 @@ class WatchedFolder:
             id=content_id(path, data),
             data=data,
             codec=codec,
-            time=found.mtime * 1e-9,
+            time=fitting_time(found.mtime * 1e-9),
             source=self.name,
         )

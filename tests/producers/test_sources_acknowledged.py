@@ -5,6 +5,7 @@ import itertools
 import logging
 import socket
 import threading
+import time
 
 import pytest
 from broker_files import image_files
@@ -65,7 +66,7 @@ def test_what_a_closing_producer_drops_holds_up_all_behind_it():
     [
         (b"", {}, "no image"),
         (b"<html>", {}, "no image"),
-        (PNG, {"id": "\ud800"}, "bad header"),
+        (PNG, {"id": "\ud800"}, None),
         (PNG, {"gain": "\ud800", "": "1", "note" * 9999: "x", "x": "y" * 9999}, None),
         (PNG, {"id": "x" * 9999}, None),
     ],
@@ -104,6 +105,14 @@ def test_a_bad_time_or_label_costs_only_itself(headers, time, label, counted, ca
     assert skipped.by_reason == counted
     for reason in counted:
         assert f"of message frames-0-1 ({reason})" in caplog.text
+
+
+def test_a_broker_s_time_that_is_none_costs_only_itself():
+    """As the timestamps of a Kafka client that counts in microseconds."""
+    skipped, began = Skipped("kafka"), time.time()
+    sample = sample_of(PNG, {"time": "noon"}, "frames-0-1", 1.764e12, skipped)
+    assert began <= sample.time <= time.time()
+    assert skipped.by_reason == {"bad time": 2}
 
 
 def test_a_stop_does_not_wait_for_a_broker_that_says_nothing(caplog):

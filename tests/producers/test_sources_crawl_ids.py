@@ -4,6 +4,7 @@ import pytest
 from crawling import crawl, good, image
 from table import table
 
+from stream_ssl.producers.sources import Crawl
 from stream_ssl.producers.sources.fields import url_id
 
 SECRETS = [
@@ -94,3 +95,11 @@ def test_a_url_without_secrets_is_its_own_id(served, tmp_path):
     urls = [f"{url}?size=5&page=2;author=me&keyword=a#token" for url in good(3)]
     ids = {sample.id for sample, _ in crawl(served, tmp_path, urls).samples()}
     assert ids == {url.replace("PORT", str(served.port)) for url in urls}
+
+
+def test_a_url_that_is_no_unicode_costs_no_list(tmp_path):
+    """JSON may hold half of a character, of which no id can be made."""
+    (tmp_path / "a.jsonl").write_text('{"url": "http://a.test/\\ud800.jpg"}\n')
+    Crawl(str(tmp_path / "a.jsonl"))
+    assert url_id("http://a.test/\ud800.jpg").startswith("http://a.test/.jpg#")
+    assert url_id("http://a.test/\ud800.jpg") != url_id("http://a.test/\ud801.jpg")

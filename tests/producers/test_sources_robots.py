@@ -210,6 +210,7 @@ PNG = encoded(numbered(6))
         ({"timestamp": "1970-01-01T00:00:07.500000000Z", "format": None}, 7.5),
         ({"timestamp": "noon", "frame_id": None}, 3.0),
         ({"timestamp": {"sec": "x"}}, 3.0),
+        ({"timestamp": {"sec": 1_764_000_000_000}}, 3.0),  # milliseconds
         ({}, 3.0),
     ],
 )

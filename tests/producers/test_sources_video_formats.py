@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import struct
+import time
 from fractions import Fraction
 
 import av
@@ -375,3 +376,15 @@ def test_files_of_one_name_have_ids_of_their_own(tmp_path, kind):
         sources.append({sample.id for sample, _ in source.samples()})
     assert sources[0]
     assert not sources[0] & sources[1]
+
+
+@table("dated", ["9999-01-01T00:00:00Z", False])
+def test_a_time_that_no_sample_may_have_gives_way_to_another(tmp_path, monkeypatch, dated):
+    """An error would end the source, and all files after this one with it."""
+    path = write_video(tmp_path / f"{bool(dated)}.nut", 3, codec="mpeg4", dated=dated)
+    if not dated:
+        monkeypatch.setattr("stream_ssl.producers.sources.video.time_of_zero", lambda _: -1e14)
+    now = time.time()
+    times = [sample.time for sample, _ in VideoFiles(str(path)).samples()]
+    assert len(times) == 3
+    assert all(now - 60 < one < now + 60 for one in times)

@@ -41,7 +41,7 @@ def write_video(
     codec: str = "libx264",
     gop: int = 10,
     begin: int = 0,
-    dated: bool = True,
+    dated: bool | str = True,
     **settings: Any,
 ) -> Path:
     """Frames 0, 1, ... at 25 a second; H.264 with B frames unless asked otherwise.
@@ -50,7 +50,8 @@ def write_video(
     """
     with av.open(str(path), "w", **settings) as container:
         if dated:
-            container.metadata["creation_time"] = "2024-05-06T07:08:09Z"
+            when = "2024-05-06T07:08:09Z" if dated is True else dated
+            container.metadata["creation_time"] = when
         stream = container.add_stream(codec, rate=RATE)
         stream.width, stream.height = WIDTH, HEIGHT
         stream.pix_fmt = "yuvj420p" if codec == "mjpeg" else "yuv420p"
