@@ -103,10 +103,14 @@ class Camera(Live["LiveFrame"]):
             own = {"rtsp_transport": rtsp_transport, "fflags": "nobuffer"}
             self._options = {**own, **self._options}
 
-    def sample(self, item: LiveFrame) -> Sample:
-        """Return the sample of a frame."""
+    def sample(self, item: LiveFrame) -> Sample | None:
+        """Return the sample of a frame; None if it cannot be encoded, which is counted."""
         frame, id_, captured = item
-        return Sample(id_, time=captured, source=self.name, **self._frames.payload(frame))
+        try:
+            return Sample(id_, time=captured, source=self.name, **self._frames.payload(frame))
+        except ValueError as error:  # such as a side that WebP cannot hold
+            self.skipped.note("not encoded", f"frame {id_}", error)
+            return None
 
     def failures(self) -> tuple[type[Exception], ...]:
         """Return the error types of FFmpeg and of the network."""

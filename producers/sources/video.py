@@ -87,7 +87,8 @@ class VideoFiles(Recordings):
         """Return the error types that a file's bytes may cause."""
         import av
 
-        return av.FFmpegError, OSError, BrokenFileError
+        # An encoder raises ValueError for frames that it cannot hold.
+        return av.FFmpegError, OSError, BrokenFileError, ValueError
 
     def _recorded(self, path: Path, after: Where | None) -> Iterator[tuple[Sample, Where]]:
         zero, name = time_of_zero(path), file_name(path)

@@ -21,6 +21,7 @@ from table import table
 from video_files import HEIGHT, RATE, WIDTH, number_of, numbered, write_video
 
 from stream_ssl.producers.sources import (
+    Camera,
     ImageFolder,
     LeRobot,
     McapFiles,
@@ -388,3 +389,18 @@ def test_a_time_that_no_sample_may_have_gives_way_to_another(tmp_path, monkeypat
     times = [sample.time for sample, _ in VideoFiles(str(path)).samples()]
     assert len(times) == 3
     assert all(now - 60 < one < now + 60 for one in times)
+
+
+def test_frames_that_an_encoder_cannot_hold_cost_their_file_alone(tmp_path, caplog):
+    wide = tmp_path / "a.avi"
+    film(wide, [np.zeros((16, 16_400, 3), np.uint8)], "mjpeg", "yuvj420p")
+    files = [str(wide), str(write_video(tmp_path / "b.mp4", 2))]
+    source = VideoFiles(files, codec="webp")
+    assert [sample.meta["file"] for sample, _ in source.samples()] == ["b.mp4"] * 2
+    assert source.skipped.by_reason == {"damaged": 1}
+    assert "exceeds WebP limit of 16383 pixels" in caplog.text
+    camera = Camera("rtsp://host/", codec="webp")
+    with av.open(str(wide)) as container:
+        frame = next(container.decode(video=0))
+    assert camera.sample((frame, "1", 5.0)) is None
+    assert camera.skipped.by_reason == {"not encoded": 1}
