@@ -116,26 +116,38 @@ class LocalReceiver:
 def find_receiver(run: str | Path, name: str) -> LocalReceiver:
     """Return the receiver of a run that a producer uses; block while the run is starting.
 
-    If the run has several receivers, `receiver_of` selects one by the name of the producer.
+    If the run has several receivers, `receiver_of` selects one by the name of the producer. So all
+    of them must have started: with fewer, it would select another receiver than after a restart.
 
     Raises:
-        ValueError: no receiver has started in the folder, or its file is malformed.
+        ValueError: a receiver of the run has not started, or its file is malformed.
     """
     run = Path(run)
     deadline = time.monotonic() + START_SECONDS
-    while not (found := _entries(run)):
-        if (run / "supervisor.lock").exists() and time.monotonic() < deadline:
-            time.sleep(0.2)
-            continue
+    while (awaited := _awaited(run)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    found = _entries(run)
+    if awaited or not found:
         raise ValueError(
-            f"run {run}: no receiver has started there; start it with `stream-ssl run CONFIG "
-            f"--run {run}`, or give the receiver's address instead"
+            f"run {run}: {awaited or 'no receiver'} has started there; start it with "
+            f"`stream-ssl run CONFIG --run {run}`, or give the receiver's address instead"
         )
     by_address = {_reachable(str(entry["data"])): entry for entry in found}
     address = receiver_of(name, list(by_address))
     server_key = by_address[address].get("server_key")
     key = run / KEYS / "producer.secret.json"
     return LocalReceiver(address, server_key, key if os.access(key, os.R_OK) else None)
+
+
+def _awaited(run: Path) -> str:
+    """Return which receiver a supervisor is starting now, as the beginning of an error."""
+    if not (run / "supervisor.lock").exists() or _entry(run):
+        return ""
+    folders = sorted(run.glob("receiver-*"))
+    names = [folder.name for folder in folders if not (folder / ENDPOINTS).exists()]
+    if names:
+        return f"not yet {names[0]}, which may be this producer's,"
+    return "" if any(map(_entry, folders)) else "no receiver"
 
 
 def _entries(run: Path) -> list[dict[str, Any]]:

@@ -12,12 +12,13 @@ import pytest
 from harness import TINY, kill, processes, until
 
 from stream_ssl.app.commands import produce
-from stream_ssl.app.commands.run import leave_other_receivers, receivers
+from stream_ssl.app.commands.run import leave_other_receivers, prepare_receivers, receivers
 from stream_ssl.config import options
 from stream_ssl.daemon.endpoints import hold_role, place_of, publish
 from stream_ssl.daemon.receive import access_of, dry_run, listen_again
 from stream_ssl.daemon.run_states import endpoints_of
 from stream_ssl.producers import CannotConnectError, Keys, Producer
+from stream_ssl.wire import run_folder
 from stream_ssl.wire.address import receiver_of
 from stream_ssl.wire.run_folder import find_receiver, make_keys
 
@@ -262,6 +263,28 @@ def test_a_producer_waits_for_the_receiver_of_a_run_that_starts(tmp_path: Path) 
     found = find_receiver(tmp_path, "camera-1")
     starting.join()
     assert found.address == "tcp://127.0.0.1:7000"
+
+
+def test_a_producer_waits_for_all_receivers_of_a_run_that_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name may belong to the last one, as it will after the next start of the producer."""
+    (tmp_path / "supervisor.lock").touch()
+    for number in (0, 1, 2):  # an earlier run had three, and the run after it one
+        announce(tmp_path / f"receiver-{number}", "tcp://127.0.0.1:7005")
+    leave_other_receivers(tmp_path, {"receiver"})
+    prepare_receivers(tmp_path, ["receiver-0", "receiver-1", "learner"])
+    addresses = ["tcp://127.0.0.1:7000", "tcp://127.0.0.1:7001"]
+    name = next(name for name in "abcdef" if receiver_of(name, addresses) == addresses[1])
+    announce(tmp_path / "receiver-0", addresses[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(run_folder, "START_SECONDS", 0.3)
+        with pytest.raises(ValueError, match="not yet receiver-1, which may be this producer's"):
+            find_receiver(tmp_path, name)
+    starting = threading.Timer(0.3, announce, (tmp_path / "receiver-1", addresses[1]))
+    starting.start()
+    assert find_receiver(tmp_path, name).address == addresses[1]
+    starting.join()
 
 
 def test_who_can_read_no_key_is_asked_for_one(

@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,12 +15,13 @@ from tempfile import TemporaryDirectory
 from jsonargparse import Namespace
 
 from stream_ssl.config import options
-from stream_ssl.daemon.endpoints import hold_role, withdraw
+from stream_ssl.daemon.endpoints import hold_role, load, withdraw
 from stream_ssl.daemon.run_states import receivers_below
 from stream_ssl.daemon.supervisor import Child, Supervisor, command, learner_command
+from stream_ssl.durable import make_folder
 from stream_ssl.process.failures import configuring, reported
 from stream_ssl.process.signals import PARSED, stop_on_signals
-from stream_ssl.wire.run_folder import KEYS, make_keys
+from stream_ssl.wire.run_folder import ENDPOINTS, KEYS, make_keys
 
 log = logging.getLogger("stream_ssl.run")
 
@@ -69,6 +70,7 @@ def main(arguments: Sequence[str]) -> int:
             for child in receiving:
                 child.may_start = parsed
             leave_other_receivers(settings.run, commands)
+            prepare_receivers(settings.run, commands)
             stop = stop_on_signals()
             stop.interrupted = life.interrupted
             status = supervisor.run(stop)
@@ -189,6 +191,15 @@ def leave_other_receivers(run: Path, commands: Container[str]) -> None:
             "start it with the same --receivers as before, or remove the journals",
             ", ".join(journals),
         )
+
+
+def prepare_receivers(run: Path, commands: Iterable[str]) -> None:
+    """Make the folder of each of several receivers. Producers wait until each has an address."""
+    for folder in (run / name for name in commands if name.startswith("receiver-")):
+        make_folder(folder)
+        with suppress(OSError, ValueError):
+            if "receiver" not in load(folder):  # it was withdrawn while the run had fewer receivers
+                (folder / ENDPOINTS).unlink(missing_ok=True)
 
 
 def _port_after(address: str, number: int) -> str:
