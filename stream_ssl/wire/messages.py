@@ -275,12 +275,8 @@ def encode(message: Message) -> Frames:
     if isinstance(message, Data):
         return message.encode()
     values = {name: getattr(message, name) for name in _FIELDS[type(message)]}
-    for name, unsaid in (
-        ("verdicts", False),
-        ("written", 0.0),
-        ("clock", 0.0),
-    ):  # earlier versions do not have these fields
-        if values.get(name, ...) == unsaid:
+    for name in ("verdicts", "written", "clock"):  # earlier versions do not have these fields
+        if not values.get(name, True):
             del values[name]
     return [prefix(message.kind), msgpack.packb(values)]
 

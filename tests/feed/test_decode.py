@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import simplejpeg
-from batches_naive import encoded, picture, png_bomb, raw
+from batches_naive import encoded, picture, png_bomb
 from PIL import Image, PngImagePlugin
 from table import table
 from xxhash import xxh3_64_intdigest
@@ -573,9 +573,3 @@ def test_threads_decode_alike() -> None:
 def test_refuses_what_cannot_work(wrong: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         Decoder(**{"size": 8, **wrong})
-
-
-def test_raw_helper_agrees_with_the_wire() -> None:
-    row, data = raw(RNG, 4, 5, 3)
-    assert len(data) == 60
-    assert decode_raw(row["shape"], data).shape == (8, 8, 3)

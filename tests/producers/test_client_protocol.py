@@ -282,13 +282,6 @@ def test_a_producer_without_credit_asks_seldom(active: ProducerProtocol) -> None
     assert isinstance(pull(active, STARVED_SECONDS + 1), Hello)
 
 
-def test_hello_that_is_required_is_said_at_once(active: ProducerProtocol) -> None:
-    put(active, 0)
-    assert isinstance(pull(active, 1.0), tuple)
-    active.received(Nack(1, "hello-required", "", permanent=False), 1.0)
-    assert pull(active, 1.0) == Hello("a", 1, 1)
-
-
 def test_hello_comes_once_a_second_and_then_the_connection_is_stale() -> None:
     protocol = new_protocol()
     protocol.connected(0.0)

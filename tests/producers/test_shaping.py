@@ -11,7 +11,15 @@ from shaped_streams import draw, pixels_of, sigmas
 from source_files import encoded, pixels, write_idx, write_images
 from table import table
 
-from stream_ssl.producers.shaping import Shaped
+from stream_ssl.producers.shaping import (
+    Continual,
+    Parked,
+    Popularity,
+    Shaped,
+    Shift,
+    Stalls,
+    Video,
+)
 from stream_ssl.producers.shaping.repeat import jitter, repeat
 from stream_ssl.producers.sources import IdxDataset, ImageFolder, Synthetic, WatchedFolder
 from stream_ssl.wire.sample import MAX_ID_BYTES, Sample
@@ -257,20 +265,42 @@ def test_a_position_of_another_inner_source_is_refused_at_once(balanced, tmp_pat
         reseeded.samples(position)
 
 
+OUT_OF_RANGE = {
+    Shaped: (
+        *("bias 0.5", "duplicates 1.0", "near -0.1", "window 0", "blur 0", "recent 0", "rate 0"),
+        "limit -1",
+    ),
+    Parked: ("share 0.0", "share 1.0", "scenes 0", "stretch 0", "shift -1", "brightness 1.5"),
+    Popularity: ("images 0", "exponent -1.0", "exponent nan", "shift -1", "noise 300"),
+    Shift: ("classes 0", "period 0", "bias 0.5"),
+    Stalls: ("rate 1.5", "alpha 0.0", "alpha nan", "longest 1"),
+    Video: ("frames 0", "zoom 1.0", "noise 256"),
+    Continual: ("classes 0", "tasks 11", "per_task 0", "blur 0", "block 0", "imbalance 0.5"),
+}
+
+
+@table("cls", OUT_OF_RANGE)
+def test_an_argument_out_of_range_is_named(balanced, cls):
+    for one in (*OUT_OF_RANGE[cls], "seed -1"):
+        name, _, value = one.partition(" ")
+        number = float(value) if "." in value or value == "nan" else int(value)
+        with pytest.raises(ValueError, match=f"^{one}: must (lie in|be above)"):
+            cls(balanced, **{name: number})
+
+
 @table(
-    ("arguments", "message"),
+    ("cls", "arguments", "message"),
     [
-        ({"bias": 0.5}, r"bias 0.5: must lie in \[1,"),
-        ({"duplicates": 1.0}, "duplicates 1.0"),
-        ({"near": -0.1}, "near -0.1"),
-        ({"window": 0}, "window 0"),
-        ({"blur": 0}, "blur 0"),
-        ({"recent": 0}, "recent 0"),
-        ({"rate": 0}, "rate 0: must be above 0"),
-        ({"limit": -1}, "limit -1"),
-        ({"seed": -1}, "seed -1"),
+        (Parked, {"stretch": 10}, r"stretch 10: at a share of 0.95 drives .* raise it to 19"),
+        (
+            Continual,
+            {"kind": "concurrent", "tasks": 3, "concurrent": 4},
+            r"concurrent 4: must lie in \[1, 3\]",
+        ),
+        (Continual, {"kind": "mixed"}, "choose one of keep, incremental"),
+        (Continual, {"profile": "step"}, '"one" or "tail"'),
     ],
 )
-def test_wrong_arguments_are_named(balanced, arguments, message):
+def test_wrong_arguments_are_named(balanced, cls, arguments, message):
     with pytest.raises(ValueError, match=message):
-        Shaped(balanced, **arguments)
+        cls(balanced, **arguments)

@@ -208,30 +208,6 @@ def test_other_settings_do_not_fit_a_position(balanced, tmp_path):
         Continual(balanced, "incremental", tasks=5).samples(position | {"at": "x"})
 
 
-@table(
-    ("arguments", "message"),
-    [
-        ({"classes": 0}, "classes 0"),
-        ({"tasks": 11}, r"tasks 11: must lie in \[1, 10\]"),
-        ({"per_task": 0}, "per_task 0"),
-        ({"kind": "blurred", "blur": 0}, "blur 0"),
-        ({"kind": "blocks", "block": 0}, "block 0"),
-        (
-            {"kind": "concurrent", "tasks": 3, "concurrent": 4},
-            r"concurrent 4: must lie in \[1, 3\]",
-        ),
-        ({"imbalance": 0.5}, "imbalance 0.5"),
-        ({"kind": "mixed"}, "choose one of keep, incremental"),
-        ({"profile": "step"}, '"one" or "tail"'),
-        ({"seed": -1}, "seed -1"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "-".join(value),
-)
-def test_wrong_arguments_are_named(balanced, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        Continual(balanced, **arguments)
-
-
 def test_endless_sources_need_an_end_of_tasks(tmp_path):
     write_idx(tmp_path, "train", pixels(20, 8, 8), np.arange(20) % 10, packed=False)
     endless = IdxDataset(tmp_path, epochs=None)

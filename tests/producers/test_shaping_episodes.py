@@ -10,7 +10,6 @@ from going_on import check_goes_on
 from PIL import Image
 from shaped_streams import draw, small
 from source_files import write_images
-from table import table
 
 from stream_ssl.producers.shaping import Shaped, Stalls, Video
 from stream_ssl.producers.shaping.episodes import crop_resized
@@ -141,21 +140,3 @@ def test_a_shaped_video_goes_on():
         return Shaped(Video(small(), frames=5), duplicates=0.2, window=16, limit=100)
 
     check_goes_on(build, every=43)
-
-
-@table(
-    ("kind", "arguments", "message"),
-    [
-        (Stalls, {"rate": 1.5}, r"rate 1.5: must lie in \[0, 1\]"),
-        (Stalls, {"alpha": 0.0}, "alpha 0.0"),
-        (Stalls, {"alpha": math.nan}, "alpha nan"),
-        (Stalls, {"longest": 1}, "longest 1"),
-        (Stalls, {"seed": -1}, "seed -1"),
-        (Video, {"frames": 0}, "frames 0"),
-        (Video, {"zoom": 1.0}, "zoom 1.0"),
-        (Video, {"noise": 256}, "noise 256"),
-    ],
-)
-def test_wrong_arguments_are_named(kind, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        kind(small(), **arguments)

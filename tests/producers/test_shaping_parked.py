@@ -10,7 +10,6 @@ from going_on import check_goes_on
 from PIL import Image
 from shaped_streams import draw, pixels_of, small
 from source_files import encoded, pixels, write_idx, write_images
-from table import table
 
 from stream_ssl.producers.shaping import Parked, Popularity, Shaped, Video, parked, repeat
 from stream_ssl.producers.shaping.parked import seen_again
@@ -247,26 +246,6 @@ def test_other_settings_and_other_scenes_do_not_fit_a_position(tmp_path):
 def test_scenes_are_asked_for():
     with pytest.raises(ValueError, match="has 5 images and 16 scenes are due"):
         draw(Parked(small(count=5)))
-
-
-@table(
-    ("arguments", "message"),
-    [
-        ({"share": 0.0}, r"share 0.0: must lie in \[0.001,"),
-        ({"share": 1.0}, "share 1.0"),
-        ({"scenes": 0}, "scenes 0"),
-        ({"stretch": 0}, "stretch 0"),
-        ({"stretch": 10}, r"stretch 10: at a share of 0.95 drives .* raise it to 19"),
-        ({"shift": -1}, "shift -1"),
-        ({"brightness": 1.5}, "brightness 1.5"),
-        ({"noise": 300}, "noise 300"),
-        ({"seed": -1}, "seed -1"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "-".join(value),
-)
-def test_wrong_arguments_are_named(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        Parked(small(), **arguments)
 
 
 def test_a_vector_is_refused_with_what_repeats_vectors() -> None:

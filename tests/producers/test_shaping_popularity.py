@@ -1,13 +1,10 @@
 """Images are met by the law of their rank."""
 
-import math
-
 import numpy as np
 import pytest
 from going_on import check_goes_on
 from shaped_streams import draw, small
 from source_files import pixels, write_idx
-from table import table
 
 from stream_ssl.producers.shaping import Popularity
 from stream_ssl.producers.sources import IdxDataset
@@ -62,13 +59,3 @@ def test_other_settings_and_other_images_do_not_fit_a_position(tmp_path):
         next(build(1).samples(position))
     with pytest.raises(ValueError, match="has 7 images, not 1000: set images to fewer"):
         next(Popularity(small(count=7)).samples())
-
-
-@table(
-    "arguments",
-    [{"images": 0}, {"exponent": -1.0}, {"exponent": math.nan}, {"shift": -1}, {"noise": 300}],
-)
-def test_wrong_arguments_are_named(arguments):
-    ((name, value),) = arguments.items()
-    with pytest.raises(ValueError, match=f"{name} {value}: must lie in"):
-        Popularity(small(), **arguments)

@@ -7,7 +7,6 @@ import pytest
 from going_on import check_goes_on
 from shaped_streams import draw
 from source_files import write_images
-from table import table
 
 from stream_ssl.producers.shaping import Shift
 from stream_ssl.producers.sources import Synthetic, WatchedFolder
@@ -62,10 +61,3 @@ def test_labels_are_asked_for(tmp_path):
     quick = {"settle_seconds": 0, "idle_seconds": 0, "poll_seconds": 0}
     with pytest.raises(ValueError, match="carries no label"):
         draw(Shift(WatchedFolder(tmp_path, **quick)), 1)
-
-
-@table("arguments", [{"classes": 0}, {"period": 0}, {"bias": 0.5}, {"seed": -1}])
-def test_wrong_arguments_are_named(arguments):
-    ((name, value),) = arguments.items()
-    with pytest.raises(ValueError, match=f"{name} {value}: must lie in"):
-        Shift(small(), **arguments)

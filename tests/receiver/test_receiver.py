@@ -49,15 +49,6 @@ def test_a_producer_without_memory_is_told_where_to_go_on(running):
         assert (welcome.resume, welcome.position) == (1, {"file": "a", "row": 7})
 
 
-def test_resuming_counts_what_is_under_way(running):
-    """A HELLO behind DATA on one connection: resume must name what that DATA made durable."""
-    with Peer(running.endpoint) as peer:
-        peer.hello()
-        peer.say(packet(1))
-        peer.say(packet(2))
-        assert peer.hello().resume == 2
-
-
 def test_a_restarted_receiver_goes_on_where_its_journal_ends(tmp_path):
     with Running(tmp_path) as running, Peer(running.endpoint) as peer:
         peer.hello()
@@ -85,31 +76,6 @@ def test_what_a_learner_tells_of_another_journal_moves_and_trims_nothing(tmp_pat
         tmp_path, budget=32 * MIB, credit=MIB, total_credit=MIB, max_packet=MIB
     ) as running:
         assert running.journal.first == 900
-
-
-def test_duplicates_are_acknowledged_again_and_journalled_once(running):
-    with Peer(running.endpoint) as peer:
-        peer.hello()
-        for sequence in (1, 2, 1, 2, 2, 3):
-            peer.say(packet(sequence))
-        peer.acked(3)
-        peer.say(packet(1))
-        assert peer.hear(Ack).through == 3
-        until(lambda: running.total("duplicates") == 8)
-        assert running.journalled() == [("robot", n) for n in (1, 2, 3)]
-
-
-def test_a_gap_sends_the_producer_back_once(running):
-    with Peer(running.endpoint) as peer:
-        peer.hello()
-        for sequence in (1, 4, 5, 6):
-            peer.say(packet(sequence))
-        assert peer.nacked() == ("gap", 2, False)
-        for sequence in (2, 3, 4):
-            peer.say(packet(sequence))
-        peer.acked(4)
-        assert peer.silent(0.2)
-        assert running.journalled() == [("robot", n) for n in (1, 2, 3, 4)]
 
 
 def test_packets_that_nobody_has_any_more_are_counted_once(tmp_path):
@@ -449,14 +415,3 @@ def test_names_that_are_only_connected_count_too(tmp_path):
             return isinstance(peers[2].hear((Nack, Welcome)), Welcome)
 
         until(taken)
-
-
-def test_many_producers_whose_journal_was_lost_are_told_of_in_few_lines(running, caplog):
-    with Peer(running.endpoint) as peer:
-        for n in range(20):
-            peer.hello(f"robot-{n}", first=3)
-            peer.say(packet(3))
-            peer.through = 0
-            peer.acked(3)
-        until(lambda: running.total("missing") == 40)
-    assert len([r for r in caplog.records if "are not in this journal" in r.getMessage()]) == 1
