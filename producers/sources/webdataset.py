@@ -26,12 +26,14 @@ from stream_ssl.producers.sources.recordings import FilePasses
 from stream_ssl.producers.sources.tar import ArchiveMember, ShardError, read_members, split_key
 from stream_ssl.wire.sample import Position, Sample
 
-VECTOR, LABEL = ".npy", ".cls"
+VECTOR, LABEL, FACTS = ".npy", ".cls", ".json"
+BESIDE = {LABEL: "bad label", FACTS: "bad facts"}
+"""Members that a sample can be sent without, and the counter of those that cannot be read."""
 LIMITS = {
     **dict.fromkeys([*SUFFIXES, *(f"*{suffix}" for suffix in SUFFIXES)], 2**26),
     VECTOR: 2**24,
     LABEL: 2**10,
-    ".json": 2**22,
+    FACTS: 2**22,
 }
 """Maximum size of a member in bytes, by extension. The limits exceed the size of a packet."""
 SHOWN = 8  # maximum number of other members' extensions in an error message
@@ -83,11 +85,10 @@ class WebDataset(FilePasses[tuple[int]]):
     no vector. Other members are ignored, and so is a vector beside an image. Sample ids are
     SHARD/KEY#DIGEST, with a digest of the image or of the vector's file.
 
-    A malformed sample is logged, counted in `skipped` and left out. A label that cannot be read is
-    left out alone. The same holds for a sample
-    with a link, a sparse file, or a file that is too large. At a damaged place, the samples on both
-    sides are left out, because they may lack members. If two members of a sample have the same
-    name, the later member is used, as in tar.
+    A sample whose image is malformed, a link, sparse or too large is logged, counted in `skipped`
+    and left out. A label or facts that cannot be read are left out alone. At a damaged place, the
+    samples on both sides are left out, because they may lack members. If two members of a sample
+    have the same name, the later member is used, as in tar.
 
     A shard may be compressed with gzip, bzip2 or xz, and may consist of several concatenated
     archives. A position is a byte offset in a shard. To resume, the source seeks in a plain tar,
@@ -156,8 +157,9 @@ class WebDataset(FilePasses[tuple[int]]):
             if len(group.others) < SHOWN:
                 group.others.append(extension[1:])
             return
-        if extension == LABEL and member.lost:
-            self.skipped.note("bad label", f"the label of {stem}/{group.key}", member.lost[1])
+        if extension in BESIDE and member.lost:
+            what = f"the {extension} of {stem}/{group.key}"
+            self.skipped.note(BESIDE[extension], what, member.lost[1])
             return
         if extension == VECTOR and member.lost:
             group.vector_lost = member.lost
@@ -177,13 +179,13 @@ class WebDataset(FilePasses[tuple[int]]):
             return None
         try:
             return build(stem, group, self.name, self.skipped)
-        except ValueError as error:  # errors of JSON and UTF-8 are ValueErrors, too
+        except ValueError as error:
             self.skipped.note("malformed", f"{stem}/{group.key}", error)
             return None
 
 
 def build(stem: str, group: MemberGroup, source: str, skipped: Skipped) -> Sample:
-    """Return the sample that a group of members describes; `skipped` counts a bad label.
+    """Return the sample that a group of members describes; `skipped` counts what it lacks.
 
     Raises:
         ValueError: there is not exactly one image, and no vector either, or a member cannot be
@@ -191,22 +193,29 @@ def build(stem: str, group: MemberGroup, source: str, skipped: Skipped) -> Sampl
     """
     vector = None if group.has_image else group.parts.get(VECTOR[1:])
     content, codec = _image(group) if vector is None else (vector, "vector")
-    label, facts = group.parts.get("cls"), group.parts.get("json")
-    try:
-        described: Any = {} if facts is None else json.loads(facts)
-    except RecursionError:
-        raise ValueError("the .json is nested too deeply") from None
-    if not isinstance(described, dict):
-        raise ValueError("the .json is no object")
+    what = f"{stem}/{group.key}"
     fields: dict[str, Any] = {
-        "id": content_id(f"{stem}/{group.key}", content),
+        "id": content_id(what, content),
         "source": source,
-        "label": label_of(label, skipped, f"{stem}/{group.key}"),
-        "meta": fitting_meta(described),
+        "label": label_of(group.parts.get("cls"), skipped, what),
+        "meta": fitting_meta(facts_in(group.parts.get("json", b"{}"), skipped, what)),
     }
     if codec == "vector":
         return Sample.from_vector(vector_in(content), **fields)
     return Sample(data=content, codec=codec, **fields)
+
+
+def facts_in(content: bytes, skipped: Skipped, what: str) -> dict[str, Any]:
+    """Return the facts in a .json. Facts that cannot be read cost only themselves: `skipped`."""
+    try:
+        found = json.loads(content)
+        if isinstance(found, dict):
+            return found
+        why: object = "it is no object"
+    except (ValueError, RecursionError) as error:  # errors of UTF-8 are ValueErrors, too
+        why = error
+    skipped.note(BESIDE[FACTS], f"the .json of {what}", why)
+    return {}
 
 
 def _image(group: MemberGroup) -> tuple[bytes, str]:
