@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from stream_ssl.batch import START, Batch, Offset, Origin
 from stream_ssl.feed.decode import Chunk, DecodeTask, Payloads
-from stream_ssl.feed.decode_pool import DecodePool
+from stream_ssl.feed.decode_process import DecodePool
 from stream_ssl.feed.journal_tasks import (
     Event,
     JournalReplaced,

@@ -23,10 +23,12 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing import reduction
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import msgpack
@@ -36,13 +38,18 @@ from numpy.typing import NDArray
 
 from stream_ssl.feed.decode import (
     BadSample,
+    Chunk,
     Decoded,
+    DecodeTask,
+    Keep,
     Payloads,
     Row,
     data_of,
+    decode_chunk,
     decode_samples,
     ignore_warnings,
 )
+from stream_ssl.feed.journal_tasks import CHUNK
 from stream_ssl.rate_limited_logger import RateLimitedLogger
 
 log = logging.getLogger(__name__)
@@ -271,6 +278,42 @@ class IsolatedDecoder:
         process, self.process = self.process, None
         if process is not None:
             self._ended = process.end()
+
+
+class DecodePool:
+    """A pool that decodes tasks by `decode_chunk`; `Batches` explains the arguments."""
+
+    def __init__(
+        self, decoder: Payloads, workers: int, processes: bool, keep: Keep | None = None
+    ) -> None:
+        self._decoder, self._keep = decoder, keep
+        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="decode")
+        self._decoders = [IsolatedDecoder(decoder, CHUNK) for _ in range(workers * processes)]
+        self._idle: SimpleQueue[IsolatedDecoder] = SimpleQueue()
+        for isolated in self._decoders:
+            self._idle.put(isolated)
+
+    def submit(self, task: DecodeTask) -> Future[Chunk]:
+        """Return the future result of `decode_chunk`."""
+        return self._threads.submit(self._decode, task)
+
+    def _decode(self, task: DecodeTask) -> Chunk:
+        if not self._decoders:
+            return decode_chunk(self._decoder, task, self._keep)
+        decoder = self._idle.get()
+        try:
+            return decode_chunk(self._decoder, task, self._keep, decoder.decode)
+        finally:
+            self._idle.put(decoder)
+
+    def close(self) -> None:
+        """End the threads and the processes, and drop all samples that they still decode."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for decoder in self._decoders:
+            decoder.stop()
+        self._threads.shutdown(wait=True)
+        for decoder in self._decoders:
+            decoder.close()
 
 
 def serve(decoder: Payloads, pipe: Connection, pixels: SharedPixels) -> None:

@@ -30,7 +30,7 @@ from batches_naive import (
 
 from stream_ssl.batch import START, Offset
 from stream_ssl.feed import batches as module
-from stream_ssl.feed import decode_pool, journal_tasks
+from stream_ssl.feed import decode_process, journal_tasks
 from stream_ssl.feed.batches import Batches
 from stream_ssl.feed.decode import REASONS, Decoder, decode_chunk
 from stream_ssl.feed.journal_tasks import JournalReplaced, JournalShare
@@ -302,7 +302,7 @@ def test_what_is_read_and_not_yet_decoded_is_lag(
         assert gate.wait(20)
         return decode_chunk(decoder, task)
 
-    monkeypatch.setattr(decode_pool, "decode_chunk", slow)
+    monkeypatch.setattr(decode_process, "decode_chunk", slow)
     reader = FakeReader(plain(1, 2, received=40.0))
     with Batches(reader, Decoder(SIZE), quarantine, 4, clock=lambda: 100.0) as batches:
         until(lambda: batches.lag() == 60.0)
