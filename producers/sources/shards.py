@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,9 +26,9 @@ def find_files(patterns: str | Sequence[str], what: str, folders: bool = False) 
     """
     files: list[Path] = []
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        for name in expand_braces(pattern):
-            # Check for an exact file name first, because the name may contain glob characters.
-            found = [name] if Path(name).exists() else sorted(glob.glob(name))  # noqa: PTH207
+        # A name of a file comes first, because it may contain braces and glob characters.
+        for name in [pattern] if os.path.exists(pattern) else expand_braces(pattern):  # noqa: PTH110
+            found = [name] if os.path.exists(name) else sorted(glob.glob(name))  # noqa: PTH110, PTH207
             if not found:
                 raise FileNotFoundError(
                     f"no {what} {name}" + f" (of {pattern})" * (name != pattern)

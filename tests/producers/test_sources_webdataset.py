@@ -327,6 +327,11 @@ def test_missing_shards_are_named(tmp_path):
         WebDataset(str(tmp_path))
     assert find_files(str(tmp_path / "*"), "shard") == [tmp_path / "d-0.tar"]
     assert find_files(str(tmp_path / "empty"), "bag", folders=True) == [tmp_path / "empty"]
+    for name in ("a {final}.tar", "b [1].tar", "c{1..2}.tar"):  # names that look like patterns
+        (tmp_path / name).touch()
+        assert find_files(str(tmp_path / name), "shard") == [tmp_path / name]
+    with pytest.raises(FileNotFoundError, match="no shard"):
+        find_files("{" + "x" * 5000 + ",y}", "shard")
     with pytest.raises(ValueError, match="epochs 0"):
         WebDataset(str(tmp_path / "d-0.tar"), epochs=0)
 
