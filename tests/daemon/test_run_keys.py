@@ -272,6 +272,7 @@ def test_a_producer_waits_for_all_receivers_of_a_run_that_starts(
     (tmp_path / "supervisor.lock").touch()
     for number in (0, 1, 2):  # an earlier run had three, and the run after it one
         announce(tmp_path / f"receiver-{number}", "tcp://127.0.0.1:7005")
+    (tmp_path / "receiver-3").mkdir()  # it could not start
     leave_other_receivers(tmp_path, {"receiver"})
     prepare_receivers(tmp_path, ["receiver-0", "receiver-1", "learner"])
     addresses = ["tcp://127.0.0.1:7000", "tcp://127.0.0.1:7001"]
