@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from stream_ssl.producers.sources.frames import Frames
 from stream_ssl.producers.sources.live import Live, connection_id
 from stream_ssl.producers.sources.recordings import BrokenFileError
-from stream_ssl.producers.sources.video import Film, film_of, lenient
+from stream_ssl.producers.sources.video import Film, film_of, lenient, silence
 from stream_ssl.wire.sample import Sample
 
 if TYPE_CHECKING:
@@ -177,6 +177,7 @@ class Camera(Live["LiveFrame"]):
     def _opened(self) -> InputContainer:
         import av
 
+        silence()
         began = time.monotonic()
         try:
             container: InputContainer = av.open(

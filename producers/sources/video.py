@@ -167,6 +167,7 @@ def opened(path: Path) -> Iterator[tuple[InputContainer, VideoStream]]:
     """
     import av
 
+    silence()
     try:
         # With the protocol `file:`, a playlist can name files only, and no hosts.
         container = av.open(f"file:{path}", **lenient())
@@ -220,6 +221,17 @@ def lenient() -> dict[str, Any]:
     import av
 
     return {"metadata_errors": "replace"} if int(av.__version__.split(".")[0]) < 19 else {}
+
+
+def silence() -> None:
+    """Switch off PyAV's log, which torchvision before 0.26 switches on.
+
+    With the log, FFmpeg's threads wait for Python's lock (GIL). PyAV holds this lock while it
+    closes a file and waits for these threads.
+    """
+    import av
+
+    av.logging.set_level(None)
 
 
 def ignore(*_loss: object) -> None:

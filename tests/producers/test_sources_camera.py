@@ -11,6 +11,7 @@ import wave
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import av
 import pytest
 from source_files import encoded
 from table import table
@@ -124,6 +125,14 @@ def test_a_stream_that_ends_after_each_frame_does_not_fill_the_log(monkeypatch, 
     with serve as (_, url), caplog.at_level(logging.INFO):
         assert len(taken(Camera(url, waiting=100), 30)) == 30
     assert len(caplog.messages) <= 21
+
+
+def test_no_thread_of_ffmpeg_can_wait_for_python_to_log():
+    snapshot = encoded(numbered(1), "JPEG")
+    av.logging.set_level(av.logging.ERROR)  # as torchvision before 0.26 does
+    with http_camera(lambda handler, _: answer(handler, snapshot)) as (_, url):
+        assert len(taken(Camera(url), 1)) == 1
+    assert av.logging.get_level() is None
 
 
 def test_a_silent_stream_is_given_up_and_opened_anew(tmp_path):

@@ -48,6 +48,13 @@ def test_every_frame_is_sent_once_and_gone_on_from(tmp_path, file, codec):
         assert rest == stream[at + 1 :]
 
 
+def test_no_thread_of_ffmpeg_can_wait_for_python_to_log(tmp_path):
+    path = write_video(tmp_path / "a.mp4", 5)
+    av.logging.set_level(av.logging.ERROR)  # as torchvision before 0.26 does
+    assert numbers(VideoFiles(str(path), codec="raw")) == list(range(5))
+    assert av.logging.get_level() is None
+
+
 def test_times_are_the_files_and_the_streams(tmp_path):
     path = write_video(tmp_path / "drive.mp4", 5)
     samples = [sample for sample, _ in VideoFiles(str(path)).samples()]
