@@ -105,9 +105,9 @@ class MinimumRedundancy(Policy):
             self._count_again()  # the lists were made from narrower rows
             return
         self._lists, k = NeighbourLists(self.columns), self.columns.occupied
-        self._lists.cosine_LK[:, :k] = to_host(state["cosines"]).T
-        self._lists.slot_LK[:, :k] = to_host(state["slots"]).T
-        self._lists.floor_K[:k] = to_host(state["floors"])
+        self._lists.cosine_LK[:, :k] = to_host(state["cosines"]).numpy().T
+        self._lists.slot_LK[:, :k] = to_host(state["slots"]).numpy().T
+        self._lists.floor_K[:k] = to_host(state["floors"]).numpy()
 
     def check(self) -> tuple[bool, str]:
         """Check every list and every floor. The cost is O(K^2 A)."""
