@@ -53,7 +53,7 @@ ONNX = "encoder.onnx"
 MEMORY = "memory.json"
 
 ONNX_TORCH = "2.14"
-"""A version of torch that exports our encoders. The exporters of 2.6, 2.9, 2.11 and 2.13 fail."""
+"""From this version on, torch exports our encoders. So do 2.8 and 2.9, but not 2.10 to 2.13."""
 ONNX_TOLERANCE = 1e-4
 """Largest accepted difference between onnxruntime and torch, relative to the largest value."""
 
