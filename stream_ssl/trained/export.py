@@ -53,7 +53,7 @@ ONNX = "encoder.onnx"
 MEMORY = "memory.json"
 
 ONNX_TORCH = "2.14"
-"""From this version on, torch exports our encoders. So do 2.8 and 2.9, but not 2.10 to 2.13."""
+"""The first version of torch that exports our encoders, and refuses what it cannot export."""
 ONNX_TOLERANCE = 1e-4
 """Largest accepted difference between onnxruntime and torch, relative to the largest value."""
 
