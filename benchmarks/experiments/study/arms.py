@@ -97,6 +97,7 @@ class StudyArm:
             encoded; None: no frame is dropped.
         follow: number of updates per batch of frames that are not dropped; None: one update per
             batch of all frames.
+        method: a name of `baselines.METHODS`.
     """
 
     policy: str
@@ -107,6 +108,7 @@ class StudyArm:
     descriptor: str = "embedding"
     novelty: float | Literal["auto"] | None = None
     follow: int | None = None
+    method: str = "moco"
 
     @property
     def name(self) -> str:
@@ -117,6 +119,7 @@ class StudyArm:
             (self.descriptor, self.descriptor != "embedding"),
             (f"new{self.novelty}", self.novelty is not None),
             (f"follow{self.follow}", self.follow is not None),
+            (self.method, self.method != "moco"),
         )
         return "/".join([*parts, *(name for name, is_on in options if is_on)])
 
@@ -218,6 +221,20 @@ SAME_DOOR = (
 )
 """Arms that differ only in what the memory evicts."""
 
+CASSLE = replace(BASE, method="cassle")
+CLA = StudyArm("reservoir", "stream", "reencoded", plain=True, method="cla")
+OSIRIS = StudyArm("reservoir", "stream", "stale", method="osiris")
+BASELINES = {
+    CASSLE: "CaSSLe: a queue, and distillation from a frozen copy",
+    CLA: "CLA-E: a reservoir, and alignment to a slow average",
+    OSIRIS: "Osiris-R: a reservoir, and three losses",
+}
+"""Arms with methods of continual self-supervised learning, and their titles.
+
+They see the whole stream, as in their papers. The memory of CLA encodes its stalest slots again,
+because they are negatives of its loss. Osiris compares with no stored embedding.
+"""
+
 HARDEST = ("shuffled", "x27-iid", "parked", "shift", "crawl")
 """Streams that make different demands on a memory."""
 
@@ -242,6 +259,7 @@ def _by_worth() -> Iterator[StudyRun]:
     yield from against_the_queue(0)
     for seed in range(7):
         yield from (run for stream in HARDEST for run in runs((BASE, *SAME_DOOR), seed, (stream,)))
+        yield from runs(BASELINES, seed, HARDEST)
     yield from runs((FOLLOWING, SLOWLY), 0, ("parked",))
     yield from runs((FRESH,), 0, ("shuffled",))
     for seed in SEEDS[1:]:

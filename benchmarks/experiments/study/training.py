@@ -12,6 +12,7 @@ import torch
 from benchmarks.experiments.data import LabelledData, first_of_each
 from benchmarks.experiments.network import ConvNet
 from benchmarks.experiments.study.arms import StudyRun
+from benchmarks.experiments.study.baselines import METHODS, Replaying
 from benchmarks.experiments.study.streams import CLASSES, STRIDE, frames
 from benchmarks.experiments.training import Measurements, evaluate, train
 from stream_ssl.encoder.network import Projector
@@ -24,7 +25,6 @@ from stream_ssl.learning.settings import LearnerSettings
 from stream_ssl.learning.views import Colour, Views
 from stream_ssl.losses import InfoNCE
 from stream_ssl.memory import WorkingMemory
-from stream_ssl.methods import MoCo
 
 EVERY = 20  # updates between two measurements of the memory
 THREADS = 1  # threads of torch
@@ -89,7 +89,12 @@ def build(run: StudyRun, settings: StudySettings, data: LabelledData, views: Vie
     seed_everything(run.seed, THREADS)
     encoder = ConvNet()
     projector = Projector(encoder.dim, settings.dim)
-    method = MoCo(encoder, projector, InfoNCE(settings.temperature), momentum=settings.momentum)
+    loss, kind = InfoNCE(settings.temperature), METHODS[run.arm.method]
+    replay: dict[str, Any] = {}
+    if issubclass(kind, Replaying):
+        # A bound function, because a module would become a part of the method.
+        replay = {"augment": views.forward, "replayed": settings.batch // 2}
+    method = kind(encoder, projector, loss, momentum=settings.momentum, **replay)
     memory = WorkingMemory(
         settings.capacity,
         settings.dim,

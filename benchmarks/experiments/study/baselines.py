@@ -1,0 +1,330 @@
+"""Methods of continual self-supervised learning, as baselines of the study.
+
+Each one is the study's MoCo with the changes that its paper describes. The runs of the study have
+no tasks, so no method is told when the classes of its stream change. Weights of losses are those
+of the papers' public code, and are not tuned here.
+
+Shapes: V views, B samples of the stream, R samples of the memory, C channels, H height, W width, D
+embedding.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stream_ssl.batch import Batch
+from stream_ssl.learning.step import draw_batch
+from stream_ssl.losses import Loss, LossOutput
+from stream_ssl.memory import WorkingMemory
+from stream_ssl.methods import MethodOutput, MoCo
+from stream_ssl.methods.base import Transform, unit
+from stream_ssl.methods.momentum import move_towards
+from stream_ssl.methods.negatives import batch_negatives, contrast
+from stream_ssl.methods.norm import forget_statistics, freeze
+from stream_ssl.methods.simsiam import Predictor
+
+
+def contrasted(
+    method: MoCo,
+    z_BD: Tensor,
+    view_VBCHW: Sequence[Tensor],
+    samples: Batch[Tensor],
+    memory: WorkingMemory,
+) -> MethodOutput:
+    """Return MoCo's loss of projections z_BD of the first view, and the keys of the second."""
+    positive_BMD = method.positives(view_VBCHW)
+    key_BD, anchor_BD = positive_BMD[:, 0], unit(z_BD)
+    negatives = method.negatives(anchor_BD, key_BD, samples, memory)
+    loss = contrast(method.loss, anchor_BD, samples.ids_B, positive_BMD, negatives, memory)
+    return MethodOutput(loss, key_BD)
+
+
+def compared(
+    loss: Loss,
+    anchor_BD: Tensor,
+    target_BD: Tensor,
+    samples: Batch[Tensor],
+    negative_ND: Tensor | None = None,
+    others: Batch[Tensor] | None = None,
+) -> LossOutput:
+    """Return the loss of anchors with one target each.
+
+    Args:
+        loss: the contrastive loss.
+        anchor_BD: unit rows.
+        target_BD: unit rows; row b is the positive of anchor b.
+        samples: ids and hashes of the anchors.
+        negative_ND: the negatives; None: the targets of the other samples.
+        others: ids and hashes of the negatives; None: `samples`.
+    """
+    rows_ND = target_BD if negative_ND is None else negative_ND
+    negatives = batch_negatives(rows_ND, samples, samples if others is None else others)
+    return loss(anchor_BD, target_BD.unsqueeze(1), negatives.negative, negatives.mask_BN)
+
+
+def added(loss: LossOutput, other: LossOutput, weight: float) -> LossOutput:
+    """Return `loss + weight * other`. Each anchor's loss contains the mean of the other loss."""
+    more = weight * other.loss
+    return LossOutput(loss.loss + more, loss.per_anchor + more, loss.diagnostics)
+
+
+class Distilled(MoCo):
+    """MoCo with the distillation of CaSSLe (Fini et al. 2022, arXiv 2112.04215).
+
+        L = L_MoCo(z, k) + weight L_D,    L_D = -log(e^{g(z) . p / t} / sum_j e^{g(z) . p_j / t})
+
+    z is the projection of the anchor. p is the projection of the same view by a frozen copy of
+    encoder and projector. p_j are those of all samples of the batch, and g is a predictor.
+
+    CaSSLe freezes its copy at the end of each task. A stream has no tasks, so here the copy is
+    renewed every `period` updates. There is no distillation before the first renewal, as in
+    CaSSLe's first task. MoCo trains on one view, so one view is distilled. The method needs no
+    samples of the past.
+
+    Args:
+        encoder, projector, loss: see `MoCo`.
+        period: updates between two renewals of the copy. With 480, 2,400 updates have the five
+            parts that CaSSLe's runs have.
+        weight: weight of L_D.
+        hidden: width of the predictor's hidden layer.
+        common: see `MoCo`.
+
+    Raises:
+        ValueError: an argument is outside its range.
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        projector: nn.Module,
+        loss: Loss,
+        *,
+        period: int = 480,
+        weight: float = 1.0,
+        hidden: int = 2048,
+        **common: Any,
+    ) -> None:
+        super().__init__(encoder, projector, loss, **common)
+        if period < 1:
+            raise ValueError(f"period is {period}: the copy is renewed after 1 update or more")
+        self.period, self.weight = period, weight
+        self.predictor = Predictor(self.dim, hidden)
+        self.past = nn.Sequential(copy.deepcopy(encoder), copy.deepcopy(projector))
+        freeze(self.past)
+        self.distils = False
+
+    def begin(self, step: int) -> None:
+        """Set the step, and renew the frozen copy if this is due."""
+        super().begin(step)
+        self.distils = step >= self.period
+        if self.distils and step % self.period == 0:
+            for past, now in zip(self.past, (self.encoder, self.projector), strict=True):
+                past.load_state_dict(now.state_dict())
+
+    def forward(
+        self, view_VBCHW: Sequence[Tensor], samples: Batch[Tensor], memory: WorkingMemory
+    ) -> MethodOutput:
+        self.check_views(view_VBCHW, samples)
+        z_BD = self.projector(self.encoder(view_VBCHW[0]))
+        output = contrasted(self, z_BD, view_VBCHW, samples, memory)
+        if not self.distils:
+            return output
+        with torch.no_grad():
+            past_BD = unit(self.past(view_VBCHW[0]))
+        distilled = compared(self.loss, unit(self.predictor(z_BD)), past_BD, samples)
+        return MethodOutput(added(output.loss, distilled, self.weight), output.keys_BD)
+
+
+class Replaying(MoCo):
+    """MoCo that trains on samples of the stream together with samples drawn from the memory.
+
+    An update trains on as many samples as MoCo's: R samples of the memory take the places of the
+    last R samples of the batch. All samples of the batch join the memory.
+
+    Args:
+        encoder, projector, loss: see `MoCo`.
+        augment: makes a view of the memory's images.
+        replayed: R. Updates train on the stream alone while the memory holds fewer samples.
+        common: see `MoCo`.
+
+    Attributes:
+        replay: views and samples that `prepare` drew for the next update, or None.
+    """
+
+    needs_images = True
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        projector: nn.Module,
+        loss: Loss,
+        *,
+        augment: Transform,
+        replayed: int,
+        **common: Any,
+    ) -> None:
+        super().__init__(encoder, projector, loss, **common)
+        self.augment, self.replayed = augment, replayed
+        self.replay: tuple[list[Tensor], Batch[Tensor]] | None = None
+
+    def prepare(self, memory: WorkingMemory, transform: Transform) -> None:
+        """Draw the samples of the memory, uniformly, and augment them."""
+        del transform
+        self.replay = None
+        if len(memory) >= self.replayed:
+            drawn = draw_batch(memory, self.replayed, next(self.parameters()).device)
+            images_RCHW = drawn.images_BCHW
+            assert images_RCHW is not None, "`needs_images` says so"
+            self.replay = [self.augment(images_RCHW) for _ in range(self.views)], drawn
+
+    def mixed(
+        self, view_VBCHW: Sequence[Tensor], samples: Batch[Tensor]
+    ) -> tuple[list[Tensor], Batch[Tensor], Batch[Tensor] | None]:
+        """Return the views and samples to train on, and the samples of the memory among them.
+
+        The samples of the memory are the last ones. None: there are none yet.
+        """
+        if self.replay is None:
+            return list(view_VBCHW), samples, None
+        kept = samples[: max(0, len(samples) - self.replayed)]
+        again_VRCHW, drawn = self.replay
+        views = [
+            torch.cat([view[: len(kept)], again])
+            for view, again in zip(view_VBCHW, again_VRCHW, strict=True)
+        ]
+        assert kept.hashes_B is not None, "0 where there are none"
+        assert drawn.hashes_B is not None, "0 where there are none"
+        hashes_B = torch.cat([kept.hashes_B, drawn.hashes_B])
+        return views, Batch(torch.cat([kept.ids_B, drawn.ids_B]), hashes_B), drawn
+
+    def stored(self, key_BD: Tensor, view_BCHW: Tensor) -> Tensor:
+        """Return keys of all samples of the stream, of which `key_BD` are the first."""
+        rest_BCHW = view_BCHW[len(key_BD) :]
+        return torch.cat([key_BD, self.encode_keys(rest_BCHW)]) if len(rest_BCHW) else key_BD
+
+
+class Aligned(Replaying):
+    """MoCo with the alignment of CLA (Cignoni et al. 2025, arXiv 2507.10434), its variant CLA-E.
+
+        L = L_MoCo(z, k) + weight L_A,    L_A = -log(e^{g(z) . p / t} / sum_j e^{g(z) . p_j / t})
+
+    L_MoCo is the mean over samples of the stream and of the memory, L_A over those of the memory.
+    p is the projection of the same view by a slow average of the trained network, and g is a
+    predictor, which the paper calls the aligner. The alignment has the form of the method's own
+    loss, as in the authors' code. They used SimSiam and BYOL, and this one is MoCo.
+
+    Args:
+        encoder, projector, loss, augment, replayed: see `Replaying`.
+        past_momentum: share of the slow average that each update keeps.
+        weight: weight of L_A.
+        hidden: width of the predictor's hidden layer.
+        common: see `MoCo`.
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        projector: nn.Module,
+        loss: Loss,
+        *,
+        past_momentum: float = 0.999,
+        weight: float = 0.1,
+        hidden: int = 512,
+        **common: Any,
+    ) -> None:
+        super().__init__(encoder, projector, loss, **common)
+        self.past_momentum, self.weight = past_momentum, weight
+        self.predictor = Predictor(self.dim, hidden)
+        self.past = nn.Sequential(copy.deepcopy(encoder), copy.deepcopy(projector))
+        self.past.requires_grad_(False)
+        forget_statistics(self.past)
+
+    @torch.no_grad()
+    def after_update(self) -> None:
+        super().after_update()
+        for past, now in zip(self.past, (self.encoder, self.projector), strict=True):
+            move_towards(now, past, 1 - self.past_momentum)
+
+    def forward(
+        self, view_VBCHW: Sequence[Tensor], samples: Batch[Tensor], memory: WorkingMemory
+    ) -> MethodOutput:
+        self.check_views(view_VBCHW, samples)
+        views, together, drawn = self.mixed(view_VBCHW, samples)
+        z_BD = self.projector(self.encoder(views[0]))
+        output = contrasted(self, z_BD, views, together, memory)
+        if drawn is None:
+            return output
+        stream = len(together) - len(drawn)
+        with torch.no_grad():
+            past_RD = unit(self.past(views[0][stream:]))
+        aligned = compared(self.loss, unit(self.predictor(z_BD[stream:])), past_RD, drawn)
+        key_BD = self.stored(output.keys_BD[:stream], view_VBCHW[1])
+        return MethodOutput(added(output.loss, aligned, self.weight), key_BD)
+
+
+class Osiris(Replaying):
+    """MoCo with the three losses of Osiris (Zhang et al. 2024, arXiv 2404.19132), variant Osiris-R.
+
+        L = L_current + (L_cross + L_past) / 2
+
+    L_current compares samples of the stream with each other, after the projector g. L_cross and
+    L_past use a second projector h. L_cross compares samples of the stream with those of the
+    memory, as the mean of both directions. L_past compares samples of the memory with each other.
+    Each comparison is InfoNCE with the keys of the slow average, where Osiris uses SimCLR.
+
+    Osiris uses L_current alone in its first task, and then copies h from g. A stream has no tasks,
+    so here h begins as a copy of g, and all losses are used as soon as the memory has R samples.
+
+    Args:
+        encoder, projector, loss, augment, replayed: see `Replaying`.
+        common: see `MoCo`.
+    """
+
+    def __init__(self, encoder: nn.Module, projector: nn.Module, loss: Loss, **common: Any) -> None:
+        super().__init__(encoder, projector, loss, **common)
+        self.second = copy.deepcopy(projector)
+        self.key_second = copy.deepcopy(projector).requires_grad_(False)
+        forget_statistics(self.key_second)
+
+    @torch.no_grad()
+    def after_update(self) -> None:
+        super().after_update()
+        move_towards(self.second, self.key_second, 1 - self.momentum)
+
+    def forward(
+        self, view_VBCHW: Sequence[Tensor], samples: Batch[Tensor], memory: WorkingMemory
+    ) -> MethodOutput:
+        del memory
+        self.check_views(view_VBCHW, samples)
+        views, together, drawn = self.mixed(view_VBCHW, samples)
+        stream = len(together) - (0 if drawn is None else len(drawn))
+        feature_BF = self.encoder(views[0])
+        key_BD, key_feature_BF = self.encode_newcomers(views[1])
+        z_BD = unit(self.projector(feature_BF[:stream]))
+        new = samples[:stream]
+        loss = compared(self.loss, z_BD, key_BD[:stream], new)
+        if drawn is None:
+            return MethodOutput(loss, key_BD)
+        with torch.no_grad():
+            target_BD = unit(self.key_second(key_feature_BF))
+        anchor_BD = unit(self.second(feature_BF))
+        z_BD, u_RD = anchor_BD[:stream], anchor_BD[stream:]
+        z_key_BD, u_key_RD = target_BD[:stream], target_BD[stream:]
+        loss = added(loss, compared(self.loss, z_BD, z_key_BD, new, u_key_RD, drawn), 1 / 4)
+        loss = added(loss, compared(self.loss, u_RD, u_key_RD, drawn, z_key_BD, new), 1 / 4)
+        loss = added(loss, compared(self.loss, u_RD, u_key_RD, drawn), 1 / 2)
+        return MethodOutput(loss, self.stored(key_BD[:stream], view_VBCHW[1]))
+
+
+METHODS: Mapping[str, type[MoCo]] = {
+    "moco": MoCo,
+    "cassle": Distilled,
+    "cla": Aligned,
+    "osiris": Osiris,
+}
+"""Methods by name."""
