@@ -26,6 +26,7 @@ from benchmarks.experiments.results import Results
 from benchmarks.experiments.study import report
 from benchmarks.experiments.study.arms import (
     BASE,
+    BASELINES,
     DESCRIPTORS,
     FOLLOWING,
     NOVEL,
@@ -33,6 +34,7 @@ from benchmarks.experiments.study.arms import (
     SEEDS,
     TITLES,
     USERS,
+    StudyArm,
     StudyRun,
     drawn,
     plan,
@@ -40,9 +42,10 @@ from benchmarks.experiments.study.arms import (
 from benchmarks.experiments.study.oracles import ClassBalanced, ImageBalanced
 from benchmarks.experiments.study.streams import CLASSES, STREAMS, STRIDE, frames
 from benchmarks.experiments.study.streams import TITLES as STREAM_TITLES
-from benchmarks.experiments.study.training import StudySettings, distinct, run_once
+from benchmarks.experiments.study.training import StudySettings, build, distinct, run_once
 from benchmarks.experiments.study.work import Study
 from stream_ssl.evaluation import sets
+from stream_ssl.learning.views import Views
 from stream_ssl.memory import WorkingMemory
 from stream_ssl.memory.eviction import Oldest
 from tests import naive_policies as naive
@@ -151,6 +154,27 @@ def test_every_policy_descriptor_and_stream_runs(policy: str, descriptor: str, s
     assert 0 <= numbers["copies"] < 1
     assert 1 <= numbers["distinct"] <= SETTINGS["capacity"]
     assert numbers["frames"] == SETTINGS["steps"] * SETTINGS["batch"]
+
+
+@table("arm", list(BASELINES))
+def test_every_baseline_runs(arm: StudyArm) -> None:
+    numbers = run_once(StudySettings(**SETTINGS), StudyRun("shift", arm, 0), DATA)
+    assert 0 <= numbers["knn"] <= 1
+    assert math.isfinite(numbers["loss"])
+    assert numbers["frames"] == SETTINGS["steps"] * SETTINGS["batch"]
+
+
+def test_arms_of_a_seed_share_weights_whatever_their_method() -> None:
+    views = Views(32)
+    alike = [
+        build(StudyRun("shift", arm, 1), StudySettings(**SETTINGS), DATA, views).method
+        for arm in (BASE, *BASELINES)
+    ]
+    for method in alike[1:]:
+        for part in ("encoder", "projector"):
+            theirs, ours = (getattr(one, part).state_dict() for one in (alike[0], method))
+            torch.testing.assert_close(theirs, ours, rtol=0, atol=0)
+        assert not any(name.startswith("augment") for name in method.state_dict())
 
 
 def test_a_run_that_turns_copies_away_takes_more_frames_for_as_many_updates() -> None:

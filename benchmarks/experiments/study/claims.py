@@ -19,6 +19,7 @@ from benchmarks.experiments.results import Cell, Results, entries
 from benchmarks.experiments.study import report
 from benchmarks.experiments.study.arms import (
     BASE,
+    BASELINES,
     FOLLOWING,
     HARDEST,
     NOVEL,
@@ -149,6 +150,21 @@ def settled(stored: StoredRuns) -> TextTable:
     ]
     headings = ("accuracy", "DUEL - it, points", f"p, corrected for {len(told)} comparisons")
     return TextTable("", ["stream", "rule", *headings], rows, names=3)
+
+
+def baselines(stored: StoredRuns) -> TextTable:
+    """Methods of continual self-supervised learning, against the queue, a reservoir and DUEL."""
+    found, rows = stored.at(steps=2400), []
+    for stream, (arm, title) in itertools.product(HARDEST, BASELINES.items()):
+        if (cell := (arm.name, stream)) in found.results:
+            gains = [
+                stored.gain(found, cell, (base.name, stream))
+                for base in (BASE, RIVALS["reservoir"])
+            ]
+            ours = stored.gain(found, (DEFAULT.name, stream), cell)
+            rows.append([TITLES[stream], title, both(found, cell), *gains, ours])
+    headings = ("accuracy", "minus the queue (MoCo)", "minus the reservoir", "DUEL - it")
+    return TextTable("", ["kNN / linear, %", "method", *headings], rows, names=2)
 
 
 def widths(stored: StoredRuns) -> TextTable:
@@ -285,6 +301,7 @@ TABLES: Mapping[str, Callable[[StoredRuns], TextTable]] = {
     "today": today,
     "queue": queue,
     "settled": settled,
+    "baselines": baselines,
     "widths": widths,
     "features": features,
     "summary": lambda stored: report.summary(stored.at()),
