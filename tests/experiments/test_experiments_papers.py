@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
+from statistics import fmean, stdev
 
 import pytest
 import torch
@@ -120,6 +121,30 @@ def test_the_page_tells_how_many_runs_there_are_and_how_long_they_took() -> None
         found = entries(REPORTS / "reproduction" / f"{name}-cpu-small.jsonl")
         seconds = sum(one["numbers"]["train_s"] + one["numbers"]["evaluate_s"] for one in found)
         assert (int(runs), float(minutes)) == (len(found), round(seconds / 120, 1))
+
+
+def test_the_page_tells_how_far_positive_debiased_is_ahead_early() -> None:
+    """The traces have the kNN accuracy on a few images, at every tenth update of 200."""
+    page = (REPORTS.parents[1] / "docs" / "papers.md").read_text(encoding="utf-8")
+    traces = {
+        entry["run"]: dict(entry["numbers"]["trace.accuracy"])
+        for entry in entries(REPORTS / "reproduction" / "debiased-cpu-small.jsonl")
+        if "trace.accuracy" in entry["numbers"]
+    }
+    told = []
+    for rival in ("biased", "negative-debiased"):
+        for half in (range(10, 101, 10), range(110, 201, 10)):
+            ahead = []
+            for seed in range(3):
+                ours, theirs = (
+                    traces[f"as they are / {row} / seed{seed}"]
+                    for row in ("positive-debiased", rival)
+                )
+                ahead.append(100 * fmean(ours[at] - theirs[at] for at in half))
+            told.append(f"{fmean(ahead):.1f} ± {stdev(ahead):.1f}")
+    early, late, *others = told
+    assert f"biased by {early} points in the first half of a run and by {late} in" in page
+    assert f"and of negative-debiased by {' and '.join(others)} (deviations over three" in page
 
 
 def test_the_command_knows_every_experiment_and_preset() -> None:
