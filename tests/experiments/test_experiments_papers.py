@@ -144,7 +144,7 @@ def test_the_page_tells_how_far_positive_debiased_is_ahead_early() -> None:
             told.append(f"{fmean(ahead):.1f} ± {stdev(ahead):.1f}")
     early, late, *others = told
     assert f"biased by {early} points in the first half of a run and by {late} in" in page
-    assert f"and of negative-debiased by {' and '.join(others)} (deviations over three" in page
+    assert f"ahead of negative-debiased by {' and '.join(others)}." in page
 
 
 def test_the_command_knows_every_experiment_and_preset() -> None:

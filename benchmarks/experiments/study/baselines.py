@@ -1,8 +1,8 @@
 """Methods of continual self-supervised learning, as baselines of the study.
 
-Each one is the study's MoCo with the changes that its paper describes. The runs of the study have
-no tasks, so no method is told when the classes of its stream change. Weights of losses are those
-of the papers' public code, and are not tuned here.
+Each baseline is the study's MoCo with the changes that its paper describes. The runs of the study
+have no tasks, so no baseline knows when the classes of its stream change. The weights of losses
+are the defaults of the authors' public code, and are not tuned here.
 
 Shapes: V views, B samples of the stream, R samples of the memory, C channels, H height, W width, D
 embedding.
@@ -78,8 +78,8 @@ class Distilled(MoCo):
 
         L = L_MoCo(z, k) + weight L_D,    L_D = -log(e^{g(z) . p / t} / sum_j e^{g(z) . p_j / t})
 
-    z is the projection of the anchor. p is the projection of the same view by a frozen copy of
-    encoder and projector. p_j are those of all samples of the batch, and g is a predictor.
+    z is the projection of the anchor, and g is a predictor. p is the projection of the same view by
+    a frozen copy of encoder and projector. p_j are these projections of all samples of the batch.
 
     CaSSLe freezes its copy at the end of each task. A stream has no tasks, so here the copy is
     renewed every `period` updates. There is no distillation before the first renewal, as in
@@ -213,10 +213,11 @@ class Aligned(Replaying):
 
         L = L_MoCo(z, k) + weight L_A,    L_A = -log(e^{g(z) . p / t} / sum_j e^{g(z) . p_j / t})
 
-    L_MoCo is the mean over samples of the stream and of the memory, L_A over those of the memory.
-    p is the projection of the same view by a slow average of the trained network, and g is a
-    predictor, which the paper calls the aligner. The alignment has the form of the method's own
-    loss, as in the authors' code. They used SimSiam and BYOL, and this one is MoCo.
+    L_MoCo is the mean over samples of the stream and of the memory. L_A is the mean over samples of
+    the memory alone. p is the projection of the anchor's view by a slow average of the trained
+    network, and g is a predictor, which the paper calls the aligner. The alignment has the form of
+    the base method's loss, as in the authors' code. Their base methods are SimSiam and BYOL, and
+    here it is MoCo.
 
     Args:
         encoder, projector, loss, augment, replayed: see `Replaying`.
@@ -272,13 +273,14 @@ class Osiris(Replaying):
 
         L = L_current + (L_cross + L_past) / 2
 
-    L_current compares samples of the stream with each other, after the projector g. L_cross and
-    L_past use a second projector h. L_cross compares samples of the stream with those of the
+    L_current compares samples of the stream with each other, after the projector. L_cross and
+    L_past use a second projector. L_cross compares samples of the stream with samples of the
     memory, as the mean of both directions. L_past compares samples of the memory with each other.
-    Each comparison is InfoNCE with the keys of the slow average, where Osiris uses SimCLR.
+    Each comparison is InfoNCE with keys of a slow average, as in MoCo. The authors use SimCLR.
 
-    Osiris uses L_current alone in its first task, and then copies h from g. A stream has no tasks,
-    so here h begins as a copy of g, and all losses are used as soon as the memory has R samples.
+    Osiris uses L_current alone in its first task, and then copies the second projector from the
+    first. A stream has no tasks, so here the second projector begins as a copy of the first. All
+    losses are used as soon as the memory has R samples.
 
     Args:
         encoder, projector, loss, augment, replayed: see `Replaying`.
