@@ -223,10 +223,12 @@ SAME_DOOR = (
 
 CASSLE = replace(BASE, method="cassle")
 CLA = StudyArm("reservoir", "stream", "reencoded", plain=True, method="cla")
+CLA_WITH_DUEL = replace(CLA, policy="vmf0.1", descriptor="mixed")
 OSIRIS = StudyArm("reservoir", "stream", "stale", method="osiris")
 BASELINES = {
     CASSLE: "CaSSLe: a queue, and distillation from a frozen copy",
     CLA: "CLA-E: a reservoir, and alignment to a slow average",
+    CLA_WITH_DUEL: "CLA-E with DUEL instead of the reservoir",
     OSIRIS: "Osiris-R: a reservoir, and three losses",
 }
 """Arms with methods of continual self-supervised learning, and their titles.
