@@ -6,9 +6,7 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -34,22 +32,37 @@ def test_produce_stops_while_it_connects(tmp_path: Path) -> None:
         assert producer.wait(60) == 0, run.log("produce")
 
 
+SLOW = """
+import pathlib
+import time
+
+class Slow:
+    name = "slow"
+
+    def __init__(self, begun: pathlib.Path):
+        begun.touch()
+        time.sleep(3600)
+
+    def samples(self, position=None):
+        yield from ()
+
+    def stop(self):
+        pass
+"""
+
+
 def test_produce_stops_while_its_source_is_made(tmp_path: Path) -> None:
-    urls = tmp_path / "urls.txt"
-    os.mkfifo(urls)  # a list that takes for ever to be opened
+    begun = tmp_path / "begun"
+    (tmp_path / "slow_source.py").write_text(SLOW)
     with processes(tmp_path) as run:
+        run.environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
         producer = run.start(
-            *("produce", "crawl", "--source.urls", str(urls)),
+            *("produce", "slow_source.Slow", "--source.begun", str(begun)),
             *("--to", "tcp://127.0.0.1:1", "--name", "robot"),
         )
-        with urls.open("wb"):  # it reads
-            for _ in range(12):
-                # A signal that comes just before the read begins is only seen after the read.
-                producer.send_signal(signal.SIGTERM)
-                with suppress(subprocess.TimeoutExpired):
-                    producer.wait(5)
-                    break
-            assert producer.poll() == 0, run.log("produce")
+        until(begun.exists, lambda: run.log("produce"))
+        producer.send_signal(signal.SIGTERM)
+        assert producer.wait(60) == 0, run.log("produce")
 
 
 def test_produce_still_says_why_it_cannot_connect(tmp_path: Path) -> None:
