@@ -55,6 +55,25 @@ def pytest_xdist_setupnodes(config: pytest.Config, specs: list) -> None:
         os.waitpid(pid, 0)
 
 
+WAITING = ("chaos", "daemon", "demo", "feed", "ranks", "receiver")
+"""Folders of tests that wait for processes most of their time."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give each of xdist's workers as many waiting tests, and let it begin with them.
+
+    Otherwise the last tests would be waiting ones, and leave the cores idle.
+    """
+    by_file: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        by_file.setdefault(item.path, []).append(item)
+    files = sorted(by_file, key=lambda file: file.parent.name not in WAITING)
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    dealt = [file for worker in range(workers) for file in files[worker::workers]]
+    items[:] = [item for file in dealt for item in by_file[file]]
+
+
 def pytest_collection_finish() -> None:
     """Let tests copy the parsers of configurations: to build one takes 30 times as long."""
     if options := sys.modules.get("stream_ssl.config.options"):
