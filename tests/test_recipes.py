@@ -27,6 +27,12 @@ PAGE = (ROOT / "CONTRIBUTING.md").read_text()
 RECIPES = dict(re.findall(r"\*\*An? ([a-z ]+)\.\*\* (.*?)(?=\n\*\*|\n## )", PAGE, re.DOTALL))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def plain_parser() -> None:
+    """Build the parser, which tests share, before a test adds names to its help."""
+    options.learner_parser()
+
+
 def made(recipe: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """Return a module with the definitions of the recipe's snippet."""
     (code,) = re.findall(r"```python\n(.*?)```", RECIPES[recipe], re.DOTALL)
