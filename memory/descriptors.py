@@ -10,7 +10,6 @@ Shapes: B samples, D embedding, A descriptor, R slots, C H W image, F features.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
 from abc import ABC, abstractmethod
@@ -32,6 +31,7 @@ from stream_ssl.memory.checks import (
 )
 from stream_ssl.memory.columns import Image
 from stream_ssl.memory.fixed import Fixed
+from stream_ssl.memory.frozen_weights import fingerprint_of, load_weights
 from stream_ssl.memory.process_group import SINGLE_PROCESS, RankGroup
 
 CONTRAST = 1 / 64
@@ -670,37 +670,3 @@ def images_of(descriptor: Descriptor, image_BCHW: Tensor | None) -> Tensor:
     if image_BCHW is None:
         raise ValueError(f"{descriptor!r} describes images: pass images=")
     return image_BCHW
-
-
-def load_weights(encoder: nn.Module, path: Path) -> None:
-    """Load a safetensors file into a module.
-
-    Raises:
-        ImportError: safetensors is not installed.
-        ValueError: the file does not exist, is not a safetensors file, or belongs to another
-            module.
-    """
-    try:
-        from safetensors.torch import load_file
-    except ImportError as error:
-        raise ImportError(
-            "weights are read with safetensors, which is not installed: pip install safetensors"
-        ) from error
-    try:
-        if not path.is_file():  # safetensors would block on a pipe
-            raise ValueError("there is no such file, or it is no regular one")
-        encoder.load_state_dict(load_file(path), strict=True)
-    except Exception as error:
-        raise ValueError(
-            f"weights {path} do not fit {type(encoder).__name__}: {error}. They must be a "
-            "safetensors file of this module's state_dict"
-        ) from error
-
-
-def fingerprint_of(module: nn.Module) -> str:
-    """Return 64 bits of the BLAKE2b hash of all tensors of a module, in order of name."""
-    digest = hashlib.blake2b(digest_size=8)
-    for name, value in sorted(module.state_dict().items()):
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
-    return digest.hexdigest()
