@@ -7,7 +7,6 @@ import json
 import logging
 import ssl
 import struct
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from stream_ssl.bounded_files import parse_json
+from stream_ssl.producers.sources.advertised import AdvertisedTopics
 from stream_ssl.producers.sources.base import own_fault
 from stream_ssl.producers.sources.fields import without_secrets
 from stream_ssl.producers.sources.frames import Codec
@@ -144,7 +144,7 @@ class Ros(Live[tuple[str, Message]]):
         return (OSError,)
 
 
-class Subscriptions:
+class Subscriptions(AdvertisedTopics):
     """The image channels of one connection, and the messages that arrive for them.
 
     Args:
@@ -154,13 +154,15 @@ class Subscriptions:
     """
 
     def __init__(self, server: WebSocket, images: RobotImages, origin: str) -> None:
-        self._server, self._images, self._origin = server, images, origin
-        self._began = time.monotonic()
+        super().__init__(images, origin)
+        self._server = server
         self._by_channel: dict[int, int] = {}  # the subscription of each channel
         self._subscribed: dict[int, tuple[AdvertisedTopic, Callable[[bytes], Any]]] = {}
         self._next = 0  # number of the next subscription
-        images.unwanted.clear()
-        self._warned = False
+
+    @property
+    def topics(self) -> set[str]:
+        return {channel.topic for channel, _ in self._subscribed.values()}
 
     def follow(self, text: str) -> None:
         """Subscribe to the wanted channels that a JSON message advertises; drop those that end.
@@ -207,21 +209,6 @@ class Subscriptions:
         channel, decode = self._subscribed[subscription]
         data = bytes(memoryview(content)[DATA_HEADER.size :])
         return Message(channel.topic, channel.schema.name, log_time, partial(decode, data))
-
-    def why_empty(self) -> str:
-        """Return why no images come."""
-        if self._subscribed:
-            topics = ", ".join(sorted(channel.topic for channel, _ in self._subscribed.values()))
-            return f"nothing is published on {printable(topics)}"
-        others = ", ".join(f"{topic} ({kind})" for topic, kind in self._images.unwanted.items())
-        advertised = f"only {printable(others, 600)}" if others else "no topic of images"
-        return f"{self._origin} advertises none of the wanted topics; it has {advertised}"
-
-    def warn_once_if_empty(self, patience: float) -> None:
-        """Log a warning if no wanted channel was advertised for `patience` seconds."""
-        if not (self._warned or self._subscribed) and time.monotonic() - self._began > patience:
-            self._warned = True
-            log.warning("source %s: no frames yet: %s", self._images.source, self.why_empty())
 
     def _subscribe(self, entries: list[Any]) -> None:
         asked, names = [], []

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from stream_ssl.producers.sources.advertised import AdvertisedTopics
 from stream_ssl.producers.sources.fields import without_secrets
 from stream_ssl.producers.sources.frames import Codec
 from stream_ssl.producers.sources.live import Live, connection_id
@@ -27,7 +28,7 @@ log = logging.getLogger(__name__)
 
 ENDPOINT = re.compile(r"(tcp|tls|quic|ws|udp)/[^/@?#\s]+:[0-9]{1,5}")
 TOKENS = ("@ros2_lv/*/*/*/*/MP/**", "@/*/@ros2_lv/MP/**")
-"""The liveliness tokens of publishers: of rmw_zenoh, and of zenoh-bridge-ros2dds."""
+"""Patterns of the tokens with which rmw_zenoh and zenoh-bridge-ros2dds announce publishers."""
 POLL_SECONDS = 0.1
 MAX_MESSAGE = 2**26  # bytes
 MAX_TOPICS = 256  # topics that are subscribed to in one connection
@@ -153,7 +154,7 @@ class ZenohRos(Live[tuple[str, Message]]):
         return zenoh.ZError, OSError
 
 
-class Subscriptions:
+class Subscriptions(AdvertisedTopics):
     """The image topics of one connection, and the messages that arrive for them.
 
     Zenoh calls from threads of its own, which only fill bounded queues.
@@ -165,15 +166,12 @@ class Subscriptions:
     """
 
     def __init__(self, session: Any, images: RobotImages, origin: str) -> None:
-        self._session, self._images, self._origin = session, images, origin
-        self._began = time.monotonic()
-        self._subscribed: dict[str, Any] = {}  # the subscriber of each key
-        self._topics: set[str] = set()
+        super().__init__(images, origin)
+        self._session = session
+        self._subscribed: dict[Publisher, Any] = {}  # Zenoh's subscriber of each
         self._messages: queue.SimpleQueue[tuple[Message, int]] = queue.SimpleQueue()
         self._bytes, self._changing = 0, threading.Lock()  # of the messages
         self._tokens: queue.Queue[str] = queue.Queue(WAITING_TOKENS)
-        images.unwanted.clear()
-        self._warned = False
         live = session.liveliness()
         self._follows = [
             live.declare_subscriber(pattern, self._announced, history=True) for pattern in TOKENS
@@ -185,6 +183,10 @@ class Subscriptions:
             while True:
                 self._subscribe(self._tokens.get_nowait())
 
+    @property
+    def topics(self) -> set[str]:
+        return {found.topic for found in self._subscribed}
+
     def take(self) -> tuple[Message, int] | None:
         """Return the oldest message with its bytes; None if none comes for a moment."""
         try:
@@ -194,20 +196,6 @@ class Subscriptions:
         with self._changing:
             self._bytes -= size
         return message, size
-
-    def why_empty(self) -> str:
-        """Return why no images come."""
-        if self._topics:
-            return f"nothing is published on {printable(', '.join(sorted(self._topics)))}"
-        others = ", ".join(f"{topic} ({kind})" for topic, kind in self._images.unwanted.items())
-        announced = f"only {printable(others, 600)}" if others else "no topic of images"
-        return f"{self._origin} announces none of the wanted topics; it has {announced}"
-
-    def warn_once_if_empty(self, patience: float) -> None:
-        """Log a warning if no wanted topic was announced for `patience` seconds."""
-        if not (self._warned or self._topics) and time.monotonic() - self._began > patience:
-            self._warned = True
-            log.warning("source %s: no frames yet: %s", self._images.source, self.why_empty())
 
     def _announced(self, token: Any) -> None:
         try:
@@ -219,7 +207,7 @@ class Subscriptions:
         import zenoh
 
         found = publisher_of(token)
-        if found is None or found.key in self._subscribed:
+        if found is None or found in self._subscribed:
             return
         if not self._images.wanted(found.topic, found.kind, self._origin):
             return
@@ -234,13 +222,12 @@ class Subscriptions:
         schema = Schema(0, found.kind, "ros2msg", DEFINITIONS[found.kind].encode())
         arrived = partial(self._arrived, found, decoder_of("cdr", schema))
         try:
-            self._subscribed[found.key] = self._session.declare_subscriber(found.key, arrived)
+            self._subscribed[found] = self._session.declare_subscriber(found.key, arrived)
         except zenoh.ZError as error:  # the topic's name is none that can be a key
             self._images.skipped.note("unreadable", f"{found.topic} of {self._origin}", error)
             return
         shown = printable(f"{found.topic} ({found.kind})", 600)
         log.info("source %s: subscribes to %s", self._images.source, shown)
-        self._topics.add(found.topic)
 
     def _arrived(self, found: Publisher, decode: Callable[[bytes], Any], sample: Any) -> None:
         data = sample.payload.to_bytes()

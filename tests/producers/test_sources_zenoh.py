@@ -117,7 +117,7 @@ def test_topics_are_chosen_by_name_or_type_and_others_are_named(caplog):
             assert {sample.meta["topic"] for sample in samples} == {expected}
         with reading(robot.source(topics=["/rear"], timeout=1.0)):
             wait_for(lambda: "no frames yet" in caplog.text)
-        said = "announces none of the wanted topics; it has only "
+        said = "advertises none of the wanted topics; it has only "
         assert said in caplog.text
         assert "/left/raw (sensor_msgs/msg/Image)" in caplog.text.rpartition(said)[2]
         hopeful = robot.source(topics=["/left/raw"], give_up_seconds=0.5)
@@ -204,7 +204,7 @@ def test_messages_that_nobody_takes_are_bounded(monkeypatch):
         skipped = robot.source()._images
         waiting = Subscriptions(robot.router, skipped, "here")
         topic = robot.topic("/camera")
-        wait_for(lambda: waiting._topics, waiting.follow)
+        wait_for(lambda: waiting.topics, waiting.follow)
         wait_for(lambda: skipped.skipped.by_reason["late"] >= 5, lambda: topic(raw(1)))
         taken = [waiting.take() for _ in range(4)]
     assert [None if one is None else one[1] for one in taken] == [*[len(raw(0))] * 3, None]
