@@ -2,7 +2,7 @@
 
 Each baseline is the study's MoCo with the changes that its paper describes. The runs of the study
 have no tasks, so no baseline knows when the classes of its stream change. The weights of losses
-are the defaults of the authors' public code, and are not tuned here.
+are the defaults in the authors' public code. They are not tuned here.
 
 Shapes: V views, B samples of the stream, R samples of the memory, C channels, H height, W width, D
 embedding.
@@ -59,8 +59,8 @@ def compared(
         anchor_BD: unit rows.
         target_BD: unit rows; row b is the positive of anchor b.
         samples: ids and hashes of the anchors.
-        negative_ND: the negatives; None: the targets of the other samples.
-        others: ids and hashes of the negatives; None: `samples`.
+        negative_ND: the negatives. If it is None, they are the targets of the other samples.
+        others: ids and hashes of the negatives. If it is None, they are those of `samples`.
     """
     rows_ND = target_BD if negative_ND is None else negative_ND
     negatives = batch_negatives(rows_ND, samples, samples if others is None else others)
@@ -203,7 +203,7 @@ class Replaying(MoCo):
         return views, Batch(torch.cat([kept.ids_B, drawn.ids_B]), hashes_B), drawn
 
     def stored(self, key_BD: Tensor, view_BCHW: Tensor) -> Tensor:
-        """Return keys of all samples of the stream, of which `key_BD` are the first."""
+        """Return the keys of all samples of the stream. `key_BD` are the keys of the first ones."""
         rest_BCHW = view_BCHW[len(key_BD) :]
         return torch.cat([key_BD, self.encode_keys(rest_BCHW)]) if len(rest_BCHW) else key_BD
 
