@@ -38,15 +38,13 @@ from stream_ssl.memory.eviction import Random
 from stream_ssl.memory.near_duplicates import (
     ALIKE,
     APART,
-    KEY_SIDE,
     LIMIT,
     NEIGHBOURS,
     REACH,
     NearDuplicates,
     distance,
-    key,
-    sketch,
 )
+from stream_ssl.memory.sketches import KEY_SIDE, key, sketch
 from stream_ssl.memory.slot_index import nearest_rows
 from stream_ssl.producers.sources import CifarBinary, IdxDataset, Source
 

@@ -16,26 +16,22 @@ SIDE.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from functools import cache, reduce
+from functools import reduce
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import adaptive_avg_pool1d
 
 from stream_ssl.memory.compute import in_full_precision, to_device, to_host
 from stream_ssl.memory.duplicates import NOBODY, Action, Found
+from stream_ssl.memory.sketches import KEY_SIDE, SIDE, key, sketch
 from stream_ssl.memory.slot_index import SlotIndex, nearest_rows
 
 if TYPE_CHECKING:
     from stream_ssl.memory.memory import WorkingMemory
-
-SIDE: Final = 32
-"""The side of a sketch, in pixels."""
 
 ALIKE: Final = 0.12
 """Pictures nearer than this are always near-duplicates; docs/duplicates.md gives the reasons."""
@@ -46,25 +42,12 @@ LIMIT: Final = 0.4
 APART: Final = 0.55
 """Between the two limits, the largest allowed ratio of the nearest and the next distance."""
 
-FLAT: Final = 8.0
-"""The least contrast that is set to 1, in grey levels of 255.
-
-Lower contrast is the noise of a dark or covered camera.
-"""
-
-BLUR: Final = 1.5
-"""The standard deviation of the blur, in pixels of a sketch.
-
-The blur gives originals the contrast of their resized copies.
-"""
-
 SHIFT: Final = 2
 """The largest shift of one sketch in each direction, in pixels."""
 
 WINDOW: Final = 8
 """The side of the square within which a difference is measured, in pixels."""
 
-KEY_SIDE: Final = 8
 NEIGHBOURS: Final = 4
 """The number of candidates of one picture that are compared in detail."""
 
@@ -75,80 +58,10 @@ REMEMBERED: Final = 2048
 REACH: Final = 0.3
 """The largest distance of two keys for which pictures are candidates, as a root mean square."""
 
-_SMOOTH = 9  # side of the square whose mean is halved, in pixels
-
-_GREY = (0.299, 0.587, 0.114)
-
 
 def _at_a_time(device: torch.device) -> int:
     """Return the number of pairs or slots to compute at a time, which limits the memory."""
     return 512 if device.type == "cpu" else 4096  # more do not fit a CPU's cache
-
-
-def sketch(image_BCHW: Tensor) -> Tensor:
-    """Return the sketch of each picture: grey, S x S, blurred, with its contrast set to 1.
-
-    Half of the mean around each pixel is subtracted, so that details count. Otherwise the outline
-    has nearly all of the contrast of clothes on white.
-
-    Args:
-        image_BCHW: uint8, with any number of channels. 3 channels are colours; otherwise the mean
-            of the channels is used.
-
-    Returns:
-        float32 [B, S, S], on the same device.
-    """
-    count, channels, high, wide = image_BCHW.shape
-    weights = _GREY if channels == 3 else [1 / channels] * channels
-    first_BHW, *others = image_BCHW.unbind(dim=1)
-    grey_BHW = first_BHW.to(torch.float32).mul_(weights[0])
-    for weight, pixel_BHW in zip(weights[1:], others, strict=True):
-        grey_BHW.add_(pixel_BHW, alpha=weight)
-    device = image_BCHW.device
-    grey_BSS = _shrunk(high, device) @ grey_BHW @ _shrunk(wide, device).T
-    local_SS = _local_mean(device)
-    across_BSS, down_BSS = grey_BSS @ local_SS.T, local_SS.expand(count, -1, -1)
-    detail_BSS = torch.baddbmm(grey_BSS, down_BSS, across_BSS, alpha=-0.5)
-    detail_BSS -= detail_BSS.mean(dim=(1, 2), keepdim=True)
-    contrast_B11 = detail_BSS.square().mean(dim=(1, 2), keepdim=True).sqrt()
-    return detail_BSS.div_(contrast_B11.clamp_(min=FLAT))
-
-
-@cache
-def _shrunk(size: int, device: torch.device) -> Tensor:
-    """Return the matrix that shrinks `size` pixels to S and blurs them, float32 [S, size]."""
-    shrunk_SH = adaptive_avg_pool1d(torch.eye(size), SIDE).T
-    pixel_S = torch.arange(SIDE)
-    blur_SS = (-((pixel_S[:, None] - pixel_S) / BLUR).square() / 2).exp()
-    weight_SH = blur_SS / blur_SS.sum(dim=1, keepdim=True) @ shrunk_SH
-    # Subnormal numbers make a product on a CPU five times as slow, and change no sketch.
-    return weight_SH.masked_fill_(weight_SH < 1e-20, 0.0).to(device)
-
-
-@cache
-def _local_mean(device: torch.device) -> Tensor:
-    """Return the matrix of the mean of up to _SMOOTH pixels around each pixel, [S, S]."""
-    pixel_S = torch.arange(SIDE)
-    near_SS = ((pixel_S[:, None] - pixel_S).abs() <= _SMOOTH // 2).float()
-    return (near_SS / near_SS.sum(dim=1, keepdim=True)).to(device)
-
-
-def key(sketch_BSS: Tensor) -> Tensor:
-    """Return the keys for the search of candidates, float32 [B, A = 64].
-
-    A key is the sketch at 8 x 8 pixels, as sums and absolute differences of the pixels that a
-    mirror exchanges. A picture and its mirror image therefore have the same key. Two keys are never
-    farther apart than the 8 x 8 sketches, nor than one sketch and the mirror image of the other.
-    Their distance divided by 8 is a root mean square, like `distance`.
-    """
-    side = SIDE // KEY_SIDE
-    row_B8S = reduce(torch.add, [sketch_BSS[:, start::side] for start in range(side)])
-    sum_B88 = reduce(torch.add, [row_B8S[:, :, start::side] for start in range(side)])
-    small_B88 = sum_B88 / side**2
-    left_B84 = small_B88[:, :, : KEY_SIDE // 2]
-    right_B84 = small_B88[:, :, KEY_SIDE // 2 :].flip(2)
-    parts = left_B84 + right_B84, (left_B84 - right_B84).abs()
-    return torch.cat(parts, dim=2).flatten(1) * math.sqrt(0.5)
 
 
 def distance(one_NSS: Tensor, other_NSS: Tensor) -> Tensor:

@@ -31,7 +31,8 @@ from stream_ssl.feed.decode import BadSample, Decoder, content_hashes, sample_id
 from stream_ssl.memory import WorkingMemory
 from stream_ssl.memory.descriptors import Frozen, Thumbnail
 from stream_ssl.memory.eviction import Oldest, Redundant
-from stream_ssl.memory.near_duplicates import SIDE, NearDuplicates
+from stream_ssl.memory.near_duplicates import NearDuplicates
+from stream_ssl.memory.sketches import SIDE
 from stream_ssl.originals import Originals
 from stream_ssl.producers.sources.base import Source
 from stream_ssl.wire.sample import Position, Sample

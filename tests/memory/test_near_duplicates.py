@@ -5,7 +5,6 @@ Shapes: B pictures, S = 32.
 
 from __future__ import annotations
 
-import io
 import math
 from typing import Any, Literal
 
@@ -13,57 +12,35 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from photographs import TILE, jpeg, photograph_tiles, tensor
 from PIL import Image
-from sklearn.datasets import load_digits, load_sample_images
+from sklearn.datasets import load_digits
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from benchmarks.simulated_gpu import SimulatedGpu
-from stream_ssl.memory import Duplicates, WorkingMemory, near_duplicates
+from stream_ssl.memory import Duplicates, WorkingMemory
 from stream_ssl.memory.eviction import Oldest, Random
 from stream_ssl.memory.near_duplicates import (
     ALIKE,
     APART,
-    KEY_SIDE,
     LIMIT,
     NEIGHBOURS,
     REACH,
     SHIFT,
-    SIDE,
     WINDOW,
     NearDuplicates,
     are_near_duplicates,
     distance,
-    key,
-    sketch,
 )
+from stream_ssl.memory.sketches import KEY_SIDE, SIDE, key, sketch
 
-TILE = 96
 RNG = np.random.default_rng(0)
 
 
 @pytest.fixture(scope="module")
 def tiles() -> NDArray[np.uint8]:
-    """Return parts of two photographs that show more than sky, uint8 [B, 96, 96, 3]."""
-    pieces = np.stack(
-        [
-            photo[top : top + TILE, left : left + TILE]
-            for photo in load_sample_images().images
-            for top in range(0, photo.shape[0] - TILE, TILE)
-            for left in range(0, photo.shape[1] - TILE, TILE)
-        ]
-    )
-    return pieces[pieces.std((1, 2, 3)) > 25]
-
-
-def tensor(image_BHWC: NDArray[np.uint8]) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(image_BHWC.transpose(0, 3, 1, 2)))
-
-
-def jpeg(image_HWC: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    data = io.BytesIO()
-    Image.fromarray(image_HWC).save(data, "JPEG", quality=60)
-    return np.asarray(Image.open(data))
+    return photograph_tiles()
 
 
 def resized(image_HWC: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -132,13 +109,6 @@ def test_something_small_in_a_fixed_scene_is_new(tiles: NDArray[np.uint8]) -> No
     assert (far_B > LIMIT).float().mean() > 0.85
 
 
-@pytest.mark.parametrize("size", [16, 32, 96])
-def test_the_noise_of_a_dark_camera_is_no_content(size: int) -> None:
-    dark = torch.from_numpy(RNG.integers(0, 6, (40, 3, size, size), dtype=np.uint8))
-    sketch_BSS = sketch(dark)
-    assert (distance(sketch_BSS[:20], sketch_BSS[20:]) < LIMIT).all()
-
-
 def test_the_distance_is_that_of_a_loop(tiles: NDArray[np.uint8]) -> None:
     one_BSS, other_BSS = sketch(tensor(tiles[:6])), sketch(tensor(noised(tiles[1:7])))
     other_BSS[0] = one_BSS[0].roll((1, -2), (0, 1))
@@ -171,22 +141,6 @@ def by_loop(one_SS: NDArray[np.float32], other_SS: NDArray[np.float32]) -> float
 
     unmoved, moves = at(SHIFT, SHIFT), range(2 * SHIFT + 1)
     return unmoved if unmoved < ALIKE else min(at(y, x) for y in moves for x in moves)
-
-
-def test_keys_are_no_farther_apart_than_pictures_and_mirror_images(
-    tiles: NDArray[np.uint8],
-) -> None:
-    sketch_BSS = sketch(tensor(tiles))
-    assert torch.allclose(key(sketch_BSS), key(sketch_BSS.flip(2)), atol=1e-5)
-    small_BA = torch.nn.functional.adaptive_avg_pool2d(sketch_BSS[:, None], KEY_SIDE)
-    turned_BA = small_BA.flip(3).flatten(1)
-    least_BB = torch.minimum(
-        torch.cdist(small_BA.flatten(1), small_BA.flatten(1)),
-        torch.cdist(small_BA.flatten(1), turned_BA),
-    )
-    far_BB = torch.cdist(key(sketch_BSS), key(sketch_BSS))
-    assert (far_BB <= least_BB + 0.01).all()
-    assert far_BB.mean() > 0.7 * least_BB.mean()  # and not much nearer
 
 
 def stream(tiles: NDArray[np.uint8], count: int) -> NDArray[np.uint8]:
@@ -393,13 +347,6 @@ def test_a_gpus_memory_compares_pictures_that_the_host_keeps(tiles: NDArray[np.u
         for refused in ([], [4, 5, 6, 7]):
             ids_B = torch.arange(4) + memory.added
             assert memory.add(ids_B, z_BD, picture_BCHW).refused.tolist() == refused
-
-
-@pytest.mark.parametrize("size", [8, 32, 300])
-def test_no_product_of_a_sketch_has_subnormal_numbers(size: int) -> None:
-    weight_SH = near_duplicates._shrunk(size, torch.device("cpu"))
-    assert not ((weight_SH > 0) & (weight_SH < 1e-20)).any()
-    assert torch.allclose(weight_SH.sum(dim=1), torch.ones(SIDE))
 
 
 def test_memories_without_pictures_are_refused() -> None:

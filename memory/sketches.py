@@ -1,0 +1,221 @@
+"""Small grey pictures for the comparison of two pictures, and the keys that find candidates.
+
+A sketch leaves out what copies change: brightness, contrast, colours, and a frame of one colour
+around a picture.
+
+Shapes: A size of a key, B pictures, S = SIDE, P side of a square picture, L outermost lines,
+M pixels in the middle of a line.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache, reduce
+from typing import Final
+
+import torch
+from torch import Tensor
+
+SIDE: Final = 32
+"""The side of a sketch, in pixels."""
+
+KEY_SIDE: Final = 8
+"""The side of a key's pictures, in pixels."""
+
+FLAT: Final = 8.0
+"""The least contrast that is set to 1, and the largest of a frame, in grey levels of 255.
+
+Lower contrast is the noise of a dark or covered camera.
+"""
+
+BLUR: Final = 1.5
+"""The standard deviation of the blur, in pixels of a sketch.
+
+The blur gives originals the contrast of their resized copies.
+"""
+
+DEEPEST: Final = 0.2
+"""The largest share of a picture's side that one side of a frame takes."""
+
+_EDGE = 16.0  # least difference of a picture's pixel from its frame, in grey levels of 255
+_ALONG = 0.8  # least share of such pixels on the line that is next to a frame
+_SMOOTH = 9  # side of the square whose mean is halved, in pixels
+_GREY = (0.299, 0.587, 0.114)
+
+
+def sketch(image_BCHW: Tensor) -> Tensor:
+    """Return the sketch of each picture: grey, S x S, blurred, with its contrast set to 1.
+
+    A frame around the picture is left out. Half of the mean around each pixel is subtracted, so
+    that details count. Otherwise the outline has nearly all of the contrast of clothes on white.
+
+    Args:
+        image_BCHW: uint8, with any number of channels. 3 channels are colours; otherwise the mean
+            of the channels is used. A picture that is not square is squeezed to a square.
+
+    Returns:
+        float32 [B, S, S], on the same device.
+    """
+    count, channels, high, wide = image_BCHW.shape
+    if not count:
+        return torch.zeros(0, SIDE, SIDE, device=image_BCHW.device)
+    weights = _GREY if channels == 3 else [1 / channels] * channels
+    first_BHW, *others = image_BCHW.unbind(dim=1)
+    grey_BHW = first_BHW.to(torch.float32).mul_(weights[0])
+    for weight, pixel_BHW in zip(weights[1:], others, strict=True):
+        grey_BHW.add_(pixel_BHW, alpha=weight)
+    device = image_BCHW.device
+    if high != wide:
+        side = min(high, wide)
+        grey_BHW = _squeezed(high, side, device) @ grey_BHW @ _squeezed(wide, side, device).T
+    grey_BSS = _shrunk(grey_BHW)
+    local_SS = _local_mean(device)
+    across_BSS, down_BSS = grey_BSS @ local_SS.T, local_SS.expand(count, -1, -1)
+    detail_BSS = torch.baddbmm(grey_BSS, down_BSS, across_BSS, alpha=-0.5)
+    detail_BSS -= detail_BSS.mean(dim=(1, 2), keepdim=True)
+    contrast_B11 = detail_BSS.square().mean(dim=(1, 2), keepdim=True).sqrt()
+    return detail_BSS.div_(contrast_B11.clamp_(min=FLAT))
+
+
+def _shrunk(grey_BPP: Tensor) -> Tensor:
+    """Return the pictures without their frames, blurred, [B, S, S]."""
+    side, device = grey_BPP.shape[-1], grey_BPP.device
+    if device.type != "cpu":  # the number of framed pictures is not known without a wait
+        return _cut(grey_BPP, *inside(grey_BPP))
+    whole_SP = _blurred_squeezed(side, device)
+    grey_BSS = whole_SP @ grey_BPP @ whole_SP.T
+    plain_22B = _outer_lines(grey_BPP, 1)[..., 0, :].std(dim=-1) <= FLAT
+    plain = plain_22B.all(dim=0).any(dim=0).nonzero()[:, 0]
+    if len(plain):
+        start_2B, length_B = inside(grey_BPP[plain])
+        framed = (length_B < side).nonzero()[:, 0]
+        cut_BPP = grey_BPP[plain[framed]]
+        grey_BSS[plain[framed]] = _cut(cut_BPP, start_2B[:, framed], length_B[framed])
+    return grey_BSS
+
+
+def _cut(grey_BPP: Tensor, start_2B: Tensor, length_B: Tensor) -> Tensor:
+    """Return a square part of each picture, blurred, [B, S, S]."""
+    part_2BSP = _parts(start_2B, length_B.expand(2, -1), SIDE, grey_BPP.shape[-1])
+    down_BSP, across_BSP = (_blur(grey_BPP.device) @ part_2BSP).unbind()
+    return down_BSP @ grey_BPP @ across_BSP.mT
+
+
+def inside(grey_BPP: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the square inside the frame of each picture, or the whole picture if it has none.
+
+    A frame has two opposite sides or four. Each side begins with a line of one colour. All lines
+    that are like it follow, and then a line that differs from it at most of its pixels. A line
+    between both may have some of each. The thing on a white background of a photograph is no
+    picture in a frame, because it touches few pixels of a line.
+
+    The square is the largest in the middle of what is inside. Two sides may have no frame, because
+    a wide picture in a frame was cropped to a square. The same picture without a frame was then
+    cropped to that square too.
+
+    Args:
+        grey_BPP: grey levels of 255.
+
+    Returns:
+        The first row and the first column of the square [2, B] and its side [B], in pixels. They
+        are not whole numbers if a frame ends within a pixel.
+    """
+    side = grey_BPP.shape[-1]
+    line_22BLM = _outer_lines(grey_BPP, _deepest(side) + 2)
+    outer_22B1M = line_22BLM[..., :1, :]
+    apart_22BLM = (line_22BLM - outer_22B1M).abs_()
+    apart_22BL = apart_22BLM.mean(dim=-1)
+    end_22B1 = (apart_22BL[..., :-1] > FLAT).to(torch.uint8).argmax(dim=-1, keepdim=True)
+    begun_22BL = (apart_22BLM > _EDGE).to(torch.float32).mean(dim=-1)
+    begun_22B1 = begun_22BL.gather(-1, end_22B1 + 1)
+    mixed_22B1 = apart_22BL.gather(-1, end_22B1) / apart_22BL.gather(-1, end_22B1 + 1)
+    framed_22B1 = (outer_22B1M.std(dim=-1) <= FLAT) & (end_22B1 > 0) & (begun_22B1 >= _ALONG)
+    width_22B1 = end_22B1 + 1 - mixed_22B1.clamp(max=1)
+    width_22B = torch.where(framed_22B1.all(dim=0), width_22B1, 0.0)[..., 0]
+    inner_2B = side - width_22B.sum(dim=0)
+    length_B = inner_2B.amin(dim=0)
+    return width_22B[0] + (inner_2B - length_B) / 2, length_B
+
+
+def _outer_lines(grey_BPP: Tensor, count: int) -> Tensor:
+    """Return the outermost lines without their ends, which may belong to the frame's other sides.
+
+    Returns:
+        [2 ends, 2 directions, B, count, M], from the outside to the inside.
+    """
+    side = grey_BPP.shape[-1]
+    middle = slice(_deepest(side), side - _deepest(side))
+    last = slice(side - count, None)
+    rows, columns = grey_BPP[:, :, middle], grey_BPP.mT[:, :, middle]
+    ends = rows[:, :count], columns[:, :count], rows[:, last].flip(1), columns[:, last].flip(1)
+    return torch.stack(ends).unflatten(0, (2, 2))
+
+
+def _deepest(side: int) -> int:
+    return int(side * DEEPEST)
+
+
+def _parts(start_N: Tensor, length_N: Tensor, count: int, size: int) -> Tensor:
+    """Return the matrices of means over equal parts of an interval, [*N, count, size].
+
+    Args:
+        start_N: where the intervals begin, in pixels of `size`, of any shape.
+        length_N: how long they are.
+        count: the number of parts.
+        size: the number of pixels.
+    """
+    each_N11 = (length_N / count)[..., None, None]
+    from_C1 = torch.arange(count, device=start_N.device)[:, None]
+    pixel_P = torch.arange(size, device=start_N.device)
+    from_NC1 = start_N[..., None, None] + each_N11 * from_C1
+    until_NCP = torch.minimum(from_NC1 + each_N11, pixel_P + 1)
+    return (until_NCP - torch.maximum(from_NC1, pixel_P)).clamp_(min=0).div_(each_N11)
+
+
+@cache
+def _squeezed(size: int, count: int, device: torch.device) -> Tensor:
+    """Return the matrix of means over all of `size` pixels in `count` parts, [count, size]."""
+    whole = torch.tensor([0.0, size], device=device)
+    return _parts(whole[0], whole[1], count, size)
+
+
+@cache
+def _blurred_squeezed(size: int, device: torch.device) -> Tensor:
+    """Return the matrix that shrinks `size` pixels to S and blurs them, [S, size]."""
+    return _blur(device) @ _squeezed(size, SIDE, device)
+
+
+@cache
+def _blur(device: torch.device) -> Tensor:
+    """Return the matrix of the blur of S pixels, [S, S]."""
+    pixel_S = torch.arange(SIDE)
+    weight_SS = (-((pixel_S[:, None] - pixel_S) / BLUR).square() / 2).exp()
+    weight_SS /= weight_SS.sum(dim=1, keepdim=True)
+    # Subnormal numbers make a product on a CPU five times as slow, and change no sketch.
+    return weight_SS.masked_fill_(weight_SS < 1e-20, 0.0).to(device)
+
+
+@cache
+def _local_mean(device: torch.device) -> Tensor:
+    """Return the matrix of the mean of up to _SMOOTH pixels around each pixel, [S, S]."""
+    pixel_S = torch.arange(SIDE)
+    near_SS = ((pixel_S[:, None] - pixel_S).abs() <= _SMOOTH // 2).float()
+    return (near_SS / near_SS.sum(dim=1, keepdim=True)).to(device)
+
+
+def key(sketch_BSS: Tensor) -> Tensor:
+    """Return the keys for the search of candidates, float32 [B, A = 64].
+
+    A key is the sketch at 8 x 8 pixels, as sums and absolute differences of the pixels that a
+    mirror exchanges. A picture and its mirror image therefore have the same key. Two keys are never
+    farther apart than the 8 x 8 sketches, nor than one sketch and the mirror image of the other.
+    Their distance divided by 8 is a root mean square, like `distance` of near_duplicates.
+    """
+    side = SIDE // KEY_SIDE
+    row_B8S = reduce(torch.add, [sketch_BSS[:, start::side] for start in range(side)])
+    sum_B88 = reduce(torch.add, [row_B8S[:, :, start::side] for start in range(side)])
+    small_B88 = sum_B88 / side**2
+    left_B84 = small_B88[:, :, : KEY_SIDE // 2]
+    right_B84 = small_B88[:, :, KEY_SIDE // 2 :].flip(2)
+    parts = left_B84 + right_B84, (left_B84 - right_B84).abs()
+    return torch.cat(parts, dim=2).flatten(1) * math.sqrt(0.5)

@@ -1,0 +1,193 @@
+"""Tests of sketches and keys: what copies change is left out, frames first of all.
+
+Shapes: B pictures, S = 32.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from photographs import TILE, jpeg, photograph_tiles, tensor
+from PIL import Image
+from sklearn.datasets import load_digits
+from torch import Tensor
+
+from stream_ssl.memory import sketches
+from stream_ssl.memory.near_duplicates import ALIKE, LIMIT, distance
+from stream_ssl.memory.sketches import KEY_SIDE, SIDE, inside, key, sketch
+
+RNG = np.random.default_rng(0)
+WHITE, BLACK = 255, 0
+
+
+@pytest.fixture(scope="module")
+def tiles() -> NDArray[np.uint8]:
+    return photograph_tiles()
+
+
+def greys(image_BHWC: NDArray[np.uint8]) -> Tensor:
+    return tensor(image_BHWC).float().mean(dim=1)
+
+
+def framed(
+    image_HWC: NDArray[np.uint8], high: float, wide: float, level: int, side: int = TILE
+) -> NDArray[np.uint8]:
+    """Return the picture in a frame that takes these shares of its new height and width."""
+    inner = round(TILE / (1 - 2 * high)), round(TILE / (1 - 2 * wide))
+    top, left = (inner[0] - TILE) // 2, (inner[1] - TILE) // 2
+    around = ((top, inner[0] - TILE - top), (left, inner[1] - TILE - left), (0, 0))
+    whole = np.pad(image_HWC, around, constant_values=level)
+    return np.asarray(Image.fromarray(whole).resize((side, side), Image.Resampling.BOX))
+
+
+@pytest.mark.parametrize("side", [32, 48, 96])
+@pytest.mark.parametrize("level", [WHITE, BLACK])
+@pytest.mark.parametrize("share", [0.04, 0.08, 0.15])
+def test_a_picture_in_a_frame_is_the_picture(
+    share: float, level: int, side: int, tiles: NDArray[np.uint8]
+) -> None:
+    copies = np.stack([jpeg(framed(tile, share, share, level, side)) for tile in tiles])
+    far_B = distance(sketch(tensor(copies)), sketch(tensor(tiles)))
+    untrimmed_B = distance(sketches_without_frames(copies), sketch(tensor(tiles)))
+    assert (far_B < LIMIT).float().mean() > 0.75, far_B
+    assert (untrimmed_B < LIMIT).float().mean() < 0.35  # frames hide what they hold
+
+
+def sketches_without_frames(image_BHWC: NDArray[np.uint8]) -> Tensor:
+    """Return the sketches of whole pictures, as if no line could end a frame."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sketches, "_ALONG", 2.0)
+        return sketch(tensor(image_BHWC))
+
+
+def test_a_cropped_frame_leaves_the_middle_of_the_picture(tiles: NDArray[np.uint8]) -> None:
+    """A frame around a wide picture that was cropped to a square has two sides."""
+    bars = tiles.copy()
+    bars[:, :12], bars[:, -12:] = BLACK, BLACK
+    start_2B, length_B = inside(greys(bars))
+    found = (length_B - 72).abs() < 1.5
+    assert found.float().mean() > 0.8
+    assert (start_2B[:, found] - 12).abs().max() < 1.5
+    far_B = distance(sketch(tensor(bars)), sketch(tensor(tiles[:, 12:-12, 12:-12])))
+    assert (far_B < ALIKE).float().mean() > 0.7
+
+
+def test_photographs_and_things_on_white_are_in_no_frame(tiles: NDArray[np.uint8]) -> None:
+    assert (inside(greys(tiles))[1] == TILE).float().mean() > 0.97
+    digits = np.kron(load_digits().images[:500], np.ones((4, 4))) * 15
+    on_white = torch.from_numpy(np.pad(digits, ((0, 0), (4, 4), (4, 4)))).float()
+    assert (inside(255 - on_white)[1] == 40).float().mean() > 0.95
+
+
+@pytest.mark.parametrize("level", [WHITE, BLACK])
+def test_pictures_of_one_colour_are_whole(level: int) -> None:
+    plain_BPP = torch.full((1, TILE, TILE), float(level))
+    start_2B, length_B = inside(plain_BPP)
+    assert (start_2B == 0).all()
+    assert (length_B == TILE).all()
+    assert sketch(plain_BPP[:, None].to(torch.uint8)).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("side", [8, 28, 32, 96])
+def test_the_inside_of_frames_is_that_of_a_loop(side: int, tiles: NDArray[np.uint8]) -> None:
+    pictures = [framed(tile, *RNG.uniform(0, 0.25, 2), WHITE, side) for tile in tiles]
+    pictures += [np.full((side, side, 3), WHITE, np.uint8), *noise(side)]
+    grey_BPP = greys(np.stack(pictures))
+    start_2B, length_B = inside(grey_BPP)
+    by_loop = [inside_by_loop(one.double().numpy()) for one in grey_BPP]
+    assert np.allclose(torch.cat([start_2B, length_B[None]]).T, by_loop, atol=1e-3)
+    assert 0.1 < (length_B < side).float().mean() < 0.95
+
+
+def noise(side: int) -> list[NDArray[np.uint8]]:
+    return list(RNG.integers(0, 256, (10, side, side, 3), dtype=np.uint8))
+
+
+def inside_by_loop(image_PP: NDArray[np.float64]) -> tuple[float, float, float]:
+    side = len(image_PP)
+
+    def width(lines: NDArray[np.float64]) -> float:
+        lines = lines[:, int(side * sketches.DEEPEST) : side - int(side * sketches.DEEPEST)]
+        if lines[0].std(ddof=1) > sketches.FLAT:
+            return 0
+        for end in range(1, int(side * sketches.DEEPEST) + 1):
+            apart = np.abs(lines[end] - lines[0])
+            if apart.mean() > sketches.FLAT:
+                after = np.abs(lines[end + 1] - lines[0])
+                if (after > sketches._EDGE).mean() < sketches._ALONG - 1e-6:
+                    return 0
+                return end + 1 - min(1.0, float(apart.mean() / after.mean()))
+        return 0
+
+    start, inner = [], []
+    for lines in (image_PP, image_PP.T):
+        first, last = width(lines), width(lines[::-1])
+        if not (first and last):
+            first = last = 0
+        start.append(first)
+        inner.append(side - first - last)
+    length = min(inner)
+    return (
+        start[0] + (inner[0] - length) / 2,
+        start[1] + (inner[1] - length) / 2,
+        length,
+    )
+
+
+@pytest.mark.parametrize("shape", [(32, 32), (96, 96), (28, 28), (60, 96), (96, 41), (8, 9)])
+def test_all_devices_make_the_same_sketches(
+    shape: tuple[int, int], tiles: NDArray[np.uint8], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A CPU looks for frames where the outermost lines are plain, and a GPU everywhere."""
+    pictures = [framed(tile, *RNG.uniform(0, 0.2, 2), WHITE) for tile in tiles[::2]]
+    small = [Image.fromarray(one).resize(shape[::-1]) for one in [*pictures, *tiles[::2]]]
+    image_BCHW = tensor(np.stack([np.asarray(one) for one in small]))
+    on_cpu_BSS = sketch(image_BCHW)
+
+    def everywhere(grey_BPP: Tensor) -> Tensor:
+        return sketches._cut(grey_BPP, *inside(grey_BPP))
+
+    monkeypatch.setattr(sketches, "_shrunk", everywhere)
+    assert torch.allclose(sketch(image_BCHW), on_cpu_BSS, atol=1e-3)
+
+
+@pytest.mark.parametrize("size", [8, 28, 32, 300])
+def test_parts_of_an_interval_are_weighed_by_their_overlap(size: int) -> None:
+    start, length, count = size * 0.11, size * 0.73, 5
+    part_CP = sketches._parts(torch.tensor(start), torch.tensor(length), count, size)
+    for part in range(count):
+        low, high = start + length / count * part, start + length / count * (part + 1)
+        share_P = [max(0.0, min(high, at + 1) - max(low, at)) for at in range(size)]
+        assert np.allclose(part_CP[part], np.array(share_P) / (high - low), atol=1e-4)
+
+
+@pytest.mark.parametrize("size", [8, 32, 300])
+def test_no_product_of_a_sketch_has_subnormal_numbers(size: int) -> None:
+    weight_SH = sketches._blurred_squeezed(size, torch.device("cpu"))
+    assert not ((weight_SH > 0) & (weight_SH < 1e-25)).any()
+    assert torch.allclose(weight_SH.sum(dim=1), torch.ones(SIDE))
+
+
+def test_keys_are_no_farther_apart_than_pictures_and_mirror_images(
+    tiles: NDArray[np.uint8],
+) -> None:
+    sketch_BSS = sketch(tensor(tiles))
+    assert torch.allclose(key(sketch_BSS), key(sketch_BSS.flip(2)), atol=1e-5)
+    small_BA = torch.nn.functional.adaptive_avg_pool2d(sketch_BSS[:, None], KEY_SIDE)
+    turned_BA = small_BA.flip(3).flatten(1)
+    least_BB = torch.minimum(
+        torch.cdist(small_BA.flatten(1), small_BA.flatten(1)),
+        torch.cdist(small_BA.flatten(1), turned_BA),
+    )
+    far_BB = torch.cdist(key(sketch_BSS), key(sketch_BSS))
+    assert (far_BB <= least_BB + 0.01).all()
+    assert far_BB.mean() > 0.7 * least_BB.mean()  # and not much nearer
+
+
+@pytest.mark.parametrize("size", [16, 32, 96])
+def test_the_noise_of_a_dark_camera_is_no_content(size: int) -> None:
+    dark = torch.from_numpy(RNG.integers(0, 6, (40, 3, size, size), dtype=np.uint8))
+    sketch_BSS = sketch(dark)
+    assert (distance(sketch_BSS[:20], sketch_BSS[20:]) < LIMIT).all()
