@@ -27,7 +27,7 @@ from torch import Tensor
 
 from stream_ssl.memory.compute import in_full_precision, to_device, to_host
 from stream_ssl.memory.duplicates import NOBODY, Action, Found
-from stream_ssl.memory.sketches import KEY_SIDE, SIDE, key, sketch
+from stream_ssl.memory.sketches import KEY_SIDE, SIDE, have_frames, key, sketch, sketch_inside
 from stream_ssl.memory.slot_index import SlotIndex, nearest_rows
 
 if TYPE_CHECKING:
@@ -193,8 +193,10 @@ class NearDuplicates:
 
         A sample has up to 2 NEIGHBOURS candidates. Half of them are the nearest of all slots and of
         the pictures beside the slots. The other half are the nearest of the earlier admitted
-        samples of the batch. Several ranks use the slots, the pictures beside them and the batches
-        of all ranks together, in order of rank.
+        samples of the batch. A sample in a frame is also looked up without its frame, unless its
+        nearest candidate is ALIKE. The look-up whose nearest candidate is nearer counts. Slots and
+        samples of the batch keep their frames. Several ranks use the slots, the pictures beside
+        them and the batches of all ranks together, in order of rank.
 
         Args:
             image_BCHW: this rank's samples, uint8, on any device.
@@ -209,18 +211,26 @@ class NearDuplicates:
             The result. Its `nearest_B` numbers the slots first, then the pictures beside them, then
             the samples.
         """
+        own_BCHW = to_device(image_BCHW, self.device)
         own = [
-            sketch(to_device(image_BCHW, self.device)).flatten(1),
+            torch.cat([sketch(own_BCHW).flatten(1), have_frames(own_BCHW)[:, None]], dim=1),
             *([] if ids_B is None else [to_device(ids_B, self.device)]),
         ]
-        flat_BD, *ids = self._memory.group.all_gather(*own)
-        sketch_BSS = flat_BD.view(-1, SIDE, SIDE)
+        known_BD, *ids = self._memory.group.all_gather(*own)
+        sketch_BSS, framed_B = known_BD[:, :-1].reshape(-1, SIDE, SIDE), known_BD[:, -1]
         key_BA = key(sketch_BSS)
-        row_Bn, held_Bn = self._held(
-            sketch_BSS, key_BA, sketch(to_device(beside_WCHW, self.device))
-        )
+        beside_WSS = sketch(to_device(beside_WCHW, self.device))
+        row_Bn, held_Bn = self._held(sketch_BSS, key_BA, beside_WSS)
         behind = len(self._memory) + len(beside_WCHW)
-        told = _in_turn(sketch_BSS, key_BA, _Candidates(held_Bn, row_Bn, behind), action)
+        again_B = (framed_B > 0) & (held_Bn >= ALIKE).all(dim=1)
+        held = _Candidates(held_Bn, row_Bn, behind, again_B)
+        told = _in_turn(sketch_BSS, key_BA, held, action)
+        if told.again_B.any():
+            framed = to_device(torch.from_numpy(np.flatnonzero(told.again_B)), self.device)
+            (flat_BD,) = self._memory.group.all_gather(sketch_inside(own_BCHW).flatten(1))
+            inside_FSS = flat_BD[framed].view(-1, SIDE, SIDE)
+            held = held.nearer(framed, *self._held(inside_FSS, key(inside_FSS), beside_WSS))
+            told = _in_turn(sketch_BSS, key_BA, held, action)
         found = Found(len(self._memory), ~told.new_B)
         if action != "count":
             found.admitted_B = told.new_B
@@ -404,6 +414,7 @@ class _Told(NamedTuple):
     distance_B: NDArray[np.float32]
     nearest_B: NDArray[np.int64]
     open_B: NDArray[np.bool_]  # the samples whose answer is not final
+    again_B: NDArray[np.bool_]  # the samples to look up without their frames
 
 
 class _Candidates(NamedTuple):
@@ -412,16 +423,29 @@ class _Candidates(NamedTuple):
     far_Bn: Tensor
     row_Bn: Tensor
     behind: int  # number of the batch's first sample
+    again_B: Tensor  # the samples to look up without their frames, bool
+
+    def nearer(self, framed: Tensor, row_Fn: Tensor, far_Fn: Tensor) -> _Candidates:
+        """Return these candidates, or the others of a framed sample if the nearest is nearer."""
+        had_Fn = self.far_Bn[framed]
+        better_F1 = (far_Fn.amin(dim=1) < had_Fn.amin(dim=1))[:, None]
+        far_Fn = torch.where(better_F1, far_Fn, had_Fn)
+        row_Fn = torch.where(better_F1, row_Fn, self.row_Bn[framed])
+        return self._replace(
+            far_Bn=self.far_Bn.index_copy(0, framed, far_Fn),
+            row_Bn=self.row_Bn.index_copy(0, framed, row_Fn),
+        )
 
     def tell(self, near_Bm: Tensor, earlier_Bm: Tensor, new_B: Tensor, open_B: Tensor) -> _Told:
         """Return the answer with these candidates of the batch. The host waits once."""
         far_B, best_B1 = torch.cat([self.far_Bn, near_Bm], dim=1).min(dim=1, keepdim=True)
         row_B = torch.cat([self.row_Bn, self.behind + earlier_Bm], dim=1).gather(1, best_B1)
         row_B = row_B.masked_fill_(far_B.isinf(), NOBODY)
-        columns = [new_B[:, None], far_B, row_B, open_B[:, None]]
-        known_4B = to_host(torch.cat([it.double() for it in columns], dim=1).T).numpy()
-        new, far, row, more = known_4B
-        return _Told(new > 0, far.astype(np.float32), row.astype(np.int64), more > 0)
+        columns = [new_B[:, None], far_B, row_B, open_B[:, None], self.again_B[:, None]]
+        known_5B = to_host(torch.cat([it.double() for it in columns], dim=1).T).numpy()
+        new, far, row, more, again = known_5B
+        rows = row.astype(np.int64)
+        return _Told(new > 0, far.astype(np.float32), rows, more > 0, again > 0)
 
 
 def _in_turn(sketch_BSS: Tensor, key_BA: Tensor, held: _Candidates, action: Action) -> _Told:

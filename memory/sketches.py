@@ -1,7 +1,7 @@
 """Small grey pictures for the comparison of two pictures, and the keys that find candidates.
 
-A sketch leaves out what copies change: brightness, contrast, colours, and a frame of one colour
-around a picture.
+A sketch leaves out what copies change: brightness, contrast and colours. A second sketch of a
+picture leaves out the frame of one colour that some copies have.
 
 Shapes: A size of a key, B pictures, S = SIDE, P side of a square picture, L outermost lines,
 M pixels in the middle of a line.
@@ -23,9 +23,9 @@ KEY_SIDE: Final = 8
 """The side of a key's pictures, in pixels."""
 
 FLAT: Final = 8.0
-"""The least contrast that is set to 1, and the largest of a frame, in grey levels of 255.
+"""The least contrast that is set to 1, and the largest mean difference of a frame's lines.
 
-Lower contrast is the noise of a dark or covered camera.
+Both are in grey levels of 255. Lower contrast is the noise of a dark or covered camera.
 """
 
 BLUR: Final = 1.5
@@ -38,6 +38,7 @@ DEEPEST: Final = 0.2
 """The largest share of a picture's side that one side of a frame takes."""
 
 _EDGE = 16.0  # least difference of a picture's pixel from its frame, in grey levels of 255
+_RANGE = 24.0  # largest difference of two pixels on the outermost line of a frame, as above
 _ALONG = 0.8  # least share of such pixels on the line that is next to a frame
 _SMOOTH = 9  # side of the square whose mean is halved, in pixels
 _GREY = (0.299, 0.587, 0.114)
@@ -46,8 +47,8 @@ _GREY = (0.299, 0.587, 0.114)
 def sketch(image_BCHW: Tensor) -> Tensor:
     """Return the sketch of each picture: grey, S x S, blurred, with its contrast set to 1.
 
-    A frame around the picture is left out. Half of the mean around each pixel is subtracted, so
-    that details count. Otherwise the outline has nearly all of the contrast of clothes on white.
+    Half of the mean around each pixel is subtracted, so that details count. Otherwise the outline
+    has nearly all of the contrast of clothes on white.
 
     Args:
         image_BCHW: uint8, with any number of channels. 3 channels are colours; otherwise the mean
@@ -56,49 +57,56 @@ def sketch(image_BCHW: Tensor) -> Tensor:
     Returns:
         float32 [B, S, S], on the same device.
     """
-    count, channels, high, wide = image_BCHW.shape
-    if not count:
-        return torch.zeros(0, SIDE, SIDE, device=image_BCHW.device)
+    grey_BPP = _grey(image_BCHW)
+    weight_SP = _blurred_squeezed(grey_BPP.shape[-1], grey_BPP.device)
+    return _detail(weight_SP @ grey_BPP @ weight_SP.T)
+
+
+def sketch_inside(image_BCHW: Tensor) -> Tensor:
+    """Return the sketch of each picture without its frame, like `sketch`."""
+    grey_BPP = _grey(image_BCHW)
+    start_2B, length_B = inside(grey_BPP)
+    part_2BSP = _parts(start_2B, length_B.expand(2, -1), SIDE, grey_BPP.shape[-1])
+    down_BSP, across_BSP = (_blur(grey_BPP.device) @ part_2BSP).unbind()
+    return _detail(down_BSP @ grey_BPP @ across_BSP.mT)
+
+
+def have_frames(image_BCHW: Tensor) -> Tensor:
+    """Return which pictures have a frame, bool [B]; see `inside`."""
+    grey_BPP = _grey(image_BCHW)
+    side, device = grey_BPP.shape[-1], grey_BPP.device
+    if device.type != "cpu":  # the number of plain outer lines is not known without a wait
+        return inside(grey_BPP)[1] < side
+    plain_22B = _plain(_outer_lines(grey_BPP, 1)[..., 0, :])
+    framed_B = plain_22B.all(dim=0).any(dim=0)
+    plain = framed_B.nonzero()[:, 0]
+    if len(plain):
+        framed_B[plain] = inside(grey_BPP[plain])[1] < side
+    return framed_B
+
+
+def _grey(image_BCHW: Tensor) -> Tensor:
+    """Return grey levels of 255, [B, P, P]."""
+    channels, high, wide = image_BCHW.shape[1:]
     weights = _GREY if channels == 3 else [1 / channels] * channels
     first_BHW, *others = image_BCHW.unbind(dim=1)
     grey_BHW = first_BHW.to(torch.float32).mul_(weights[0])
     for weight, pixel_BHW in zip(weights[1:], others, strict=True):
         grey_BHW.add_(pixel_BHW, alpha=weight)
-    device = image_BCHW.device
-    if high != wide:
-        side = min(high, wide)
-        grey_BHW = _squeezed(high, side, device) @ grey_BHW @ _squeezed(wide, side, device).T
-    grey_BSS = _shrunk(grey_BHW)
-    local_SS = _local_mean(device)
-    across_BSS, down_BSS = grey_BSS @ local_SS.T, local_SS.expand(count, -1, -1)
+    if high == wide:
+        return grey_BHW
+    side, device = min(high, wide), image_BCHW.device
+    return _squeezed(high, side, device) @ grey_BHW @ _squeezed(wide, side, device).T
+
+
+def _detail(grey_BSS: Tensor) -> Tensor:
+    """Return the differences from half of the means around pixels, with a contrast of 1."""
+    local_SS = _local_mean(grey_BSS.device)
+    across_BSS, down_BSS = grey_BSS @ local_SS.T, local_SS.expand(len(grey_BSS), -1, -1)
     detail_BSS = torch.baddbmm(grey_BSS, down_BSS, across_BSS, alpha=-0.5)
     detail_BSS -= detail_BSS.mean(dim=(1, 2), keepdim=True)
     contrast_B11 = detail_BSS.square().mean(dim=(1, 2), keepdim=True).sqrt()
     return detail_BSS.div_(contrast_B11.clamp_(min=FLAT))
-
-
-def _shrunk(grey_BPP: Tensor) -> Tensor:
-    """Return the pictures without their frames, blurred, [B, S, S]."""
-    side, device = grey_BPP.shape[-1], grey_BPP.device
-    if device.type != "cpu":  # the number of framed pictures is not known without a wait
-        return _cut(grey_BPP, *inside(grey_BPP))
-    whole_SP = _blurred_squeezed(side, device)
-    grey_BSS = whole_SP @ grey_BPP @ whole_SP.T
-    plain_22B = _outer_lines(grey_BPP, 1)[..., 0, :].std(dim=-1) <= FLAT
-    plain = plain_22B.all(dim=0).any(dim=0).nonzero()[:, 0]
-    if len(plain):
-        start_2B, length_B = inside(grey_BPP[plain])
-        framed = (length_B < side).nonzero()[:, 0]
-        cut_BPP = grey_BPP[plain[framed]]
-        grey_BSS[plain[framed]] = _cut(cut_BPP, start_2B[:, framed], length_B[framed])
-    return grey_BSS
-
-
-def _cut(grey_BPP: Tensor, start_2B: Tensor, length_B: Tensor) -> Tensor:
-    """Return a square part of each picture, blurred, [B, S, S]."""
-    part_2BSP = _parts(start_2B, length_B.expand(2, -1), SIDE, grey_BPP.shape[-1])
-    down_BSP, across_BSP = (_blur(grey_BPP.device) @ part_2BSP).unbind()
-    return down_BSP @ grey_BPP @ across_BSP.mT
 
 
 def inside(grey_BPP: Tensor) -> tuple[Tensor, Tensor]:
@@ -129,7 +137,7 @@ def inside(grey_BPP: Tensor) -> tuple[Tensor, Tensor]:
     begun_22BL = (apart_22BLM > _EDGE).to(torch.float32).mean(dim=-1)
     begun_22B1 = begun_22BL.gather(-1, end_22B1 + 1)
     mixed_22B1 = apart_22BL.gather(-1, end_22B1) / apart_22BL.gather(-1, end_22B1 + 1)
-    framed_22B1 = (outer_22B1M.std(dim=-1) <= FLAT) & (end_22B1 > 0) & (begun_22B1 >= _ALONG)
+    framed_22B1 = _plain(outer_22B1M) & (end_22B1 > 0) & (begun_22B1 >= _ALONG)
     width_22B1 = end_22B1 + 1 - mixed_22B1.clamp(max=1)
     width_22B = torch.where(framed_22B1.all(dim=0), width_22B1, 0.0)[..., 0]
     inner_2B = side - width_22B.sum(dim=0)
@@ -148,7 +156,12 @@ def _outer_lines(grey_BPP: Tensor, count: int) -> Tensor:
     last = slice(side - count, None)
     rows, columns = grey_BPP[:, :, middle], grey_BPP.mT[:, :, middle]
     ends = rows[:, :count], columns[:, :count], rows[:, last].flip(1), columns[:, last].flip(1)
-    return torch.stack(ends).unflatten(0, (2, 2))
+    return torch.stack(ends).view(2, 2, *ends[0].shape)
+
+
+def _plain(line_22BLM: Tensor) -> Tensor:
+    """Return which lines have one colour."""
+    return line_22BLM.amax(dim=-1) - line_22BLM.amin(dim=-1) <= _RANGE
 
 
 def _deepest(side: int) -> int:

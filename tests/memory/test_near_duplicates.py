@@ -33,7 +33,7 @@ from stream_ssl.memory.near_duplicates import (
     are_near_duplicates,
     distance,
 )
-from stream_ssl.memory.sketches import KEY_SIDE, SIDE, key, sketch
+from stream_ssl.memory.sketches import KEY_SIDE, SIDE, have_frames, key, sketch, sketch_inside
 
 RNG = np.random.default_rng(0)
 
@@ -144,10 +144,17 @@ def by_loop(one_SS: NDArray[np.float32], other_SS: NDArray[np.float32]) -> float
 
 
 def stream(tiles: NDArray[np.uint8], count: int) -> NDArray[np.uint8]:
-    """Return noised pictures that recur, sometimes many times in a row."""
+    """Return noised pictures that recur, sometimes many times in a row, and some in a frame."""
     chosen = RNG.integers(0, len(tiles), count)
     chosen[count // 2 : count // 2 + 12] = chosen[count // 2]
-    return np.stack([noised(tiles[number]) for number in chosen])
+    pictures = [noised(tiles[number]) for number in chosen]
+    pictures[::5] = [framed(picture) for picture in pictures[::5]]
+    return np.stack(pictures)
+
+
+def framed(image_HWC: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    whole = np.pad(image_HWC, ((8, 8), (8, 8), (0, 0)), constant_values=255)
+    return np.asarray(Image.fromarray(whole).resize((TILE, TILE), Image.Resampling.BOX))
 
 
 def far_by_loop(one_SS: Tensor, others: list[Tensor]) -> list[float]:
@@ -161,25 +168,33 @@ def far_by_loop(one_SS: Tensor, others: list[Tensor]) -> list[float]:
     return [float(distance(one_SS[None], other_NSS[n][None])[0]) for n in nearest]
 
 
-def near_by_loop(one_SS: Tensor, held: list[Tensor], earlier: list[Tensor]) -> bool:
-    far = sorted(far_by_loop(one_SS, held) + far_by_loop(one_SS, earlier))
-    if not far:
-        return False
-    following = far[1] if len(far) > 1 else math.inf
-    return far[0] < ALIKE or (far[0] < LIMIT and far[0] < APART * following)
+def held_by_loop(image_CHW: Tensor, held: list[Tensor]) -> list[float]:
+    """Return the distances to held pictures, of the whole picture or of what its frame holds."""
+    far = far_by_loop(sketch(image_CHW[None])[0], held)
+    if have_frames(image_CHW[None]) and min(far, default=math.inf) >= ALIKE:
+        inside = far_by_loop(sketch_inside(image_CHW[None])[0], held)
+        far = min(far, inside, key=lambda one: min(one, default=math.inf))
+    return far
+
+
+def is_near(far: list[float]) -> bool:
+    first, second = (*sorted(far)[:2], math.inf, math.inf)[:2]
+    return first < ALIKE or (first < LIMIT and first < APART * second)
 
 
 def test_a_memory_lets_in_what_a_loop_lets_in(tiles: NDArray[np.uint8]) -> None:
     memory = WorkingMemory(16, 2, Random(), (3, TILE, TILE))
-    door, counted = NearDuplicates(memory), 0
+    door, counted, only_inside = NearDuplicates(memory), 0, 0
     batches = [tensor(stream(tiles, 48)) for _ in range(5)]
     for number, batch in enumerate(batches):
         beside = batch[:0] if number % 2 else batches[number - 1][:3]
         held = list(sketch(memory.images)) if len(memory) else []
         beside_sketches = list(sketch(beside))
         expected, admitted = [], []
-        for one_SS in sketch(batch):
-            new = not near_by_loop(one_SS, held + beside_sketches, admitted)
+        for image_CHW, one_SS in zip(batch, sketch(batch), strict=True):
+            far = held_by_loop(image_CHW, held + beside_sketches)
+            new = not is_near(far + far_by_loop(one_SS, admitted))
+            only_inside += is_near(far) and not is_near(far_by_loop(one_SS, held + beside_sketches))
             expected.append(new)
             admitted += [one_SS] if new else []
         found = door.admitted(batch, beside)
@@ -194,6 +209,7 @@ def test_a_memory_lets_in_what_a_loop_lets_in(tiles: NDArray[np.uint8]) -> None:
             memory.add(ids[new_B], z_BD[new_B], batch[new_B])
     assert memory.stats().evicted > 10
     assert 40 < counted < 5 * 48 - 40
+    assert only_inside > 3
 
 
 def test_slots_are_compared_with_all_other_slots_as_by_a_loop(tiles: NDArray[np.uint8]) -> None:
@@ -204,7 +220,7 @@ def test_slots_are_compared_with_all_other_slots_as_by_a_loop(tiles: NDArray[np.
         memory.add(ids, z_BD, tensor(stream(tiles, 40)))
         sketches = list(sketch(memory.images))
         expected = [
-            near_by_loop(one_SS, sketches[:slot] + sketches[slot + 1 :], [])
+            is_near(far_by_loop(one_SS, sketches[:slot] + sketches[slot + 1 :]))
             for slot, one_SS in enumerate(sketches)
         ]
         assert test.of_slots(torch.arange(len(memory))).tolist() == expected
@@ -309,8 +325,9 @@ def test_the_door_of_a_memory_compares_pictures_as_closely(
         ids_held = memory.ids.tolist()
         ids = list(range(48 * number, 48 * number + 48))
         duplicates, earlier = [], []
-        for at, one_SS in zip(ids, sketch(batch), strict=True):
-            near = near_by_loop(one_SS, held, [seen for _, seen in earlier])
+        for at, image_CHW, one_SS in zip(ids, batch, sketch(batch), strict=True):
+            within = far_by_loop(one_SS, [seen for _, seen in earlier])
+            near = is_near(held_by_loop(image_CHW, held) + within)
             duplicates += [at] if near else []
             earlier += [] if near and action != "count" else [(at, one_SS)]
         z_BD = normalize(torch.randn(48, 2), dim=1)

@@ -14,9 +14,18 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from torch import Tensor
 
+from benchmarks.simulated_gpu import SimulatedGpu
 from stream_ssl.memory import sketches
 from stream_ssl.memory.near_duplicates import ALIKE, LIMIT, distance
-from stream_ssl.memory.sketches import KEY_SIDE, SIDE, inside, key, sketch
+from stream_ssl.memory.sketches import (
+    KEY_SIDE,
+    SIDE,
+    have_frames,
+    inside,
+    key,
+    sketch,
+    sketch_inside,
+)
 
 RNG = np.random.default_rng(0)
 WHITE, BLACK = 255, 0
@@ -49,17 +58,10 @@ def test_a_picture_in_a_frame_is_the_picture(
     share: float, level: int, side: int, tiles: NDArray[np.uint8]
 ) -> None:
     copies = np.stack([jpeg(framed(tile, share, share, level, side)) for tile in tiles])
-    far_B = distance(sketch(tensor(copies)), sketch(tensor(tiles)))
-    untrimmed_B = distance(sketches_without_frames(copies), sketch(tensor(tiles)))
+    far_B = distance(sketch_inside(tensor(copies)), sketch(tensor(tiles)))
     assert (far_B < LIMIT).float().mean() > 0.75, far_B
-    assert (untrimmed_B < LIMIT).float().mean() < 0.35  # frames hide what they hold
-
-
-def sketches_without_frames(image_BHWC: NDArray[np.uint8]) -> Tensor:
-    """Return the sketches of whole pictures, as if no line could end a frame."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sketches, "_ALONG", 2.0)
-        return sketch(tensor(image_BHWC))
+    whole_B = distance(sketch(tensor(copies)), sketch(tensor(tiles)))
+    assert (whole_B < LIMIT).float().mean() < 0.35  # a frame hides what it holds
 
 
 def test_a_cropped_frame_leaves_the_middle_of_the_picture(tiles: NDArray[np.uint8]) -> None:
@@ -70,7 +72,7 @@ def test_a_cropped_frame_leaves_the_middle_of_the_picture(tiles: NDArray[np.uint
     found = (length_B - 72).abs() < 1.5
     assert found.float().mean() > 0.8
     assert (start_2B[:, found] - 12).abs().max() < 1.5
-    far_B = distance(sketch(tensor(bars)), sketch(tensor(tiles[:, 12:-12, 12:-12])))
+    far_B = distance(sketch_inside(tensor(bars)), sketch(tensor(tiles[:, 12:-12, 12:-12])))
     assert (far_B < ALIKE).float().mean() > 0.7
 
 
@@ -110,7 +112,7 @@ def inside_by_loop(image_PP: NDArray[np.float64]) -> tuple[float, float, float]:
 
     def width(lines: NDArray[np.float64]) -> float:
         lines = lines[:, int(side * sketches.DEEPEST) : side - int(side * sketches.DEEPEST)]
-        if lines[0].std(ddof=1) > sketches.FLAT:
+        if np.ptp(lines[0]) > sketches._RANGE:
             return 0
         for end in range(1, int(side * sketches.DEEPEST) + 1):
             apart = np.abs(lines[end] - lines[0])
@@ -137,20 +139,20 @@ def inside_by_loop(image_PP: NDArray[np.float64]) -> tuple[float, float, float]:
 
 
 @pytest.mark.parametrize("shape", [(32, 32), (96, 96), (28, 28), (60, 96), (96, 41), (8, 9)])
-def test_all_devices_make_the_same_sketches(
-    shape: tuple[int, int], tiles: NDArray[np.uint8], monkeypatch: pytest.MonkeyPatch
+def test_frames_are_found_where_the_outermost_lines_are_plain(
+    shape: tuple[int, int], tiles: NDArray[np.uint8]
 ) -> None:
-    """A CPU looks for frames where the outermost lines are plain, and a GPU everywhere."""
+    """A CPU looks for frames there alone. A GPU looks everywhere."""
     pictures = [framed(tile, *RNG.uniform(0, 0.2, 2), WHITE) for tile in tiles[::2]]
     small = [Image.fromarray(one).resize(shape[::-1]) for one in [*pictures, *tiles[::2]]]
     image_BCHW = tensor(np.stack([np.asarray(one) for one in small]))
-    on_cpu_BSS = sketch(image_BCHW)
-
-    def everywhere(grey_BPP: Tensor) -> Tensor:
-        return sketches._cut(grey_BPP, *inside(grey_BPP))
-
-    monkeypatch.setattr(sketches, "_shrunk", everywhere)
-    assert torch.allclose(sketch(image_BCHW), on_cpu_BSS, atol=1e-3)
+    framed_B = have_frames(image_BCHW)
+    with SimulatedGpu():
+        assert have_frames(image_BCHW.to("cuda:0")).tolist() == framed_B.tolist()
+    assert framed_B.any()
+    # Without a frame, both sketches are the same.
+    whole_BSS, inside_BSS = sketch(image_BCHW[~framed_B]), sketch_inside(image_BCHW[~framed_B])
+    assert torch.allclose(whole_BSS, inside_BSS, atol=1e-3)
 
 
 @pytest.mark.parametrize("size", [8, 28, 32, 300])
