@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from collections import deque
 from collections.abc import Sequence
 
@@ -159,6 +160,35 @@ def test_labels_may_be_large_and_are_bounded_in_number() -> None:
     many = torch.arange(MOST_CLASSES + 500)
     fed(probe, (torch.eye(8)[many % 8], many))
     assert len(probe._index) == MOST_CLASSES
+
+
+def test_figures_against_river() -> None:
+    """The scores of a window, also of one with a single class."""
+    from river import metrics
+
+    for classes in (5, 1):
+        probe = fed(Prequential(window=64), *stream(7, classes=classes, spread=1.0))
+        true, *found = torch.cat([*probe._scored], dim=1).tolist()
+        for name, guessed in zip(CLASSIFIERS, found, strict=True):
+            scores = metrics.Accuracy(), metrics.BalancedAccuracy(), metrics.CohenKappa()
+            for one in scores:
+                for pair in zip(true, guessed, strict=True):
+                    one.update(*pair)
+            assert probe.read()[name] == pytest.approx([one.get() for one in scores])
+
+
+def test_only_the_window_is_kept() -> None:
+    """Streams have thousands of classes, and each pair of two of them may be confused once."""
+    probe = fed(Prequential(window=64), *stream(20, classes=8, size=64))
+    batches, label = stream(60, classes=8, size=64), torch.arange(60 * 64)
+    tracemalloc.start()
+    try:
+        for number, (keys, _) in enumerate(batches):
+            probe.update(keys, (label[number * 64 :][:64] * 37) % 1000)
+        grown, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert grown < 300_000
 
 
 def test_nothing_is_drawn() -> None:
