@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from urllib.parse import urlsplit
 
@@ -32,18 +33,19 @@ def ask(
         body: bytes to post; None: ask by GET.
 
     Raises:
-        OSError, HTTPException: there is no answer, or it has more than MOST_BODY bytes.
+        OSError, HTTPException: there is no answer, it has more than MOST_BODY bytes, or the
+            address is invalid.
     """
-    parts = urlsplit(address)
-    kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-    connection = kind(parts.netloc, timeout=seconds)
     try:
-        method = "GET" if body is None else "POST"
-        connection.request(method, parts.path.rstrip("/") + path, body, headers or {})
-        reply = connection.getresponse()
-        told = reply.read(MOST_BODY + 1)
-    finally:
-        connection.close()
+        parts = urlsplit(address)
+        kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+        with closing(kind(parts.netloc, timeout=seconds)) as connection:
+            method = "GET" if body is None else "POST"
+            connection.request(method, parts.path.rstrip("/") + path, body, headers or {})
+            reply = connection.getresponse()
+            told = reply.read(MOST_BODY + 1)
+    except ValueError as error:  # such as a host name that no name server could know
+        raise HTTPException(f"the address is invalid: {error}") from None
     if len(told) > MOST_BODY:
         raise HTTPException(f"the answer has more than {MOST_BODY} bytes")
     return reply.status, told

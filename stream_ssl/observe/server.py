@@ -15,7 +15,7 @@ from jinja2 import Environment, FileSystemLoader
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
@@ -161,9 +161,14 @@ class BoundedServer(uvicorn.Server):
 
 
 _requests_log = RateLimitedLogger(log, seconds=60.0, lines=3)
-_INVALID = "Invalid HTTP request received."
-# `send_400_response` logs the same message with the address and at a limited rate.
-logging.getLogger("uvicorn.error").addFilter(lambda record: record.getMessage() != _INVALID)
+_UNHELPFUL = (
+    "Invalid HTTP request received.",  # `send_400_response` logs it with the address
+    "Unsupported upgrade request.",  # a client that also speaks HTTP/2 gets its answer
+    "No supported WebSocket library",  # the page needs none
+)
+logging.getLogger("uvicorn.error").addFilter(
+    lambda record: not record.getMessage().startswith(_UNHELPFUL)
+)
 
 
 class BoundedProtocol(H11Protocol):
@@ -251,7 +256,10 @@ def application(
     token = sources.token
 
     async def metrics(request: Request) -> Response:
-        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        try:
+            encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        except (TypeError, ValueError):  # the client asks for a version that is not a number
+            encode, content_type = choose_encoder("")
         return Response(encode(registry), headers={"content-type": content_type})
 
     async def healthz(request: Request) -> Response:
@@ -312,7 +320,8 @@ def application(
         Mount("/static", StaticFiles(directory=PAGE / "static")),
         *api.routes(),
     ]
-    return Guard(Starlette(routes=routes), token, public)
+    handlers = {ClientDisconnect: lambda *_: Response(status_code=400)}  # nobody reads it
+    return Guard(Starlette(routes=routes, exception_handlers=handlers), token, public)
 
 
 def check_public(host: str, public: bool) -> None:

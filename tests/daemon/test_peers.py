@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
+from table import table
 
 from stream_ssl.daemon.endpoints import FILE, hold_role, publish
 from stream_ssl.daemon.page import ending_of, peers_of
@@ -44,6 +45,12 @@ def test_a_peer_hangs_after_a_minute_without_an_answer(monkeypatch: pytest.Monke
         found.clear()  # it was stopped
         watching.ask()
         assert watching.hung() == []
+
+
+@table("address", ["http://[::1", "http://a..b", f"http://{'a' * 80}", "http://127.0.0.1:x", ""])
+def test_no_process_answers_at_an_address_that_is_invalid(address: str) -> None:
+    """Somebody may have edited endpoints.json."""
+    assert not peers.answers(address)
 
 
 def test_a_peer_that_answers_no_does_not_hang() -> None:

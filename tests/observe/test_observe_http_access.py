@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,6 +69,22 @@ def test_a_browser_logs_in_and_out(guarded: Server) -> None:
         assert browser.get("/api/learner/state").status_code == 200
         browser.post("/logout")
         assert browser.get("/api/learner/state").status_code == 401
+
+
+def test_a_log_in_that_breaks_off_is_no_error_of_the_server(
+    guarded: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Anyone can open the form, so nobody may fill the log with it."""
+    address = ("127.0.0.1", int(guarded.address.rpartition(":")[2]))
+    head = b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n"
+    with socket.create_connection(address, 10) as browser:
+        browser.sendall(head + b"token=")
+        browser.shutdown(socket.SHUT_WR)
+        while browser.recv(4096):
+            pass
+    with client(guarded) as anyone:
+        assert anyone.get("/login").status_code == 200
+    assert not caplog.records
 
 
 def test_sessions_end_and_cannot_be_made_up() -> None:

@@ -85,6 +85,13 @@ def test_openmetrics_is_negotiated(server: Server) -> None:
     assert reply.text.endswith("# EOF\n")
 
 
+@table("version", ["abc", "1.x", "1.0.0, text/html"])
+def test_metrics_for_a_client_that_asks_for_no_version(server: Server, version: str) -> None:
+    reply = get(server, "/metrics", accept=f"application/openmetrics-text; version={version}")
+    assert reply.status_code == 200
+    assert "answer 42.0" in reply.text
+
+
 def test_healthz_falls_when_a_loop_stands_still(
     server: Server, health: Health, clock: Clock
 ) -> None:
@@ -339,6 +346,16 @@ def test_unknown_loops_do_not_tick() -> None:
     health.expect("train", 1e-9)
     health.forget("train")
     assert health.live().ok
+
+
+def test_a_client_that_offers_another_protocol_is_answered_and_not_logged(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """curl --http2 does, and uvicorn would advise to install libraries that nothing here needs."""
+    for offered in ("h2c", "websocket"):
+        reply = get(server, "/healthz", connection="Upgrade", upgrade=offered)
+        assert reply.status_code == 200
+    assert not [one for one in caplog.records if one.name.startswith("uvicorn")]
 
 
 def test_who_sent_no_request_is_logged(

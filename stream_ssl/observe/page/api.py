@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -168,8 +168,6 @@ class Api:
             return await run_in_threadpool(self._reply, request, "memory/search", like, data)
         except Refused as refused:
             return _error(refused.status, str(refused))
-        except ClientDisconnect:
-            return _error(400, "the client has left")
         finally:
             self._searches -= 1
 
