@@ -121,6 +121,18 @@ def test_a_snapshot_is_made_at_the_end_of_a_step_that_outlasts_the_question(
     assert view.snapshot().added == feed.memory.added
 
 
+def test_questions_wait_together_for_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In turn, the last of a page's questions would wait for many times the patience."""
+    together = threading.Barrier(3)
+    monkeypatch.setattr("stream_ssl.observe.page.memory.wait", lambda *_: together.wait(20))
+    feed = Feed()
+    view = MemoryView(feed.memory, feed.origins)
+    with ThreadPoolExecutor(3) as pool:
+        for asked in [pool.submit(view.snapshot) for _ in range(3)]:
+            assert isinstance(asked.exception(), Busy)
+    assert view.jobs._jobs.qsize() == 1
+
+
 def test_a_job_costs_no_more_while_other_programs_hold_the_processor() -> None:
     clock, cost = Clock(), Clock()
     jobs = StepJobs(clock=clock, cost=cost)

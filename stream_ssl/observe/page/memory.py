@@ -70,7 +70,7 @@ class MemoryView:
         self._plane = SlotsMap()
         self.search: PictureSearch | None = None
         self._memory = memory
-        self._lock = threading.Lock()  # one thread makes a snapshot, the others wait for it
+        self._lock = threading.Lock()  # guards the next two
         self._snapshot: SlotsCopy | None = None
         self._copying: Future[SlotsCopy] | None = None  # the next snapshot
 
@@ -280,25 +280,27 @@ class MemoryView:
         Raises:
             Busy: there is no snapshot yet, and the learner has no time.
         """
-        with self._lock:
-            patience = FIRST_PATIENCE if self._snapshot is None else PATIENCE
-            try:
+        patience = FIRST_PATIENCE if self._snapshot is None else PATIENCE
+        try:
+            with self._lock:
                 self._take()
                 if self._snapshot is not None and _is_fresh(self._snapshot):
                     return self._snapshot
                 if self._copying is None:
                     self._copying = self.jobs.submit(self.reader.copy, metered=False)
-                wait([self._copying], patience)
+                copying = self._copying
+            wait([copying], patience)  # without the lock, so that callers wait together
+            with self._lock:
                 self._take()
-            except Busy:
-                if self._snapshot is None:
-                    raise
+        except Busy:
             if self._snapshot is None:
-                raise Busy(f"the learner did not answer within {patience:g} s")
-            return self._snapshot
+                raise
+        if self._snapshot is None:
+            raise Busy(f"the learner did not answer within {patience:g} s")
+        return self._snapshot
 
     def _take(self) -> None:
-        """Keep the next snapshot, if the learner has made it."""
+        """Keep the next snapshot, if the learner has made it. The caller holds the lock."""
         if self._copying is not None and self._copying.done():
             made, self._copying = self._copying, None
             self._snapshot = made.result()
