@@ -103,6 +103,29 @@ def test_answers_of_a_process_that_has_gone_are_said_to_be_old(chromium: Any) ->
         visit.wrong.clear()
 
 
+def test_a_process_that_hangs_is_not_called_healthy(chromium: Any) -> None:
+    """The kernel takes the request of a stopped process, and no answer ever comes."""
+    with run() as (url, _, _r), Visit(chromium, url) as visit:
+        page = visit.page
+        page.wait_for_selector("#verdict.ok >> text=healthy")
+        page.evaluate("AbortSignal.usual = AbortSignal.timeout")
+        page.evaluate("AbortSignal.timeout = (ms) => AbortSignal.usual(ms / 100)")
+        page.route("**/api/run", lambda _: None)
+        page.wait_for_selector("#verdict.bad >> text=no answer")
+        page.wait_for_selector("#no-answer .bad >> text=does not answer")
+
+
+def test_the_page_of_a_proxy_is_no_answer(chromium: Any) -> None:
+    """A proxy whose session has ended sends its own page, with status 200."""
+    proxy = {"status": 200, "content_type": "text/html", "body": "<h1>Log in"}
+    with run() as (url, _, _r), Visit(chromium, url) as visit:
+        page = visit.page
+        page.wait_for_selector("#verdict.ok >> text=healthy")
+        page.route("**/api/run", lambda route: route.fulfill(**proxy))
+        page.wait_for_selector("#verdict.bad >> text=no answer")
+        page.wait_for_selector("#no-answer .bad >> text=The answer is not JSON (status 200)")
+
+
 def test_a_learner_that_falls_behind_is_not_called_healthy(chromium: Any) -> None:
     with (
         run() as (url, _, _r),

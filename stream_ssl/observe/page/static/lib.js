@@ -1,6 +1,8 @@
 // Requests, elements, and formats of numbers. Names from producers go through `element`, which
 // inserts them as text. No code here writes HTML, so a name cannot inject any.
 
+const LONGEST = 25_000; // milliseconds; a question that waits for the learner gets its answer within 20 s
+
 /** Ask one process with a role and a question, or the whole run with "run". */
 export async function ask(role, question, args = {}) {
   const query = new URLSearchParams(args).toString();
@@ -13,10 +15,10 @@ export function post(role, question, file) {
 }
 
 async function send(address, { headers = {}, ...options } = {}) {
-  const answer = await fetch(address, { ...options, headers: { accept: "application/json", ...headers } })
+  const answer = await fetch(address, { signal: AbortSignal.timeout(LONGEST), ...options, headers: { accept: "application/json", ...headers } })
     .catch(() => { throw new Error("the process that serves this page does not answer: it has stopped or is restarting, or the network is away"); });
   if (answer.status === 401) location.href = "login";
-  const body = await answer.json().catch(() => ({ error: `the answer is not JSON (status ${answer.status})` }));
+  const body = await answer.json().catch(() => { throw new Error(`the answer is not JSON (status ${answer.status})`); });
   if (!answer.ok) throw new Error(body.error ?? `status ${answer.status}`);
   return body;
 }
