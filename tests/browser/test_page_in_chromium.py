@@ -74,6 +74,22 @@ def test_slots_that_are_replaced_meanwhile_show_their_newer_samples(chromium: An
         until(visit.page, f"{painted}.length === 128")
 
 
+def test_another_process_has_other_pictures_under_the_same_names(chromium: Any) -> None:
+    """The dropped samples of each process of the learner are numbered from 0."""
+    with run() as (url, _, _r), Visit(chromium, url) as visit:
+        page = visit.page
+        page.wait_for_selector("#memory[data-known=yes]")
+
+        def restarted(route: Any) -> None:
+            told = route.fetch().json()
+            told["states"]["learner"]["started"] += 60
+            route.fulfill(json=told)
+
+        with page.expect_request("**/memory/pictures?*"):
+            page.route("**/api/run", restarted)
+        until(page, "document.querySelector('#mosaic .tile').style.backgroundImage")
+
+
 def test_red_lights_say_why_and_what_to_do(chromium: Any) -> None:
     with run() as (url, learner, receiver), Visit(chromium, url) as visit:
         page = visit.page

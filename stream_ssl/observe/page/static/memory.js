@@ -16,6 +16,15 @@ const named = (name) => element("td", { class: "name" }, element("bdi", {}, name
 export class Pictures {
   constructor() { this.byId = new Map(); this.most = 64; }
 
+  /** Forget all pictures if the learner has started again, because their ids may name others now. */
+  since(started) {
+    if (this.started && started && started !== this.started) {
+      for (const picture of this.byId.values()) picture.drop();
+      this.byId.clear();
+    }
+    this.started = started ?? this.started;
+  }
+
   async fetch(slots) {
     const wanted = slots.filter((slot) => !this.byId.has(slot.id));
     for (let start = 0; start < wanted.length && this.most; start += this.most) {

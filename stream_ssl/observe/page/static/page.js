@@ -60,6 +60,7 @@ async function showStates() {
   document.querySelector("#conditions summary").textContent = `Conditions: ${told}`;
   if (!run.answers) document.querySelector("#conditions").open = true; // nothing else tells the reason
   charts.limits = limitsOf(run);
+  memory.pictures.since(states.learner?.started);
   charts.starts = { receiver: states.receiver?.started, learner: states.learner?.started };
   charts.events = grouped(problems).filter(([{ since }]) => since != null).map((same) => ({ at: Math.min(...same.map(({ since }) => since)), name: same[0].name }));
   const bad = present.length, grave = problems.some(({ severity }) => severity === "critical");
