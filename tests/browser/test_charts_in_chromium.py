@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,27 @@ def test_the_accuracy_before_the_first_update_is_a_level(chromium: Any) -> None:
         names, _ = drawn(visit, "Held-out images, accuracy", "learner", accuracy, limits)
         assert "kNN at the start 68 %" in " ".join(names.split())
         assert "chance 10 %" in " ".join(names.split())
+
+
+def test_a_machine_that_booted_again_has_charts(chromium: Any) -> None:
+    """Its processes count other seconds, so there may be no row after those of the page."""
+    with run() as (url, _, _r), Visit(chromium, url) as visit:
+        page = visit.page
+        page.locator("#charts").scroll_into_view_if_needed()
+        with page.expect_request(
+            lambda one: re.search(r"receiver/history\?.*since=[1-9]", one.url)
+        ):
+            pass
+
+        def booted(route: Any) -> None:
+            told = route.fetch().json()
+            told["epoch"] += 86_400
+            if not route.request.url.endswith("since=0"):
+                told |= {name: [] for name, values in told.items() if isinstance(values, list)}
+            route.fulfill(json=told)
+
+        with page.expect_request("**/receiver/history?*since=0"):
+            page.route("**/receiver/history?*", booted)
 
 
 def test_a_process_that_is_gone_has_no_newest_value(chromium: Any) -> None:

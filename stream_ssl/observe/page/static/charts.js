@@ -2,6 +2,7 @@
 import { ask, bytes, colour, duration, element, explained, number, onTheme, percent, plural } from "./lib.js";
 
 const MOST_FILE = 32 << 20; // the size of a history to compare, in bytes
+const OTHER_TIME = 60; // a change of an epoch by more seconds needs all rows again
 const KEEP = 900; // the number of points that a process keeps
 const text = (format) => (value) => (value == null ? "–" : [format(value)].flat().join(" "));
 const NUMBER = text(number), PERCENT = text(percent), SECONDS = text(duration), BYTES = text(bytes);
@@ -140,6 +141,10 @@ export class Charts {
     const since = track === "recent" && held?.time.length ? held.time.at(-1) + 0.01 : 0;
     const { every, epoch, ...columns } = await ask(role, "history", { track, since });
     if (!since) { this.tables[role] = { ...columns, epoch }; return; }
+    if (Math.abs(epoch - held.epoch) > OTHER_TIME) { // after a boot, the process counts other seconds
+      delete this.tables[role];
+      return this.extend(role, track);
+    }
     held.epoch = epoch; // the system clock may have changed
     for (const [name, values] of Object.entries(columns)) {
       held[name].push(...values);

@@ -43,7 +43,7 @@ export class Pictures {
     got.ids.forEach((id, at) => {
       if (id === null || this.byId.has(id)) return;
       uses += 1;
-      this.byId.set(id, { url, columns: got.columns, rows, x: at % got.columns, y: Math.floor(at / got.columns), tile: got.tile, sheet: () => uses, drop: () => { uses -= 1; if (!uses) URL.revokeObjectURL(url); } });
+      this.byId.set(id, { url, columns: got.columns, rows, x: at % got.columns, y: Math.floor(at / got.columns), tile: got.tile, drop: () => { uses -= 1; if (!uses) URL.revokeObjectURL(url); } });
     });
     if (!uses) URL.revokeObjectURL(url);
     while (this.byId.size > HELD) {
