@@ -10,6 +10,7 @@ from typing import Self
 
 from stream_ssl.background import Background
 from stream_ssl.observe.health import Health
+from stream_ssl.rate_limited_logger import RateLimitedLogger
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,7 @@ class Notifier:
 
     def __init__(self, health: Health, environment: Mapping[str, str] = os.environ) -> None:
         self._health = health
+        self._limited_log = RateLimitedLogger(log, seconds=600.0, lines=3)
         self._address = environment.get("NOTIFY_SOCKET", "")
         if self._address.startswith("@"):  # an abstract socket name of Linux
             self._address = "\0" + self._address[1:]
@@ -66,4 +68,5 @@ class Notifier:
                 sender.settimeout(1.0)
                 sender.sendto(message.encode(errors="replace"), self._address)
         except OSError as error:
-            log.warning("cannot send %r to systemd: %s", message.partition("\n")[0], error)
+            line = message.partition("\n")[0]
+            self._limited_log.warning("send", f"cannot send {line!r} to systemd: {error}")

@@ -60,6 +60,16 @@ class Listener:
         self._socket.close()
 
 
+def test_a_socket_that_is_gone_does_not_fill_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A container may inherit NOTIFY_SOCKET without the socket, and run for weeks."""
+    with Notifier(Health(), {"NOTIFY_SOCKET": str(tmp_path / "gone")}) as notifier:
+        for _ in range(20):
+            notifier._tell()
+    assert len(caplog.records) == 3
+
+
 @pytest.mark.parametrize("abstract", [False, True])
 def test_a_loop_that_hangs_starves_the_watchdog(tmp_path: Path, abstract: bool) -> None:
     now, health = 0.0, Health(lambda: now)
