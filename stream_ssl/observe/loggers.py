@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -159,31 +158,32 @@ class Logging:
         self._clock, self._pictures_at = clock, clock() + EVERY
         self._logger: Logger | None = None
         self._failures, self._open_at = 0, -math.inf  # failures since the last row that succeeded
-        self._lock = threading.Lock()  # the end of a run may meet the thread
 
     def write(self) -> None:
         """Write a row of scalars, and a mosaic if it is due. Never raises an exception."""
-        with self._lock:
-            if self._logger is None and self._clock() < self._open_at:
-                return
-            values = scalars(self._registry)
-            step = int(values.get("step", 0))
-            shown = self._slots() if self._clock() >= self._pictures_at else None
-            try:
-                if self._logger is None:
-                    self._logger = self._opener(step)
-                self._logger.scalars(values, step)
-                if shown is not None:
-                    self._logger.memory(shown, step)
-            except Exception as error:  # loggers raise errors of any type
-                self._fail(error)
-                return
-            if self._failures:
-                log.info("the logger %s works again, after %d tries", self._name, self._failures)
-                self._failures = 0
+        if self._logger is None and self._clock() < self._open_at:
+            return
+        values = scalars(self._registry)
+        step = int(values.get("step", 0))
+        shown = self._slots() if self._clock() >= self._pictures_at else None
+        try:
+            if self._logger is None:
+                self._logger = self._opener(step)
+            self._logger.scalars(values, step)
+            if shown is not None:
+                self._logger.memory(shown, step)
+        except Exception as error:  # loggers raise errors of any type
+            self._fail(error)
+            return
+        if self._failures:
+            log.info("the logger %s works again, after %d tries", self._name, self._failures)
+            self._failures = 0
 
     def close(self) -> None:
-        """Write a last row, and close the logger. Never raises an exception."""
+        """Write a last row, and close the logger. Never raises an exception.
+
+        Call it after the last call of `write` has returned.
+        """
         self._pictures_at = math.inf  # the learner's thread no longer answers
         if not self._failures:  # a logger that fails would only delay the end
             self.write()
