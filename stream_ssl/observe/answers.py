@@ -477,7 +477,7 @@ def _no_update(
     """Return (level, sentence) for a learner that made no update lately."""
     told = f"No update for {seconds(facts.get('idle', 0.0))}"
     if not facts.get("updates_done"):
-        told = f"No update yet, {seconds(facts.get('span', 0.0))} after the start"
+        told = f"No update yet, {seconds(facts.get('age', 0.0))} after the start"
     if ended and not facts.get("unread"):
         told += ", because every source has ended. The learner has read all samples"
         if pending := facts.get("pending"):

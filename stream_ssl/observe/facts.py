@@ -117,6 +117,7 @@ class Facts:
         covered = figures.get("prequential_covered_samples")
         return {
             "span": span,
+            "age": self.history.age,
             "updates": updates,
             "updates_span": waited,
             "updates_done": _known(done) or 0.0,

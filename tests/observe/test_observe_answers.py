@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from stream_ssl.observe import families as exported
 from stream_ssl.observe.answer import Answer, Level
 from stream_ssl.observe.answers import _remedy, answers, census, problems_of
 from stream_ssl.observe.conditions import TABLE
+from stream_ssl.observe.page import history
 from stream_ssl.observe.trends import percent
 from stream_ssl.observe.watch import Watched
 
@@ -107,6 +109,30 @@ def test_a_stream_of_copies_explains_the_empty_memory_from_the_start() -> None:
     assert found["Memory"].says == f"No slot holds a sample, {why}"
     assert {one.level for one in found.values()} == {"watch", "good"}
     assert found["To do"].level == "watch"
+
+
+@pytest.fixture
+def old(monkeypatch: pytest.MonkeyPatch) -> Run:
+    """A run whose short tracks are full after minutes, as those of others are after hours."""
+    monkeypatch.setattr(history, "POINTS", 20)
+    return Run()
+
+
+def test_a_night_without_updates_is_told_as_such(old: Run) -> None:
+    old.pass_(3 * 3600, old.nothing())
+    says = asked(old)["Learning"].says
+    assert says.startswith("No update yet, 3.0 h after the start")
+    old.pass_(300, old.sends(), old.learns())
+    old.pass_(5 * 3600, old.nothing())
+    assert re.match(r"No update for (4\.[5-9]|5\.0) h", asked(old)["Learning"].says)
+
+
+def test_a_lag_that_grows_late_in_a_run_is_told(old: Run) -> None:
+    old.pass_(3000, old.sends(), old.learns())
+    for lag in range(0, 120, 10):
+        old.pass_(10, old.sends(), old.learns(lag_seconds=float(lag)))
+    assert asked(old)["Health"].says.endswith("further and further behind the stream.")
+    assert "the lag grew by 50 s in the last 50 s" in asked(old)["To do"].says
 
 
 def test_updates_that_stop_are_told(healthy: Run) -> None:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from prometheus_client import CollectorRegistry
 
@@ -211,12 +212,7 @@ class FigureHistory:
 
         The last pair is the newest value.
         """
-        number, now = list(self.series).index(name), self._clock()
-        with self._lock:
-            rows = [
-                row for row in self._tracks["whole"].rows(now - seconds) if row[0] > now - seconds
-            ]
-            rows += self._tracks["recent"].rows(now - 2 * EVERY)[-1:]
+        number, rows = list(self.series).index(name), self._rows(self._clock() - seconds)
         return [(at, row[number]) for at, row in rows if math.isfinite(row[number])]
 
     def rise(self, name: str, seconds: float) -> tuple[float, float]:
@@ -237,16 +233,32 @@ class FigureHistory:
         return max(0.0, rise) if math.isfinite(rise) else 0.0, ended - began
 
     def unchanged(self, name: str) -> float:
-        """Return for how many seconds a series has had its value, as far as the track reaches."""
+        """Return for how many seconds a series has had its value.
+
+        After half an hour, the result may be less by the resolution of the track "whole".
+        """
         number, now = list(self.series).index(name), self._clock()
-        with self._lock:
-            rows = self._tracks["recent"].rows(-math.inf)
+        rows = self._rows(-math.inf)
         since = now
         for at, row in reversed(rows):
             if row[number] != rows[-1][1][number]:
                 break
             since = at
         return now - since
+
+    @property
+    def age(self) -> float:
+        """Seconds since the history began, at the start of the process."""
+        return self._clock() - self._begun
+
+    def _rows(self, since: float) -> list[Row]:
+        """Return the rows after `since` in order, from both tracks.
+
+        Only "whole" has all of the time, and after some hours only "recent" has the last minute.
+        """
+        with self._lock:
+            tracks = [track.rows(since) for track in self._tracks.values()]
+        return sorted((row for rows in tracks for row in rows if row[0] > since), key=itemgetter(0))
 
     def latest(self) -> dict[str, float | None]:
         """Return the newest value of each series. Rates cover the last minute."""
