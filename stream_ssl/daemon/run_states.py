@@ -133,8 +133,13 @@ class RunPage:
 
     def read(self) -> Reading:
         run = self._ask("/api/run")
-        given = [Answer(one["question"], one["level"], one["says"], []) for one in run["answers"]]
-        return Reading(run["states"], given)
+        try:
+            given = [
+                Answer(one["question"], one["level"], one["says"], []) for one in run["answers"]
+            ]
+            return Reading(run["states"], given)
+        except (LookupError, TypeError):
+            raise ValueError(f"{self.title} is not the page of a run: it has no answers") from None
 
     def ask(self, role: str, question: str, **arguments: object) -> list[dict[str, Any]]:
         return [self._ask(f"/api/{role}/{question}?{urlencode(arguments)}")]

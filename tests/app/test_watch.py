@@ -23,6 +23,7 @@ from observe_records import step
 from prometheus_client import CollectorRegistry
 
 from stream_ssl.app.commands import status, watch
+from stream_ssl.daemon import run_states
 from stream_ssl.daemon.endpoints import FILE
 from stream_ssl.daemon.run_states import Reading, RunFolder, RunPage, address_in, run_at
 from stream_ssl.observe.answer import Answer
@@ -205,7 +206,7 @@ def test_an_address_is_told_from_a_folder(place: str, address: str | None) -> No
     assert address_in(Path(place)) == address
 
 
-def test_what_is_not_a_page_is_told(tmp_path: Path) -> None:
+def test_what_is_not_a_page_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with (
         processes(tmp_path, "receiver", "learner") as servers,
         pytest.raises(ValueError, match="is not the page of a run"),
@@ -213,6 +214,10 @@ def test_what_is_not_a_page_is_told(tmp_path: Path) -> None:
         RunPage(servers["receiver"].address + "/metrics").read()
     with pytest.raises(ValueError, match="is not the address of a page"):
         RunPage("http://")
+    for other in ('{"status": "ok"}', '{"answers": [3], "states": {}}'):
+        monkeypatch.setattr(run_states, "ask", lambda *_, body=other: (200, body.encode()))
+        with pytest.raises(ValueError, match="is not the page of a run: it has no answers"):
+            RunPage("http://127.0.0.1:3000").read()
 
 
 class Terminal:
