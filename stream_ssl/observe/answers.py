@@ -321,10 +321,9 @@ def _producers(
     for name in list(dict.fromkeys(one["name"] for one in lit))[:MOST_NAMED]:
         of_name = _named((name,), lit)
         told += [_told(one) for one in of_name if not one["producer"]]
-        of_producers = [one for one in of_name if one["producer"]]
-        told += [_told(one) for one in of_producers[:1]]
-        if same := of_producers[1:]:
-            told.append(f"The same condition holds for {few(_names(same), MOST_PRODUCERS)}")
+        told += [_told(one) for one in of_name if one["producer"]][:1]
+        if others := _names(of_name)[1:]:
+            told.append(f"The same condition holds for {few(others, MOST_PRODUCERS)}")
     if lit:
         return Answer("Producers", _level(lit), _sentences(told), [*_runbooks(lit), *links])
     level: Level = "good" if (connected and speed) or ended is not None else "watch"
@@ -546,7 +545,8 @@ def _placed(one: Mapping[str, Any]) -> str:
 
 
 def _names(same: Iterable[Mapping[str, Any]]) -> list[str]:
-    return [one["producer"] for one in same if one["producer"]]
+    """Return the producers of problems, each once, though several ranks may report it."""
+    return list(dict.fromkeys(one["producer"] for one in same if one["producer"]))
 
 
 def _worst(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -570,6 +570,9 @@ def test_the_worst_of_equals_is_not_named() -> None:
     found = asked(run)
     assert "Worst" not in found["Producers"].says
     assert "The same condition holds for lobby-1." in found["Producers"].says
+    two_ranks = asked(run, **{"learner-1": run.states()["learner"]})
+    for question in ("Producers", "To do"):
+        assert two_ranks[question].says == found[question].says, "each producer is named once"
 
 
 def test_producers_that_are_gone_are_named() -> None:
