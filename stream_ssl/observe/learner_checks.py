@@ -39,7 +39,7 @@ class LearnerChecks:
         self._lags: deque[tuple[float, float]] = deque()
         self._progress = (math.nan, clock())  # (samples, time of the last change)
         self._updated = (math.nan, clock())
-        self._began: float | None = None  # step of the checkpoint that the process began with
+        self._anew: bool | None = None  # whether only damaged checkpoints existed at the start
 
     def findings(self, figures: Figures) -> Iterator[Finding]:
         """Yield the conditions that are present."""
@@ -177,12 +177,12 @@ class LearnerChecks:
             says += ", and the run has no checkpoint" if none else ""
             yield "checkpoint-old", "", says
         damaged = figures.get("checkpoints_damaged")
-        if self._began is None and not figures.get("starting") > 0:
-            self._began = figures.get("checkpoint_step")  # NaN or 0: with new weights
+        if self._anew is None and not figures.get("starting") > 0:
+            self._anew = damaged > 0 and not figures.get("checkpoint_step") > 0
         if damaged > 0:
             were = "checkpoint was" if damaged == 1 else "checkpoints were"
             says = f"{damaged:.0f} {were} damaged and renamed to damaged-*"
-            if self._began is not None and not self._began > 0:
+            if self._anew:
                 says += "; none was whole, so the run began anew with new weights"
             yield "checkpoint-damaged", "", says
         late = figures.get("checkpoint_copy_late_seconds")

@@ -456,6 +456,17 @@ def test_a_run_that_began_anew_because_all_checkpoints_are_damaged_says_so(
     assert ("began anew" in world.lit["checkpoint-damaged", ""]) is not whole
 
 
+def test_damage_that_a_new_run_finds_later_did_not_make_it_begin_anew(tmp_path: Path) -> None:
+    """A divergence makes a running learner read its checkpoints."""
+    world = World("learner", {"checkpoints": tmp_path})
+    world.learner.started()
+    world.pass_(10)
+    world.learner.of_checkpoints.resumed(0, 1.0)
+    (tmp_path / "damaged-step-000000000").mkdir()
+    world.pass_(10)
+    assert "anew" not in world.lit["checkpoint-damaged", ""]
+
+
 def test_a_condition_ends_after_a_minute_without_it(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "stream_ssl.health")
     world = World("receiver")
