@@ -109,7 +109,7 @@ class LibraryLimit(logging.Filter):
             return True
         more = self._limit.admit((record.name, record.levelno, str(record.msg)[:32]))
         if more:
-            record.msg, record.args = record.getMessage() + more, ()
+            record.msg = f"{record.msg}{more}"
         return more is not None
 
 

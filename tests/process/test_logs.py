@@ -89,6 +89,10 @@ def test_a_library_cannot_fill_the_log() -> None:
     now[0] = 61.0
     again = logged("uvicorn.error", "invalid: %s", 7)
     assert again == ["invalid: 7 (498 more of these since the last line)"]
+    for at in (61.0, 61.0, 61.0, 122.0):  # a library's wrong arguments must not raise into it
+        now[0] = at
+        wrong = logging.LogRecord("lib", logging.WARNING, __file__, 1, "%d bytes", ("no",), None)
+        limit.filter(wrong)
     assert all(logged("stream_ssl.receiver.access", "ours: %s", each) for each in range(500))
     many = [line for each in range(5000) for line in logged("asyncio", f"{each} in the text")]
     assert len(many) <= 2 * LibraryLimit.KINDS + 2
