@@ -119,6 +119,18 @@ def test_answers_of_a_process_that_has_gone_are_said_to_be_old(chromium: Any) ->
         visit.wrong.clear()
 
 
+def test_the_title_of_a_tab_in_the_background_is_up_to_date(chromium: Any) -> None:
+    """There, the title is all that one sees of a run."""
+    with run() as (url, learner, _r), Visit(chromium, url) as visit:
+        page = visit.page
+        page.wait_for_selector("#verdict.ok >> text=healthy")
+        page.evaluate("Object.defineProperty(document, 'hidden', { value: true })")
+        with page.expect_request_finished(lambda one: one.url.endswith("/api/run")):
+            pass  # a question may have been on its way
+        learner.health.set("journal", False, "cannot be read")
+        until(page, "document.title.startsWith('▲ 1 condition')")
+
+
 def test_a_process_that_hangs_is_not_called_healthy(chromium: Any) -> None:
     """The kernel takes the request of a stopped process, and no answer ever comes."""
     with run() as (url, _, _r), Visit(chromium, url) as visit:

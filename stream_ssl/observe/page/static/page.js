@@ -13,11 +13,11 @@ const states = {}; // role -> its last state, or { error }
 let answered = null; // when the last answers came
 const PHONE = matchMedia("(max-width: 40rem)");
 
-/** Ask again `seconds` after each answer, while `where` and the page are visible. */
-function repeat(seconds, where, work) {
+/** Ask again `seconds` after each answer, while `where` and the page are visible, or `always`. */
+function repeat(seconds, where, work, always = false) {
   let visible = !where;
   const round = async () => {
-    if (visible && !document.hidden) {
+    if (always || (visible && !document.hidden)) {
       try { await work(); } catch (error) { console.warn(error); }
     }
     setTimeout(round, visible ? seconds * 1000 : 400);
@@ -152,7 +152,7 @@ new ProducerDialog(memory);
 document.querySelectorAll("table").forEach(labelCells);
 addEventListener("click", ({ target }) => { if (target.closest?.('a[href="#health"]')) document.querySelector("#conditions").open = true; });
 
-repeat(2, null, showStates);
+repeat(2, null, showStates, true); // the title tells the health of a tab in the background
 repeat(4, document.querySelector("#charts"), () => charts.refresh());
 repeat(3, null, () => group.refresh());
 repeat(10, null, () => heldOut.refresh());
