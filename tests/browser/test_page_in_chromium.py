@@ -310,6 +310,20 @@ def test_one_producer_has_an_address(chromium: Any) -> None:
         page.wait_for_selector("#mosaic .tile >> nth=127")
 
 
+def test_the_dialog_of_a_producer_asks_nothing_while_nobody_looks(chromium: Any) -> None:
+    """Each of its questions takes some of the learner's time."""
+    with run() as (url, _, _r), Visit(chromium, f"{url}#producer/camera-0000") as visit:
+        page, asked = visit.page, []
+        page.wait_for_selector("#producer[open] #producer-facts dd")
+        page.evaluate("Object.defineProperty(document, 'hidden', { value: true })")
+        for number in range(4):  # two seconds each; the dialog would ask every three
+            with page.expect_request("**/api/run"):
+                pass
+            if not number:  # other questions may have been on their way
+                page.on("request", lambda one: asked.append(one.url))
+        assert {one.rpartition("/api/")[2] for one in asked} == {"run"}
+
+
 def test_a_picture_is_searched_for(chromium: Any, tmp_path: Path) -> None:
     good, bad = tmp_path / "<b>good.png", tmp_path / "bad.png"
     good.write_bytes(png(torch.zeros(9, 9, 3, dtype=torch.uint8).numpy()))

@@ -50,6 +50,7 @@ export class ProducerDialog {
   }
 
   async refresh() {
+    if (document.hidden) { this.timer = setTimeout(() => this.refresh(), EVERY); return; }
     const name = this.name;
     const [table, fates, slots] = await Promise.allSettled([
       ask("receiver", "producers", { name, limit: 1 }), ask("learner", "memory/producers"),
