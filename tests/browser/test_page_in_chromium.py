@@ -154,6 +154,21 @@ def test_the_page_of_a_proxy_is_no_answer(chromium: Any) -> None:
         page.wait_for_selector("#no-answer .bad >> text=The answer is not JSON (status 200)")
 
 
+def test_times_are_those_of_the_machine_of_the_run(chromium: Any) -> None:
+    """A robot without a network may have a wrong clock, and so has all that it tells."""
+
+    def two_hours_ahead(route: Any) -> None:
+        told = route.fetch().json()
+        told["states"]["learner"]["now"] += 7200
+        route.fulfill(json=told)
+
+    with run() as (url, _, _r), Visit(chromium, url) as visit:
+        page = visit.page
+        page.route("**/api/run", two_hours_ahead)
+        page.click("#evicted summary")
+        page.wait_for_selector("#evicted tbody td >> text=2.0 h ago")
+
+
 def test_a_learner_that_falls_behind_is_not_called_healthy(chromium: Any) -> None:
     with (
         run() as (url, _, _r),

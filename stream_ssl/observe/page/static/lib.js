@@ -92,6 +92,14 @@ export function duration(seconds) {
   return [Math.round(seconds / 86400), "days"];
 }
 
+let ahead = 0; // seconds by which the clock of the run's machine is ahead of this machine's clock
+
+/** Take the time of the run's machine, in Unix seconds. */
+export function setClock(now) { if (now) ahead = now - Date.now() / 1000; }
+
+/** Return the time since a moment of the run's machine as text. */
+export function ago(at) { return `${duration(Math.max(0, Date.now() / 1000 + ahead - at)).join(" ")} ago`; }
+
 /** Return a colour of the page's style by its name. */
 export function colour(name) {
   const probe = element("i");

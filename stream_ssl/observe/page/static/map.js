@@ -1,6 +1,6 @@
 // The map of slots, on the two principal axes or by UMAP. Each slot is a point, and a picture if
 // there is room.
-import { ask, colour, duration, element, known, number, onTheme, percent, plural, unknown } from "./lib.js";
+import { ago, ask, colour, element, known, number, onTheme, percent, plural, unknown } from "./lib.js";
 
 const CELL = 58; // pixels of a cell for one picture
 const HUES = 12;
@@ -35,7 +35,7 @@ export class MapSection {
   }
 
   tells() {
-    if (this.data.by === "umap") return `by UMAP, ${duration(Math.max(0, Date.now() / 1000 - this.data.at)).join(" ")} ago`;
+    if (this.data.by === "umap") return `by UMAP, ${ago(this.data.at)}`;
     const [first, second] = this.data.share.map((share) => percent(share).join(" "));
     return `${this.data.note ? `${this.data.note}; until then ` : ""}the axes have ${first} and ${second} of the variance`;
   }

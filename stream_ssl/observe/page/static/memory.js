@@ -1,13 +1,10 @@
 // The memory: balance, histograms, the mosaic, one slot with its neighbours, and evictions.
 import { Histogram } from "./charts.js";
-import { ask, duration, element, known, number, percent, plural, post, shade, unknown, who } from "./lib.js";
+import { ago, ask, element, known, number, percent, plural, post, shade, unknown, who } from "./lib.js";
 
 const PAGE = 128; // slots on one page of the mosaic
 const MOST_PICTURE = 8 << 20; // the size that the learner accepts, in bytes
 const HELD = 4096; // the number of pictures that are kept
-
-/** Return a cell with the time since a moment. */
-const ago = (at) => element("td", {}, `${duration(Math.max(0, Date.now() / 1000 - at)).join(" ")} ago`);
 
 /** Return a cell with the name of a sample, which may be written from right to left. */
 const named = (name) => element("td", { class: "name" }, element("bdi", {}, name));
@@ -307,7 +304,7 @@ export class MemorySection {
       const { dropped, pictures } = await ask("learner", "memory/dropped");
       if (pictures) this.pictures.add(pictures);
       return dropped.map((one) => [
-        this.gone(one.pictures[0]), this.gone(one.pictures[1]), ago(one.at), named(who(one.origin) ?? "unknown"),
+        this.gone(one.pictures[0]), this.gone(one.pictures[1]), element("td", {}, ago(one.at)), named(who(one.origin) ?? "unknown"),
         element("td", { class: "n" }, one.distance.toFixed(2)),
         element("td", {}, one.label == null || one.twin_label == null ? "–" : one.label === one.twin_label ? `both ${one.label}` : `${one.label} and ${one.twin_label}`),
       ]);
@@ -320,7 +317,7 @@ export class MemorySection {
       const { folder, samples } = await ask("learner", "quarantine");
       $("#quarantined > p").textContent = samples.length ? `The samples are in ${folder}, unless they were too many to write all of them.` : "";
       return samples.map((one) => [
-        element("td", {}, ...(one.picture ? [show(element("img", { class: "remains", alt: "what is left of it" }), one.picture)] : [])), ago(one.at), named(who(one)), element("td", {}, one.reason.replaceAll("_", "-")),
+        element("td", {}, ...(one.picture ? [show(element("img", { class: "remains", alt: "what is left of it" }), one.picture)] : [])), element("td", {}, ago(one.at)), named(who(one)), element("td", {}, one.reason.replaceAll("_", "-")),
         element("td", { class: "why" }, element("bdi", {}, one.message)), element("td", { class: "why" }, one.file),
       ]);
     });
@@ -331,7 +328,7 @@ export class MemorySection {
       const { evictions, pictures } = await ask("learner", "memory/evictions", { limit: 50, ...(this.producer ? { producer: this.producer } : {}) });
       if (pictures) this.pictures.add(pictures);
       return evictions.map((one) => [
-        this.gone(one.id), ago(one.at), named(who(one.origin) ?? "unknown"), element("td", { class: "n" }, number(one.age)),
+        this.gone(one.id), element("td", {}, ago(one.at)), named(who(one.origin) ?? "unknown"), element("td", { class: "n" }, number(one.age)),
         this.gone(one.by_id), named(who(one.by) ?? "–"),
         element("td", { class: "n" }, one.slot == null ? "–" : element("button", { onclick: () => this.open(one.slot) }, one.slot)),
       ]);

@@ -6,7 +6,7 @@ import { MemorySection } from "./memory.js";
 import { MapSection } from "./map.js";
 import { ProducerDialog } from "./producer.js";
 import { ProducersSection } from "./producers.js";
-import { ask, bytes, duration, element, explained, few, labelCells, number, percent, rate, reason } from "./lib.js";
+import { ago, ask, bytes, duration, element, explained, few, labelCells, number, percent, rate, reason, setClock } from "./lib.js";
 
 const ROLES = ["receiver", "learner"];
 const states = {}; // role -> its last state, or { error }
@@ -60,6 +60,7 @@ async function showStates() {
   document.querySelector("#conditions summary").textContent = `Conditions: ${told}`;
   if (!run.answers) document.querySelector("#conditions").open = true; // nothing else tells the reason
   charts.limits = limitsOf(run);
+  setClock(states.learner?.now ?? states.receiver?.now);
   memory.pictures.since(states.learner?.started);
   charts.starts = { receiver: states.receiver?.started, learner: states.learner?.started };
   charts.events = grouped(problems).filter(([{ since }]) => since != null).map((same) => ({ at: Math.min(...same.map(({ since }) => since)), name: same[0].name }));
@@ -127,14 +128,13 @@ async function showCheckpoints() {
       if (!read.checkpoints.length) throw error;
       return read;
     });
-    const now = Date.now() / 1000;
     body.replaceChildren(...(checkpoints.length ? checkpoints.map((one) => one.error
       ? element("tr", {}, element("td", {}, one.name), element("td", { colspan: 4, class: "late" }, one.error))
       : element("tr", {},
         element("td", {}, one.name, one.latest ? element("span", { class: "muted" }, " latest") : ""),
         element("td", { class: "n" }, number(one.step)), element("td", { class: "n" }, number(one.samples)),
         element("td", { class: "n" }, bytes(one.bytes).join(" ")),
-        element("td", { title: new Date(one.created * 1000).toISOString() }, `${duration(now - one.created).join(" ")} ago`)))
+        element("td", { title: new Date(one.created * 1000).toISOString() }, ago(one.created))))
       : [element("tr", {}, element("td", { colspan: 5, class: "empty" }, "none yet"))]));
   } catch (error) {
     body.replaceChildren(element("tr", {}, element("td", { colspan: 5, class: "empty" }, error.message)));
