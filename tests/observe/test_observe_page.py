@@ -521,6 +521,22 @@ def test_history_gives_values_rates_and_what_is_new() -> None:
     assert history.read("recent")["epoch"] == 60.0 - 110.0
 
 
+def test_the_whole_time_ends_with_the_newest_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its charts show values of half an hour ago as the newest, after weeks."""
+    monkeypatch.setattr("stream_ssl.observe.page.history.POINTS", 8)
+    now = [0.0]
+    metrics = LearnerMetrics(CollectorRegistry())
+    history = FigureHistory(metrics.registry, "learner", lambda: now[0])
+    for turn in range(101):
+        now[0] = 100.0 + 2.0 * turn
+        metrics._families.set("loss", float(turn))
+        history.sample()
+        whole = history.read("whole")
+        assert whole["time"][-1] == now[0]  # type: ignore[index]
+        assert whole["loss"][-1] == turn  # type: ignore[index]
+    assert len(whole["time"]) <= 9  # type: ignore[arg-type]
+
+
 def test_rates_cover_ten_seconds() -> None:
     """A learner with an update every six seconds does not look as if it paused."""
     now = [100.0]

@@ -184,7 +184,7 @@ class FigureHistory:
         computed from the current system clock.
 
         Args:
-            track: "recent" or "whole".
+            track: "recent" or "whole", which also ends with the newest row.
             since: a value of `time`; the result has only later rows.
 
         Raises:
@@ -192,7 +192,9 @@ class FigureHistory:
         """
         with self._lock:
             rows = self._tracks[track].rows(since - RATE_SECONDS)
+            newest = self._tracks["recent"].rows(math.inf)
             every = self._tracks[track].every
+        rows += [row for row in newest if rows and row[0] > rows[-1][0]]
         columns: dict[str, object] = {"every": every, "epoch": self._wall() - self._clock()}
         shown: list[tuple[Row, Row]] = []
         first = 0
