@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 BRACES = re.compile(r"\{([^{}]*)\}")
+MOST_NAMES = 1_000_000
+"""The most names that the braces of one pattern may stand for."""
 
 
 def find_files(patterns: str | Sequence[str], what: str, folders: bool = False) -> list[Path]:
@@ -58,20 +60,24 @@ def expand_braces(pattern: str) -> list[str]:
     """Expand {a,b} and {08..11} as a shell does: return every combination, in order.
 
     Raises:
-        ValueError: the braces contain neither a list nor a range of numbers.
+        ValueError: the braces contain neither a list nor a range of numbers, or stand for more
+            than MOST_NAMES names.
     """
     match = BRACES.search(pattern)
     if match is None:
         return [pattern]
     head, inner, tail = pattern[: match.start()], match[1], pattern[match.end() :]
-    bounds = re.fullmatch(r"(\d+)\.\.(\d+)", inner)
+    bounds = re.fullmatch(r"(\d{1,18})\.\.(\d{1,18})", inner)
+    width, numbers = 0, range(0)
     if bounds:
         first, last = int(bounds[1]), int(bounds[2])
         step = 1 if first <= last else -1
         width = max(map(len, bounds.groups())) if inner.startswith("0") else 0
-        parts = [f"{number:0{width}d}" for number in range(first, last + step, step)]
-    elif "," in inner:
-        parts = inner.split(",")
-    else:
+        numbers = range(first, last + step, step)
+    elif "," not in inner:
         raise ValueError(f"{pattern}: {{{inner}}} must be a range {{000..009}} or a list {{a,b}}")
-    return [head + part + rest for part in parts for rest in expand_braces(tail)]
+    words, rests = inner.split(","), expand_braces(tail)
+    if max(len(numbers), len(words)) * len(rests) > MOST_NAMES:
+        raise ValueError(f"{pattern} has more than {MOST_NAMES:,} names: use several patterns")
+    parts = [f"{number:0{width}d}" for number in numbers] if bounds else words
+    return [head + part + rest for part in parts for rest in rests]

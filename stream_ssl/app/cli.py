@@ -67,6 +67,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if chosen.command in DAEMONS:  # before the command handles SIGTERM, there is nothing to drain
         signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     try:
+        os.getcwd()  # noqa: PTH109 - only whether it exists matters
+    except FileNotFoundError:
+        parser.error("the working folder no longer exists: change to another folder")
+    try:
         logs.configure()
         if chosen.command in DAEMONS:
             logs.report_errors()

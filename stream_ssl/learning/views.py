@@ -305,7 +305,7 @@ def _colour_parts(channels: int) -> Tensor:
 
 def _taps(drawn: DrawnViews, size: int) -> Tensor:
     """Return the blur's weights [B, K] over SimCLR's odd number of pixels, a tenth of the side."""
-    half = max(1, size // 10 // 2)
+    half = min(size - 1, max(1, size // 10 // 2))  # a reflection is within the view
     offset_K = torch.arange(-half, half + 1)
     # Without blur all weight is in the middle.
     weight_BK = (-(offset_K**2) / (2 * drawn.sigma_B.clamp(min=1e-3) ** 2).unsqueeze(1)).exp()

@@ -238,7 +238,7 @@ def is_capture_time(time: float) -> bool:
 
 def _finite(time: Any) -> bool:
     try:
-        return math.isfinite(time)
+        return math.isfinite(time) and not isinstance(time, bool)
     except (TypeError, OverflowError):
         return False
 

@@ -110,6 +110,19 @@ def test_an_unknown_command_is_refused_with_the_known_ones(
     assert "; did you mean run?" in told
 
 
+def test_a_deleted_working_folder_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["check"])
+    assert ended.value.code == 2
+    assert "the working folder no longer exists: change to another" in capsys.readouterr().err
+
+
 def test_every_command_and_every_source_has_help(capsys: pytest.CaptureFixture[str]) -> None:
     sources = [("produce", source) for source in produce.SOURCES]
     for words in [*((command,) for command in cli.COMMANDS), *sources]:

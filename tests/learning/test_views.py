@@ -272,3 +272,10 @@ def test_blur_is_of_two_pixels_at_most() -> None:
     # 1/9.
     assert 0.1305 < peak_B.min() < 0.15
     assert peak_B.max() > 0.9
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_the_smallest_views_are_blurred(size: int) -> None:
+    views = Views(size, 1, crop=None, jitter=0, blur=1.0, mean=(0.0,), std=(1.0,))
+    image_BCHW = torch.full((4, 1, size, size), 51, dtype=torch.uint8)
+    assert torch.allclose(views(image_BCHW), torch.tensor(0.2))

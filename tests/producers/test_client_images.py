@@ -119,6 +119,7 @@ def test_a_path_that_is_no_image_is_named(producer: Producer, tmp_path: Path) ->
         (PIXELS, {"meta": [1]}, "meta: must be a mapping of names to values, not list"),
         (PIXELS, {"meta": {"a": [1]}}, "meta 'a': list"),
         (PIXELS, {"time": "now"}, "time 'now' is not a finite number"),
+        (PIXELS, {"time": True}, "time True is not a finite number"),
     ],
 )
 def test_what_breaks_a_rule_is_named(given: Any, fields: dict[str, Any], match: str) -> None:

@@ -308,6 +308,9 @@ def test_braces_expand_as_in_a_shell():
     assert expand_braces("plain*.tar") == ["plain*.tar"]
     with pytest.raises(ValueError, match="must be a range"):
         expand_braces("{x..y}")
+    for many in ("{0..999999999999}", "{0..999999}{a,b}", "{a,b}" * 64):
+        with pytest.raises(ValueError, match="more than 1,000,000 names: use several patterns"):
+            expand_braces(many)
 
 
 def test_missing_shards_are_named(tmp_path):
