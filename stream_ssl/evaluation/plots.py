@@ -31,6 +31,7 @@ STYLE: Any = {
     "font.family": "sans-serif",
     "font.size": 10,
     "text.color": INK,
+    "text.parse_math": False,  # names of classes may hold dollar signs
     "axes.edgecolor": GRID,
     "axes.labelcolor": MUTED,
     "axes.titlesize": 11,

@@ -263,7 +263,8 @@ def _classes(measures: Measures, names: Sequence[str]) -> Iterator[str]:
     results = [*measures.knn.values(), *measures.linear.values()]
     for label, name in zip(measures.classes, names, strict=True):
         cells = (result.per_class.get(label) for result in results)
-        yield f"| {name} |" + "".join(
+        cell = name.replace("|", "\\|")
+        yield f"| {cell} |" + "".join(
             " |" if share is None else f" {100 * share:.1f} % |" for share in cells
         )
 

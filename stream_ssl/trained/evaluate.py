@@ -28,6 +28,7 @@ from stream_ssl.evaluation.report import JSON, ContinualMeasures, Evaluation, ta
 from stream_ssl.feed.decode import Payloads
 from stream_ssl.process.failures import check_writable, configuring, writing
 from stream_ssl.process.progress import ShownProgress
+from stream_ssl.rate_limited_logger import printable
 from stream_ssl.trained import encoder
 from stream_ssl.trained.encoder import Encoder
 
@@ -54,7 +55,7 @@ def evaluate(settings: Namespace, name: str) -> Evaluation:
         with configuring("lower --batch, --references_per_class or --queries_per_class"):
             found = _encode(readers, asked, settings, progress)
             tasks = _tasks(settings, found["trained"])
-        measures = _measure(found, settings, progress)
+            measures = _measure(found, settings, progress)
     notes = _notes(readers, found["trained"])
     for note in notes:
         log.warning("%s", note)
@@ -283,9 +284,12 @@ def _left_out(readers: Sequence[Reader]) -> str:
 
 
 def _names(readers: Sequence[Reader], classes: Sequence[int]) -> list[str]:
-    """Return the names of the classes if the source has them, else their numbers."""
-    names = next((found for reader in readers if (found := reader.class_names)), None)
-    return [names[c] if names and c < len(names) else str(c) for c in classes]
+    """Return the names of the classes if the source has them, else their numbers.
+
+    Plots cannot show names of folders that are not UTF-8.
+    """
+    names = next((found for reader in readers if (found := reader.class_names)), [])
+    return [printable(names[c]) if c < len(names) else str(c) for c in classes]
 
 
 def _facts(

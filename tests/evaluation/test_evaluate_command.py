@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import math
 import re
 import shutil
 import tarfile
@@ -15,10 +16,12 @@ import numpy as np
 import pytest
 from evaluation_run import write_run
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from table import table
 
 from stream_ssl.app import cli
 from stream_ssl.app.commands import embed, evaluate
+from stream_ssl.durable import MANIFEST, seal
 from stream_ssl.trained import encoder
 
 SMALL = ["--source.count", "400", "--source.size", "12", "--source.channels", "1", "--k", "5", "20"]
@@ -225,6 +228,7 @@ def test_a_folder_of_images_is_divided_and_damaged_files_are_left_out(
 ) -> None:
     write_images(tmp_path / "images", 3, 20)
     (tmp_path / "images/class-1/3.png").write_bytes(b"\x89PNG\r\n\x1a\nnothing")
+    (tmp_path / "images/class-2").rename(tmp_path / "images/$\\frac$|\udcff")
     out = tmp_path / "out"
     arguments = [str(run), "--data", f"images:{tmp_path / 'images'}", "--query_share", "0.5"]
     more = ["--k", "5", "--probes", "convex", "--of", "embeddings", "--untrained", "false"]
@@ -233,7 +237,7 @@ def test_a_folder_of_images_is_divided_and_damaged_files_are_left_out(
     assert 27 <= content["queries"] <= 30
     assert 29 <= content["references"] <= 30
     assert any("1 of 60 samples were left out (damaged)" in n for n in content["notes"])
-    assert "| class-2 |" in (out / "report.md").read_text()
+    assert "\n| $\\frac$\\|? |" in (out / "report.md").read_text()
 
 
 def test_references_may_be_another_set(run: Path, tmp_path: Path) -> None:
@@ -318,6 +322,20 @@ def test_checkpoints_that_are_missing_or_damaged(
         file.write(b"more")
     assert evaluate.main([str(copy), *DATA, *QUICK]) == 2
     assert_told(caplog, "is damaged .*give an earlier checkpoint")
+
+
+def test_an_encoder_with_nan_is_told_in_a_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (checkpoint,) = write_run(tmp_path / "run")
+    weights = load_file(checkpoint / "model.safetensors")
+    weights["encoder.conv1.weight"][:] = math.nan
+    save_file(weights, checkpoint / "model.safetensors")
+    (checkpoint / MANIFEST).unlink()
+    seal(checkpoint)
+    assert evaluate.main([str(tmp_path / "run"), *DATA, *QUICK, "--out", str(tmp_path / "out")]) == 2
+    assert_told(caplog, "are not finite; the encoder that made them has diverged")
+    assert "Traceback" not in caplog.text
 
 
 def test_a_checkpoint_that_the_learner_removes_gives_way_to_its_next(

@@ -17,6 +17,7 @@ def test_plots_are_drawn_for_any_number_of_classes(tmp_path: Path, classes: int)
     label = torch.arange(4 * classes) % classes
     rows = torch.randn(len(label), 8, generator=torch.Generator().manual_seed(0))
     names = [f"class {c}" for c in range(classes)]
+    names[0] = "$\\frac$"  # no formula
     counts = torch.eye(classes, dtype=torch.int64) * 4
     plots.confusion_plot(tmp_path / "confusion.png", counts, names, "all right")
     plots.map_plot(tmp_path / "map.png", rows, label, list(range(classes)), names)
