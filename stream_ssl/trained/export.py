@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stream_ssl import __version__
-from stream_ssl.durable import MANIFEST, listed, publish, seal, write_json
+from stream_ssl.durable import MANIFEST, UNREADABLE, listed, publish, seal, write_json
 from stream_ssl.feed.decode import VectorDecoder
 from stream_ssl.learning.origins import Origins
 from stream_ssl.learning.saved import memory_of, origins_of
@@ -78,7 +78,8 @@ def check_target(option: str, folder: Path, marker: str) -> None:
     found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     ours = set()
     if {marker, MANIFEST} <= found:
-        ours = {MANIFEST, *listed(folder)}
+        with suppress(*UNREADABLE):  # another program may have written such a file
+            ours = {MANIFEST, *listed(folder)}
     if others := sorted(found - ours):
         raise ValueError(
             f"{option} {folder} contains {others[0]}, which no export has written, and "

@@ -478,6 +478,16 @@ def test_a_folder_that_holds_something_else_is_refused(
     assert [path.name for path in tmp_path.iterdir()] == ["other"]
 
 
+@table("manifest", ["{}", '{"files": []}', '{"files": {"a": 1}}', "[]", "no JSON"])
+def test_a_folder_with_a_manifest_of_another_program_is_refused(
+    run: Path, tmp_path: Path, manifest: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "manifest.json").write_text(manifest)
+    (tmp_path / "encoder.json").touch()
+    assert export.main([str(run), "--encoder", str(tmp_path), "--no-onnx"]) == 2
+    assert "contains encoder.json, which no export has written" in caplog.text
+
+
 def test_without_the_extra_onnx_is_refused_before_anything_is_written(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
