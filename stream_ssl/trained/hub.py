@@ -29,7 +29,7 @@ from stream_ssl.learning.origins import Origins
 from stream_ssl.learning.saved import memory_of, origins_of
 from stream_ssl.memory.state import part, upgraded
 from stream_ssl.trained.encoder import Encoder, facts, load_encoder
-from stream_ssl.trained.export import replacing
+from stream_ssl.trained.export import examples, replacing
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 CODE = "modeling_stream_ssl.py"
@@ -38,6 +38,7 @@ PREPROCESSOR = "preprocessor_config.json"
 NEIGHBOURS = 20
 MOST_LABELLED = 4000
 """The accuracy is measured on at most this number of labelled slots."""
+OTHERS = "use --encoder, which writes safetensors and ONNX of any network"
 NAMED = 10
 """The most sources that a model card names."""
 
@@ -91,28 +92,47 @@ def shape_of(encoder: Encoder) -> dict[str, Any]:
     """Return the shape of a ResNet: our own, or torchvision's without its head.
 
     Raises:
-        ValueError: the encoder is another network.
+        ValueError: the encoder is another network, or gives other features than such a ResNet.
     """
     import torchvision  # loads torch's compiler, which takes seconds
 
     network = _network(encoder)
-    plain = isinstance(network, torchvision.models.ResNet) and network.groups == 1
-    if isinstance(encoder.decoder, VectorDecoder) or not (plain or isinstance(network, ResNet)):
+    known = isinstance(network, torchvision.models.ResNet | ResNet)
+    if isinstance(encoder.decoder, VectorDecoder) or not known:
         raise ValueError(
-            f"--hub writes ResNets, and this run's encoder is a {type(network).__name__}: use "
-            "--encoder, which writes safetensors and ONNX of any network"
+            f"--hub writes ResNets, and this run's encoder is a {type(network).__name__}: {OTHERS}"
         )
     stages = [getattr(network, f"layer{number}") for number in range(1, 5)]
     block = stages[0][0]
     convolution = network.get_submodule("conv1")
     assert isinstance(convolution, nn.Conv2d)
-    return {
+    shape = {
         "channels": encoder.channels,
         "width": convolution.out_channels,
         "depths": [len(stage) for stage in stages],
         "stem": "imagenet" if convolution.kernel_size == (7, 7) else "cifar",
         "block": "bottleneck" if hasattr(block, "conv3") else "basic",
     }
+    if not _same(encoder, ResNet(**shape)):
+        raise ValueError(
+            "--hub writes plain ResNets without a head, and this run's ResNet gives other features "
+            f"(encoder.model, its init_args, or encoder.head): {OTHERS}"
+        )
+    return shape
+
+
+def _same(encoder: Encoder, plain: ResNet) -> bool:
+    """Return whether the network accepts the encoder's weights, and then gives its features."""
+    try:
+        plain.load_state_dict(_network(encoder).state_dict())
+    except RuntimeError:
+        return False
+    image_BCHW = examples(encoder, 2)
+    with torch.inference_mode():
+        expected_BF = encoder(image_BCHW)
+        found_BF = plain.eval()(encoder.views.plain(image_BCHW))
+    close = torch.isclose(found_BF, expected_BF, rtol=1e-3, atol=1e-5, equal_nan=True)
+    return bool(close.all())
 
 
 def _network(encoder: Encoder) -> nn.Module:

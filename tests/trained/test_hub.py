@@ -11,6 +11,7 @@ import torch
 from evaluation_run import write_run
 from forked import Forked, run_script
 from safetensors.torch import load_file, save_file
+from table import table
 
 import stream_ssl
 from stream_ssl.app.commands import export
@@ -148,6 +149,28 @@ def test_other_networks_are_refused(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert export.main([str(tmp_path / "run"), "--hub", str(tmp_path / "hub")]) == 2
     assert "--hub writes ResNets, and this run's encoder is a MobileNetV2: use" in caplog.text
     assert not (tmp_path / "hub").exists()
+
+
+def resnet50(**arguments: Any) -> dict[str, Any]:
+    model = {"class_path": "torchvision.models.resnet50", "init_args": arguments}
+    return {"model": model, "head": "fc"}
+
+
+@table(
+    "encoder",
+    [
+        {"model": "torchvision.models.resnet18"},
+        resnet50(width_per_group=128),
+        resnet50(replace_stride_with_dilation=[False, True, True]),
+    ],
+    ids=["with its head", "wider", "dilated"],
+)
+def test_resnets_of_other_features_are_refused(
+    encoder: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_run(tmp_path / "run", decoder={"size": 32, "channels": 3}, encoder=encoder)
+    assert export.main([str(tmp_path / "run"), "--hub", str(tmp_path / "hub")]) == 2
+    assert "this run's ResNet gives other features" in caplog.text
 
 
 def test_an_export_is_replaced_and_files_of_others_are_kept(
