@@ -49,6 +49,8 @@ def completion_parser() -> argparse.ArgumentParser:
 def command_line() -> argparse.ArgumentParser:
     """Return one parser of all commands, as a shell has to know them."""
     from stream_ssl.app.cli import COMMANDS
+    from stream_ssl.app.commands.curate import is_curated
+    from stream_ssl.app.commands.produce import first_line
     from stream_ssl.producers.sources import SOURCES
 
     top = argparse.ArgumentParser(prog="stream-ssl")
@@ -57,12 +59,10 @@ def command_line() -> argparse.ArgumentParser:
     for name, line in COMMANDS.items():
         command = commands.add_parser(name, help=line, description=line)
         if name in ("produce", "curate"):
-            from stream_ssl.app.commands.produce import first_line
-
             sources = command.add_subparsers()
             for source, cls in SOURCES.items():
-                if name == "curate" and hasattr(cls, "acknowledged"):
-                    continue  # a broker's stream has no end
+                if name == "curate" and not is_curated(cls):
+                    continue
                 copy_options([name, source], sources.add_parser(source, help=first_line(cls)))
         else:
             copy_options([name], command)
@@ -113,7 +113,7 @@ def options(words: Sequence[str]) -> Iterator[argparse.Action]:
     else:
         parser = capture_parser(lambda: module.main([]))
     yield from parser._actions
-    for count in {"run": ("ranks", "receivers"), "check": ("ranks",)}.get(name, ()):
+    for count in ("ranks", "receivers") if name in ("run", "check") else ():
         yield argparse.Action([f"--{count}"], count, help=f"number of {count}")
 
 

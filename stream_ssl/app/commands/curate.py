@@ -66,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    known = [name for name, cls in SOURCES.items() if _is_curated(cls)]
+    known = [name for name, cls in SOURCES.items() if is_curated(cls)]
     own = "or the path of your own class, such as my_package.sources.Mine"
     names.add_argument("source", metavar="SOURCE", help=", ".join([*known, own]))
     chosen = names.parse_args(list(arguments[:1]))
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str]) -> int:
         cls = find_source(chosen.source)
     except ValueError as error:
         names.error(str(error))
-    if not _is_curated(cls):
+    if not is_curated(cls):
         choices = ", ".join(map(repr, known))
         names.error(f"argument SOURCE: invalid choice: {chosen.source!r} (choose from {choices})")
     parser = curate_parser(chosen.source)
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str]) -> int:
     return reported(lambda: DONE if curate(settings, cls) else INTERRUPTED)
 
 
-def _is_curated(cls: type[Source]) -> bool:
+def is_curated(cls: type[Source]) -> bool:
     """Return whether a source is neither a broker nor one of vectors."""
     return not hasattr(cls, "acknowledged") and cls is not NpyVectors
 
