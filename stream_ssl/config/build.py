@@ -58,6 +58,7 @@ from stream_ssl.methods import Method
 from stream_ssl.observe.held_out import HeldOut, HeldOutProbe
 from stream_ssl.observe.logger_process import Deadline, LoggerProcess
 from stream_ssl.observe.loggers import Logger, TensorBoard
+from stream_ssl.observe.metrics import WORKING
 from stream_ssl.observe.page.picture_search import PictureSearch
 from stream_ssl.observe.shadow import Shadow, StepDescriptor
 from stream_ssl.process.failures import first_line, section
@@ -97,7 +98,9 @@ def backbone(settings: Namespace) -> ResNet | MLP | Model:
         with section("encoder"):
             encoder = ResNet(channels=settings.decoder.channels, **own)
     else:
-        encoder = Model(called(model), image_shape(settings), head)
+        with section("encoder.model"):
+            network = called(model)
+        encoder = Model(network, image_shape(settings), head)
     if weights is not None:
         load_weights(encoder, weights, head)
     freeze_stages(encoder, frozen)
@@ -185,7 +188,15 @@ def shadows(settings: Namespace, dim: int) -> list[Shadow]:
 
     A shadow counts duplicates on the working memory's descriptor. If its policy has no score of its
     own, it uses the working memory's score: counts under different scores cannot be compared.
+
+    Raises:
+        ValueError: a shadow has the name of the working memory.
     """
+    if WORKING in settings.shadows:
+        raise ValueError(
+            f"shadows.{WORKING}: in the metrics, this is the name of the working memory; "
+            "choose another name"
+        )
     working, descriptor = settings.memory.eviction, settings.memory.descriptor
     if descriptor is not None and (descriptor.needs_images or descriptor.needs_features):
         descriptor = StepDescriptor(descriptor, image_shape(settings))

@@ -51,6 +51,10 @@ def test_shadows_count_by_the_working_memorys_score(
     z_BD = torch.nn.functional.normalize(
         torch.randn(20, 4, generator=torch.Generator().manual_seed(0)), dim=1
     )
+    built.shadows["working"] = built.shadows["queue"]
+    with pytest.raises(ValueError, match=r"shadows.working: .* choose another name"):
+        build.shadows(built, dim=4)
+    del built.shadows["working"]
     asked = {"queue": score, "minred": score, "wide": Gaussian(1.0)}
     for shadow in build.shadows(built, dim=4):
         shadow.memory.add(torch.arange(20), z_BD)

@@ -278,6 +278,8 @@ RESNET = {"model": RESNET18, "head": "fc"}
         ({"model": "torchvision.models.no_such"}, "no_such"),
         ({"model": "json.loads"}, "not correspond to a subclass of Module"),
         ({"model": {**RESNET18, "init_args": {"widht": 2}}}, "'widht' is not accepted"),
+        ({"model": "torchvision.models.wide_resnet50_2"},
+         "encoder.model: The parameter 'width_per_group' expected value 128 but got 64"),
         ({"model": own(Small)}, "encoder.model Small takes no images of (3, 12, 12)"),
         ({"model": own(Small, flat=False)}, "takes no images"),
         ({**RESNET, "head": "top"}, "encoder.head 'top': ResNet has no such part; it has conv1"),
