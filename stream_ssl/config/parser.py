@@ -46,6 +46,8 @@ KINDS = {
     "float": "must be a number",
     "bool": "must be true or false",
     "str": "must be text",
+    "list": "must be a list",
+    "collections.abc.Sequence": "must be a list",
 }
 TYPED = re.compile(
     rf"(?:- )?Expected a <class '({'|'.join(KINDS)})'>(?:\. Got|\n +Given) value: (.*)"
@@ -75,11 +77,13 @@ LONG_NAME = re.compile(r"a name of \d+ bytes: .*")
 """The error about a path with a name that is too long."""
 
 
-def _path(text: str) -> Path:
+def _path(text: object) -> Path:
     """Return the path. The path "" is refused, because it would be the working directory.
 
     Names that no file system takes are refused here, because each use would raise an error.
     """
+    if not isinstance(text, str) or "\0" in text:
+        raise ValueError(f"{text!r}: must be text without null bytes; put a number in quotes")
     if text == "":
         raise ValueError(NO_PATH)
     if (longest := max(len(os.fsencode(name)) for name in text.split("/"))) > NAME_BYTES:
@@ -112,8 +116,8 @@ class Parser(ArgumentParser):
         given = None if args is None else self._with_values(args)
         found: Namespace = super().parse_args(given, *arguments, **options)
         for name, value in found.items():
-            for number in _not_finite(value):
-                self.error(self._place(name) + finite(name, number))
+            for option, number in _not_finite(name, value):
+                self.error(self._place(option) + finite(option, number))
         options_of = [one.dest for one in self._actions if not one.dest.endswith(".help")]
         for section in sorted({name.rpartition(".")[0] for name in options_of} - {""}):
             if not isinstance(value := found.get(section, found), Namespace):
@@ -259,18 +263,16 @@ def finite(name: str, value: object) -> str:
     return f"{name} is {value}: it must be a finite number{' above 0' if name in ABOVE_0 else ''}"
 
 
-def _not_finite(value: object) -> Iterator[float]:
-    """Yield the numbers within an option's value that are not finite."""
+def _not_finite(name: str, value: object) -> Iterator[tuple[str, float]]:
+    """Yield each number within an option's value that is not finite, with its option."""
     if isinstance(value, float) and not math.isfinite(value):
-        yield value
-    elif isinstance(value, Namespace):
-        yield from _not_finite(value.as_dict())
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from _not_finite(part)
+        yield name, value
+    elif isinstance(value, Namespace | Mapping):
+        for key, part in vars(value).items() if isinstance(value, Namespace) else value.items():
+            yield from _not_finite(f"{name}.{key}", part)
     elif isinstance(value, list | tuple):
         for part in value:
-            yield from _not_finite(part)
+            yield from _not_finite(name, part)
 
 
 def hinted(message: str, written: Mapping[str, str], given: Sequence[str] = ()) -> str:

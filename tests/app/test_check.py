@@ -346,7 +346,7 @@ def test_the_examples_are_sound(
         ("learner.novelty", "NaN", "learner.novelty is NaN: it must be a finite number"),
         ("views.crop", "[.nan,1.0]", "views.crop is nan: it must be a finite number"),
         ("views.crop", "[nan,1.0]", "views.crop is nan: it must be a finite number"),
-        ("memory.shares", '{"a":.inf}', "memory.shares is inf: it must be a finite number"),
+        ("memory.shares", '{"a":.inf}', "memory.shares.a is inf: it must be a finite number"),
     ],
 )
 def test_a_number_that_is_not_finite_is_refused_by_its_option(

@@ -85,8 +85,10 @@ def refused(main: Any, *arguments: str) -> int:
         ("pace:\n", "line 1: section pace is empty: write its options below it as NAME: VALUE"),
         (
             "run: x\noptimiser: {learning_rate: .nan}\n",
-            "line 2: optimiser is nan: it must be a finite",
+            "line 2: optimiser.learning_rate is nan: it must be a finite number above 0",
         ),
+        ("run: 2026\n", "2026: must be text without null bytes; put a number in quotes"),
+        ('run: "a\\0b"\n', "must be text without null bytes; put a number in quotes"),
         ("http: {learner: '127.0.0.1:99999'}\n", ": the port must be 1 to 65535, or 0 for a free"),
     ],
 )

@@ -90,8 +90,9 @@ def counts(
         command: the name of the command.
         arguments: the command line. A number that cannot be ends the process with its error.
     """
-    usage = f"stream-ssl {command} CONFIG [--SECTION.OPTION VALUE ...] [--ranks N] [--receivers N]"
-    count = argparse.ArgumentParser(usage=usage, add_help=False, allow_abbrev=False)
+    prog = f"stream-ssl {command}"
+    usage = f"{prog} CONFIG [--SECTION.OPTION VALUE ...] [--ranks N] [--receivers N]"
+    count = argparse.ArgumentParser(prog, usage, add_help=False, allow_abbrev=False)
     count.add_argument("--ranks", type=int, default=1)
     count.add_argument("--receivers", type=int, default=1)
     given, rest = count.parse_known_args(arguments)
