@@ -230,7 +230,7 @@ def load_encoder(
         return run_encoder(
             stored_settings(stored["config"], trust_code=trust_code),
             of or "features",
-            lambda network: network.load_state_dict(model_of(checkpoint)),
+            lambda network: _fill(network, model_of(checkpoint), checkpoint),
         )
 
     return read_newest(place, load).to(device)
@@ -340,8 +340,24 @@ def _exported(folder: Path, of: Of | None, trust_code: bool) -> Encoder:
         projector = Projector(backbone.dim, **settings.projector) if found["projector"] else None
     views, decoder = build.views(settings), build.decoder(settings)
     encoder = Encoder(backbone, projector, views, decoder, found["statistics"])
-    encoder.networks.load_state_dict(load_file(folder / WEIGHTS))
+    _fill(encoder.networks, load_file(folder / WEIGHTS), folder)
     return encoder
+
+
+def _fill(network: nn.Module, weights: Mapping[str, Tensor], place: Path) -> None:
+    """Load weights into the network that the configuration beside them describes.
+
+    Raises:
+        ValueError: the code of the network has changed since, or the files do not belong together.
+    """
+    try:
+        network.load_state_dict(weights)
+    except RuntimeError as error:
+        first = " ".join(str(error).split("\n\t")[:2])  # a line for each weight follows
+        raise ValueError(
+            f"the weights in {place} do not fit the network of its configuration ({first}): use "
+            "the versions of the network's code and of its libraries that the run used"
+        ) from error
 
 
 def _described(folder: Path) -> dict[str, Any]:

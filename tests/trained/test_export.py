@@ -570,6 +570,19 @@ def test_what_load_encoder_refuses(run: Path, exported: Path, tmp_path: Path) ->
         stream_ssl.load_encoder(copy)
 
 
+def test_weights_of_another_network_are_refused(run: Path, exported: Path, tmp_path: Path) -> None:
+    """As after a change to the user's own network."""
+    for place, name in ((run / "checkpoints" / "latest", "state.json"), (exported, "encoder.json")):
+        copy = tmp_path / name
+        shutil.copytree(place, copy)
+        text = (copy / name).read_text()
+        (copy / name).write_text(re.sub(r'("width"): \d+', r"\1: 6", text))
+        (copy / "manifest.json").unlink()
+        seal(copy)
+        with pytest.raises(ValueError, match=r"weights in .* do not fit .*size mismatch.*: use"):
+            stream_ssl.load_encoder(copy)
+
+
 @table(
     ("arguments", "status", "message"),
     [
