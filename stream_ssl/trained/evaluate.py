@@ -51,11 +51,14 @@ def evaluate(settings: Namespace, name: str) -> Evaluation:
             settings.checkpoint, lambda path: _parts(settings, name, path)
         )
     text = TextColumn("{task.description}")
-    with ShownProgress(text, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()) as progress:
-        with configuring("lower --batch, --references_per_class or --queries_per_class"):
-            found = _encode(readers, asked, settings, progress)
-            tasks = _tasks(settings, found["trained"])
-            measures = _measure(found, settings, progress)
+    columns = (text, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with (
+        ShownProgress(*columns) as progress,
+        configuring("lower --batch, --references_per_class or --queries_per_class"),
+    ):
+        found = _encode(readers, asked, settings, progress)
+        tasks = _tasks(settings, found["trained"])
+        measures = _measure(found, settings, progress)
     notes = _notes(readers, found["trained"])
     for note in notes:
         log.warning("%s", note)

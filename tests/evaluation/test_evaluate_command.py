@@ -333,7 +333,8 @@ def test_an_encoder_with_nan_is_told_in_a_line(
     save_file(weights, checkpoint / "model.safetensors")
     (checkpoint / MANIFEST).unlink()
     seal(checkpoint)
-    assert evaluate.main([str(tmp_path / "run"), *DATA, *QUICK, "--out", str(tmp_path / "out")]) == 2
+    arguments = [str(tmp_path / "run"), *DATA, *QUICK, "--out", str(tmp_path / "out")]
+    assert evaluate.main(arguments) == 2
     assert_told(caplog, "are not finite; the encoder that made them has diverged")
     assert "Traceback" not in caplog.text
 
