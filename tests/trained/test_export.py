@@ -427,6 +427,7 @@ def test_an_exported_memory_can_be_embedded_with_and_without_labels(
     ("arguments", "status", "message"),
     [
         ([], 2, "nothing to export: give --encoder DIR, --memory DIR, --hub DIR, or several"),
+        (["--memory", ""], 2, "--memory is empty: give a folder or an address, or leave it out"),
         (
             ["--encoder", "HERE/x", "--memory", "HERE/y/../x"],
             2,
@@ -447,6 +448,7 @@ def test_an_exported_memory_can_be_embedded_with_and_without_labels(
     ],
     ids=[
         "nothing",
+        "empty",
         "both-one",
         "nested",
         "aliases",

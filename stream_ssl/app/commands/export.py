@@ -175,13 +175,14 @@ def check_settings(settings: Namespace) -> None:
     """Reject options that contradict each other.
 
     Raises:
-        ValueError: nothing is exported, or a target is another one or lies in it.
+        ValueError: nothing is exported, or a target is empty, is another one or lies in it.
     """
-    options = {
-        f"--{name} {settings[name]}": resolved(settings[name])
-        for name in ("encoder", "memory", "hub")
-        if settings[name] is not None
-    }
+    options = {}
+    for name in ("encoder", "memory", "hub"):
+        if settings[name] == "":  # an unset variable of a shell; it would be the working directory
+            raise ValueError(f"--{name} is empty: give a folder or an address, or leave it out")
+        if settings[name] is not None:
+            options[f"--{name} {settings[name]}"] = resolved(settings[name])
     if not options:
         raise ValueError(
             "nothing to export: give --encoder DIR, --memory DIR, --hub DIR, or several"
