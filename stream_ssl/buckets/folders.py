@@ -20,8 +20,8 @@ log = logging.getLogger("stream_ssl.export")
 
 PACKAGES = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 """The extra of this package for each protocol that needs one."""
-# A server that does not answer is an error after two minutes, not after ten.
-TIMEOUTS = {"connect_timeout": 10, "read_timeout": 30, "retries": {"max_attempts": 1}}
+# A server that does not answer is an error after four tries, which take two minutes.
+TIMEOUTS = {"connect_timeout": 10, "read_timeout": 30, "retries": {"max_attempts": 3}}
 OPTIONS: dict[str, dict[str, Any]] = {
     "file": {"auto_mkdir": True},
     "local": {"auto_mkdir": True},
@@ -80,6 +80,8 @@ class Bucket:
                 f"{url}: {first_line(error)}; give an address such as s3://bucket/folder, "
                 "gs://bucket/folder or file:///folder"
             ) from error
+        if PACKAGES.get(protocol) == "s3":
+            self._files.retries = 1  # botocore repeats, and s3fs would repeat all of its tries
 
     def names(self, folder: str = "") -> set[str]:
         """Return the names of the files and folders in a folder; empty if there is no folder."""

@@ -8,6 +8,7 @@ import logging
 import re
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from prometheus_client import CollectorRegistry
 import stream_ssl
 from stream_ssl.app.commands import export
 from stream_ssl.buckets import copies as copying
+from stream_ssl.buckets import folders
 from stream_ssl.buckets.copies import CheckpointCopies, CopySettings
 from stream_ssl.buckets.folders import Bucket
 from stream_ssl.durable import seal
@@ -280,6 +282,24 @@ def test_failures_are_told_once_counted_and_end(
         copies.copy()
     assert value(metrics, "copy_late_seconds") == 0
     assert "checkpoints are copied to s3://later/laptop again" in caplog.text
+
+
+@pytest.mark.parametrize("call", ["names", "listed"])
+def test_a_hanging_server_is_an_error_after_four_tries(
+    call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(folders.TIMEOUTS, "read_timeout", 0.1)
+    tries = 0
+    with hanging() as server:
+        for name, told in {**KEYS, "AWS_ENDPOINT_URL": address(server)}.items():
+            monkeypatch.setenv(name, told)
+        with pytest.raises(OSError, match="timeout"):
+            getattr(Bucket("s3://box/laptop"), call)()
+        with suppress(BlockingIOError):
+            while True:
+                server.accept()[0].close()
+                tries += 1
+    assert tries == 4
 
 
 def test_a_hanging_server_delays_neither_the_caller_nor_the_end(
