@@ -437,7 +437,7 @@ def _faults(file: Path, known: Set[str]) -> Iterator[str]:
     if (fault := _too_much(root)) is not None:
         yield fault
         return
-    yield from _duplicates(root)
+    yield from _wrong_names(root, "", {})
     if gone := [
         f", line {number}: {why}"
         for number, option, value in _scalars(root)
@@ -501,21 +501,28 @@ def _too_much(root: yaml.Node) -> str | None:
     return None
 
 
-def _duplicates(node: yaml.Node | None) -> Iterator[str]:
-    """Yield an error for each repeated key of a mapping. YAML itself silently keeps the last."""
+def _wrong_names(node: yaml.Node, path: str, lines: dict[str, int]) -> Iterator[str]:
+    """Yield an error for each key that is no text or repeated. YAML silently keeps the last.
+
+    Args:
+        node: a part of the document.
+        path: the beginning of the options in this part, such as "memory.".
+        lines: the lines of the options before it. `memory.capacity` may be a key, too.
+    """
     if isinstance(node, yaml.MappingNode):
-        lines: dict[str, int] = {}
         for key, value in node.value:
-            line = key.start_mark.line + 1
+            option, line = f"{path}{key.value}", key.start_mark.line + 1
             if isinstance(key, yaml.ScalarNode) and key.value != "<<":
-                if key.value in lines:
-                    before = lines[key.value]
+                if key.tag != "tag:yaml.org,2002:str":
+                    yield f", line {line}: the name {key.value} is no text; put it in quotes"
+                if option in lines:
+                    before = lines[option]
                     yield f", line {line}: {key.value!r} is in line {before} already; remove one"
-                lines[key.value] = line
-            yield from _duplicates(value)
+                lines[option] = line
+            yield from _wrong_names(value, f"{option}.", lines)
     elif isinstance(node, yaml.SequenceNode):
-        for value in node.value:
-            yield from _duplicates(value)
+        for number, value in enumerate(node.value):
+            yield from _wrong_names(value, f"{path}{number}.", lines)
 
 
 def resolved(parser: ArgumentParser, settings: Namespace, complete: bool = True) -> dict[str, Any]:

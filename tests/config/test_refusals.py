@@ -87,6 +87,8 @@ def refused(main: Any, *arguments: str) -> int:
             "run: x\noptimiser: {learning_rate: .nan}\n",
             "line 2: optimiser.learning_rate is nan: it must be a finite number above 0",
         ),
+        ("journal.budget: 5\njournal:\n  budget: 6\n", "line 3: 'budget' is in line 1 already"),
+        ("memory:\n  shares: {7: 0.5}\n", "line 2: the name 7 is no text; put it in quotes"),
         ("run: 2026\n", "2026: must be text without null bytes; put a number in quotes"),
         ('run: "a\\0b"\n', "must be text without null bytes; put a number in quotes"),
         ("http: {learner: '127.0.0.1:99999'}\n", ": the port must be 1 to 65535, or 0 for a free"),
