@@ -106,7 +106,7 @@ def shape_of(encoder: Encoder) -> dict[str, Any]:
     block = stages[0][0]
     convolution = network.get_submodule("conv1")
     assert isinstance(convolution, nn.Conv2d)
-    shape = {
+    shape: dict[str, Any] = {
         "channels": encoder.channels,
         "width": convolution.out_channels,
         "depths": [len(stage) for stage in stages],
