@@ -54,37 +54,16 @@ def confusion_plot(path: Path, confusion_CC: Tensor, names: Sequence[str], title
     side = min(9.0, 2.6 + 0.42 * len(names)) if few else 7.5
     with mpl.rc_context(STYLE):
         figure, axes = _figure(side + 0.6, side)
-        shown = axes.imshow(share_CC.numpy(), cmap="Blues", vmin=0, vmax=100)
-        axes.spines[:].set_visible(False)
-        axes.set_title(title, pad=12)
+        _shares(axes, share_CC.numpy(), title, "queries of the class, %")
         axes.set_xlabel("taken for")
         axes.set_ylabel("class")
-        axes.tick_params(length=0)
         if few:
-            _write_shares(axes, share_CC, names)
-        bar = figure.colorbar(shown, ax=axes, shrink=0.7, pad=0.03)
-        bar.outline.set_visible(False)
-        bar.set_label("queries of the class, %")
+            _name_columns(axes, names, longest=3)
+            axes.set_yticks(range(len(names)), list(names))
+            for (row, column), value in np.ndenumerate(share_CC.numpy()):
+                if value >= 0.5:
+                    _write(axes, row, column, value, f"{value:.0f}", fontsize=8)
         _save(figure, path)
-
-
-def _write_shares(axes: Axes, share_CC: Tensor, names: Sequence[str]) -> None:
-    long = max(map(len, names)) > 3
-    turn: Any = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if long else {}
-    axes.set_xticks(range(len(names)), list(names), **turn)
-    axes.set_yticks(range(len(names)), list(names))
-    for row, column in np.ndindex(*share_CC.shape):
-        value = float(share_CC[row, column])
-        if value >= 0.5:
-            axes.text(
-                column,
-                row,
-                f"{value:.0f}",
-                ha="center",
-                va="center",
-                fontsize=8,
-                color="white" if value > 55 else INK,
-            )
 
 
 def map_plot(
@@ -190,31 +169,39 @@ def continual_plot(path: Path, accuracy_TT: Any, tasks: Sequence[str]) -> None:
     side = min(9.0, 2.6 + 0.55 * len(tasks))
     with mpl.rc_context(STYLE):
         figure, axes = _figure(side + 0.8, side)
-        shown = axes.imshow(share_TT, cmap="Blues", vmin=0, vmax=100)
-        axes.spines[:].set_visible(False)
-        axes.tick_params(length=0)
-        axes.set_title("kNN accuracy on each task after each stage", pad=12)
+        _shares(axes, share_TT, "kNN accuracy on each task after each stage", "accuracy, %")
         axes.set_xlabel("task: classes")
         axes.set_ylabel("after task")
-        long = max(map(len, tasks)) > 5
-        turn: Any = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if long else {}
-        axes.set_xticks(range(len(tasks)), list(tasks), **turn)
+        _name_columns(axes, tasks, longest=5)
         axes.set_yticks(range(len(tasks)), [str(stage + 1) for stage in range(len(tasks))])
-        for row, column in np.ndindex(*share_TT.shape):
-            value = float(share_TT[row, column])
-            axes.text(
-                column,
-                row,
-                f"{value:.1f}",
-                ha="center",
-                va="center",
-                color="white" if value > 55 else INK,
-                fontweight="bold" if row == column else "normal",
-            )
-        bar = figure.colorbar(shown, ax=axes, shrink=0.7, pad=0.03)
-        bar.outline.set_visible(False)
-        bar.set_label("accuracy, %")
+        for (row, column), value in np.ndenumerate(share_TT):
+            weight = "bold" if row == column else "normal"
+            _write(axes, row, column, value, f"{value:.1f}", fontweight=weight)
         _save(figure, path)
+
+
+def _shares(axes: Axes, share_CC: Any, title: str, meaning: str) -> None:
+    """Draw shares in per cent as squares, with a scale."""
+    shown = axes.imshow(share_CC, cmap="Blues", vmin=0, vmax=100)
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
+    axes.set_title(title, pad=12)
+    bar = axes.figure.colorbar(shown, ax=axes, shrink=0.7, pad=0.03)
+    bar.outline.set_visible(False)
+    bar.set_label(meaning)
+
+
+def _name_columns(axes: Axes, names: Sequence[str], longest: int) -> None:
+    """Write the names below the columns, turned if one of them is longer than `longest`."""
+    long = max(map(len, names)) > longest
+    turn: Any = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if long else {}
+    axes.set_xticks(range(len(names)), list(names), **turn)
+
+
+def _write(axes: Axes, row: int, column: int, value: float, text: str, **style: Any) -> None:
+    """Write a share into its square."""
+    colour = "white" if value > 55 else INK
+    axes.text(column, row, text, ha="center", va="center", color=colour, **style)
 
 
 def _colours(count: int) -> Any:
