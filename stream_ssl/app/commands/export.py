@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from itertools import permutations
 from pathlib import Path
 from typing import Literal
@@ -110,50 +110,31 @@ def export(settings: Namespace) -> None:
 
 def write(settings: Namespace, checkpoint: Path, targets: Mapping[str, Target]) -> None:
     """Write the encoder and the memory of one checkpoint into their targets."""
-    from stream_ssl.process.progress import ShownProgress
     from stream_ssl.trained.export import ONNX_TOLERANCE, export_encoder, export_memory
     from stream_ssl.trained.hub import export_hub
 
     print(f"checkpoint: {checkpoint}")
-    if settings.encoder is not None:
-        with writing("--encoder", targets["encoder"].folder), ShownProgress() as progress:
-            progress.add_task("writing the encoder", total=None)
+    if (one := targets.get("encoder")) is not None:
+        with _written(one, "writing the encoder"):
             difference = export_encoder(
-                checkpoint,
-                targets["encoder"].folder,
-                settings.of,
-                settings.onnx,
-                settings.trust_code,
+                checkpoint, one.folder, settings.of, settings.onnx, settings.trust_code
             )
-        targets["encoder"].publish()
         print(f"encoder: {settings.encoder}")
         if difference is not None:
             print(
                 f"ONNX differs from torch by at most {difference:.1e} of the largest value "
                 f"({ONNX_TOLERANCE:.0e} is allowed)"
             )
-    if settings.hub is not None:
-        with writing("--hub", targets["hub"].folder), ShownProgress() as progress:
-            progress.add_task("writing the encoder for transformers", total=None)
-            knn = export_hub(checkpoint, targets["hub"].folder, settings.trust_code)
-        targets["hub"].publish()
+    if (one := targets.get("hub")) is not None:
+        with _written(one, "writing the encoder for transformers"):
+            knn = export_hub(checkpoint, one.folder, settings.trust_code)
         told = "not measured"
         if knn.accuracy is not None:
             told = f"{knn.accuracy:.1%}; guessing the most frequent class: {knn.majority:.1%}"
         print(f"hub: {settings.hub}, accuracy of the memory's labels: {told}")
-    if settings.memory is not None:
-        with (
-            writing("--memory", targets["memory"].folder),
-            ShownProgress() as progress,
-        ):
-            bar = progress.add_task("writing the memory", total=None)
-            found = export_memory(
-                checkpoint,
-                targets["memory"].folder,
-                lambda done, total: progress.update(bar, completed=done, total=total),
-                settings.trust_code,
-            )
-        targets["memory"].publish()
+    if (one := targets.get("memory")) is not None:
+        with _written(one, "writing the memory") as tell:
+            found = export_memory(checkpoint, one.folder, tell, settings.trust_code)
         counts = f"{plural(found.samples, 'sample')} in {plural(found.shards, 'shard')}"
         print(f"memory: {settings.memory}, {counts}")
         if found.originals:
@@ -169,6 +150,20 @@ def write(settings: Namespace, checkpoint: Path, targets: Mapping[str, Target]) 
                 "no index.faiss was written, because faiss is not installed: pip install "
                 "'stream-ssl[cpu]'"
             )
+
+
+@contextmanager
+def _written(one: Target, what: str) -> Iterator[Callable[[int, int], None]]:
+    """Show the progress of the block, which writes a target. Then copy it to its address.
+
+    The value is a progress callback: (parts done, total parts).
+    """
+    from stream_ssl.process.progress import ShownProgress
+
+    with writing(one.option, one.folder), ShownProgress() as progress:
+        bar = progress.add_task(what, total=None)
+        yield lambda done, total: progress.update(bar, completed=done, total=total)
+    one.publish()
 
 
 def check_settings(settings: Namespace) -> None:
