@@ -31,6 +31,7 @@ from stream_ssl.encoder.network import (
     freeze_stages,
     load_weights,
 )
+from stream_ssl.evaluation import sets
 from stream_ssl.evaluation.labelled import Labelled
 from stream_ssl.feed.batches import Batches
 from stream_ssl.feed.decode import Decoder, VectorDecoder
@@ -349,8 +350,6 @@ def held_out(settings: Namespace, learner: Learner) -> HeldOutProbe | None:
 
 def _labelled(spec: str) -> Labelled:
     """Return the source of NAME:PLACE, with its test images if it separates them."""
-    from stream_ssl.evaluation import sets
-
     try:
         source: Labelled = sets.make(*sets.place(spec), seed=None)
     except (ValueError, FileNotFoundError) as error:

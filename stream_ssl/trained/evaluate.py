@@ -25,7 +25,6 @@ from stream_ssl.evaluation.linear import PROBES
 from stream_ssl.evaluation.measures import Measures, check, measure, task_accuracies
 from stream_ssl.evaluation.neighbours import knn_accuracy
 from stream_ssl.evaluation.report import JSON, ContinualMeasures, Evaluation, table, write
-from stream_ssl.feed.decode import Payloads
 from stream_ssl.process.failures import check_writable, configuring, writing
 from stream_ssl.process.progress import ShownProgress
 from stream_ssl.rate_limited_logger import printable
@@ -125,7 +124,18 @@ def _parts(
     decoder = build.decoder(
         encoder.stored_settings(stored["config"], trust_code=settings.trust_code)
     )
-    readers = _readers(settings, name, decoder)
+    division = Division(
+        settings.query_share, settings.references_per_class, settings.queries_per_class
+    )
+    readers = sets.readers(
+        name,
+        _source_options(settings),
+        settings.references,
+        decoder,
+        division,
+        settings.batch,
+        settings.seed,
+    )
     return checkpoint, stored, readers, _encoders(settings, checkpoint)
 
 
@@ -169,21 +179,6 @@ def _samples(checkpoint: Path, trust_code: bool) -> str:
 
 def _source_options(settings: Namespace) -> dict[str, Any]:
     return settings.source.as_dict() if "source" in settings else {}
-
-
-def _readers(settings: Namespace, name: str, decoder: Payloads) -> list[Reader]:
-    division = Division(
-        settings.query_share, settings.references_per_class, settings.queries_per_class
-    )
-    return sets.readers(
-        name,
-        _source_options(settings),
-        settings.references,
-        decoder,
-        division,
-        settings.batch,
-        settings.seed,
-    )
 
 
 def _encode(
