@@ -91,11 +91,16 @@ def map_plot(
         axes.set_ylabel(f"second component, {100 * shares[1]:.0f} %")
         axes.set_aspect("equal", adjustable="datalim")
         if len(names) <= WRITTEN:
-            for number, (colour, name) in enumerate(zip(colours, names, strict=True)):
-                axes.scatter([], [], s=30, color=colour, label=name)
+            for number, name in enumerate(names):
                 _name_centre(axes, place_Q2[place_C == number], name)
             axes.legend(
-                loc="center left", bbox_to_anchor=(1.01, 0.5), title="class", handletextpad=0.2
+                # Explicit names: matplotlib leaves out labels that begin with an underscore.
+                [axes.scatter([], [], s=30, color=colour) for colour in colours],
+                list(names),
+                loc="center left",
+                bbox_to_anchor=(1.01, 0.5),
+                title="class",
+                handletextpad=0.2,
             )
         _save(figure, path)
 

@@ -196,6 +196,7 @@ def write(folder: Path, evaluation: Evaluation, encoded: Encoded, names: Sequenc
         folder / "map.png", encoded.query_QF, encoded.label_Q, list(measures.classes), names
     )
     plots.similarity_plot(folder / "similarity.png", encoded.query_QF, encoded.label_Q)
+    (folder / "continual.png").unlink(missing_ok=True)
     if evaluation.continual is not None:
         tasks = [short(task) for task in evaluation.continual.tasks]
         plots.continual_plot(folder / "continual.png", evaluation.continual.accuracy_TT, tasks)

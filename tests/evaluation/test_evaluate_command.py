@@ -211,6 +211,8 @@ def test_tasks_may_name_their_classes(run: Path, tmp_path: Path) -> None:
     expected = [(by_class["9"] + by_class["2"]) / 2, by_class["4"]]
     assert told["accuracy_TT"][-1] == pytest.approx(expected)
     assert told["result"]["forward_transfer"] is None
+    assert evaluate.main([str(run), *DATA, *QUICK, "--out", str(out)]) == 0
+    assert not (out / "continual.png").exists(), "it is of the earlier evaluation"
 
 
 def write_images(folder: Path, classes: int, count: int) -> None:

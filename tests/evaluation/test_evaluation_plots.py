@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from PIL import Image
 
 from stream_ssl.evaluation import plots
@@ -28,6 +29,16 @@ def test_plots_are_drawn_for_any_number_of_classes(tmp_path: Path, classes: int)
         with Image.open(tmp_path / f"{name}.png") as image:
             assert 300 < min(image.size) <= max(image.size) < 2000
             assert len(set(image.convert("L").tobytes())) > 10
+
+
+def test_the_legend_names_each_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures: list[Figure] = []
+    monkeypatch.setattr(plots, "_save", lambda figure, _path: figures.append(figure))
+    rows = torch.randn(9, 4, generator=torch.Generator().manual_seed(0))
+    plots.map_plot(tmp_path / "map.png", rows, torch.arange(9) % 3, [0, 1, 2], ["_a", "$b$", "c"])
+    (legend,) = (axes.get_legend() for axes in figures[0].axes)
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == ["_a", "$b$", "c"]
 
 
 def test_similarities_of_a_collapsed_encoder_are_drawn(tmp_path: Path) -> None:
