@@ -33,6 +33,7 @@ from stream_ssl.memory.descriptors import Frozen, Thumbnail
 from stream_ssl.memory.eviction import Oldest, Redundant
 from stream_ssl.memory.near_duplicates import NearDuplicates
 from stream_ssl.memory.sketches import SIDE
+from stream_ssl.memory.state import part
 from stream_ssl.originals import Originals
 from stream_ssl.producers.sources.base import Source
 from stream_ssl.wire.sample import Position, Sample
@@ -416,10 +417,10 @@ class Curator:
                     f"{name} is {value!r}, and the pass in {self._folder} was begun with "
                     f"{begun.get(name)!r}: use that value, or choose another folder"
                 )
-        self.memory.load_state_dict(_part(tensors, "memory."))
-        self._seen.load_state_dict(_part(tensors, "seen."))
-        self._doors[0].load(_part(tensors, "door."))
-        self._doors[1].load(_part(tensors, "seen_door."))
+        self.memory.load_state_dict(part(tensors, "memory"))
+        self._seen.load_state_dict(part(tensors, "seen"))
+        self._doors[0].load(part(tensors, "door"))
+        self._doors[1].load(part(tensors, "seen_door"))
         self.pair_P2CHW = tensors["pairs"]
         self._names = [(source, name) for source, name in facts["names"]]
         for slot, row in enumerate(facts["kept"]):
@@ -477,14 +478,6 @@ def sampled(pair_P2CHW: Tensor, pair_2CHW: Tensor, number: int, seed: int) -> Te
     if place < PAIRS:
         pair_P2CHW[place] = pair_2CHW
     return pair_P2CHW
-
-
-def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {
-        name.removeprefix(prefix): value
-        for name, value in tensors.items()
-        if name.startswith(prefix)
-    }
 
 
 def _grey(image_BCHW: Tensor) -> Tensor:
