@@ -27,7 +27,7 @@ from torch import Tensor
 
 from stream_ssl.memory.compute import in_full_precision, to_device, to_host
 from stream_ssl.memory.duplicates import NOBODY, Action, Found
-from stream_ssl.memory.sketches import KEY_SIDE, SIDE, have_frames, key, sketch, sketch_inside
+from stream_ssl.memory.sketches import KEY_SIDE, SIDE, key, sketch, sketch_and_frame, sketch_inside
 from stream_ssl.memory.slot_index import SlotIndex, nearest_rows
 
 if TYPE_CHECKING:
@@ -212,12 +212,14 @@ class NearDuplicates:
             the samples.
         """
         own_BCHW = to_device(image_BCHW, self.device)
+        own_BSS, own_framed_B = sketch_and_frame(own_BCHW)
         own = [
-            torch.cat([sketch(own_BCHW).flatten(1), have_frames(own_BCHW)[:, None]], dim=1),
+            own_BSS.flatten(1),
+            own_framed_B.to(torch.uint8),
             *([] if ids_B is None else [to_device(ids_B, self.device)]),
         ]
-        known_BD, *ids = self._memory.group.all_gather(*own)
-        sketch_BSS, framed_B = known_BD[:, :-1].reshape(-1, SIDE, SIDE), known_BD[:, -1]
+        flat_BD, framed_B, *ids = self._memory.group.all_gather(*own)
+        sketch_BSS = flat_BD.view(-1, SIDE, SIDE)
         key_BA = key(sketch_BSS)
         beside_WSS = sketch(to_device(beside_WCHW, self.device))
         row_Bn, held_Bn = self._held(sketch_BSS, key_BA, beside_WSS)

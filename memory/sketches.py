@@ -57,9 +57,19 @@ def sketch(image_BCHW: Tensor) -> Tensor:
     Returns:
         float32 [B, S, S], on the same device.
     """
+    return _whole(_grey(image_BCHW))
+
+
+def sketch_and_frame(image_BCHW: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the sketches, and which pictures have a frame, bool [B]; see `sketch`, `inside`."""
     grey_BPP = _grey(image_BCHW)
-    weight_SP = _blurred_squeezed(grey_BPP.shape[-1], grey_BPP.device)
-    return _detail(weight_SP @ grey_BPP @ weight_SP.T)
+    if grey_BPP.device.type != "cpu":  # it knows no number of plain outer lines without a wait
+        return _whole(grey_BPP), _Frames(grey_BPP).found_B
+    framed_B = _plain(_outer_lines(grey_BPP, 1)[..., 0, :]).all(dim=0).any(dim=0)
+    plain = framed_B.nonzero()[:, 0]
+    if len(plain):
+        framed_B[plain] = _Frames(grey_BPP[plain]).found_B
+    return _whole(grey_BPP), framed_B
 
 
 def sketch_inside(image_BCHW: Tensor) -> Tensor:
@@ -71,18 +81,55 @@ def sketch_inside(image_BCHW: Tensor) -> Tensor:
     return _detail(down_BSP @ grey_BPP @ across_BSP.mT)
 
 
-def have_frames(image_BCHW: Tensor) -> Tensor:
-    """Return which pictures have a frame, bool [B]; see `inside`."""
-    grey_BPP = _grey(image_BCHW)
-    side, device = grey_BPP.shape[-1], grey_BPP.device
-    if device.type != "cpu":  # the number of plain outer lines is not known without a wait
-        return inside(grey_BPP)[1] < side
-    plain_22B = _plain(_outer_lines(grey_BPP, 1)[..., 0, :])
-    framed_B = plain_22B.all(dim=0).any(dim=0)
-    plain = framed_B.nonzero()[:, 0]
-    if len(plain):
-        framed_B[plain] = inside(grey_BPP[plain])[1] < side
-    return framed_B
+def inside(grey_BPP: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the square inside the frame of each picture, or the whole picture if it has none.
+
+    The square is the largest in the middle of what is inside. Two sides may have no frame, because
+    a wide picture in a frame was cropped to a square. The same picture without a frame was then
+    cropped to that square too.
+
+    Args:
+        grey_BPP: grey levels of 255.
+
+    Returns:
+        The first row and the first column of the square [2, B] and its side [B], in pixels. They
+        are not whole numbers if a frame ends within a pixel.
+    """
+    width_22B = _Frames(grey_BPP).widths()
+    inner_2B = grey_BPP.shape[-1] - width_22B.sum(dim=0)
+    length_B = inner_2B.amin(dim=0)
+    return width_22B[0] + (inner_2B - length_B) / 2, length_B
+
+
+class _Frames:
+    """The frames of pictures.
+
+    A frame has two opposite sides or four. Each side begins with a line of one colour. All lines
+    that are like it follow, and then a line that differs from it at most of its pixels. A line
+    between both may have some of each. The thing on a white background of a photograph is no
+    picture in a frame, because it touches few pixels of a line.
+    """
+
+    def __init__(self, grey_BPP: Tensor) -> None:
+        line_22BLM = _outer_lines(grey_BPP, _deepest(grey_BPP.shape[-1]) + 2)
+        outer_22B1M = line_22BLM[..., :1, :]
+        apart_22BLM = (line_22BLM - outer_22B1M).abs_()
+        self._apart_22BL = apart_22BLM.mean(dim=-1)
+        unlike_22BL = (self._apart_22BL[..., :-1] > FLAT).to(torch.uint8)
+        self._end_22B1 = unlike_22BL.argmax(dim=-1, keepdim=True)  # 0: all lines are alike
+        begun_22BL = (apart_22BLM[..., 1:, :] > _EDGE).sum(dim=-1)
+        begun_22B1 = begun_22BL.gather(-1, self._end_22B1)  # on the line after the end
+        begins_22B1 = begun_22B1 >= _ALONG * line_22BLM.shape[-1]
+        framed_22B1 = _plain(outer_22B1M) & (self._end_22B1 > 0) & begins_22B1
+        self._both_2B = framed_22B1[..., 0].all(dim=0)
+        self.found_B = self._both_2B.any(dim=0)
+
+    def widths(self) -> Tensor:
+        """Return the widths of the sides in pixels, [2 ends, 2 directions, B], 0 without one."""
+        mixed_22B1 = self._apart_22BL.gather(-1, self._end_22B1)
+        inner_22B1 = self._apart_22BL[..., 1:].gather(-1, self._end_22B1)
+        width_22B1 = self._end_22B1 + 1 - (mixed_22B1 / inner_22B1).clamp(max=1)
+        return torch.where(self._both_2B, width_22B1[..., 0], 0.0)
 
 
 def _grey(image_BCHW: Tensor) -> Tensor:
@@ -109,40 +156,10 @@ def _detail(grey_BSS: Tensor) -> Tensor:
     return detail_BSS.div_(contrast_B11.clamp_(min=FLAT))
 
 
-def inside(grey_BPP: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the square inside the frame of each picture, or the whole picture if it has none.
-
-    A frame has two opposite sides or four. Each side begins with a line of one colour. All lines
-    that are like it follow, and then a line that differs from it at most of its pixels. A line
-    between both may have some of each. The thing on a white background of a photograph is no
-    picture in a frame, because it touches few pixels of a line.
-
-    The square is the largest in the middle of what is inside. Two sides may have no frame, because
-    a wide picture in a frame was cropped to a square. The same picture without a frame was then
-    cropped to that square too.
-
-    Args:
-        grey_BPP: grey levels of 255.
-
-    Returns:
-        The first row and the first column of the square [2, B] and its side [B], in pixels. They
-        are not whole numbers if a frame ends within a pixel.
-    """
-    side = grey_BPP.shape[-1]
-    line_22BLM = _outer_lines(grey_BPP, _deepest(side) + 2)
-    outer_22B1M = line_22BLM[..., :1, :]
-    apart_22BLM = (line_22BLM - outer_22B1M).abs_()
-    apart_22BL = apart_22BLM.mean(dim=-1)
-    end_22B1 = (apart_22BL[..., :-1] > FLAT).to(torch.uint8).argmax(dim=-1, keepdim=True)
-    begun_22BL = (apart_22BLM > _EDGE).to(torch.float32).mean(dim=-1)
-    begun_22B1 = begun_22BL.gather(-1, end_22B1 + 1)
-    mixed_22B1 = apart_22BL.gather(-1, end_22B1) / apart_22BL.gather(-1, end_22B1 + 1)
-    framed_22B1 = _plain(outer_22B1M) & (end_22B1 > 0) & (begun_22B1 >= _ALONG)
-    width_22B1 = end_22B1 + 1 - mixed_22B1.clamp(max=1)
-    width_22B = torch.where(framed_22B1.all(dim=0), width_22B1, 0.0)[..., 0]
-    inner_2B = side - width_22B.sum(dim=0)
-    length_B = inner_2B.amin(dim=0)
-    return width_22B[0] + (inner_2B - length_B) / 2, length_B
+def _whole(grey_BPP: Tensor) -> Tensor:
+    """Return the sketches of whole pictures, [B, S, S]."""
+    weight_SP = _blurred_squeezed(grey_BPP.shape[-1], grey_BPP.device)
+    return _detail(weight_SP @ grey_BPP @ weight_SP.T)
 
 
 def _outer_lines(grey_BPP: Tensor, count: int) -> Tensor:
@@ -161,7 +178,8 @@ def _outer_lines(grey_BPP: Tensor, count: int) -> Tensor:
 
 def _plain(line_22BLM: Tensor) -> Tensor:
     """Return which lines have one colour."""
-    return line_22BLM.amax(dim=-1) - line_22BLM.amin(dim=-1) <= _RANGE
+    least_22BL, most_22BL = line_22BLM.aminmax(dim=-1)
+    return most_22BL - least_22BL <= _RANGE
 
 
 def _deepest(side: int) -> int:

@@ -33,7 +33,7 @@ from stream_ssl.memory.near_duplicates import (
     are_near_duplicates,
     distance,
 )
-from stream_ssl.memory.sketches import KEY_SIDE, SIDE, have_frames, key, sketch, sketch_inside
+from stream_ssl.memory.sketches import KEY_SIDE, SIDE, key, sketch, sketch_and_frame, sketch_inside
 
 RNG = np.random.default_rng(0)
 
@@ -171,7 +171,7 @@ def far_by_loop(one_SS: Tensor, others: list[Tensor]) -> list[float]:
 def held_by_loop(image_CHW: Tensor, held: list[Tensor]) -> list[float]:
     """Return the distances to held pictures, of the whole picture or of what its frame holds."""
     far = far_by_loop(sketch(image_CHW[None])[0], held)
-    if have_frames(image_CHW[None]) and min(far, default=math.inf) >= ALIKE:
+    if sketch_and_frame(image_CHW[None])[1] and min(far, default=math.inf) >= ALIKE:
         inside = far_by_loop(sketch_inside(image_CHW[None])[0], held)
         far = min(far, inside, key=lambda one: min(one, default=math.inf))
     return far

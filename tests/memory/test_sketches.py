@@ -20,10 +20,10 @@ from stream_ssl.memory.near_duplicates import ALIKE, LIMIT, distance
 from stream_ssl.memory.sketches import (
     KEY_SIDE,
     SIDE,
-    have_frames,
     inside,
     key,
     sketch,
+    sketch_and_frame,
     sketch_inside,
 )
 
@@ -146,13 +146,14 @@ def test_frames_are_found_where_the_outermost_lines_are_plain(
     pictures = [framed(tile, *RNG.uniform(0, 0.2, 2), WHITE) for tile in tiles[::2]]
     small = [Image.fromarray(one).resize(shape[::-1]) for one in [*pictures, *tiles[::2]]]
     image_BCHW = tensor(np.stack([np.asarray(one) for one in small]))
-    framed_B = have_frames(image_BCHW)
+    whole_BSS, framed_B = sketch_and_frame(image_BCHW)
     with SimulatedGpu():
-        assert have_frames(image_BCHW.to("cuda:0")).tolist() == framed_B.tolist()
+        assert sketch_and_frame(image_BCHW.to("cuda:0"))[1].tolist() == framed_B.tolist()
     assert framed_B.any()
     # Without a frame, both sketches are the same.
-    whole_BSS, inside_BSS = sketch(image_BCHW[~framed_B]), sketch_inside(image_BCHW[~framed_B])
-    assert torch.allclose(whole_BSS, inside_BSS, atol=1e-3)
+    inside_BSS = sketch_inside(image_BCHW[~framed_B])
+    assert torch.allclose(whole_BSS[~framed_B], inside_BSS, atol=1e-3)
+    assert torch.equal(whole_BSS, sketch(image_BCHW))
 
 
 @pytest.mark.parametrize("size", [8, 28, 32, 300])
