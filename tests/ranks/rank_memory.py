@@ -16,11 +16,13 @@ import torch
 from rank_group import together
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn import functional
 
 from stream_ssl.memory import Duplicates, WorkingMemory
 from stream_ssl.memory.descriptors import Thumbnail
 from stream_ssl.memory.duel import exact
 from stream_ssl.memory.eviction import MostDuplicated, Oldest, Policy, Redundant
+from stream_ssl.memory.near_duplicates import NearDuplicates
 from stream_ssl.memory.process_group import SINGLE_PROCESS, RankGroup
 from stream_ssl.memory.scores import Gaussian, Linear, Score, Threshold, VonMisesFisher
 from stream_ssl.memory.shards import resharded
@@ -270,3 +272,34 @@ def check_images(ranks: int) -> None:
     expected, found = joined([alone]), joined(by_rank)
     for name in ("left", "refused", "duplicates", "ids"):
         assert found[name] == expected[name], name
+
+
+def check_frames(ranks: int) -> None:
+    """Pictures in frames are near-duplicates of pictures that other ranks hold."""
+    rng, side = np.random.default_rng(5), 32
+    coarse = torch.from_numpy(rng.integers(0, 200, (sum(BATCHES), 1, 8, 8), np.uint8))
+    plain = functional.interpolate(coarse.float(), side, mode="bilinear").byte().numpy()
+    for number in range(61, sum(BATCHES), 3):  # 4 pixels of white around an earlier picture
+        inner = functional.interpolate(
+            torch.from_numpy(plain[None, number - 45]).float(), side - 8, mode="area"
+        )
+        plain[number] = np.pad(inner[0].byte(), ((0, 0), (4, 4), (4, 4)), constant_values=255)
+    image_NCHW, z_ND = torch.from_numpy(plain), rows_of("clustered", 13)
+
+    def work(group: RankGroup) -> list[list[Any]]:
+        memory = alike(group, Oldest(), image_shape=(1, side, side))
+        door, told = NearDuplicates(memory), []
+        for ids in torch.arange(sum(BATCHES)).split(20):
+            parts = torch.tensor_split(ids, group.size)
+            own = parts[group.rank]
+            admitted_B = door.admitted(image_NCHW[own], image_NCHW[:0])
+            told.append(admitted_B.tolist())
+            own = own[
+                torch.from_numpy(np.split(admitted_B, np.cumsum([*map(len, parts)]))[group.rank])
+            ]
+            memory.add(own, z_ND[own], image_NCHW[own])
+        return told
+
+    alone = work(SINGLE_PROCESS)
+    assert sum(not admitted for batch in alone for admitted in batch) > 8
+    assert all(told == alone for told in together(ranks, work))

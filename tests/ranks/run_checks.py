@@ -31,6 +31,7 @@ from rank_learning import (
 from rank_losses import check_losses
 from rank_memory import (
     check_evictions,
+    check_frames,
     check_images,
     check_many_evictions,
     check_queue,
@@ -41,6 +42,7 @@ from rank_refusals import check_refusals
 CHECKS: dict[str, tuple[Callable[[int], None], Sequence[int]]] = {
     "evictions": (check_evictions, (2, 3)),
     "images": (check_images, (2, 3)),
+    "frames": (check_frames, (2, 3)),
     "queue": (check_queue, (3,)),
     "shares": (check_shares, (2, 3)),
     "losses": (check_losses, (2, 3)),
