@@ -44,7 +44,7 @@ from stream_ssl.memory.near_duplicates import (
     NearDuplicates,
     distance,
 )
-from stream_ssl.memory.sketches import KEY_SIDE, key, sketch
+from stream_ssl.memory.sketches import KEY_SIDE, key, sketch, sketch_and_frame, sketch_inside
 from stream_ssl.memory.slot_index import nearest_rows
 from stream_ssl.producers.sources import CifarBinary, IdxDataset, Source
 
@@ -235,13 +235,20 @@ def pdq(pictures: Pictures) -> NDArray[np.uint8]:
 
 def closely(held: Pictures, queries: Pictures) -> NDArray[np.floating[Any]]:
     """Compare pictures as this project does. Only LIMIT varies along the curve."""
-    held_KSS, query_BSS = (torch.cat([sketch(tensor(part)) for part in np.array_split(rows, 64)])
-                           for rows in (held, queries))  # fmt: skip
-    square_Bn, row_Bn = nearest_rows(key(query_BSS), key(held_KSS), NEIGHBOURS)
-    far_Bn = torch.stack(
-        [distance(query_BSS, held_KSS[row_B]) for row_B in row_Bn.unbind(dim=1)], dim=1
-    )
-    far_Bn.masked_fill_(square_Bn > (REACH * KEY_SIDE) ** 2, torch.inf)
+    held_KSS = torch.cat([sketch(tensor(part)) for part in np.array_split(held, 64)])
+    held_KA = key(held_KSS)
+
+    def distances(query_BSS: Tensor) -> Tensor:
+        square_Bn, row_Bn = nearest_rows(key(query_BSS), held_KA, NEIGHBOURS)
+        columns = [distance(query_BSS, held_KSS[row_B]) for row_B in row_Bn.unbind(dim=1)]
+        far_Bn = torch.stack(columns, dim=1)
+        return far_Bn.masked_fill_(square_Bn > (REACH * KEY_SIDE) ** 2, torch.inf)
+
+    query_BSS, framed_B = sketch_and_frame(tensor(queries))
+    far_Bn = distances(query_BSS)
+    inside_Fn = distances(sketch_inside(tensor(queries)[framed_B]))
+    nearer_F = inside_Fn.amin(dim=1) < far_Bn[framed_B].amin(dim=1)
+    far_Bn[framed_B.nonzero()[nearer_F, 0]] = inside_Fn[nearer_F]
     near_B, next_B = far_Bn.sort(dim=1).values[:, :2].unbind(dim=1)
     told_B = (near_B < ALIKE) | (near_B < APART * next_B)
     return near_B.masked_fill(~told_B, 9.0).numpy()
