@@ -212,7 +212,7 @@ def parts(folder: Path) -> tuple[list[Path], list[str]]:
         if not (name.endswith(".zstd") and name.removesuffix(".zstd") in there)
     ]
     files.sort(
-        key=lambda file: [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", file.name)]
+        key=lambda file: [int(p) if p.isdecimal() else p for p in re.split(r"(\d+)", file.name)]
     )
     metadata = folder / "metadata.yaml"
     text = ""

@@ -37,7 +37,7 @@ class Notifier:
         if self._address.startswith("@"):  # an abstract socket name of Linux
             self._address = "\0" + self._address[1:]
         watchdog = environment.get("WATCHDOG_USEC", "")
-        every = int(watchdog) / 3e6 if watchdog.isdigit() and int(watchdog) else EVERY
+        every = int(watchdog) / 3e6 if watchdog.isdecimal() and int(watchdog) else EVERY
         self._background = Background("notify", self._tell, every)
 
     def __enter__(self) -> Self:

@@ -50,7 +50,7 @@ def folder_of(folder: Path, step: int) -> Path:
 def step_in(name: str) -> int | None:
     """Return the step in the name of a checkpoint's folder; None if it is another name."""
     number = name.removeprefix(PREFIX)
-    return int(number) if number != name and number.isdigit() else None
+    return int(number) if number != name and number.isdecimal() else None
 
 
 def steps_in(folder: Path) -> list[Path]:

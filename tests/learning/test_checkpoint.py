@@ -23,7 +23,7 @@ from stream_ssl.batch import Offset
 from stream_ssl.learning import checkpoint, checkpoint_folder, checkpoint_layout, checkpoint_writer
 from stream_ssl.learning.checkpoint import Checkpointer
 from stream_ssl.learning.checkpoint_folder import CheckpointError
-from stream_ssl.learning.checkpoint_layout import facts_in
+from stream_ssl.learning.checkpoint_layout import facts_in, steps_in
 from stream_ssl.learning.checkpoint_writer import abandon
 from stream_ssl.learning.records import Idle
 from stream_ssl.observe.checkpoint_metrics import set_aside
@@ -546,3 +546,9 @@ def test_wrong_settings_are_refused(tmp_path: Path) -> None:
         Checkpointer(tmp_path, keep=0)
     with pytest.raises(ValueError, match="every_steps is 0: must be above 0, or null"):
         Checkpointer(tmp_path, every_steps=0)
+
+
+def test_folders_with_odd_numbers_are_no_checkpoints(tmp_path: Path) -> None:
+    for name in ("step-2", "step-10", "step-²", "step-", "step-1x"):
+        (tmp_path / name).mkdir()
+    assert [path.name for path in steps_in(tmp_path)] == ["step-2", "step-10"]

@@ -1,6 +1,7 @@
 """Robots' logs that grow, are cut or damaged: each costs itself alone."""
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from table import table
 from video_files import number_of
 
 from stream_ssl.producers.sources import McapFiles, RosBags
+from stream_ssl.producers.sources.rosbag import parts
 
 
 @table("kind", ["mcap", "mcap, no chunks", "bag", "a ROS 2 folder"])
@@ -126,3 +128,11 @@ def test_a_flipped_byte_is_told_and_costs_little(tmp_path, kind):
             changed = [number_of(sample) for sample in samples] != list(range(9))
             assert source.skipped.by_reason or not changed, at
     assert np.median(lost) <= 3
+
+
+def test_parts_of_a_bag_may_have_odd_digits_in_their_names(tmp_path: Path) -> None:
+    for name in ("drive_10.db3", "drive_9.db3", "drive_²_1.db3"):
+        (tmp_path / name).touch()
+    files, missing = parts(tmp_path)
+    assert [file.name for file in files] == ["drive_9.db3", "drive_10.db3", "drive_²_1.db3"]
+    assert not missing
