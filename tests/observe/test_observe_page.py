@@ -439,6 +439,16 @@ def test_a_hung_process_is_not_waited_for(feed: Feed) -> None:
             assert "First, process-hung: `kill -USR1 7` writes" in run["answers"][-1]["says"]
 
 
+def test_the_address_of_another_program_is_told(
+    feed: Feed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "ask", lambda *_: (200, b"[1, 2]"))
+    sources = Sources(run=Path("runs/x"), peer=lambda _: "http://127.0.0.1:1")
+    with serving(feed, sources=sources) as (learner, _):
+        problem = ask(learner, "run")["problems"][0]
+    assert problem["says"] == "another program than the receiver answers at its address"
+
+
 def test_the_runbook_of_each_condition_is_there() -> None:
     with serving(None) as (server, _):
         for name in ("down", *CONDITIONS):

@@ -180,6 +180,8 @@ class Api:
                     states[role] = self._state(Query({}))
                 else:
                     states[role] = json.loads(self._ask_other(role, "state", "")[1])
+                    if not isinstance(states[role], dict):
+                        raise ValueError(f"another program than the {role} answers at its address")
             except (Refused, ValueError) as error:
                 silent = {"error": str(error), "hung": isinstance(error, Hung)}
                 states[role] = self._sources.gone(role) or silent
