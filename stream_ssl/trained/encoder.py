@@ -348,8 +348,14 @@ def _fill(network: nn.Module, weights: Mapping[str, Tensor], place: Path) -> Non
     """Load weights into the network that the configuration beside them describes.
 
     Raises:
-        ValueError: the code of the network has changed since, or the files do not belong together.
+        ValueError: a weight is NaN or infinite, the code of the network has changed since, or the
+            files do not belong together.
     """
+    if wrong := next((name for name, one in weights.items() if not one.isfinite().all()), None):
+        raise ValueError(
+            f"{place}: the weights {wrong} are not finite, because training has diverged: give an "
+            "earlier checkpoint"
+        )
     try:
         network.load_state_dict(weights)
     except RuntimeError as error:
