@@ -24,7 +24,7 @@ BATCH, RANKS = 32, 2
 """Of all ranks; of each host."""
 SETTINGS: dict[str, Any] = TINY | {
     "batches": {"batch_size": BATCH},
-    "memory": {"capacity": 256},
+    "memory": {"capacity": 256, "descriptor": "Thumbnail"},
     "learner": {"threads": 1, "anchors": "memory", "draw": "epochs", "novelty": 0.9},
     "checkpoints": {"every_steps": 20, "every_seconds": None},
     "ranks": {"timeout": 60.0},

@@ -24,7 +24,7 @@ from stream_ssl.wire.address import receiver_of
 RECEIVERS, EACH = 3, 3
 GROUP: dict[str, Any] = TINY | {
     "batches": {"batch_size": 24},
-    "memory": {"capacity": 240},
+    "memory": {"capacity": 240, "descriptor": "Thumbnail"},
     "learner": {"threads": 1, "anchors": "memory", "draw": "epochs", "novelty": 0.9},
     "checkpoints": {"every_steps": 20, "every_seconds": None},
 }

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import json
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,18 +16,31 @@ from chaos import (
     bad_disk,
     connections,
     damage,
+    elastic,
     foreign,
     fuzz,
     kills,
     power_cuts,
     powercut,
     ranks,
+    receivers,
     silence,
     soak,
 )
 from chaos.__main__ import _is_of
+from stream_ssl.app.commands import check
 
 pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.mark.parametrize(
+    "settings", [elastic.SETTINGS, ranks.SETTINGS, receivers.GROUP, soak.SETTINGS]
+)
+def test_the_learners_of_all_gates_start(settings: dict[str, Any], tmp_path: Path) -> None:
+    """The gates themselves take minutes, so most of them run rarely."""
+    config = tmp_path / "config.yaml"
+    config.write_text(json.dumps(settings | {"run": str(tmp_path / "run")}))
+    assert check.main([str(config)]) == 0
 
 
 def test_a_burst_of_kills_is_over_when_it_ends(tmp_path: Path) -> None:
