@@ -117,10 +117,9 @@ def simulate(
         if gate is not None:
             shut_W = gate.shut(first + turn + compete)
             if shut_W[leaves]:
-                leaves = int(np.where(shut_W, -np.inf, count_W[: len(shut_W)]).argmax())
-                leaves, most = (
-                    (None, -np.inf) if shut_W[leaves] else (leaves, float(count_W[leaves]))
-                )
+                open_W = np.where(shut_W, -np.inf, count_W[: len(shut_W)])
+                leaves, most = int(open_W.argmax()), float(open_W.max())
+                leaves = leaves if most > -np.inf else None  # shut columns, or they have left
         if draws is not None and most < draws.at_least:
             leaves = draws.column(gate)
         if leaves is None:

@@ -316,3 +316,15 @@ def test_a_new_producer_opens_slots_of_producers_at_their_guarantee(policy: Call
     assert most < held
     evicted = memory.add(torch.tensor([slots]), z_ND[slots:], producers=["new"]).evicted
     assert evicted.tolist() == [most]
+
+
+def test_a_batch_that_uses_up_the_candidates_takes_no_guaranteed_slot() -> None:
+    """After some newcomers, the only open candidates are samples that have already left."""
+    rng = np.random.default_rng(0)
+    names = [None] * 4 + [[None, "yard", "robot", "films"][n] for n in rng.integers(0, 4, 16)]
+    z_ND = unit_rows(rng, "uniform", len(names), 5).double()
+    stream = [Sent(z_ND[n], 0, n, name) for n, name in enumerate(names)]
+    memory = build(MostDuplicated(SHARP, index="ivf"), 4, 0.9)
+    gone = [one for part in (stream[:4], stream[4:]) for one in offer(memory, part)[0]]
+    held = naive.follow(naive.anyone, 4, stream, gone, set(), 0.9, {}, False)
+    assert memory.ids.tolist() == [one.born for one in held]
