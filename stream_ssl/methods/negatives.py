@@ -15,6 +15,7 @@ from torch import Tensor
 from stream_ssl.batch import Batch
 from stream_ssl.losses import Loss, LossOutput, Mix
 from stream_ssl.losses.base import check_choice
+from stream_ssl.memory.checks import Checked
 
 if TYPE_CHECKING:
     from stream_ssl.memory import WorkingMemory
@@ -145,7 +146,7 @@ class MemoryNegatives:
             return memory.negatives(
                 self.negatives,
                 how="hardest",
-                anchors=z_BD.detach(),
+                anchors=Checked(z_BD.detach()),  # the update checks its own numbers, see weights.py
                 ids_B=anchors.ids_B,
                 hashes_B=anchors.hashes_B,
                 each=True,
@@ -218,12 +219,13 @@ def prior(z_BD: Tensor, ids_B: Tensor, memory: WorkingMemory) -> Tensor:
     """Return tau+ of each anchor, float32 [B], in [1 / capacity, 0.5].
 
     tau+ is the anchor's expected collision probability with the memory's embeddings (DUEL,
-    Definition 2). It is smoothed with `SMOOTHING` slots of the batch's mean. The slot that holds
-    the anchor's own sample does not count: it is masked among the negatives too.
+    Definition 2). It is smoothed with `SMOOTHING` slots of the batch's mean. The slots that hold
+    the anchor's own sample do not count: they are masked among the negatives too. Anchors that are
+    not finite give values that are not finite, so the update is skipped.
     """
     group = memory.group
     rows_AD, ids_A = group.gather_equal(z_BD.detach()), group.gather_equal(ids_B)
-    measured_A = memory.prior(rows_AD, ids_A).to(z_BD.device, torch.float32)
+    measured_A = memory.prior(Checked(rows_AD), ids_A).to(z_BD.device, torch.float32)
     slots = memory.occupied_of_all
     prior_A = (slots * measured_A + SMOOTHING * measured_A.mean()) / (slots + SMOOTHING)
     prior_B = prior_A[group.rank * len(z_BD) :][: len(z_BD)]

@@ -18,7 +18,7 @@ from stream_ssl.learning.divergence import FAULTS, ROW, WITHIN, Divergence
 from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.optimiser import OptimiserSettings
 from stream_ssl.learning.records import NOT_FINITE, Idle, ReloadDue, StepRecord
-from stream_ssl.losses import LossOutput
+from stream_ssl.losses import Debiased, LossOutput
 from stream_ssl.methods import MethodOutput
 
 CONFIG = {"a": 1}
@@ -207,6 +207,20 @@ def test_samples_that_follow_are_trained_after_a_reload(tmp_path: Path) -> None:
 def poisoned(output):
     loss = output.loss
     return MethodOutput(LossOutput(loss.loss * math.nan, loss.per_anchor), output.keys_BD)
+
+
+@table("value", [math.nan, 0.0])
+@table("reads", ["hardest", "prior"])
+def test_a_memory_that_is_asked_with_useless_anchors_ends_no_run(reads: str, value: float) -> None:
+    learner = build(loss=Debiased(prior="memory") if reads == "prior" else None)
+    if reads == "hardest":
+        drawn = learner.method.memory_negatives
+        drawn.negatives, drawn.negatives_by = 5, "hardest"
+    steps(learner, 3)
+    with torch.no_grad():
+        for weight in learner.method.parameters():
+            weight.fill_(value)
+    assert {record.skipped for record in steps(learner, 3)} <= set(NOT_FINITE)
 
 
 def test_a_halted_learner_takes_nothing_and_stays_up() -> None:
