@@ -18,7 +18,7 @@ from stream_ssl.memory.checks import (
     check_slots,
     check_way,
 )
-from stream_ssl.memory.compute import in_full_precision
+from stream_ssl.memory.compute import in_full_precision, to_host
 from stream_ssl.memory.descriptors import descriptors_of
 from stream_ssl.memory.draws import Strata
 from stream_ssl.memory.index import nearest
@@ -131,8 +131,8 @@ class Measurements(Slots):
 
         Args:
             z: unit rows [B, D]. All ranks must pass the same rows.
-            ids: sample ids [B] of the anchors. The mean then leaves out the slot that holds the
-                anchor's own sample, which is no negative of it. None: all slots count.
+            ids: sample ids [B] of the anchors. The mean then leaves out the slots that hold the
+                anchor's own sample, which are no negatives of it. None: all slots count.
 
         Raises:
             ValueError: the rows are not unit rows [B, D], or the ids are not B integers.
@@ -145,13 +145,15 @@ class Measurements(Slots):
             total_B = score.total(z_BD, self.embeddings)
         count_B = torch.full_like(total_B, len(self))
         if ids is not None and len(self):
-            id_B = check_integers("anchor ids", ids, self.device, len(z_BD))
+            id_B = check_integers("anchor ids", ids, self.device, len(z_BD)).contiguous()
             order = torch.sort(self.ids)
-            at_B = torch.searchsorted(order.values, id_B.contiguous()).clamp(max=len(self) - 1)
-            own_BD = self.embeddings[order.indices[at_B]]
-            held_B = (order.values[at_B] == id_B).to(torch.float64)
-            total_B = total_B - held_B * score((z_BD * own_BD).sum(1)).to(torch.float64)
-            count_B = count_B - held_B
+            first_B = torch.searchsorted(order.values, id_B)
+            times_B = torch.searchsorted(order.values, id_B, right=True) - first_B
+            for nth in range(max(to_host(times_B).tolist(), default=0)):
+                own_BD = self.embeddings[order.indices[(first_B + nth).clamp(max=len(self) - 1)]]
+                own_B = score((z_BD * own_BD).sum(1)).to(torch.float64)
+                total_B = total_B - torch.where(nth < times_B, own_B, 0.0)
+            count_B = count_B - times_B
         both_2B: Tensor = self.group.all_reduce_sum(torch.stack([total_B, count_B]))
         return both_2B[0].clamp(min=0) / both_2B[1].clamp(min=1)
 

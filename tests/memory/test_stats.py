@@ -190,3 +190,18 @@ def test_the_prior_leaves_the_anchor_s_own_slot_out(score: Score, by: str) -> No
     assert empty.prior(z_BD, ids).tolist() == [0, 0, 0, 0]
     with pytest.raises(ValueError, match=r"anchor ids have shape \(3,\): must be \[4\]"):
         memory.prior(z_BD, ids[:3])
+
+
+def test_the_prior_leaves_out_every_slot_of_the_anchor_s_sample() -> None:
+    """A sample that is sent again keeps its id, so several slots may hold one id."""
+    memory, row_ND = (
+        WorkingMemory(6, 5, dtype=torch.float64),
+        unit_rows(np.random.default_rng(4), "uniform", 8, 5),
+    )
+    memory.add([1, 7, 1, 2, 1, 7], row_ND[:6])
+    found = memory.prior(row_ND[6:][[0, 1, 0]], [1, 7, 9])
+    for z_D, kept, value in zip(
+        row_ND[[6, 7, 6]], ([1, 3, 5], [0, 2, 3, 4], range(6)), found, strict=True
+    ):
+        expected = sum((1 + float(z_D @ row_ND[slot])) / 2 for slot in kept) / len(kept)
+        assert float(value) == pytest.approx(expected, abs=1e-9)
