@@ -108,7 +108,8 @@ class Duplicates:
             found.duplicate_B[turn] = True
             found.admitted_B[turn] = False
             cosine = np.where(close, near_Tb[row, :turn], -np.inf)
-            if self.action == "merge" and cosine.max() > cosine_B[turn] + unit:
+            unmerged = found.twin_B[turn] == NOBODY
+            if self.action == "merge" and (unmerged or cosine.max() > cosine_B[turn] + unit):
                 found.twin_B[turn] = found.held + int((cosine >= cosine.max() - unit).argmax())
 
 

@@ -5,6 +5,7 @@ Shapes: B newcomers, D embedding, K slots.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -176,3 +177,16 @@ def test_the_lowest_of_those_as_close_is_merged_into(
     admission = memory.add(torch.arange(held, 3), z_BD[held:])
     assert admission.refused.tolist() == [2]
     assert memory.multiplicity.tolist() == expected
+
+
+def test_a_newcomer_is_merged_if_only_another_newcomer_reaches_the_threshold() -> None:
+    """The cosines with the slot and with the other newcomer differ by less than the rounding."""
+    slot, near = 0.0, math.acos(0.9 - 1.5e-12)
+    other = near + math.acos(0.9 - 0.7e-12)
+    angle_N = torch.tensor([slot, other, near], dtype=torch.float64)
+    z_ND = torch.stack([angle_N.cos(), angle_N.sin()], dim=1)
+    memory = WorkingMemory(4, 2, duplicates=Duplicates(0.9, "merge"))
+    memory.add([0], z_ND[:1])
+    admission = memory.add([1, 2], z_ND[1:])
+    assert (admission.refused.tolist(), admission.merged.tolist()) == ([2], [1])
+    assert memory.multiplicity.tolist() == [1, 2]
