@@ -366,11 +366,13 @@ class NearDuplicates:
         assert images is not None  # checked by the constructor
         return sketch(images[slots.to(images.device)].to(self.device))
 
+    @in_full_precision
     def state(self) -> dict[str, Tensor]:
         """Return the state that is needed besides the memory for the same answers."""
         self._follow_the_slots()  # `load` counts no changes that are still to come
         return self._index.state()
 
+    @in_full_precision
     def load(self, state: dict[str, Tensor]) -> None:
         """Restore a result of `state`, with the memory as it was then."""
         self._forget()

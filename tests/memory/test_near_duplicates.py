@@ -403,6 +403,19 @@ def test_a_search_changes_no_saved_state_and_a_restored_test_goes_on_alike(
     assert states(asked=False, restored=True) == expected
 
 
+def test_a_state_that_is_saved_under_autocast_has_exact_keys(tiles: NDArray[np.uint8]) -> None:
+    memory = WorkingMemory(8, 2, Oldest(), (3, TILE, TILE))
+    test, picture_BCHW = NearDuplicates(memory), tensor(tiles[:8])
+    memory.add(torch.arange(8), torch.tensor([[1.0, 0.0]] * 8), picture_BCHW)
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        test.load({})
+        test.state()
+    found = test.find(picture_BCHW, picture_BCHW[:0], "count")
+    assert found.nearest_B.tolist() == list(range(8))
+    square_Bn, _ = test._index.nearest(key(sketch(picture_BCHW)), 1)
+    assert square_Bn.max() < 1e-4
+
+
 def test_a_restored_memory_goes_on_with_the_same_cells(
     tiles: NDArray[np.uint8], monkeypatch: pytest.MonkeyPatch
 ) -> None:
