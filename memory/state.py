@@ -416,6 +416,7 @@ class Stateful(Slots):
             self._move(device)
         return self
 
+    @in_full_precision
     def _move(self, device: torch.device) -> None:
         policy: State = self.eviction.state()
         strata, self._drift = self._strata.state(), self._drift.to(device)

@@ -124,7 +124,8 @@ def test_a_memory_moves_to_a_gpu_and_goes_on() -> None:
             z_BD = normalize(torch.randn(12, 4, generator=draw), dim=1)
             found = [memory.add(torch.arange(12) + 12 * turn, z_BD) for memory in memories]
             assert found[0].evicted.tolist() == found[1].evicted.tolist()
-            memories[1].to("cuda:0")
+            with torch.inference_mode():  # its tensors cannot be changed later
+                memories[1].to("cuda:0")
         assert memories[1].device.type == "cuda"
         assert memories[1].check_valid() == (True, "")
         state = {name: value.cpu() for name, value in memories[1].state_dict().items()}
