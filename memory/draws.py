@@ -76,10 +76,10 @@ class Draw:
     payload: dict[str, Tensor]  # [n, ...] by name
 
 
-def same(ids_B: Tensor, hashes_B: Tensor | None, ids_N: Tensor, hashes_N: Tensor) -> Tensor:
+def same(ids_B: Tensor, hashes_B: Tensor | None, ids_N: Tensor, hashes_N: Tensor | None) -> Tensor:
     """Return bool [B, N], True for the same sample, or the same content if both have a hash."""
     mask_BN = ids_B[:, None] == ids_N
-    if hashes_B is not None:
+    if hashes_B is not None and hashes_N is not None:
         mask_BN |= (hashes_B[:, None] == hashes_N) & (hashes_B != 0)[:, None]
     return mask_BN
 

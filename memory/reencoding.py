@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from stream_ssl.memory.checks import Array, check_count, check_embeddings, check_slots
+from stream_ssl.memory.checks import Array, Checked, check_count, check_embeddings, check_slots
 from stream_ssl.memory.compute import in_full_precision
 from stream_ssl.memory.descriptors import check_features
 from stream_ssl.memory.draws import Strata
@@ -97,18 +97,18 @@ class Reencoding(Slots):
                 is unchanged.
         """
         check_count("batch", batch, least=1)
-        all_slots = self.stalest(len(self)).sort().values if slots is None else slots
-        chosen = check_slots(all_slots, len(self), self.device)
+        every = Checked(torch.arange(len(self), device=self.device))
+        chosen = check_slots(every if slots is None else slots, len(self), self.device)
         new_RD = self.embeddings.new_empty(len(chosen), self.dim)
         for start in range(0, len(chosen), batch):
-            image_bCHW = self.images_of(chosen[start : start + batch])
+            image_bCHW = self.images_of(Checked(chosen[start : start + batch]))
             z_bD = check_embeddings(encode(image_bCHW), self.dim, self.device)
             if len(z_bD) != len(image_bCHW):
                 raise ValueError(
                     f"encode gave {len(z_bD)} rows for {len(image_bCHW)} images: must be one each"
                 )
             new_RD[start : start + batch] = z_bD
-        return self.refresh(chosen, new_RD)
+        return self.refresh(Checked(chosen), new_RD)
 
     @in_full_precision
     def describe_again(self, features: Callable[[Tensor], Tensor], batch: int = 256) -> None:
@@ -133,7 +133,8 @@ class Reencoding(Slots):
         every = torch.arange(len(self), device=self.device)
         parts = []
         for slots in every.tensor_split(-(-len(every) // check_count("batch", batch, least=1))):
-            parts.append(check_features(features(self.images_of(slots)), len(slots), self.device))
+            image_bCHW = self.images_of(Checked(slots))
+            parts.append(check_features(features(image_bCHW), len(slots), self.device))
         before_kA = self._columns.descriptor_kA.clone()
         row_kA = self.descriptor.redescribed(before_kA, torch.cat(parts), self.group)
         self._columns.descriptor_kA.copy_(row_kA)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from stream_ssl.batch import Batch
 from stream_ssl.losses import Loss
+from stream_ssl.memory.checks import Checked
 from stream_ssl.memory.compute import to_host
 from stream_ssl.methods.base import Transform, is_unit
 from stream_ssl.methods.negatives import MemoryNegatives, NegativeSet, Sampling
@@ -87,14 +88,14 @@ class DSimCLR(SimCLR):
             weight = next(self.encoder.parameters())  # a method may be cast, such as by double()
             # Chunks of equal size, because a small last chunk would have poor batch statistics.
             size = math.ceil(len(slots_k) / math.ceil(len(slots_k) / CHUNK))
-            chunks = (memory.images_of(slots) for slots in torch.split(slots_k, size))
+            chunks = (memory.images_of(Checked(slots)) for slots in torch.split(slots_k, size))
             views = (transform(chunk.to(weight.device)).to(weight) for chunk in chunks)
             z_kD = torch.cat([self.encode_keys(view) for view in views])
         if not bool(to_host(is_unit(z_kD))):
             slots_k, z_kD = slots_k[:0], z_kD[:0]
         # Counts are kept over all ranks, so a rank refreshes together with the others.
         if len(slots_k) or memory.group.size > 1:
-            memory.refresh(slots_k, z_kD)
+            memory.refresh(Checked(slots_k), Checked(z_kD))
 
     def check(self, memory: WorkingMemory, batch: int | None = None) -> None:
         super().check(memory, batch)

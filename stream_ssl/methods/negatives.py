@@ -16,6 +16,7 @@ from stream_ssl.batch import Batch
 from stream_ssl.losses import Loss, LossOutput, Mix
 from stream_ssl.losses.base import check_choice
 from stream_ssl.memory.checks import Checked
+from stream_ssl.memory.draws import same
 
 if TYPE_CHECKING:
     from stream_ssl.memory import WorkingMemory
@@ -59,10 +60,7 @@ class NegativeSet(NamedTuple):
 
 def batch_negatives(key_SD: Tensor, anchors: Batch[Tensor], keys: Batch[Tensor]) -> NegativeSet:
     """Return the keys of a batch; keys with the anchor's own id or content hash are masked."""
-    mask_BS = anchors.ids_B.unsqueeze(1) == keys.ids_B
-    if anchors.hashes_B is not None and keys.hashes_B is not None:
-        hashes_B1 = anchors.hashes_B.unsqueeze(1)
-        mask_BS |= (hashes_B1 == keys.hashes_B) & (hashes_B1 != 0)
+    mask_BS = same(anchors.ids_B, anchors.hashes_B, keys.ids_B, keys.hashes_B)
     return NegativeSet(key_SD, mask_BS, same_class(anchors.labels_B, keys.labels_B))
 
 
