@@ -119,7 +119,7 @@ def simulate(
             if shut_W[leaves]:
                 open_W = np.where(shut_W, -np.inf, count_W[: len(shut_W)])
                 leaves, most = int(open_W.argmax()), float(open_W.max())
-                leaves = leaves if most > -np.inf else None  # shut columns, or they have left
+                leaves = leaves if most > -np.inf else None  # no open sample is left
         if draws is not None and most < draws.at_least:
             leaves = draws.column(gate)
         if leaves is None:
