@@ -79,8 +79,9 @@ class Rows:
 
 
 class Columns:
-    """The storage of K slots. Slots 0 to occupied - 1 hold a sample. Rows are overwritten, never
-    moved.
+    """The storage of K slots. Slots 0 to occupied - 1 hold a sample.
+
+    A sample keeps its slot until the slot is overwritten. Only `load` moves samples.
 
     The slots are this process's shard of the slots of all ranks. Methods take slots of the shard,
     except `standing`, which takes slots numbered over all ranks.
