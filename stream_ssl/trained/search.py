@@ -33,6 +33,9 @@ from stream_ssl.trained.export import images_of
 BESIDE: Final = 255
 """Images of the memory that are encoded beside the query, if an embedding depends on its batch."""
 
+AGAIN: Final = 128
+"""The fewest slots that are encoded again, with the query, because their embeddings may be old."""
+
 TILE: Final = 96  # pixels, the side of a picture on the sheet
 COLUMNS: Final = 8
 CAPTION: Final = 14  # pixels
@@ -79,8 +82,9 @@ def search(
         checkpoint: the checkpoint's folder.
         image: the file of the picture.
         k: the number of slots, at least 1.
-        by: what is compared: the memory's embeddings, or the descriptors on which it counts
-            duplicates.
+        by: what is compared: embeddings, or the descriptors on which the memory counts duplicates.
+            The memory's embeddings are of different ages. The nearest AGAIN slots are therefore
+            encoded again in one batch with the query, and a picture that is held comes first.
         trust_code: import every class that the checkpoint names.
 
     Raises:
@@ -121,7 +125,12 @@ def search(
         descriptor.load(part(state, "descriptor"))
         feature_1F = _encoded(backbone, query_CHW, columns)
         query_1X = descriptor.describe(query_1X, query_CHW[None], feature_1F)
-    cosine_1k, slot_1k = nearest(query_1X.to(row_KX.dtype), row_KX, k)
+    cosine_1k, slot_1k = nearest(query_1X.to(row_KX.dtype), row_KX, max(k, AGAIN))
+    if by == "embeddings":
+        new_NX = _encoded(encoder, query_CHW, columns, slot_1k[0].tolist())
+        cosine_1k, order_1k = nearest(new_NX[:1], new_NX[1:], k)
+        slot_1k = slot_1k.gather(1, order_1k)
+    cosine_1k, slot_1k = cosine_1k[:, :k], slot_1k[:, :k]
     slots = slot_1k[0].numpy()
     origins = Origins()
     origins.load(origins_of(checkpoint), columns["ids"].tolist())
@@ -140,20 +149,25 @@ def search(
     return SearchResult(checkpoint, query_CHW.numpy(), hits)
 
 
-def _encoded(encoder: Encoder, query_CHW: Tensor, columns: dict[str, Tensor]) -> Tensor:
-    """Return the embedding or the features of the query, [1, X].
+def _encoded(
+    encoder: Encoder, query_CHW: Tensor, columns: dict[str, Tensor], slots: Sequence[int] = ()
+) -> Tensor:
+    """Return the embedding or the features of the query and of N slots, [1 + N, X].
 
-    With statistics of the batch, the query is encoded beside images of the memory. A batch of one
-    image has no statistics.
+    With statistics of the batch, they are encoded beside images of the whole memory. A batch of one
+    image has no statistics, and those of similar images would hide what they have in common.
     """
-    image_BCHW = query_CHW[None]
+    shown = list(slots)
     if encoder.statistics == "batch":
         held = len(columns["ids"])
-        beside = torch.linspace(0, held - 1, min(held, BESIDE)).long().numpy()
-        image_BCHW = torch.cat([image_BCHW, torch.from_numpy(images_of(columns, beside))])
+        shown += torch.linspace(0, held - 1, min(held, BESIDE)).long().tolist()
+    image_BCHW = query_CHW[None]
+    if shown:
+        beside_BCHW = torch.from_numpy(images_of(columns, np.array(shown)))
+        image_BCHW = torch.cat([image_BCHW, beside_BCHW])
     with torch.inference_mode():
         row_BX: Tensor = encoder(image_BCHW)
-    return row_BX[:1].clone()
+    return row_BX[: 1 + len(slots)].clone()
 
 
 # -- The contact sheet

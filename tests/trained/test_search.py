@@ -62,8 +62,9 @@ def test_the_table_is_a_sorted_list_of_cosines(
     image = picture_of(run, 5, tmp_path)
     assert cli.main(["search", str(run), str(image), "--k", "4"]) == 0
     rows = printed(capsys.readouterr().out)
-    z_1D = stream_ssl.load_encoder(run, "embeddings")(state["columns.images"][5:6])
-    cosine_k = (state["columns.embeddings"].double() @ z_1D[0].double()).tolist()
+    z_kD = stream_ssl.load_encoder(run, "embeddings")(state["columns.images"]).double()
+    cosine_k = (z_kD @ z_kD[5]).tolist()
+    assert (state["columns.embeddings"] - z_kD).abs().max() > 1e-3, "the memory's are older"
     expected = sorted(range(16), key=lambda slot: -cosine_k[slot])[:4]
     assert [int(row[1]) for row in rows] == expected
     for row, slot in zip(rows, expected, strict=True):
@@ -115,11 +116,18 @@ def test_an_embedding_of_a_batch_is_made_beside_images_of_the_memory(
     image = picture_of(tmp_path / "run", 7, tmp_path)
     assert search.main([str(tmp_path / "run"), str(image), "--k", "16"]) == 0
     state = load_file(tmp_path / "run" / "checkpoints" / "latest" / "memory.safetensors")
-    image_BCHW = state["columns.images"][[7, *range(16)]]
-    z_D = stream_ssl.load_encoder(tmp_path / "run", "embeddings")(image_BCHW)[0]
-    for row in printed(capsys.readouterr().out):
-        cosine = float(state["columns.embeddings"][int(row[1])] @ z_D)
-        assert float(row[0]) == pytest.approx(cosine, abs=1e-4)
+    stored_kD, encoder = (
+        state["columns.embeddings"],
+        stream_ssl.load_encoder(tmp_path / "run", "embeddings"),
+    )
+    z_D = encoder(state["columns.images"][[7, *range(16)]])[0]
+    order_k = (stored_kD @ z_D).argsort(descending=True).tolist()
+    z_BD = encoder(state["columns.images"][[7, *order_k, *range(16)]])
+    cosine = dict(zip(order_k, (z_BD[1:17] @ z_BD[0]).tolist(), strict=True))
+    rows = printed(capsys.readouterr().out)
+    assert rows[0][:2] == ["1.0000", "7"], "the picture itself comes first"
+    for row in rows:
+        assert float(row[0]) == pytest.approx(cosine[int(row[1])], abs=1e-4)
 
 
 def test_pictures_are_written_as_png_and_as_html(tmp_path: Path) -> None:
