@@ -108,13 +108,13 @@ class ReceiverChecks:
         by_producer = figures.by("producer_samples_total", "producer")
         finished = figures.by("producer_finished", "producer")
         came = {*by_producer, *finished}  # some may have sent nothing yet
-        ended = by_producer and all(finished.get(who) == SOURCE_ENDED for who in came)
+        ended = came and all(finished.get(who) == SOURCE_ENDED for who in came)
         # A producer may connect, send and leave between two looks.
         arrived, self._received = received[""] != self._received, received[""]
         absent = connected == 0 and not arrived and not ended
         gone = self._trends.held("no-producers", absent)
         if gone > at.NO_PRODUCER_SECONDS:
-            before = "since the start" if not received[""] > 0 else f"for {seconds(gone)}"
+            before = f"for {seconds(gone)}" if came else "since the start"
             left = sorted(who for who in came if not finished.get(who))
             names = f"; {few(left, MOST_NAMED)} did not end normally" if left else ""
             yield "no-producers", "", f"no producer has been connected {before}{names}"

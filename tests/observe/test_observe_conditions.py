@@ -526,6 +526,16 @@ def test_sources_that_have_ended_are_not_waited_for() -> None:
     assert set(world.lit) == {("no-producers", "")}
 
 
+def test_a_source_whose_samples_were_all_there_has_ended() -> None:
+    """After a restart of the receiver, a repeated command has nothing to send, and ends."""
+    world = World("receiver")
+    world.receiver.started()
+    world.pass_(300, idle(world, producers=0, producer_finished={"yard": 2.0}))
+    assert world.lit == {}
+    world.pass_(120, idle(world, producers=0, producer_finished={"yard": 1.0}))
+    assert "no producer has been connected for" in world.lit["no-producers", ""]
+
+
 def test_a_producer_that_got_no_credit_has_not_ended() -> None:
     """It connected, could send nothing, and was stopped: its source has more."""
     world = World("receiver")
