@@ -197,7 +197,8 @@ TABLE: tuple[Condition, ...] = (
     Condition(
         "loop-stopped", "both", "critical",
         "the main loop of a process has stopped, though its port answers",
-        "Read the process's log, then restart it. The process continues where it was.",
+        "After a machine has slept, the condition ends by itself. If it stays, read the process's "
+        "log, and restart the process: it continues where it was.",
     ),
     Condition(
         "process-hung", "both", "critical",
