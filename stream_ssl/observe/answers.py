@@ -326,9 +326,10 @@ def _producers(
             told.append(f"The same condition holds for {few(others, MOST_PRODUCERS)}")
     if lit:
         return Answer("Producers", _level(lit), _sentences(told), [*_runbooks(lit), *links])
-    level: Level = "good" if (connected and speed) or ended is not None else "watch"
+    # A condition begins when nobody has been connected for a while.
+    level: Level = "watch" if connected else "wait"
+    level = "good" if (connected and speed) or ended is not None else level
     level = "watch" if any(row["used"] <= 1 - DROPPED_SHARE for row in useless) else level
-    level = "wait" if not connected and best is None and ended is None else level
     return Answer("Producers", level, _sentences(told), links)
 
 
@@ -415,7 +416,7 @@ def _to_do(
             says = f"No condition holds, but look at {one.question}: {one.says}"
             return Answer("To do", "watch", says, one.links)
     learning, _, producers, _ = others
-    if producers.level == "wait":  # none has sent anything to this learner
+    if producers.level == "wait":  # none is connected
         says = "Start a producer: stream-ssl produce, or a program of your own."
         return Answer("To do", "wait", says, [])
     if ended and not learner.get("facts", {}).get("unread"):

@@ -452,9 +452,12 @@ def test_producers_that_have_left_have_no_rate(healthy: Run) -> None:
     receiver = healthy.states()["receiver"]
     left = {**receiver, "figures": {**receiver["figures"], "producers": 0.0}}
     assert left["figures"]["received"] == 2.0, "a mean of the seconds before"
-    found = asked(healthy, receiver=left)["Producers"]
-    assert found.says.startswith("No producer is connected. In the last 10 min, each producer")
-    assert found.level == "watch"
+    found = asked(healthy, receiver=left)
+    start = "No producer is connected. In the last 10 min, each producer"
+    assert found["Producers"].says.startswith(start)
+    # A condition begins when nobody has been connected for a while.
+    assert (found["Producers"].level, found["To do"].level) == ("wait", "wait")
+    assert found["To do"].says.startswith("Start a producer: stream-ssl produce")
 
 
 def test_sources_that_have_ended_are_no_fault() -> None:
