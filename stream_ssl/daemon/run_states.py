@@ -88,6 +88,8 @@ class RunFolder:
             state = ask_state(entry["http"], name.partition("-")[0], token)
             if state is not None:
                 told[name] = state
+        if told:
+            check_no_copy(self._folder)
         ranks = len(self._ranks(endpoints, token)) if "learner" in told else 1
         # An earlier start of the group may have had more ranks.
         kept = [name for name in endpoints if name[0] == "r" or rank_of(name) < max(1, ranks)]
@@ -266,6 +268,22 @@ def silence(
 def broken_file(run: Path) -> str | None:
     """Return why an endpoints.json of the run cannot be used, or None."""
     return next((why for one in (run, *receivers_of(run).values()) if (why := fault(one))), None)
+
+
+def check_no_copy(run: Path) -> None:
+    """Raise ValueError if the processes that answer are those of another folder.
+
+    The folder is then a copy. In a container, the same folder may have another path, which then
+    does not exist here.
+    """
+    for entry in load(run).values():
+        if isinstance(record := entry.get("record"), str):
+            original = Path(record).parent
+            if original.is_dir() and not original.samefile(run):
+                raise ValueError(
+                    f"{run} is a copy of the run in {original}, whose processes answer: give that "
+                    "folder"
+                )
 
 
 def _role_of(run: Path, name: str) -> tuple[Path, str]:

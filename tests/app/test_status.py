@@ -279,6 +279,24 @@ def test_totals_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert (figures["learner"]["step"], figures["learner"]["checkpoint_step"]) == (1234, 400)
 
 
+def test_a_copied_folder_does_not_show_the_original_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, copy = tmp_path / "run", tmp_path / "copy"
+    run.mkdir()
+    copy.mkdir()
+    with Server(started().registry, Health(), "learner") as server:
+        entry = {"http": server.address, "record": str(run / "learner")}
+        for folder in (run, copy):
+            (folder / FILE).write_text(json.dumps({"learner": entry}))
+        status.main([str(run), "--seconds", "0.01"])
+        assert "is a copy" not in "".join(capsys.readouterr())
+        assert status.main([str(copy), "--seconds", "0.01"]) == 1
+    told = " ".join("".join(capsys.readouterr()).split())
+    assert "is a copy of the run in" in told
+    assert "whose processes answer: give that folder" in told
+
+
 def test_five_answers_come_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With a receiver that answers and a learner that does not, as text and as JSON."""
     metrics, run = ReceiverMetrics(CollectorRegistry()), tmp_path / "x[bold]y"

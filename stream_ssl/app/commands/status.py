@@ -26,6 +26,7 @@ from stream_ssl.daemon.run_states import (
     RunPage,
     ask_state,
     broken_file,
+    check_no_copy,
     endpoints_of,
     not_a_folder,
     rank_of,
@@ -172,6 +173,8 @@ def of_folder(run: Path, seconds: float | None, json: bool, health: str | None) 
             console.print(told, markup=False, highlight=False, soft_wrap=True)
         return FAILED
     figures = measure(addresses, seconds or SHORT, token)
+    if any(figures["up"].values()):
+        check_no_copy(run)
     silent = silence(run, endpoints, [role for role, up in figures["up"].items() if not up])
     keys = {"starting": "pid"} | {key: key for key in ("unknown", "hung", "ended", "absent")}
     for told, key in keys.items():
