@@ -234,9 +234,9 @@ def _classes(history: History) -> Table:
     return table
 
 
-def line(history: History, progress: DemoProgress) -> str:
-    """Return the page as one line, for logs."""
-    start = f"[{clock(progress.elapsed)}] {progress.stage}: "
+def line(history: History, progress: DemoProgress, seconds: float) -> str:
+    """Return the page as one line, for logs, `seconds` after the first line."""
+    start = f"[{clock(seconds)}] {progress.stage}: "
     if progress.stage not in MEASURED:
         return start + progress.detail
     parts = [
@@ -282,6 +282,7 @@ class Display:
         self._console = console
         self._every = every
         self._now = now
+        self._start: float | None = None
         self._next = 0.0
         self._shown: Stage | None = None
         self._live: Live | None = None
@@ -307,11 +308,12 @@ class Display:
         changed = self._progress.stage != self._shown
         due = self._progress.stage in MEASURED and self._now() >= self._next
         if self._live is None and (changed or due):
+            now = self._now()
+            self._start = now if self._start is None else self._start
             self._shown = self._progress.stage
-            self._next = self._now() + self._every
-            self._console.print(
-                line(self._history, self._progress), highlight=False, soft_wrap=True
-            )
+            self._next = now + self._every
+            text = line(self._history, self._progress, now - self._start)
+            self._console.print(text, highlight=False, soft_wrap=True)
 
     def _page(self) -> RenderableType:
         return page(

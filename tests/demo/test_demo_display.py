@@ -92,11 +92,11 @@ def test_units():
 
 
 def test_line_says_the_same_in_words():
-    text = line(made_up_history(60), DemoProgress(120, "training", 60))
+    text = line(made_up_history(60), DemoProgress(120, "training", 60), 60)
     assert text.startswith("[1:00] training: 400 samples/s, 0.31 MB/s, lag 0.6 s, step 360, loss ")
     assert "queue collides 57.2%" in text
     assert "effective classes: stream 3.0, queue 3.0, DUEL memory 9." in text
-    assert "nan" not in line(History(), DemoProgress(120, "streaming"))
+    assert "nan" not in line(History(), DemoProgress(120, "streaming"), 0)
 
 
 def test_without_a_terminal_a_line_comes_now_and_then():
@@ -112,13 +112,22 @@ def test_without_a_terminal_a_line_comes_now_and_then():
         shown.update()
         now = 6.0
         shown.update("checkpoint", "writing the checkpoint")
+        now = 79.0
+        shown.update("report")
     lines = file.getvalue().splitlines()
     assert [text.split(":")[1].split("]")[1].strip() for text in lines] == [
         "streaming",
         "streaming",
         "checkpoint",
+        "report",
     ]
-    assert lines[-1].endswith("writing the checkpoint")
+    assert [text[: text.index("]") + 1] for text in lines] == [
+        "[0:00]",
+        "[0:05]",
+        "[0:06]",
+        "[1:19]",
+    ]
+    assert lines[2].endswith("writing the checkpoint")
     assert "\x1b" not in file.getvalue()
 
 
