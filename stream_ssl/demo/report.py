@@ -109,7 +109,7 @@ def headlines(f: Figures) -> list[tuple[str, str, str]]:
         (
             f"{f['memory_pictures']:,.0f}",
             f"different pictures are in the {f['memory_slots']:,.0f} slots of the DUEL memory",
-            f"{f['queue_pictures']:,.0f} in the queue",
+            f"{f['queue_pictures']:,.0f} in a queue of the same size",
         ),
         (
             f"{f['knn_memory_accuracy']:.1%}",
@@ -121,10 +121,14 @@ def headlines(f: Figures) -> list[tuple[str, str, str]]:
         ),
         (
             f"{f['received_samples']:,.0f}",
-            "samples were received, and were on disk before they were acknowledged",
             (
-                f"the learner read {f['read_samples']:,.0f}, and dropped "
-                f"{f['dropped_samples']:,.0f} as near-duplicates"
+                "samples were received for the DUEL memory, and were on disk before they were "
+                "acknowledged"
+            ),
+            (
+                f"its learner read {f['read_samples']:,.0f}, and dropped "
+                f"{f['dropped_samples']:,.0f} as near-duplicates before the stop; the queue's "
+                f"learner read {f['queue_read_samples']:,.0f} from a producer of its own"
             ),
         ),
     ]

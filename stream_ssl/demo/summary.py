@@ -49,6 +49,7 @@ def figures(history: History, evaluation: DemoEvaluation, sent: Replay) -> Figur
         "queue_pictures": float(len(set(sent.newest_originals))),
         **_flow(history),
         **_learning(history, evaluation),
+        "memory_slots": float(len(held)),  # of the checkpoint, like the pictures
         **_balance(history),
         **_resources(history),
         **_accuracy(evaluation),
@@ -119,7 +120,6 @@ def _balance(history: History) -> Figures:
     found: Figures = {
         name: history.last(f"stream_ssl_{metric}", memory="working")
         for name, metric in (
-            ("memory_slots", "memory_slots"),
             ("memory_capacity_slots", "memory_capacity_slots"),
             ("evicted_samples", "memory_evictions_total"),
         )
@@ -194,7 +194,7 @@ def _rows(f: Figures) -> Sequence[tuple[str, str, str]]:
     memory, queue = "memory_true_collision_probability", "queue_true_collision_probability"
     return (
         (
-            "received",
+            "received for the DUEL memory",
             f"{f['received_samples']:,.0f} samples",
             (
                 f"{f['received_samples_per_second']:,.0f}/s, "
@@ -206,14 +206,18 @@ def _rows(f: Figures) -> Sequence[tuple[str, str, str]]:
             "the DUEL memory's learner",
             f"{f['updates']:,.0f} updates",
             (
-                f"of {f['read_samples']:,.0f} samples read, {f['dropped_samples']:,.0f} were "
-                f"dropped as near-duplicates; lag {f['lag_median_seconds']:.1f} s (median)"
+                f"{f['read_samples']:,.0f} samples read; {f['dropped_samples']:,.0f} dropped as "
+                "near-duplicates before the stop; "
+                f"lag {f['lag_median_seconds']:.1f} s (median)"
             ),
         ),
         (
             "the queue's learner",
             f"{f['queue_updates']:,.0f} updates",
-            f"{f['queue_read_samples']:,.0f} samples read, in the same time",
+            (
+                f"{f['queue_read_samples']:,.0f} samples read in the same time, from its own "
+                "receiver and producer"
+            ),
         ),
         ("loss at the end", f"{f['loss_last_nats']:.3f} nats", ""),
         (
@@ -224,7 +228,7 @@ def _rows(f: Figures) -> Sequence[tuple[str, str, str]]:
         (
             "different pictures held",
             f"{f['memory_pictures']:,.0f} in the DUEL memory",
-            f"{f['queue_pictures']:,.0f} in the queue",
+            f"{f['queue_pictures']:,.0f} in a queue of the same size",
         ),
         (
             "negatives of the sample's own class",

@@ -85,8 +85,9 @@ def test_page_carries_the_figures(read):
     assert "78.0%" in text
     assert "48,000" in text
     assert "90 % of them show one of 16 scenes" in text
-    assert "4 different pictures in 1,024 slots" in text
-    assert "evicts the slot with the most duplicates, and holds 577 different pictures." in text
+    assert "4 different pictures in 640 slots" in text
+    assert "640 of its 1,024 slots hold a sample. It holds 577 different pictures" in text
+    assert text.count("576 of its 640 slots, drawn at random, in order of their class") == 2
     assert "the DUEL memory ended 12.0 points above the one trained with a queue" in text
     assert "It ended 8.0 points above the same encoder before training" in text
     assert "within the noise of the probe (-1.0 points) of raw pixels" in text
@@ -118,6 +119,8 @@ def test_a_demo_without_evictions_does_not_speak_of_them(found, tmp_path):
     text = " ".join(path.read_text().split())
     assert "DUEL memory evicted nothing: 700 of its 1,024 slots hold a sample" in text
     assert "evicts" not in text
+    report.write(path, *parts[:2], short | {"memory_slots": 1024.0}, *parts[3:])
+    assert "evicts the slot with the most duplicates" in " ".join(path.read_text().split())
 
 
 def test_the_legend_of_the_flow_is_below_its_title(page):
@@ -153,7 +156,7 @@ def test_summary_has_every_figure_by_name(found, tmp_path):
     assert kept["received_megabytes_per_second"] == pytest.approx(0.3136)
     assert (kept["updates"], kept["dropped_samples"]) == (720, 12_000)
     assert kept["read_samples"] == 45_600
-    assert kept["memory_slots"] == 1024
+    assert kept["memory_slots"] == 640
     assert kept["memory_near_duplicates"] == pytest.approx(63 / 640)
     assert kept["queue_near_duplicates"] == pytest.approx(636 / 640)
     assert (kept["memory_pictures"], kept["queue_pictures"]) == (577, 4)
