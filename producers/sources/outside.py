@@ -8,7 +8,7 @@ import itertools
 import json
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -27,12 +27,13 @@ def listed() -> dict[str, EntryPoint]:
     return {one.name: one for one in entry_points(group=GROUP) if one.name not in SOURCES}
 
 
-def find_source(name: str) -> type[Source]:
+def find_source(name: str, choices: Iterable[str] | None = None) -> type[Source]:
     """Return the class of a source.
 
     Args:
         name: a name in `SOURCES`, an entry point of the group `stream_ssl.sources`, or a class path
             such as my_package.sources.Mine. The latter two run code of their package.
+        choices: the names that the error lists; None: all names.
 
     Raises:
         ValueError: there is no such source, or its class is no source.
@@ -42,12 +43,14 @@ def find_source(name: str) -> type[Source]:
     if (entry := listed().get(name)) is not None:
         return _source_class(entry.value.partition("[")[0].strip().replace(":", "."))
     if "." not in name:
-        known = ", ".join([*SOURCES, *listed()])
-        raise ValueError(
-            f"source {name!r}: must be one of {known}, or a class path such as "
-            "my_package.sources.Mine"
-        )
+        known = [*SOURCES, *listed()] if choices is None else choices
+        raise ValueError(f"source {name!r}: {must_be_one_of(known)}")
     return _source_class(name)
+
+
+def must_be_one_of(names: Iterable[str]) -> str:
+    """Return the end of an error about the name of a source."""
+    return f"must be one of {', '.join(names)}, or a class path such as my_package.sources.Mine"
 
 
 def build_source(cls: Callable[..., Source], arguments: Mapping[str, Any]) -> Source:

@@ -163,6 +163,7 @@ class Curator:
         ValueError: an argument is outside its range, the folder belongs to other arguments, or the
             pretrained weights are not installed.
         OSError: the folder cannot be written.
+        MemoryError, RuntimeError: `keep` pictures do not fit into the memory.
     """
 
     def __init__(
@@ -177,6 +178,8 @@ class Curator:
     ) -> None:
         if keep < 1:
             raise ValueError(f"keep is {keep}: must be at least 1 picture")
+        if keep * 3 * size**2 >= 1 << 63:  # torch would raise errors about its integers
+            raise MemoryError
         if size < 32:
             raise ValueError(f"size is {size}: pictures are compared at 32 x 32 pixels or more")
         self._settings: dict[str, Any] = {

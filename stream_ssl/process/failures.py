@@ -61,6 +61,9 @@ TRUST_CODE = (
 
 NO_MEMORY = re.compile("out of memory|can't allocate memory|not enough memory", re.IGNORECASE)
 
+ALLOCATED = re.compile(r"allocate ([\d.]+ ?(?:bytes|[KMGTPE]iB))")
+"""The memory that torch or NumPy asked for, in its error."""
+
 NO_SPACE = "failed to map segment"
 """The loader's text about a library that does not fit into the address space (ulimit -v)."""
 
@@ -107,8 +110,14 @@ def configuring(if_too_large: str = "lower memory.capacity") -> Iterator[None]:
         if not (isinstance(error, MemoryError) or NO_MEMORY.search(str(error))):
             raise
         raise Misconfigured(
-            f"this machine has too little memory ({first_line(error)}): {if_too_large}"
+            f"{if_too_large}: this machine has too little memory{_amount(error)}"
         ) from error
+
+
+def _amount(error: BaseException) -> str:
+    """Return the memory that an error of torch or NumPy asked for, in brackets, or ""."""
+    found = ALLOCATED.search(str(error))
+    return f" (needed: {found[1]})" if found else ""
 
 
 def of_another(path: Path | str) -> str:

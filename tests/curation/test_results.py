@@ -152,7 +152,7 @@ def test_a_source_of_a_users_own_is_curated(
     assert parquet.read_table(tmp_path / "out" / "curated.parquet").num_rows == 90
     bare = ["--keep", "2", "--out", str(tmp_path / "bare")]
     assert curate.main(["mine_to_curate.Bare", *bare]) == 0
-    for name, said in (("Other", "has no class 'Other'"), ("Broker", "invalid choice: 'mine_to")):
+    for name, said in (("Other", "has no class 'Other'"), ("Broker", "Broker' is a broker, ")):
         with pytest.raises(SystemExit):
             curate.main([f"mine_to_curate.{name}", *options])
         assert said in capsys.readouterr().err
@@ -173,7 +173,14 @@ def test_a_set_without_any_picture_is_an_error(
         assert all(about.row_group(n).num_rows for n in range(about.num_row_groups))
     with pytest.raises(SystemExit):
         curate.main(["npy", "--source.file", "x.npy", *options])
-    assert "invalid choice: 'npy' (choose from 'camera'" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        curate.main(["imagez", *options])
+    of_unknown = capsys.readouterr().err
+    assert "source 'npy' reads vectors, not pictures, and cannot be curated: must be" in said
+    assert "source 'imagez': must be one of camera, " in of_unknown
+    assert said.partition(": must be one of")[2] == of_unknown.partition(": must be one of")[2]
+    assert "kafka" not in of_unknown
 
 
 def test_wrong_folders_are_refused(
@@ -329,9 +336,11 @@ def test_errors_name_the_option_of_this_command(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     out = tmp_path / "out"
-    huge = [*options_of(folder, out), "--keep", str(10**10)]
-    assert curate.main(huge) == 2
-    assert caplog.records[-1].message.endswith(": lower --keep")
+    for keep in (10**10, 10**20):
+        assert curate.main([*options_of(folder, out), "--keep", str(keep)]) == 2
+        said = caplog.records[-1].message
+        assert said.startswith(f"lower --keep, because {keep:,} pictures do not fit: this machine")
+        assert "alloc_cpu" not in said
 
 
 def test_a_pass_does_not_continue_with_another_source(

@@ -28,7 +28,12 @@ from stream_ssl.process.signals import stop_source_on_signals
 from stream_ssl.process.threads import share_cores
 from stream_ssl.producers.sources import SOURCES, NpyVectors, Source
 from stream_ssl.producers.sources.base import SourceError
-from stream_ssl.producers.sources.outside import build_source, find_source
+from stream_ssl.producers.sources.outside import (
+    build_source,
+    find_source,
+    listed,
+    must_be_one_of,
+)
 
 if TYPE_CHECKING:
     from stream_ssl.curation import Curator
@@ -67,16 +72,20 @@ def main(arguments: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     known = [name for name, cls in SOURCES.items() if is_curated(cls)]
+    known += listed()  # a source from outside is judged once it is chosen
     own = "or the path of your own class, such as my_package.sources.Mine"
     names.add_argument("source", metavar="SOURCE", help=", ".join([*known, own]))
     chosen = names.parse_args(list(arguments[:1]))
     try:
-        cls = find_source(chosen.source)
+        cls = find_source(chosen.source, known)
     except ValueError as error:
         names.error(str(error))
     if not is_curated(cls):
-        choices = ", ".join(map(repr, known))
-        names.error(f"argument SOURCE: invalid choice: {chosen.source!r} (choose from {choices})")
+        is_vectors = cls is NpyVectors
+        broker = "is a broker, which waits for acknowledgements"
+        kind = "reads vectors, not pictures" if is_vectors else broker
+        must = must_be_one_of(known)
+        names.error(f"source {chosen.source!r} {kind}, and cannot be curated: {must}")
     parser = curate_parser(chosen.source)
     check_files(parser, arguments[1:])
     settings = parser.parse_args(list(arguments[1:]))
@@ -133,7 +142,7 @@ def curate(settings: Namespace, cls: Callable[..., Source]) -> bool:
         only_writer(out, f"--out {out}: another `curate` writes there; choose another folder"),
         writing("--out", out, "and then the same command continues"),
     ):
-        with configuring("lower --keep"):
+        with configuring(f"lower --keep, because {settings.keep:,} pictures do not fit"):
             _check_out(out)  # another process may have finished by now
             options = {name: settings[name] for name in ("keep", "features", "size", "seed", "fit")}
             curator = Curator(out / STATE, **options)
