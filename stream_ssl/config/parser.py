@@ -8,7 +8,7 @@ import math
 import os
 import pydoc
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from itertools import pairwise, zip_longest
 from pathlib import Path
 from types import NoneType
@@ -166,7 +166,12 @@ class Parser(ArgumentParser):
             message = self._no_section(keys[0], value[1], written)
         elif option:
             place = self._place(option)
-        said = hinted(message, written, getattr(self, "args", ()))
+        needed = {
+            one.dest
+            for one in self._actions
+            if one.default is None and NoneType not in get_args(getattr(one, "_typehint", None))
+        }
+        said = hinted(message, written, getattr(self, "args", ()), needed)
         super().error(
             place + TYPED.sub(lambda found: self._typed(option, *found.groups()), said), ex
         )
@@ -275,7 +280,12 @@ def _not_finite(name: str, value: object) -> Iterator[tuple[str, float]]:
             yield from _not_finite(name, part)
 
 
-def hinted(message: str, written: Mapping[str, str], given: Sequence[str] = ()) -> str:
+def hinted(
+    message: str,
+    written: Mapping[str, str],
+    given: Sequence[str] = (),
+    needed: Set[str] = frozenset(),
+) -> str:
     """Return an error of jsonargparse with the options as users write them, and a suggestion.
 
     Args:
@@ -283,6 +293,7 @@ def hinted(message: str, written: Mapping[str, str], given: Sequence[str] = ()) 
         written: the written form of each option by its name, such as
             {"learner.seed": "--learner.seed", "run": "RUN"}.
         given: the command line.
+        needed: the names of the required options.
     """
     if (number := NOT_FINITE.search(message)) and (keys := KEY.findall(message)):
         return finite(".init_args.".join(keys), number[1])
@@ -299,7 +310,7 @@ def hinted(message: str, written: Mapping[str, str], given: Sequence[str] = ()) 
     if unknown := re.match(r"unrecognized arguments: --([^\s=]+)", message):
         wrong = unknown[1]
     elif message.startswith("unrecognized arguments: "):
-        return message + _of_paths(message, written, given)
+        return message + _of_paths(message, written, given, needed)
     elif unknown := IN_GROUP.fullmatch(message):
         wrong = f"{unknown[1]}.{unknown[2]}"
     elif unknown := REFUSED.search(message):
@@ -311,7 +322,9 @@ def hinted(message: str, written: Mapping[str, str], given: Sequence[str] = ()) 
     return message + _instead(wrong, written)
 
 
-def _of_paths(message: str, written: Mapping[str, str], given: Sequence[str]) -> str:
+def _of_paths(
+    message: str, written: Mapping[str, str], given: Sequence[str], needed: Set[str]
+) -> str:
     """Return the remedy for paths that no option takes, as the end of the error; "" without any."""
     paths = [one for one in given if f" {one} " in f"{message} " and os.access(one, os.F_OK)]
     if not paths:
@@ -320,6 +333,11 @@ def _of_paths(message: str, written: Mapping[str, str], given: Sequence[str]) ->
         return f"; another config file needs its option: --config {paths[0]}"
     if not any(name.startswith("source.") for name in written):
         return ""
+    before = given[: given.index(paths[0])]
+    of_source = [one for one in before[-2:] if one.startswith("--source.")]
+    if not of_source:  # no pattern stood where these paths stand
+        first = [one for name, one in written.items() if name in needed and name[:7] == "source."]
+        return f"; the source takes it as an option: {first[0]} {paths[0]}" if first else ""
     pattern = Path(paths[0]).parent / f"*{Path(paths[0]).suffix}"
     return (
         "; an option takes one path, and the shell replaces a pattern by many: quote the pattern, "

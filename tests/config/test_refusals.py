@@ -18,7 +18,7 @@ from forked import Forked, daemon
 from harness import TINY, processes
 from table import table
 
-from stream_ssl.app.commands import check, embed, keys, learner, produce, receiver, status
+from stream_ssl.app.commands import check, curate, embed, keys, learner, produce, receiver, status
 from stream_ssl.app.commands import run as run_command
 from stream_ssl.app.commands.evaluate import evaluate_parser
 from stream_ssl.config import build, options
@@ -139,6 +139,11 @@ def test_a_file_is_looked_at_however_it_is_named(
             produce.main,
             ("--source.count", "5", str(ROOT / "Makefile")),
             "quote the pattern, such as '",
+        ),
+        (
+            curate.main,
+            ("images", str(ROOT / "docs"), "--keep", "50", "--out", "cf"),
+            f"; the source takes it as an option: --source.root {ROOT / 'docs'}\n",
         ),
         (check.main, ("--run", ""), "run is empty: give the folder of the run\n"),
         (check.main, ("--run", "a/" + "b" * 256), "run has a name of 256 bytes: at most 255 are"),
