@@ -97,6 +97,13 @@ def test_json_of_a_run_that_never_started_is_json(
 ) -> None:
     assert status.main([str(tmp_path), "--json"]) == 1
     assert "no run has started here" in json.loads(capsys.readouterr().out)["error"]
+    (tmp_path / "no-run").mkdir()
+    for name in "dabc":
+        (tmp_path / name / "journal").mkdir(parents=True)
+    assert status.main([str(tmp_path), "--json"]) == 1
+    said = json.loads(capsys.readouterr().out)["error"]
+    named = "; ".join(str(tmp_path / name) for name in "abc")
+    assert said == f"{tmp_path} is no run, but holds {named}: give one of these folders"
 
 
 def test_a_run_that_was_stopped_is_told_how_it_goes_on(

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import partial
 from http import HTTPStatus
 from http.client import HTTPException
+from itertools import islice
 from json import dumps, loads
 from operator import itemgetter
 from pathlib import Path
@@ -143,6 +144,12 @@ def of_page(page: RunPage, json: bool) -> int:
     return FAILED if any("error" in state for state in reading.states.values()) else DONE
 
 
+def runs_below(folder: Path, most: int = 3) -> list[str]:
+    """Return the first folders in `folder` in which a run has started, `most` at most."""
+    found = (one for one in sorted(folder.glob("*/")) if (one / "journal").exists())
+    return [printable(str(one)) for one in islice(found, most)]
+
+
 def of_folder(run: Path, seconds: float | None, json: bool, health: str | None) -> int:
     """Print the answers and the figures of the run in a folder.
 
@@ -161,6 +168,11 @@ def of_folder(run: Path, seconds: float | None, json: bool, health: str | None) 
     }
     if not addresses and len(nobody) == len(ROLES):
         told = f"{run}: no run has started here. Start it with: stream-ssl run CONFIG --run {run}"
+        if below := runs_below(run):
+            told = (
+                f"{run} is no run, but holds {'; '.join(below)}: give "
+                f"{'that folder' if len(below) == 1 else 'one of these folders'}"
+            )
         if (run / "journal").exists():
             told = f"{run}: no process of the run is running. Continue with: stream-ssl run CONFIG"
         if broken is not None:
