@@ -35,7 +35,7 @@ from stream_ssl.memory.near_duplicates import NearDuplicates
 from stream_ssl.memory.sketches import SIDE
 from stream_ssl.memory.state import part
 from stream_ssl.originals import Originals
-from stream_ssl.producers.sources.base import Source
+from stream_ssl.producers.sources.base import Skipped, Source
 from stream_ssl.wire.sample import Position, Sample
 
 log = logging.getLogger(__name__)
@@ -129,12 +129,14 @@ class Progress:
         dropped: samples that repeat another picture.
         bad: samples that cannot be decoded, by reason.
         kept: pictures that are kept.
+        left_out: what the source left out, by reason.
     """
 
     read: int
     dropped: int
     bad: dict[str, int]
     kept: int
+    left_out: dict[str, int]
 
 
 class Curator:
@@ -204,6 +206,7 @@ class Curator:
         self._dropped_rows, self._bad_rows = Rows(folder / DROPPED), Rows(folder / BAD)
         self._names: list[tuple[str, str]] = []  # source and id of each picture in `_seen`
         self._read, self._dropped, self._bad = 0, 0, Counter[str]()
+        self._left_out = Counter[str]()
         self.pair_P2CHW = torch.zeros(0, 2, *shape, dtype=torch.uint8)
         self._position: Position = None
         self._saves = Saves(folder)
@@ -219,7 +222,8 @@ class Curator:
     @property
     def progress(self) -> Progress:
         """The counts so far."""
-        return Progress(self._read, self._dropped, dict(self._bad), len(self.memory))
+        counts = self._read, self._dropped, dict(self._bad), len(self.memory)
+        return Progress(*counts, dict(self._left_out))
 
     def dropped(self) -> Iterator[Dropped]:
         """Yield the pictures that were dropped as near-duplicates, in order."""
@@ -246,10 +250,16 @@ class Curator:
             OSError: the disk is full or failed. The last saved state remains.
         """
         due_s = time.monotonic() + SAVE_SECONDS
+        found = getattr(source, "skipped", None)
+        skipped = found.by_reason if isinstance(found, Skipped) else Counter[str]()
+        before = self._left_out.copy()
+        if self._position is not None:  # the list of files was made again, and counted again
+            before.subtract(skipped)
         samples = source.samples(self._position)
         with ThreadPoolExecutor(self._threads) as pool:
             for batch in batches(samples, lambda pair: len(pair[0].data)):
                 self._take(batch, pool)
+                self._left_out = before + skipped
                 self._dropped_rows.write()
                 self._bad_rows.write()
                 yield self.progress
@@ -259,6 +269,7 @@ class Curator:
                     self.save()
                     end_s = time.monotonic()
                     due_s = end_s + max(SAVE_SECONDS, (end_s - start_s) / SAVE_SHARE)
+        self._left_out = before + skipped
         self.save()
 
     def _take(self, batch: list[tuple[Sample, Position]], pool: ThreadPoolExecutor) -> None:
@@ -386,6 +397,7 @@ class Curator:
             "dropped_bytes": dropped_bytes,
             "bad_bytes": bad_bytes,
             "bad": dict(self._bad),
+            "left_out": dict(self._left_out),
             "position": self._position,
             "kept": [asdict(one) for one in kept],
             "names": self._names,
@@ -431,6 +443,7 @@ class Curator:
             self._kept[slot] = Kept(**{**row, "shape": shape})
         self._read, self._dropped = facts["read"], facts["dropped"]
         self._bad.update(facts["bad"])
+        self._left_out.update(facts.get("left_out", {}))  # earlier versions saved no such counts
         self._position = facts["position"]
         self._dropped_rows.go_back(facts["dropped_bytes"])
         self._bad_rows.go_back(facts.get("bad_bytes", 0))  # earlier versions kept no such rows

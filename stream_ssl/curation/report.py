@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import io
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,19 +21,23 @@ from torch import Tensor
 from stream_ssl.curation.curator import Curator
 from stream_ssl.memory.index import kmeans
 from stream_ssl.memory.stats import effective_cells
+from stream_ssl.rate_limited_logger import printable
 
 COLUMNS: Final = 24
 SHEET: Final = 480  # pictures on the contact sheet
 CELLS: Final = 48  # groups of similar pictures, in which the sheet is sorted
 ROWS: Final = 20  # rows of a table
+REASONS: Final = {"pixels": "pixels: too many pixels or scans", "expensive": "too slow to decode"}
+"""Reasons that a reader of the report would not understand, in words."""
 
 
-def write_report(curator: Curator, path: Path) -> None:
+def write_report(curator: Curator, path: Path, names: Sequence[str] = ()) -> None:
     """Write the report as one HTML file that needs no other file.
 
     Args:
         curator: the curator at the end of its pass.
         path: the file.
+        names: the names of the classes, by label.
 
     Raises:
         OSError: the file cannot be written.
@@ -55,7 +60,11 @@ def write_report(curator: Curator, path: Path) -> None:
             counts=counts,
             bad=sum(counts.bad.values()),
             sources=_table(sources, dropped_sources),
-            classes=_table(classes, dropped_classes),
+            classes=[
+                (_class_name(names, label), classes[label], dropped_classes[label])
+                for label, _ in (classes + dropped_classes).most_common(ROWS)
+            ],
+            reasons=REASONS,
             class_count=len(classes),
             effective_classes=float(np.exp(-(shares_C * np.log(shares_C)).sum())),
             clusters=_clusters(curator.memory.embeddings),
@@ -65,6 +74,10 @@ def write_report(curator: Curator, path: Path) -> None:
         ),
         encoding="utf-8",
     )
+
+
+def _class_name(names: Sequence[str], label: int) -> str:
+    return printable(names[label]) if label < len(names) else str(label)
 
 
 def _table(kept: Counter[Any], dropped: Counter[Any]) -> list[tuple[str, int, int]]:

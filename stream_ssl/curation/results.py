@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -72,7 +72,10 @@ BAD_SCHEMA: Final = pa.schema([*_SAMPLE, ("reason", pa.string()), ("message", pa
 
 
 def write_results(
-    curator: Curator, folder: Path, done: Callable[[int], None] = lambda _: None
+    curator: Curator,
+    folder: Path,
+    done: Callable[[int], None] = lambda _: None,
+    classes: Sequence[str] = (),
 ) -> None:
     """Write what a curator kept and dropped into an empty folder.
 
@@ -89,6 +92,7 @@ def write_results(
         curator: the curator at the end of its pass.
         folder: the folder, which exists.
         done: called with the number of pictures written so far.
+        classes: the names of the classes, by label, for the report.
 
     Raises:
         OSError: a file cannot be written, or an original is gone.
@@ -97,7 +101,7 @@ def write_results(
     _write_dropped(curator, folder / DROPPED)
     _write_rows(map(asdict, curator.bad()), BAD_SCHEMA, folder / BAD)
     write_flat(curator.memory.embeddings.numpy(), folder / INDEX)
-    write_report(curator, folder / REPORT)
+    write_report(curator, folder / REPORT, classes)
 
 
 def encoded(curator: Curator, one: Kept) -> tuple[bytes, str]:

@@ -127,6 +127,28 @@ def test_the_command_keeps_each_photo_once(folder: Path, tmp_path: Path) -> None
         "report.html",
     }
     assert len(list(ImageFolder(folder).samples())) == 181
+    report = (out / "report.html").read_text()
+    assert "<td>cats</td><td>60</td><td>60</td>" in report
+    assert "<td>dogs</td><td>30</td><td>30</td>" in report
+    assert "the source left" not in report
+
+
+def test_the_report_counts_what_the_source_left_out_once(tmp_path: Path) -> None:
+    root, out = tmp_path / "in", tmp_path / "out"
+    root.mkdir()
+    for number in range(300):
+        (root / f"{number:03d}.jpg").write_bytes(jpeg(picture(number), 90))
+    for number in (10, 20, 290):
+        (root / f"{number:03d}.jpg").write_bytes(b"")
+    (root / "gone.jpg").symlink_to(tmp_path / "nowhere")  # noted when the files are listed
+    part = Curator(out / ".state", keep=20)
+    list(part.run(ImageFolder(root), lambda: True))
+    assert part.progress.left_out["no image"] == 2
+    options = ["images", "--source.root", str(root), "--keep", "20", "--out", str(out)]
+    assert curate.main(options) == 0
+    report = (out / "report.html").read_text()
+    assert "<td>no image</td><td>3</td>" in report
+    assert "<td>unreadable</td><td>1</td>" in report
 
 
 def test_a_source_of_a_users_own_is_curated(

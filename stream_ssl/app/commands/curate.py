@@ -196,7 +196,7 @@ def _work(curator: Curator, source: Source, out: Path) -> bool:
             wrote(0)
             shutil.rmtree(scratch, ignore_errors=True)
             scratch.mkdir()
-            write_results(curator, scratch, wrote)
+            write_results(curator, scratch, wrote, getattr(source, "classes", None) or ())
         except SourceError as error:
             raise Failure(str(error)) from error
         except Stopped:
