@@ -88,7 +88,7 @@ def _imported(path: str) -> type[Any]:
         if error.name is not None and f"{module}.".startswith(f"{error.name}."):
             raise ValueError(
                 f"source {path}: there is no module {error.name!r} on the Python path; install its "
-                "package, or set PYTHONPATH to its folder"
+                "package, or set PYTHONPATH to the folder that contains it"
             ) from None
         raise ValueError(
             f"source {path}: its module needs {error.name!r}, which is not installed"
