@@ -12,12 +12,17 @@ from evaluation_run import write_run
 from forked import Forked, run_script
 from safetensors.torch import load_file, save_file
 from table import table
+from torchvision.models.resnet import Bottleneck, ResNet
 
 import stream_ssl
 from stream_ssl.app.commands import export
+from stream_ssl.encoder.network import Model
 from stream_ssl.evaluation.neighbours import knn_accuracy
+from stream_ssl.feed.decode import Decoder
 from stream_ssl.learning.saved import memory_of
+from stream_ssl.learning.views import Views
 from stream_ssl.memory.state import part, upgraded
+from stream_ssl.trained.encoder import Encoder
 from stream_ssl.trained.hub import measured, shape_of
 
 RUNS: dict[str, dict[str, Any]] = {
@@ -151,26 +156,33 @@ def test_other_networks_are_refused(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert not (tmp_path / "hub").exists()
 
 
-def resnet50(**arguments: Any) -> dict[str, Any]:
-    model = {"class_path": "torchvision.models.resnet50", "init_args": arguments}
-    return {"model": model, "head": "fc"}
+def test_a_resnet_with_its_head_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = {"model": "torchvision.models.resnet18"}
+    write_run(tmp_path / "run", decoder={"size": 32, "channels": 3}, encoder=model)
+    assert export.main([str(tmp_path / "run"), "--hub", str(tmp_path / "hub")]) == 2
+    assert "this run's ResNet gives other features" in caplog.text
 
 
 @table(
-    "encoder",
+    ("arguments", "same"),
     [
-        {"model": "torchvision.models.resnet18"},
-        resnet50(width_per_group=128),
-        resnet50(replace_stride_with_dilation=[False, True, True]),
+        ({}, True),
+        ({"width_per_group": 128}, False),
+        ({"replace_stride_with_dilation": [False, True, True]}, False),
     ],
-    ids=["with its head", "wider", "dilated"],
+    ids=["plain", "wider", "dilated"],
 )
-def test_resnets_of_other_features_are_refused(
-    encoder: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    write_run(tmp_path / "run", decoder={"size": 32, "channels": 3}, encoder=encoder)
-    assert export.main([str(tmp_path / "run"), "--hub", str(tmp_path / "hub")]) == 2
-    assert "this run's ResNet gives other features" in caplog.text
+def test_resnets_of_other_features_are_refused(arguments: dict[str, Any], same: bool) -> None:
+    network = ResNet(Bottleneck, [1, 1, 1, 1], **arguments)
+    model = Model(network, (3, 32, 32), "fc")
+    encoder = Encoder(model.eval(), None, Views(32), Decoder(32))
+    if same:
+        assert shape_of(encoder)["depths"] == [1, 1, 1, 1]
+        return
+    with pytest.raises(ValueError, match="this run's ResNet gives other features"):
+        shape_of(encoder)
 
 
 def test_an_export_is_replaced_and_files_of_others_are_kept(
