@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.client import HTTPException
@@ -278,8 +279,10 @@ def check_no_copy(run: Path) -> None:
     """
     for entry in load(run).values():
         if isinstance(record := entry.get("record"), str):
-            original = Path(record).parent
-            if original.is_dir() and not original.samefile(run):
+            original, copied = Path(record).parent, False
+            with suppress(OSError):  # this user may not look there
+                copied = original.is_dir() and not original.samefile(run)
+            if copied:
                 raise ValueError(
                     f"{run} is a copy of the run in {original}, whose processes answer: give that "
                     "folder"

@@ -84,7 +84,7 @@ def search(
         k: the number of slots, at least 1.
         by: what is compared: embeddings, or the descriptors on which the memory counts duplicates.
             The memory's embeddings are of different ages. The nearest AGAIN slots are therefore
-            encoded again in one batch with the query, and a picture that is held comes first.
+            encoded again in one batch with the query. If the query is one of them, it comes first.
         trust_code: import every class that the checkpoint names.
 
     Raises:
