@@ -184,13 +184,8 @@ class Curator:
             raise MemoryError
         if size < 32:
             raise ValueError(f"size is {size}: pictures are compared at 32 x 32 pixels or more")
-        self._settings: dict[str, Any] = {
-            "keep": keep,
-            "features": features,
-            "size": size,
-            "seed": seed,
-            "fit": fit,
-        }
+        named = {"keep": keep, "features": features, "size": size, "seed": seed, "fit": fit}
+        self._settings: dict[str, Any] = named
         self._folder = folder
         self._decoder = Decoder(size, fit=fit)
         self._threads = threads or os.cpu_count() or 1
@@ -250,16 +245,12 @@ class Curator:
             OSError: the disk is full or failed. The last saved state remains.
         """
         due_s = time.monotonic() + SAVE_SECONDS
-        found = getattr(source, "skipped", None)
-        skipped = found.by_reason if isinstance(found, Skipped) else Counter[str]()
-        before = self._left_out.copy()
-        if self._position is not None:  # the list of files was made again, and counted again
-            before.subtract(skipped)
+        left_out = _left_out(source, self._left_out, again=self._position is not None)
         samples = source.samples(self._position)
         with ThreadPoolExecutor(self._threads) as pool:
             for batch in batches(samples, lambda pair: len(pair[0].data)):
                 self._take(batch, pool)
-                self._left_out = before + skipped
+                self._left_out = left_out()
                 self._dropped_rows.write()
                 self._bad_rows.write()
                 yield self.progress
@@ -269,7 +260,7 @@ class Curator:
                     self.save()
                     end_s = time.monotonic()
                     due_s = end_s + max(SAVE_SECONDS, (end_s - start_s) / SAVE_SHARE)
-        self._left_out = before + skipped
+        self._left_out = left_out()
         self.save()
 
     def _take(self, batch: list[tuple[Sample, Position]], pool: ThreadPoolExecutor) -> None:
@@ -447,6 +438,22 @@ class Curator:
         self._position = facts["position"]
         self._dropped_rows.go_back(facts["dropped_bytes"])
         self._bad_rows.go_back(facts.get("bad_bytes", 0))  # earlier versions kept no such rows
+
+
+def _left_out(source: Source, before: Counter[str], again: bool) -> Callable[[], Counter[str]]:
+    """Return a function that returns how much was left out by now, by reason.
+
+    Args:
+        source: the source, before it yields samples.
+        before: how much it had left out when the state was saved.
+        again: whether the pass continues. The list of files was then made and counted again.
+    """
+    found = getattr(source, "skipped", None)
+    skipped = found.by_reason if isinstance(found, Skipped) else Counter[str]()
+    earlier = before.copy()
+    if again:
+        earlier.subtract(skipped)
+    return lambda: earlier + skipped
 
 
 def batches(items: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:

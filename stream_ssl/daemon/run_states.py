@@ -275,9 +275,9 @@ def check_no_copy(run: Path) -> None:
     """Raise ValueError if the processes that answer are those of another folder.
 
     The folder is then a copy. In a container, the same folder may have another path, which then
-    does not exist here.
+    does not exist here. A receiver's own folder has the learner's address too, but no checkpoints.
     """
-    for entry in load(run).values():
+    for entry in load(run).values() if (run / "checkpoints").is_dir() else ():
         if isinstance(record := entry.get("record"), str):
             original, copied = Path(record).parent, False
             with suppress(OSError):  # this user may not look there

@@ -296,6 +296,7 @@ def test_a_copied_folder_does_not_show_the_original_run(
         entry = {"http": server.address, "record": str(run / "learner")}
         for folder in (run, copy):
             (folder / FILE).write_text(json.dumps({"learner": entry}))
+            (folder / "checkpoints").mkdir()
         status.main([str(run), "--seconds", "0.01"])
         assert "is a copy" not in "".join(capsys.readouterr())
         assert status.main([str(copy), "--seconds", "0.01"]) == 1

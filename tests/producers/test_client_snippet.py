@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 import pytest
 from client_peer import Peer
+from PIL import Image
 
 from stream_ssl import producers
 from stream_ssl.producers.client import OnFull
@@ -52,10 +53,24 @@ def test_it_is_short() -> None:
     assert len([line for line in snippet().splitlines() if line]) <= 10
 
 
-def test_the_readme_shows_no_other() -> None:
+def test_the_readme_sends_a_folder_of_pictures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
-    shown = [block for block in blocks if "from stream_ssl.producers import Producer" in block]
-    assert all(block.strip() == snippet().strip() for block in shown)
+    (shown,) = [block for block in blocks if "from stream_ssl.producers import Producer" in block]
+    photos = tmp_path / "photos" / "more"
+    photos.mkdir(parents=True)
+    for number in range(5):
+        Image.new("RGB", (20, 10), (number, 0, 0)).save(photos / f"{number}.jpg")
+    monkeypatch.chdir(tmp_path)
+    with Peer() as peer, peer.serving(position=2) as journal:
+        run(shown, tmp_path, peer.address)
+    sent = [sample for data in journal for sample in data.samples()]
+    assert [(sample.id, sample.codec) for sample in sent] == [
+        (f"{number}.jpg", "jpeg") for number in range(2, 5)
+    ]
+    assert journal[-1].position == 5
+    assert "every image" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("number", [0, 1])
