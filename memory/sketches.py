@@ -38,8 +38,8 @@ DEEPEST: Final = 0.2
 """The largest share of a picture's side that one side of a frame takes."""
 
 _EDGE = 16.0  # least difference of a picture's pixel from its frame, in grey levels of 255
-_RANGE = 24.0  # largest difference of two pixels on the outermost line of a frame, as above
 _ALONG = 0.8  # least share of such pixels on the line that is next to a frame
+_RANGE = 24.0  # largest difference of two pixels on a frame's outermost line, in grey levels
 _SMOOTH = 9  # side of the square whose mean is halved, in pixels
 _GREY = (0.299, 0.587, 0.114)
 
@@ -63,7 +63,7 @@ def sketch(image_BCHW: Tensor) -> Tensor:
 def sketch_and_frame(image_BCHW: Tensor) -> tuple[Tensor, Tensor]:
     """Return the sketches, and which pictures have a frame, bool [B]; see `sketch`, `inside`."""
     grey_BPP = _grey(image_BCHW)
-    if grey_BPP.device.type != "cpu":  # it knows no number of plain outer lines without a wait
+    if grey_BPP.device.type != "cpu":  # the host would wait for the number of such pictures
         return _whole(grey_BPP), _Frames(grey_BPP).found_B
     framed_B = _plain(_outer_lines(grey_BPP, 1)[..., 0, :]).all(dim=0).any(dim=0)
     plain = framed_B.nonzero()[:, 0]
@@ -106,7 +106,7 @@ class _Frames:
 
     A frame has two opposite sides or four. Each side begins with a line of one colour. All lines
     that are like it follow, and then a line that differs from it at most of its pixels. A line
-    between both may have some of each. The thing on a white background of a photograph is no
+    between both may have some of each. An object on a white background is no
     picture in a frame, because it touches few pixels of a line.
     """
 
@@ -190,8 +190,8 @@ def _parts(start_N: Tensor, length_N: Tensor, count: int, size: int) -> Tensor:
     """Return the matrices of means over equal parts of an interval, [*N, count, size].
 
     Args:
-        start_N: where the intervals begin, in pixels of `size`, of any shape.
-        length_N: how long they are.
+        start_N: the start of each interval in pixels, of any shape.
+        length_N: the length of each interval in pixels.
         count: the number of parts.
         size: the number of pixels.
     """

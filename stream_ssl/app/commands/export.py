@@ -156,7 +156,7 @@ def write(settings: Namespace, checkpoint: Path, targets: Mapping[str, Target]) 
 def _written(one: Target, what: str) -> Iterator[Callable[[int, int], None]]:
     """Show the progress of the block, which writes a target. Then copy it to its address.
 
-    The value is a progress callback: (parts done, total parts).
+    The block gets a function that takes its progress: (parts done, total parts).
     """
     from stream_ssl.process.progress import ShownProgress
 

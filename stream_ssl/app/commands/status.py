@@ -145,7 +145,7 @@ def of_page(page: RunPage, json: bool) -> int:
 
 
 def runs_below(folder: Path, most: int = 3) -> list[str]:
-    """Return the first folders in `folder` in which a run has started, `most` at most."""
+    """Return the first `most` folders below `folder` in which a run has started."""
     found = (one for one in sorted(folder.glob("*/")) if (one / "journal").exists())
     return [printable(str(one)) for one in islice(found, most)]
 
