@@ -229,8 +229,11 @@ class NearDuplicates:
         told = _in_turn(sketch_BSS, key_BA, held, action)
         if told.again_B.any():
             framed = to_device(torch.from_numpy(np.flatnonzero(told.again_B)), self.device)
-            (flat_BD,) = self._memory.group.all_gather(sketch_inside(own_BCHW).flatten(1))
-            inside_FSS = flat_BD[framed].view(-1, SIDE, SIDE)
+            if self._memory.group.size == 1:
+                inside_FSS = sketch_inside(own_BCHW[framed])
+            else:
+                (flat_BD,) = self._memory.group.all_gather(sketch_inside(own_BCHW).flatten(1))
+                inside_FSS = flat_BD[framed].view(-1, SIDE, SIDE)
             held = held.nearer(framed, *self._held(inside_FSS, key(inside_FSS), beside_WSS))
             told = _in_turn(sketch_BSS, key_BA, held, action)
         found = Found(len(self._memory), ~told.new_B)
