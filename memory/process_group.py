@@ -21,6 +21,9 @@ from torch import Tensor
 
 from stream_ssl.memory.compute import to_host
 
+GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+"""The name of the function. Newer versions of torch warn about the second name."""
+
 
 class RankLost(RuntimeError):
     """Another rank died, hangs, or called a different collective, so this rank cannot continue."""
@@ -144,7 +147,7 @@ class ProcessGroup(RankGroup):
         row_B = row_B.contiguous()
         gathered = row_B.new_empty(self.size * len(row_B), *row_B.shape[1:])
         with self._meeting(row_B, self.size - 1):
-            dist.all_gather_into_tensor(gathered, row_B, group=self._group)
+            getattr(dist, GATHER)(gathered, row_B, group=self._group)
         return gathered
 
     def exchange(self, row_R: Tensor) -> Tensor:

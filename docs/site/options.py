@@ -29,7 +29,6 @@ CLASSES = {
     "Policy": "Eviction policies",
     "Score": "Scores",
     "Descriptor": "Descriptors",
-    "Duplicates": "Test for near-duplicates",
     "Schedule": "Schedules",
     "HeldOut": "Held-out set",
     "Labelled": "Sources of labelled sets",

@@ -20,6 +20,8 @@ log = logging.getLogger("stream_ssl.learner")
 
 LAST = 20.0
 """Seconds in which the last checkpoint of a run may be copied after the run's end."""
+KEEP = 3
+"""Number of newest copies that stay in the bucket."""
 SCRATCH = ".copying"
 """The folder of the run that holds links to the files of the checkpoint that is being copied."""
 
@@ -31,12 +33,10 @@ class CopySettings:
     Args:
         to: address of a folder for this run alone, such as s3://bucket/laptop. null: no copies.
         every_seconds: seconds between two copies; 0.1 or more.
-        keep: number of newest copies to keep, at least 1.
     """
 
     to: str | None = None
     every_seconds: float = 600.0
-    keep: int = 3
 
     def __post_init__(self) -> None:
         if self.to is not None and not is_url(self.to):
@@ -48,8 +48,6 @@ class CopySettings:
             raise ValueError(
                 f"copies.every_seconds is {self.every_seconds}: must be a number from 0.1 on"
             )
-        if self.keep < 1:
-            raise ValueError(f"copies.keep is {self.keep}: at least 1 copy must stay")
 
 
 class CheckpointCopies:
@@ -143,5 +141,5 @@ class CheckpointCopies:
         """Remove the oldest copies, but not the newest one, whose step may have been lower."""
         steps = {name: step_in(name) for name in self._bucket.names() - {newest}}
         copies = sorted((step, name) for name, step in steps.items() if step is not None)
-        for _, name in copies[: max(0, len(copies) + 1 - self._settings.keep)]:
+        for _, name in copies[: max(0, len(copies) + 1 - KEEP)]:
             self._bucket.remove(name)

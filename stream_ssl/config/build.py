@@ -247,7 +247,7 @@ def batches(
     options["batch_size"] = total // ranks
     quarantine = f"quarantine-{rank}" if rank else "quarantine"
     with section("quarantine"):
-        rejected = Quarantine(settings.run / quarantine, **settings.quarantine)
+        rejected = Quarantine(settings.run / quarantine)
     found = decoder(settings)
     if decodes_in_processes(settings):
         _check_pickles(found)
@@ -441,20 +441,6 @@ def check_descriptor(settings: Namespace) -> None:
         raise ValueError(
             f"memory.descriptor {descriptor!r}: the memory keeps {kept}; see vectors.dim and dtype"
         )
-
-
-def compares_embeddings(memory: WorkingMemory) -> str | None:
-    """Return a warning if the memory's test for near-duplicates depends on training, else None."""
-    duplicates, descriptor = memory.duplicates, memory.descriptor
-    fixed = not descriptor.moves and not descriptor.needs_features
-    if duplicates is None or duplicates.threshold == "auto" or fixed:
-        return None
-    return (
-        f"memory.duplicates has the threshold {duplicates.threshold}, a cosine of {descriptor!r}, "
-        "and training changes it. Near-duplicates may fall below it, and other samples may "
-        "reach it: choose threshold: auto, which compares pictures, or a descriptor that training "
-        "does not change (memory.descriptor: Thumbnail, or Vector for vectors)"
-    )
 
 
 def check_memory(settings: Namespace, dim: int) -> None:

@@ -27,7 +27,6 @@ RECEIVER_SECTIONS = ("receiver", "journal", "access")
 LEARNER_SECTIONS = (
     "vectors",
     "decoder",
-    "quarantine",
     "originals",
     "batches",
     "encoder",
@@ -209,7 +208,9 @@ def _add_receiver(parser: ArgumentParser) -> None:
     from stream_ssl.journal.journal import Journal
     from stream_ssl.receiver.receiver import Receiver
 
-    _section(parser, Receiver, "receiver", skip={"journal", "offsets", "access", "verdicts"})
+    _section(
+        parser, Receiver, "receiver", skip={"journal", "offsets", "access", "verdicts", "credit"}
+    )
     _section(parser, Journal, "journal", skip={"path", "segment_bytes", "check"})
     parser.add_argument(
         "--access",
@@ -230,7 +231,6 @@ def _add_learner(parser: ArgumentParser) -> None:
     from stream_ssl.feed.batches import Batches
     from stream_ssl.feed.decode import Decoder
     from stream_ssl.feed.originals import KeptOriginals
-    from stream_ssl.feed.quarantine import Quarantine
     from stream_ssl.learning.checkpoint import Checkpointer
     from stream_ssl.learning.optimiser import OptimiserSettings
     from stream_ssl.learning.pace import Pace
@@ -256,7 +256,6 @@ def _add_learner(parser: ArgumentParser) -> None:
         default=None,
         help="class path of your own Decoder, made with the options above and its init_args",
     )
-    _section(parser, Quarantine, "quarantine", skip={"folder", "clock", "max_files", "rate"})
     _section(parser, KeptOriginals, "originals", skip={"folder", "shape", "held"})
     _section(
         parser,
@@ -283,7 +282,7 @@ def _add_learner(parser: ArgumentParser) -> None:
         help=choices(Method),
     )
     own = {"dim", "image_shape", "device", "dtype", "group", "seed", "measured_by", "payload"}
-    _section(parser, WorkingMemory, "memory", skip=own)
+    _section(parser, WorkingMemory, "memory", skip={*own, "duplicates"})
     parser.set_defaults(
         {
             "memory.descriptor": DESCRIPTOR,

@@ -20,9 +20,11 @@ REMOVED: dict[str, Gone] = {
     "receiver.group_seconds": Gone(0.005, "a packet waits at most 5 ms for its commit"),
     "receiver.max_producers": Gone(4096, "4096 producers may be connected at once"),
     "receiver.drain_seconds": Gone(2.0, "the receiver stops within 2 s"),
+    "receiver.credit": Gone(16 << 20, "one producer may have 16 MiB unacknowledged, or one packet"),
     "journal.segment_bytes": Gone(None, "journal.budget determines the size of a segment"),
     "journal.forget_days": Gone(30.0, "a producer is forgotten after 30 days without a packet"),
     "journal.check": Gone(True, "the journal is always checked for damage"),
+    "quarantine.max_bytes": Gone(64 << 20, "quarantine keeps at most 64 MiB"),
     "quarantine.max_files": Gone(1000, "quarantine keeps at most 1000 files"),
     "quarantine.rate": Gone(50.0, "quarantine writes at most 50 samples a second"),
     "batches.prefetch": Gone(2, "at most 4 batches are prepared ahead"),
@@ -35,6 +37,7 @@ REMOVED: dict[str, Gone] = {
     "memory.seed": Gone(0, "learner.seed is the seed of all draws"),
     "memory.image_file": Gone(None, "the memory keeps its images; see memory.images_on"),
     "memory.measured_by": Gone(None, "collisions are measured by the score of memory.eviction"),
+    "memory.duplicates": Gone(None, "the learner drops near-duplicates; see learner.novelty"),
     "optimiser.momentum": Gone(0.9, "the momentum of sgd is 0.9"),
     "optimiser.betas": Gone([0.9, 0.999], "the betas of adam and adamw are 0.9 and 0.999"),
     "pace.band": Gone(0, "raise pace.updates_per_sample to make more updates"),
@@ -42,6 +45,8 @@ REMOVED: dict[str, Gone] = {
     "learner.write_back": Gone(True, "fresh keys always replace the older ones"),
     "learner.keys": Gone("before", "the memory keeps the keys from before the update"),
     "checkpoints.behind": Gone(True, "checkpoints are written while the run learns"),
+    "checkpoints.history_bytes": Gone(None, "the history uses a quarter of the free space"),
+    "copies.keep": Gone(3, "the bucket keeps the newest 3 copies"),
     "observe.prequential.window": Gone(2048, "the probe covers the last 2048 labelled samples"),
     "observe.prequential.k": Gone(20, "the probe uses 20 neighbours"),
     "observe.prequential.rate": Gone(4.0, "the learning rate of the linear probe is 4.0"),
@@ -93,7 +98,9 @@ def without(config: Mapping[str, Any], path: str = "") -> tuple[dict[str, Any], 
             kept[name] = "crop"
             lost += [f'{option}: "refuse" (now: images are cropped)'] * (value == "refuse")
         elif isinstance(value, Mapping):
-            kept[name], more = without(value, f"{option}.")
+            inner, more = without(value, f"{option}.")
+            if inner or not value:  # a section that has only removed options leaves with them
+                kept[name] = inner
             lost += more
         else:
             kept[name] = value

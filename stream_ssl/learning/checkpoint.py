@@ -74,13 +74,11 @@ class Checkpointer:
         folder: the folder of the checkpoints.
         keep: number of newest checkpoints to keep, at least 1; 2 or more allow falling back on an
             earlier one. A run also keeps the newest checkpoint whose weights are known to be good,
-            and a history: the last checkpoint of each hour for a day, and of each day for a week.
+            and a history: the last checkpoint of each hour for a day, and of each day for a week,
+            in at most a quarter of the space that would be free without it.
         every_seconds: a checkpoint is due this many seconds after the last; null: not by time,
             except for one checkpoint after the stream has paused for a minute.
         every_steps: a checkpoint is also due this many steps after the last; null: not by steps.
-        history_bytes: largest disk space of the history in bytes; the oldest checkpoints are
-            removed first. null: a quarter of the space that would be free without the history. 0:
-            no history.
         behind: write in the background, so that training waits only for a copy of the state. The
             copy needs as much main memory as the state. false: training waits for the disk.
         ranks: the ranks of the run, which must all call `newest`, `begin` and `save` together;
@@ -102,7 +100,6 @@ class Checkpointer:
         every_steps: int | None = None,
         behind: bool = True,
         ranks: Ranks | None = None,
-        history_bytes: int | None = None,
     ) -> None:
         if keep < 1:
             raise ValueError(
@@ -112,16 +109,11 @@ class Checkpointer:
         for name, every in (("every_seconds", every_seconds), ("every_steps", every_steps)):
             if every is not None and every <= 0:
                 raise ValueError(f"{name} is {every}: must be above 0, or null for none of these")
-        if history_bytes is not None and history_bytes < 0:
-            raise ValueError(
-                f"history_bytes is {history_bytes}: it is a number of bytes, 0 for no history, or "
-                "null for a quarter of the free space"
-            )
         self.folder = Path(folder)
         self.every_seconds, self.every_steps = every_seconds, every_steps
         # The parts.
         self._ranks = Ranks(SINGLE_PROCESS, torch.device("cpu")) if ranks is None else ranks
-        self._held = CheckpointFolder(self.folder, keep, history_bytes)
+        self._held = CheckpointFolder(self.folder, keep)
         self.positions = StreamPositions(self._ranks)
         self._writer = CheckpointWriter(self._held, self.positions, self._ranks)
         # The checkpoint in the making.

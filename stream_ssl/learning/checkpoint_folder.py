@@ -26,7 +26,7 @@ log = logging.getLogger("stream_ssl.learning.checkpoint")
 
 MOST_DAMAGED = 3  # the files of this many damaged checkpoints are kept
 HISTORY_SHARE = 0.25
-"""Largest share of the disk's free space that the history may use by default."""
+"""Largest share of the disk's free space that the history may use."""
 
 
 class CheckpointError(RuntimeError):
@@ -39,14 +39,13 @@ class CheckpointFolder:
     Args:
         path: the folder.
         keep: number of newest checkpoints to keep.
-        history_bytes: largest disk space of the history in bytes; None: a share of the free space.
 
     Attributes:
         damaged: number of damaged checkpoints that were set aside.
     """
 
-    def __init__(self, path: Path, keep: int, history_bytes: int | None) -> None:
-        self.path, self._keep, self._history_bytes = path, keep, history_bytes
+    def __init__(self, path: Path, keep: int) -> None:
+        self.path, self._keep = path, keep
         self.damaged = 0
 
     def open(self) -> None:
@@ -172,18 +171,17 @@ class CheckpointFolder:
         except OSError as error:
             log.warning("cannot remove damaged checkpoints: %s", error)
 
-    def _prune(self, history_bytes: int | None = None) -> None:
+    def _prune(self, keep_history: bool = True) -> None:
         """Remove checkpoints that are neither among the newest nor in the history."""
         if not (entries := self._entries()):
             return
         paths = steps_in(self.path)
         kept = newest_kept(entries, self._keep) | set(paths[-self._keep :])
         past = history(entries, kept)
-        budget: float | None = self._history_bytes if history_bytes is None else history_bytes
-        if budget is None:
+        if keep_history:
             held = sum(entry.bytes for entry in past)
             budget = HISTORY_SHARE * (shutil.disk_usage(self.path).free + held)
-        kept |= {entry.path for entry in within(budget, past)}
+            kept |= {entry.path for entry in within(budget, past)}
         read = {entry.path for entry in entries}
         for path in paths:
             if path not in kept and (path in read or self._is_damaged(path)):
@@ -200,7 +198,7 @@ class CheckpointFolder:
         """Remove the history if the disk has no room for another checkpoint."""
         entries = self._entries()
         if entries and shutil.disk_usage(self.path).free < entries[-1].bytes:
-            self._prune(history_bytes=0)
+            self._prune(keep_history=False)
 
     def _entries(self) -> list[StoredCheckpoint]:
         """Return all checkpoints whose facts can be read, the oldest first."""

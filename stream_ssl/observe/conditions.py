@@ -210,8 +210,7 @@ TABLE: tuple[Condition, ...] = (
     Condition(
         "disk-low", "both", "warning",
         "a disk that the run writes to is nearly full",
-        "Make room on the disk of {full}, or lower checkpoints.keep, journal.budget or "
-        "quarantine.max_bytes.",
+        "Make room on the disk of {full}, or lower checkpoints.keep or journal.budget.",
     ),
     Condition(
         "journal-damaged", "both", "critical",

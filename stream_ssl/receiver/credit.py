@@ -131,8 +131,8 @@ class CreditPolicy:
     def __init__(self, each: int, total: int, max_packet: int) -> None:
         if not 0 < max_packet <= each <= total:
             raise ValueError(
-                f"credit {each}: must be at least max_packet, {max_packet}, which must be above 0, "
-                f"and at most total_credit, {total}"
+                f"max_packet {max_packet}: must be above 0 and at most the credit of a producer, "
+                f"{each}, which must be at most total_credit, {total}"
             )
         self.each = each
         self.total = total

@@ -44,7 +44,8 @@ class Receiver:
         bind: the ZeroMQ address to listen on; port 0 selects a free port.
         access: the keys and the allow-list. None: plain text, which is possible only on loopback.
         max_packet: most bytes of a packet.
-        credit: most unacknowledged bytes of one producer, at least `max_packet`.
+        credit: most unacknowledged bytes of one producer, at least `max_packet`. None: 16 MiB, or
+            `max_packet` if that is more, within `total_credit`.
         total_credit: most unacknowledged bytes of all producers together, at least `credit`. It
             bounds the memory of the receiver.
         max_lag_bytes: most bytes that the learner may be behind before producers get no more
@@ -66,7 +67,7 @@ class Receiver:
         bind: str = "tcp://127.0.0.1:0",
         access: Access | None = None,
         max_packet: int = 8 << 20,
-        credit: int = 16 << 20,
+        credit: int | None = None,
         total_credit: int = 96 << 20,
         max_lag_bytes: int | None = None,
         max_names: int = 256,
@@ -74,6 +75,8 @@ class Receiver:
     ) -> None:
         if max_names < 1:
             raise ValueError(f"max_names {max_names}: must be at least 1")
+        if credit is None:
+            credit = min(max(16 << 20, max_packet), total_credit)
         self.journal = journal
         self.offsets = offsets
         self._policy = CreditPolicy(credit, total_credit, max_packet)

@@ -19,7 +19,7 @@ from torch import Tensor
 from stream_ssl.app.commands import check
 from stream_ssl.config import build, options
 from stream_ssl.learning.checkpoint_layout import FOLDER, FORMAT, LATEST, file_of
-from stream_ssl.memory import Duplicates, WorkingMemory
+from stream_ssl.memory import WorkingMemory
 from stream_ssl.memory.columns import Image, Rows
 from stream_ssl.memory.descriptors import Descriptor, images_of, shape_of
 from stream_ssl.memory.eviction import Duel, MostDuplicated, Policy
@@ -153,7 +153,6 @@ SECTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("checkpoints", {"keep": 0}, "checkpoints: keep is 0"),
     ("checkpoints", {"every_seconds": -1}, "every_seconds is -1"),
     ("checkpoints", {"every_seconds": 0}, "every_seconds is 0"),
-    ("quarantine", {"max_bytes": 0}, "quarantine: max_bytes=0"),
     ("memory", {"capacity": 10**12}, "memory.capacity 1000000000000 takes 416,000.0 GB"),
     ("learner", {"device": "gpu"}, "device 'gpu' cannot be used"),
     ("observe", {"held_out": HELD_OUT}, "references of source 'synthetic' are fewer"),
@@ -168,8 +167,6 @@ MEMORY: list[tuple[dict[str, Any], str]] = [
     ({"eviction": most_duplicated(sharp=1)}, "Option 'sharp' is not accepted"),
     ({"eviction": called(f"{__name__}.configured")}, "configured"),
     ({"eviction": called("nobody_has.This")}, "No module named 'nobody_has'"),
-    ({"duplicates": {"threshold": 2}}, "threshold is 2.0: a cosine above -1 and at most 1"),
-    ({"duplicates": {"action": "drop"}}, "'count', 'refuse', 'merge'"),
 ]
 TOGETHER: dict[str, tuple[dict[str, Any], list[str]]] = {
     "temperature": (
@@ -275,10 +272,7 @@ TAKEN: dict[str, dict[str, Any]] = {
 OPTIONS: list[dict[str, Any]] = [
     {"eviction": most_duplicated(compete=True), "images_on": "host"},
     {"eviction": most_duplicated(index="ivf")},
-    {
-        "eviction": most_duplicated(index="auto"),
-        "duplicates": {"threshold": 0.9, "action": "merge"},
-    },
+    {"eviction": most_duplicated(index="auto")},
     {"eviction": called("MostDuplicated", score=called(SCORES + "Threshold", cosine=0.8))},
     {"eviction": called(EVICTION + "MinimumRedundancy")},
     {"eviction": called(OUTSIDE, slot=3), "shares": None},
@@ -384,32 +378,12 @@ def test_it_says_what_each_rank_would_do_and_that_the_disk_is_too_small(
     assert "Traceback" not in said
 
 
-@table(
-    "descriptor, threshold, told",
-    [("Embedding", 0.98, True), ("Thumbnail", 0.98, False), ("Embedding", "auto", False)],
-)
-def test_a_cosine_of_embeddings_is_no_fixed_test_for_near_duplicates(
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
-    descriptor: str,
-    threshold: Any,
-    told: bool,
-) -> None:
-    file = configured(tmp_path, descriptor=descriptor, duplicates={"threshold": threshold})
-    status, said = outcome(capfd, caplog, str(file))
-    assert status == 0, said
-    warning = "memory.duplicates has the threshold 0.98, a cosine of Embedding()"
-    assert (warning in said) == told
-
-
 def test_what_a_checkpoint_stores_builds_the_same_memory(tmp_path: Path) -> None:
     file = configured(
         tmp_path,
         eviction=called(OUTSIDE, slot=3),
         shares=None,
         descriptor="Embedding",
-        duplicates={"threshold": 0.98, "action": "refuse"},
     )
     parser = options.learner_parser()
     settings = options.read(parser, [str(file)])
@@ -420,10 +394,8 @@ def test_what_a_checkpoint_stores_builds_the_same_memory(tmp_path: Path) -> None
     outcomes = []
     for read in (settings, parser.parse_object(stored)):
         memory = build.memory(parser.instantiate(read), dim=4)
-        assert memory.duplicates == Duplicates(0.98, "refuse")
         images = torch.zeros(300, 1, 16, 16, dtype=torch.uint8)
         memory.add(torch.arange(300), z_BD, images)
-        assert memory.stats().refused > 0
         outcomes.append(memory.ids.tolist())
     assert outcomes[0] == outcomes[1]
     assert outcomes[0] != list(range(64))

@@ -20,7 +20,7 @@ from stream_ssl.config.removed import REMOVED, without
 from stream_ssl.learning.checkpoint_layout import FOLDER, folder_of
 from stream_ssl.trained import encoder
 
-MOST_OPTIONS = 85
+MOST_OPTIONS = 80
 
 
 @cache

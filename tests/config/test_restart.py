@@ -198,7 +198,7 @@ def test_a_restarted_run_takes_what_may_change_and_keeps_the_rest(
         assert stop(learner) == 0
         assert ConsumerOffsets(folder).load().step >= 5
         asked = TINY | {
-            "memory": {"capacity": 32, "duplicates": {"threshold": 0.9}},
+            "memory": {"capacity": 32, "shares": 0.25},
             "optimiser": {"name": "sgd", "learning_rate": 0.004},
             "schedule": {
                 "class_path": "stream_ssl.learning.schedule.Constant",
@@ -227,7 +227,7 @@ def test_a_restarted_run_takes_what_may_change_and_keeps_the_rest(
                 "memory.capacity: 64 (requested: 32). To use other settings",
                 "from now on: optimiser.learning_rate: 0.001 -> 0.004",
                 "from now on: schedule: None -> ",
-                "from now on: memory.duplicates: None -> ",
+                "from now on: memory.shares: 0.5 -> 0.25",
                 "from now on: checkpoints.keep: 3 -> 1",
             ):
                 assert line in told

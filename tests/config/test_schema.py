@@ -89,7 +89,9 @@ RIGHT: dict[str, dict[str, Any]] = {
     "one of two types": {"memory": {"shares": {"robot-1": 2.0}}},
     "a word or files": {"access": "plain"},
     "files": {"access": {"keys": "a.secret.json", "allow": "b.json"}},
-    "arguments without a class": {"memory": {"duplicates": {"threshold": 0.9, "action": "merge"}}},
+    "arguments without a class": {
+        "observe": {"held_out": {"source": own("images", root="photos"), "k": 5}}
+    },
     "a dictionary of classes": {"shadows": {"queue": {"class_path": "oldest"}}},
     "a class within a class": {
         "memory": {"eviction": own("most-duplicated", score=own("von-mises-fisher", kappa=0.1))}

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from learning_world import build, steps
 
 from stream_ssl.batch import Offset
-from stream_ssl.learning import checkpoint_writer
+from stream_ssl.learning import checkpoint_folder, checkpoint_writer
 from stream_ssl.learning.checkpoint import Checkpointer
 from stream_ssl.learning.retention import StoredCheckpoint, history, newest_kept, within
 
@@ -122,6 +122,11 @@ def hours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return save
 
 
+@pytest.fixture
+def no_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_folder, "HISTORY_SHARE", 0.0)
+
+
 def names(folder: Path) -> list[int]:
     return sorted(int(path.name[5:]) for path in folder.glob("step-*"))
 
@@ -133,14 +138,12 @@ def test_the_history_holds_no_journal(tmp_path: Path, hours) -> None:
     assert record.needed == checkpointer.needed() == Offset(6, 0), "of the newest two"
 
 
-def test_the_history_stays_within_its_bytes(tmp_path: Path, hours) -> None:
-    size = hours(Checkpointer(tmp_path, keep=1, history_bytes=0), 3).bytes
+def test_without_room_for_a_history_the_newest_stay(tmp_path: Path, hours, no_history) -> None:
+    hours(Checkpointer(tmp_path, keep=1), 3)
     assert names(tmp_path) == [2, 3], "the newest, and one whose weights took another update"
-    hours(Checkpointer(tmp_path, keep=1, history_bytes=7 * size // 2), 6)
-    assert names(tmp_path) == [5, 6, 7, 8, 9]
 
 
-def test_the_history_takes_a_quarter_of_the_space_by_default(
+def test_the_history_takes_a_quarter_of_the_space(
     tmp_path: Path, hours, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpointer = Checkpointer(tmp_path, keep=2)
@@ -159,9 +162,9 @@ def test_the_history_takes_a_quarter_of_the_space_by_default(
     assert names(tmp_path) == [6, 7]
 
 
-def test_a_checkpoint_that_cannot_be_read_is_not_removed(tmp_path: Path, hours) -> None:
+def test_a_checkpoint_that_cannot_be_read_is_not_removed(tmp_path: Path, hours, no_history) -> None:
     """A disk that fails for a moment must not cost the newest checkpoints."""
-    checkpointer = Checkpointer(tmp_path, keep=2, history_bytes=0)
+    checkpointer = Checkpointer(tmp_path, keep=2)
     hours(checkpointer, 2)
     (tmp_path / "step-000000002" / "state.json").write_text("{")
     hours(checkpointer, 1)
@@ -175,8 +178,3 @@ def test_one_that_was_restored_from_the_history_is_whole(tmp_path: Path, hours) 
     found = Checkpointer(tmp_path).newest()
     assert found.step == 2
     assert json.loads((found.path / "state.json").read_text())["updated"] == 2
-
-
-def test_a_negative_budget_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="history_bytes is -1"):
-        Checkpointer(tmp_path, history_bytes=-1)

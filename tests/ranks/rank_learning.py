@@ -32,7 +32,7 @@ from stream_ssl.learning.ranks import Ranks
 from stream_ssl.learning.records import StepRecord
 from stream_ssl.learning.views import Views
 from stream_ssl.losses import Debiased
-from stream_ssl.memory import WorkingMemory
+from stream_ssl.memory import WorkingMemory, process_group
 from stream_ssl.memory.descriptors import Embedding, Features, Thumbnail, Weighted
 from stream_ssl.memory.process_group import SINGLE_PROCESS, RankGroup
 
@@ -340,7 +340,7 @@ def of_device_tensors() -> Iterator[list[str]]:
         return exchange
 
     with ExitStack() as stack:
-        for name in ("all_gather_into_tensor", "all_to_all_single", "all_reduce"):
+        for name in (process_group.GATHER, "all_to_all_single", "all_reduce"):
             real = getattr(torch.distributed, name)
             stack.enter_context(mock.patch.object(torch.distributed, name, stand_in(name, real)))
         yield exchanged

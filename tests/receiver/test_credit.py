@@ -140,7 +140,7 @@ def test_a_producer_that_sends_nothing_passes_its_turn_on_sooner():
 
 def test_a_policy_that_makes_no_sense_is_refused():
     for each, total, max_packet in ((4, 8, 5), (8, 4, 2), (4, 8, 0)):
-        with pytest.raises(ValueError, match="must be at least max_packet"):
+        with pytest.raises(ValueError, match=f"max_packet {max_packet}: must be above 0"):
             CreditPolicy(each, total, max_packet)
 
 

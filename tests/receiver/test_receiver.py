@@ -325,7 +325,7 @@ def test_settings_that_make_no_sense_are_refused(tmp_path):
         ({"bind": "tcp://0.0.0.0:0"}, "stream-ssl keys"),
         ({"bind": "tcp://*:0"}, "plain text is allowed only on loopback"),
         ({"bind": "tcp://127.0.0.1:99999"}, "port must be 1 to 65535"),
-        ({"max_packet": 32 * MIB}, "max_packet"),
+        ({"max_packet": 128 * MIB}, "max_packet 134217728: .* total_credit, 100663296"),
         ({"budget": 16 * MIB}, "journal.budget 16777216: must be at least 33554432 bytes"),
         ({"max_lag_bytes": 10}, "max_lag_bytes 10"),
         ({"max_names": 0}, "at least 1"),

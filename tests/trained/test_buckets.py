@@ -230,11 +230,9 @@ def checkpoint(folder: Path, step: int) -> Path:
     return found
 
 
-def copier(
-    run: Path, to: str, now: list[float], keep: int = 2
-) -> tuple[CheckpointCopies, LearnerMetrics]:
+def copier(run: Path, to: str, now: list[float]) -> tuple[CheckpointCopies, LearnerMetrics]:
     metrics = LearnerMetrics(CollectorRegistry())
-    settings = CopySettings(to, every_seconds=0.1, keep=keep)
+    settings = CopySettings(to, every_seconds=0.1)
     of_copies = metrics.of_checkpoints
     made = CheckpointCopies(settings, run, run / "checkpoints", of_copies, lambda: now[0])
     return made, metrics
@@ -249,20 +247,20 @@ def test_copies_are_whole_and_the_newest_stay(s3: Any, tmp_path: Path) -> None:
     copies.copy()
     assert value(metrics, "copies_total") == 0
     made = []
-    for step in (10, 20, 30):
+    for step in (10, 20, 30, 40):
         made.append(checkpoint(tmp_path / "checkpoints", step))
         copies.copy()
         copies.copy()  # nothing new
-    assert value(metrics, "copies_total") == 3
-    assert value(metrics, "copy_step") == 30
+    assert value(metrics, "copies_total") == 4
+    assert value(metrics, "copy_step") == 40
     assert Bucket("s3://box/laptop").names() == {one.name for one in made[1:]}
-    for path in made[2].iterdir():
-        assert s3.cat_file(f"box/laptop/{made[2].name}/{path.name}") == path.read_bytes()
+    for path in made[-1].iterdir():
+        assert s3.cat_file(f"box/laptop/{made[-1].name}/{path.name}") == path.read_bytes()
     assert not (tmp_path / copying.SCRATCH).exists()
-    other, _ = copier(tmp_path / "new", "s3://box/laptop", [0.0], keep=1)
+    other, _ = copier(tmp_path / "new", "s3://box/laptop", [0.0])
     fresh = checkpoint(tmp_path / "new" / "checkpoints", 5)
     other.copy()
-    assert Bucket("s3://box/laptop").names() == {fresh.name}
+    assert Bucket("s3://box/laptop").names() == {fresh.name, *(one.name for one in made[2:])}
 
 
 def test_failures_are_told_once_counted_and_end(
@@ -346,7 +344,6 @@ def test_settings_that_cannot_work_are_refused() -> None:
     cases = {
         "copies.to is 'laptop': give an address": {"to": "laptop"},
         "copies.every_seconds is 0": {"to": "s3://box", "every_seconds": 0},
-        "copies.keep is 0": {"to": "s3://box", "keep": 0},
     }
     for reason, settings in cases.items():
         with pytest.raises(ValueError, match=reason):

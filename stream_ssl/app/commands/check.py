@@ -145,8 +145,6 @@ def check_learner(
     if checkpoint is not None:
         build.forget_first_weights(built)
     learner = build.dry_run(built, ranks)
-    if (warning := build.compares_embeddings(learner.memory)) is not None:
-        log.warning("%s", warning)
     if checkpoint is not None:
         # The index "auto" depends on the device, so a state of a GPU may not fit here.
         if not (elsewhere and getattr(learner.memory.eviction, "index", "") == "auto"):
