@@ -104,6 +104,8 @@ class Producer:
         on_verdict: called with a Verdict: "kept" or "refused" by the memory, with the number of
             slots that showed the same image, and later "evicted". Some samples get no verdict
             (docs/producers.md).
+        sporadic: whether the source may send nothing for long, such as a watched folder. The
+            receiver then does not report its silence as a fault.
 
     Raises:
         ValueError: an argument is invalid, or the folder of the spool is not this producer's.
@@ -131,6 +133,7 @@ class Producer:
         on_stats: Callable[[Stats], None] | None = None,
         stats_seconds: float = 10.0,
         on_verdict: Callable[[Verdict], None] | None = None,
+        sporadic: bool = False,
         before: str | Sequence[str] = (),
         abandon: bool = False,
         run: str | Path | None = None,
@@ -161,7 +164,7 @@ class Producer:
             packet_bytes = min(packet_bytes, max(1, buffer_bytes // 8))
         self._outbox = Outbox(Packer(packet_bytes, packet_samples), linger, disk, buffer_bytes)
         self._protocol = ProducerProtocol(
-            Hello(name, epoch, 1, agent=AGENT, verdicts=on_verdict is not None),
+            Hello(name, epoch, 1, agent=AGENT, verdicts=on_verdict is not None, sporadic=sporadic),
             self._outbox,
             f"still connecting to {self.address}",
             key="this plain-text connection" if curve is None else str(curve),

@@ -22,7 +22,10 @@ Facts = Mapping[str, str | int | float | bool | None]
 
 
 class Source(Protocol):
-    """A sequence of samples in a fixed order that can resume after any sample."""
+    """A sequence of samples in a fixed order that can resume after any sample.
+
+    A source that may be silent for long, such as a watched folder, has a true attribute `sporadic`.
+    """
 
     name: str
 

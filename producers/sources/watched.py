@@ -106,6 +106,8 @@ class WatchedFolder:
         ValueError: a time is negative.
     """
 
+    sporadic = True
+
     def __init__(
         self,
         root: Path,

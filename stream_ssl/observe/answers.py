@@ -50,6 +50,7 @@ NO_STREAM = {
     "nothing-received": "no producer sends",
 }
 """The conditions under which no sample comes, and what they say of an update that is missing."""
+WAITING = "the sources have nothing new, which is normal for them"
 CROWDED = 0.1
 """A share of near-duplicate slots above this is worth a look."""
 FEW_DIRECTIONS = 2.0
@@ -183,11 +184,11 @@ def answers(states: Mapping[str, State]) -> list[Answer]:
     problems = problems_of(states)
     receivers = [one for name, one in states.items() if name.startswith("receiver")]
     learner = states.get("learner", {"error": "the learner has not started"})
-    ended = _ended(receivers)
+    ended, waits = _ended(receivers), _waits(receivers)
     found = [
-        _learning(learner, problems, ended is not None),
+        _learning(learner, problems, ended is not None, waits),
         _health(states, problems),
-        _producers(receivers, learner, problems, ended),
+        _producers(receivers, learner, problems, ended, waits),
         _memory(learner, problems),
     ]
     return [*found, _to_do(states, learner, problems, found, ended is not None)]
@@ -201,7 +202,12 @@ def as_json(given: Iterable[Answer]) -> list[dict[str, Any]]:
 # -- one question each
 
 
-def _learning(learner: State, problems: Sequence[Mapping[str, Any]], ended: bool = False) -> Answer:
+def _learning(
+    learner: State,
+    problems: Sequence[Mapping[str, Any]],
+    ended: bool = False,
+    waits: bool = False,
+) -> Answer:
     links = [("loss and accuracy", "#figures")]
     if (unknown := _unknown(learner)) is not None:
         return Answer("Learning", unknown[0], unknown[1], links)
@@ -220,7 +226,7 @@ def _learning(learner: State, problems: Sequence[Mapping[str, Any]], ended: bool
         return Answer("Learning", _level(lit), says, [*_runbooks(lit), *links])
     updates, done = facts.get("updates", 0.0), facts.get("updates_done", 0.0)
     if is_idle(facts):
-        level, why = _no_update(facts, problems, ended)
+        level, why = _no_update(facts, problems, ended, waits)
         return Answer("Learning", level, _sentences([why, *numbers]), links)
     if young := is_young(facts):
         level = "wait"  # an encoder without any update may be above chance, too
@@ -283,6 +289,7 @@ def _producers(
     learner: State,
     problems: Sequence[Mapping[str, Any]],
     ended: str | None,
+    waits: bool,
 ) -> Answer:
     links = [("table of producers", "#producers")]
     answering = [one["figures"] for one in receivers if "figures" in one]
@@ -299,6 +306,8 @@ def _producers(
         told = [
             f"{plural(connected, 'producer')} connected, {rate(speed)} samples/s in the last minute"
         ]
+    if waits and not speed:
+        told.append(WAITING.capitalize())
     uses = learner.get("facts", {}).get("producers") or {}
     lit = _named(OF_PRODUCERS, problems)
     best, rows = uses.get("best"), uses.get("worst") or []
@@ -328,7 +337,7 @@ def _producers(
         return Answer("Producers", _level(lit), _sentences(told), [*_runbooks(lit), *links])
     # A condition begins when nobody has been connected for a while.
     level: Level = "watch" if connected else "wait"
-    level = "good" if (connected and speed) or ended is not None else level
+    level = "good" if (connected and (speed or waits)) or ended is not None else level
     level = "watch" if any(row["used"] <= 1 - DROPPED_SHARE for row in useless) else level
     return Answer("Producers", level, _sentences(told), links)
 
@@ -472,7 +481,7 @@ def _unknown(state: State) -> tuple[Level, str] | None:
 
 
 def _no_update(
-    facts: Mapping[str, Any], problems: Sequence[Mapping[str, Any]], ended: bool
+    facts: Mapping[str, Any], problems: Sequence[Mapping[str, Any]], ended: bool, waits: bool
 ) -> tuple[Level, str]:
     """Return (level, sentence) for a learner that made no update lately."""
     told = f"No update for {seconds(facts.get('idle', 0.0))}"
@@ -492,6 +501,8 @@ def _no_update(
         return "watch", f"{told}, because no producer may send"
     if not facts.get("updates_done"):
         return "wait", f"{told}, because no batch is full"
+    if waits:
+        return "good", f"{told}, because {WAITING}"
     return "watch", f"{told}, because no full batch of samples came"
 
 
@@ -503,6 +514,14 @@ def _ended(receivers: Iterable[State]) -> str | None:
     last = max((one for one in found if one), key=lambda one: float(one["received"]))
     at = datetime.fromtimestamp(last["received"]).astimezone().isoformat(" ", "seconds")
     return f"The last, {last['last']}, ended normally; its last sample came at {at}"
+
+
+def _waits(receivers: Iterable[State]) -> bool:
+    """Return whether producers are connected, and all of them may be silent for long."""
+    facts = [
+        one.get("facts") or {} for one in receivers if (one.get("figures") or {}).get("producers")
+    ]
+    return bool(facts) and all(one.get("waits") for one in facts)
 
 
 def _mostly_dropped(facts: Mapping[str, Any], problems: Sequence[Mapping[str, Any]]) -> bool:

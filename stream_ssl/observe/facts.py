@@ -18,6 +18,7 @@ from stream_ssl.observe.families import OTHER
 from stream_ssl.observe.metric_spec import PREFIX, Role
 from stream_ssl.observe.metrics import WORKING
 from stream_ssl.observe.page.history import LATELY, FigureHistory
+from stream_ssl.observe.receiver_checks import only_sporadic
 from stream_ssl.observe.trends import Figures, Rise
 from stream_ssl.receiver.records import SOURCE_ENDED
 
@@ -40,6 +41,7 @@ COUNTS: Mapping[Role, tuple[str, ...]] = {
 GAUGES: Mapping[Role, tuple[str, ...]] = {
     "receiver": (
         "producer_finished",
+        "producer_sporadic",
         "producers_connected",
         "producer_last_received_timestamp_seconds",
     ),
@@ -111,7 +113,9 @@ class Facts:
             span = self._rises[COUNTS[self._role][0]].span
         if self._role == "receiver":
             known = figures.by("producer_samples_total", "producer")
-            return {"span": span, "known": len(known), "ended": _ended(figures, known)}
+            waits = figures.get("producers_connected") > 0 and only_sporadic(figures)
+            ended = _ended(figures, known)
+            return {"span": span, "known": len(known), "ended": ended, "waits": waits}
         idle = self.history.unchanged("steps")
         updates, waited = self.history.rise("steps", LATELY)
         covered = figures.get("prequential_covered_samples")

@@ -47,6 +47,14 @@ MISFITS = {
 """Cause and remedy by reason of refusal, for reasons that do not concern a key."""
 
 
+def only_sporadic(figures: Figures) -> bool:
+    """Return whether all producers that have not ended may be silent for long."""
+    sporadic = figures.by("producer_sporadic", "producer")
+    finished = figures.by("producer_finished", "producer")
+    left = [who for who, how in finished.items() if not how]
+    return bool(left) and all(sporadic.get(who) for who in left)
+
+
 class ReceiverChecks:
     """The checks of a receiver's figures.
 
@@ -124,13 +132,14 @@ class ReceiverChecks:
         if blocked > at.NO_CREDIT_SECONDS:
             detail = self._health.ready().parts.get("credit", {}).get("detail") or "no credit"
             yield "no-credit", "", f"for {seconds(blocked)}, {detail}"
+        sporadic = figures.by("producer_sporadic", "producer")
         for producer in by_producer:
-            if finished.get(producer):
+            if finished.get(producer) or sporadic.get(producer):
                 self._silence.restart(producer)
         # Nobody can send without credit. A producer that was silent before still is.
         paused = self._trends.held("no-credit-now", without) > 0
         self._silence.take(received | by_producer, paused=paused)
-        if not connected > 0:
+        if not connected > 0 or only_sporadic(figures):
             self._silence.restart("")
             return
         silent = self._silence.too_long("")

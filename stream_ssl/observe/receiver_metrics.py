@@ -99,6 +99,11 @@ RECEIVER: tuple[Spec, ...] = (
         "value, it is this machine's clock.", ("producer",), field="ReceiverRecord.producer_clock",
     ),
     Spec(
+        "receiver", "gauge", "producer_sporadic", "",
+        "1 for a producer whose source may send nothing for long, such as a watched folder.",
+        "Its silence raises no condition.", ("producer",), field="ReceiverRecord.producer_sporadic",
+    ),
+    Spec(
         "receiver", "gauge", "producers_connected", "producers",
         "Producers that sent a message within the heartbeat's time-out.",
         "Compare it with the number of producers that you started.",

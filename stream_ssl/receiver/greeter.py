@@ -150,6 +150,7 @@ class Greeter:
         self._counters.producer_finished[session.counted_as] = CONNECTED
         if hello.clock and math.isfinite(hello.clock):
             self._counters.producer_clock[session.counted_as] = hello.clock - time.time()
+        self._counters.producer_sporadic[session.counted_as] = float(hello.sporadic)
         return session
 
     def _check_names(self, user: str | None, name: str) -> None:

@@ -38,6 +38,7 @@ class Counters:
     producer_rejected: Counter[str] = field(default_factory=Counter)  # samples
     producer_finished: dict[str, float] = field(default_factory=dict)  # how it ended
     producer_clock: dict[str, float] = field(default_factory=dict)  # its clock minus this one
+    producer_sporadic: dict[str, float] = field(default_factory=dict)  # 1: its silence is no fault
     journal_failures: int = 0  # commits that failed because of a full or failing disk
     allow_list_errors: int = 0  # changed lists that could not be used
 

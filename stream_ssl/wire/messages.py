@@ -73,6 +73,7 @@ class Hello:
     agent: str = ""  # program and version, for the log
     verdicts: bool = False  # ask for VERDICTS messages; not encoded if False
     clock: float = 0.0  # the producer's clock, seconds since the Unix epoch; not encoded if 0
+    sporadic: bool = False  # its source may send nothing for long; not encoded if False
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +276,12 @@ def encode(message: Message) -> Frames:
     if isinstance(message, Data):
         return message.encode()
     values = {name: getattr(message, name) for name in _FIELDS[type(message)]}
-    for name in ("verdicts", "written", "clock"):  # earlier versions do not have these fields
+    for name in (
+        "verdicts",
+        "written",
+        "clock",
+        "sporadic",
+    ):  # earlier versions do not have these fields
         if not values.get(name, True):
             del values[name]
     return [prefix(message.kind), msgpack.packb(values)]

@@ -354,6 +354,21 @@ def test_a_fault_is_named_where_it_belongs_and_in_what_to_do(name: str) -> None:
         assert "67 % of yard's samples" in found["Producers"].says
 
 
+def test_a_watched_folder_without_new_files_needs_no_attention() -> None:
+    run = Run()
+    run.fills()
+    both = {"yard": 1.0, "gate": 1.0}
+    watches = {"producer_sporadic": both, "producer_finished": dict.fromkeys(both, 0.0)}
+    run.pass_(60, run.sends(**watches), run.learns())
+    run.pass_(300, run.nothing())
+    found = asked(run)
+    why = "he sources have nothing new, which is normal for them."
+    assert found["Learning"].level == found["Producers"].level == found["To do"].level == "good"
+    assert found["Learning"].says.startswith("No update for 5 min, because t" + why)
+    assert "T" + why in found["Producers"].says
+    assert found["To do"].says == "0 conditions need attention."
+
+
 def test_a_full_disk_is_the_first_thing_to_do(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

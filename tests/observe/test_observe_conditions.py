@@ -516,6 +516,21 @@ def test_a_camera_that_says_goodbye_is_not_waited_for() -> None:
     assert set(world.lit) == {("producer-silent", "yard")}
 
 
+def test_a_source_that_may_be_silent_for_long_is_not_waited_for() -> None:
+    world = World("receiver")
+    going_well(world, "receiver")
+    watches = {"producer_sporadic": {"yard": 1.0}, "producer_finished": {"yard": 0.0, "gate": 0.0}}
+    world.pass_(120, sent(world, **watches))
+    world.pass_(600, sent(world, samples=10, producer_samples={"gate": 10}))
+    assert world.lit == {}
+    world.pass_(10, sent(world, producer_finished={"gate": 1.0}))
+    world.pass_(3600, idle(world, producers=1))
+    assert world.lit == {}
+    world.pass_(10, sent(world, producer_sporadic={"yard": 0.0}))  # it connects as another source
+    world.pass_(300, idle(world, producers=1))
+    assert set(world.lit) == {("nothing-received", "")}
+
+
 def test_sources_that_have_ended_are_not_waited_for() -> None:
     """A producer that was only stopped is, as the cameras of a machine that does not come back."""
     world = World("receiver")

@@ -21,6 +21,12 @@ def test_connect_returns_welcome_and_says_who_it_is(peer: Peer) -> None:
         assert (hello.producer, hello.first, hello.codecs) == ("camera-1", 1, CODECS)
 
 
+@pytest.mark.parametrize("sporadic", [False, True])
+def test_hello_says_whether_the_source_may_be_silent_for_long(peer: Peer, sporadic: bool) -> None:
+    with Producer(peer.address, name="camera-1", sporadic=sporadic, exit_timeout=0.0):
+        assert peer.expect(Hello).sporadic is sporadic
+
+
 def test_hello_is_repeated_until_welcome_comes(peer: Peer) -> None:
     with Producer(peer.address, name="camera-1") as producer:
         first, second = peer.expect(Hello), peer.expect(Hello)

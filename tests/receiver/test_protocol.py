@@ -228,6 +228,14 @@ def test_of_two_that_ask_for_a_name_at_once_one_goes_on(protocol, order):
     assert protocol.sessions.by_producer("camera").route == routes["first"]
 
 
+def test_a_producer_says_anew_whether_its_silence_is_a_fault(protocol):
+    protocol.say(Hello("camera", 7, first=1, sporadic=True))
+    assert protocol.counters.producer_sporadic["camera"] == 1.0
+    protocol.say(Hello("camera", 8, first=1), route=OTHER)
+    protocol.say(Hello("camera", 8, first=1), now=200.0, route=OTHER)
+    assert protocol.counters.producer_sporadic["camera"] == 0.0
+
+
 def test_a_connection_counts_once_though_the_producer_asks_first(protocol, caplog):
     """With epoch 0, whether its name is free; where the answer is late, more than once."""
     caplog.set_level("INFO")

@@ -54,6 +54,17 @@ GOLDEN: dict[str, tuple[Message, tuple[str, ...]]] = {
             ),
         ),
     ),
+    "HELLO_SPORADIC": (
+        Hello("camera-1", 1700000000000000000, 1, ("raw", "jpeg"), "demo 1", sporadic=True),
+        (
+            "53530101",
+            (
+                "86a870726f6475636572a863616d6572612d31a565706f6368cf17979cfe362a0000a566697273"
+                "7401a6636f6465637392a3726177a46a706567a56167656e74a664656d6f2031a873706f726164"
+                "6963c3"
+            ),
+        ),
+    ),
     "WELCOME": (
         Welcome(
             41,

@@ -186,6 +186,7 @@ def produce(settings: Namespace, cls: Callable[..., Source], given: Namespace) -
         source = Shaped(stream(origin, settings, given), **settings.shape)
         if broker is not None:
             _check_broker(settings, source, broker)
+        sporadic = settings.producer.sporadic or getattr(origin, "sporadic", False)
         producer = Producer(
             settings.to.split(",") if settings.to else None,
             settings.name,
@@ -198,7 +199,7 @@ def produce(settings: Namespace, cls: Callable[..., Source], given: Namespace) -
             on_rejected=lambda rejection: log.warning(
                 "the receiver refused permanently: %s", rejection
             ),
-            **settings.producer,
+            **{**settings.producer, "sporadic": sporadic},
         )
     try:
         with producer:
