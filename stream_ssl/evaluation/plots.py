@@ -5,6 +5,7 @@ Shapes: C classes, Q queries, F features, P pairs.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,16 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont, fontManager
+from matplotlib.ft2font import FT2Font
 from matplotlib.patheffects import withStroke
 from torch import Tensor
 
 from stream_ssl.evaluation.checks import as_unit_rows
 from stream_ssl.evaluation.geometry import class_similarity, pair_similarities
+
+# Fonts for other scripts often have one weight, which needs no warning.
+logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
 
 MAPPED = 3000  # largest number of queries on the map
 WRITTEN = 24  # largest number of classes whose names and shares are written
@@ -47,12 +53,32 @@ STYLE: Any = {
 }
 
 
+def _style(names: Sequence[str]) -> Any:
+    """Return the style, with installed fonts for characters of the names that the first one lacks.
+
+    A character that no font has is drawn as a box, by matplotlib's font of last resort.
+    """
+    families, lacking = ["sans-serif"], {ord(character) for name in names for character in name}
+    lacking -= FT2Font(findfont(FontProperties(family=["sans-serif"]))).get_charmap().keys()
+    for font in sorted(fontManager.ttflist, key=lambda font: font.name) if lacking else []:
+        if font.name.startswith("Last Resort"):
+            continue
+        try:
+            found = lacking & FT2Font(font.fname).get_charmap().keys()
+        except (OSError, RuntimeError):  # a font that was removed, or that FreeType cannot read
+            continue
+        if found:
+            families.append(font.name)
+            lacking -= found
+    return {**STYLE, "font.family": families}
+
+
 def confusion_plot(path: Path, confusion_CC: Tensor, names: Sequence[str], title: str) -> None:
     """Plot the share of each class's queries, in per cent, by predicted class (column)."""
     share_CC = 100 * confusion_CC.double() / confusion_CC.sum(dim=1, keepdim=True).clamp_min(1)
     few = len(names) <= WRITTEN
     side = min(9.0, 2.6 + 0.42 * len(names)) if few else 7.5
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context(_style(names)):
         figure, axes = _figure(side + 0.6, side)
         _shares(axes, share_CC.numpy(), title, "queries of the class, %")
         axes.set_xlabel("taken for")
@@ -74,7 +100,7 @@ def map_plot(
     place_Q2, shares = principal_plane(feature_QF[rows])
     # A random order, because otherwise the last class would cover the others.
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context(_style(names)):
         figure, axes = _figure(8.2, 6.2)
         place_C = torch.searchsorted(torch.tensor(classes), label_Q[rows])
         colours = _colours(len(classes))
@@ -172,7 +198,7 @@ def continual_plot(path: Path, accuracy_TT: Any, tasks: Sequence[str]) -> None:
     """Plot the accuracy on each task (column) after each stage (row), in per cent."""
     share_TT = 100 * np.asarray(accuracy_TT)
     side = min(9.0, 2.6 + 0.55 * len(tasks))
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context(_style(tasks)):
         figure, axes = _figure(side + 0.8, side)
         _shares(axes, share_TT, "kNN accuracy on each task after each stage", "accuracy, %")
         axes.set_xlabel("task: classes")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -29,6 +30,23 @@ def test_plots_are_drawn_for_any_number_of_classes(tmp_path: Path, classes: int)
         with Image.open(tmp_path / f"{name}.png") as image:
             assert 300 < min(image.size) <= max(image.size) < 2000
             assert len(set(image.convert("L").tobytes())) > 10
+
+
+def test_fonts_are_chosen_by_the_characters_of_the_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    charmaps = {"a": "A", "latin": "shi", "cjk": "sh\u98de\u673a", "Last Resort": "\u98de\u16a0"}
+    sans = plots.findfont(plots.FontProperties(family=["sans-serif"]))
+
+    def opened(path: str) -> SimpleNamespace:
+        if path == "gone":
+            raise FileNotFoundError(path)
+        return SimpleNamespace(get_charmap=lambda: dict.fromkeys(map(ord, charmaps[path]), 1))
+
+    fonts = [SimpleNamespace(name=name, fname=name) for name in ("gone", *charmaps)]
+    monkeypatch.setattr(plots, "fontManager", SimpleNamespace(ttflist=fonts))
+    charmaps[sans] = "shi"
+    monkeypatch.setattr(plots, "FT2Font", opened)
+    assert plots._style(["shi", "his"])["font.family"] == ["sans-serif"]
+    assert plots._style(["shi", "\u98de\u673a \u16a0"])["font.family"] == ["sans-serif", "cjk"]
 
 
 def test_the_legend_names_each_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
