@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
@@ -44,13 +45,13 @@ def serve_page(
         metrics, health, sources: the data of the page. `sources.hung` is set.
         watched: the process's folders and settings that the watch needs.
         stack: closes the server and its threads.
-        rank: the rank of a learner. Each rank has a port of its own.
+        rank: the rank of a learner. The ranks of one host have ports in a row.
 
     Returns:
         The address of the page.
     """
     host, port = split_address(settings.http[role])
-    port += rank if port else 0
+    port += int(os.environ.get("LOCAL_RANK", 0)) if port and role == "learner" else 0
     public, registry = settings.http.public, metrics.registry
     server = listening(lambda: Server(registry, health, role, host, port, public, sources))
     stack.enter_context(server)
