@@ -72,7 +72,8 @@ def expand_braces(pattern: str) -> list[str]:
     if bounds:
         first, last = int(bounds[1]), int(bounds[2])
         step = 1 if first <= last else -1
-        width = max(map(len, bounds.groups())) if inner.startswith("0") else 0
+        padded = any(re.match(r"0\d", bound) for bound in bounds.groups())
+        width = max(map(len, bounds.groups())) if padded else 0
         numbers = range(first, last + step, step)
     elif "," not in inner:
         raise ValueError(f"{pattern}: {{{inner}}} must be a range {{000..009}} or a list {{a,b}}")

@@ -304,6 +304,8 @@ def test_other_shards_do_not_fit_a_position(tmp_path):
 def test_braces_expand_as_in_a_shell():
     assert expand_braces("d-{008..011}.tar") == [f"d-{n:03d}.tar" for n in range(8, 12)]
     assert expand_braces("{2..0}") == ["2", "1", "0"]
+    assert expand_braces("{0..10}") == [str(n) for n in range(11)]
+    assert expand_braces("{8..010}") == ["008", "009", "010"]
     assert expand_braces("{a,b}/{0..1}") == ["a/0", "a/1", "b/0", "b/1"]
     assert expand_braces("plain*.tar") == ["plain*.tar"]
     with pytest.raises(ValueError, match="must be a range"):
