@@ -210,7 +210,12 @@ def test_a_slow_sender_holds_the_crawl_back(served, tmp_path):
         ({"delay": float("nan")}, "delay nan"),
         ({"seconds": 0}, "seconds 0"),
         ({"agent": "a\nb"}, "must be printable ASCII"),
-        ({"allow_networks": ["10.0.0.1/8"]}, "host bits set"),
+        (
+            {"allow_networks": ["10.0.0.1/8"]},
+            "allow_networks: 10.0.0.1/8 has host bits set; give networks such as 10.0.0.0/8",
+        ),
+        ({"authorities": "no.pem"}, "authorities no.pem: No such file .* give a PEM file"),
+        ({"authorities": __file__}, "authorities .*py: .*no certificate.* give a PEM file"),
     ],
 )
 def test_wrong_arguments_are_named(served, tmp_path, settings, message):

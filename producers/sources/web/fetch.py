@@ -104,7 +104,7 @@ class Fetcher:
         patience: the arguments of `Patience`: `per_host`, `delay`, `retries` and `max_wait`.
 
     Raises:
-        ValueError: an argument is out of range.
+        ValueError: an argument is out of range, or the file cannot be used.
     """
 
     def __init__(
@@ -129,11 +129,15 @@ class Fetcher:
         self._robots = robots
         self._hosts: dict[str, Host] = {}
         self._kept: dict[Host, int] = {}  # characters of robots.txt; the rules used last come last
-        self._trust = (
-            ssl.create_default_context(cafile=authorities)
-            if authorities
-            else httpcore.default_ssl_context()
-        )
+        try:
+            self._trust = (
+                ssl.create_default_context(cafile=authorities)
+                if authorities
+                else httpcore.default_ssl_context()
+            )
+        except OSError as error:  # includes ssl.SSLError
+            why = f"authorities {authorities}: {error.strerror}; give a PEM file of certificates"
+            raise ValueError(why) from None
 
     async def open(self, connections: int) -> None:
         """Prepare for `connections` concurrent requests; call this in the loop that fetches."""

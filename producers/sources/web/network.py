@@ -28,11 +28,18 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
     Args:
         allowed: non-public networks that may be contacted.
         seconds: timeout of one request, which includes the connection.
+
+    Raises:
+        ValueError: a text is not a network.
     """
 
     def __init__(self, allowed: Iterable[str], seconds: float = 30.0) -> None:
         self._seconds = seconds
-        self._allowed = [ipaddress.ip_network(network) for network in allowed]
+        try:
+            self._allowed = [ipaddress.ip_network(network) for network in allowed]
+        except ValueError as error:
+            why = f"allow_networks: {error}; give networks such as 10.0.0.0/8"
+            raise ValueError(why) from None
         self._inner = httpcore.AnyIOBackend()
         self.resolve: Callable[[str, int], Awaitable[list[str]]] = resolve
 
