@@ -111,7 +111,8 @@ def repeat_vector(sample: Sample, rng: np.random.Generator) -> dict[str, Any]:
     dtype = DTYPES[sample.dtype]
     value_D = np.frombuffer(sample.data, dtype).astype(np.float64)
     value_D += rng.normal(0, value_D.std() / 20 + 1e-6, value_D.shape)
-    return {"data": value_D.astype(dtype).tobytes()}
+    largest = np.finfo(dtype).max
+    return {"data": value_D.clip(-largest, largest).astype(dtype).tobytes()}
 
 
 def jitter(image_HWC: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:

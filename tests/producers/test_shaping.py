@@ -304,3 +304,11 @@ def test_an_argument_out_of_range_is_named(balanced, cls):
 def test_wrong_arguments_are_named(balanced, cls, arguments, message):
     with pytest.raises(ValueError, match=message):
         cls(balanced, **arguments)
+
+
+def test_a_near_duplicate_of_large_half_floats_stays_finite():
+    largest = float(np.finfo(np.float16).max)
+    sample = Sample.from_vector(np.array([largest, -largest, 1.0], np.float16), "v")
+    for seed in range(8):
+        again = repeat(sample, "0", "jitter", np.random.default_rng(seed))
+        assert np.isfinite(np.frombuffer(again.data, np.float16)).all()
