@@ -139,7 +139,7 @@ class SendBuffer:
                     return self.offer(sample, position, 0.0, on_delivery)
                 except DeadlineError:
                     if time.monotonic() >= deadline:
-                        raise
+                        raise self._no_room_after(timeout) from None
                 self._io.room_waiters.append(functools.partial(_set_in, loop, room))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(room.wait(), min(1.0, deadline - time.monotonic()))
@@ -182,14 +182,21 @@ class SendBuffer:
                 continue
             if self._on_full.startswith("drop") or (outbox.spool and outbox.spool.full):
                 return False
-            reason = f"the buffer of {limit} bytes is full"
             if self._on_full == "raise":
-                raise BufferFullError(f"{reason}: {self._protocol.why()}")
+                raise BufferFullError(
+                    f"the buffer of {limit} bytes is full: {self._protocol.why()}"
+                )
             self._io.wake()
             if not self._wait(deadline):
-                raise DeadlineError(f"{reason} after {timeout:g} s: {self._protocol.why()}")
+                raise self._no_room_after(timeout)
             self._check_open()
         return True
+
+    def _no_room_after(self, timeout: float | None) -> DeadlineError:
+        return DeadlineError(
+            f"the buffer of {self._outbox.buffer_bytes} bytes is full after {timeout:g} s: "
+            f"{self._protocol.why()}"
+        )
 
     def _drop_oldest(self) -> bool:
         outbox = self._outbox
