@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from stream_ssl.producers.sources.base import SourceError, own_fault
+from stream_ssl.producers.sources.tables import table_rows
 
 MAX_LINE = 1 << 20  # characters; a list without line breaks must not fill the memory
 
 PACKED: dict[bytes, Any] = {b"\x1f\x8b": gzip, b"BZh": bz2, b"\xfd7zXZ\0": lzma}
 """The modules that open a compressed list, by its first bytes."""
 OTHERS = {b"PK\3\4": "a ZIP file", b"\x28\xb5\x2f\xfd": "compressed with Zstandard"}
-MAX_COLUMN = 2**30  # bytes of a column in a row group of a Parquet file
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,51 +94,14 @@ def bounded_lines(file: TextIO) -> Iterator[str]:
 
 
 def parquet_rows(path: Path, column: str, facts: Sequence[str]) -> Iterator[UrlRow]:
-    """Yield the rows of a Parquet file, which may be far larger than the file."""
+    """Yield the rows of a Parquet file."""
     from pyarrow import parquet
 
-    schema = parquet.read_schema(path)
-    if column not in schema.names:
-        raise absent(path, column, schema.names)
-    wanted = [name for name in dict.fromkeys([column, *facts]) if name in schema.names]
-    # Dictionaries hold a repeated text once: a file of a kilobyte may repeat a megabyte.
-    texts = [name for name in wanted if str(schema.field(name).type) in ("string", "large_string")]
-    with parquet.ParquetFile(path, read_dictionary=texts) as file:
-        for number in range(file.metadata.num_row_groups):
-            for part in columns_of(file.metadata.row_group(number)):
-                if part.path_in_schema.split(".")[0] in wanted:
-                    check_bytes(path, part)
-        for batch in file.iter_batches(4096, columns=wanted):
-            for row in range(batch.num_rows):
-                found = {name: cell(batch.column(name)[row]) for name in wanted}
-                yield UrlRow(text(found.pop(column)), found)
-
-
-def cell(value: Any) -> Any:
-    """Return a value of a Parquet file, or None if Python has none like it, such as a far date."""
-    try:
-        return value.as_py()
-    except (ValueError, OverflowError):
-        return None
-
-
-def columns_of(group: Any) -> Iterator[Any]:
-    """Yield the metadata of each column of a row group."""
-    return (group.column(number) for number in range(group.num_columns))
-
-
-def check_bytes(path: Path, part: Any) -> None:
-    """Check that a column of a row group fits into memory.
-
-    Raises:
-        SourceError: the column claims more than MAX_COLUMN bytes.
-    """
-    if part.total_uncompressed_size > MAX_COLUMN:
-        raise SourceError(
-            f"{path}: column {part.path_in_schema!r} has a row group of "
-            f"{part.total_uncompressed_size} bytes; at most {MAX_COLUMN} are read. Write the file "
-            "with smaller row groups"
-        )
+    there = parquet.read_schema(path).names
+    if column not in there:
+        raise absent(path, column, there)
+    for row in table_rows(path, [column, *facts]):
+        yield UrlRow(text(row.pop(column)), row)
 
 
 def csv_rows(path: Path, lines: Iterable[str], column: str, tabs: bool = False) -> Iterator[UrlRow]:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from stream_ssl.producers.sources import url_lists
+from stream_ssl.producers.sources import tables, url_lists
 from stream_ssl.producers.sources.base import SourceError
 from stream_ssl.producers.sources.url_lists import UrlRow, read_rows
 
@@ -50,7 +50,7 @@ def test_only_what_is_asked_for_is_read(tmp_path: Path, monkeypatch: pytest.Monk
     path = tmp_path / "a.parquet"
     images = [bytes([n]) * 100_000 for n in range(3)]
     parquet.write_table(pa.table({"url": ["u", "v", None], "n": [1, 2, 3], "jpg": images}), path)
-    monkeypatch.setattr(url_lists, "MAX_COLUMN", 10_000)
+    monkeypatch.setattr(tables, "MAX_COLUMN", 10_000)
     with measured() as pool:
         rows = list(read_rows(path, "url", ["n", "absent"]))
     assert rows == [UrlRow("u", {"n": 1}), UrlRow("v", {"n": 2}), UrlRow("", {"n": 3})]
