@@ -27,7 +27,7 @@ def table_rows(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
     with parquet.ParquetFile(path, read_dictionary=texts) as file:
         for number in range(file.metadata.num_row_groups):
             for part in columns_of(file.metadata.row_group(number)):
-                if part.path_in_schema.split(".")[0] in wanted:
+                if f"{part.path_in_schema}.".startswith(tuple(f"{name}." for name in wanted)):
                     check_bytes(path, part)
         for batch in file.iter_batches(4096, columns=wanted):
             for row in range(batch.num_rows):

@@ -57,6 +57,10 @@ def test_only_what_is_asked_for_is_read(tmp_path: Path, monkeypatch: pytest.Monk
     assert pool.max_memory() < 100_000
     with pytest.raises(SourceError, match=r"'jpg' has a row group of .* at most 10000"):
         list(read_rows(path, "url", ["jpg"]))
+    parquet.write_table(pa.table({"media.url": ["u"], "media.jpg": images[:1]}), path)
+    assert list(read_rows(path, "media.url")) == [UrlRow("u")]
+    with pytest.raises(SourceError, match=r"'media\.jpg' has a row group"):
+        list(read_rows(path, "media.url", ["media.jpg"]))
 
 
 ROWS = [UrlRow(f"http://host/{n}?a=1", {"caption": f'a "quoted, {n}'}) for n in range(50)]
