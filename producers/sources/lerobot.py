@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import math
 import re
 import string
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from stream_ssl.bounded_files import read_bytes
 from stream_ssl.producers.sources.base import own_fault
 from stream_ssl.producers.sources.fields import (
     codec_of,
@@ -29,15 +31,22 @@ from stream_ssl.producers.sources.fields import (
 from stream_ssl.producers.sources.finite import select
 from stream_ssl.producers.sources.frames import Frames
 from stream_ssl.producers.sources.recordings import BrokenFileError, Recordings, Where
+from stream_ssl.producers.sources.tables import table_rows
+from stream_ssl.producers.sources.url_lists import bounded_lines
 from stream_ssl.producers.sources.video import VideoFiles, ahead, opened, time_base, time_of_zero
-from stream_ssl.wire.sample import Sample
+from stream_ssl.wire.sample import MAX_META_BYTES, Sample
 
 if TYPE_CHECKING:
     from av import VideoFrame
 
 VERSIONS = ("v2.1", "v3.0")
+MAX_INFO = 2**24  # bytes of meta/info.json
 MAX_EPISODES = 10_000_000
+MAX_FRAMES = 1_000_000  # of an episode: nine hours of 30 frames per second
+MAX_TASKS = 100_000
 COLUMNS = ["frame_index", "timestamp", "task_index"]
+PARTS = ("chunk_index", "file_index")
+"""The numbers in the path of a file of v3.0."""
 FORM = re.compile(r"(0?\d{1,2})?[ds]?")
 """The formats that a number or a name may have in the path of a file."""
 
@@ -120,7 +129,7 @@ class LeRobot(VideoFiles):
     def _recorded(self, path: Path, after: Where | None) -> Iterator[tuple[Sample, Where]]:
         """Yield the samples; a place is [index of the clip, frame]."""
         del path  # meta/info.json, which leads to all other files
-        rows = episode_rows(self._root)
+        rows = episode_rows(self._root, self._episodes, self._cameras)
         clips = [(e, camera) for e in self._episodes for camera in self._cameras]
         first, last = (0, -1) if after is None else after
         for number, (episode, camera) in enumerate(clips[first:], start=first):
@@ -221,7 +230,7 @@ def described(root: Path) -> dict[str, Any]:
     if not file.is_file():
         raise FileNotFoundError(f"{root} is no LeRobot data set: there is no meta/info.json in it")
     try:
-        found: dict[str, Any] = json.loads(file.read_bytes())
+        found: dict[str, Any] = json.loads(read_bytes(file, MAX_INFO, links=True))
         version, features = found["codebase_version"], found["features"]
         numbers = (
             0 < float(found["fps"]) < math.inf
@@ -244,55 +253,58 @@ def described(root: Path) -> dict[str, Any]:
     return found
 
 
-def tables(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of all Parquet files below a folder, without the columns of statistics."""
-    from pyarrow import parquet
-
-    for file in sorted(file for file in folder.rglob("*.parquet") if file.is_file()):
-        names = parquet.read_schema(file).names
-        wanted = [name for name in names if not name.startswith("stats/")]
-        yield from parquet.read_table(file, columns=wanted).to_pylist()
-
-
 def lines(file: Path) -> Iterator[dict[str, Any]]:
     """Yield the objects in a JSON Lines file. Lines without an object are left out."""
-    with file.open("rb") as text:
-        for line in text:
+    with file.open(encoding="utf-8", errors="replace") as text:
+        for line in bounded_lines(text):
             with contextlib.suppress(ValueError, RecursionError):
                 if isinstance(found := json.loads(line), dict):
                     yield found
 
 
-def episode_rows(root: Path) -> dict[int, dict[str, Any]]:
-    """Return the metadata of each episode, by its index.
+def episode_rows(
+    root: Path, episodes: Sequence[int], cameras: Sequence[str]
+) -> dict[int, dict[str, Any]]:
+    """Return the metadata of each of the episodes, by its index.
 
     Raises:
         BrokenFileError: the metadata cannot be read.
     """
-    jsonl = root / "meta" / "episodes.jsonl"
+    meta, wanted = root / "meta", set(episodes)
+    names = [f"data/{part}" for part in PARTS]
+    names += [f"videos/{one}/{part}" for one in cameras for part in (*PARTS, "from_timestamp")]
+    names = ["episode_index", "length", *names]
     try:
-        rows = lines(jsonl) if jsonl.is_file() else tables(root / "meta" / "episodes")
-        return {row["episode_index"]: row for row in rows if type(row.get("episode_index")) is int}
+        if (jsonl := meta / "episodes.jsonl").is_file():
+            rows = lines(jsonl)
+        else:
+            files = sorted(one for one in meta.glob("episodes/**/*.parquet") if one.is_file())
+            rows = itertools.chain.from_iterable(table_rows(file, names) for file in files)
+        whole = (row for row in rows if type(row.get("episode_index")) is int)
+        return {index: row for row in whole if (index := row["episode_index"]) in wanted}
     except (OSError, ValueError) as error:
         raise BrokenFileError(f"what meta says of the episodes cannot be read: {error}") from error
 
 
 def tasks(root: Path) -> Iterator[tuple[int, str]]:
-    """Yield (index, sentence) of each task, as far as the metadata can be read."""
+    """Yield (index, sentence) of each task, as far as the metadata can be read.
+
+    Sentences that do not fit into meta are left out, and tasks after MAX_TASKS.
+    """
     meta, jsonl = root / "meta", root / "meta" / "tasks.jsonl"
     try:
+        rows: Iterator[dict[str, Any]] = iter(())
         if jsonl.is_file():
-            yield from (
-                (row["task_index"], row["task"])
-                for row in lines(jsonl)
-                if type(row.get("task_index")) is int
-            )
-        elif (meta / "tasks.parquet").is_file():
+            rows = lines(jsonl)
+        elif (table := meta / "tasks.parquet").is_file():
             from pyarrow import parquet
 
-            for row in parquet.read_table(meta / "tasks.parquet").to_pylist():
-                if type(index := row.pop("task_index")) is int:
-                    yield from ((index, text) for text in row.values() if isinstance(text, str))
+            rows = table_rows(table, parquet.read_schema(table).names)
+        for row in itertools.islice(rows, MAX_TASKS):
+            if type(index := row.pop("task_index", None)) is int:
+                for text in row.values():
+                    if isinstance(text, str) and len(text) <= MAX_META_BYTES:
+                        yield index, text
     except Exception as error:  # damaged bytes can cause errors of any type
         if own_fault(error):
             raise
@@ -301,15 +313,15 @@ def tasks(root: Path) -> Iterator[tuple[int, str]]:
 
 def clip_of(root: Path, info: Mapping[str, Any], row: Mapping[str, Any], camera: str) -> Clip:
     """Return where the film or the images of a camera are stored for an episode."""
-    episode, filmed = (
-        int(number_in(row, "episode_index")),
-        info["features"][camera]["dtype"] == "video",
-    )
+    episode, length = (int(number_in(row, name)) for name in ("episode_index", "length"))
+    if length > MAX_FRAMES:
+        raise BrokenFileError(f"length is {length}; at most {MAX_FRAMES} frames are read")
+    filmed = info["features"][camera]["dtype"] == "video"
     of_video, begins = {}, 0.0
     if info["codebase_version"] == "v3.0":
-        at = {"chunk_index": row["data/chunk_index"], "file_index": row["data/file_index"]}
+        at = {part: row[f"data/{part}"] for part in PARTS}
         if filmed:
-            of_video = {k: row[f"videos/{camera}/{k}"] for k in ("chunk_index", "file_index")}
+            of_video = {part: row[f"videos/{camera}/{part}"] for part in PARTS}
             begins = number_in(row, f"videos/{camera}/from_timestamp")
     else:
         chunk = episode // int(info.get("chunks_size", 1000))
@@ -317,7 +329,7 @@ def clip_of(root: Path, info: Mapping[str, Any], row: Mapping[str, Any], camera:
     table, video = inside(root, filled(info["data_path"], **at)), None
     if filmed:
         video = inside(root, filled(info["video_path"], video_key=camera, **of_video))
-    return Clip(episode, camera, int(number_in(row, "length")), table, video, begins)
+    return Clip(episode, camera, length, table, video, begins)
 
 
 def number_in(row: Mapping[str, Any], name: str) -> float:
@@ -368,19 +380,26 @@ def images(clip: Clip, first: int) -> Iterator[tuple[int, Any]]:
 
     Only a few images are in memory at a time.
     """
+    for row in stored_frames(clip, ["frame_index", clip.camera], first, batch=16):
+        yield row["frame_index"], row[clip.camera]
+
+
+def stored_frames(
+    clip: Clip, columns: list[str], first: int = 0, batch: int = 2**14
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows of an episode's frames from frame `first` on, read `batch` rows at a time."""
     from pyarrow import dataset
 
     episode, number = dataset.field("episode_index"), dataset.field("frame_index")
     scanner = dataset.dataset(clip.table).scanner(
-        columns=["frame_index", clip.camera],
+        columns=columns,
         filter=(episode == clip.episode) & (number >= first) & (number < clip.length),
-        batch_size=16,
+        batch_size=batch,
         batch_readahead=1,
         fragment_readahead=1,
     )
-    for batch in scanner.to_batches():
-        for row in batch.to_pylist():
-            yield row["frame_index"], row[clip.camera]
+    for rows in scanner.to_batches():
+        yield from rows.to_pylist()
 
 
 def picture(root: Path, cell: Any) -> VideoFrame:
@@ -418,19 +437,25 @@ def frame_rows(clip: Clip) -> dict[int, dict[str, Any]]:
     """Return the data row of each frame of an episode, by frame number.
 
     Raises:
-        BrokenFileError: the file cannot be read, or lacks frames.
+        BrokenFileError: the file cannot be read, lacks frames, or has a frame twice.
     """
-    from pyarrow import parquet
+    from pyarrow import parquet, types
 
+    found: dict[int, dict[str, Any]] = {}
     try:
-        rows = parquet.read_table(
-            clip.table, columns=COLUMNS, filters=[("episode_index", "==", clip.episode)]
-        ).to_pylist()
+        schema = parquet.read_schema(clip.table)
+        for name in COLUMNS:
+            kind = schema.field(name).type
+            if not (types.is_integer(kind) or types.is_floating(kind)):  # texts may be of any size
+                raise ValueError(f"column {name!r} is {kind}, and holds no numbers")
+        for row in stored_frames(clip, COLUMNS):
+            if (number := int(row["frame_index"])) in found:
+                raise ValueError(f"it has frame {number} of episode {clip.episode} twice")
+            found[number] = row
     except Exception as error:
         if own_fault(error):
             raise
         raise BrokenFileError(f"{clip.table} cannot be read: {error!r}") from error
-    found = {int(number_in(row, "frame_index")): row for row in rows}
-    if set(found) < set(range(clip.length)):
+    if len(found) < clip.length:
         raise BrokenFileError(f"{clip.table} has {len(found)} of {clip.length} frames")
     return found

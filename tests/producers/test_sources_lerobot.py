@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import json
 import os
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from lerobot_files import CAMERAS, LENGTHS, TASKS, V2, V2_VIDEO, V3_VIDEO, png, write_lerobot
@@ -19,7 +21,7 @@ from video_files import RATE, number_of
 
 from stream_ssl.producers.sources import LeRobot, lerobot
 from stream_ssl.producers.sources.fields import file_name
-from stream_ssl.producers.sources.lerobot import filled
+from stream_ssl.producers.sources.lerobot import COLUMNS, Clip, episode_rows, filled, frame_rows
 from stream_ssl.producers.sources.recordings import BrokenFileError
 
 BEGAN = 1_714_979_289.0  # what the videos tell
@@ -207,6 +209,48 @@ def test_a_damaged_file_costs_no_other_episode(
     assert (f"{TOP} of episode 1" in caplog.text) == costs
 
 
+def test_a_small_file_of_many_rows_takes_little_memory(tmp_path: Path) -> None:
+    file, sentences = tmp_path / "meta/episodes/a.parquet", tmp_path / "meta/tasks.parquet"
+    names = (*COLUMNS, "episode_index", "length")
+    equal = pa.table(dict.fromkeys(names, np.zeros(60_000, np.int64)))
+    file.parent.mkdir(parents=True)
+    parquet.write_table(equal, file)
+    parquet.write_table(equal, sentences)
+    tracemalloc.start()
+    try:
+        with pytest.raises(BrokenFileError, match="it has frame 0 of episode 0 twice"):
+            frame_rows(Clip(0, TOP, 12, file, None, 0.0))
+        assert list(episode_rows(tmp_path, [0], [])) == [0]
+        assert dict(lerobot.tasks(tmp_path)) == {}
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert file.stat().st_size < 2**16
+    assert peak < 2**23
+
+
+@table(
+    ("file", "change", "says"),
+    [
+        (EPISODES, lambda data: data.replace(b": 12", b": 1000001"), "length is 1000001; at most"),
+        (SECOND, column("frame_index", 3), "it has frame 3 of episode 1 twice"),
+        (SECOND, column("frame_index", 12), "has 0 of 12 frames"),
+        (SECOND, column("timestamp", "x"), "is string, and holds no numbers"),
+    ],
+)
+def test_an_episode_whose_frames_do_not_fit_says_why(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    file: str,
+    change: Callable[[bytes], bytes],
+    says: str,
+) -> None:
+    root = write_lerobot(tmp_path / "set", "v2.1")
+    (root / file).write_bytes(change((root / file).read_bytes()))
+    assert told(LeRobot(root)) == expected("v2.1", (0, 2))
+    assert says in caplog.text
+
+
 def test_a_film_that_ends_early_is_told(tmp_path: Path) -> None:
     root = write_lerobot(tmp_path, "v2.1")
     long = V2_VIDEO.format(episode_chunk=0, episode_index=1, video_key=TOP)
@@ -278,8 +322,8 @@ def test_sentences_that_cannot_be_read_cost_no_sample(
     parquet.write_table(pa.table({"task_index": [[1]], "task": ["x"]}), file)
     assert dict(lerobot.tasks(tmp_path)) == {}
 
-    def damaged(_: Path) -> None:
+    def damaged(_: Path, **__: Any) -> None:
         raise pa.ArrowNotImplementedError("Integers with more than 64 bits not implemented")
 
-    monkeypatch.setattr(parquet, "read_table", damaged)
+    monkeypatch.setattr(parquet, "ParquetFile", damaged)
     assert dict(lerobot.tasks(tmp_path)) == {}
