@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 import traceback
@@ -15,6 +16,8 @@ from stream_ssl.wire.sample import Position, Sample
 
 log = logging.getLogger(__name__)
 
+OUT_OF_FILES = (errno.EMFILE, errno.ENFILE)
+"""Errors of a process or a machine with too many open files: they say nothing about the file."""
 SHOWN = 10  # log lines per reason
 SHOWN_CHARS = 300
 Facts = Mapping[str, str | int | float | bool | None]
@@ -59,6 +62,24 @@ def own_fault(error: Exception) -> bool:
         return False
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     return Path(frame.f_code.co_filename).is_relative_to(Path(__file__).parents[1])
+
+
+def check_open_files(error: BaseException, name: str) -> None:
+    """Check that an error was not caused by too many open files, which tell nothing about a file.
+
+    Args:
+        error: the error of reading a file, or an error that it caused.
+        name: the source's name.
+
+    Raises:
+        SourceError: this process or this machine has too many open files.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in OUT_OF_FILES:
+            why = f"source {name!r}: {cause}; raise ulimit -n, and start it again"
+            raise SourceError(why) from cause
+        cause = cause.__cause__
 
 
 class Skipped:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from stream_ssl.producers.sources.base import OUT_OF_FILES
 from stream_ssl.producers.sources.fields import OTHER_IMAGES, SUFFIXES
-
-OUT_OF_FILES = (errno.EMFILE, errno.ENFILE)
-"""Errors of a process or a machine with too many open files: they say nothing about the file."""
 
 
 def walk(

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from stream_ssl.producers.sources.base import Skipped, SourceError
+from stream_ssl.producers.sources.base import Skipped, check_open_files
 from stream_ssl.producers.sources.fields import (
     SUFFIXES,
     codec_of,
@@ -18,7 +18,7 @@ from stream_ssl.producers.sources.fields import (
     source_name,
 )
 from stream_ssl.producers.sources.finite import Finite
-from stream_ssl.producers.sources.folders import OUT_OF_FILES, check_root, walk
+from stream_ssl.producers.sources.folders import check_root, walk
 from stream_ssl.wire.sample import Sample
 
 HIDDEN = (".",)
@@ -71,8 +71,7 @@ class ImageFolder(Finite):
         try:
             data = read_image(self._root / file)
         except OSError as error:
-            if error.errno in OUT_OF_FILES:
-                raise SourceError(f"source {self.name}: {error}; start it again") from error
+            check_open_files(error, self.name)
             self.skipped.note("unreadable", file, error)
             return None
         codec = codec_of(data)

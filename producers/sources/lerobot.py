@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stream_ssl.bounded_files import read_bytes
-from stream_ssl.producers.sources.base import own_fault
+from stream_ssl.producers.sources.base import check_open_files, own_fault
 from stream_ssl.producers.sources.fields import (
     codec_of,
     digest,
@@ -140,6 +140,7 @@ class LeRobot(VideoFiles):
                 for sample, frame in self._filmed(clip, last if number == first else -1):
                     yield sample, (number, frame)
             except Exception as error:  # damaged bytes can cause errors of any type
+                check_open_files(error, self.name)
                 if own_fault(error):
                     raise
                 why = error if isinstance(error, BrokenFileError) else repr(error)
@@ -182,6 +183,7 @@ class LeRobot(VideoFiles):
             try:
                 frame = picture(self._root, cell)
             except Exception as error:  # damaged bytes can cause errors of any type
+                check_open_files(error, self.name)
                 if own_fault(error):
                     raise
                 what = f"frame {number} of {clip.camera} of episode {clip.episode}"

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 from stream_ssl.producers.sources.base import (
     Facts,
     Skipped,
+    check_open_files,
     checked,
     mark,
     own_fault,
@@ -170,6 +171,7 @@ class Recordings(FilePasses[Where]):
                     return
                 yield item
         except self.damages() as error:
+            check_open_files(error, self.name)
             if own_fault(error):
                 raise
             why = (

@@ -14,6 +14,7 @@ from stat import S_ISREG
 from typing import Literal
 
 from stream_ssl.producers.sources.base import (
+    OUT_OF_FILES,
     SHOWN_CHARS,
     Facts,
     Skipped,
@@ -30,7 +31,7 @@ from stream_ssl.producers.sources.fields import (
     read_image,
     source_name,
 )
-from stream_ssl.producers.sources.folders import OUT_OF_FILES, check_root, walk
+from stream_ssl.producers.sources.folders import check_root, walk
 from stream_ssl.rate_limited_logger import RateLimitedLogger, printable
 from stream_ssl.wire.sample import Position, Sample
 

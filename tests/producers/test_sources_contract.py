@@ -1,5 +1,6 @@
 """What holds for every source in the table, and for every way to shape one."""
 
+import errno
 import inspect
 import itertools
 from collections.abc import Callable
@@ -39,7 +40,7 @@ from stream_ssl.producers.sources import (
     WatchedFolder,
     WebDataset,
 )
-from stream_ssl.producers.sources.base import Skipped
+from stream_ssl.producers.sources.base import Skipped, SourceError
 
 
 def idx(folder: Path, **settings: object) -> Source:
@@ -191,6 +192,20 @@ def test_stop_ends_a_source_that_would_go_on(kind, tmp_path, caplog):
     source.stop()
     assert list(stream) == []
     assert caplog.messages[-1] == f"source {source.name} was stopped; left out: nothing"
+
+
+@table("kind", ["lerobot", "mcap", "rosbag", "video", "webdataset"])
+def test_too_many_open_files_end_a_source_and_cost_no_sample(kind, tmp_path, monkeypatch):
+    ids = [sample.id for sample, _ in BUILDERS[kind](tmp_path).samples()]
+    source = BUILDERS[kind](tmp_path)
+    _, position = next(source.samples())
+    with monkeypatch.context() as patch:
+        busy = OSError(errno.EMFILE, "Too many open files")
+        patch.setattr(Path, "open", lambda *_: (_ for _ in ()).throw(busy))
+        with pytest.raises(SourceError, match="Too many open files; raise ulimit -n, and start"):
+            list(source.samples(position))
+    assert source.skipped.by_reason == {}
+    assert [sample.id for sample, _ in source.samples(position)] == ids[1:]
 
 
 @table("kind", BUILDERS)

@@ -312,7 +312,7 @@ def test_image_folder_ends_when_the_process_has_too_many_open_files(tmp_path, mo
     with monkeypatch.context() as patch:
         busy = OSError(errno.EMFILE, "Too many open files")
         patch.setattr(Path, "open", lambda *_: (_ for _ in ()).throw(busy))
-        with pytest.raises(SourceError, match="Too many open files; start it again"):
+        with pytest.raises(SourceError, match="Too many open files; raise ulimit -n, and start"):
             next(source.samples(position))
     assert not source.skipped.by_reason
     assert len(list(source.samples(position))) == 2
