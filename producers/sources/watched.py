@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 
 FUTURE_SECONDS = 60.0  # the clocks of two machines may differ by less
 
+MAX_PATH = 2048  # bytes; the rest of a position is for the wrappers of the source
+
 PAUSE = 4.0
 """A pause lasts at least this many times as long as the scan before it."""
 
@@ -225,7 +227,12 @@ class WatchedFolder:
             if self._stopped.is_set():
                 return
             found = look_at(entry.path, self._order, path)
-            if found is not None:
+            if found is None:
+                continue
+            if (size := len(found.key[1].encode())) > MAX_PATH:
+                why = f"its path has {size} bytes, and a position holds {MAX_PATH}"
+                self._leave_out("long path", path, f"{why}; give the source a folder nearer to it")
+            else:
                 yield found
 
     def _is_away(self, path: str) -> bool:

@@ -314,6 +314,16 @@ def test_names_need_not_be_unicode(tmp_path):
     assert list(watch(tmp_path).samples(position)) == []
 
 
+def test_a_path_that_no_position_can_hold_costs_itself_alone(tmp_path, caplog):
+    add(tmp_path, "a.png", 1)
+    add(tmp_path, "/".join(["b" * 200] * 12) + "/b.png", 2)
+    add(tmp_path, "c.png", 3)
+    source = watch(tmp_path)
+    assert names(source.samples()) == ["a.png", "c.png"]
+    assert source.skipped.by_reason == {"long path": 1}
+    assert "(long path): its path has 2417 bytes, and a position holds 2048; give" in caplog.text
+
+
 def test_it_ends_only_when_nothing_came_for_the_idle_time(tmp_path):
     clock = Clock(2.0**33)
     start = clock.now
