@@ -209,10 +209,14 @@ class SendBuffer:
 
     def _wait(self, deadline: float) -> bool:
         """Wait for a change. Return False if the deadline has passed."""
-        if threading.current_thread() is self._io.thread:
-            raise ProducerError("a callback would wait for itself; call the producer elsewhere")
+        self.check_thread()
         left = deadline - time.monotonic()
         return left > 0 and (self._io.changed.wait(None if left == math.inf else left) or True)
+
+    def check_thread(self) -> None:
+        """Raise ProducerError in a callback, whose thread may not wait for the producer."""
+        if threading.current_thread() is self._io.thread:
+            raise ProducerError("a callback would wait for itself; call the producer elsewhere")
 
     def check_process(self) -> None:
         """Raise ClosedError in a forked process.

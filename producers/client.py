@@ -312,11 +312,13 @@ class Producer:
             DeadlineError: the flush timed out. The producer is closed nevertheless. Samples that
                 were not acknowledged are lost and counted in `stats`.
             RefusedError: the receiver refuses this producer, and samples are unacknowledged.
+            ProducerError: a callback calls this. The producer stays open.
         """
         buffer, outbox = self._buffer, self._outbox
         if buffer.closed or self._io.forked:
             buffer.closed = True
             return
+        buffer.check_thread()
         if ended:
             self._io.farewell = Bye.ENDED
         spooling = outbox.spool is not None

@@ -193,6 +193,14 @@ def test_a_callback_that_fails_and_a_future_that_was_cancelled_stop_nothing(
     assert "a callback failed" in caplog.text
 
 
+def test_a_callback_cannot_close_its_producer(peer: Peer, caplog: pytest.LogCaptureFixture) -> None:
+    with peer.serving(), Producer(peer.address, "a") as producer:
+        producer.send(image(), on_delivery=lambda _: producer.close())
+        until(lambda: "callback" in caplog.text)
+        assert producer.stats.state == "connected"
+    assert "ProducerError: a callback would wait for itself" in caplog.text
+
+
 def test_asyncio_awaits_room_and_then_delivery(peer: Peer) -> None:
     async def work(producer: Producer) -> list[Delivery]:
         ticks = 0
