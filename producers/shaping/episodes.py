@@ -113,8 +113,8 @@ class Video(Episodes):
     place of the crop change linearly from the first frame to the last. Both ends are drawn
     uniformly, with sizes from 1 - zoom to 1 of the image's sides.
 
-    Frames have the id IMAGE~N, N = 0, 1, ..., and meta "duplicate_of", "duplicate" ("near") and
-    "frame" (N). Frames of encoded images are sent as JPEG.
+    Frames have the id IMAGE~N, N = 0, 1, ..., and meta "duplicate_of", "duplicate" ("near", or
+    "exact" if no byte differs) and "frame" (N). Frames of encoded images are sent as JPEG.
 
     Args:
         source: the source of the images.
@@ -151,7 +151,7 @@ class Video(Episodes):
             noise = self._noise
             level_HWC += rng.integers(-noise, noise + 1, level_HWC.shape, dtype=np.int16)
             image_HWC = np.clip(np.rint(level_HWC), 0, 255).astype(np.uint8)
-        return frame_of(sample, step, image_HWC, rng, duplicate="near", frame=step)
+        return frame_of(sample, step, image_HWC, rng, frame=step)
 
     def _crop(self, number: int, step: int) -> tuple[float, float, float]:
         """Return top, left and size of a frame's crop, as fractions of the image's sides."""

@@ -76,8 +76,8 @@ def frame_of(
     Args:
         image_HWC: uint8 pixels of the duplicate; None if the image cannot be decoded.
         rng: draws the quality of the JPEG.
-        facts: meta of the duplicate. By default, "duplicate" is "exact" if no byte differs from
-            the original, and "near" otherwise.
+        facts: meta of the duplicate, beside "duplicate": "exact" if no byte differs from the
+            original, and "near" otherwise.
 
     Raises:
         ImportError: the image must be encoded, and Pillow is not installed.

@@ -98,6 +98,7 @@ def test_a_still_video_without_noise_is_the_image():
         strict=True,
     ):
         assert sample.data == image.data
+        assert sample.meta["duplicate"] == "exact"
 
 
 def test_noise_keeps_to_its_bound():

@@ -173,6 +173,7 @@ def test_an_image_that_cannot_be_changed_is_sent_as_it_is(tmp_path, monkeypatch,
     assert 0 < len(broken) < len(sent)
     assert len({sample.id for sample in broken}) > 1
     assert {sample.codec for sample in broken} == {"png"}
+    assert {(sample.meta or {}).get("duplicate") for sample in broken} <= {"exact", None}
     assert {sample.codec for sample in sent} >= {"jpeg"}
 
 
