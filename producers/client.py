@@ -312,7 +312,6 @@ class Producer:
             DeadlineError: the flush timed out. The producer is closed nevertheless. Samples that
                 were not acknowledged are lost and counted in `stats`.
             RefusedError: the receiver refuses this producer, and samples are unacknowledged.
-            ProducerError: a callback calls this. The producer stays open.
         """
         buffer, outbox = self._buffer, self._outbox
         if buffer.closed or self._io.forked:
