@@ -25,6 +25,7 @@ import logging
 import os
 import secrets
 import time
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -87,6 +88,9 @@ class Spool:
 
         _prepare(folder)
         self._lock = open_file(folder / "lock", os.O_RDWR | os.O_CREAT)
+        # Whoever makes a spool may fail before it can close it.
+        self._release = weakref.finalize(self, os.close, self._lock)
+        self._release.atexit = False  # the last packets are written later
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.epoch = _next_epoch(folder, producer)
@@ -94,7 +98,7 @@ class Spool:
             self._segments = Segments(folder, max_bytes)
             self._read_all()
         except BaseException as error:
-            os.close(self._lock)
+            self._release()
             if isinstance(error, BlockingIOError):
                 raise ValueError(
                     f"spool {folder}: another producer uses it; give each its own folder"
@@ -251,7 +255,7 @@ class Spool:
         import fcntl
 
         fcntl.flock(self._lock, fcntl.LOCK_UN)  # closing is not enough after a fork
-        os.close(self._lock)
+        self._release()
 
     def _read_all(self) -> None:
         """Find the packets, and apply the last mark."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -27,7 +28,6 @@ def test_packets_come_back_in_order_also_after_a_restart(spool: Spool) -> None:
     assert ids(again) == ["1", "2", "3", "4"]
     again.ack(3)
     assert ids(reopen(again)) == ["1", "2", "3", "4"]  # no mark says that the receiver has them
-    again.close()
 
 
 def test_a_packet_is_the_same_to_the_byte(spool: Spool) -> None:
@@ -172,6 +172,18 @@ def test_a_spool_is_free_once_closed_whatever_has_been_forked_meanwhile(spool: S
 def test_a_refused_argument_leaves_the_spool_free(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="on_state"):
         Producer("tcp://127.0.0.1:1", "a", on_full="spool", spool=tmp_path, on_state=5)  # type: ignore[arg-type]
+    Spool(tmp_path, "a", 1 << 20).close()
+
+
+def test_a_producer_that_cannot_begin_leaves_the_spool_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy() -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(socket, "socketpair", busy)
+    with pytest.raises(OSError, match="Too many open files"):
+        Producer("tcp://127.0.0.1:1", "a", on_full="spool", spool=tmp_path)
     Spool(tmp_path, "a", 1 << 20).close()
 
 
