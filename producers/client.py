@@ -39,7 +39,7 @@ from stream_ssl.producers.stats import Delivery, Rejection, StateChange, Stats
 from stream_ssl.wire import Bye, Hello, Keys, Sample, Welcome, check_name
 from stream_ssl.wire.address import check_address, receiver_of
 from stream_ssl.wire.messages import Verdict
-from stream_ssl.wire.sample import MAX_SOURCE_BYTES, Position, Scalar, short
+from stream_ssl.wire.sample import MAX_SOURCE_BYTES, Position, Scalar, check_text, short
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PillowImage
@@ -147,9 +147,9 @@ class Producer:
         self.address, curve = _receiver(address, run, name, keys, server_key)
         last = _chosen(before, name, "before")
         self.source = source or name[:MAX_SOURCE_BYTES]
+        check_text("source", self.source, MAX_SOURCE_BYTES)
         label = f"producer {name!r} to {self.address}"
         reporter = Reporter(label, on_state, on_stats, on_rejected, stats_seconds, on_verdict)
-        # No argument may be refused below this line, because the spool's lock would stay taken.
         disk = None if spool is None else Spool(Path(spool), name, spool_bytes)
         if disk is not None:
             last = disk.marked_for or last

@@ -191,6 +191,8 @@ def test_plain_text_beyond_loopback_is_refused() -> None:
         ({"on_full": "spool"}, "belong together"),
         ({"spool": "folder"}, "belong together"),
         ({"linger": -1}, "linger -1"),
+        ({"source": "x" * 65}, "source 'x.*: must be 1 to 64 bytes"),
+        ({"source": 5}, "source 5: must be text"),
         ({"name": "two words"}, "two words"),
         ({"address": "127.0.0.1:5557"}, "tcp://HOST:PORT"),
         ({"address": "tcp://127.0.0.1:0"}, "port 1 to 65535"),
