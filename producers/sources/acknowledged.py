@@ -10,7 +10,7 @@ from time import time as now
 from typing import Protocol, runtime_checkable
 
 from stream_ssl.producers.sources.base import Skipped, Source
-from stream_ssl.producers.sources.fields import codec_of, fitting_meta, label_of, short_id
+from stream_ssl.producers.sources.fields import codec_of, fitting_meta, label_of, no_image, short_id
 from stream_ssl.producers.stats import Delivery
 from stream_ssl.wire.sample import MAX_TIME, Position, Sample, is_capture_time
 
@@ -115,8 +115,7 @@ def sample_of(
     """
     codec = codec_of(data)
     if codec is None:
-        first = data[:8].hex(" ") or "nothing"
-        raise UnreadableError("no image", f"neither JPEG, PNG nor WebP: it begins with {first}")
+        raise UnreadableError("no image", no_image(data))
     own = {name.lower(): value for name, value in headers.items() if name.lower() in OWN_HEADERS}
     rest = {name: value for name, value in headers.items() if name.lower() not in OWN_HEADERS}
     return Sample(

@@ -78,7 +78,8 @@ def no_image(data: bytes) -> str:
     kind = next((kind for magic, kind in MAGIC.items() if data.startswith(magic)), None)
     if data[4:12] in (b"ftypavif", b"ftypheic", b"ftypmif1"):
         kind = "AVIF or HEIF"
-    return f"neither JPEG, PNG nor WebP by its first bytes{f': {kind}; convert it' * bool(kind)}"
+    begins = f"{kind}; convert it" if kind else data[:8].hex(" ")
+    return f"neither JPEG, PNG nor WebP by its first bytes: {begins}"
 
 
 def read_image(path: Path) -> bytes:

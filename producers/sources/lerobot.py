@@ -25,6 +25,7 @@ from stream_ssl.producers.sources.fields import (
     file_name,
     fitting_meta,
     fitting_time,
+    no_image,
     read_image,
     short_id,
 )
@@ -425,7 +426,7 @@ def picture(root: Path, cell: Any) -> VideoFrame:
             raise ValueError("neither bytes nor a path")
         data = read_image(inside(root, path))
     if codec_of(data) is None:
-        raise ValueError(f"neither JPEG, PNG nor WebP: it begins with {data[:8].hex(' ')}")
+        raise ValueError(no_image(data))
     with Image.open(io.BytesIO(data)) as image:
         if image.mode[0] in "IF":
             raise ValueError(f"pixels of mode {image.mode} are no 8-bit numbers")

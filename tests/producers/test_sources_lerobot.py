@@ -148,7 +148,7 @@ def test_a_bad_image_in_a_table_costs_itself_alone(
     assert [number_of(s) for s, _ in stream] == [4, 6, 9, 10, 0, 2, 4, 6, 8, 10]
     assert source.skipped.by_reason == {"damaged": 6}
     assert f"frame 7 of {TOP} of episode 1 (damaged): " in caplog.text
-    assert "neither JPEG, PNG nor WebP: it begins with 6e 6f" in caplog.text
+    assert "neither JPEG, PNG nor WebP by its first bytes: 6e 6f" in caplog.text
     assert "lies outside the data set" in caplog.text
     ends = file.stat().st_mtime
     assert stream[0][0].time == pytest.approx(ends - (LENGTHS[1] - 4) / RATE)
