@@ -64,16 +64,19 @@ def own_fault(error: Exception) -> bool:
     return Path(frame.f_code.co_filename).is_relative_to(Path(__file__).parents[1])
 
 
-def check_open_files(error: BaseException, name: str) -> None:
-    """Check that an error was not caused by too many open files, which tell nothing about a file.
+def check_is_damage(error: Exception, name: str) -> None:
+    """Check that an error tells something about the data, so that the data may be left out.
 
     Args:
-        error: the error of reading a file, or an error that it caused.
+        error: the error of reading data, or an error that it caused.
         name: the source's name.
 
     Raises:
         SourceError: this process or this machine has too many open files.
+        Exception: `error` itself, if a bug in this package caused it.
     """
+    if own_fault(error):
+        raise error
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno in OUT_OF_FILES:

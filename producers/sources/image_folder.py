@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from stream_ssl.producers.sources.base import Skipped, check_open_files
+from stream_ssl.producers.sources.base import Skipped, check_is_damage
 from stream_ssl.producers.sources.fields import (
     SUFFIXES,
     codec_of,
@@ -71,7 +71,7 @@ class ImageFolder(Finite):
         try:
             data = read_image(self._root / file)
         except OSError as error:
-            check_open_files(error, self.name)
+            check_is_damage(error, self.name)
             self.skipped.note("unreadable", file, error)
             return None
         codec = codec_of(data)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stream_ssl.bounded_files import read_bytes
-from stream_ssl.producers.sources.base import check_open_files, own_fault
+from stream_ssl.producers.sources.base import check_is_damage, own_fault
 from stream_ssl.producers.sources.fields import (
     codec_of,
     digest,
@@ -141,9 +141,7 @@ class LeRobot(VideoFiles):
                 for sample, frame in self._filmed(clip, last if number == first else -1):
                     yield sample, (number, frame)
             except Exception as error:  # damaged bytes can cause errors of any type
-                check_open_files(error, self.name)
-                if own_fault(error):
-                    raise
+                check_is_damage(error, self.name)
                 why = error if isinstance(error, BrokenFileError) else repr(error)
                 self.skipped.note("damaged", f"{camera} of episode {episode}", why)
             if self._stopped.is_set():
@@ -184,9 +182,7 @@ class LeRobot(VideoFiles):
             try:
                 frame = picture(self._root, cell)
             except Exception as error:  # damaged bytes can cause errors of any type
-                check_open_files(error, self.name)
-                if own_fault(error):
-                    raise
+                check_is_damage(error, self.name)
                 what = f"frame {number} of {clip.camera} of episode {clip.episode}"
                 self.skipped.note("damaged", what, error)
                 continue

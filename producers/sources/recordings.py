@@ -13,10 +13,9 @@ from typing import Any, Generic, TypeVar
 from stream_ssl.producers.sources.base import (
     Facts,
     Skipped,
-    check_open_files,
+    check_is_damage,
     checked,
     mark,
-    own_fault,
     wrong_position,
 )
 from stream_ssl.producers.sources.finite import check_epochs, nothing_readable
@@ -171,9 +170,7 @@ class Recordings(FilePasses[Where]):
                     return
                 yield item
         except self.damages() as error:
-            check_open_files(error, self.name)
-            if own_fault(error):
-                raise
+            check_is_damage(error, self.name)
             why = (
                 error if isinstance(error, BrokenFileError) else f"{type(error).__name__}: {error}"
             )

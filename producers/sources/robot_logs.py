@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 
-from stream_ssl.producers.sources.base import check_open_files, own_fault
+from stream_ssl.producers.sources.base import check_is_damage
 from stream_ssl.producers.sources.fields import file_name
 from stream_ssl.producers.sources.frames import Codec
 from stream_ssl.producers.sources.mcap_file import MAGIC
@@ -71,9 +71,7 @@ class RobotLogs(Recordings):
     def damaged(self, path: Path, what: object, why: object) -> None:
         """Count a part of a file that cannot be read. Reading continues with the next part."""
         if isinstance(why, Exception):
-            check_open_files(why, self.name)
-            if own_fault(why):
-                raise why
+            check_is_damage(why, self.name)
         told = why if isinstance(why, BrokenFileError | str) else f"{type(why).__name__}: {why}"
         self.skipped.note("damaged", f"{what} of {path}", told)
 

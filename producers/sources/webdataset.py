@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stream_ssl.producers.sources.base import Skipped, check_open_files, place
+from stream_ssl.producers.sources.base import Skipped, check_is_damage, place
 from stream_ssl.producers.sources.fields import (
     OTHER_IMAGES,
     SUFFIXES,
@@ -141,7 +141,7 @@ class WebDataset(FilePasses[tuple[int]]):
                     torn = None
                     self._add(stem, group, extension, member)
         except ShardError as error:
-            check_open_files(error, self.name)
+            check_is_damage(error, self.name)
             self._note_damage(f"the rest of {path}", group, error)
 
     def _note_damage(self, what: str, group: MemberGroup | None, why: object) -> None:
