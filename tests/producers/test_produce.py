@@ -3,9 +3,11 @@
 import logging
 import threading
 
+import pytest
 from client_peer import Peer, arrived
 
 from stream_ssl.app.commands import produce
+from stream_ssl.process.failures import Failure
 from stream_ssl.producers import Producer, Sample
 from stream_ssl.producers.shaping import Shaped
 from stream_ssl.producers.sources.live import Live
@@ -34,6 +36,21 @@ def test_a_sample_that_is_too_large_is_counted_and_the_rest_is_sent(caplog):
         assert arrived(journal) == ["1", "3", "5"]
     assert "left out sample '2'" in caplog.text
     assert "left out: 2 too large" in caplog.text
+
+
+def test_a_position_that_no_packet_holds_ends_the_command_in_one_line():
+    class Wordy(Listed):
+        def samples(self, position=None):
+            yield from ((sample, "x" * 4000) for sample, _ in super().samples(position))
+
+    says = "source 'listed': at sample '1': position: 4118 bytes packed, at most 4096"
+    with (
+        Peer() as peer,
+        peer.serving(),
+        Producer(peer.address, "robot") as producer,
+        pytest.raises(Failure, match=says),
+    ):
+        produce.send_all(Shaped(Wordy(4)), producer, 10.0, threading.Event())
 
 
 def test_a_source_that_the_receiver_has_already_sends_nothing_and_says_so(caplog):

@@ -316,6 +316,9 @@ def send_all(
             too_large.note("too large", f"sample {short(sample.id)}", error)
             if expected is not None:
                 expected.passed_over()
+        except ValueError as error:  # such as a position that no packet can hold
+            why = f"source {source.name!r}: at sample {short(sample.id)}: {error}"
+            raise Failure(why) from error
         report.now_and_then()
     early = stop.is_set()
     ended.set()
