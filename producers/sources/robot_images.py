@@ -14,7 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_ssl.producers.sources.base import Facts, Skipped, own_fault
-from stream_ssl.producers.sources.fields import codec_of, fitting_meta, fitting_time, short_id
+from stream_ssl.producers.sources.fields import (
+    codec_of,
+    digest,
+    fitting_meta,
+    fitting_time,
+    short_id,
+)
 from stream_ssl.producers.sources.frames import Codec, FrameEncoder
 from stream_ssl.wire.sample import Sample
 
@@ -25,6 +31,7 @@ VIDEO = {"CompressedVideo", "FFMPEGPacket", "theora_image_transport.Packet"}
 NOT_FITTING = (ValueError, TypeError, AttributeError, ArithmeticError, OSError)
 """Errors of messages whose sender defines its own types, or whose size an encoder rejects."""
 MOST_UNWANTED = 12  # topics that a message names
+MAX_NAMED = 1024  # characters of topics that a position names; it has a digest of more
 MAX_PIXELS = 1 << 26  # of an uncompressed image; far more than any robot camera has
 CHANNELS = {
     **{encoding: [0] for encoding in ("mono8", "8UC1", "mono16", "16UC1")},
@@ -73,10 +80,10 @@ class RobotImages:
         self.source, self._topics = source, topics
         self.unwanted: dict[str, str] = {}  # types of images that were not asked for, by topic
         self._encoder = FrameEncoder(codec, quality)
-        self.facts: Facts = {
-            "topics": None if topics is None else " ".join(sorted(topics)),
-            "codec": self._encoder.fact,
-        }
+        named = None if topics is None else " ".join(sorted(topics))
+        if named is not None and len(named) > MAX_NAMED:
+            named = f"{len(named.split())} topics, {digest([named.encode()])}"
+        self.facts: Facts = {"topics": named, "codec": self._encoder.fact}
 
     def wanted(self, topic: str, kind: str, origin: object) -> bool:
         """Return whether messages of this topic and type are sent.

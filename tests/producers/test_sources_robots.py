@@ -28,6 +28,7 @@ from source_files import encoded
 from table import table
 from video_files import number_of, numbered
 
+from stream_ssl.producers.shaping import Shaped
 from stream_ssl.producers.sources import McapFiles, RosBags
 from stream_ssl.producers.sources.mcap import json_image
 from stream_ssl.producers.sources.robot_images import BAYER, Message, RobotImages, demosaic, pixels
@@ -60,6 +61,18 @@ def test_every_image_is_sent_once_and_gone_on_from(tmp_path, kind):
     assert first.data == encoded(numbered(0), "JPEG")
     for at in (0, 1, 2, 30, 58, 59):
         assert list(source.samples(stream[at][1])) == stream[at + 1 :]
+
+
+def test_a_position_has_room_for_many_topics(tmp_path):
+    write_mcap(tmp_path / "a.mcap", drive(ROS2, 3))
+    topics = [f"/robot_{number:03d}/camera/front/image" for number in range(200)]
+    topics.append("/camera/raw")
+    files = str(tmp_path / "a.mcap")
+    (_, position), *rest = Shaped(McapFiles(files, topics=topics)).samples()
+    check_position(position)
+    assert list(Shaped(McapFiles(files, topics=topics[::-1])).samples(position)) == rest
+    with pytest.raises(ValueError, match=r"topics was '201 topics, .*' and is '200 topics, "):
+        Shaped(McapFiles(files, topics=topics[1:])).samples(position)
 
 
 @table(
