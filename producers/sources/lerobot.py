@@ -32,6 +32,7 @@ from stream_ssl.producers.sources.fields import (
 from stream_ssl.producers.sources.finite import select
 from stream_ssl.producers.sources.frames import Frames
 from stream_ssl.producers.sources.recordings import BrokenFileError, Recordings, Where
+from stream_ssl.producers.sources.robot_images import MAX_PIXELS
 from stream_ssl.producers.sources.tables import table_rows
 from stream_ssl.producers.sources.url_lists import bounded_lines
 from stream_ssl.producers.sources.video import VideoFiles, ahead, opened, time_base, time_of_zero
@@ -408,7 +409,8 @@ def picture(root: Path, cell: Any) -> VideoFrame:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: the data is not an image, or its pixels are not 8-bit numbers.
+        ValueError: the data is not an image, it has too many pixels, or its pixels are not 8-bit
+            numbers.
     """
     import av
     from PIL import Image
@@ -424,6 +426,9 @@ def picture(root: Path, cell: Any) -> VideoFrame:
     if codec_of(data) is None:
         raise ValueError(no_image(data))
     with Image.open(io.BytesIO(data)) as image:
+        if image.width * image.height > MAX_PIXELS:
+            why = f"{image.width} x {image.height} pixels; at most {MAX_PIXELS} are read"
+            raise ValueError(why)
         if image.mode[0] in "IF":
             raise ValueError(f"pixels of mode {image.mode} are no 8-bit numbers")
         shown = over_white(upright(image))

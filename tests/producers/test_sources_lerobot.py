@@ -21,7 +21,14 @@ from video_files import RATE, number_of
 
 from stream_ssl.producers.sources import LeRobot, lerobot
 from stream_ssl.producers.sources.fields import file_name
-from stream_ssl.producers.sources.lerobot import COLUMNS, Clip, episode_rows, filled, frame_rows
+from stream_ssl.producers.sources.lerobot import (
+    COLUMNS,
+    Clip,
+    episode_rows,
+    filled,
+    frame_rows,
+    picture,
+)
 from stream_ssl.producers.sources.recordings import BrokenFileError
 
 BEGAN = 1_714_979_289.0  # what the videos tell
@@ -152,6 +159,13 @@ def test_a_bad_image_in_a_table_costs_itself_alone(
     assert "lies outside the data set" in caplog.text
     ends = file.stat().st_mtime
     assert stream[0][0].time == pytest.approx(ends - (LENGTHS[1] - 4) / RATE)
+
+
+def test_an_image_of_too_many_pixels_is_not_unpacked() -> None:
+    file = io.BytesIO()
+    Image.new("1", (8193, 8192)).save(file, "png")
+    with pytest.raises(ValueError, match="8193 x 8192 pixels; at most 67108864 are read"):
+        picture(Path(), {"bytes": file.getvalue()})
 
 
 def column(name: str, value: Any) -> Callable[[bytes], bytes]:
