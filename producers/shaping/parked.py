@@ -129,9 +129,7 @@ class Parked(Shaping):
         if seen is None:
             inner = given[-1][1]
         elif seen != found:
-            raise wrong_position(
-                self.name, "its first images, which are the scenes, are others now"
-            )
+            raise wrong_position(self.name, "its first images, the scenes, have changed")
         for number in itertools.count(stretch):
             parked, driven = self._lengths(number)
             scene = self._scene_of(number)

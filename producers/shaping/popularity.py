@@ -84,7 +84,7 @@ class Popularity(Shaping):
             )
         found = digest(bytes(sample.data) for sample in ranked)
         if seen not in (None, found):
-            raise wrong_position(self.name, "its first images, which are met again, are others now")
+            raise wrong_position(self.name, "its first images, which it repeats, have changed")
         for number in itertools.count(sent):
             position = {"at": [number + 1], "seen": found, "of": self._facts}
             yield self._meet(ranked, number), position

@@ -72,8 +72,8 @@ class Shift(Shaping):
                 draw_N = self._draws(number // DRAWS)
             if sample.label is None:
                 raise SourceError(
-                    f"source {self.name!r}: sample {sample.id!r} carries no label, and a class "
-                    "cannot dominate without"
+                    f"source {self.name!r}: sample {sample.id!r} carries no label, which a shift "
+                    "of classes needs; give a labelled source"
                 )
             if sample.label == dominant or draw_N[number % DRAWS] * self._bias < 1:
                 sent += 1

@@ -185,7 +185,7 @@ def _checked(path: str, pairs: Any) -> Iterator[tuple[Sample, Position]]:
 
 
 def _failed(path: str, what: str, error: Exception) -> str:
-    """Return one line about an error of the source's own code, with the last line that is its."""
+    """Return one line about an error in the source's own code, with the number of that line."""
     module = sys.modules.get(path.rpartition(".")[0])
     own = getattr(module, "__file__", None)
     lines = [one for one in traceback.extract_tb(error.__traceback__) if one.filename == own]

@@ -139,7 +139,8 @@ def text(value: object) -> str:
 
 def absent(path: Path, column: str, there: list[str]) -> SourceError:
     """Return the error for a column that a list does not have."""
-    return SourceError(f"{path} has no column {column!r}; it has {', '.join(map(repr, there))}")
+    has = f"it has {', '.join(map(repr, there))}: set column to one of them"
+    return SourceError(f"{path} has no column {column!r}; {has}")
 
 
 def count_rows(path: Path) -> int:

@@ -240,7 +240,7 @@ def test_other_settings_and_other_scenes_do_not_fit_a_position(tmp_path):
     *_, (_, position) = Parked(WatchedFolder(folder, **watch), scenes=2, stretch=30).samples()
     first.unlink()
     gone = Parked(WatchedFolder(folder, **watch), scenes=2, stretch=30)
-    with pytest.raises(ValueError, match="first images, which are the scenes, are others now"):
+    with pytest.raises(ValueError, match="first images, the scenes, have changed"):
         next(gone.samples(position))
 
 

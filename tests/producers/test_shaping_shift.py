@@ -59,5 +59,5 @@ def test_goes_on_exactly_after_every_position():
 def test_labels_are_asked_for(tmp_path):
     write_images(tmp_path, 2)
     quick = {"settle_seconds": 0, "idle_seconds": 0, "poll_seconds": 0}
-    with pytest.raises(ValueError, match="carries no label"):
+    with pytest.raises(ValueError, match=r"carries no label.*give a labelled source"):
         draw(Shift(WatchedFolder(tmp_path, **quick)), 1)
