@@ -29,7 +29,7 @@ from stream_ssl.wire import Bye, Data, Hello, WireError, decode, encode
 from stream_ssl.wire.messages import Frames
 
 BYE_LINGER_MS = 500
-BURST = 64  # maximum messages to send before reading acknowledgements
+BURST = 64  # maximum messages to send, or to receive, before the thread looks at the rest
 AWAY_SECONDS = 2.0  # a closing producer with a spool waits this long for a connection
 
 logger = logging.getLogger("stream_ssl.producers")
@@ -315,8 +315,10 @@ class IoThread:
             self.changed.notify_all()
 
     def _receive(self, connection: Connection) -> None:
-        """Handle all messages that have arrived."""
-        while (frames := connection.receive()) is not None:
+        """Handle the messages that have arrived, at most BURST."""
+        for _ in range(BURST):
+            if (frames := connection.receive()) is None:
+                return
             with self.changed:
                 try:
                     self._protocol.received(decode(frames), time.monotonic())

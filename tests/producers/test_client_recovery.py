@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from client_peer import Peer, background, image, until
+from client_peer import Peer, arrived, background, image, until
 
 from stream_ssl.producers import (
     DamagedError,
@@ -16,7 +16,9 @@ from stream_ssl.producers import (
     UnauthorisedError,
     VersionRefusedError,
 )
-from stream_ssl.wire import Ack, Bye, Data, Hello, Message, Nack, Welcome
+from stream_ssl.producers._connection import Connection
+from stream_ssl.wire import Ack, Bye, Data, Hello, Message, Nack, Welcome, encode
+from stream_ssl.wire.messages import Frame
 
 MANY = 1 << 24
 
@@ -304,3 +306,18 @@ def test_an_error_while_a_message_is_handled_costs_the_connection(
     assert arrive(peer, 1) == [(1, "1")]
     peer.say(Ack(1, MANY))
     producer.flush()
+
+
+def test_a_receiver_that_never_pauses_holds_up_no_packet(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receive = Connection.receive
+
+    def flood(connection: Connection) -> list[Frame]:
+        return receive(connection) or list(encode(Ack(0, 1 << 20)))
+
+    monkeypatch.setattr(Connection, "receive", flood)
+    with peer.serving() as journal, Producer(peer.address, "a") as producer:
+        producer.send(image(), id="x")
+        producer.flush()
+    assert arrived(journal) == ["x"]
