@@ -9,7 +9,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -179,9 +179,8 @@ class Subscriptions(AdvertisedTopics):
 
     def follow(self) -> None:
         """Subscribe to the wanted topics that were announced since the last call."""
-        with suppress(queue.Empty):
-            while True:
-                self._subscribe(self._tokens.get_nowait())
+        for _ in range(self._tokens.qsize()):  # more may come meanwhile, without an end
+            self._subscribe(self._tokens.get_nowait())
 
     @property
     def topics(self) -> set[str]:

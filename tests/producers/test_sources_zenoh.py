@@ -4,6 +4,7 @@ import json
 import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import trustme
@@ -208,6 +209,23 @@ def test_messages_that_nobody_takes_are_bounded(monkeypatch):
         wait_for(lambda: skipped.skipped.by_reason["late"] >= 5, lambda: topic(raw(1)))
         taken = [waiting.take() for _ in range(4)]
     assert [None if one is None else one[1] for one in taken] == [*[len(raw(0))] * 3, None]
+
+
+def test_a_robot_that_never_stops_announcing_holds_up_no_message():
+    asked = []
+
+    def announce(*names):
+        asked.append(names)
+        assert len(asked) < 100  # each look at the topic announces it again
+        waiting._announced(token)
+
+    token = SimpleNamespace(key_expr=f"@/1/@ros2_lv/MP/t/{IMAGE.replace('/', '§')}/q")
+    images = SimpleNamespace(unwanted={}, wanted=announce)
+    live = SimpleNamespace(declare_subscriber=lambda *_, history: None)
+    waiting = Subscriptions(SimpleNamespace(liveliness=lambda: live), images, "here")
+    waiting._announced(token)
+    waiting.follow()
+    assert len(asked) == 1
 
 
 def test_a_message_that_is_too_large_ends_no_source(monkeypatch):
