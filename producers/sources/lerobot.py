@@ -302,7 +302,7 @@ def tasks(root: Path) -> Iterator[tuple[int, str]]:
             rows = table_rows(table, parquet.read_schema(table).names)
         for row in itertools.islice(rows, MAX_TASKS):
             if type(index := row.pop("task_index", None)) is int:
-                for text in row.values():
+                for text in [row["task"]] if "task" in row else row.values():  # else pandas' index
                     if isinstance(text, str) and len(text) <= MAX_META_BYTES:
                         yield index, text
     except Exception as error:  # damaged bytes can cause errors of any type

@@ -341,3 +341,6 @@ def test_sentences_that_cannot_be_read_cost_no_sample(
 
     monkeypatch.setattr(parquet, "ParquetFile", damaged)
     assert dict(lerobot.tasks(tmp_path)) == {}
+    row = {"task_index": 1, "task": "x", "note": "y"}
+    (tmp_path / "meta" / "tasks.jsonl").write_text(json.dumps(row))
+    assert dict(lerobot.tasks(tmp_path)) == {1: "x"}
