@@ -28,6 +28,7 @@ from stream_ssl.learning.checkpoint_layout import made_by
 from stream_ssl.learning.origins import Origins
 from stream_ssl.learning.saved import memory_of, origins_of
 from stream_ssl.memory.state import part, upgraded
+from stream_ssl.rate_limited_logger import printable
 from stream_ssl.trained.encoder import Encoder, facts, load_encoder
 from stream_ssl.trained.export import examples, replacing
 
@@ -235,7 +236,7 @@ def measured(encoder: Encoder, checkpoint: Path) -> Measured:
     image_KCHW = columns["images"][row_K]
     feature_KF = torch.cat([encoder(image_bCHW) for image_bCHW in torch.split(image_KCHW, 256)])
     told_Q = knn_classify(feature_KF[:half], feature_KF[half:], label_K[half:], NEIGHBOURS)
-    majority = int(label_K[:half].bincount().max()) / half
+    majority = int(label_K[:half].unique(return_counts=True)[1].max()) / half
     return Measured(score(told_Q, label_K[:half]).accuracy, len(row_K), classes, majority)
 
 
@@ -274,7 +275,8 @@ def card(
     )
     whole, files_too = ("", files_too) if _crops(encoder) else (whole, "")
     named = [
-        f"- {name}: {count} of the memory's samples" for name, count in sources.most_common(NAMED)
+        f"- `{printable(name).replace('`', '?')}`: {count} of the memory's samples"
+        for name, count in sources.most_common(NAMED)
     ]
     lines = "\n".join(named) or "- not known"
     mean, std = (_per_channel(encoder, name) for name in ("mean", "std"))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import resource
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,8 @@ from stream_ssl.feed.decode import Decoder
 from stream_ssl.learning.saved import memory_of
 from stream_ssl.learning.views import Views
 from stream_ssl.memory.state import part, upgraded
-from stream_ssl.trained.encoder import Encoder
+from stream_ssl.trained import hub
+from stream_ssl.trained.encoder import Encoder, facts
 from stream_ssl.trained.hub import measured, shape_of
 
 RUNS: dict[str, dict[str, Any]] = {
@@ -128,7 +131,7 @@ def test_the_model_card_states_stream_updates_and_accuracy(
     card = (runs["own"] / "hub" / "README.md").read_text()
     assert "| samples read from the stream | 10 |" in card
     assert "| steps, the last one that changed the weights | 10, 10 |" in card
-    assert "- robot/left: 50 of the memory's samples" in card
+    assert "- `robot/left`: 50 of the memory's samples" in card
     encoder = stream_ssl.load_encoder(runs["own"] / "run")
     (checkpoint,) = (runs["own"] / "run" / "checkpoints").glob("step-*")
     accuracy, labelled, classes, majority = measured(encoder, checkpoint)
@@ -146,6 +149,34 @@ def test_the_model_card_states_stream_updates_and_accuracy(
     assert "Not measured, because too few samples of the stream have labels." in other
     assert "fill the square with grey" in other
     assert "trust_remote_code" not in other
+
+
+def test_names_from_producers_are_no_markdown_of_the_model_card(runs: dict[str, Path]) -> None:
+    encoder = stream_ssl.load_encoder(runs["own"] / "run")
+    (checkpoint,) = (runs["own"] / "run" / "checkpoints").glob("step-*")
+    named = Counter({"robot/left\n# `Title` [here](https://example.org)": 3})
+    text = hub.card(facts(checkpoint), encoder, named, "", True)
+    line = "- `robot/left?# ?Title? [here](https://example.org)`: 3 of the memory's samples"
+    assert line in text.splitlines()
+
+
+def test_large_labels_take_no_memory(
+    runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = stream_ssl.load_encoder(runs["own"] / "run")
+    (checkpoint,) = (runs["own"] / "run" / "checkpoints").glob("step-*")
+    state = memory_of(checkpoint)
+    small = measured(encoder, checkpoint)
+    name = next(name for name in state if name.endswith("labels"))
+    state[name] = torch.where(state[name] < 0, -1, 2**31 - 1 - state[name])
+    monkeypatch.setattr(hub, "memory_of", lambda _: state)
+    limit = resource.getrlimit(resource.RLIMIT_AS)
+    used = 1024 * int(Path("/proc/self/status").read_text().split("VmSize:")[1].split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (used + (4 << 30), limit[1]))
+    try:
+        assert measured(encoder, checkpoint) == small
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limit)
 
 
 def test_other_networks_are_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
