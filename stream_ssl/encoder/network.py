@@ -112,7 +112,8 @@ BLOCKS: dict[str, type[BasicBlock] | type[Bottleneck]] = {
 def _conv(inputs: int, outputs: int, side: int, stride: int = 1) -> nn.Conv2d:
     """Return a convolution without bias that keeps height and width, up to the stride."""
     conv = nn.Conv2d(inputs, outputs, side, stride, padding=side // 2, bias=False)
-    nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
+    if not conv.weight.is_meta:  # torch takes seconds to prepare a draw without values
+        nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
     return conv
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -335,17 +335,33 @@ def _exported(folder: Path, of: Of | None, trust_code: bool) -> Encoder:
     sections["views"] = found["views"] | found["normalisation"]
     settings = _settings(sections, f"{folder}: its", trust_code)
     build.forget_first_weights(settings)
-    with torch.random.fork_rng(devices=[]):
+    views, decoder = build.views(settings), build.decoder(settings)
+    weights = load_file(folder / WEIGHTS)
+
+    def made() -> Encoder:
         backbone = build.backbone(settings)
         projector = Projector(backbone.dim, **settings.projector) if found["projector"] else None
-    views, decoder = build.views(settings), build.decoder(settings)
-    encoder = Encoder(backbone, projector, views, decoder, found["statistics"])
-    _fill(encoder.networks, load_file(folder / WEIGHTS), folder)
+        return Encoder(backbone, projector, views, decoder, found["statistics"])
+
+    with torch.random.fork_rng(devices=[]):
+        if settings.encoder.model is None:  # some other networks cannot be built on "meta"
+            with torch.device("meta"):  # takes no memory, because encoder.json may claim any size
+                _fill(made().networks, weights, folder, assign=True)
+        encoder = made()
+    _fill(encoder.networks, weights, folder)
     return encoder
 
 
-def _fill(network: nn.Module, weights: Mapping[str, Tensor], place: Path) -> None:
+def _fill(
+    network: nn.Module, weights: Mapping[str, Tensor], place: Path, assign: bool = False
+) -> None:
     """Load weights into the network that the configuration beside them describes.
+
+    Args:
+        network: the network.
+        weights: its weights by name.
+        place: their folder.
+        assign: put the weights in the place of the network's own, in place of a copy.
 
     Raises:
         ValueError: a weight is NaN or infinite, the code of the network has changed since, or the
@@ -357,12 +373,12 @@ def _fill(network: nn.Module, weights: Mapping[str, Tensor], place: Path) -> Non
             "earlier checkpoint"
         )
     try:
-        network.load_state_dict(weights)
+        network.load_state_dict(weights, assign=assign)
     except RuntimeError as error:
         first = " ".join(str(error).split("\n\t")[:2])  # a line for each weight follows
         raise ValueError(
-            f"the weights in {place} do not fit the network of its configuration ({first}): use "
-            "the versions of the network's code and of its libraries that the run used"
+            f"the weights in {place} do not fit the network of its configuration ({first:.500}): "
+            "use the versions of the network's code and of its libraries that the run used"
         ) from error
 
 
@@ -370,11 +386,12 @@ def _described(folder: Path) -> dict[str, Any]:
     """Return the content of an export's encoder.json.
 
     Raises:
-        ValueError: a key is missing, or its value has another type.
+        ValueError: a key is missing, or its value has another type or is none of the choices.
     """
-    found = read_map(folder / ENCODER, links=True)
+    found = {"projector": None, "vectors": None} | read_map(folder / ENCODER, links=True)
     sections = ("views", "normalisation", "decoder", "encoder")
     due = dict.fromkeys(sections, dict) | {"format": int, "of": str, "statistics": str}
+    due |= {name: dict for name in ("projector", "vectors") if found[name] is not None}
     for name, kind in due.items():
         value = found.get(name)
         if not isinstance(value, kind) or isinstance(value, bool):
@@ -382,6 +399,11 @@ def _described(folder: Path) -> dict[str, Any]:
                 f"{folder / ENCODER}: {name} is {value!r:.80}, and must be of type "
                 f"{kind.__name__}; export the encoder again"
             )
+    if found["statistics"] not in get_args(Statistics):
+        raise ValueError(
+            f"{folder / ENCODER}: statistics is {found['statistics']!r:.80}, and must be one of "
+            f"{', '.join(get_args(Statistics))}; export the encoder again"
+        )
     return found
 
 

@@ -7,6 +7,7 @@ import io
 import json
 import math
 import re
+import resource
 import shutil
 import sys
 import tarfile
@@ -583,6 +584,41 @@ def test_weights_of_another_network_are_refused(run: Path, exported: Path, tmp_p
         seal(copy)
         with pytest.raises(ValueError, match=r"weights in .* do not fit .*size mismatch.*: use"):
             stream_ssl.load_encoder(copy)
+
+
+def described(exported: Path, folder: Path, **changes: Any) -> Path:
+    """A sealed copy of an export with other values in its encoder.json."""
+    shutil.copytree(exported, folder)
+    told = json.loads((folder / "encoder.json").read_text()) | changes
+    (folder / "encoder.json").write_text(json.dumps(told))
+    (folder / "manifest.json").unlink()
+    seal(folder)
+    return folder
+
+
+@table(
+    ("changes", "message"),
+    [
+        ({"encoder": {"width": 4096, "depths": [1] * 4}}, "do not fit the network"),
+        ({"projector": {"dim": 1 << 31, "hidden": 1 << 20}}, "do not fit the network"),
+        ({"projector": [1]}, r"projector is \[1\], and must be of type dict"),
+        ({"vectors": [1]}, r"vectors is \[1\], and must be of type dict"),
+        ({"statistics": "none"}, "statistics is 'none', and must be one of average, batch"),
+    ],
+    ids=["width", "projector", "projector's type", "vectors' type", "statistics"],
+)
+def test_what_an_export_claims_is_checked_before_it_takes_memory(
+    exported: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    copy = described(exported, tmp_path / "copy", **changes)
+    limit = resource.getrlimit(resource.RLIMIT_AS)
+    used = 1024 * int(Path("/proc/self/status").read_text().split("VmSize:")[1].split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30), limit[1]))
+    try:
+        with pytest.raises(ValueError, match=message):
+            stream_ssl.load_encoder(copy)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limit)
 
 
 @table(
