@@ -7,6 +7,7 @@ Shapes: B samples, C channels, H height, W width, F features, D embedding.
 
 from __future__ import annotations
 
+import copy
 import importlib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
@@ -196,7 +197,6 @@ class Model(nn.Module):
         self, module: nn.Module, shape: tuple[int, int, int], head: str | None = None
     ) -> None:
         super().__init__()
-        name = type(module).__name__
         if head is not None:
             _stage(module, head, "encoder.head")
             module.set_submodule(head, nn.Identity())
@@ -208,23 +208,31 @@ class Model(nn.Module):
         self.module = module
         widths = [m.out_channels for m in module.modules() if isinstance(m, nn.Conv2d)]
         self._narrow = min(widths, default=CHANNELS_LAST_FROM) < CHANNELS_LAST_FROM
-        self.eval()
+        feature_BF = self._tried(module.eval(), shape, "")
+        self._tried(copy.deepcopy(module).train(), shape, " in training")
+        self.train()
+        self.dim: int = feature_BF.shape[1]
+
+    @staticmethod
+    def _tried(module: nn.Module, shape: tuple[int, int, int], when: str) -> Tensor:
+        """Return the features of two black images."""
+        name = type(module).__name__
         try:
-            with torch.no_grad():
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
                 feature_BF = module(torch.zeros(2, *shape))
         except Exception as error:  # a user's network may raise any exception
             raise ValueError(
-                f"encoder.model {name} takes no images of {shape} (channels, height, width): "
+                f"encoder.model {name} takes no images of {shape} (channels, height, width){when}: "
                 f"{error}; see decoder.size and decoder.channels"
             ) from error
         found = getattr(feature_BF, "shape", type(feature_BF).__name__)
         if not isinstance(feature_BF, Tensor) or feature_BF.ndim != 2 or len(feature_BF) != 2:
             raise ValueError(
-                f"encoder.model {name} gives {found} of 2 images: features are one row an image, "
-                "[2, F]; pool what is left of height and width"
+                f"encoder.model {name} gives {found} of 2 images{when}: features are one row an "
+                "image, [2, F]; pool what is left of height and width, and leave out auxiliary "
+                "outputs"
             )
-        self.train()
-        self.dim: int = feature_BF.shape[1]
+        return feature_BF
 
     def forward(self, image_BCHW: Tensor) -> Tensor:
         if self._narrow:

@@ -46,6 +46,14 @@ class Small(nn.Module):
         return feature_BFHW.mean((2, 3)) if self.flat else feature_BFHW
 
 
+class TwoHeads(Small):
+    """A network with an auxiliary output in training, as torchvision's GoogLeNet."""
+
+    def forward(self, image_BCHW: Tensor) -> Any:
+        feature_BF = super().forward(image_BCHW)
+        return (feature_BF, feature_BF) if self.training else feature_BF
+
+
 def create(model_name: str, **more: Any) -> nn.Module:
     """As timm's `create_model`: what else the network takes is not in its signature."""
     network: nn.Module = {"small": Small}[model_name](**more)
@@ -316,6 +324,7 @@ def test_what_does_not_fit_is_refused_by_check(
     ("section", "says"),
     [
         ({"encoder": {"model": own(Small, flat=False)}}, "features are one row an image"),
+        ({"encoder": {"model": own(TwoHeads)}}, "gives tuple of 2 images in training"),
         ({"views": {"transform": own(Darker, side=5)}}, "a view has the shape of its image"),
         ({"views": {"transform": "torch.nn.Flatten"}}, "a view has the shape of its image"),
         ({"views": {"transform": {"class_path": "torch.nn.Linear",
