@@ -34,7 +34,10 @@ BESIDE: Final = 255
 """Images of the memory that are encoded beside the query, if an embedding depends on its batch."""
 
 AGAIN: Final = 128
-"""The fewest slots that are encoded again, with the query, because their embeddings may be old."""
+"""The slots that are encoded again at a time, with the query, because their embeddings may be old.
+
+At least this number of the nearest slots is encoded again.
+"""
 
 TILE: Final = 96  # pixels, the side of a picture on the sheet
 COLUMNS: Final = 8
@@ -83,8 +86,8 @@ def search(
         image: the file of the picture.
         k: the number of slots, at least 1.
         by: what is compared: embeddings, or the descriptors on which the memory counts duplicates.
-            The memory's embeddings are of different ages. The nearest AGAIN slots are therefore
-            encoded again in one batch with the query. If the query is one of them, it comes first.
+            The memory's embeddings are of different ages. The nearest slots are therefore encoded
+            again, in batches of AGAIN with the query. If the query is one of them, it comes first.
         trust_code: import every class that the checkpoint names.
 
     Raises:
@@ -127,8 +130,11 @@ def search(
         query_1X = descriptor.describe(query_1X, query_CHW[None], feature_1F)
     cosine_1k, slot_1k = nearest(query_1X.to(row_KX.dtype), row_KX, max(k, AGAIN))
     if by == "embeddings":
-        new_NX = _encoded(encoder, query_CHW, columns, slot_1k[0].tolist())
-        cosine_1k, order_1k = nearest(new_NX[:1], new_NX[1:], k)
+        parts = []
+        for slot_1b in slot_1k.split(AGAIN, dim=1):
+            new_NX = _encoded(encoder, query_CHW, columns, slot_1b[0].tolist())
+            parts.append(new_NX[:1] @ new_NX[1:].T)
+        cosine_1k, order_1k = torch.cat(parts, dim=1).sort(descending=True, stable=True)
         slot_1k = slot_1k.gather(1, order_1k)
     cosine_1k, slot_1k = cosine_1k[:, :k], slot_1k[:, :k]
     slots = slot_1k[0].numpy()

@@ -23,6 +23,8 @@ from stream_ssl.app import cli
 from stream_ssl.app.commands import search
 from stream_ssl.process.failures import FAILED, unreadable_folder
 from stream_ssl.trained import encoder
+from stream_ssl.trained.encoder import Encoder
+from stream_ssl.trained.search import AGAIN
 
 AVERAGE = {
     "class_path": "stream_ssl.methods.MoCo",
@@ -107,6 +109,29 @@ def test_the_default_compares_embeddings_and_features(
         held = torch.split(state["columns.descriptors"][int(row[1])].double(), [6, 8])
         expected = sum(0.5**0.5 * float(a @ b) for a, b in zip(held, halves, strict=True))
         assert float(row[0]) == pytest.approx(expected, abs=1e-4)
+
+
+def test_many_results_are_encoded_in_batches(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path / "run", held=300, method=AVERAGE, memory={"capacity": 300})
+    image, sizes = picture_of(tmp_path / "run", 7, tmp_path), []
+    encode = Encoder.forward
+
+    def counted(self: Encoder, image_BCHW: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(image_BCHW))
+        return encode(self, image_BCHW)
+
+    monkeypatch.setattr(Encoder, "forward", counted)
+    assert search.main([str(tmp_path / "run"), str(image), "--k", "300"]) == 0
+    assert max(sizes) == 1 + AGAIN
+    rows = printed(capsys.readouterr().out)
+    state = load_file(tmp_path / "run" / "checkpoints" / "latest" / "memory.safetensors")
+    z_kD = stream_ssl.load_encoder(tmp_path / "run", "embeddings")(state["columns.images"])
+    assert [float(row[0]) for row in rows] == pytest.approx(
+        (z_kD @ z_kD[7]).sort(descending=True).values.tolist(), abs=1e-4
+    )
+    assert sorted(int(row[1]) for row in rows) == list(range(300))
 
 
 def test_an_embedding_of_a_batch_is_made_beside_images_of_the_memory(
