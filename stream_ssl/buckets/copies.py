@@ -98,20 +98,22 @@ class CheckpointCopies:
 
     def copy(self) -> None:
         """Copy the newest checkpoint, if there is a new one. Never raises an exception."""
-        if not (found := steps_in(self._checkpoints)) or found[-1].name == self._copied:
-            return
-        newest = found[-1]
-        if math.isnan(self._due_since):
-            self._due_since = self._clock()
+        name = "(the newest)"
         try:
-            self._link(newest)
-            self._bucket.upload(self._scratch, newest.name)
-            self._prune(newest.name)
+            found = [path.name for path in steps_in(self._checkpoints)]
+            if not found or found[-1] == self._copied:
+                return
+            name = found[-1]
+            if math.isnan(self._due_since):
+                self._due_since = self._clock()
+            self._link(self._checkpoints / name)
+            self._bucket.upload(self._scratch, name)
+            self._prune(name)
         except Exception as error:  # each protocol raises errors of its own
             self._metrics.copy_failed()
             if not self._failed:
                 text = "checkpoint %s was not copied to %s, training continues: %s: %s"
-                told = newest.name, self._bucket.url, type(error).__name__, error
+                told = name, self._bucket.url, type(error).__name__, error
                 log.warning(text, *told)
             self._failed = True
             return
@@ -119,8 +121,8 @@ class CheckpointCopies:
             shutil.rmtree(self._scratch, ignore_errors=True)
         if self._failed:
             log.info("checkpoints are copied to %s again", self._bucket.url)
-        self._copied, self._due_since, self._failed = newest.name, math.nan, False
-        self._metrics.copied(step_in(newest.name) or 0)
+        self._copied, self._due_since, self._failed = name, math.nan, False
+        self._metrics.copied(step_in(name) or 0)
 
     def _run(self) -> None:
         while not self._closing.wait(self._settings.every_seconds):

@@ -6,6 +6,7 @@ import errno
 import json
 import logging
 import re
+import resource
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
@@ -280,6 +281,23 @@ def test_failures_are_told_once_counted_and_end(
         copies.copy()
     assert value(metrics, "copy_late_seconds") == 0
     assert "checkpoints are copied to s3://later/laptop again" in caplog.text
+
+
+def test_checkpoints_that_cannot_be_listed_are_a_failure_that_ends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    copies, metrics = copier(tmp_path, f"file://{tmp_path}/copies", [0.0])
+    checkpoint(tmp_path / "checkpoints", 10)
+    least, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, most))
+    try:
+        copies.copy()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (least, most))
+    assert value(metrics, "copy_failures_total") == 1
+    assert "training continues: OSError: [Errno 24] Too many open files" in caplog.text
+    copies.copy()
+    assert value(metrics, "copy_step") == 10
 
 
 @pytest.mark.parametrize("call", ["names", "listed"])
