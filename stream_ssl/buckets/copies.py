@@ -97,7 +97,7 @@ class CheckpointCopies:
         return 0.0 if math.isnan(since) else self._clock() - since
 
     def copy(self) -> None:
-        """Copy the newest checkpoint, if there is a new one. Never raises an exception."""
+        """Copy the newest checkpoint, unless the bucket holds it. Never raises an exception."""
         name = "(the newest)"
         try:
             found = [path.name for path in steps_in(self._checkpoints)]
@@ -107,7 +107,9 @@ class CheckpointCopies:
             if math.isnan(self._due_since):
                 self._due_since = self._clock()
             self._link(self._checkpoints / name)
-            self._bucket.upload(self._scratch, name)
+            # After a restart, the bucket may hold it. A copy that fails would destroy that one.
+            if not self._bucket.holds(self._scratch, name):
+                self._bucket.upload(self._scratch, name)
             self._prune(name)
         except Exception as error:  # each protocol raises errors of its own
             self._metrics.copy_failed()

@@ -104,6 +104,14 @@ class Bucket:
         except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
             return set()
 
+    def holds(self, folder: Path, target: str) -> bool:
+        """Return whether a folder of the bucket is a whole copy of a sealed folder."""
+        try:
+            text = self._files.cat_file(self._place(target, MANIFEST), end=MOST_MANIFEST)
+        except FileNotFoundError:
+            return False
+        return bool(text == (folder / MANIFEST).read_bytes())
+
     def foreign(self, marker: str) -> set[str]:
         """Return the names in the folder that no export has written.
 

@@ -283,6 +283,28 @@ def test_failures_are_told_once_counted_and_end(
     assert "checkpoints are copied to s3://later/laptop again" in caplog.text
 
 
+def test_a_restart_keeps_the_copy_that_the_bucket_holds(
+    s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = checkpoint(tmp_path / "checkpoints", 10)
+    copier(tmp_path, "s3://box/laptop", [0.0])[0].copy()
+
+    def lost(*_: Any, **__: Any) -> None:
+        raise OSError("the connection was lost")
+
+    copies, metrics = copier(tmp_path, "s3://box/laptop", [0.0])
+    with monkeypatch.context() as patch:
+        patch.setattr(copies._bucket._files, "put_file", lost)
+        copies.copy()
+    assert value(metrics, "copy_step") == 10
+    assert Bucket("s3://box/laptop").listed(path.name) == {one.name for one in path.iterdir()}
+    (path / "state.json").write_text(json.dumps({"step": 10, "run": "another one"}))
+    (path / "manifest.json").unlink()
+    seal(path)
+    copier(tmp_path, "s3://box/laptop", [0.0])[0].copy()
+    assert s3.cat_file(f"box/laptop/{path.name}/state.json") == (path / "state.json").read_bytes()
+
+
 def test_checkpoints_that_cannot_be_listed_are_a_failure_that_ends(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
