@@ -77,9 +77,10 @@ class EfficientNetLite0(nn.Module):
 
     def forward(self, image_BCHW: Tensor) -> Tensor:
         image_BCHW = image_BCHW.expand(-1, 3, -1, -1)  # grey images get three channels
-        side = min(image_BCHW.shape[2:])
-        if side < self.least:
-            image_BCHW = interpolate(image_BCHW, scale_factor=self.least / side, mode="bilinear")
+        sides = image_BCHW.shape[2:]
+        if (short := min(sides)) < self.least:
+            size = [round(self.least * side / short) for side in sides]
+            image_BCHW = interpolate(image_BCHW, size, mode="bilinear")
         feature_BFHW: Tensor = self.layers(in_layout(image_BCHW, self.layout))
         return feature_BFHW.mean((2, 3))
 

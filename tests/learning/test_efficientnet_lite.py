@@ -46,6 +46,15 @@ def test_small_and_grey_images_are_taken(pretrained: EfficientNetLite0) -> None:
         assert pretrained(torch.zeros(1, 3, size, size)).isfinite().all()
 
 
+@table(("side", "least"), [(49, 64), (47, 96), (55, 224), (32, 64), (64, 64), (65, 64)])
+@torch.no_grad()
+def test_the_short_side_is_at_least_as_long_as_asked(side: int, least: int) -> None:
+    network, shapes = EfficientNetLite0(least=least).eval(), []
+    network.layers.register_forward_pre_hook(lambda _, given: shapes.append(given[0].shape))
+    network(torch.zeros(1, 3, side, 2 * side))
+    assert shapes == [(1, 3, max(side, least), 2 * max(side, least))]
+
+
 @table(("size", "kernel", "stride"), [(8, 3, 2), (9, 3, 2), (8, 5, 2), (9, 5, 2), (8, 5, 1)])
 def test_edges_are_padded_as_tensorflow_pads_them(size: int, kernel: int, stride: int) -> None:
     layer = efficientnet_lite._Conv2d(1, 1, kernel, stride, bias=False)
