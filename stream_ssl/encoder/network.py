@@ -316,7 +316,8 @@ def load_weights(encoder: nn.Module, file: Path, head: str | None = None) -> Non
         head: name of the layer that was removed.
 
     Raises:
-        ValueError: the file cannot be read, lacks a weight, or has a weight of another shape.
+        ValueError: the file cannot be read, lacks a weight, has a weight of another shape, or one
+            that is NaN or infinite.
     """
     try:
         open_binary(file, links=True).close()  # rejects a pipe, on which the library would block
@@ -328,6 +329,11 @@ def load_weights(encoder: nn.Module, file: Path, head: str | None = None) -> Non
     if isinstance(encoder, Model):
         found = {n.removeprefix("module."): tensor for n, tensor in found.items()}
         encoder = encoder.module
+    if wrong := next((name for name, one in found.items() if not one.isfinite().all()), None):
+        raise ValueError(
+            f"encoder.weights {file}: the weights {wrong} are not finite, because their training "
+            "has diverged: give another file"
+        )
     own = encoder.state_dict()
     # Many files lack BatchNorm's counters, which nothing reads.
     wanted = {n: t for n, t in own.items() if n in found or not n.endswith("num_batches_tracked")}

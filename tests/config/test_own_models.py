@@ -298,6 +298,8 @@ RESNET = {"model": RESNET18, "head": "fc"}
         ({**RESNET, "weights": {"fc__bias": None, "bn1__bias": None}}, "bn1.bias is absent there"),
         ({**RESNET, "weights": {"conv1__weight": torch.zeros(64, 1, 7, 7)}},
          "conv1.weight is (64, 1, 7, 7) there and (64, 3, 7, 7) in the encoder"),
+        ({**RESNET, "weights": {"bn1__bias": torch.full((64,), torch.nan)}},
+         "the weights bn1.bias are not finite, because their training has diverged"),
         ({"width": 8, "weights": {}}, "there and (8, 3, 3, 3) in the encoder"),
     ],
 )  # fmt: skip
