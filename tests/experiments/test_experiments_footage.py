@@ -16,6 +16,7 @@ import pytest
 from mcap_ros2.writer import Writer
 from numpy.typing import NDArray
 from PIL import Image
+from table import table
 
 from benchmarks.experiments.footage import __main__ as command
 from benchmarks.experiments.footage import report
@@ -266,6 +267,21 @@ def test_the_command_makes_missing_runs_once(
     assert "5 of 5: cameras / duel / seed4, 2 s" in capsys.readouterr().out
     assert "DUEL on embeddings" in (tmp_path / "tables.md").read_text()
     assert command.main(["--out", str(tmp_path / "empty")]) == 2
+
+
+@table(
+    ("words", "status", "says"),
+    [
+        (["--passes", "0"], 2, "--passes 0: must be at least 1"),
+        (["--size", "0"], 2, "--size 0: must be at least 1"),
+        (["nowhere"], 1, "nowhere is no folder of recordings"),
+    ],
+)
+def test_what_the_command_refuses(
+    words: list[str], status: int, says: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert command.main([*words, "--out", str(tmp_path)]) == status
+    assert says in caplog.text
 
 
 def test_the_tables_of_a_page_are_those_of_all_stored_runs() -> None:

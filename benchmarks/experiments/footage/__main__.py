@@ -20,6 +20,14 @@ from benchmarks.experiments.footage.recordings import RECORDINGS, Recording
 from benchmarks.experiments.footage.training import ARMS, FootageRun, FootageSettings, run_once
 from benchmarks.experiments.results import Results
 from benchmarks.experiments.work import MACHINE
+from stream_ssl.process.failures import (
+    DONE,
+    INTERRUPTED,
+    USAGE,
+    Failure,
+    configuring,
+    reported,
+)
 
 SEEDS = 5
 
@@ -31,10 +39,14 @@ folder of recordings."""
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run and report; return the exit status, which is 130 when interrupted."""
-    settings = _parser().parse_args(arguments)
-    chosen = FootageSettings(
-        **{field.name: getattr(settings, field.name) for field in fields(FootageSettings)}
-    )
+    return reported(lambda: _run(_parser().parse_args(arguments)))
+
+
+def _run(settings: argparse.Namespace) -> int:
+    with configuring():
+        chosen = FootageSettings(
+            **{field.name: getattr(settings, field.name) for field in fields(FootageSettings)}
+        )
     results = Results(settings.out / "runs.jsonl", chosen.facts())
     console = Console()
     logging.getLogger("faiss").setLevel(logging.WARNING)
@@ -43,11 +55,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _train(settings.folder, chosen, results, settings.only, console)
     except KeyboardInterrupt:
         console.print("stopped: the same command goes on with the missing runs")
-        return 130
+        return INTERRUPTED
     made = report.tables(report.found_in(results.by_name()))
     if not made:
         console.print(f"no run is finished in {settings.out}: give the folder of recordings")
-        return 2
+        return USAGE
     for name, rows in made.items():
         console.print(tables.console(rows._replace(title=name)))
     (settings.out / "tables.md").write_text(report.text(made), encoding="utf-8")
@@ -55,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for page in report.PAGES:
             file = report.ROOT / page
             file.write_text(report.written(file.read_text(encoding="utf-8"), made), "utf-8")
-    return 0
+    return DONE
 
 
 def _train(
@@ -71,7 +83,13 @@ def _train(
 
     @cache
     def recording(name: str) -> Recording:
-        return RECORDINGS[name](folder, chosen.size)
+        try:
+            return RECORDINGS[name](folder, chosen.size)
+        except FileNotFoundError as error:
+            raise Failure(
+                f"{folder} is no folder of recordings ({error}): "
+                "benchmarks/experiments/footage/recordings.py describes it"
+            ) from error
 
     for number, run in enumerate(missing, start=1):
         made = {"day": datetime.now(UTC).date().isoformat(), "machine": MACHINE}

@@ -115,6 +115,11 @@ class FootageSettings:
     passes: int = _option(1, "times that the recording is shown")
     updates: int = _option(2, "updates for each batch of 128 frames")
 
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if value < 1:
+                raise ValueError(f"--{name} {value}: must be at least 1")
+
     def facts(self) -> dict[str, Any]:
         return {**asdict(self), "threads": 1}
 
