@@ -131,7 +131,7 @@ def search(
     cosine_1k, slot_1k = nearest(query_1X.to(row_KX.dtype), row_KX, max(k, AGAIN))
     if by == "embeddings":
         parts = []
-        for slot_1b in slot_1k.split(AGAIN, dim=1):
+        for slot_1b in torch.split(slot_1k, AGAIN, dim=1):
             new_NX = _encoded(encoder, query_CHW, columns, slot_1b[0].tolist())
             parts.append(new_NX[:1] @ new_NX[1:].T)
         cosine_1k, order_1k = torch.cat(parts, dim=1).sort(descending=True, stable=True)
