@@ -151,3 +151,9 @@ def test_data_that_is_not_there_is_told(tmp_path: Path, caplog: pytest.LogCaptur
     assert main(["duel", "--data", f"cifar:{tmp_path}"]) == 1
     assert "no test_batch.bin" in caplog.text
     assert "such as cifar:FOLDER" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["steps", "batch", "capacity", "dim", "references"])
+def test_numbers_of_a_study_are_at_least_1(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    assert main(["study", "--list", f"--{name}", "0"]) == 2
+    assert f"--{name} 0: must be at least 1" in caplog.text

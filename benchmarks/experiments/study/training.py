@@ -48,6 +48,11 @@ class StudySettings:
     references: int = _option(2000, "labelled images of each class that the probes may use")
     device: str = _option("cpu", "device of the runs")
 
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "capacity", "dim", "references"):
+            if (value := getattr(self, name)) < 1:
+                raise ValueError(f"--{name} {value}: must be at least 1")
+
     def facts(self) -> dict[str, Any]:
         """Return the settings as results store them, with the threads, which affect sums.
 
