@@ -75,7 +75,7 @@ def parser_of(name: str) -> ArgumentParser:
         usage="python -m benchmarks.experiments NAME --data cifar:FOLDER [OPTIONS]",
         description=DESCRIPTION,
         epilog="\n".join(["names:", *lines, "", EXAMPLES]),
-        formatter_class=_Help,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("experiment", metavar="NAME", help="the experiment, see below")
@@ -209,10 +209,6 @@ def data_of(settings: Namespace, source: str) -> str:
         return str(sets.make(source, options, seed=0, **split).name)
     except FileNotFoundError as error:
         raise Failure(f"{error}. --data is {SUCH_DATA}") from error
-
-
-class _Help(argparse.RawDescriptionHelpFormatter):
-    """A help formatter that keeps names and examples unchanged."""
 
 
 if __name__ == "__main__":

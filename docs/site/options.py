@@ -160,9 +160,8 @@ def mentions(docs: Path) -> dict[str, list[str]]:
         name = file.relative_to(docs).as_posix()
         if name in ("restart.md", "metrics.md"):  # they list options and say nothing more
             continue
-        for option in dict.fromkeys(
-            re.findall(r"`(?:--)?([a-z_]+(?:\.[a-z_]+)+)\b", file.read_text())
-        ):
-            title = file.read_text().partition("\n")[0].lstrip("# ")
+        text = file.read_text()
+        title = text.partition("\n")[0].lstrip("# ")
+        for option in dict.fromkeys(re.findall(r"`(?:--)?([a-z_]+(?:\.[a-z_]+)+)\b", text)):
             found.setdefault(option, []).append(f"[{title}]({name})")
     return found
