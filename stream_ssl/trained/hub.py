@@ -73,7 +73,8 @@ def export_hub(checkpoint: Path, folder: Path, trust_code: bool = False) -> Meas
     shape = shape_of(encoder)
     native = shape["stem"] == "imagenet" and all(shape["depths"])
     weights = {name: value.contiguous() for name, value in _network(encoder).state_dict().items()}
-    found = measured(encoder, checkpoint)
+    columns = part(upgraded(memory_of(checkpoint)), "columns")
+    found = measured(encoder, columns)
     with replacing(folder) as scratch:
         if native:
             weights = {_renamed(name): value for name, value in weights.items()}
@@ -85,7 +86,9 @@ def export_hub(checkpoint: Path, folder: Path, trust_code: bool = False) -> Meas
         if _crops(encoder):
             write_json(scratch / PREPROCESSOR, _preprocessor(encoder))
         told = "" if found.accuracy is None else _told(found)
-        (scratch / CARD).write_text(card(stored, encoder, origins_in(checkpoint), told, native))
+        sources = _sources(checkpoint, columns["ids"].tolist())
+        text = card(stored, encoder, sources, told, native)
+        (scratch / CARD).write_text(text, encoding="utf-8")
     return found
 
 
@@ -222,9 +225,8 @@ class Measured(NamedTuple):
     majority: float
 
 
-def measured(encoder: Encoder, checkpoint: Path) -> Measured:
-    """Return the kNN accuracy on the memory's labelled slots."""
-    columns = part(upgraded(memory_of(checkpoint)), "columns")
+def measured(encoder: Encoder, columns: Mapping[str, Tensor]) -> Measured:
+    """Return the kNN accuracy on the labelled slots of a memory with these columns."""
     row_K = (columns["labels"] >= 0).nonzero().flatten()
     order = torch.randperm(len(row_K), generator=torch.Generator().manual_seed(0))
     row_K = row_K[order][:MOST_LABELLED]
@@ -236,7 +238,7 @@ def measured(encoder: Encoder, checkpoint: Path) -> Measured:
     image_KCHW = columns["images"][row_K]
     feature_KF = torch.cat([encoder(image_bCHW) for image_bCHW in torch.split(image_KCHW, 256)])
     told_Q = knn_classify(feature_KF[:half], feature_KF[half:], label_K[half:], NEIGHBOURS)
-    majority = int(label_K[:half].unique(return_counts=True)[1].max()) / half
+    majority = int(torch.unique(label_K[:half], return_counts=True)[1].max()) / half
     return Measured(score(told_Q, label_K[:half]).accuracy, len(row_K), classes, majority)
 
 
@@ -249,10 +251,9 @@ def _told(found: Measured) -> str:
     )
 
 
-def origins_in(checkpoint: Path) -> Counter[str]:
+def _sources(checkpoint: Path, ids: list[int]) -> Counter[str]:
     """Return the number of the memory's samples from each source, with its producer."""
     origins = Origins()
-    ids = part(upgraded(memory_of(checkpoint)), "columns")["ids"].tolist()
     origins.load(origins_of(checkpoint), ids)
     known = (origin.known() for origin in origins.of(ids) if origin is not None)
     return Counter(f"{one['producer']}/{one['source']}" for one in known)

@@ -134,9 +134,9 @@ def test_the_model_card_states_stream_updates_and_accuracy(
     assert "- `robot/left`: 50 of the memory's samples" in card
     encoder = stream_ssl.load_encoder(runs["own"] / "run")
     (checkpoint,) = (runs["own"] / "run" / "checkpoints").glob("step-*")
-    accuracy, labelled, classes, majority = measured(encoder, checkpoint)
-    assert (labelled, classes) == (50, 2)
     columns = part(upgraded(memory_of(checkpoint)), "columns")
+    accuracy, labelled, classes, majority = measured(encoder, columns)
+    assert (labelled, classes) == (50, 2)
     row_K = (columns["labels"] >= 0).nonzero().flatten()
     row_K = row_K[torch.randperm(50, generator=torch.Generator().manual_seed(0))]
     feature_KF, label_K = encoder(columns["images"][row_K]), columns["labels"][row_K]
@@ -160,21 +160,17 @@ def test_names_from_producers_are_no_markdown_of_the_model_card(runs: dict[str, 
     assert line in text.splitlines()
 
 
-def test_large_labels_take_no_memory(
-    runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_labels_take_no_memory(runs: dict[str, Path]) -> None:
     encoder = stream_ssl.load_encoder(runs["own"] / "run")
     (checkpoint,) = (runs["own"] / "run" / "checkpoints").glob("step-*")
-    state = memory_of(checkpoint)
-    small = measured(encoder, checkpoint)
-    name = next(name for name in state if name.endswith("labels"))
-    state[name] = torch.where(state[name] < 0, -1, 2**31 - 1 - state[name])
-    monkeypatch.setattr(hub, "memory_of", lambda _: state)
+    columns = part(upgraded(memory_of(checkpoint)), "columns")
+    small, label_K = measured(encoder, columns), columns["labels"]
+    columns["labels"] = torch.where(label_K < 0, -1, 2**31 - 1 - label_K)
     limit = resource.getrlimit(resource.RLIMIT_AS)
     used = 1024 * int(Path("/proc/self/status").read_text().split("VmSize:")[1].split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (used + (4 << 30), limit[1]))
     try:
-        assert measured(encoder, checkpoint) == small
+        assert measured(encoder, columns) == small
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limit)
 
