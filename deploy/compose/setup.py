@@ -1,4 +1,4 @@
-"""Makes what receiver, page and Prometheus need, in a folder, where it is not there yet."""
+"""Make the receiver's keys, its allow-list and the page's token in a folder, unless they exist."""
 
 import os
 import secrets

@@ -29,7 +29,7 @@ LOOK: dict[str, dict[str, Any]] = {
 
 
 def dashboard(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Rows of panels, as Grafana's JSON.
+    """Return rows of panels as Grafana's JSON.
 
     Args:
         rows: `row` its title, `kind` of its panels (timeseries if not said), `collapsed` (true: the
@@ -114,7 +114,7 @@ def _target(number: int, expr: str) -> dict[str, Any]:
 
 
 def _of_instances(expr: str) -> str:
-    """The question about the chosen processes alone.
+    """Return the question about only the chosen processes.
 
     A series without the label `cluster` matches the value of "All".
     """
@@ -223,7 +223,7 @@ FLEET: dict[str, tuple[str, str, list[tuple[float | None, str]]]] = {
 
 
 def fleet() -> dict[str, Any]:
-    """All runs, as Grafana's JSON: a table with one row a run, which links the run's dashboard."""
+    """Return Grafana's JSON of all runs: a table with one row a run, which links its dashboard."""
     columns, targets, names = [], [], {"job": "run"}
     for number, (title, (expr, unit, steps)) in enumerate(FLEET.items()):
         targets.append({**_target(number, expr), "format": "table", "instant": True})
@@ -273,7 +273,7 @@ def fleet() -> dict[str, Any]:
 
 
 def main() -> None:
-    """The dashboard to standard output: of one run, or of the fleet."""
+    """Write the dashboard of one run or of the fleet to standard output."""
     if sys.argv[1:] == ["fleet"]:
         made = fleet()
     else:
