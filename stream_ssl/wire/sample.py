@@ -121,9 +121,9 @@ class Sample:
 
     def _check_vector(self) -> None:
         shape = self.shape
-        if self.dtype not in DTYPES:
+        if not isinstance(self.dtype, str) or self.dtype not in DTYPES:
             raise ValueError(
-                f"sample {short(self.id)}: dtype {self.dtype!r} of a vector: must be one of "
+                f"sample {short(self.id)}: dtype {short(self.dtype)} of a vector: must be one of "
                 f"{', '.join(DTYPES)}"
             )
         if type(shape) is not tuple or len(shape) != 1 or type(shape[0]) is not int:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from io import BytesIO
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 import simplejpeg
@@ -19,8 +20,18 @@ from table import table
 from xxhash import xxh3_64_intdigest
 
 from stream_ssl.decode_cost import scans_of
-from stream_ssl.feed.decode import REASONS, BadSample, Decoder, checked, content_hashes
-from stream_ssl.wire import Sample
+from stream_ssl.feed.decode import (
+    REASONS,
+    BadSample,
+    Decoder,
+    DecodeTask,
+    VectorDecoder,
+    checked,
+    content_hashes,
+    decode_chunk,
+)
+from stream_ssl.journal.segment import Record
+from stream_ssl.wire import Data, Sample, WireError
 
 RNG = np.random.default_rng(0)
 RED, GREEN, BLUE, GREY = (255, 0, 0), (0, 255, 0), (0, 0, 255), (90, 90, 90)
@@ -494,6 +505,55 @@ def test_fields_that_break_the_wire_s_rules(wrong: dict[str, Any]) -> None:
     with pytest.raises(BadSample) as caught:
         Decoder(8).decode(checked(row, data, "cam"))
     assert caught.value.reason == ("shape" if "shape" in wrong else "fields")
+
+
+ODD: list[Any] = [
+    *(
+        None,
+        True,
+        0,
+        -1,
+        2**64 - 1,
+        1.5,
+        float("nan"),
+        "",
+        "\0",
+        "x" * 300,
+        "float32",
+        b"",
+        b"\xff",
+    ),
+    *([], [1], [2.0], [8, 8, 3.0], [8, 8, True], [2**63], [[1]], [None], {}, {"a": [1]}, {b"a": 1}),
+]
+
+
+@table("field", ["id", "time", "codec", "size", "shape", "dtype", "label", "meta"])
+def test_whatever_a_field_holds_the_sample_is_decoded_or_refused(field: str) -> None:
+    """An exception of another kind would stop the learner, at this record, at each start."""
+    raw = {"id": "a", "time": 1.0, "codec": "raw", "size": 192, "shape": [8, 8, 3]}
+    vector = {**raw, "codec": "vector", "size": 8, "shape": [2], "dtype": "float32"}
+    for row in (raw, vector, {**raw, "codec": "jpeg", "shape": None}):
+        for value in ODD:
+            if (task := accepted([{**row, field: value}])) is None:
+                continue
+            for decoder in (Decoder(8), VectorDecoder(2)):
+                chunk = decode_chunk(decoder, task)
+                assert len(chunk.batch) + len(chunk.rejected) == 1
+
+
+def accepted(rows: list[dict[str, Any]]) -> DecodeTask | None:
+    """Return the task for a packet of zeros with these samples, or None if no receiver takes it."""
+    size = sum(
+        row["size"] for row in rows if type(row["size"]) is int and row["size"] in range(999)
+    )
+    header = msgpack.packb({"source": "cam", "samples": rows})
+    data = Data(1, header, bytes(size))
+    try:
+        rows = data.fields["samples"]
+    except WireError:
+        return None
+    record = Record(1, "robot", 1, 1.0, header, bytes(size))
+    return DecodeTask(record, "cam", rows, memoryview(data.payload), 0, True)
 
 
 def test_running_out_of_memory_is_not_the_sample_s_fault(monkeypatch: pytest.MonkeyPatch) -> None:

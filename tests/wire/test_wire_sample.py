@@ -13,6 +13,7 @@ from stream_ssl.wire.sample import check_position
 
 GREY = {"id": "a", "data": bytes(4), "shape": (2, 2, 1)}
 JPEG = {"id": "a", "data": b"x", "codec": "jpeg"}
+VECTOR = {"id": "a", "data": bytes(8), "codec": "vector", "shape": (2,), "dtype": "float32"}
 
 
 def test_a_broken_rule_is_named() -> None:
@@ -40,6 +41,10 @@ def test_a_broken_rule_is_named() -> None:
         ({**GREY, "data": "text"}, "contiguous buffer, not str"),
         ({**JPEG, "shape": (1, 1, 1)}, "pass None"),
         ({**JPEG, "data": b""}, "empty"),
+        ({**VECTOR, "dtype": None}, "dtype None.*one of float16, float32"),
+        ({**VECTOR, "dtype": ["float32"]}, "dtype.*one of float16, float32"),
+        ({**VECTOR, "dtype": {}}, "dtype.*one of float16, float32"),
+        ({**VECTOR, "shape": 2}, "needs shape"),
         ({**JPEG, "meta": {"a": [1]}}, "meta 'a': list"),
         ({**JPEG, "meta": {1: 1}}, "keys are text"),
         ({**JPEG, "meta": {"a": "x" * 5000}}, "at most 4096"),
