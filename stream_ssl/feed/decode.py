@@ -48,6 +48,7 @@ REASONS = (
 Pixels = NDArray[np.uint8]
 Row = Mapping[str, Any]
 
+_INTEGER = frozenset({int})
 _MAGIC = {"jpeg": b"\xff\xd8", "png": b"\x89PNG\r\n\x1a\n", "webp": b"RIFF"}
 
 
@@ -263,7 +264,9 @@ def _conforms(rows: Sequence[Row]) -> bool:
         label = row.get("label")
         if not 1 <= len(row["id"].encode()) <= MAX_ID_BYTES or not is_capture_time(row["time"]):
             return False
-        if row.get("meta") or not (label is None or (type(label) is int and 0 <= label < 2**31)):
+        if row.get("meta") not in (None, {}):
+            return False
+        if not (label is None or (type(label) is int and 0 <= label < 2**31)):
             return False
     return True
 
@@ -387,10 +390,8 @@ class Decoder:
         exactly this shape. No other fields are checked.
         """
         shape = [self.size, self.size, self.channels]
-        count = self.size * self.size * self.channels
-        for row in rows:
-            if row["codec"] != "raw" or row.get("shape") != shape or row["size"] != count:
-                return None
+        if not _uniform(rows, "raw", math.prod(shape), shape, None):
+            return None
         return np.frombuffer(payload, np.uint8).reshape(len(rows), *shape)
 
     @property
@@ -616,18 +617,25 @@ class VectorDecoder:
 
     def block(self, rows: Sequence[Row], payload: bytes | memoryview) -> Pixels | None:
         """Return all samples as a view of `payload`; None if one is bad or needs a conversion."""
-        for row in rows:
-            if (
-                row["codec"] != "vector"
-                or row.get("dtype") != self.dtype
-                or row.get("shape") != [self.dim]
-                or row["size"] != self.shape_HWC[2]
-            ):
-                return None
+        if not _uniform(rows, "vector", self.shape_HWC[2], [self.dim], self.dtype):
+            return None
         value_BD = np.frombuffer(payload, self._kept).reshape(len(rows), self.dim)
         if not _usable(value_BD):
             return None
         return value_BD.view(np.uint8).reshape(len(rows), *self.shape_HWC)
+
+
+def _uniform(
+    rows: Sequence[Row], codec: str, size: int, shape: list[int], dtype: str | None
+) -> bool:
+    """Return whether all samples have these fields; 8.0 is no valid side, although it equals 8."""
+    for row in rows:
+        sides = row.get("shape")
+        if row["codec"] != codec or row["size"] != size or sides != shape:
+            return False
+        if row.get("dtype") != dtype or not _INTEGER.issuperset(map(type, sides)):
+            return False
+    return True
 
 
 def _usable(value: NDArray[Any]) -> bool:

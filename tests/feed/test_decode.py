@@ -29,6 +29,7 @@ from stream_ssl.feed.decode import (
     checked,
     content_hashes,
     decode_chunk,
+    decode_samples,
 )
 from stream_ssl.journal.segment import Record
 from stream_ssl.wire import Data, Sample, WireError
@@ -108,6 +109,8 @@ def test_block_takes_a_packet_without_a_copy() -> None:
         {"shape": [8, 8, 1]},
         {"shape": None},
         {"shape": [16, 4, 3]},
+        {"shape": [8.0, 8, 3]},
+        {"dtype": "float32"},
         {"size": 191},
     ],
 )
@@ -529,7 +532,10 @@ ODD: list[Any] = [
 
 @table("field", ["id", "time", "codec", "size", "shape", "dtype", "label", "meta"])
 def test_whatever_a_field_holds_the_sample_is_decoded_or_refused(field: str) -> None:
-    """An exception of another kind would stop the learner, at this record, at each start."""
+    """An exception of another kind would stop the learner, at this record, at each start.
+
+    A packet that needs no decoding is judged as its samples are one by one.
+    """
     raw = {"id": "a", "time": 1.0, "codec": "raw", "size": 192, "shape": [8, 8, 3]}
     vector = {**raw, "codec": "vector", "size": 8, "shape": [2], "dtype": "float32"}
     for row in (raw, vector, {**raw, "codec": "jpeg", "shape": None}):
@@ -538,7 +544,9 @@ def test_whatever_a_field_holds_the_sample_is_decoded_or_refused(field: str) -> 
                 continue
             for decoder in (Decoder(8), VectorDecoder(2)):
                 chunk = decode_chunk(decoder, task)
+                alone = decode_samples(decoder, "cam", task.rows, task.payload)
                 assert len(chunk.batch) + len(chunk.rejected) == 1
+                assert len(chunk.batch) == len(alone.good), value
 
 
 def accepted(rows: list[dict[str, Any]]) -> DecodeTask | None:
