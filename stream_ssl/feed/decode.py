@@ -42,7 +42,7 @@ REASONS = (
     "format",  # the file does not have the codec that the producer declared
     "packet",  # the header of the packet cannot be read; counts as one sample
     "pixels",  # the image has more pixels or more scans than the limit
-    "shape",  # the size of the payload does not match its shape
+    "shape",  # shape or dtype is invalid, or the payload's size does not match it
 )
 
 Pixels = NDArray[np.uint8]
@@ -279,11 +279,15 @@ def checked(row: Row, data: bytes | memoryview, source: str) -> Sample:
     """
     if len(data) == 0:
         raise BadSample("empty", "the payload is empty")
+    row = dict(row)
     try:
-        return sample_of(source, dict(row), data)
+        return sample_of(source, row, data)
     except ValueError as error:
-        reason = "fields" if _fills_shape(row, data) else "shape"
-        raise BadSample(reason, str(error)) from None
+        try:
+            sample_of(source, row | {"id": "a", "time": 0.0, "label": None, "meta": None}, data)
+        except ValueError:
+            raise BadSample("shape", str(error)) from None
+        raise BadSample("fields", str(error)) from None
 
 
 class Decoder:
@@ -668,22 +672,3 @@ def _begins_like(codec: str, data: bytes) -> bool:
     magic = _MAGIC[codec]
     kind = data[8:12] if codec == "webp" else b""  # RIFF is also used for sound and video
     return data[: len(magic)] == magic[: len(data)] and b"WEBP".startswith(kind)
-
-
-def _fills_shape(row: Row, data: bytes | memoryview) -> bool:
-    """Return whether the size of a raw payload matches its shape.
-
-    For other codecs, return whether the sample has no shape.
-    """
-    shape = row.get("shape")
-    if row.get("codec") != "raw":
-        return shape is None
-    try:
-        height, width, channels = (int(n) for n in shape or ())
-    except (TypeError, ValueError):
-        return False
-    return (
-        min(height, width) >= 1
-        and channels in (1, 3, 4)
-        and (height * width * channels == len(data))
-    )
