@@ -134,8 +134,11 @@ class ConsumerOffsets:
 
     @property
     def journal_full(self) -> bool:
-        """Whether the receiver can accept nothing until the journal is trimmed."""
-        return self._full_path.exists()
+        """Whether the receiver can accept nothing until the journal is trimmed.
+
+        False if the folder cannot be read.
+        """
+        return os.access(self._full_path, os.F_OK)  # Path.exists would raise
 
     def set_journal_full(self, full: bool) -> None:
         """Create or remove `journal.full`; the receiver calls this. Never raises; logs failures."""

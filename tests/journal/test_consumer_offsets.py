@@ -96,3 +96,12 @@ def test_the_receiver_tells_that_the_journal_is_full(tmp_path):
     receiver.set_journal_full(False)
     assert ConsumerOffsets(tmp_path / "gone").journal_full is False
     ConsumerOffsets(tmp_path / "gone").set_journal_full(True)  # logged, and tried again later
+
+
+def test_a_folder_that_cannot_be_entered_says_nothing_of_the_journal(tmp_path, caplog):
+    """The receiver asks several times a second, and must not end."""
+    offsets = ConsumerOffsets(tmp_path / ("x" * 300))
+    assert not offsets.journal_full
+    offsets.set_journal_full(True)
+    assert offsets.load() == Positions()
+    assert "File name too long" in caplog.text

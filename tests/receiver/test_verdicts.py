@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -101,6 +102,11 @@ def test_a_run_folder_with_a_long_path_has_no_feed(
     assert list(inbox.read()) == []
     assert len(caplog.records) == 1
     assert "more than 107 bytes" in caplog.text
+
+
+def test_a_run_folder_that_cannot_be_entered_stops_no_learner(tmp_path: Path) -> None:
+    with closing(VerdictSender(tmp_path / ("x" * 300))) as sender:
+        assert not sender.wanted
 
 
 def test_a_feed_that_could_not_be_opened_is_tried_again(
