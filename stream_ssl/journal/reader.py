@@ -57,8 +57,8 @@ class JournalReader:
 
     @property
     def first(self) -> int:
-        """The oldest position on disk; last + 1 if there is none."""
-        segments = list_segments(self.path)
+        """The oldest position that can be read now; last + 1 if there is none."""
+        segments = self._segments()
         for _, path in segments:
             bounds = self._bounds(path)
             if bounds:
@@ -67,8 +67,8 @@ class JournalReader:
 
     @property
     def last(self) -> int:
-        """The newest position on disk; first - 1 if there is none."""
-        segments = list_segments(self.path)
+        """The newest position that can be read now; first - 1 if there is none."""
+        segments = self._segments()
         if not segments:
             return 0
         start, path = segments[-1]
@@ -94,9 +94,7 @@ class JournalReader:
         try:
             return self._read_from(position, max_bytes)
         except OSError as error:
-            if error.errno not in UNREAD:
-                raise
-            self._limited_log.warning("unread", f"journal: {error}; it is tried again")
+            self._pass_over(error)
             return []
 
     def _read_from(self, position: int, max_bytes: int) -> list[Record]:
@@ -124,6 +122,20 @@ class JournalReader:
         if self._open is not None:
             self._open.close()
             self._open = None
+
+    def _segments(self) -> list[tuple[int, Path]]:
+        try:
+            return list_segments(self.path)
+        except PermissionError:  # a learner of another user must not wait for this journal
+            raise
+        except OSError as error:
+            self._pass_over(error)
+            return []
+
+    def _pass_over(self, error: OSError) -> None:
+        if error.errno not in UNREAD:
+            raise error
+        self._limited_log.warning("unread", f"journal: {error}; it is tried again")
 
     def _segment(self, path: Path) -> Segment:
         held = self._open

@@ -275,6 +275,8 @@ def test_too_few_descriptors_are_no_damage(tmp_path, caplog):
     with few_descriptors(left=1):
         assert reader.read(1) == []
         assert reader.last == list_segments(tmp_path)[-1][0] - 1
+    with few_descriptors(left=0):
+        assert (reader.read(1), reader.first, reader.last) == ([], 1, 0)
     assert "Too many open files" in caplog.text
     assert reader.read(1)[0].position == 1
     assert reader.last == 60
