@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 
 _PROGRESS_SECONDS = 5.0  # between two log lines about the progress of a check
 _BLOCK = 1 << 20  # bytes per read
+_AT_ONCE = 256  # segments that one process checks, because systems limit the length of a command
 
 
 @dataclass(slots=True)
@@ -217,7 +218,7 @@ class CheckedSegment:
 
 
 class Check:
-    """A check of segments in a separate process, because a damaged segment can crash a process.
+    """A check of segments in separate processes, because a damaged segment can crash a process.
 
     Iterating yields a `CheckedSegment` for each segment, in order, without a time limit.
     """
@@ -231,7 +232,8 @@ class Check:
         progress = RateLimitedLogger(log, _PROGRESS_SECONDS)
         checked, count = 0, len(self._paths)
         while checked < count and not self._stopped:
-            with self._start(self._paths[checked:]) as process:
+            end = min(checked + _AT_ONCE, count)
+            with self._start(self._paths[checked:end]) as process:
                 assert process.stdout is not None
                 assert process.stderr is not None
                 # There is no time limit, because a slow or busy disk is not damage.
@@ -242,7 +244,7 @@ class Check:
                     text = f"journal: {checked} of {count} segments checked for damage"
                     progress.log(logging.INFO, "check", text)
                 said = process.stderr.read().decode(errors="replace").strip().splitlines()
-            if checked < count and not self._stopped:
+            if checked < end and not self._stopped:
                 status = f"reading it ends the process (status {process.returncode})"
                 yield CheckedSegment(self._paths[checked], fault=said[-1] if said else status)
                 checked += 1

@@ -449,6 +449,15 @@ def test_a_kill_while_a_segment_is_replaced_loses_no_intact_record(tmp_path, mon
     assert number > 3
 
 
+def test_more_segments_are_checked_than_one_command_can_name(tmp_path):
+    """The system limits the length of a command; Linux to 2 MiB by default."""
+    folder = tmp_path.joinpath(*["x" * 250] * 4)
+    build(folder)
+    path = list_segments(folder)[0][1]
+    checked = list(recovery.Check([path] * 2400))
+    assert [one.fault for one in checked] == [None] * 2400
+
+
 def test_a_check_that_cannot_run_waits_for_the_next_start(tmp_path, monkeypatch, caplog):
     build(tmp_path, groups=2)
 
