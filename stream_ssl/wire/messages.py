@@ -430,15 +430,13 @@ def sample_of(source: str, row: dict[str, Any], data: bytes | memoryview) -> Sam
     Raises:
         ValueError: a field is invalid; see `Sample`.
     """
-    shape, meta = row.get("shape"), row.get("meta")
+    shape = row.get("shape")
     if shape is not None and not (
         isinstance(shape, list) and len(shape) in (1, 3) and all(type(n) is int for n in shape)
     ):
         raise ValueError(
             f"sample {row['id']!r}: shape {reprlib.repr(shape)} is no [H, W, C] or [D]"
         )
-    if meta is not None and not isinstance(meta, dict):
-        raise ValueError(f"sample {row['id']!r}: meta {reprlib.repr(meta)} is no map")
     return Sample(
         id=row["id"],
         data=data,
@@ -447,7 +445,7 @@ def sample_of(source: str, row: dict[str, Any], data: bytes | memoryview) -> Sam
         time=float(row["time"]),
         source=source,
         label=row.get("label"),
-        meta=meta,
+        meta=row.get("meta"),
         dtype=row.get("dtype"),
     )
 

@@ -86,7 +86,7 @@ class Sample:
             object.__setattr__(self, "data", _flat_buffer(self.id, self.data))
         if self.label is not None:
             object.__setattr__(self, "label", _label(self.id, self.label))
-        if self.meta:
+        if self.meta is not None:
             _check_meta(self.id, self.meta)
         if self.codec == "vector":
             self._check_vector()
@@ -266,7 +266,12 @@ def _label(name: str, label: Any) -> int:
     return value
 
 
-def _check_meta(sample: str, meta: Mapping[str, Scalar]) -> None:
+def _check_meta(sample: str, meta: Any) -> None:
+    if not isinstance(meta, Mapping):
+        raise ValueError(
+            f"sample {short(sample)}: meta must be a map, not {type(meta).__name__}; leave it out "
+            "if there are no facts"
+        )
     for name, value in meta.items():
         if not isinstance(name, str) or not isinstance(value, str | int | float | bool):
             raise ValueError(

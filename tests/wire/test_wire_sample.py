@@ -45,6 +45,8 @@ def test_a_broken_rule_is_named() -> None:
         ({**VECTOR, "dtype": ["float32"]}, "dtype.*one of float16, float32"),
         ({**VECTOR, "dtype": {}}, "dtype.*one of float16, float32"),
         ({**VECTOR, "shape": 2}, "needs shape"),
+        ({**JPEG, "meta": "facts"}, "meta must be a map, not str"),
+        ({**JPEG, "meta": []}, "meta must be a map, not list"),
         ({**JPEG, "meta": {"a": [1]}}, "meta 'a': list"),
         ({**JPEG, "meta": {1: 1}}, "keys are text"),
         ({**JPEG, "meta": {"a": "x" * 5000}}, "at most 4096"),
