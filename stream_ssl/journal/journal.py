@@ -105,11 +105,9 @@ class Journal:
             raise ValueError(f"journal.budget {budget}: must be at least {1 << 20} bytes (1 MiB)")
         self.path = Path(path)
         self.budget = budget
-        room = min(budget, disk_room(self.path))  # only whole segments can be deleted
-        self.segment_bytes = segment_bytes or max(MIN_SEGMENT, min(room // 8, MAX_SEGMENT))
-        if not MIN_SEGMENT <= self.segment_bytes <= budget // 2:
+        if segment_bytes and not MIN_SEGMENT <= segment_bytes <= budget // 2:
             raise ValueError(
-                f"segment_bytes {self.segment_bytes}: must lie between {MIN_SEGMENT} and half of "
+                f"segment_bytes {segment_bytes}: must lie between {MIN_SEGMENT} and half of "
                 f"the budget, {budget // 2}"
             )
         self._limited_log = RateLimitedLogger(log)
@@ -117,6 +115,8 @@ class Journal:
         self._active_bytes = 0
         self.lock = WriterLock(self.path)
         try:
+            room = min(budget, disk_room(self.path))  # only whole segments can be deleted
+            self.segment_bytes = segment_bytes or max(MIN_SEGMENT, min(room // 8, MAX_SEGMENT))
             found = recover(self.path, check)
         except (OSError, lmdb.Error) as error:
             self.lock.release()

@@ -242,8 +242,6 @@ def list_segments(folder: Path, coming: bool = False) -> list[tuple[int, Path]]:
 def disk_room(folder: Path) -> int:
     """Return the bytes available to segments in a folder: their present size plus free space."""
     own = sum(file_bytes(path) for _, path in list_segments(folder))
-    while not folder.exists():
-        folder = folder.parent
     return own + shutil.disk_usage(folder).free
 
 

@@ -295,6 +295,14 @@ def test_a_newer_format_is_refused_clearly(tmp_path):
         Journal(tmp_path)
 
 
+def test_a_file_in_the_place_of_the_journal_is_named(tmp_path):
+    (tmp_path / "file").write_text("not a journal")
+    for path in (tmp_path / "file", tmp_path / "file" / "journal"):
+        with pytest.raises(JournalError, match=f"journal {path}: "):
+            Journal(path)
+    assert (tmp_path / "file").read_text() == "not a journal"
+
+
 def test_budgets_that_make_no_sense_are_refused(tmp_path):
     for budget, segment in ((1000, None), (MIB, 1000), (MIB, MIB)):
         with pytest.raises(ValueError, match=r"must (be at least|lie between)"):
