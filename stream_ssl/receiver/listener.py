@@ -80,11 +80,11 @@ class Listener:
             self.socket.bind(bind)
         except zmq.ZMQError as error:
             self.close()
-            raise OSError(
-                error.errno,
-                f"cannot listen at {bind}: {error.strerror}; choose another port, or 0 for a free "
-                "one (receiver.bind)",
-            ) from error
+            remedy = "choose another port, or 0 for a free one"
+            if bind.startswith("ipc:"):
+                remedy = "choose a path of at most 107 bytes in a folder that this user may write"
+            text = f"cannot listen at {bind}: {error.strerror}; {remedy} (receiver.bind)"
+            raise OSError(error.errno, text) from error
         self._poller.register(self.socket, zmq.POLLIN)
 
     def _configure(self, ipv6: bool) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
+import os
 from collections.abc import Sequence
+from pathlib import Path
 
 
 def is_loopback(address: str) -> bool:
@@ -63,20 +65,24 @@ def receiver_of(name: str, addresses: Sequence[str]) -> str:
 
 
 def check_bind(address: str) -> str:
-    """Return an address to listen on if it is valid; port 0 selects a free port.
+    """Return an address to listen on if it is valid; port 0 or * selects a free port.
 
     Raises:
-        ValueError: the transport is missing, or the port is above 65535, which ZeroMQ would take
-            modulo 65536.
+        ValueError: the transport or the port is missing or invalid, or ZeroMQ would delete the file
+            at the path. ZeroMQ would take ports modulo 65536.
     """
     transport, scheme, rest = address.partition("://")
     if not scheme:
         raise ValueError(
             f"bind {address!r}: the transport is missing; write tcp://{address}, or ipc://PATH"
         )
+    if transport not in ("tcp", "ipc", "inproc"):
+        raise ValueError(f"bind {address!r}: must be tcp://HOST:PORT or ipc://PATH")
     port = rest.rpartition(":")[2]
-    if transport == "tcp" and port.isdecimal() and int(port) > 65_535:
+    if transport == "tcp" and port != "*" and not (port.isdecimal() and int(port) <= 65_535):
         raise ValueError(f"bind {address!r}: the port must be 1 to 65535, or 0 for a free one")
+    if transport == "ipc" and os.access(rest, os.F_OK) and not Path(rest).is_socket():
+        raise ValueError(f"bind {address!r}: {rest} exists and is no socket; choose another path")
     return address
 
 

@@ -321,10 +321,17 @@ def test_a_planted_mark_of_a_full_journal_is_removed(tmp_path):
 
 
 def test_settings_that_make_no_sense_are_refused(tmp_path):
+    (tmp_path / "file").write_text("precious")
     for settings, message in (
         ({"bind": "tcp://0.0.0.0:0"}, "stream-ssl keys"),
         ({"bind": "tcp://*:0"}, "plain text is allowed only on loopback"),
         ({"bind": "tcp://127.0.0.1:99999"}, "port must be 1 to 65535"),
+        ({"bind": "tcp://127.0.0.1:-1"}, "port must be 1 to 65535"),
+        ({"bind": "tcp://127.0.0.1:"}, "port must be 1 to 65535"),
+        ({"bind": "tcp://127.0.0.1"}, "port must be 1 to 65535"),
+        ({"bind": "http://127.0.0.1:80"}, "must be tcp://HOST:PORT or ipc://PATH"),
+        ({"bind": f"ipc://{tmp_path}/file"}, "file exists and is no socket"),
+        ({"bind": f"ipc://{tmp_path}"}, "exists and is no socket"),
         ({"max_packet": 128 * MIB}, "max_packet 134217728: .* total_credit, 100663296"),
         ({"budget": 16 * MIB}, "journal.budget 16777216: must be at least 33554432 bytes"),
         ({"max_lag_bytes": 10}, "max_lag_bytes 10"),
@@ -332,11 +339,18 @@ def test_settings_that_make_no_sense_are_refused(tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             Running(tmp_path, **settings)
+    assert (tmp_path / "file").read_text() == "precious"
 
 
 def test_an_address_in_use_is_named(running, tmp_path):
-    with pytest.raises(OSError, match="cannot listen at"):
+    with pytest.raises(OSError, match=r"cannot listen at .*choose another port, or 0"):
         Running(tmp_path / "other", bind=running.endpoint)
+
+
+def test_a_path_that_cannot_be_listened_at_is_named(tmp_path):
+    for path in (tmp_path / "gone" / "socket", tmp_path / ("x" * 200)):
+        with pytest.raises(OSError, match=r"cannot listen at ipc://.*choose a path of at most 107"):
+            Running(tmp_path / "run", bind=f"ipc://{path}")
 
 
 def test_samples_are_not_looked_into(running):
