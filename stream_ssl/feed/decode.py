@@ -305,9 +305,10 @@ class Decoder:
         max_pixels: the most pixels of an image; a larger image is rejected by its header. A JPEG is
             also rejected if its pixels times its scans exceed 16 times this number. Decoding takes
             up to 16 bytes of memory and 45 ns per pixel: with the default, up to 400 MB and 1.1 s
-            in each worker. The default accepts the full frame of a 24-megapixel camera. An image
-            with more than 2^20 pixels is also rejected ("expensive") if it has more than 512 pixels
-            per byte. Nearly blank images and decompression bombs are examples.
+            in each worker. The default accepts the full frame of a 24-megapixel camera. Above
+            178,956,970 pixels, only JPEGs in grey or colour are decoded, because Pillow refuses the
+            others. An image with more than 2^20 pixels is also rejected ("expensive") if it has
+            more than 512 pixels per byte. Nearly blank images and decompression bombs are examples.
         fit: "crop" scales the short side of an image to `size` and keeps the centre. "letterbox"
             scales the long side to `size` and fills the rest with grey (128), so that nothing is
             cut off: for screens, documents and objects that fill the image.
@@ -457,7 +458,9 @@ class Decoder:
             raise
         except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
             pixels = next(iter(re.findall(r"\d+", str(error))), "too many")
-            raise BadSample("pixels", f"{pixels} pixels; {self._limit}") from None
+            most = 2 * (Image.MAX_IMAGE_PIXELS or 0)
+            limit = self._limit if self.max_pixels <= most else f"Pillow opens at most {most}"
+            raise BadSample("pixels", f"{pixels} pixels; {limit}") from None
         except Exception as error:  # a hostile file can make Pillow raise any exception
             if isinstance(error, UnidentifiedImageError):
                 if _begins_like(sample.codec, data):

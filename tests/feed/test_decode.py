@@ -343,6 +343,13 @@ def test_a_pixel_bomb_goes_by_its_header(
     assert re.match(rf"({sides[0]} x {sides[1]}|{sides[0] * sides[1]}) pixels;", str(error))
 
 
+def test_an_image_that_pillow_refuses_is_refused_by_pillow_s_limit() -> None:
+    """The other readers of a process keep Pillow's own limit."""
+    error = refused(png_bomb(15_000, 13_000), max_pixels=300_000_000)
+    assert str(error) == "195000000 pixels; Pillow opens at most 178956970"
+    assert error.reason == "pixels"
+
+
 def segment(marker: int, content: bytes) -> bytes:
     return b"\xff" + bytes([marker]) + (len(content) + 2).to_bytes(2, "big") + content
 
