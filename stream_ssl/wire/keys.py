@@ -86,11 +86,11 @@ class Keys:
         except ValueError as error:
             raise ValueError(f"key file {path}: {error}; {remedy}") from None
 
-    def save(self, folder: str | Path, overwrite: bool = False) -> tuple[Path, Path]:
+    def save(self, folder: str | Path) -> tuple[Path, Path]:
         """Write both files and return their paths (public, secret); the secret has mode 0600.
 
         Raises:
-            ValueError: there is no secret to save, or a file exists and `overwrite` is False.
+            ValueError: there is no secret to save, or a file exists.
         """
         if self.secret is None:
             raise ValueError(f"keys {self.name!r}: only the public half is known; nothing to save")
@@ -98,7 +98,7 @@ class Keys:
         folder.mkdir(parents=True, exist_ok=True)
         public, secret = folder / f"{self.name}.public.json", folder / f"{self.name}.secret.json"
         for path in (public, secret):
-            if path.exists() and not overwrite:
+            if path.exists():
                 raise ValueError(
                     f"key file {path}: exists; everything that trusts it would stop working. "
                     "Remove it first, or choose another name"
