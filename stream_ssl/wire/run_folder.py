@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from stream_ssl import bounded_files, durable
-from stream_ssl.wire.address import receiver_of
-from stream_ssl.wire.keys import Keys, make_secret
+from stream_ssl.wire.address import check_address, receiver_of
+from stream_ssl.wire.keys import Keys, check_key, make_secret
 
 log = logging.getLogger(__name__)
 
@@ -168,9 +168,17 @@ def _entry(folder: Path) -> dict[str, Any] | None:
         raise ValueError(f"{path}: {error.strerror}; run the producer as the run's user") from None
     except ValueError as error:
         raise ValueError(f"{error}: damaged; restart the receiver") from None
-    if entry is None or (isinstance(entry, dict) and isinstance(entry.get("data"), str)):
-        return entry
-    raise ValueError(f"{path}: damaged (it names no address); restart the receiver")
+    if entry is None:
+        return None
+    try:
+        if not isinstance(entry, dict) or not isinstance(entry.get("data"), str):
+            raise ValueError("it names no address")
+        check_address(entry["data"])
+        if entry.get("server_key") is not None:
+            check_key("server", entry["server_key"])
+    except ValueError as error:
+        raise ValueError(f"{path}: damaged ({error}); restart the receiver") from None
+    return entry
 
 
 def _reachable(address: str) -> str:

@@ -244,6 +244,8 @@ def test_a_plain_run_is_found_too(tmp_path: Path) -> None:
         ('{"learner": {"http": "x"}}', "no receiver has started there"),
         ("[" * 100_000, "damaged"),
         ('{"receiver": {"data": 5}}', r"damaged \(it names no address\); restart"),
+        ('{"receiver": {"data": "x"}}', r"damaged \(address 'x': must be tcp.*\); restart"),
+        ('{"receiver": {"data": "ipc://x", "server_key": 5}}', r"damaged \(server key 5: must be"),
         ("[]", "damaged"),
     ],
 )
