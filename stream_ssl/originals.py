@@ -8,8 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 from pathlib import Path
 
+from stream_ssl.bounded_files import read_bytes
 from stream_ssl.durable import make_folder, sync
 
+MOST_BYTES = 256 << 20
+"""Most bytes of a file that is read; an image within `decoder.max_pixels` has fewer."""
 AT_ONCE = 8
 """Files that are flushed at a time. The file system commits them together."""
 
@@ -63,9 +66,13 @@ class Originals:
         """Return the bytes that `put` stored.
 
         Raises:
-            OSError: the file is gone or unreadable, or a power cut has damaged it.
+            OSError: the file is gone, unreadable or larger than MOST_BYTES, or a power cut has
+                damaged it.
         """
-        data = self._path(name).read_bytes()
+        try:  # a checkpoint of others may name any path
+            data = read_bytes(self._path(name), MOST_BYTES, links=True)
+        except ValueError as error:
+            raise OSError(str(error)) from None
         if name_of(data) != name:
             raise OSError(f"{self._path(name)} does not have the content that its name states")
         return data

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import os
 import random
 import threading
 from collections.abc import Sequence
@@ -148,6 +149,14 @@ def test_a_damaged_file_is_not_read(tmp_path: Path) -> None:
     store.sweep(set())
     with pytest.raises(FileNotFoundError):
         store.read("0" * 32)
+
+
+def test_a_name_in_a_foreign_checkpoint_opens_no_device_and_no_pipe(tmp_path: Path) -> None:
+    """Reading them would take all memory, or never end."""
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("/dev/null", "\0", str(tmp_path / "pipe")):
+        with pytest.raises(OSError, match=r"regular file|null byte"):
+            Originals(tmp_path).read(name)
 
 
 def test_a_full_disk_is_counted_and_told_and_stops_nothing(
