@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ from stream_ssl.durable import make_folder, sync
 
 MOST_BYTES = 256 << 20
 """Most bytes of a file that is read; an image within `decoder.max_pixels` has fewer."""
+_NAME = re.compile("[0-9a-f]{32}")
 AT_ONCE = 8
 """Files that are flushed at a time. The file system commits them together."""
 
@@ -69,7 +71,7 @@ class Originals:
             OSError: the file is gone, unreadable or larger than MOST_BYTES, or a power cut has
                 damaged it.
         """
-        try:  # a checkpoint of others may name any path
+        try:
             data = read_bytes(self._path(name), MOST_BYTES, links=True)
         except ValueError as error:
             raise OSError(str(error)) from None
@@ -82,8 +84,9 @@ class Originals:
         return self._path(name).stat().st_size
 
     def names(self) -> set[str]:
-        """Return the names of all files."""
-        return {path.name for path in self._folder.glob("*/*") if path.suffix != ".part"}
+        """Return the names of all files that `put` has stored."""
+        found = (path.name for path in self._folder.glob("*/*") if _NAME.fullmatch(path.name))
+        return {name for name in found if self._path(name).exists()}
 
     def flush(self, held: Iterable[str]) -> None:
         """Flush those of the named files to the disk that were stored since the last flush."""
@@ -110,6 +113,8 @@ class Originals:
         self._unflushed.discard(name)
 
     def _path(self, name: str) -> Path:
+        if not _NAME.fullmatch(name):  # a checkpoint of others may name any path
+            raise OSError(f"{name!r:.80} is no name of an original")
         return self._folder / name[:2] / name
 
 

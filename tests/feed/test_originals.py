@@ -151,12 +151,37 @@ def test_a_damaged_file_is_not_read(tmp_path: Path) -> None:
         store.read("0" * 32)
 
 
-def test_a_name_in_a_foreign_checkpoint_opens_no_device_and_no_pipe(tmp_path: Path) -> None:
-    """Reading them would take all memory, or never end."""
-    os.mkfifo(tmp_path / "pipe")
-    for name in ("/dev/null", "\0", str(tmp_path / "pipe")):
-        with pytest.raises(OSError, match=r"regular file|null byte"):
-            Originals(tmp_path).read(name)
+def test_a_name_in_a_foreign_checkpoint_leads_to_no_other_file(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    store = kept(tmp_path / "originals")
+    for name in (str(victim), "../victim", "/dev/zero", "\0", ""):
+        with pytest.raises(OSError, match="is no name of an original"):
+            store.read(name)
+        store.left(origins(name), held=set)
+        store.sweep(set())
+    assert victim.read_text() == "precious"
+
+
+def test_a_pipe_in_the_place_of_an_original_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "00").mkdir()
+    os.mkfifo(tmp_path / "00" / ("0" * 32))
+    with pytest.raises(OSError, match="is a pipe"):
+        Originals(tmp_path).read("0" * 32)
+
+
+def test_foreign_files_among_the_originals_stay_and_harm_nothing(tmp_path: Path) -> None:
+    name = kept(tmp_path).keep(row(), b"whole")
+    assert name is not None
+    foreign = tmp_path / name[:2] / ".DS_Store", tmp_path / "zz" / name
+    foreign[1].parent.mkdir()
+    for path in foreign:
+        path.write_text("theirs")
+    store = kept(tmp_path, held=[name])
+    assert (store.bytes, dict(store.unkept)) == (5, {})
+    kept(tmp_path)
+    assert not (tmp_path / name[:2] / name).exists()
+    assert all(path.exists() for path in foreign)
 
 
 def test_a_full_disk_is_counted_and_told_and_stops_nothing(
