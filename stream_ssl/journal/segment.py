@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
 import struct
 import threading
@@ -33,6 +34,7 @@ RECORD_MAGIC = b"SSJ1"
 
 ID_FILE = "id"
 _PREFIX = "segment-"
+_NAME = re.compile(f"{_PREFIX}0[0-9]{{19}}")  # as of `segment_path`; positions are below 2^63
 _NEW, _OLD = ".new-", ".old-"  # prefixes for a segment being created, and one being deleted
 _LOCK_BYTES = 8192  # LMDB's size for 126 readers
 _KEY = struct.Struct(">Q")
@@ -235,8 +237,8 @@ def list_segments(folder: Path, coming: bool = False) -> list[tuple[int, Path]]:
         return []
     if coming:
         names |= {name.removeprefix(_NEW) for name in names if name.startswith(_NEW)}
-    numbers = (name.removeprefix(_PREFIX) for name in names if name.startswith(_PREFIX))
-    return sorted((int(n), folder / f"{_PREFIX}{n}") for n in numbers if n.isdecimal())
+    found = filter(_NAME.fullmatch, names)
+    return sorted((int(name.removeprefix(_PREFIX)), folder / name) for name in found)
 
 
 def disk_room(folder: Path) -> int:
@@ -259,7 +261,7 @@ def file_bytes(path: Path) -> int:
     """Return the bytes of a segment's data file, or 0 if it does not exist."""
     try:
         return (path / "data.mdb").stat().st_size
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return 0
 
 
@@ -474,7 +476,7 @@ def identity(path: Path) -> tuple[int, int]:
     """
     try:
         stat = (path / "data.mdb").stat()
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise Damaged(f"{path} has no data file") from error
     return stat.st_dev, stat.st_ino
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from stream_ssl.journal.journal import Journal
-from stream_ssl.journal.segment import JournalEntry
+from stream_ssl.journal.reader import JournalReader
+from stream_ssl.journal.segment import JournalEntry, segment_path
 
 ONE, TWO = (JournalEntry("robot", n, ["file", n], 1.5, b"header", b"payload") for n in (1, 2))
 
@@ -35,3 +36,29 @@ def test_what_is_no_segment_is_removed_and_nothing_behind_it(
         opened.append([TWO])
     assert not os.path.lexists(planted)
     assert (other / "theirs").read_text() == "kept"
+
+
+@pytest.mark.parametrize("name", ["segment-7", "segment-\u0663", f"segment-{'9' * 30}"])
+def test_a_folder_whose_name_no_journal_writes_is_no_segment(tmp_path: Path, name: str) -> None:
+    with closing(Journal(tmp_path)) as opened:
+        opened.append([ONE])
+    (tmp_path / name).mkdir()
+    with closing(Journal(tmp_path)) as opened:
+        opened.append([TWO])
+        assert (opened.last, opened.damaged) == (2, 0)
+    assert (tmp_path / name).is_dir()
+
+
+def test_a_file_in_the_place_of_a_segment_is_set_aside(tmp_path: Path) -> None:
+    folder = tmp_path / "journal"
+    with closing(Journal(folder)) as opened:
+        opened.append([ONE])
+    segment_path(folder, 2).write_text("no segment")
+    with closing(JournalReader(folder)) as reader:
+        assert [record.position for record in reader.read(1)] == [1]
+        assert (reader.first, reader.last) == (1, 1)
+    with closing(Journal(folder)) as opened:
+        assert opened.damaged == 1
+        opened.append([TWO])
+    (aside,) = tmp_path.glob("journal.damaged-*")
+    assert aside.read_text() == "no segment"
