@@ -124,11 +124,16 @@ def test_broken_headers_cost_no_more_than_an_image_can() -> None:
 def test_a_size_that_is_hidden_in_the_header_is_found_or_counts_as_the_largest() -> None:
     """Pillow passes over other parts before the size, and believes the last IHDR."""
     jpeg = encoded(Image.new("RGB", (1024, 1024)), "jpeg", progressive=True)
-    parts = b"\xff\xfe\x00\x04ab"
-    for count in (1, 900, 1100):
-        hidden = jpeg[:2] + parts * count + jpeg[2:]
-        work = 1024 * 1024 * scans_of(jpeg) // 16 if count < 1000 else 512 * len(hidden)
-        assert decode_cost("jpeg", hidden) == max(work, (1 << 20) * (count > 1000)) // 16
+    long, short = b"\xff\xfe\x00\x42" + b"a" * 64, b"\xff\xfe\x00\x04ab"
+    for parts, read in (
+        (long, True),
+        (long * 900, True),
+        (long * 1100, False),
+        (short * 900, False),
+    ):
+        hidden = jpeg[:2] + parts + jpeg[2:]
+        work = 1024 * 1024 * scans_of(jpeg) // 16 if read else max(1 << 20, 512 * len(hidden))
+        assert decode_cost("jpeg", hidden) == max(len(hidden), work // 16)
     head = [
         chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)) for side in (1, 1024)
     ]
@@ -164,6 +169,24 @@ def test_headers_that_never_end_take_no_time(codec, data) -> None:
         begun = time.thread_time()
         scans_of(data)
         assert time.thread_time() - begun < 0.5  # took hours
+
+
+@pytest.mark.parametrize(
+    ("codec", "head", "part"),
+    [
+        ("jpeg", b"\xff\xd8", b"\xff\xd0"),
+        ("jpeg", b"\xff\xd8", b"\xff\xe0\x00\x02"),
+        ("png", b"\x89PNG\r\n\x1a\n", b"\0\0\0\0tEXt\0\0\0\0"),
+    ],
+)
+def test_a_packet_of_headers_with_many_parts_takes_no_time(codec, head, part) -> None:
+    """The receiver reads them between the commits of all producers."""
+    data = head + part * 1000
+    count = (8 << 20) // len(data)
+    rows = [{"codec": codec, "size": len(data)}] * count
+    begun = time.thread_time()
+    extra_cost(rows, memoryview(data * count))
+    assert time.thread_time() - begun < 0.25
 
 
 def test_a_packet_costs_the_sum_of_its_samples() -> None:
