@@ -108,8 +108,8 @@ class JournalTasks:
             for record in records:
                 if record.position > position:
                     log.error(
-                        "journal records %d to %d cannot be read (trimmed or damaged): what they "
-                        "held is lost to this learner",
+                        "journal records %d to %d cannot be read (trimmed or damaged): this "
+                        "learner will not see their samples",
                         position,
                         record.position - 1,
                     )
@@ -132,8 +132,8 @@ class JournalTasks:
         if None in (found, self._found) or found == self._found:
             return
         raise JournalReplaced(
-            f"journal {self._found} was replaced by {found} while it was read: what is in that is "
-            "read from its beginning after a start from the newest checkpoint"
+            f"journal {self._found} was replaced by {found} while it was read: start the learner "
+            "again, which reads the new journal from its beginning"
         )
 
     def _first_to_read(self) -> Generator[None, None, Offset]:
@@ -149,7 +149,7 @@ class JournalTasks:
         if expected not in (None, self.journal):
             log.error(
                 "the checkpoint goes on in journal %s, and this is journal %s: reading all that it "
-                "has. To go on where the checkpoint was, stop, and put its own journal back",
+                "has. To continue at the checkpoint, stop the run and restore the first journal",
                 expected,
                 self.journal,
             )
@@ -159,7 +159,7 @@ class JournalTasks:
             return self._start
         log.error(
             "the journal ends at record %d, yet the next to read is %s: it was replaced or its end "
-            "is damaged; waiting for it to go on",
+            "is damaged; waiting for new records",
             seen,
             self._start,
         )

@@ -279,7 +279,7 @@ class Journal:
         """
         if position <= self._last + 1:
             return
-        log.error("journal %s ends at %d: going on at %d", self.path, self._last, position)
+        log.error("journal %s ends at %d: continuing at %d", self.path, self._last, position)
         self._seal()
         self._old.end, self._last = position, position - 1
 

@@ -131,8 +131,8 @@ def is_gap(folder: Path, follows: int, *before: int) -> bool:
     if follows in (0, *before):
         return False
     log.error(
-        "journal %s: the segment that began at record %d is gone, and its records with it; "
-        "look after the disk, and at who else writes there",
+        "journal %s: the segment that began at record %d is missing, and its records are lost; "
+        "check the disk, and which other programs write there",
         folder,
         follows,
     )
@@ -182,8 +182,8 @@ def replace_damaged(
         damaged = publish_segment(fresh, path)
     aside = _set_aside(damaged, path)
     log.error(
-        "journal segment %s is damaged: %s; %d intact records were taken over, the original was "
-        "set aside as %s",
+        "journal segment %s is damaged: %s; its %d intact records were kept, and the original was "
+        "moved to %s",
         path.name,
         fault,
         len(values),

@@ -211,8 +211,8 @@ class Backlogs:
             self._cut_off(
                 tcp,
                 connection,
-                f"{connection.peer[0]} off: {waiting} bytes came of it that could not be read yet, "
-                f"at most {self._limit} may; it ends no message, or ignores its credit",
+                f"{connection.peer[0]}: it has {waiting:,} unread bytes, and the limit is "
+                f"{self._limit:,}. It sends a message without an end, or ignores its credit",
             )
         return waiting
 
@@ -226,8 +226,8 @@ class Backlogs:
             if 2 * size >= worst and size >= _LEAST_CUT:
                 connection = connections[descriptor]
                 why = (
-                    f"{connection.peer[0]} off: {size:,} bytes of it wait, as much as of any, and "
-                    f"{held:,} bytes of memory are held here"
+                    f"{connection.peer[0]}: it has {size:,} unread bytes, among the most of all, "
+                    f"and the receiver holds too much memory, {held:,} bytes"
                 )
                 with contextlib.suppress(OSError), _borrowed(descriptor) as tcp:
                     if tcp.getpeername() == connection.peer:
@@ -238,7 +238,8 @@ class Backlogs:
             self._cut_off(
                 local,
                 connection,
-                f"this machine off: it ends no message, and {held:,} bytes are held here",
+                "this machine: it has completed no message, and the receiver holds too much "
+                f"memory, {held:,} bytes",
             )
         connection.ended = False
 
@@ -248,7 +249,7 @@ class Backlogs:
         descriptor.shutdown(socket.SHUT_RDWR)
         connection.cut = True
         self.cut += 1
-        self._limited_log.warning("backlog", f"cut a connection from {why}; look at what it runs")
+        self._limited_log.warning("backlog", f"cut off a connection from {why}. Check that program")
 
 
 def _resident() -> int:

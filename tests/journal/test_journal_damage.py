@@ -310,7 +310,7 @@ def test_a_segment_that_is_gone_as_a_whole_is_counted(tmp_path, caplog):
 
     journal = checked(tmp_path)
     assert journal.damaged == 1
-    assert f"the segment that began at record {segments[2][0]} is gone" in caplog.text
+    assert f"the segment that began at record {segments[2][0]} is missing" in caplog.text
     assert (journal.producers(), journal.last) == (states, last)
     journal.append([JournalEntry("robot", 200, None, 1.5, b"header", bytes(9000))])
     journal.trim(segments[3][0])  # the loss is behind what anybody needs
