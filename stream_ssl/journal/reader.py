@@ -113,6 +113,8 @@ class JournalReader:
                     continue  # trimmed in the meantime
                 self._count_corrupt(start, f"segment {path}: {error}")
                 records = self._salvage(path, start, position, bound, max_bytes)
+            else:
+                self._salvaged = (None, {})  # the reader has left the damaged segment
             if records:
                 return records
         return []

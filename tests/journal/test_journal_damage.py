@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import tracemalloc
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
@@ -120,6 +121,20 @@ def test_a_flipped_bit_costs_the_record_that_it_hits(tmp_path):
     journal.append([packet(61)])
     assert journal.damaged == 0
     journal.close()
+
+
+def test_what_was_salvaged_is_dropped_when_the_reader_goes_on(tmp_path):
+    build(tmp_path)
+    data = list_segments(tmp_path)[0][1] / "data.mdb"
+    with data.open("r+b") as file:
+        file.write(bytes(2 * segment.PAGE))  # LMDB's head; the records stay
+    tracemalloc.start()
+    with closing(JournalReader(tmp_path)) as reader:
+        last = reader.read(1)[-1].position
+        assert tracemalloc.get_traced_memory()[0] > 60_000
+        assert reader.read(last + 1)[0].position == last + 1
+        assert tracemalloc.get_traced_memory()[0] < 60_000
+    tracemalloc.stop()
 
 
 def test_a_segment_that_grows_while_it_is_opened_is_not_damaged(tmp_path, monkeypatch):
