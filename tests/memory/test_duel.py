@@ -134,7 +134,7 @@ class Judge:
 
     def add(self, z_BD: Tensor) -> None:
         """Add a batch. AssertionError if the regret of a step is larger than rounding."""
-        start, free = self.memory.stats().added, self.memory.capacity - len(self.held)
+        start, free = self.memory.added, self.memory.capacity - len(self.held)
         if free:
             self.twin.z_KD = torch.cat([self.twin.z_KD, z_BD[:free].double()])
             self.twin.count_K = self.twin.counts_anew()
