@@ -22,6 +22,7 @@ from torch import Tensor
 
 from stream_ssl.batch import START, Offset
 from stream_ssl.buckets.folders import Bucket
+from stream_ssl.config.options import LEARNER
 from stream_ssl.config.trust import DOWNLOADERS, without_downloads
 from stream_ssl.encoder.network import (
     Model,
@@ -565,6 +566,7 @@ def without_effect(config: Mapping[str, Any]) -> list[str]:
             values = values.get(name) or {}
         for option in options if idle else ():
             default = inspect.signature(owner).parameters[option].default
+            default = LEARNER.get(option, default) if owner is LearnerSettings else default
             default = list(default) if isinstance(default, tuple) else default
             if values.get(option, default) != default:
                 section = path.partition(".")[0]

@@ -70,8 +70,8 @@ EVICTION: dict[str, Any] = {
 SHARES = 0.5
 """The default of `memory.shares`: the part of an equal share of the slots that a producer keeps."""
 
-NOVELTY = "auto"
-"""The default of `learner.novelty`: the test that finds near-duplicates."""
+LEARNER = {"novelty": "auto", "anchors": "memory", "draw": "epochs", "plain_keys": True}
+"""Defaults of `learner`: drop near-duplicates, and train on draws from the memory (docs/study.md)."""
 
 
 @dataclass
@@ -305,7 +305,7 @@ def _add_learner(parser: ArgumentParser) -> None:
     )
     _section(parser, Pace, "pace")
     _section(parser, LearnerSettings, "learner", skip={"write_back"})
-    parser.set_defaults({"learner.novelty": NOVELTY})
+    parser.set_defaults({f"learner.{name}": value for name, value in LEARNER.items()})
     _section(parser, Checkpointer, "checkpoints", skip={"folder", "ranks", "behind"})
     parser.add_class_arguments(CopySettings, "copies")
     parser.add_class_arguments(RanksSettings, "ranks")

@@ -34,7 +34,12 @@ TINY: dict[str, Any] = {
     "projector": {"dim": 16},
     "memory": {"capacity": 64},
     # All samples are trained on, which a test counts: noise of so few pixels is much alike.
-    "learner": {"threads": 1, "novelty": None},
+    "learner": {
+        "threads": 1,
+        "novelty": None,
+        "anchors": "stream",
+        "plain_keys": False,
+    },
     "checkpoints": {"every_steps": 5, "every_seconds": None},
     "classes": 10,
 }
