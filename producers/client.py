@@ -70,9 +70,9 @@ class Producer:
         address: the receiver's address, "tcp://HOST:PORT", or a list of addresses. The producer
             chooses one address of a list by its name and stays with it. All receivers of a list
             use the same key pair. Plain text is allowed on loopback only. None: use `run`.
-        name: the name of this producer. It must be unique at the receiver and stay the same after
-            a restart. It has 1 to 128 letters, digits and characters of `._/-`. With keys, the
-            name equals the key's name on the allow-list, or starts with that name and "/".
+        name: the name of this producer, unique at the receiver and the same after a restart: 1 to
+            128 letters, digits and characters of `._/-`. With keys, the name equals the key's name
+            on the allow-list, or starts with that name and "/".
         keys: this producer's own key pair, or the path of its NAME.secret.json.
         server_key: the receiver's public key: a Keys object, a file, or 40 characters.
         source: the source of samples that name no source. None: the producer's name, cut to 64
@@ -95,17 +95,14 @@ class Producer:
         run: the folder of a run on this machine. The producer reads the address, the server key
             and its own key from the folder. `keys` and `server_key` override the keys of the run.
         takeover: displace a connected producer of the same name. False: refuse this producer.
-        exit_timeout: seconds to wait for acknowledgements when the interpreter ends, or when a
-            producer that was not closed is garbage-collected.
+        exit_timeout: seconds to wait for acknowledgements of a producer that was not closed.
         on_rejected: called with a Rejection when the receiver rejects samples permanently.
         on_state: called with a StateChange when the connection's state, or its reason, changes.
         on_stats: called with a copy of the counters every `stats_seconds`.
         stats_seconds: seconds between two calls of `on_stats`.
         on_verdict: called with a Verdict: "kept" or "refused" by the memory, with the number of
-            slots that showed the same image, and later "evicted". Some samples get no verdict
-            (docs/producers.md).
-        sporadic: whether the source may send nothing for long, such as a watched folder. The
-            receiver then does not report its silence as a fault.
+            slots that showed the same image, and later "evicted" (docs/producers.md).
+        sporadic: the source may send nothing for long, and its silence is no fault.
 
     Raises:
         ValueError: an argument is invalid, or the folder of the spool is not this producer's.
