@@ -565,7 +565,7 @@ QUIET: dict[str, Any] = {
         ({}, set()),
         (QUIET, set()),
         ({"views": {"grey": 0.0}}, {"grey"}),
-        ({"learner": {"draw": "inverse-count"}}, {"draw"}),
+        ({"learner": {"anchors": "stream", "draw": "inverse-count"}}, {"draw"}),
         ({"learner": {"draw": "inverse-count"}, "pace": {"updates_per_sample": 1.0}}, set()),
         ({"pace": {"counts": "new"}}, {"counts"}),
         ({"pace": {"counts": "new"}, "learner": {"novelty": "auto"}}, set()),
@@ -595,7 +595,7 @@ def test_an_option_without_effect_is_warned_of(
 
 
 def test_check_and_the_learner_warn_of_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    file = config_file(tmp_path, learner={"draw": "inverse-count"})
+    file = config_file(tmp_path, learner={"anchors": "stream", "draw": "inverse-count"})
     assert check.main([file]) == 0
     told = "learner.draw 'inverse-count' has no effect: nothing is drawn from the memory"
     assert told in caplog.text

@@ -21,11 +21,12 @@ from stream_ssl.process.failures import Misconfigured, configuring
 def test_a_receiver_names_a_file_of_its_journal_that_it_may_not_use(
     unprivileged: Path, file: str
 ) -> None:
+    """In a folder that it may not enter, it is the first file that it opens."""
     settings = Namespace(run=unprivileged, journal=Namespace(budget=1 << 20))
     _opened(settings).close()
     place = unprivileged.joinpath("journal", file)
     place.chmod(0)
-    refused = f"this user may not use {place}: .*chown -R"
+    refused = f"this user may not use {unprivileged}/journal/{LOCK_FILE}: .*chown -R"
     with pytest.raises(Misconfigured, match=refused), configuring():
         _opened(settings)
     place.chmod(0o700)
