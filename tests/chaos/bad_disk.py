@@ -28,6 +28,11 @@ SMALL = TINY | {
     "receiver": {"bind": f"tcp://127.0.0.1:{free_port()}"},
     "journal": {"budget": 64 << 20},
 }
+OF_LITTLE = SMALL | {
+    "receiver": SMALL["receiver"] | {"max_packet": 1 << 20, "total_credit": 2 << 20},
+    "journal": {"budget": 256 << 20},
+}
+"""A journal with a larger budget than its disk."""
 IMAGE = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
 
 
@@ -133,10 +138,8 @@ def own_journal(scratch: Path) -> dict[str, object]:
     disk = scratch / "disk"
     disk.mkdir(parents=True)
     tool("mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(disk))
-    limits = {"max_packet": 1 << 20, "credit": 2 << 20, "total_credit": 2 << 20}
-    settings = SMALL | {"receiver": SMALL["receiver"] | limits, "journal": {"budget": 256 << 20}}
     try:
-        with processes(disk / "run", settings, whole=True) as run:
+        with processes(disk / "run", OF_LITTLE, whole=True) as run:
             receiver = run.role("receiver")
             with sender(run) as robot:
                 while httpx.get(robot.ready, timeout=30).status_code == 200:

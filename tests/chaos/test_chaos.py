@@ -34,9 +34,15 @@ pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.mark.parametrize(
-    "settings", [elastic.SETTINGS, ranks.SETTINGS, receivers.GROUP, soak.SETTINGS]
+    "settings",
+    [
+        *(elastic.SETTINGS, ranks.SETTINGS, receivers.GROUP, soak.SETTINGS),
+        *(bad_disk.SMALL, bad_disk.OF_LITTLE),
+    ],
 )
-def test_the_learners_of_all_gates_start(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_the_configurations_of_all_gates_are_valid(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
     """The gates themselves take minutes, so most of them run rarely."""
     config = tmp_path / "config.yaml"
     config.write_text(json.dumps(settings | {"run": str(tmp_path / "run")}))
