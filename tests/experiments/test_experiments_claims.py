@@ -68,8 +68,10 @@ def test_a_run_that_is_added_changes_the_tables(tmp_path: Path) -> None:
     with (tmp_path / "runs.jsonl").open("a") as file:
         file.write(re.sub(" seed[0-9]", " seed7", best) + "\n")
     made = claims.made(text, claims.StoredRuns(tmp_path / "runs.jsonl"))
-    assert made != text
-    assert " (4) |" in made
+    before, after = (
+        int(re.findall(r"(?m)^\| a parked robot.*?\((\d+)\)", page)[0]) for page in (text, made)
+    )
+    assert after == before + 1
 
 
 def found(**values: tuple[float, ...]) -> FinishedRuns:
