@@ -56,7 +56,7 @@ if TYPE_CHECKING:
         | os.PathLike[str]
     )
 
-AGENT = "stream-ssl producers 1"
+AGENT = "stream-ssl, protocol 1"
 
 
 class Producer:

@@ -566,9 +566,8 @@ def without_effect(config: Mapping[str, Any]) -> list[str]:
             values = values.get(name) or {}
         for option in options if idle else ():
             default = inspect.signature(owner).parameters[option].default
-            default = LEARNER.get(option, default) if owner is LearnerSettings else default
             default = list(default) if isinstance(default, tuple) else default
-            if values.get(option, default) != default:
+            if values.get(option, default) not in (default, LEARNER.get(option, default)):
                 section = path.partition(".")[0]
                 lines.append(f"{section}.{option} {values[option]!r} has no effect: {why}")
     return lines

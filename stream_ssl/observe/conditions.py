@@ -282,7 +282,8 @@ TABLE: tuple[Condition, ...] = (
         "lag", "learner", "warning",
         "the learner is more than 10 minutes behind the stream, or falls further behind",
         "After a bulk upload, wait: the lag ends once the learner has read it. Otherwise give the "
-        "learner more workers or a GPU, lower pace.updates_per_sample, or send less.",
+        "learner more workers or a GPU, lower pace.updates_per_sample, send less, or begin a new "
+        "run with a smaller encoder.",
     ),
     Condition(
         "learner-stuck", "learner", "critical",

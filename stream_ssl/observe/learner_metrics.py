@@ -85,8 +85,8 @@ LEARNER: tuple[Spec, ...] = (
     ),
     Spec(
         "learner", "gauge", "step", "steps",
-        "Number of the learner's latest step, with or without an update. It continues over "
-        "restarts, and checkpoints use the same number.",
+        "Number of the learner's latest step. A step makes no update while too few samples are "
+        "new. The number continues over restarts, and checkpoints use the same number.",
         "The difference to checkpoint_step: the steps that a restart would repeat.",
         field="StepRecord.step",
     ),

@@ -123,14 +123,18 @@ def find_receiver(run: str | Path, name: str) -> LocalReceiver:
         ValueError: a receiver of the run has not started, or its file is malformed.
     """
     run = Path(run)
-    deadline = time.monotonic() + START_SECONDS
+    deadline, told = time.monotonic() + START_SECONDS, False
     while (awaited := _awaited(run)) and time.monotonic() < deadline:
+        if not told:
+            log.info("run %s: waiting for the receiver, at most %.0f s", run, START_SECONDS)
+        told = True
         time.sleep(0.2)
     found = _entries(run)
     if awaited or not found:
         raise ValueError(
-            f"run {run}: {awaited or 'no receiver'} has started there; start it with "
-            f"`stream-ssl run CONFIG --run {run}`, or give the receiver's address instead"
+            f"run {run}: {awaited or 'no receiver'} has started there; if one was started, its log "
+            f"says why it ended. Start it with `stream-ssl run CONFIG --run {run}`, or give the "
+            "receiver's address instead"
         )
     by_address = {_reachable(str(entry["data"])): entry for entry in found}
     address = receiver_of(name, list(by_address))

@@ -240,7 +240,7 @@ def test_a_plain_run_is_found_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "no receiver has started there; start it with `stream-ssl run"),
+        (None, "says why it ended. Start it with `stream-ssl run"),
         ('{"learner": {"http": "x"}}', "no receiver has started there"),
         ("[" * 100_000, "damaged"),
         ('{"receiver": {"data": 5}}', r"damaged \(it names no address\); restart"),
