@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from contextlib import closing
 from pathlib import Path
 
@@ -19,10 +18,10 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from journal_entries import entry
 
 from stream_ssl.journal.errors import JournalError, JournalFull
 from stream_ssl.journal.journal import Journal
-from stream_ssl.journal.producer_states import FORGET_SECONDS
 from stream_ssl.journal.reader import JournalReader
 from stream_ssl.journal.segment import (
     JournalEntry,
@@ -47,11 +46,6 @@ IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 def memory_path():
     with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
         yield Path(folder)
-
-
-def entry(sequence, size=1000, producer="robot/1"):
-    payload = bytes([sequence % 256]) * size
-    return JournalEntry(producer, sequence, ["file", sequence], 1.5, b"header", payload)
 
 
 def fill(journal, sequence=1, size=9000):
@@ -529,16 +523,6 @@ TestAgainstDict.settings = settings(
 )
 
 
-def test_trimming_all_after_a_restart_forgets_no_producer(tmp_path):
-    """Else what was acknowledged would be asked for again, and learned twice."""
-    with closing(Journal(tmp_path)) as journal:
-        journal.append([entry(1)])
-    for _ in range(2):
-        with closing(Journal(tmp_path)) as journal:
-            journal.trim(2)
-            assert journal.state("robot/1") == ProducerState(1, ["file", 1])
-
-
 def far(producer, sequence):
     """A small packet of a source with a large position."""
     return JournalEntry(producer, sequence, "x" * 4000, 1.5, b"header", b"payload")
@@ -601,63 +585,6 @@ def test_what_is_known_of_producers_leaves_room_to_begin_a_segment(memory_path):
             assert journal.bytes <= 8 * MIB
 
 
-def test_many_producers_with_large_positions_can_be_journalled(tmp_path):
-    with closing(Journal(tmp_path, budget=32 * MIB)) as journal:
-        for first in range(0, 1200, 100):
-            names = [f"robot/{n}" for n in range(first, first + 100)]
-            journal.append([far(name, 1) for name in names])
-    with closing(Journal(tmp_path, budget=32 * MIB)) as journal:  # a new segment, with all of them
-        journal.append([far("robot/0", 2)])
-        assert len(journal.producers()) == 1200
-
-
-def test_a_clock_that_is_set_makes_no_producer_idle(tmp_path, monkeypatch):
-    """As on a machine that starts in 1970 and learns the time once it has a network."""
-    clock = [1000.0]
-    monkeypatch.setattr(time, "time", lambda: clock[0])
-    with closing(Journal(tmp_path, budget=MIB)) as journal:
-        journal.append([entry(1, producer="camera")])
-        clock[0] = 1.7e9
-        while len(list_segments(tmp_path)) < 3:
-            sequence = journal.state("robot").sequence + 1
-            journal.append([JournalEntry("robot", sequence, None, 1.5, b"header", bytes(9000))])
-        assert journal.state("camera").sequence == 1
-    with closing(Journal(tmp_path, budget=MIB)) as journal:
-        journal.append([JournalEntry("robot", sequence + 1, None, 1.5, b"header", bytes(9000))])
-        assert set(journal.producers()) == {"camera", "robot"}
-
-
-@pytest.mark.parametrize("jump", [40 * 86_400.0, -40 * 86_400.0])
-def test_restarts_with_another_clock_forget_no_producer(tmp_path, monkeypatch, jump):
-    wall = [1.8e9]
-    monkeypatch.setattr(time, "time", lambda: wall[0])
-    with closing(Journal(tmp_path)) as journal:
-        journal.append([entry(7, producer="camera")])
-    for sequence in (1, 2):
-        wall[0] += jump
-        with closing(Journal(tmp_path)) as journal:
-            journal.append([entry(sequence, producer="robot")])
-            assert journal.state("camera") == ProducerState(7, ["file", 7])
-
-
-def test_format_2_is_read_and_says_nothing_of_idle_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(ProducerState, "pack", lambda state: msgpack.packb((*pair(state), 1.6e9)))
-    monkeypatch.setattr("stream_ssl.journal.segment.FORMAT", 2)
-    with closing(Journal(tmp_path)) as journal:
-        journal.append([entry(7, producer="camera")])
-    monkeypatch.undo()
-    monkeypatch.setattr("stream_ssl.journal.producer_states.FORGET_SECONDS", 86_400)
-    for sequence in (1, 2):
-        with closing(Journal(tmp_path)) as journal:
-            journal.append([entry(sequence, producer="robot")])
-            assert pair(journal.state("camera")) == (7, ["file", 7])
-            assert journal.state("camera").written == 1.6e9
-
-
-def pair(state):
-    return state.sequence, state.resume_token
-
-
 def test_a_small_disk_has_several_segments(tmp_path, monkeypatch):
     """Only whole segments are deleted: a single one would keep the disk full for good."""
     free = 8 * MIB
@@ -681,23 +608,11 @@ def test_trimming_stops_when_its_time_is_over(memory_path):
         assert len(list_segments(memory_path)) < segments - 4
 
 
-def test_a_name_long_idle_is_forgotten_for_good_when_a_segment_begins(tmp_path, monkeypatch):
-    """Idle time adds up over runs of the receiver, and only while the receiver runs."""
-    now = [1000.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    with closing(Journal(tmp_path)) as journal:
-        journal.append([entry(1, producer="old")])
-        now[0] += 0.6 * FORGET_SECONDS
-        journal.append([entry(1, producer="new")])
-    now[0] = 5.0  # the machine was started again
-    with closing(Journal(tmp_path)) as journal:
-        journal.append([entry(2, producer="new")])
-        assert journal.state("old") == ProducerState(1, ["file", 1])
-        now[0] += 0.6 * FORGET_SECONDS
-        journal.skip_to(100)
-        journal.append([entry(3, producer="new")])
-        assert set(journal.producers()) == {"new"}
-    with closing(Journal(tmp_path)) as journal:  # an older segment still has it
-        assert set(journal.producers()) == {"new"}
-        journal.append([entry(7, producer="old")])
-        assert journal.state("old").sequence == 7
+def test_many_producers_with_large_positions_can_be_journalled(tmp_path):
+    with closing(Journal(tmp_path, budget=32 * MIB)) as journal:
+        for first in range(0, 1200, 100):
+            names = [f"robot/{n}" for n in range(first, first + 100)]
+            journal.append([far(name, 1) for name in names])
+    with closing(Journal(tmp_path, budget=32 * MIB)) as journal:  # a new segment, with all of them
+        journal.append([far("robot/0", 2)])
+        assert len(journal.producers()) == 1200

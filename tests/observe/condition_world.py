@@ -99,3 +99,8 @@ def messages(caplog: Any, level: int = logging.WARNING) -> list[str]:
 def sent(world: World, **fields: Any) -> Callable[[], None]:
     """Samples that the receiver takes, as `received`."""
     return lambda: world.receiver.consume(received(**fields))
+
+
+def idle(world: World, **fields: Any) -> Callable[[], None]:
+    """Seconds in which nothing comes, as `quiet`."""
+    return lambda: world.receiver.consume(quiet(**fields))
