@@ -194,7 +194,7 @@ def test_stop_ends_a_source_that_would_go_on(kind, tmp_path, caplog):
     assert caplog.messages[-1] == f"source {source.name} was stopped; left out: nothing"
 
 
-@table("kind", ["lerobot", "mcap", "rosbag", "video", "webdataset"])
+@table("kind", ["images", "lerobot", "mcap", "rosbag", "video", "webdataset"])
 def test_too_many_open_files_end_a_source_and_cost_no_sample(kind, tmp_path, monkeypatch):
     ids = [sample.id for sample, _ in BUILDERS[kind](tmp_path).samples()]
     source = BUILDERS[kind](tmp_path)

@@ -1,6 +1,5 @@
 """IDX, CIFAR and image folders: what is read, and what is refused."""
 
-import errno
 import gzip
 import io
 import logging
@@ -303,19 +302,6 @@ def test_an_endless_source_of_which_nothing_can_be_read_ends(tmp_path):
     with pytest.raises(ValueError, match="not one sample of a whole pass"):
         next(source.samples(position))
     assert source.skipped.by_reason == {"unreadable": 2 + 3}
-
-
-def test_image_folder_ends_when_the_process_has_too_many_open_files(tmp_path, monkeypatch):
-    write_images(tmp_path / "ant", 3)
-    source = ImageFolder(tmp_path)
-    _, position = next(source.samples())
-    with monkeypatch.context() as patch:
-        busy = OSError(errno.EMFILE, "Too many open files")
-        patch.setattr(Path, "open", lambda *_: (_ for _ in ()).throw(busy))
-        with pytest.raises(SourceError, match="Too many open files; raise ulimit -n, and start"):
-            next(source.samples(position))
-    assert not source.skipped.by_reason
-    assert len(list(source.samples(position))) == 2
 
 
 def test_image_folder_without_images_is_refused(tmp_path):
