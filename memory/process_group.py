@@ -22,7 +22,7 @@ from torch import Tensor
 from stream_ssl.memory.compute import to_host
 
 GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
-"""The name of the function. Newer versions of torch warn about the second name."""
+"""The name of the collective that gathers equal tensors. torch 2.14 warns about the older name."""
 
 
 class RankLost(RuntimeError):

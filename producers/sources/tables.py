@@ -22,7 +22,7 @@ def table_rows(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
 
     schema = parquet.read_schema(path)
     wanted = [name for name in dict.fromkeys(columns) if name in schema.names]
-    # Dictionaries hold a repeated text once: a file of a kilobyte may repeat a megabyte.
+    # Read as dictionaries, repeated texts are in memory once. A small file may repeat a long text.
     texts = [name for name in wanted if str(schema.field(name).type) in ("string", "large_string")]
     with parquet.ParquetFile(path, read_dictionary=texts) as file:
         for number in range(file.metadata.num_row_groups):

@@ -71,7 +71,7 @@ SHARES = 0.5
 """The default of `memory.shares`: the part of an equal share of the slots that a producer keeps."""
 
 LEARNER = {"novelty": "auto", "anchors": "memory", "draw": "epochs", "plain_keys": True}
-"""Defaults of `learner`: drop near-duplicates, and train on draws from the memory (study.md)."""
+"""Defaults of `learner`: near-duplicates are dropped, and draws from the memory are trained on."""
 
 
 @dataclass
