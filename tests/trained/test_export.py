@@ -7,7 +7,6 @@ import io
 import json
 import math
 import re
-import resource
 import shutil
 import sys
 import tarfile
@@ -43,21 +42,6 @@ METHODS = {
     "simclr": {"class_path": "stream_ssl.methods.SimCLR"},
 }
 MADE = ["encoder.json", "encoder.safetensors", "manifest.json"]
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("exported") / "run"
-    counted = {"class_path": "stream_ssl.memory.eviction.MostDuplicated"}  # by linear counts
-    write_run(folder, stages=2, held=40, memory={"capacity": 16, "eviction": counted})
-    return folder
-
-
-@pytest.fixture(scope="module")
-def exported(run: Path) -> Path:
-    folder = run.parent / "encoder"
-    assert cli.main(["export", str(run), "--encoder", str(folder)]) == 0
-    return folder
 
 
 def images(count: int = 9, size: int = 12) -> torch.Tensor:
@@ -551,74 +535,6 @@ def test_a_checkpoint_that_the_learner_removes_gives_way_to_its_next(
     assert torch.equal(
         stream_ssl.load_encoder(tmp_path / "run")(images()), stream_ssl.load_encoder(run)(images())
     )
-
-
-def test_what_load_encoder_refuses(run: Path, exported: Path, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"no checkpoint at .*nowhere"):
-        stream_ssl.load_encoder(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match='choose "features" or "embeddings"'):
-        stream_ssl.load_encoder(exported, of="both")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="device 'cuda:99' cannot be used"):
-        stream_ssl.load_encoder(exported, device="cuda:99")
-    config = json.loads((run / "checkpoints" / "latest" / "state.json").read_text())["config"]
-    with pytest.raises(
-        ValueError, match=r"the checkpoint's configuration cannot be read: .*colour"
-    ):
-        encoders.stored_settings(config | {"encoder": {"colour": 3}})
-    copy = tmp_path / "copy"
-    shutil.copytree(exported, copy)
-    with (copy / "encoder.safetensors").open("ab") as file:
-        file.write(b"more")
-    with pytest.raises(ValueError, match=r"the encoder in .* is damaged .*; export it again"):
-        stream_ssl.load_encoder(copy)
-
-
-def test_weights_of_another_network_are_refused(run: Path, exported: Path, tmp_path: Path) -> None:
-    """As after a change to the user's own network."""
-    for place, name in ((run / "checkpoints" / "latest", "state.json"), (exported, "encoder.json")):
-        copy = tmp_path / name
-        shutil.copytree(place, copy)
-        text = (copy / name).read_text()
-        (copy / name).write_text(re.sub(r'("width"): \d+', r"\1: 6", text))
-        (copy / "manifest.json").unlink()
-        seal(copy)
-        with pytest.raises(ValueError, match=r"weights in .* do not fit .*size mismatch.*: use"):
-            stream_ssl.load_encoder(copy)
-
-
-def described(exported: Path, folder: Path, **changes: Any) -> Path:
-    """A sealed copy of an export with other values in its encoder.json."""
-    shutil.copytree(exported, folder)
-    told = json.loads((folder / "encoder.json").read_text()) | changes
-    (folder / "encoder.json").write_text(json.dumps(told))
-    (folder / "manifest.json").unlink()
-    seal(folder)
-    return folder
-
-
-@table(
-    ("changes", "message"),
-    [
-        ({"encoder": {"width": 4096, "depths": [1] * 4}}, "do not fit the network"),
-        ({"projector": {"dim": 1 << 31, "hidden": 1 << 20}}, "do not fit the network"),
-        ({"projector": [1]}, r"projector is \[1\], and must be of type dict"),
-        ({"vectors": [1]}, r"vectors is \[1\], and must be of type dict"),
-        ({"statistics": "none"}, "statistics is 'none', and must be one of average, batch"),
-    ],
-    ids=["width", "projector", "projector's type", "vectors' type", "statistics"],
-)
-def test_what_an_export_claims_is_checked_before_it_takes_memory(
-    exported: Path, tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
-    copy = described(exported, tmp_path / "copy", **changes)
-    limit = resource.getrlimit(resource.RLIMIT_AS)
-    used = 1024 * int(Path("/proc/self/status").read_text().split("VmSize:")[1].split()[0])
-    resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30), limit[1]))
-    try:
-        with pytest.raises(ValueError, match=message):
-            stream_ssl.load_encoder(copy)
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, limit)
 
 
 @table(
