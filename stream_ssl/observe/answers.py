@@ -501,7 +501,7 @@ def _no_update(
         return "watch", f"{told}, because no producer may send"
     if not facts.get("updates_done"):
         return "wait", f"{told}, because no batch is full"
-    if waits:
+    if waits and not facts.get("unread"):
         return "good", f"{told}, because {WAITING}"
     return "watch", f"{told}, because no full batch of samples came"
 

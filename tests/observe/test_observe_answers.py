@@ -368,6 +368,10 @@ def test_a_watched_folder_without_new_files_needs_no_attention() -> None:
     assert "T" + why in found["Producers"].says
     assert found["To do"].says == "0 conditions need attention."
 
+    run.learner.learner.observe_journal(9, 0, 0, {}, {})  # records wait that it does not read
+    learning = asked(run)["Learning"]
+    assert (learning.level, why in learning.says) == ("watch", False)
+
 
 def test_a_full_disk_is_the_first_thing_to_do(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
