@@ -26,6 +26,8 @@ ENDPOINTS = "endpoints.json"
 KEYS = "keys"
 START_SECONDS = 60.0
 """Seconds that a producer waits for the receiver of a run that is starting."""
+DEAD_SECONDS = 15.0
+"""Least age in seconds of an ended supervisor's lock; a living one touches it every 5 seconds."""
 MOST_BYTES = 16 << 20
 """Most bytes of an allow-list; 100,000 producers take less."""
 ANY_NAME = "*"
@@ -145,7 +147,11 @@ def find_receiver(run: str | Path, name: str) -> LocalReceiver:
 
 def _awaited(run: Path) -> str:
     """Return which receiver a supervisor is starting now, as the beginning of an error."""
-    if not (run / "supervisor.lock").exists() or _entry(run):
+    try:
+        touched = (run / "supervisor.lock").stat().st_mtime
+    except OSError:
+        return ""
+    if time.time() - touched > DEAD_SECONDS or _entry(run):
         return ""
     folders = sorted(run.glob("receiver-*"))
     names = [folder.name for folder in folders if not (folder / ENDPOINTS).exists()]

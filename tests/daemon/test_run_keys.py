@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -265,6 +267,17 @@ def test_a_producer_waits_for_the_receiver_of_a_run_that_starts(tmp_path: Path) 
     found = find_receiver(tmp_path, "camera-1")
     starting.join()
     assert found.address == "tcp://127.0.0.1:7000"
+
+
+def test_a_producer_does_not_wait_for_a_supervisor_that_ended(tmp_path: Path) -> None:
+    """A living supervisor touches its lock every 5 seconds."""
+    (tmp_path / "supervisor.lock").touch()
+    long_ago = time.time() - 60
+    os.utime(tmp_path / "supervisor.lock", (long_ago, long_ago))
+    begun = time.monotonic()
+    with pytest.raises(ValueError, match="no receiver has started there"):
+        find_receiver(tmp_path, "camera-1")
+    assert time.monotonic() - begun < 10
 
 
 def test_a_producer_waits_for_all_receivers_of_a_run_that_starts(
