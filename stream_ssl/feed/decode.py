@@ -49,6 +49,7 @@ Pixels = NDArray[np.uint8]
 Row = Mapping[str, Any]
 
 _INTEGER = frozenset({int})
+_MOST_SIDE = 8192
 _MAGIC = {"jpeg": b"\xff\xd8", "png": b"\x89PNG\r\n\x1a\n", "webp": b"RIFF"}
 
 
@@ -300,7 +301,7 @@ class Decoder:
     then scaled down. Safe to call from several threads.
 
     Args:
-        size: side of the result, in pixels.
+        size: side of the result, in pixels; at most 8,192.
         channels: 1 or 3.
         max_pixels: the most pixels of an image; a larger image is rejected by its header. A JPEG is
             also rejected if its pixels times its scans exceed 16 times this number. Decoding takes
@@ -328,9 +329,10 @@ class Decoder:
             raise ValueError(f'fit {fit!r}: must be "crop" or "letterbox"')
         if channels not in (1, 3):
             raise ValueError(f"channels {channels}: must be 1 or 3")
-        if size < 1 or size * size > max_pixels:
+        if not 1 <= size <= _MOST_SIDE or size * size > max_pixels:
             raise ValueError(
-                f"size {size}: must be at least 1, and its square at most {max_pixels=}"
+                f"size {size}: must be from 1 to {_MOST_SIDE:,}, and its square at most "
+                f"{max_pixels=}"
             )
         self.size, self.channels, self.max_pixels = size, channels, int(max_pixels)
         self.fit = fit

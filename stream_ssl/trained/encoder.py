@@ -272,7 +272,7 @@ def run_encoder(
         network = build.method(settings)
     if load is not None:
         load(network)
-    views, decoder = build.views(settings), build.decoder(settings)
+    decoder, views = build.decoder(settings), build.views(settings)
     if of == "features":
         return Encoder(network.encoder, None, views, decoder)
     return Encoder(*network.key_networks, views, decoder, network.key_statistics)
@@ -335,7 +335,7 @@ def _exported(folder: Path, of: Of | None, trust_code: bool) -> Encoder:
     sections["views"] = found["views"] | found["normalisation"]
     settings = _settings(sections, f"{folder}: its", trust_code)
     build.forget_first_weights(settings)
-    views, decoder = build.views(settings), build.decoder(settings)
+    decoder, views = build.decoder(settings), build.views(settings)
     weights = load_file(folder / WEIGHTS)
 
     def made() -> Encoder:

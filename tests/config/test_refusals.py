@@ -237,7 +237,7 @@ def test_a_size_below_1_is_named_with_its_section(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert refused(check.main, config_file(tmp_path), "--decoder.size", "-3") == USAGE
-    assert "decoder: size -3: must be at least 1, and its square at most" in caplog.text
+    assert "decoder: size -3: must be from 1 to 8,192, and its square at most" in caplog.text
 
 
 def test_an_option_of_the_file_that_no_section_has_is_told_with_the_one_meant(

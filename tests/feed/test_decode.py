@@ -656,7 +656,8 @@ def test_threads_decode_alike() -> None:
     [
         ({"channels": 2}, "channels 2"),
         ({"size": 0}, "size 0"),
-        ({"size": -3}, "size -3: must be at least 1"),
+        ({"size": 10**9, "max_pixels": 10**18}, "size 1000000000"),  # from an export's file
+        ({"size": -3}, "size -3: must be from 1 to 8,192"),
         ({"size": 100, "max_pixels": 50}, "max_pixels=50"),
     ],
 )

@@ -68,8 +68,12 @@ def described(exported: Path, folder: Path, **changes: Any) -> Path:
         ({"projector": [1]}, r"projector is \[1\], and must be of type dict"),
         ({"vectors": [1]}, r"vectors is \[1\], and must be of type dict"),
         ({"statistics": "none"}, "statistics is 'none', and must be one of average, batch"),
+        (
+            {"decoder": {"size": 10**9, "channels": 3, "max_pixels": 10**18, "fit": "crop"}},
+            "size 1000000000: must be from 1 to 8,192",
+        ),
     ],
-    ids=["width", "projector", "projector's type", "vectors' type", "statistics"],
+    ids=["width", "projector", "projector's type", "vectors' type", "statistics", "size"],
 )
 def test_what_an_export_claims_is_checked_before_it_takes_memory(
     exported: Path, tmp_path: Path, changes: dict[str, Any], message: str
