@@ -112,6 +112,7 @@ class Observers:
         self._metrics.observe_journal(
             waiting, pending, self._reader.corrupt, rejected, self._batches.decoded()
         )
+        self._metrics.observe_unkept("quarantine", self._batches.unkept())
         if self._device.type == "cuda":
             self._metrics.observe_gpu(
                 {

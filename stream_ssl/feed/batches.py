@@ -221,6 +221,10 @@ class Batches:
         """
         return self._quarantine.counts.copy()
 
+    def unkept(self) -> Mapping[str, int]:
+        """Return the number of rejected samples that the quarantine lacks, by reason."""
+        return self._quarantine.unkept.copy()
+
     def decoded(self) -> Mapping[str, int]:
         """Return the number of samples decoded so far, by producer as in `rejected`.
 

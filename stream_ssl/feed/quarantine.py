@@ -35,8 +35,8 @@ class Quarantine:
     file name identifies the sample, so a replay adds no files. At most one sample per reason and
     minute is logged.
 
-    Only the constructor raises errors. Samples that could not be written are counted in
-    `unwritten`. Not thread-safe.
+    Only the constructor raises errors. Samples that are not on disk are counted in `unkept`. Not
+    thread-safe.
 
     Args:
         folder: the folder, created with the first sample. It must not be a link, so that no other
@@ -50,7 +50,7 @@ class Quarantine:
 
     Attributes:
         counts: rejected samples by reason and producer; from the 257th producer on as "other".
-        unwritten: rejected samples that are not on disk, because of `rate` or a disk error.
+        unkept: rejected samples that are not on disk, by reason: "rate" or "disk".
 
     Raises:
         ValueError: a limit is too small for a sample, or the folder is a link.
@@ -71,7 +71,7 @@ class Quarantine:
         self.folder, self.max_bytes, self.max_files = Path(folder), max_bytes, max_files
         self.counts: Counter[tuple[str, str]] = Counter()
         self._names: set[str] = set()
-        self.unwritten = 0
+        self.unkept: Counter[str] = Counter()
         self.bytes = 0
         self._limited_log = RateLimitedLogger(log, seconds=60.0)
         self._rate, self._clock, self._refilled = rate, clock, clock()
@@ -128,7 +128,7 @@ class Quarantine:
             suffix = codec if codec in CODECS else "bin"
             self._write(stem, {f"{stem}.{suffix}": data, f"{stem}.json": note.encode()})
         except Exception as failure:  # an error here must not stop the stream
-            self._count_unwritten(failure)
+            self._count_unkept(failure)
 
     def _write(self, stem: str, parts: dict[str, bytes | memoryview]) -> None:
         size = sum(map(len, parts.values()))
@@ -136,8 +136,11 @@ class Quarantine:
             parts = {name: part for name, part in parts.items() if name.endswith(".json")}
             size = sum(map(len, parts.values()))
         check_folder(self.folder)  # another user may have replaced it by a link
-        if not self._take_token() or not self._make_room(size, len(parts)):
-            self.unwritten += 1
+        if not self._take_token():
+            self.unkept["rate"] += 1
+            return
+        if not self._make_room(size, len(parts)):
+            self.unkept["disk"] += 1
             return
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # images may be private
         for name, part in parts.items():
@@ -192,10 +195,10 @@ class Quarantine:
         for _, name, size in sorted(found):
             self._add_file(name.rpartition(".")[0], name, size)
 
-    def _count_unwritten(self, failure: Exception) -> None:
-        self.unwritten += 1
-        if self.unwritten & (self.unwritten - 1) == 0:  # the 1st, 2nd, 4th, 8th...
-            log.warning("quarantine: %d samples not written, the last: %s", self.unwritten, failure)
+    def _count_unkept(self, failure: Exception) -> None:
+        self.unkept["disk"] += 1
+        if (count := self.unkept["disk"]) & (count - 1) == 0:  # the 1st, 2nd, 4th, 8th...
+            log.warning("quarantine: %d samples not written, the last: %s", count, failure)
 
 
 def newest(folder: Path, limit: int) -> list[dict[str, Any]]:

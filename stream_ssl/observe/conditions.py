@@ -355,6 +355,12 @@ TABLE: tuple[Condition, ...] = (
         "Check the disk. Remove damaged-* from {checkpoints} to end this condition.",
     ),
     Condition(
+        "not-kept", "learner", "warning",
+        "samples could not be written to the run's folder of originals or to its quarantine",
+        "Read the reason in the learner's log. Make room on the disk, or correct the owner and the "
+        "rights of these folders. The samples are learned from as usual.",
+    ),
+    Condition(
         "copies-late", "learner", "warning",
         "no checkpoint could be copied to the bucket for more than 30 minutes",
         "Read the reason in the learner's log. The checkpoints of the run's folder are intact.",

@@ -185,6 +185,11 @@ class LearnerChecks:
             if self._anew:
                 says += "; none was whole, so the run began anew with new weights"
             yield "checkpoint-damaged", "", says
+        unkept = figures.by("unkept_samples_total", "folder", reason="disk")
+        risen = self._trends.rise("unkept", at.EVENT_SECONDS, unkept)
+        lost = [f"{plural(n, 'sample')} to {folder}/" for folder, n in risen.items() if n > 0]
+        if lost:
+            yield "not-kept", "", f"within an hour, {' and '.join(lost)} could not be written"
         late = figures.get("checkpoint_copy_late_seconds")
         if late > at.COPY_SECONDS:
             says = f"a checkpoint waits for {seconds(late)} to be copied to the bucket"

@@ -129,10 +129,11 @@ LEARNER: tuple[Spec, ...] = (
         "Near originals.budget: the originals of new samples find no room.",
     ),
     Spec(
-        "learner", "counter", "originals_unkept_total", "samples",
-        "Samples whose original bytes were not kept, by reason: the budget or the disk. They are "
-        "learned from as usual.", "Growth: raise originals.budget, or free space on the disk.",
-        ("reason",),
+        "learner", "counter", "unkept_samples_total", "samples",
+        "Samples whose bytes were not kept, by folder and reason: originals (originals.budget, or "
+        "the disk) and the quarantine (its rate of 50 a second, or the disk).",
+        "Growth by disk: the folder cannot be written. By budget: raise originals.budget.",
+        ("folder", "reason"),
     ),
     Spec(
         "learner", "histogram", "step_seconds", "seconds", "Time of one step, by phase.",

@@ -146,7 +146,8 @@ class LearnerMetrics(ProcessMetrics):
             "skipped_updates_total.reason": (*SKIPS, OTHER),
             "skipped_samples_total.reason": (*SKIPS, OTHER),
             "quarantined_samples_total.reason": (*BAD_SAMPLES, OTHER),
-            "originals_unkept_total.reason": ("budget", "disk"),
+            "unkept_samples_total.folder": ("originals", "quarantine"),
+            "unkept_samples_total.reason": ("budget", "rate", "disk"),
             "quarantined_samples_total.producer": (OTHER,),
             "dropped_class_samples_total.twin": ("same", "other", "unknown"),
         }
@@ -278,8 +279,12 @@ class LearnerMetrics(ProcessMetrics):
     def observe_originals(self, size: int, unkept: Mapping[str, int]) -> None:
         """Report the bytes of the kept originals, and the samples that were not kept, by reason."""
         self._families.set("originals_bytes", size)
+        self.observe_unkept("originals", unkept)
+
+    def observe_unkept(self, folder: str, unkept: Mapping[str, int]) -> None:
+        """Report the samples that a folder of the run should hold and does not, by reason."""
         for reason, samples in unkept.items():
-            self._raise_to("originals_unkept_total", samples, reason=reason)
+            self._raise_to("unkept_samples_total", samples, folder=folder, reason=reason)
 
     def observe_ranks(self, busy: Sequence[float], slots: int, group: RankGroup) -> None:
         """Report the work of the ranks so far.

@@ -51,7 +51,7 @@ def test_keeps_payload_and_reason(tmp_path: Path) -> None:
     }
     (payload,) = quarantine.folder.glob("robot-1.*.000000000042.0003.png")
     assert payload.read_bytes() == b"\x89PNG"
-    assert (quarantine.files, quarantine.unwritten) == (2, 0)
+    assert (quarantine.files, quarantine.unkept) == (2, {})
     assert quarantine.bytes == sum(map(len, files(quarantine.folder).values()))
 
 
@@ -115,7 +115,7 @@ def test_a_payload_beyond_the_bound_leaves_its_note(tmp_path: Path) -> None:
     quarantine = Quarantine(tmp_path, max_bytes=1000)
     put(quarantine, 1, bytes(5000))
     assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
-    assert quarantine.unwritten == 0
+    assert not quarantine.unkept
 
 
 def test_hostile_names(tmp_path: Path) -> None:
@@ -161,8 +161,8 @@ def test_hostile_fields(tmp_path: Path) -> None:
         put(quarantine, sequence, row=row)
     put(quarantine, 9, row={"shape": nested})
     assert quarantine.counts["damaged", "robot-1"] == 5
-    assert len(notes(tmp_path)) + quarantine.unwritten == 5
-    assert quarantine.unwritten <= 1
+    assert len(notes(tmp_path)) + quarantine.unkept.total() == 5
+    assert quarantine.unkept.total() <= 1
     assert all(path.stat().st_size < 4000 for path in tmp_path.glob("*.json"))
 
 
@@ -199,17 +199,17 @@ def test_a_full_disk_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         patch.setattr(Path, "replace", full)
         put(quarantine, 1)
         put(quarantine, 2)
-    assert (quarantine.unwritten, quarantine.counts["damaged", "robot-1"]) == (2, 2)
+    assert (quarantine.unkept, quarantine.counts["damaged", "robot-1"]) == ({"disk": 2}, 2)
     assert files(tmp_path) == {}
     put(quarantine, 3)
-    assert (quarantine.unwritten, quarantine.files) == (2, 2)
+    assert (quarantine.unkept, quarantine.files) == ({"disk": 2}, 2)
 
 
 def test_a_folder_that_cannot_be_is_counted(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     quarantine = Quarantine(tmp_path / "file" / "quarantine")
     put(quarantine, 1)
-    assert quarantine.unwritten == 1
+    assert quarantine.unkept == {"disk": 1}
 
 
 def test_what_cannot_be_dropped_stops_it_from_growing(
@@ -223,7 +223,7 @@ def test_what_cannot_be_dropped_stops_it_from_growing(
 
     monkeypatch.setattr(Path, "unlink", refuse)
     put(quarantine, 2)
-    assert quarantine.unwritten == 1
+    assert quarantine.unkept == {"disk": 1}
     assert [note["sequence"] for note in notes(tmp_path)] == [1]
 
 
@@ -242,11 +242,11 @@ def test_endless_bad_samples_are_written_at_a_bounded_rate(tmp_path: Path) -> No
     quarantine = Quarantine(tmp_path, max_files=8, rate=2.0, clock=lambda: now[0])
     for sequence in range(1, 101):
         put(quarantine, sequence)
-    assert quarantine.unwritten == 96  # four fill the folder
+    assert quarantine.unkept == {"rate": 96}  # four fill the folder
     now[0] = 1.0
     for sequence in range(101, 111):
         put(quarantine, sequence)
-    assert quarantine.unwritten == 96 + 8
+    assert quarantine.unkept == {"rate": 96 + 8}
     assert [note["sequence"] for note in notes(tmp_path)] == [3, 4, 101, 102]
 
 
@@ -290,5 +290,5 @@ def test_no_folder_behind_a_link_is_changed(tmp_path: Path) -> None:
     quarantine = Quarantine(link)
     link.symlink_to(other)  # while it runs
     put(quarantine, 1)
-    assert (quarantine.unwritten, files(other)) == (1, {})
+    assert (quarantine.unkept, files(other)) == ({"disk": 1}, {})
     assert other.stat().st_mode & 0o777 == 0o755

@@ -229,6 +229,12 @@ def copies_late(world: World, _: Path) -> None:
     world.pass_(10, stepped(world))
 
 
+def not_kept(world: World, _: Path) -> None:
+    world.learner.observe_unkept("quarantine", {"rate": 5, "disk": 2})
+    world.learner.observe_originals(0, {"budget": 3})
+    world.pass_(10, stepped(world))
+
+
 def collisions(world: World, _: Path) -> None:
     world.learner.observe_collisions(0.7, None)
     world.pass_(1820, stepped(world))
@@ -345,6 +351,7 @@ LEARNER: dict[str, tuple[Fault, str, str]] = {
         "1 checkpoint was damaged and renamed to damaged-*",
     ),
     "copies-late": (copies_late, "", "waits for 40 min to be copied"),
+    "not-kept": (not_kept, "", "within an hour, 2 samples to quarantine/ could not be written"),
     "collisions": (collisions, "", "with probability 0.70"),
     "near-duplicates": (near_duplicates, "", "80 % of the memory's slots"),
     "drift": (drift, "", "the stream shows different things"),
