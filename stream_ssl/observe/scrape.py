@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.client import HTTPException
@@ -36,6 +37,9 @@ def parse(text: str, role: str) -> dict[str, float]:
 
     Samples of the client library have the same names in every process. They get the label `job`,
     which is the role.
+
+    Raises:
+        ValueError, IndexError: the text is no /metrics page.
     """
     values = {}
     for family in text_string_to_metric_families(text):
@@ -89,22 +93,19 @@ class Scraper:
         self._start = clock()
 
     def scrape(self) -> Snapshot:
-        """Return one snapshot. It leaves out processes that do not answer."""
+        """Return one snapshot. It leaves out processes that do not answer.
+
+        After a process has ended, another program may answer at its address, with other texts.
+        """
         values: dict[str, float] = {}
         up = []
         for role, url in self._urls().items():
-            text = self._get(url)
-            if text is not None:
-                values |= parse(text, role)
-                up.append(role)
+            with suppress(OSError, HTTPException, ValueError, IndexError):
+                status, body = ask(url, "/metrics", self._timeout, self._headers)
+                if status == HTTPStatus.OK:
+                    values |= parse(body.decode(), role)
+                    up.append(role)
         return Snapshot(self._clock() - self._start, values, tuple(up))
-
-    def _get(self, url: str) -> str | None:
-        try:
-            status, body = ask(url, "/metrics", self._timeout, self._headers)
-        except (OSError, HTTPException):
-            return None
-        return body.decode() if status == HTTPStatus.OK else None
 
 
 @dataclass

@@ -7,6 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from stream_ssl.observe import scrape
 from stream_ssl.observe.scrape import History, Scraper, Snapshot, key, parse
 
 
@@ -69,6 +70,15 @@ def test_scraper_reads_who_answers_and_leaves_out_who_does_not(address):
 def test_scraper_leaves_out_a_page_that_is_no_success(address):
     urls = {"receiver": f"{address}/elsewhere"}
     snapshot = Scraper(lambda: urls, timeout=60).scrape()
+    assert (snapshot.up, snapshot.values) == ((), {})
+
+
+@pytest.mark.parametrize(
+    "body", [b"<p>{x}</p>", b"\xff", b"stream_ssl_step many\n", b'a{x="1", ="2"} 3\n']
+)
+def test_scraper_leaves_out_another_program(body, monkeypatch):
+    monkeypatch.setattr(scrape, "ask", lambda *_: (200, body))
+    snapshot = Scraper(lambda: {"learner": "http://127.0.0.1:1"}).scrape()
     assert (snapshot.up, snapshot.values) == ((), {})
 
 
