@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from stream_ssl.daemon.endings import ending
 from stream_ssl.daemon.endpoints import fault, holder, load
 from stream_ssl.observe.answer import Answer
 from stream_ssl.observe.answers import answers
-from stream_ssl.observe.ask import ask, bearer
+from stream_ssl.observe.ask import ask, bearer, map_in, state_in
 from stream_ssl.observe.conditions import hung_remedy
 from stream_ssl.observe.http_access import Token
 from stream_ssl.observe.peers import hangs
@@ -150,7 +149,7 @@ class RunPage:
     def _ask(self, path: str) -> dict[str, Any]:
         try:
             status, body = ask(self.title, path, PAGE_SECONDS, bearer(self._token))
-            told = json.loads(body)
+            told = map_in(body)
         except (OSError, HTTPException) as error:
             why = str(error) or type(error).__name__
             raise ValueError(f"{self.title} does not answer: {why}") from None
@@ -158,8 +157,8 @@ class RunPage:
             raise ValueError(f"{self.title} is not the page of a run: it sends no JSON") from None
         if status == HTTPStatus.UNAUTHORIZED:
             raise ValueError(f"{self.title} requires a token: give its file with --token_file FILE")
-        if status != HTTPStatus.OK or not isinstance(told, dict):
-            why = told.get("error", "") if isinstance(told, dict) else ""
+        if status != HTTPStatus.OK:
+            why = told.get("error", "")
             raise ValueError(f"{self.title} answers with status {status} {why}".rstrip())
         return told
 
@@ -204,10 +203,9 @@ def ask_json(address: str, path: str, token: str | None = None) -> dict[str, Any
     """Return the answer to a question, or None without one."""
     try:
         status, body = ask(address, path, PAGE_SECONDS, bearer(token))
-        told = json.loads(body)
+        return map_in(body) if status == HTTPStatus.OK else None
     except (OSError, HTTPException, ValueError):
         return None
-    return told if status == HTTPStatus.OK and isinstance(told, dict) else None
 
 
 def ask_state(address: str, role: str, token: str | None) -> State | None:
@@ -217,12 +215,9 @@ def ask_state(address: str, role: str, token: str | None) -> State | None:
     except (OSError, HTTPException):
         return None
     try:
-        state = json.loads(body)
+        return state_in(role, f"at {address}", status, body)
     except ValueError as error:
-        return {"error": f"the {role} at {address} gives no state: {error}"}
-    if status != HTTPStatus.OK or not isinstance(state, dict):
-        return {"error": f"the {role} at {address} gives no state: status {status}"}
-    return state
+        return {"error": str(error)}
 
 
 def silence(

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import closing
+from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from typing import Any
 from urllib.parse import urlsplit
+
+from stream_ssl.bounded_files import parse_json
 
 MOST_BODY = 16 << 20
 """The maximum size of an answer, in bytes."""
@@ -49,3 +53,38 @@ def ask(
     if len(told) > MOST_BODY:
         raise HTTPException(f"the answer has more than {MOST_BODY} bytes")
     return reply.status, told
+
+
+def map_in(body: bytes) -> dict[str, Any]:
+    """Return the JSON map of an answer. Another program may have sent it.
+
+    Raises:
+        ValueError: the body is no JSON, is nested too deeply, or is no map.
+    """
+    told = parse_json(body.decode())
+    if not isinstance(told, dict):
+        raise ValueError(f"is a JSON {type(told).__name__}, and must be a map")
+    return told
+
+
+def state_in(role: str, where: str, status: int, body: bytes) -> dict[str, Any]:
+    """Return the state of a process from its answer to the question `state` of `page/api.py`.
+
+    Args:
+        role: the role of the process.
+        where: the place of the process, for an error, such as "at its address".
+        status, body: the answer, as `ask` returns it.
+
+    Raises:
+        ValueError: the process refuses the question, or another program answers at its address.
+    """
+    try:
+        told = map_in(body)
+    except ValueError:
+        told = {}
+    if status != HTTPStatus.OK:
+        why = told.get("error", f"status {status}")
+        raise ValueError(f"the {role} {where} gives no state: {why}")
+    if told.get("role") != role or not isinstance(told.get("figures"), Mapping):
+        raise ValueError(f"another program than the {role} answers {where}")
+    return told

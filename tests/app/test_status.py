@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 from rich.console import Console
 
 from stream_ssl.app.commands import status
+from stream_ssl.daemon import run_states
 from stream_ssl.daemon.endpoints import FILE, holder
 from stream_ssl.observe.answer import Answer, Level
 from stream_ssl.observe.health import STARTING, Health
@@ -403,3 +404,12 @@ def test_a_narrow_terminal_shows_whole_paths() -> None:
     with console.capture() as captured:
         console.print(shown)
     assert path in re.sub(r"[^\w./-]|soon", "", captured.get())
+
+
+def test_another_program_at_the_address_of_a_process_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for body in (b"<p>", b"[" * 100_000, b'{"role": "receiver", "figures": {}}'):
+        monkeypatch.setattr(run_states, "ask", lambda *_, body=body: (200, body))
+        state = run_states.ask_state("http://127.0.0.1:1", "learner", None)
+        assert state == {"error": "another program than the learner answers at http://127.0.0.1:1"}

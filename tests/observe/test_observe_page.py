@@ -439,14 +439,27 @@ def test_a_hung_process_is_not_waited_for(feed: Feed) -> None:
             assert "First, process-hung: `kill -USR1 7` writes" in run["answers"][-1]["says"]
 
 
+@pytest.mark.parametrize(
+    "body", [b"[1, 2]", b"[" * 100_000, b"\xff", b'{"ok": true}', b'{"role": "learner"}']
+)
 def test_the_address_of_another_program_is_told(
-    feed: Feed, monkeypatch: pytest.MonkeyPatch
+    feed: Feed, monkeypatch: pytest.MonkeyPatch, body: bytes
 ) -> None:
-    monkeypatch.setattr(api, "ask", lambda *_: (200, b"[1, 2]"))
+    monkeypatch.setattr(api, "ask", lambda *_: (200, body))
     sources = Sources(run=Path("runs/x"), peer=lambda _: "http://127.0.0.1:1")
     with serving(feed, sources=sources) as (learner, _):
         problem = ask(learner, "run")["problems"][0]
     assert problem["says"] == "another program than the receiver answers at its address"
+
+
+def test_a_process_that_gives_no_state_is_told(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = Sources(run=Path("runs/x"), peer=lambda _: "http://127.0.0.1:1")
+    refused = b'{"error": "a token is required"}'
+    for body, why in ((refused, "a token is required"), (b"", "status 401")):
+        monkeypatch.setattr(api, "ask", lambda *_, body=body: (401, body))
+        with serving(feed, sources=sources) as (learner, _):
+            problem = ask(learner, "run")["problems"][0]
+        assert problem["says"].startswith(f"the receiver at its address gives no state: {why}")
 
 
 def test_the_runbook_of_each_condition_is_there() -> None:

@@ -10,7 +10,7 @@ from functools import partial
 from http import HTTPStatus
 from http.client import HTTPException
 from itertools import islice
-from json import dumps, loads
+from json import dumps
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
@@ -37,7 +37,7 @@ from stream_ssl.daemon.run_states import (
 )
 from stream_ssl.observe.answer import Answer
 from stream_ssl.observe.answers import MOST_PRODUCERS, answers, as_json
-from stream_ssl.observe.ask import ask, bearer
+from stream_ssl.observe.ask import ask, bearer, map_in
 from stream_ssl.observe.conditions import OF_CHECK, few, plural
 from stream_ssl.observe.health import STARTING
 from stream_ssl.observe.scrape import History, Scraper
@@ -255,10 +255,9 @@ def check_health(role: str, address: str | None, broken: str | None = None) -> i
 def readiness(address: str, token: str | None = None) -> dict[str, Any]:
     """Return the answer of /readyz (parts, conditions that need attention), or {} without one."""
     try:
-        told = loads(ask(address, "/readyz", HEALTH_SECONDS, bearer(token))[1])
+        return map_in(ask(address, "/readyz", HEALTH_SECONDS, bearer(token))[1])
     except (OSError, HTTPException, ValueError):
         return {}
-    return told if isinstance(told, dict) else {}
 
 
 def not_ready(told: Mapping[str, Any]) -> list[str]:

@@ -15,7 +15,6 @@ An error has a reason and one of these statuses:
 
 from __future__ import annotations
 
-import json
 import time
 from base64 import b64encode
 from collections.abc import Callable, Mapping
@@ -33,7 +32,7 @@ from starlette.routing import Route
 from stream_ssl.learning.checkpoint_layout import FOLDER
 from stream_ssl.observe import conditions
 from stream_ssl.observe.answers import answers, as_json, census, problems_of
-from stream_ssl.observe.ask import ask, bearer
+from stream_ssl.observe.ask import ask, bearer, state_in
 from stream_ssl.observe.conditions import of_role
 from stream_ssl.observe.facts import Facts
 from stream_ssl.observe.health import Health
@@ -179,9 +178,8 @@ class Api:
                 if role == self._role:
                     states[role] = self._state(Query({}))
                 else:
-                    states[role] = json.loads(self._ask_other(role, "state", "")[1])
-                    if not isinstance(states[role], dict):
-                        raise ValueError(f"another program than the {role} answers at its address")
+                    reply = self._ask_other(role, "state", "")
+                    states[role] = state_in(role, "at its address", *reply)
             except (Refused, ValueError) as error:
                 silent = {"error": str(error), "hung": isinstance(error, Hung)}
                 states[role] = self._sources.gone(role) or silent
