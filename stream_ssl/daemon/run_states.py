@@ -17,7 +17,7 @@ from urllib.parse import urlencode, urlsplit
 
 from stream_ssl.daemon.endings import ending
 from stream_ssl.daemon.endpoints import fault, holder, load
-from stream_ssl.observe.answer import Answer
+from stream_ssl.observe.answer import WORDS, Answer
 from stream_ssl.observe.answers import answers
 from stream_ssl.observe.ask import ask, bearer, map_in, state_in
 from stream_ssl.observe.conditions import hung_remedy
@@ -136,11 +136,8 @@ class RunPage:
     def read(self) -> Reading:
         run = self._ask("/api/run")
         try:
-            given = [
-                Answer(one["question"], one["level"], one["says"], []) for one in run["answers"]
-            ]
-            return Reading(run["states"], given)
-        except (LookupError, TypeError):
+            return _reading(run)
+        except (LookupError, TypeError, AttributeError, ValueError):
             raise ValueError(f"{self.title} is not the page of a run: it has no answers") from None
 
     def ask(self, role: str, question: str, **arguments: object) -> list[dict[str, Any]]:
@@ -161,6 +158,25 @@ class RunPage:
             why = told.get("error", "")
             raise ValueError(f"{self.title} answers with status {status} {why}".rstrip())
         return told
+
+
+def _reading(run: Mapping[str, Any]) -> Reading:
+    """Return the states and the answers of a page.
+
+    Raises:
+        LookupError, TypeError, AttributeError, ValueError: the map is from another program.
+    """
+    states = {name: dict(state) for name, state in run["states"].items()}
+    for state in states.values():
+        for name, value in state.get("figures", {}).items():
+            if not isinstance(value, (int, float, type(None))):
+                raise TypeError(f"the figure {name} is no number")
+    given = []
+    for one in run["answers"]:
+        if one["level"] not in WORDS:
+            raise ValueError("unknown level of an answer")
+        given.append(Answer(str(one["question"]), one["level"], str(one["says"]), []))
+    return Reading(states, given)
 
 
 EXAMPLE = "http://127.0.0.1:9109"

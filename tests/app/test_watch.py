@@ -214,10 +214,21 @@ def test_what_is_not_a_page_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         RunPage(servers["receiver"].address + "/metrics").read()
     with pytest.raises(ValueError, match="is not the address of a page"):
         RunPage("http://")
-    for other in ('{"status": "ok"}', '{"answers": [3], "states": {}}'):
+    answer = '{"question": "Learning", "level": "%s", "says": "up"}'
+    for answers, states in (
+        ("3", "{}"),
+        (answer % "superb", "{}"),
+        (answer % "good", "[]"),
+        (answer % "good", '{"learner": 3}'),
+        (answer % "good", '{"learner": {"figures": {"loss": "low"}}}'),
+    ):
+        other = f'{{"answers": [{answers}], "states": {states}}}'
         monkeypatch.setattr(run_states, "ask", lambda *_, body=other: (200, body.encode()))
         with pytest.raises(ValueError, match="is not the page of a run: it has no answers"):
             RunPage("http://127.0.0.1:3000").read()
+    monkeypatch.setattr(run_states, "ask", lambda *_: (200, b"[" * 100_000))
+    with pytest.raises(ValueError, match="is not the page of a run: it sends no JSON"):
+        RunPage("http://127.0.0.1:3000").read()
 
 
 class Terminal:
