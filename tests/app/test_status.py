@@ -413,3 +413,12 @@ def test_another_program_at_the_address_of_a_process_is_told(
         monkeypatch.setattr(run_states, "ask", lambda *_, body=body: (200, body))
         state = run_states.ask_state("http://127.0.0.1:1", "learner", None)
         assert state == {"error": "another program than the learner answers at http://127.0.0.1:1"}
+
+
+@pytest.mark.parametrize("option", [["--seconds", "2.0"], ["--health", "learner"]])
+def test_options_of_a_folder_are_refused_with_an_address(
+    option: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert status.main(["http://127.0.0.1:1", *option]) == 2
+    error = capsys.readouterr().err
+    assert error == f"{' '.join(option)}: needs the run's folder, not an address\n"

@@ -25,6 +25,7 @@ from stream_ssl.daemon.run_states import (
     ROLES,
     Run,
     RunPage,
+    address_in,
     ask_state,
     broken_file,
     check_no_copy,
@@ -90,12 +91,12 @@ def status(
     Args:
         run: the run's folder, as `run:` in the config file, or the address of its page.
         seconds: how long to measure rates, above 0. None: the rates over the last minute, as on the
-            page.
+            page. An address shows no rates.
         json: print the figures as JSON.
         history: print the figures over time as JSON, which the page of another run can compare.
         token_file: the file of the token that the page at an address requires.
         health: only ask this process whether its loops make progress, as a container's health check
-            does. Exit status 1 if it does not answer, or if they do not.
+            does. Exit status 1 if it does not answer, or if they do not. It needs the run's folder.
     """
     if seconds is not None and not (seconds > 0 and math.isfinite(seconds)):
         told = (
@@ -104,6 +105,10 @@ def status(
         )
         print(told, file=sys.stderr)
         return USAGE
+    for option, value in (("--seconds", seconds), ("--health", health)):
+        if value is not None and address_in(run) is not None:
+            print(f"{option} {value}: needs the run's folder, not an address", file=sys.stderr)
+            return USAGE
     if why := not_a_folder(run):
         print(why, file=sys.stderr)
         return USAGE
