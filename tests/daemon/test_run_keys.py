@@ -21,7 +21,7 @@ from stream_ssl.daemon.receive import access_of, dry_run, listen_again
 from stream_ssl.daemon.run_states import endpoints_of
 from stream_ssl.producers import CannotConnectError, Keys, Producer
 from stream_ssl.wire import run_folder
-from stream_ssl.wire.address import receiver_of
+from stream_ssl.wire.address import check_bind, receiver_of
 from stream_ssl.wire.run_folder import find_receiver, make_keys
 
 KEYED: dict[str, Any] = {name: value for name, value in TINY.items() if name != "access"}
@@ -227,6 +227,23 @@ def test_several_receivers_share_keys_and_a_name_finds_its_own(tmp_path: Path) -
     found = [find_receiver(tmp_path, name) for name in names]
     assert [one.address for one in found] == [receiver_of(name, addresses) for name in names]
     assert {one.key for one in found} == {tmp_path / "keys" / "producer.secret.json"}
+
+
+@pytest.mark.parametrize(
+    ("bind", "second"),
+    [
+        ("tcp://127.0.0.1:7000", "tcp://127.0.0.1:7001"),
+        ("tcp://127.0.0.1:0", "tcp://127.0.0.1:0"),
+        ("tcp://127.0.0.1:*", "tcp://127.0.0.1:*"),
+        ("ipc:///tmp/inbox", "ipc:///tmp/inbox-1"),
+    ],
+)
+def test_each_of_several_receivers_has_an_address(tmp_path: Path, bind: str, second: str) -> None:
+    arguments = ["--run", str(tmp_path), "--receiver.bind", bind]
+    settings = options.read(options.receiver_parser("run"), arguments)
+    command = receivers(settings, 2, arguments)["receiver-1"]
+    given = options.read(options.receiver_parser(), command[command.index("receiver") + 1 :])
+    assert check_bind(given.receiver.bind) == second
 
 
 def test_a_plain_run_is_found_too(tmp_path: Path) -> None:

@@ -206,6 +206,8 @@ def prepare_receivers(run: Path, commands: Iterable[str]) -> None:
 def _port_after(address: str, number: int) -> str:
     """Return the address with its port increased by `number`; port 0 stays 0."""
     host, _, port = address.rpartition(":")
+    if port == "*":  # any free port, as 0
+        return address
     if not port.isdecimal():
         return f"{address}-{number}"
     return f"{host}:{int(port) + number if int(port) else 0}"
