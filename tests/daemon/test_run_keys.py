@@ -215,7 +215,7 @@ def test_a_run_takes_samples_of_who_has_its_keys(tmp_path: Path) -> None:
 def test_several_receivers_share_keys_and_a_name_finds_its_own(tmp_path: Path) -> None:
     arguments = ["--run", str(tmp_path), "--receiver.bind", "tcp://127.0.0.1:7000"]
     settings = options.read(options.receiver_parser("run"), arguments)
-    for command in receivers(settings, 2, arguments).values():
+    for command in receivers(settings, 2, 2, arguments).values():
         given = options.read(options.receiver_parser(), command[command.index("receiver") + 1 :])
         assert given.access["keys"] == tmp_path / "keys" / "receiver.secret.json"
         assert given.access["allow"] == tmp_path / "keys" / "allow.json"
@@ -241,9 +241,31 @@ def test_several_receivers_share_keys_and_a_name_finds_its_own(tmp_path: Path) -
 def test_each_of_several_receivers_has_an_address(tmp_path: Path, bind: str, second: str) -> None:
     arguments = ["--run", str(tmp_path), "--receiver.bind", bind]
     settings = options.read(options.receiver_parser("run"), arguments)
-    command = receivers(settings, 2, arguments)["receiver-1"]
+    command = receivers(settings, 2, 2, arguments)["receiver-1"]
     given = options.read(options.receiver_parser(), command[command.index("receiver") + 1 :])
     assert check_bind(given.receiver.bind) == second
+
+
+@pytest.mark.parametrize(
+    ("ports", "pages"),
+    [
+        ((9108, 9109), [9108, 9112, 9113]),
+        ((9110, 9200), [9110, 9111, 9112]),
+        ((0, 0), [0, 0, 0]),
+    ],
+)
+def test_pages_of_receivers_leave_out_the_ports_of_the_ranks(
+    tmp_path: Path, ports: tuple[int, int], pages: list[int]
+) -> None:
+    addresses = [f"127.0.0.1:{port}" for port in ports]
+    arguments = ["--run", str(tmp_path), *("--http.receiver", addresses[0])]
+    arguments += ["--http.learner", addresses[1]]
+    settings = options.read(options.receiver_parser("run"), arguments)
+    found = [
+        options.read(options.receiver_parser(), command[command.index("receiver") + 1 :])
+        for command in receivers(settings, 3, 3, arguments).values()
+    ]
+    assert [one.http.receiver for one in found] == [f"127.0.0.1:{page}" for page in pages]
 
 
 def test_a_plain_run_is_found_too(tmp_path: Path) -> None:

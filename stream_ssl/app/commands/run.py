@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
     settings = options.read(options.receiver_parser("run"), rest)
     if lacks_config(settings, rest):
         count.error(CONFIG_MISSING)
-    commands = receivers(settings, given.receivers, rest)
+    commands = receivers(settings, given.receivers, given.ranks, rest)
     shared_keys = given.receivers > 1 and settings.access is None
     commands["learner"] = learner_command(
         given.ranks, [*rest, *journals_of(settings.run, given.receivers)]
@@ -144,12 +144,12 @@ class LearnerParsed:
 
 
 def receivers(
-    settings: Namespace, count: int, arguments: Sequence[str]
+    settings: Namespace, count: int, ranks: int, arguments: Sequence[str]
 ) -> dict[str, Sequence[str]]:
     """Return the receivers' command lines by name.
 
     Each of several receivers has a folder in the run's folder, and its ports follow on those of the
-    first.
+    first. The ports of the ranks' pages are left out.
     """
     if count == 1:
         return {"receiver": command("receiver", *arguments)}
@@ -161,12 +161,16 @@ def receivers(
             "access.keys": str(folder / "receiver.secret.json"),
             "access.allow": str(folder / "allow.json"),
         }
+    learners = [_port_after(settings.http.learner, rank) for rank in range(ranks)]
+    taken = {page.rpartition(":")[2] for page in learners} - {"0"}
+    pages = (_port_after(settings.http.receiver, number) for number in range(count + ranks))
+    free = [page for page in pages if page.rpartition(":")[2] not in taken]
     for number in range(count):
         name = f"receiver-{number}"
         options = {
             "run": str(settings.run / name),
             "receiver.bind": _port_after(settings.receiver.bind, number),
-            "http.receiver": _port_after(settings.http.receiver, number),
+            "http.receiver": free[number],
             **access,
         }
         given = [part for option, value in options.items() for part in (f"--{option}", value)]
