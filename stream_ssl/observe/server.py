@@ -72,7 +72,8 @@ class Server:
             must send the token, and `host` may be any address.
 
     Raises:
-        ValueError: `host` is not loopback, `public` is false and there is no token.
+        ValueError: `host` is not loopback, `public` is false and there is no token. Or `port` is
+            above 65535.
         OSError: the server cannot listen on the address.
     """
 
@@ -359,6 +360,11 @@ def reachable(host: str) -> str:
 
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    if port > 65_535:  # the ranks of a host have ports in a row
+        raise ValueError(
+            f"port {port} for metrics is above 65535: choose a lower one (http.receiver, "
+            "http.learner)"
+        )
     try:
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:

@@ -162,6 +162,11 @@ def test_a_taken_port_is_named(server: Server, health: Health) -> None:
         Server(CollectorRegistry(), health, "learner", port=port)
 
 
+def test_a_port_that_cannot_exist_is_named(health: Health) -> None:
+    with pytest.raises(ValueError, match="port 65536 for metrics is above 65535: choose a lower"):
+        Server(CollectorRegistry(), health, "learner", port=65_536)
+
+
 def test_close_frees_the_port_and_may_be_repeated(health: Health) -> None:
     server = Server(CollectorRegistry(), health, "learner")
     port = int(server.start().rsplit(":", 1)[1])
