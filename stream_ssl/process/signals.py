@@ -66,6 +66,22 @@ class Stop(threading.Event):
             self.farewell = None
 
 
+@contextlib.contextmanager
+def interrupted_by(*numbers: signal.Signals) -> Iterator[None]:
+    """Let these signals end the block as Ctrl-C does. A signal that is ignored stays ignored."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    kept = [one for one in numbers if signal.getsignal(one) != signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupt) for number in kept}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def stop_on_signals() -> Stop:
     """Return an event that SIGTERM, SIGINT, SIGHUP and the supervisor's death set.
 

@@ -2,8 +2,11 @@
 
 import contextlib
 import re
+import signal
+import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,6 +15,7 @@ import pytest
 from mini_producer import FAULTS, MiniProducer
 
 from stream_ssl.app.cli import main
+from stream_ssl.app.commands.conform import starter
 from stream_ssl.conformance import RULES, tried
 from stream_ssl.producers import Producer, ProducerError
 
@@ -87,3 +91,43 @@ def test_a_producer_that_cannot_be_started_is_named(capfd):
     with pytest.raises(SystemExit, match="2"):
         main(["conform", "--rules", "framing", "--", "./no-such-producer", "ADDRESS"])
     assert "./no-such-producer is not a program that can be started" in capfd.readouterr().err
+
+
+def until(holds, seconds=60.0):
+    deadline = time.monotonic() + seconds
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return holds()
+
+
+def state(pid):
+    """Return the state of a process as in /proc: S while it waits, Z once it has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "Z"
+
+
+def script(file):
+    """Return a command that starts a producer and waits for it, as a user's script may."""
+    return ["sh", "-c", f"sleep 60 & echo $! >{file}.part; mv {file}.part {file}; wait", "ADDRESS"]
+
+
+def test_the_end_of_a_trial_ends_all_that_the_command_started(tmp_path):
+    file = tmp_path / "pid"
+    end = starter(script(file), output=False)("tcp://127.0.0.1:1")
+    assert until(file.exists)
+    end()
+    assert until(lambda: state(int(file.read_text())) == "Z", 10.0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_ends_the_trials_and_the_producer(tmp_path, number):
+    file = tmp_path / "pid"
+    conform = [sys.executable, "-m", "stream_ssl", "conform", "--rules", "framing", "--"]
+    with subprocess.Popen([*conform, *script(file)], stderr=subprocess.DEVNULL) as trials:
+        assert until(file.exists)
+        assert until(lambda: state(trials.pid) == "S")  # it waits for the producer's HELLO
+        trials.send_signal(number)
+        assert trials.wait(60) == 130
+    assert until(lambda: state(int(file.read_text())) == "Z", 10.0)

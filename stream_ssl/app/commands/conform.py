@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Sequence
 
 from stream_ssl.conformance import RULES, RuleResult, Start, tried
+from stream_ssl.process.signals import interrupted_by
 from stream_ssl.rate_limited_logger import printable
 
 ADDRESS = "ADDRESS"
@@ -40,10 +44,11 @@ def main(arguments: Sequence[str]) -> int:
             "producer's command after --"
         )
     results = []
-    for rule in settings.rules:
-        result = tried(rule, starter(settings.command, settings.output))
-        print(line(result), flush=True)
-        results.append(result)
+    with interrupted_by(signal.SIGTERM, signal.SIGHUP):
+        for rule in settings.rules:
+            result = tried(rule, starter(settings.command, settings.output))
+            print(line(result), flush=True)
+            results.append(result)
     broken = sum(result.kept is False for result in results)
     untried = sum(result.kept is None for result in results)
     print(f"\n{len(results) - broken - untried} rules kept, {broken} broken, {untried} not tested")
@@ -80,7 +85,10 @@ def line(result: RuleResult) -> str:
 
 
 def starter(command: Sequence[str], output: bool) -> Start:
-    """Return a function that starts the producer and returns a function that kills it."""
+    """Return a function that starts the producer and returns a function that kills it.
+
+    The command may be a script, whose own processes are killed, too.
+    """
 
     def start(address: str) -> Callable[[], int | None]:
         sink = None if output else subprocess.DEVNULL
@@ -89,11 +97,13 @@ def starter(command: Sequence[str], output: bool) -> Start:
             stdin=subprocess.DEVNULL,
             stdout=sink,
             stderr=sink,
+            process_group=0,
         )
 
         def end() -> int | None:
             status = process.poll()
-            process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             return status
 

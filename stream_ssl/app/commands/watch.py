@@ -31,6 +31,7 @@ from stream_ssl.observe.conditions import plural
 from stream_ssl.observe.trends import percent
 from stream_ssl.observe.trends import seconds as duration
 from stream_ssl.process.failures import DONE, FAILED, USAGE
+from stream_ssl.process.signals import interrupted_by
 from stream_ssl.rate_limited_logger import printable
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -109,9 +110,6 @@ def _keys() -> Iterator[Callable[[], str]]:
     terminal gets its settings back.
     """
 
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
     def key() -> str:
         if not select.select([sys.stdin] if there else [], [], [], 0.25)[0]:
             return ""
@@ -119,14 +117,13 @@ def _keys() -> Iterator[Callable[[], str]]:
         return pressed[:1] or "q"  # the terminal is gone
 
     there = sys.stdin.isatty()
-    before = signal.signal(signal.SIGTERM, interrupt)
     settings = termios.tcgetattr(sys.stdin) if there else None
     try:
-        if there:
-            tty.setcbreak(sys.stdin)
-        yield key
+        with interrupted_by(signal.SIGTERM):
+            if there:
+                tty.setcbreak(sys.stdin)
+            yield key
     finally:
-        signal.signal(signal.SIGTERM, before)
         if settings is not None:
             with contextlib.suppress(termios.error):
                 termios.tcsetattr(sys.stdin, termios.TCSADRAIN, settings)
