@@ -101,9 +101,9 @@ class RunFolder:
     def ask(self, role: str, question: str, **arguments: object) -> list[dict[str, Any]]:
         endpoints, token = self._processes()
         path = f"/api/{role}/{question}?{urlencode(arguments)}"
-        names = [name for name in endpoints if name.partition("-")[0] == role]
+        names = sorted(name for name in endpoints if name.partition("-")[0] == role)
         if role == "learner":
-            names = names[:1]  # the other ranks have the same learner
+            names = names[:1]  # the other ranks have the same learner, or are of an earlier start
         found = (ask_json(endpoints[name]["http"], path, token) for name in names)
         return [one for one in found if one is not None]
 

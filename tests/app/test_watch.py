@@ -148,6 +148,16 @@ def test_a_learner_that_goes_and_comes_back(tmp_path: Path) -> None:
         assert "loss 4.000" in said
 
 
+def test_rank_0_answers_for_the_learner(tmp_path: Path) -> None:
+    """An earlier start of the group had more ranks, and rank 1 wrote its address first."""
+    with processes(tmp_path, "receiver", "learner") as servers:
+        told = {"learner-1": "http://127.0.0.1:1", "learner": servers["learner"].address}
+        entries = {role: {"http": address} for role, address in told.items()}
+        (tmp_path / FILE).write_text(json.dumps(entries))
+        (history,) = RunFolder(tmp_path).ask("learner", "history", track="whole")
+    assert "loss" in history
+
+
 def test_a_run_that_cannot_be_asked_keeps_the_last_values(tmp_path: Path) -> None:
     view = watch.View("http://127.0.0.1:1")
 
