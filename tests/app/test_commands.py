@@ -162,7 +162,7 @@ def test_keys_are_made_once_and_entered_in_the_allow_list(
     assert Keys.load(secret).public == public
     assert AllowList(allow).name_of(public) == "robot-1"
     assert keys.main(arguments) == 1
-    assert "remove it to make new keys" in capsys.readouterr().err
+    assert "Remove it first" in capsys.readouterr().err
     assert Keys.load(secret).public == public
 
 

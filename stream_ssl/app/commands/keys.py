@@ -34,12 +34,6 @@ def keys(name: str, folder: Path = Path("keys"), allow: Path | None = None) -> i
     except ValueError as error:
         print(error, file=sys.stderr)
         return USAGE
-    if (folder / f"{name}.secret.json").exists():
-        print(
-            f"{folder / name}.secret.json exists already: remove it to make new keys",
-            file=sys.stderr,
-        )
-        return FAILED
     try:
         public, secret = pair.save(folder)
         if allow is not None:
