@@ -22,10 +22,10 @@ from stream_ssl.observe.answers import answers
 from stream_ssl.observe.ask import ask, bearer, map_in, state_in
 from stream_ssl.observe.conditions import hung_remedy
 from stream_ssl.observe.http_access import Token
+from stream_ssl.observe.metric_spec import ROLES, role_of
 from stream_ssl.observe.peers import hangs
 from stream_ssl.process.failures import unreadable_folder
 
-ROLES = ("receiver", "learner")
 HEALTH_SECONDS = 3.0
 """Time-out in seconds of a question to a process."""
 PAGE_SECONDS = 20.0
@@ -85,15 +85,15 @@ class RunFolder:
         endpoints, token = self._processes()
         told: dict[str, State] = {}
         for name, entry in endpoints.items():
-            state = ask_state(entry["http"], name.partition("-")[0], token)
+            state = ask_state(entry["http"], role_of(name), token)
             if state is not None:
                 told[name] = state
         if told:
             check_no_copy(self._folder)
         ranks = len(self._ranks(endpoints, token)) if "learner" in told else 1
         # An earlier start of the group may have had more ranks.
-        kept = [name for name in endpoints if name[0] == "r" or rank_of(name) < max(1, ranks)]
-        names = [role for role in ROLES if not any(one.partition("-")[0] == role for one in kept)]
+        kept = [name for name in endpoints if rank_of(name) < max(1, ranks)]
+        names = [role for role in ROLES if role not in map(role_of, kept)]
         silent = [name for name in (*names, *kept) if name not in told]
         found = dict(told) | silence(self._folder, endpoints, silent)
         return Reading(found, answers(found))
@@ -101,7 +101,7 @@ class RunFolder:
     def ask(self, role: str, question: str, **arguments: object) -> list[dict[str, Any]]:
         endpoints, token = self._processes()
         path = f"/api/{role}/{question}?{urlencode(arguments)}"
-        names = sorted(name for name in endpoints if name.partition("-")[0] == role)
+        names = sorted(name for name in endpoints if role_of(name) == role)
         if role == "learner":
             names = names[:1]  # the other ranks have the same learner, or are of an earlier start
         found = (ask_json(endpoints[name]["http"], path, token) for name in names)
@@ -252,7 +252,7 @@ def silence(
     broken = broken_file(run)
     found: dict[str, dict[str, Any]] = {}
     for name in silent:
-        role, entry = name.partition("-")[0], endpoints.get(name)
+        role, entry = role_of(name), endpoints.get(name)
         place = _role_of(run, name)
         own, last = holder(*place), ending(*place)
         # A silent process that has published its address is no longer starting.

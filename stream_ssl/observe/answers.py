@@ -32,7 +32,7 @@ from stream_ssl.observe.learning_evidence import (
     is_young,
     lately,
 )
-from stream_ssl.observe.metric_spec import Role
+from stream_ssl.observe.metric_spec import ROLES, role_of
 from stream_ssl.observe.trends import percent, seconds
 
 State = Mapping[str, Any]
@@ -76,7 +76,6 @@ OF_MEMORY = ("near-duplicates", "collisions")
 """The conditions that each answer names, in the order of their weight."""
 MOST_NAMED, MOST_PRODUCERS = 3, 5
 """The most conditions that an answer names, and the most producers for each of its sentences."""
-ROLES: Sequence[Role] = ("receiver", "learner")
 ORDER = {condition.name: number for number, condition in enumerate(TABLE)}
 
 
@@ -98,7 +97,7 @@ class Census:
 def census(states: Mapping[str, State], problems: Sequence[Mapping[str, Any]]) -> Census:
     """Return which conditions hold, do not hold, and are unknown; "down" is one of them."""
     present = list(dict.fromkeys(one["name"] for one in problems))
-    silent = {name.partition("-")[0] for name, state in states.items() if "watched" not in state}
+    silent = {role_of(name) for name, state in states.items() if "watched" not in state}
     unwatched = [one.name for role in ROLES if role in silent for one in of_role(role)]
     unknown = [name for name in dict.fromkeys(unwatched) if name not in present]
     known = [one["name"] for state in states.values() for one in state.get("watched", [])]
@@ -142,7 +141,7 @@ def problems_of(states: Mapping[str, State]) -> list[dict[str, Any]]:
         fault, severity = "process-hung" if state.get("hung") else "down", "critical"
         remedy = (STOPPED if all_gone else "") + DOWN.replace("the process", f"the {name}", 1)
         if state.get("absent") and not all_gone:
-            severity, remedy = "warning", ALONE[name.partition("-")[0]]
+            severity, remedy = "warning", ALONE[role_of(name)]
         elif "before" in state:
             fault, severity, remedy = "restarting", "warning", CONDITIONS["restarting"].remedy
         elif ended is not None and ended["end"] == "stopped":

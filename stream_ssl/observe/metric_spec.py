@@ -7,7 +7,14 @@ from typing import Literal
 
 PREFIX = "stream_ssl_"
 Role = Literal["receiver", "learner", "both"]
+ROLES: tuple[Role, ...] = ("receiver", "learner")
+"""The roles of a run's processes. A metric or a condition can be of both."""
 Kind = Literal["counter", "gauge", "histogram", "info"]
+
+
+def role_of(name: str) -> str:
+    """Return the role of a process from its name, such as "receiver" from "receiver-1"."""
+    return name.partition("-")[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from functools import partial
 from http import HTTPStatus
 from http.client import HTTPException
@@ -22,7 +22,6 @@ from rich.table import Table
 from stream_ssl.config.parser import run_function
 from stream_ssl.daemon.run_states import (
     HEALTH_SECONDS,
-    ROLES,
     Run,
     RunPage,
     address_in,
@@ -41,6 +40,7 @@ from stream_ssl.observe.answers import MOST_PRODUCERS, answers, as_json
 from stream_ssl.observe.ask import ask, bearer, map_in
 from stream_ssl.observe.conditions import OF_CHECK, few, plural
 from stream_ssl.observe.health import STARTING
+from stream_ssl.observe.metric_spec import ROLES, role_of
 from stream_ssl.observe.scrape import History, Scraper
 from stream_ssl.observe.trends import percent
 from stream_ssl.process.failures import DONE, FAILED, USAGE
@@ -149,10 +149,10 @@ def of_page(page: RunPage, json: bool) -> int:
     return FAILED if any("error" in state for state in reading.states.values()) else DONE
 
 
-def runs_below(folder: Path, most: int = 3) -> list[str]:
-    """Return the first `most` folders below `folder` in which a run has started."""
+def runs_below(folder: Path) -> list[str]:
+    """Return the first three folders below `folder` in which a run has started."""
     found = (one for one in sorted(folder.glob("*/")) if (one / "journal").exists())
-    return [printable(str(one)) for one in islice(found, most)]
+    return [printable(str(one)) for one in islice(found, 3)]
 
 
 def of_folder(run: Path, seconds: float | None, json: bool, health: str | None) -> int:
@@ -197,7 +197,7 @@ def of_folder(run: Path, seconds: float | None, json: bool, health: str | None) 
     for told, key in keys.items():
         figures[told] = {name: state[key] for name, state in silent.items() if key in state}
     states = {
-        name: silent.get(name) or ask_state(addresses[name], name.partition("-")[0], token)
+        name: silent.get(name) or ask_state(addresses[name], role_of(name), token)
         for name in figures["up"]
     }
     if seconds is None:
@@ -223,7 +223,8 @@ def as_on_page(
     """
     found = {}
     for role, rates in PAGE_FIGURES.items():
-        known = [(states[name] or {}).get("figures", {}) for name in states if _any(role, [name])]
+        of_role = [state or {} for name, state in states.items() if role_of(name) == role]
+        known = [state.get("figures", {}) for state in of_role]
         found[role] = figures[role] and dict(figures[role])
         for name, series in rates.items():
             values = [one.get(series) for one in known]
@@ -298,30 +299,28 @@ def measure(
     if ranks is not None:  # an earlier start of the group may have had more ranks
         up = {name: answers for name, answers in up.items() if rank_of(name) < ranks}
     answering = [name for name, answers in up.items() if answers]
+    receivers = [name for name in answering if role_of(name) == "receiver"]
     told = {name: readiness(addresses[name], token) for name in answering}
     return {
-        "up": dict.fromkeys((role for role in ROLES if not _any(role, up)), False) | up,
+        "up": dict.fromkeys((role for role in ROLES if role not in map(role_of, up)), False) | up,
         "not_ready": {name: not_ready(told[name]) for name in answering},
         "conditions": {name: told[name].get("conditions", []) for name in answering},
         "receiver": _summed(
-            [receiver_figures(histories[name]) for name in answering if name[0] == "r"],
-            set(RECEIVER_PARTS),
+            [receiver_figures(histories[name]) for name in receivers], set(RECEIVER_PARTS)
         ),
         "learner": _summed(
             [
                 learner_figures(history)
                 for name, history in histories.items()
                 # A learner that starts has not loaded its checkpoint, so its zeros say nothing.
-                if name in answering and name[0] == "l" and not history.last("stream_ssl_starting")
+                if name in answering
+                and role_of(name) == "learner"
+                and not history.last("stream_ssl_starting")
             ],
             set(LEARNER_PARTS),
         ),
         "group": group_figures(histories["learner"]) if ranks and ranks > 1 else None,
     }
-
-
-def _any(role: str, names: Iterable[str]) -> bool:
-    return any(name.partition("-")[0] == role for name in names)
 
 
 def _ranks(first: History) -> int:

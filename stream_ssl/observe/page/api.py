@@ -37,7 +37,7 @@ from stream_ssl.observe.conditions import of_role
 from stream_ssl.observe.facts import Facts
 from stream_ssl.observe.health import Health
 from stream_ssl.observe.http_access import Token
-from stream_ssl.observe.metric_spec import Role
+from stream_ssl.observe.metric_spec import ROLES, Role
 from stream_ssl.observe.page.checkpoints import checkpoints
 from stream_ssl.observe.page.producers import SORTS as PRODUCER_SORTS
 from stream_ssl.observe.page.producers import ProducersView
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from stream_ssl.observe.page.held_out import HeldOutView
     from stream_ssl.observe.page.memory import MemoryView
 
-ROLES: tuple[Role, ...] = ("receiver", "learner")
 MOST_ROWS = 512
 MOST_NAME = 256
 """The maximum length of a producer's name in a question, in characters."""
