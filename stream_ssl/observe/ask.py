@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from contextlib import closing
 from http import HTTPStatus
@@ -32,14 +33,15 @@ def ask(
     Args:
         address: the HTTP address of the process.
         path: the path of the question below the address.
-        seconds: the time-out.
+        seconds: the time-out of each wait, and of the whole body.
         headers: further headers.
         body: bytes to post; None: ask by GET.
 
     Raises:
-        OSError, HTTPException: there is no answer, it has more than MOST_BODY bytes, or the
-            address is invalid.
+        OSError, HTTPException: there is no answer, it takes too long or has more than MOST_BODY
+            bytes, or the address is invalid.
     """
+    told = bytearray()
     try:
         parts = urlsplit(address)
         kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
@@ -47,12 +49,16 @@ def ask(
             method = "GET" if body is None else "POST"
             connection.request(method, parts.path.rstrip("/") + path, body, headers or {})
             reply = connection.getresponse()
-            told = reply.read(MOST_BODY + 1)
+            ends = time.monotonic() + seconds
+            while len(told) <= MOST_BODY and (part := reply.read1(1 << 20)):
+                told += part
+                if time.monotonic() > ends:  # such as a stream of events, which never ends
+                    raise TimeoutError(f"the answer takes longer than {seconds:g} s")
     except ValueError as error:  # such as a host name that no name server could know
         raise HTTPException(f"the address is invalid: {error}") from None
     if len(told) > MOST_BODY:
         raise HTTPException(f"the answer has more than {MOST_BODY} bytes")
-    return reply.status, told
+    return reply.status, bytes(told)
 
 
 def map_in(body: bytes) -> dict[str, Any]:

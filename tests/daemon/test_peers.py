@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import socket
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from table import table
 from stream_ssl.daemon.endpoints import FILE, hold_role, publish
 from stream_ssl.daemon.page import ending_of, peers_of
 from stream_ssl.observe import peers
+from stream_ssl.observe.ask import ask
 from stream_ssl.observe.conditions import HUNG_SECONDS
 from stream_ssl.observe.health import Health
 from stream_ssl.observe.metrics import ReceiverMetrics
@@ -63,6 +66,29 @@ def test_a_peer_that_answers_no_does_not_hang() -> None:
         now = 100.0
         watching.ask()
         assert watching.hung() == []
+
+
+def test_an_answer_without_end_is_given_up() -> None:
+    """Such as a stream of events by another program, which took the address of an ended process."""
+    begun = b"HTTP/1.1 200 OK\r\n\r\n"
+
+    def serve() -> None:
+        connection, _ = other.accept()
+        with connection, suppress(OSError):
+            connection.sendall(begun)
+            while not given_up.wait(0.02):
+                connection.sendall(b": \n")
+
+    given_up = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            with pytest.raises(TimeoutError, match="the answer takes longer"):
+                ask(f"http://127.0.0.1:{other.getsockname()[1]}", "/healthz", 0.2)
+        finally:
+            given_up.set()
+            thread.join()
 
 
 def test_peers_are_living_processes_that_the_run_names(tmp_path: Path) -> None:
