@@ -124,7 +124,7 @@ class SlotHistory:
         by = dict(zip(admission.slots.tolist(), origins_B, strict=True))
         by.pop(NOBODY, None)
         gone = (column.tolist() for column in (admission.evicted, admission.ages, admission.left))
-        rows = list(zip(*gone, origins, strict=True))[-EVICTIONS:]
+        rows = zip(*gone, origins, strict=True)
         now = time.time()
         self.latest = [
             Eviction(now, number, age, origin, by.get(slot), slot)

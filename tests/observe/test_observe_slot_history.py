@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
+import page_world
 import pytest
 import torch
 from page_world import Feed
@@ -14,7 +17,8 @@ from stream_ssl.batch import Origin
 from stream_ssl.observe.page import slot_rows
 from stream_ssl.observe.page.memory import MemoryView
 from stream_ssl.observe.page.step_jobs import MOST_WAITING, Busy, StepJobs
-from stream_ssl.observe.slot_history import EvictedPictures, SlotHistory
+from stream_ssl.observe.slot_history import EVICTIONS, EvictedPictures, SlotHistory, VerdictFeed
+from stream_ssl.wire.messages import Verdict
 
 
 def test_slots_are_followed_as_a_dictionary_would() -> None:
@@ -41,6 +45,23 @@ def test_slots_are_followed_as_a_dictionary_would() -> None:
             assert one.by == origin[held[one.slot]]  # also if several samples took the slot in turn
         followed += len(lately)
     assert followed > 200
+
+
+def test_every_eviction_of_a_large_batch_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Producers get a verdict on each sample, though the page shows only the last evictions."""
+    monkeypatch.setattr(page_world, "BATCH", 2 * EVICTIONS)
+    feed = Feed(slots=2 * EVICTIONS)
+    history = SlotHistory(feed.memory)
+    sent: list[Mapping[str, Sequence[Verdict]]] = []
+    told = VerdictFeed(history, SimpleNamespace(wanted=True, send=sent.append))  # type: ignore[arg-type]
+    for _ in range(2):
+        record = feed.step()
+        history.consume(record)
+        told.consume(record)
+    assert record.admission is not None
+    gone = [one.id for one in sent[-1]["camera"] if one.what == "evicted"]
+    assert gone == [f"frame-{number}" for number in record.admission.evicted.tolist()]
+    assert len(gone) > EVICTIONS
 
 
 def test_pictures_of_those_that_left_are_theirs() -> None:
