@@ -107,6 +107,15 @@ def test_json_of_a_run_that_never_started_is_json(
     assert said == f"{tmp_path} is no run, but holds {named}: give one of these folders"
 
 
+def test_runs_are_found_beside_folders_of_other_accounts(
+    unprivileged: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (unprivileged / "closed").mkdir(0)
+    (unprivileged / "robot" / "journal").mkdir(parents=True)
+    assert status.main([str(unprivileged)]) == 1
+    assert f"holds {unprivileged}/robot: give that folder" in capsys.readouterr().out
+
+
 def test_a_run_that_was_stopped_is_told_how_it_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

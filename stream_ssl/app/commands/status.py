@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence, Set
@@ -151,7 +152,8 @@ def of_page(page: RunPage, json: bool) -> int:
 
 def runs_below(folder: Path) -> list[str]:
     """Return the first three folders below `folder` in which a run has started."""
-    found = (one for one in sorted(folder.glob("*/")) if (one / "journal").exists())
+    # Path.exists would raise for a folder that this user may not enter.
+    found = (one for one in sorted(folder.glob("*/")) if os.access(one / "journal", os.F_OK))
     return [printable(str(one)) for one in islice(found, 3)]
 
 
