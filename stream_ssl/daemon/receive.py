@@ -169,7 +169,7 @@ def listen_again(listen: Callable[[str], T], bind: str, run: Path) -> T:
 def _opened(settings: Namespace) -> Journal:
     try:
         return Journal(settings.run / "journal", **settings.journal)
-    except JournalError as error:  # of the disk, which a restart may find mended
+    except JournalError as error:  # the disk failed, and may work again after a restart
         if isinstance(error.__cause__, PermissionError):
             raise error.__cause__ from error
         raise Failure(str(error)) from error

@@ -298,7 +298,7 @@ def _producers(
         return Answer("Producers", unknown[0], unknown[1], links)
     connected = sum(one.get("producers") or 0.0 for one in answering)
     speed = sum(one.get("received") or 0.0 for one in answering)
-    told = ["No producer is connected"]  # the rate is a mean of seconds in which one may have been
+    told = ["No producer is connected"]  # a rate covers a minute in which one may have been
     if ended is not None:
         told.append(ended)
     if connected:

@@ -103,7 +103,7 @@ class LoggerProcess:
         left, answer = memoryview(msgpack.packb(request)), msgpack.Unpacker()
         ends = time.monotonic() + seconds
         while (now := time.monotonic()) < (end := min(ends, self._deadline.at)):
-            wait = min(0.5, end - now)  # for the deadline may come nearer
+            wait = min(0.5, end - now)  # the deadline may come nearer meanwhile
             readable, writable, _ = select.select(
                 [self._answers], [self._requests] if left else [], [], wait
             )

@@ -230,7 +230,7 @@ class ReceiverChecks:
                 before = self._clock_seen[who] = (ahead, self._offset)
             ahead -= self._offset - before[1]  # this machine's clock has been changed since
             if abs(live.get(who, math.inf)) <= at.CLOCK_SECONDS:
-                ahead = 0.0  # live samples show that the producer's clock is right now
+                ahead = 0.0  # live samples show that the producer's clock is correct by now
             if not finished.get(who):
                 clocks[who] = ahead
         return clocks

