@@ -4,6 +4,8 @@ is taken, and no run is touched."""
 from __future__ import annotations
 
 import json
+import re
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -350,6 +352,26 @@ def test_a_number_that_is_not_finite_is_refused_by_its_option(
     with pytest.raises(SystemExit):
         options.read(options.learner_parser(), [*needed, f"--{option}={value}"])
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("ports", "ranks", "receivers", "error"),
+    [
+        ((9108, 9109), 4, 1, ""),
+        ((0, 0), 4, 1, ""),
+        ((9109, 9109), 1, 1, "http.receiver and http.learner are both 127.0.0.1:9109"),
+        ((9110, 9109), 1, 1, ""),
+        ((9110, 9109), 2, 1, "http.receiver 127.0.0.1:9110: a rank's page has this address"),
+        ((9110, 9109), 2, 2, ""),
+    ],
+)
+def test_the_pages_of_a_run_need_different_addresses(
+    ports: tuple[int, int], ranks: int, receivers: int, error: str
+) -> None:
+    receiver, learner = (f"127.0.0.1:{port}" for port in ports)
+    settings = Namespace(http=Namespace(receiver=receiver, learner=learner))
+    with pytest.raises(ValueError, match=re.escape(error)) if error else nullcontext():
+        check.check_pages(settings, ranks, receivers)
 
 
 def test_it_says_what_each_rank_would_do_and_that_the_disk_is_too_small(

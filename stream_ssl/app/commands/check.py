@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING
 
 from jsonargparse import ArgumentParser, Namespace
 
-from stream_ssl.app.commands.run import CONFIG_MISSING, counts, journals_of, lacks_config
+from stream_ssl.app.commands.run import (
+    CONFIG_MISSING,
+    counts,
+    journals_of,
+    lacks_config,
+    port_after,
+)
 from stream_ssl.bounded_files import check_folder
 from stream_ssl.config import options, restart
 from stream_ssl.daemon.endpoints import OTHER_FOLDER
@@ -39,6 +45,7 @@ def main(arguments: Sequence[str]) -> int:
     def work() -> None:
         with configuring():
             check_receiver(receiver_settings)
+            check_pages(receiver_settings, given.ranks, given.receivers)
         log.info("the receiver's configuration is OK; building the learner")
         parser = options.learner_parser("check")
         folders = journals_of(receiver_settings.run, given.receivers)
@@ -62,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def check_receiver(settings: Namespace) -> None:
-    """Check the run's folder, the receiver's settings, its keys and allow-list, and HTTP addresses.
+    """Check the run's folder, the receiver's settings, its keys and allow-list, and access by HTTP.
 
     Raises:
         ValueError: the settings cannot work.
@@ -77,11 +84,6 @@ def check_receiver(settings: Namespace) -> None:
     for role in ("receiver", "learner"):
         host, _ = options.split_address(settings.http[role])
         check_public(host, settings.http.public or token is not None)
-    address = settings.http.learner
-    if settings.http.receiver == address and not address.endswith(":0"):
-        raise ValueError(
-            f"http.receiver and http.learner are both {address}: give two different addresses"
-        )
     receive.dry_run(settings)
     held = list((settings.run / "journal").rglob("*"))
     for file in held:
@@ -96,6 +98,25 @@ def check_receiver(settings: Namespace) -> None:
             f"journal.budget is {budget / 1e6:,.0f} MB, and the disk of {settings.run} "
             f"has room for {room / 1e6:,.0f} MB: free space on the disk, or lower "
             "journal.budget. Producers wait while the disk is full"
+        )
+
+
+def check_pages(settings: Namespace, ranks: int, receivers: int) -> None:
+    """Check that the pages of the receiver and of the ranks have different ports.
+
+    Raises:
+        ValueError: two of them have one address.
+    """
+    address = settings.http.learner
+    if settings.http.receiver == address and not address.endswith(":0"):
+        raise ValueError(
+            f"http.receiver and http.learner are both {address}: give two different addresses"
+        )
+    pages = {port_after(address, rank) for rank in range(ranks)} - {address}
+    if receivers == 1 and settings.http.receiver in pages:  # several receivers leave them out
+        raise ValueError(
+            f"http.receiver {settings.http.receiver}: a rank's page has this address, because the "
+            f"ranks' ports follow on http.learner {address}; choose another port"
         )
 
 

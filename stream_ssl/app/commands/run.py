@@ -161,15 +161,15 @@ def receivers(
             "access.keys": str(folder / "receiver.secret.json"),
             "access.allow": str(folder / "allow.json"),
         }
-    learners = [_port_after(settings.http.learner, rank) for rank in range(ranks)]
+    learners = [port_after(settings.http.learner, rank) for rank in range(ranks)]
     taken = {page.rpartition(":")[2] for page in learners} - {"0"}
-    pages = (_port_after(settings.http.receiver, number) for number in range(count + ranks))
+    pages = (port_after(settings.http.receiver, number) for number in range(count + ranks))
     free = [page for page in pages if page.rpartition(":")[2] not in taken]
     for number in range(count):
         name = f"receiver-{number}"
         options = {
             "run": str(settings.run / name),
-            "receiver.bind": _port_after(settings.receiver.bind, number),
+            "receiver.bind": port_after(settings.receiver.bind, number),
             "http.receiver": free[number],
             **access,
         }
@@ -207,8 +207,8 @@ def prepare_receivers(run: Path, commands: Iterable[str]) -> None:
                 (folder / ENDPOINTS).unlink(missing_ok=True)
 
 
-def _port_after(address: str, number: int) -> str:
-    """Return the address with its port increased by `number`; port 0 stays 0."""
+def port_after(address: str, number: int) -> str:
+    """Return the address with its port increased by `number`; port 0 or * stays."""
     host, _, port = address.rpartition(":")
     if port == "*":  # any free port, as 0
         return address
