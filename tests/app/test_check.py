@@ -374,6 +374,12 @@ def test_the_pages_of_a_run_need_different_addresses(
         check.check_pages(settings, ranks, receivers)
 
 
+def test_a_segment_that_is_trimmed_meanwhile_is_no_fault(tmp_path: Path) -> None:
+    (tmp_path / "journal").mkdir()
+    (tmp_path / "journal" / "gone").symlink_to("nowhere")  # it is listed, and then it is not there
+    check.check_receiver(options.read(options.receiver_parser(), [f"--run={tmp_path}"]))
+
+
 def test_it_says_what_each_rank_would_do_and_that_the_disk_is_too_small(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:

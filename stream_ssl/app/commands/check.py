@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -85,13 +86,12 @@ def check_receiver(settings: Namespace) -> None:
         host, _ = options.split_address(settings.http[role])
         check_public(host, settings.http.public or token is not None)
     receive.dry_run(settings)
-    held = list((settings.run / "journal").rglob("*"))
-    for file in held:
-        if file.exists() and not os.access(file, os.R_OK | os.W_OK):
-            raise ValueError(of_another(file))
-    room = shutil.disk_usage(existing(settings.run)).free + sum(
-        file.stat().st_size for file in held
-    )
+    room = shutil.disk_usage(existing(settings.run)).free
+    for file in (settings.run / "journal").rglob("*"):
+        with suppress(FileNotFoundError):  # a receiver that runs trims the journal meanwhile
+            room += file.stat().st_size
+            if not os.access(file, os.R_OK | os.W_OK) and file.exists():
+                raise ValueError(of_another(file))
     budget = settings.journal.budget
     if budget > room:
         log.warning(
