@@ -81,15 +81,28 @@ def _guarded(name: str, *arguments: Any, **options: Any) -> Any:
 
 
 def _known(found: Any) -> bool:
-    """Return whether a file may name this object. The object's defining module decides."""
+    """Return whether a file may name this object. Its defining module and its bases decide.
+
+    An argument without a type may name any class, and jsonargparse makes an object of it. Other
+    classes of ours start processes or write files.
+    """
     from torch import nn
+
+    from stream_ssl.feed.decode import Decoder
+    from stream_ssl.losses import OverSteps
+    from stream_ssl.memory.descriptors import Descriptor
+    from stream_ssl.memory.eviction import Policy
+    from stream_ssl.memory.scores import Score
 
     home = str(getattr(found, "__module__", ""))
     if isinstance(found, types.FunctionType):
         return _within(home, BUILDERS)
     if not isinstance(found, type):
         return False
-    return _within(home, OURS) or (issubclass(found, nn.Module) and _within(home, NETWORKS))
+    if issubclass(found, nn.Module):
+        return _within(home, (*OURS, *NETWORKS))
+    parts = Decoder, OverSteps, Descriptor, Policy, Score
+    return issubclass(found, parts) and _within(home, OURS)
 
 
 def without_downloads(value: Any, packages: tuple[str, ...] = DOWNLOADERS) -> Any:

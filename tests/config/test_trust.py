@@ -78,6 +78,18 @@ def test_what_is_no_known_network_is_refused(
         stored_settings(changed(config, option, value))
 
 
+def test_an_argument_of_any_type_makes_no_object_of_ours_that_acts(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
+    """`value` has no annotation, so jsonargparse makes an object of each class that it names."""
+    log = tmp_path / "log"
+    started = spec("stream_ssl.demo.children.DemoProcess", name="a", command=["true"], log=str(log))
+    value = spec("torchvision.transforms.RandomErasing", value=started)
+    with pytest.raises(ValueError, match="trust_code=True"):
+        stored_settings(changed(config, "views.transform", value))
+    assert not log.exists()
+
+
 @table(
     ("option", "value"),
     [
@@ -86,11 +98,13 @@ def test_what_is_no_known_network_is_refused(
                                block="torchvision.models.resnet.BasicBlock")),
         ("encoder.model", spec("torch.nn.Flatten")),
         ("views.transform", spec("torchvision.transforms.v2.RandomHorizontalFlip", p=0.3)),
+        ("loss", spec("stream_ssl.losses.Debiased", prior=spec(
+            "stream_ssl.losses.Ramp", last=0.1, steps=10))),
+        ("decoder.subclass", "stream_ssl.feed.decode.Decoder"),
     ],
 )  # fmt: skip
 def test_known_networks_are_loaded_unasked(option: str, value: Any, config: dict[str, Any]) -> None:
-    section, _, name = option.partition(".")
-    assert stored_settings(changed(config, option, value))[section][name] is not None
+    assert stored_settings(changed(config, option, value))[option] is not None
 
 
 def test_a_file_from_elsewhere_starts_no_download(config: dict[str, Any]) -> None:
