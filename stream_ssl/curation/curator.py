@@ -49,6 +49,8 @@ Decoded = tuple[Sample, Position, NDArray[np.uint8]]
 BATCH: Final = 256
 BATCH_BYTES: Final = 64 << 20
 """The size at which a batch ends early. Raw pixels of a 4K video have 25 MB a frame."""
+PIXEL_BYTES: Final = 12
+"""The memory that comparing a decoded picture takes, for each of its bytes."""
 SEEN: Final = 65_536
 """The number of different pictures that are remembered, as grey thumbnails of 1 KB."""
 SAVE_SECONDS: Final = 30.0
@@ -247,8 +249,9 @@ class Curator:
         due_s = time.monotonic() + SAVE_SECONDS
         left_out = _left_out(source, self._left_out, again=self._position is not None)
         samples = source.samples(self._position)
+        decoded = PIXEL_BYTES * 3 * self._settings["size"] ** 2
         with ThreadPoolExecutor(self._threads) as pool:
-            for batch in batches(samples, lambda pair: len(pair[0].data)):
+            for batch in batches(samples, lambda pair: max(len(pair[0].data), decoded)):
                 self._take(batch, pool)
                 self._left_out = left_out()
                 self._dropped_rows.write()

@@ -172,6 +172,12 @@ def test_a_batch_of_large_frames_ends_early(tmp_path: Path) -> None:
     assert reads == [(3, 3), (6, 6), (8, 8)]  # three frames of 25 MB reach 64 MiB
 
 
+def test_a_batch_of_pictures_that_are_compared_at_a_large_size_ends_early(tmp_path: Path) -> None:
+    curator = Curator(tmp_path, 10, size=512)
+    first = next(curator.run(Crawl(ends_at=60)))
+    assert first.read <= 8  # of 9 MB each, while they are compared in floating point
+
+
 def test_rows_that_are_shorter_than_what_was_saved_are_named(tmp_path: Path) -> None:
     rows = Rows(tmp_path / "bad.jsonl")
     rows.go_back(0)
