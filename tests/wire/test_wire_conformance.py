@@ -12,12 +12,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import zmq
 from mini_producer import FAULTS, MiniProducer
 
 from stream_ssl.app.cli import main
 from stream_ssl.app.commands.conform import starter
-from stream_ssl.conformance import RULES, tried
+from stream_ssl.conformance import RULES, Trial, tried
 from stream_ssl.producers import Producer, ProducerError
+from stream_ssl.wire.messages import Hello, encode
 
 
 def python_client(address):
@@ -131,3 +133,20 @@ def test_a_signal_ends_the_trials_and_the_producer(tmp_path, number):
         trials.send_signal(number)
         assert trials.wait(60) == 130
     assert until(lambda: state(int(file.read_text())) == "Z", 10.0)
+
+
+def test_messages_that_wait_do_not_extend_a_deadline():
+    """A producer that sends HELLO without pause would otherwise hold a rule forever."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.linger = 0
+
+        def start(address):
+            socket.connect(address)
+            for _ in range(20):
+                socket.send_multipart(encode(Hello("tried", 1, 1)))
+            return lambda: None
+
+        with Trial(start) as trial:
+            assert [type(trial.hear(10.0)) for _ in range(2)] == [Hello, Hello]
+            assert trial.hear(0.0) is None
+            assert isinstance(trial.hear(10.0), Hello)
