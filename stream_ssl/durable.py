@@ -43,8 +43,9 @@ def replacing(path: Path, mode: int = 0o644, wait: bool = True) -> Iterator[Bina
     """
     fresh = path.with_name(f"{path.name}.part")
     fresh.unlink(missing_ok=True)
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    handle = os.open(fresh, flags, mode)  # an error leaves the file of another process
     try:
-        handle = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         with os.fdopen(handle, "w+b") as file:
             yield file
             file.flush()

@@ -76,3 +76,18 @@ def test_of_two_writers_at_once_none_publishes_the_others_half(
         durable.write(path, "first")
     assert not path.exists()
     assert path.with_name("a.json.part").read_text() == "ha"
+
+
+def test_a_writer_that_comes_second_leaves_the_file_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, opened = tmp_path / "a.json", os.open
+
+    def open_second(part: Path, *arguments: int) -> int:
+        part.write_text("ha")  # another process opens the file first
+        return opened(part, *arguments)
+
+    monkeypatch.setattr(os, "open", open_second)
+    with pytest.raises(FileExistsError):
+        durable.write(path, "second")
+    assert path.with_name("a.json.part").read_text() == "ha"
