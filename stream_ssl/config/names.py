@@ -16,6 +16,7 @@ from typing import Any, cast
 import jsonargparse
 from jsonargparse import _typehints
 
+from stream_ssl.config.schema import classes_of
 from stream_ssl.evaluation import sets
 from stream_ssl.evaluation.labelled import Labelled
 from stream_ssl.losses import LOSSES, Loss
@@ -70,8 +71,10 @@ def class_path(cls: Any, name: str) -> str:
     """Return the path of the class that an option of type `cls` names.
 
     Raises:
-        ValueError: the name is unknown. The message lists the known ones.
+        ValueError: the name is no text, or it is unknown. The message lists the known ones.
     """
+    if not isinstance(name, str):  # a YAML file may hold any value
+        raise ValueError(f"class_path is {name!r}: give a class path such as package.module.Class")
     if cls is Method and name == "d-moco":
         raise ValueError(D_MOCO)
     what, table = TABLES.get(cls, ("", {}))
@@ -79,8 +82,12 @@ def class_path(cls: Any, name: str) -> str:
     if name in known:
         return _by_class_name(known[name], known[name].__name__)
     path = _by_class_name(cls, current(name))
-    if table and "." not in path:
-        raise ValueError(f"there is no {what} {name!r}: choose {choices(cls)}")
+    if "." not in path:
+        if table:
+            raise ValueError(f"there is no {what} {name!r}: choose {choices(cls)}")
+        ours = [names[-1] for names in classes_of(cls).values()]
+        such = ", ".join(ours) or "package.module.Class"
+        raise ValueError(f"there is no class {name!r}: give a class path such as {such}")
     return path
 
 

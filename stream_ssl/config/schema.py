@@ -116,7 +116,7 @@ def _of_class(cls: type, definitions: dict[str, Schema], skip: set[str]) -> Sche
     """
     if is_dataclass(cls):
         return _arguments(cls, definitions, skip)
-    known = _classes(cls)
+    known = classes_of(cls)
     accepted = [{"enum": [name for one in known.values() for name in one]}] if known else []
     pattern = ELSEWHERE if known else ANYWHERE
     path = _any_of([*accepted, {"type": "string", "pattern": pattern}])
@@ -149,7 +149,7 @@ def _arguments(cls: type, definitions: dict[str, Schema], skip: set[str]) -> Sch
     return {"description": _first_line(cls), **_sections(parser, definitions)}
 
 
-def _classes(cls: type) -> dict[type, list[str]]:
+def classes_of(cls: type) -> dict[type, list[str]]:
     """Return our classes that an option of type `cls` accepts, each with its names."""
     names = sys.modules.get("stream_ssl.config.names")  # the learner's parser imports it, and torch
     _, table = names.TABLES.get(cls, ("", {})) if names else ("", {})

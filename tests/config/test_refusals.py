@@ -635,3 +635,30 @@ def test_a_checkpoint_of_a_newer_version(
     assert refused(learner.main, config_file(tmp_path)) == USAGE
     assert "step-7 has format 9" in caplog.text
     assert "Traceback" not in caplog.text
+
+
+@table(
+    ("option", "value", "message"),
+    [
+        ("memory.descriptor", "Thumbnial", "stream_ssl.memory.descriptors.Embedding, stream_ssl."),
+        ("memory.descriptor", {"class_path": "Weighted", "init_args": {"parts": ["Thumbnial"]}},
+         "stream_ssl.memory.descriptors.Embedding, stream_ssl."),
+        ("schedule", "Thumbnial", "stream_ssl.learning.schedule.Constant, stream_ssl."),
+        ("encoder.model", "Thumbnial", "package.module.Class"),
+    ],
+)  # fmt: skip
+def test_a_name_of_no_class_is_answered_by_class_paths(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, value: Any, message: str
+) -> None:
+    section, _, name = option.partition(".")
+    sections = {section: TINY.get(section, {}) | {name: value} if name else value}
+    assert refused(check.main, config_file(tmp_path, **sections)) == USAGE
+    said = f"there is no class 'Thumbnial': give a class path such as {message}"
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_class_path_that_is_no_text_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert refused(check.main, config_file(tmp_path, encoder={"model": {"class_path": 3}})) == USAGE
+    assert "class_path is 3: give a class path such as package.module." in capsys.readouterr().err
