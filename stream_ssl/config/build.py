@@ -53,6 +53,7 @@ from stream_ssl.learning.vectors import MLP, Vectors, VectorViews
 from stream_ssl.learning.views import Chances, Views
 from stream_ssl.losses import PositiveDebiased
 from stream_ssl.memory import WorkingMemory
+from stream_ssl.memory.checks import check_seed
 from stream_ssl.memory.descriptors import Embedding, Vector
 from stream_ssl.memory.eviction import Policy
 from stream_ssl.memory.process_group import SINGLE_PROCESS, RankGroup
@@ -72,7 +73,8 @@ def method(settings: Namespace) -> Method:
 
     `settings` must come from `parser.instantiate`, as for all functions of this module.
     """
-    randomness.seed_everything(settings.learner.seed)
+    with section("learner"):
+        randomness.seed_everything(check_seed(settings.learner.seed))
     encoder = backbone(settings)
     if settings.memory.descriptor is not None:
         settings.memory.descriptor.fit(encoder.dim)

@@ -92,6 +92,7 @@ def refused(main: Any, *arguments: str) -> int:
         ("run: 2026\n", "2026: must be text without null bytes; put a number in quotes"),
         ('run: "a\\0b"\n', "must be text without null bytes; put a number in quotes"),
         ("http: {learner: '127.0.0.1:99999'}\n", ": the port must be 1 to 65535, or 0 for a free"),
+        (f"http: {{learner: '127.0.0.1:{'9' * 5000}'}}\n", ": the port must be 1 to 65535, or 0"),
     ],
 )
 def test_a_fault_of_the_file_is_named(
@@ -238,6 +239,13 @@ def test_a_size_below_1_is_named_with_its_section(
 ) -> None:
     assert refused(check.main, config_file(tmp_path), "--decoder.size", "-3") == USAGE
     assert "decoder: size -3: must be from 1 to 8,192, and its square at most" in caplog.text
+
+
+def test_a_seed_that_torch_does_not_take_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert refused(check.main, config_file(tmp_path, learner={"seed": 1 << 70})) == USAGE
+    assert f"learner: seed is {1 << 70}: must lie within 2**63 - 4 of 0" in caplog.text
 
 
 def test_an_option_of_the_file_that_no_section_has_is_told_with_the_one_meant(
