@@ -238,11 +238,12 @@ def against_minred(capacity: int, times: int, batches: int) -> EvictionRow:
     )
 
 
-def minred_left(capacity: int = 1024, batch: int = 64, batches: int = 8) -> EvictionRow:
+def minred_left() -> EvictionRow:
     """Compare the redundancy that remains in both memories after the same rows."""
+    capacity, batch = 1024, 64
     memory, stream = filled(MinimumRedundancy(), capacity, "clustered")
     published_KD = memory.embeddings.clone()
-    for _ in range(batches):
+    for _ in range(8):
         x_BD = torch.from_numpy(stream.draw(batch))
         memory.add(np.arange(batch), x_BD)
         published_KD = published_step(published_KD, x_BD)
@@ -257,18 +258,18 @@ def minred_left(capacity: int = 1024, batch: int = 64, batches: int = 8) -> Evic
     )
 
 
-def extra_memory(score: Score, capacity: int = MILLION) -> EvictionRow:
+def extra_memory(score: Score) -> EvictionRow:
     """Measure by how much the process grows beyond the slots while two batches are placed.
 
     The exact counts are random numbers, because counting a million slots takes an hour and does not
     change the memory use.
     """
     stream = UnitVectors("clustered")
-    columns = Columns(capacity, DIM)
+    columns = Columns(MILLION, DIM)
     counts = LinearCounts(columns) if isinstance(score, Linear) else ExactCounts(columns, score)
-    for start in range(0, capacity, 1 << 16):
+    for start in range(0, MILLION, 1 << 16):
         columns.embeddings[start : start + (1 << 16)] = torch.from_numpy(stream.draw(1 << 16))
-    columns.occupied = capacity
+    columns.occupied = MILLION
     if isinstance(counts, LinearCounts):
         counts.recount()
     else:
@@ -285,7 +286,7 @@ def extra_memory(score: Score, capacity: int = MILLION) -> EvictionRow:
     return EvictionRow(
         work="memory over the slots",
         score=repr(score),
-        capacity=capacity,
+        capacity=MILLION,
         stream="clustered",
         extra_mb=grown,
         target=f"< {MOST_EXTRA_MB:,} MB",

@@ -56,9 +56,9 @@ MOST_SHARE = {SLOTS: 10.0, LARGE: 30.0}
 class Ram:
     """A stream that repeats batches made beforehand."""
 
-    def __init__(self, count: int = 16) -> None:
+    def __init__(self) -> None:
         draw = np.random.default_rng(0)
-        self._images = draw.integers(0, 256, (count, BATCH, SIZE, SIZE, 1), dtype=np.uint8)
+        self._images = draw.integers(0, 256, (16, BATCH, SIZE, SIZE, 1), dtype=np.uint8)
         self._next = 0
 
     def next(self, timeout: float) -> Batch:  # noqa: ARG002

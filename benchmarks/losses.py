@@ -79,18 +79,18 @@ class Inputs:
     same_BN: Tensor
 
 
-def inputs(count: int, masked: bool, batch: int = BATCH) -> Inputs:
+def inputs(count: int, masked: bool) -> Inputs:
     """Return seeded inputs with `count` negatives, with a mask if `masked`."""
     generator = torch.Generator().manual_seed(0)
 
     def unit(rows: int) -> Tensor:
         return F.normalize(torch.randn(rows, DIM, generator=generator), dim=1)
 
-    z_BD = unit(batch)
-    positive_BD = F.normalize(z_BD + 0.5 * unit(batch), dim=1)
-    class_B = torch.randint(10, (batch, 1), generator=generator)
+    z_BD = unit(BATCH)
+    positive_BD = F.normalize(z_BD + 0.5 * unit(BATCH), dim=1)
+    class_B = torch.randint(10, (BATCH, 1), generator=generator)
     class_N = torch.randint(10, (count,), generator=generator)
-    mask_BN = torch.rand(batch, count, generator=generator) < 2 / count if masked else None
+    mask_BN = torch.rand(BATCH, count, generator=generator) < 2 / count if masked else None
     return Inputs(z_BD.requires_grad_(), positive_BD, unit(count), mask_BN, class_B == class_N)
 
 

@@ -305,10 +305,10 @@ def simulate(arguments: Sequence[str] = (str(CONFIG),)) -> dict[str, Any]:
     return _summary(meter, launch, settings.batches.batch_size)
 
 
-def dispatch_seconds(calls: int = 2000) -> float:
+def dispatch_seconds() -> float:
     """Return the median seconds in which this machine dispatches a tiny operator."""
     one, seconds = torch.ones(1), []
-    for _ in range(calls):
+    for _ in range(2000):
         started = time.perf_counter()
         torch.add(one, one)
         seconds.append(time.perf_counter() - started)

@@ -1,4 +1,7 @@
-"""The report: one HTML file without other files."""
+"""The report: one HTML file without other files.
+
+N images.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 from jinja2 import Environment, StrictUndefined
+from numpy.typing import NDArray
 
-from stream_ssl.demo import charts, mosaic
+from stream_ssl.demo import charts
 from stream_ssl.demo.data import CLASSES
 from stream_ssl.demo.evaluation import DemoEvaluation
 from stream_ssl.demo.measures import (
@@ -29,6 +34,7 @@ from stream_ssl.observe.scrape import History, Points
 from stream_ssl.pictures import png_address, tiled
 
 COLUMNS, ROWS = 24, 24
+SMOOTH_SECONDS = 5.0
 TEMPLATE = "report.html.j2"
 REPRESENTATION_TITLES = {
     "memory": "trained from the DUEL memory",
@@ -216,11 +222,20 @@ def mosaics(evaluation: DemoEvaluation, sent: Replay) -> dict[str, tuple[str, in
         ("queue", sent.newest_KHW, sent.newest_K),
         ("memory", evaluation.image_KHW, evaluation.label_K),
     ):
-        chosen_NHW = mosaic.by_class(image_NHW, label_N, count)
+        chosen_NHW = by_class(image_NHW, label_N, count)
         picture_HWC = tiled(chosen_NHW[..., None], COLUMNS)
         height, width, _ = picture_HWC.shape
         found[name] = (png_address(picture_HWC, level=9), count, width, height)
     return found
+
+
+def by_class(
+    image_NHW: NDArray[np.uint8], label_N: NDArray[np.int64], count: int
+) -> NDArray[np.uint8]:
+    """Return at most `count` random images without replacement, in the order of their classes."""
+    count = min(count, len(image_NHW))
+    chosen = np.random.default_rng(0).choice(len(image_NHW), count, replace=False)
+    return image_NHW[chosen[np.argsort(label_N[chosen], kind="stable")]]
 
 
 def accuracy_rows(evaluation: DemoEvaluation) -> list[tuple[str, list[float], int]]:
@@ -233,10 +248,10 @@ def accuracy_rows(evaluation: DemoEvaluation) -> list[tuple[str, list[float], in
     return rows
 
 
-def smooth(points: Points, seconds: float = 5.0) -> Points:
-    """Return the mean over the `seconds` before each point."""
+def smooth(points: Points) -> Points:
+    """Return the mean over the SMOOTH_SECONDS before each point."""
     return [
-        (time, fmean(value for at, value in points[: i + 1] if at > time - seconds))
+        (time, fmean(value for at, value in points[: i + 1] if at > time - SMOOTH_SECONDS))
         for i, (time, _) in enumerate(points)
     ]
 

@@ -33,6 +33,8 @@ if TYPE_CHECKING:  # these import torch, which the live display does not need
 
 Figures = dict[str, float]
 
+TAIL_SECONDS = 10.0
+
 ENOUGH_UPDATES = 200
 """Below this number of updates an encoder has hardly begun to learn."""
 
@@ -171,12 +173,12 @@ def mean_rate(points: Points) -> float:
     return sum(rise for _, _, rise in rises) / (rises[-1][1] - rises[0][0])
 
 
-def tail_mean(points: Points, seconds: float = 10.0) -> float:
-    """Return the mean of the last `seconds`; 0 without points."""
+def tail_mean(points: Points) -> float:
+    """Return the mean of the last TAIL_SECONDS; 0 without points."""
     if not points:
         return 0.0
     end = points[-1][0]
-    return fmean(value for time, value in points if time >= end - seconds)
+    return fmean(value for time, value in points if time >= end - TAIL_SECONDS)
 
 
 def table(found: Figures) -> Table:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from stream_ssl.demo import mosaic
+from stream_ssl.demo import report
 from stream_ssl.demo.measures import (
     entropy_classes,
     meeting,
@@ -57,11 +57,11 @@ def test_tail_mean_takes_the_last_seconds():
 def test_mosaic_sample_is_sorted_and_repeatable():
     label_N = np.random.default_rng(1).integers(0, 10, 100)
     image_NHW = label_N.astype(np.uint8)[:, None, None] * np.ones((1, 2, 2), np.uint8)
-    chosen = mosaic.by_class(image_NHW, label_N, 40)
+    chosen = report.by_class(image_NHW, label_N, 40)
     assert len(chosen) == 40
     assert np.all(np.diff(chosen[:, 0, 0].astype(int)) >= 0)
-    assert np.array_equal(chosen, mosaic.by_class(image_NHW, label_N, 40))
-    assert len(mosaic.by_class(image_NHW, label_N, 500)) == 100
+    assert np.array_equal(chosen, report.by_class(image_NHW, label_N, 40))
+    assert len(report.by_class(image_NHW, label_N, 500)) == 100
 
 
 def test_the_queue_is_the_other_daemons_memory():
