@@ -6,7 +6,7 @@ import types
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, get_type_hints
 
 from jsonargparse import _actions, _typehints, _util
 
@@ -14,7 +14,7 @@ OURS = ("stream_ssl",)
 NETWORKS = ("torch.nn", "torchvision", "timm")
 """Packages whose subclasses of `torch.nn.Module` may be named; other classes in them may not."""
 BUILDERS = ("torchvision.models", "timm")
-"""Packages whose functions may be named. These functions return a network."""
+"""Packages whose functions may be named, if they are declared to return a network."""
 TIMM_FILES = ("checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay")
 """Arguments of `timm.create_model` that name files or addresses, which timm may unpickle."""
 DOWNLOADS = ("weights", "weights_backbone", "pretrained")
@@ -96,13 +96,24 @@ def _known(found: Any) -> bool:
 
     home = str(getattr(found, "__module__", ""))
     if isinstance(found, types.FunctionType):
-        return _within(home, BUILDERS)
+        return _within(home, BUILDERS) and _returns_network(found)
     if not isinstance(found, type):
         return False
     if issubclass(found, nn.Module):
         return _within(home, (*OURS, *NETWORKS))
     parts = Decoder, OverSteps, Descriptor, Policy, Score
     return issubclass(found, parts) and _within(home, OURS)
+
+
+def _returns_network(function: types.FunctionType) -> bool:
+    """Return whether a function is declared to return a network. Others may read a pickle."""
+    from torch import nn
+
+    try:
+        made = get_type_hints(function).get("return")
+    except NameError:  # an annotation names a class that only type checkers import
+        return False
+    return isinstance(made, type) and issubclass(made, nn.Module)
 
 
 def without_downloads(value: Any, packages: tuple[str, ...] = DOWNLOADERS) -> Any:

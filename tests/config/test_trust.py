@@ -69,6 +69,8 @@ def test_a_module_of_the_working_folder_is_not_imported(
         ("encoder.model", {**TIMM, "dict_kwargs": {"checkpoint_path": "weights.pt"}}),
         ("encoder.model", {**TIMM, "dict_kwargs": {"pretrained_cfg": {"file": "weights.pt"}}}),
         ("encoder.model", spec("timm.create_model", model_name="local-dir:weights")),
+        ("views.transform", spec("torchvision.transforms.RandomErasing",
+                                 value=spec("torchvision.models.list_models"))),
     ],
 )  # fmt: skip
 def test_what_is_no_known_network_is_refused(
