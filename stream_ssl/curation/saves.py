@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 
 TENSORS: Final = "state.safetensors"
 FACTS: Final = "state.json"
+INCOMPLETE: Final = "incomplete"
 MOST_BYTES: Final = 1 << 32
 
 
@@ -30,6 +31,8 @@ class Saves:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        for left in (folder / INCOMPLETE, *folder.glob(".discarded-*")):  # by a crash
+            shutil.rmtree(left, ignore_errors=True)
 
     def write(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         """Save a state, and delete the earlier ones.
@@ -43,7 +46,7 @@ class Saves:
         """
         before = self._all()
         number = int(before[-1].name.rpartition("-")[2]) + 1 if before else 1
-        scratch = self._folder / "incomplete"
+        scratch = self._folder / INCOMPLETE
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir()
         try:

@@ -133,6 +133,16 @@ def test_a_damaged_state_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert outcome(again) == expected
 
 
+def test_a_state_that_was_half_deleted_at_a_crash_is_deleted(tmp_path: Path) -> None:
+    curator = Curator(tmp_path, keep=5)
+    list(curator.run(Crawl(ends_at=20)))
+    (tmp_path / ".discarded-state-000000").mkdir()  # as a kill within `discard` leaves it
+    (tmp_path / "incomplete").mkdir()
+    assert Curator(tmp_path, keep=5).progress.read == 20
+    names = ["bad.jsonl", "dropped.jsonl", "originals", "state-000001"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+
+
 def test_wrong_arguments_name_the_value_and_the_rule(tmp_path: Path) -> None:
     for wrong, text in (
         ({"keep": 0}, "keep is 0: must be at least 1"),
