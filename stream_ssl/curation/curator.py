@@ -500,7 +500,7 @@ def sampled(pair_P2CHW: Tensor, pair_2CHW: Tensor, number: int, seed: int) -> Te
     """
     if len(pair_P2CHW) < PAIRS:
         return torch.cat([pair_P2CHW, pair_2CHW[None]])
-    place = np.random.default_rng([seed, number]).integers(number)
+    place = np.random.default_rng([seed % (1 << 64), number]).integers(number)
     if place < PAIRS:
         pair_P2CHW[place] = pair_2CHW
     return pair_P2CHW

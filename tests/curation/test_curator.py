@@ -143,6 +143,12 @@ def test_a_state_that_was_half_deleted_at_a_crash_is_deleted(tmp_path: Path) -> 
     assert sorted(path.name for path in tmp_path.iterdir()) == names
 
 
+def test_a_seed_may_be_negative(tmp_path: Path) -> None:
+    curator = Curator(tmp_path, keep=5, seed=-1)
+    list(curator.run(Crawl()))
+    assert curator.progress.dropped > PAIRS  # of which PAIRS are drawn
+
+
 def test_wrong_arguments_name_the_value_and_the_rule(tmp_path: Path) -> None:
     for wrong, text in (
         ({"keep": 0}, "keep is 0: must be at least 1"),
