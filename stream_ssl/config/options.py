@@ -511,7 +511,9 @@ def _wrong_names(node: yaml.Node, path: str, lines: dict[str, int]) -> Iterator[
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             option, line = f"{path}{key.value}", key.start_mark.line + 1
-            if isinstance(key, yaml.ScalarNode) and key.value != "<<":
+            if not isinstance(key, yaml.ScalarNode):
+                yield f", line {line}: a name is a list or a map; must be text"
+            elif key.value != "<<":
                 if key.tag != "tag:yaml.org,2002:str":
                     yield f", line {line}: the name {key.value} is no text; put it in quotes"
                 if option in lines:
