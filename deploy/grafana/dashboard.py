@@ -1,6 +1,7 @@
 """Grafana's dashboards: `make docs` writes stream-ssl.json, and fleet.json with the argument fleet.
 
-The dashboard of one run has the panels of dashboard.yaml beside this. The fleet has one row a run.
+dashboard.yaml beside this file lists the panels of the dashboard of one run. The fleet is a table
+with one row for each run.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import yaml
 
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
-WIDTH, HEIGHT = 24, 8  # of the grid, and of a panel in it
+WIDTH, HEIGHT = 24, 8  # columns of the grid, and rows of a panel
 LOOK: dict[str, dict[str, Any]] = {
     "stat": {
         "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
@@ -31,16 +32,25 @@ LOOK: dict[str, dict[str, Any]] = {
 def dashboard(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return rows of panels as Grafana's JSON.
 
-    Args:
-        rows: `row` its title, `kind` of its panels (timeseries if not said), `collapsed` (true: the
-            row is closed, as most runs have no data for it), and `panels`: each of
-            `title`, `unit` (Grafana's name of one), `queries` (PromQL by legend), and where wanted
-            `note`, `width` of 24 (8), `min` of the axis (0; null: none), `right` (a pattern of
-            legends that are drawn against an axis of their own), `stacked`, `thresholds` (pairs of
-            a value and a colour; the first value is null), `plain` (a pattern of legends without
-            the colours of the thresholds), `now` (ask only for the newest values, so that no series
-            is shown that has ended), `names` (true: show names of series in place of values), and
-            `nothing` (the text without any series).
+    Each row has these entries:
+
+    - `row`: its title.
+    - `kind`: the kind of its panels, "timeseries" by default.
+    - `collapsed`: whether the row is closed, because most runs have no data for it.
+    - `panels`: its panels.
+
+    A panel has `title`, `unit` (a name of Grafana's) and `queries` (PromQL by legend). It may have:
+
+    - `note`: its description.
+    - `width`: its columns, 8 by default.
+    - `min`: the least value of the axis, 0 by default; null: none.
+    - `right`: a pattern of legends that use an axis of their own, on the right.
+    - `stacked`: whether the series are stacked.
+    - `thresholds`: pairs of a value and a colour; the first value is null.
+    - `plain`: a pattern of legends that do not take the colours of the thresholds.
+    - `now`: whether only the newest values are queried, so that no ended series is shown.
+    - `names`: whether the names of series are shown in place of values.
+    - `nothing`: the text that is shown without any series.
     """
     panels: list[dict[str, Any]] = []
     top, number = 0, 1
@@ -114,9 +124,9 @@ def _target(number: int, expr: str) -> dict[str, Any]:
 
 
 def _of_instances(expr: str) -> str:
-    """Return the question about only the chosen processes.
+    """Return a query limited to the chosen processes.
 
-    A series without the label `cluster` matches the value of "All".
+    The value "All" also matches a series without the label `cluster`.
     """
     return expr.replace('job="$job"', 'cluster=~"$cluster",job="$job",instance=~"$instance"')
 
@@ -154,8 +164,8 @@ def _frame() -> dict[str, Any]:
     return {
         "uid": "stream-ssl",
         "title": "stream-ssl",
-        "description": "One run of stream-ssl: what comes in, what is learnt, how balanced the "
-        "memory is.",
+        "description": "One run of stream-ssl: the received samples, the training, and the balance "
+        "of the memory.",
         **_common(variables),
         "links": [{"type": "dashboards", "tags": ["stream-ssl"], "title": "Fleet"}],
     }
@@ -219,7 +229,7 @@ FLEET: dict[str, tuple[str, str, list[tuple[float | None, str]]]] = {
         [(None, "green"), (3600, "red")],
     ),
 }
-"""The columns of the fleet: question, unit and thresholds."""
+"""The columns of the fleet: query, unit and thresholds."""
 
 
 def fleet() -> dict[str, Any]:
