@@ -83,14 +83,6 @@ class Expected:
         self._deliveries.settle(self)
 
 
-class UnreadableError(ValueError):
-    """A message that does not contain a valid sample. `reason` is the name of its counter."""
-
-    def __init__(self, reason: str, why: str) -> None:
-        super().__init__(why)
-        self.reason = reason
-
-
 def sample_of(
     data: bytes,
     headers: Mapping[str, str],
@@ -98,10 +90,11 @@ def sample_of(
     time: float,
     skipped: Skipped,
     **meta: object,
-) -> Sample:
+) -> Sample | None:
     """Return the sample in a message, which is an image file described by headers.
 
-    A header `time` or `label` that cannot be read costs only itself, and `skipped` counts it.
+    The result is None if the data is not an image. `skipped` counts such a message. It also counts
+    a header `time` or `label` that cannot be read, which costs only itself.
 
     Args:
         data: a JPEG, PNG or WebP file.
@@ -109,13 +102,11 @@ def sample_of(
             upper or lower case. Other headers become meta.
         place: the message's place in the broker, used as the id if no header gives an id.
         time: when the broker received the message, in seconds since the Unix epoch.
-
-    Raises:
-        UnreadableError: the data is not an image.
     """
     codec = codec_of(data)
     if codec is None:
-        raise UnreadableError("no image", no_image(data))
+        skipped.note("no image", f"message {place}", no_image(data))
+        return None
     own = {name.lower(): value for name, value in headers.items() if name.lower() in OWN_HEADERS}
     rest = {name: value for name, value in headers.items() if name.lower() not in OWN_HEADERS}
     return Sample(

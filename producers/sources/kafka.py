@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from stream_ssl.bounded_files import check_private, named, read_text
-from stream_ssl.producers.sources.acknowledged import UnreadableError, sample_of
+from stream_ssl.producers.sources.acknowledged import sample_of
 from stream_ssl.producers.sources.arrived import ArrivedMessages
 from stream_ssl.producers.sources.base import Facts, Skipped, SourceError, mark
 from stream_ssl.producers.sources.kafka_member import GroupMember, PartitionOffsets, offsets_in
@@ -158,18 +158,8 @@ class Kafka:
         if isinstance(key, bytes):
             key = key.decode(errors="replace")
         value: Any = message.value()
-        try:
-            return sample_of(
-                value or b"",
-                headers,
-                place,
-                stamp / 1000 if kind else time.time(),
-                self.skipped,
-                key=key,
-            )
-        except UnreadableError as error:
-            self.skipped.note(error.reason, f"message {place}", error)
-            return None
+        received = stamp / 1000 if kind else time.time()
+        return sample_of(value or b"", headers, place, received, self.skipped, key=key)
 
 
 def settings_of(config: Path) -> dict[str, str]:

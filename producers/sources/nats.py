@@ -12,7 +12,7 @@ from concurrent.futures import CancelledError, Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stream_ssl.producers.sources.acknowledged import UnreadableError, sample_of
+from stream_ssl.producers.sources.acknowledged import sample_of
 from stream_ssl.producers.sources.arrived import ArrivedMessages
 from stream_ssl.producers.sources.base import Facts, Skipped, SourceError, mark, place
 from stream_ssl.producers.sources.fields import check_above_0
@@ -198,16 +198,14 @@ class Nats:
             sequence, message = taken
             if len(self._ready) < READY // 2:
                 self._loop.call_soon_threadsafe(self._room.set)
-            try:
-                sample = self._sample(sequence, message)
-            except UnreadableError as error:
-                self.skipped.note(error.reason, f"message {sequence} of {self._stream}", error)
+            sample = self._sample(sequence, message)
+            if sample is None:
                 self._call(self._terminate(sequence))
-                continue
-            yield sample, mark([sequence], self._facts)
+            else:
+                yield sample, mark([sequence], self._facts)
         self.skipped.tell_end(self._ready.stopped)
 
-    def _sample(self, sequence: int, message: Msg) -> Sample:
+    def _sample(self, sequence: int, message: Msg) -> Sample | None:
         headers = dict(message.headers or {})
         id_ = headers.pop("Nats-Msg-Id", None)
         if id_ is not None:
