@@ -35,8 +35,15 @@ class Live(ABC, Generic[Item]):
     `retry_seconds`. The first pause is 0.5 s. Changes are logged with their reasons. The newest
     items matter most: if the sender cannot keep up, the source drops the oldest waiting items and
     counts them in `skipped` as "late". A live stream cannot resume at a position. A restart
-    continues with the current items. `Camera` explains the arguments. A source does not fail within
-    the first second of an attempt, even after `give_up_seconds`.
+    continues with the current items. A source does not fail within the first second of an attempt,
+    even after `give_up_seconds`.
+
+    Args:
+        name: the source's name.
+        timeout: seconds without any sign of life after which the source reconnects, above 0.
+        retry_seconds: longest pause between two attempts, in seconds, above 0.
+        give_up_seconds: seconds without an image after which the source fails; null: never.
+        waiting: maximum number of images that wait for the sender.
 
     Raises:
         ValueError: an argument is invalid.
@@ -45,10 +52,10 @@ class Live(ABC, Generic[Item]):
     def __init__(
         self,
         name: str,
-        timeout: float,
-        retry_seconds: float,
-        give_up_seconds: float | None,
-        waiting: int,
+        timeout: float = 10.0,
+        retry_seconds: float = 30.0,
+        give_up_seconds: float | None = None,
+        waiting: int = 16,
     ) -> None:
         check_above_0(
             timeout=timeout,

@@ -15,17 +15,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from stream_ssl.bounded_files import parse_json
-from stream_ssl.producers.sources.advertised import AdvertisedTopics
 from stream_ssl.producers.sources.base import own_fault
 from stream_ssl.producers.sources.fields import without_secrets
-from stream_ssl.producers.sources.frames import Codec
-from stream_ssl.producers.sources.live import Live, connection_id
+from stream_ssl.producers.sources.live_robot import AdvertisedTopics, LiveRobot
 from stream_ssl.producers.sources.mcap import decoder_of
 from stream_ssl.producers.sources.mcap_file import Schema
 from stream_ssl.producers.sources.robot_images import Message, RobotImages
 from stream_ssl.producers.sources.web_socket import LostError, WebSocket
-from stream_ssl.rate_limited_logger import printable
-from stream_ssl.wire.sample import Sample
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +30,6 @@ MESSAGE_DATA = 1  # opcode: a message of a subscription
 DATA_HEADER = struct.Struct("<BIQ")  # opcode, subscription, log time in ns
 MAX_TEXT = 16 * 2**20  # bytes of a JSON message; 1,000 topics with their schemas have about 5 MB
 MAX_SCHEMA = 2**20  # bytes
-MAX_CHANNELS = 256  # channels that are subscribed to in one connection
 MAX_NAME = 1024  # characters of a topic or type
 SCHEMA_ENCODINGS = {
     "cdr": "ros2msg",
@@ -56,29 +51,17 @@ class AdvertisedTopic:
     schema: Schema
 
 
-class Ros(Live[tuple[str, Message]]):
+class Ros(LiveRobot):
     """Images of a live robot (ROS 2 or ROS 1), through the Foxglove WebSocket protocol.
 
     The robot runs foxglove_bridge or another server of this protocol. This machine needs no ROS
     installation. Messages are sensor_msgs Image and CompressedImage, and Foxglove's RawImage and
-    CompressedImage as Protobuf or JSON. Compressed images are sent unchanged, other images are
-    encoded with `codec`. The capture time is the header's stamp, or the server's time of the
-    message if the stamp is zero.
-
-    The source reconnects, and drops the oldest waiting images if the sender cannot keep up; see
-    `Live`. Sample ids are TOPIC@CONNECTED-N: a name of the connection, and the number of the image
-    since then.
+    CompressedImage as Protobuf or JSON. The capture time is the header's stamp, or the server's
+    time of the message if the stamp is zero. `LiveRobot` explains the ids and further arguments.
 
     Args:
         url: the server, as ws://HOST:8765, or wss://HOST:8765 for TLS.
-        topics: names of topics, or types of messages; null: all images.
-        codec: encoding of uncompressed images: "jpeg", "webp" or "raw".
-        quality: JPEG or WebP quality, 1 to 100.
         tls_ca: file of trusted certificates for wss, instead of the system's.
-        timeout: seconds without any sign of life after which the source reconnects, above 0.
-        retry_seconds: longest pause between two attempts, in seconds, above 0.
-        give_up_seconds: seconds without an image after which the source fails; null: never.
-        waiting: maximum number of images that wait for the sender.
         name: the source's name.
 
     Raises:
@@ -87,34 +70,20 @@ class Ros(Live[tuple[str, Message]]):
     """
 
     def __init__(
-        self,
-        url: str,
-        topics: list[str] | None = None,
-        codec: Codec = "jpeg",
-        quality: int = 90,
-        tls_ca: Path | None = None,
-        timeout: float = 10.0,
-        retry_seconds: float = 30.0,
-        give_up_seconds: float | None = None,
-        waiting: int = 16,
-        name: str = "ros",
+        self, url: str, tls_ca: Path | None = None, name: str = "ros", **robot: Any
     ) -> None:
         import websockets  # noqa: F401  # fail early if they are not installed
 
-        super().__init__(name, timeout, retry_seconds, give_up_seconds, waiting)
-        self._images = RobotImages(name, topics, codec, quality)
-        self.skipped = self._images.skipped
+        super().__init__(name, without_secrets(url), **robot)
         self._url = check_url(url)
-        self._shown = without_secrets(url)
         self._tls = tls_of(url, tls_ca)
 
-    def received(self) -> Iterator[tuple[tuple[str, Message], int]]:
-        """Yield (sample id, image message) of one connection, with the bytes; see `Live`."""
+    def messages(self) -> Iterator[tuple[Message, int]]:
+        """Yield the image messages of one connection, with their bytes; see `LiveRobot`."""
         opened = WebSocket(self._url, SUBPROTOCOLS, self.patience(), self._tls, self._stopped)
         with opened as server:
             log.info("source %s: connected by %s", self.name, server.subprotocol)
-            subscriptions = Subscriptions(server, self._images, self._shown)
-            connected, number = connection_id(), 0
+            subscriptions = Subscriptions(server, self._images, self._origin)
             for content in server.messages():
                 if self._stopped.is_set():
                     return
@@ -123,21 +92,10 @@ class Ros(Live[tuple[str, Message]]):
                 elif content is not None:
                     message = subscriptions.message(content)
                     if message is not None:
-                        yield (f"{message.topic}@{connected}-{number}", message), len(content)
-                        number += 1
+                        yield message, len(content)
                 if self.is_overdue():
                     raise LostError(subscriptions.why_empty())
                 subscriptions.warn_once_if_empty(self._timeout)
-
-    def sample(self, item: tuple[str, Message]) -> Sample | None:
-        """Return the sample of a message; None if it is no image, which is logged and counted."""
-        id_, message = item
-        return self._images.sample(message, id_, self._shown)
-
-    def reason(self, error: Exception) -> str:
-        """Return the reason of a failure, with the server."""
-        text = super().reason(error)
-        return text if self._shown in text else f"{self._shown}: {text}"
 
     def failures(self) -> tuple[type[Exception], ...]:
         """Return the error types of a lost connection."""
@@ -157,7 +115,6 @@ class Subscriptions(AdvertisedTopics):
         super().__init__(images, origin)
         self._server = server
         self._by_channel: dict[int, int] = {}  # the subscription of each channel
-        self._subscribed: dict[int, tuple[AdvertisedTopic, Callable[[bytes], Any]]] = {}
         self._next = 0  # number of the next subscription
 
     @property
@@ -211,34 +168,26 @@ class Subscriptions(AdvertisedTopics):
         return Message(channel.topic, channel.schema.name, log_time, partial(decode, data))
 
     def _subscribe(self, entries: list[Any]) -> None:
-        asked, names = [], []
+        asked, topics = [], {}
         for entry in entries:
             try:
                 channel = channel_of(entry)
             except ValueError as error:
                 self._unreadable("an advertised channel", error)
                 continue
-            if channel.id not in self._by_channel and self._is_wanted(channel):
+            if channel.id not in self._by_channel and self._is_wanted(
+                channel.topic, channel.schema.name
+            ):
                 decode = self._decoder(channel)
                 if decode is not None:
                     self._by_channel[channel.id] = self._next
                     self._subscribed[self._next] = channel, decode
                     asked.append({"id": self._next, "channelId": channel.id})
                     self._next += 1
-                    names.append(f"{channel.topic} ({channel.schema.name})")
+                    topics[channel.topic] = channel.schema.name
         if asked:
-            shown = printable(", ".join(names), 600)
-            log.info("source %s: subscribes to %s", self._images.source, shown)
+            self._log_subscribed(topics)
             self._server.send(json.dumps({"op": "subscribe", "subscriptions": asked}))
-
-    def _is_wanted(self, channel: AdvertisedTopic) -> bool:
-        if not self._images.wanted(channel.topic, channel.schema.name, self._origin):
-            return False
-        if len(self._subscribed) >= MAX_CHANNELS:
-            why = f"the source subscribes to at most {MAX_CHANNELS} channels; name the topics"
-            self._images.skipped.note("channels", channel.topic, why)
-            return False
-        return True
 
     def _decoder(self, channel: AdvertisedTopic) -> Callable[[bytes], Any] | None:
         try:

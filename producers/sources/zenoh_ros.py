@@ -14,15 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stream_ssl.producers.sources.advertised import AdvertisedTopics
 from stream_ssl.producers.sources.fields import without_secrets
-from stream_ssl.producers.sources.frames import Codec
-from stream_ssl.producers.sources.live import Live, connection_id
+from stream_ssl.producers.sources.live_robot import AdvertisedTopics, LiveRobot
 from stream_ssl.producers.sources.mcap import decoder_of
 from stream_ssl.producers.sources.mcap_file import Schema
 from stream_ssl.producers.sources.robot_images import Message, RobotImages
-from stream_ssl.rate_limited_logger import printable
-from stream_ssl.wire.sample import Sample
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +27,6 @@ TOKENS = ("@ros2_lv/*/*/*/*/MP/**", "@/*/@ros2_lv/MP/**")
 """Patterns of the tokens with which rmw_zenoh and zenoh-bridge-ros2dds announce publishers."""
 POLL_SECONDS = 0.1
 MAX_MESSAGE = 2**26  # bytes
-MAX_TOPICS = 256  # topics that are subscribed to in one connection
 WAITING_BYTES, WAITING_TOKENS = 2**28, 4096  # from Zenoh's threads to this source's thread
 
 HEADER = f"""
@@ -61,28 +56,18 @@ class Publisher(NamedTuple):
     key: str
 
 
-class ZenohRos(Live[tuple[str, Message]]):
+class ZenohRos(LiveRobot):
     """Images of a live robot with ROS 2, whose messages travel over Zenoh.
 
     The robot runs rmw_zenoh with its router, or zenoh-bridge-ros2dds. This machine needs no ROS
-    installation. Messages are sensor_msgs Image and CompressedImage. Compressed images are sent
-    unchanged, other images are encoded with `codec`. The capture time is the header's stamp, or the
-    time of arrival if the stamp is zero.
-
-    The source reconnects, and drops the oldest waiting images if the sender cannot keep up; see
-    `Live`. Sample ids are TOPIC@CONNECTED-N: a name of the connection, and the number of the image
-    since then.
+    installation. Messages are sensor_msgs Image and CompressedImage. The capture time is the
+    header's stamp, or the time of arrival if the stamp is zero. `LiveRobot` explains the ids and
+    further arguments.
 
     Args:
         endpoint: the router or bridge, as tcp/HOST:7447. Zenoh's tls, quic, ws and udp work too.
-        topics: names of topics, or types of messages; null: all images.
-        codec: encoding of uncompressed images: "jpeg", "webp" or "raw".
-        quality: JPEG or WebP quality, 1 to 100.
         config: JSON5 file of Zenoh's own settings, such as certificates and passwords.
         timeout: seconds that an attempt to connect may take, above 0.
-        retry_seconds: longest pause between two attempts, in seconds, above 0.
-        give_up_seconds: seconds without an image after which the source fails; null: never.
-        waiting: maximum number of images that wait for the sender.
         name: the source's name.
 
     Raises:
@@ -93,43 +78,33 @@ class ZenohRos(Live[tuple[str, Message]]):
     def __init__(
         self,
         endpoint: str,
-        topics: list[str] | None = None,
-        codec: Codec = "jpeg",
-        quality: int = 90,
         config: Path | None = None,
         timeout: float = 10.0,
-        retry_seconds: float = 30.0,
-        give_up_seconds: float | None = None,
-        waiting: int = 16,
         name: str = "zenoh",
+        **robot: Any,
     ) -> None:
-        super().__init__(name, timeout, retry_seconds, give_up_seconds, waiting)
-        self._images = RobotImages(name, topics, codec, quality)
-        self.skipped = self._images.skipped
+        super().__init__(name, endpoint, timeout=timeout, **robot)
         if not ENDPOINT.fullmatch(endpoint):
             raise ValueError(
                 f"endpoint {without_secrets(endpoint)!r}: must be tcp/HOST:PORT or another "
                 "endpoint of Zenoh, such as tcp/robot:7447; passwords belong into the file `config`"
             )
-        self._endpoint, self._config = endpoint, config
+        self._config = config
         settings_of(endpoint, config, timeout)  # fail early if the file cannot be used
 
-    def received(self) -> Iterator[tuple[tuple[str, Message], int]]:
-        """Yield (sample id, image message) of one connection, with the bytes; see `Live`."""
+    def messages(self) -> Iterator[tuple[Message, int]]:
+        """Yield the image messages of one connection, with their bytes; see `LiveRobot`."""
         import zenoh
 
-        connected, number = connection_id(), 0
         with ExitStack() as stack:
-            settings = settings_of(self._endpoint, self._config, self.patience())
+            settings = settings_of(self._origin, self._config, self.patience())
             session = stack.enter_context(zenoh.open(settings))
-            log.info("source %s: connected to %s", self.name, self._endpoint)
-            subscriptions = Subscriptions(session, self._images, self._endpoint)
+            log.info("source %s: connected to %s", self.name, self._origin)
+            subscriptions = Subscriptions(session, self._images, self._origin)
             while not self._stopped.is_set():
                 subscriptions.follow()
                 if (taken := subscriptions.take()) is not None:
-                    message, size = taken
-                    yield (f"{message.topic}@{connected}-{number}", message), size
-                    number += 1
+                    yield taken
                     continue
                 if not (session.info.routers_zid() or session.info.peers_zid()):
                     raise ConnectionError("the connection was lost")
@@ -137,15 +112,9 @@ class ZenohRos(Live[tuple[str, Message]]):
                     raise ConnectionError(subscriptions.why_empty())
                 subscriptions.warn_once_if_empty(self._timeout)
 
-    def sample(self, item: tuple[str, Message]) -> Sample | None:
-        """Return the sample of a message; None if it is no image, which is logged and counted."""
-        id_, message = item
-        return self._images.sample(message, id_, self._endpoint)
-
     def reason(self, error: Exception) -> str:
-        """Return the reason of a failure, with the endpoint."""
-        text = super().reason(error).partition(" at /")[0]  # without the place in Zenoh's code
-        return text if self._endpoint in text else f"{self._endpoint}: {text}"
+        """Return the reason of a failure, without the place in Zenoh's code."""
+        return super().reason(error).partition(" at /")[0]
 
     def failures(self) -> tuple[type[Exception], ...]:
         """Return the error types of a lost connection."""
@@ -168,7 +137,6 @@ class Subscriptions(AdvertisedTopics):
     def __init__(self, session: Any, images: RobotImages, origin: str) -> None:
         super().__init__(images, origin)
         self._session = session
-        self._subscribed: dict[Publisher, Any] = {}  # Zenoh's subscriber of each
         self._messages: queue.SimpleQueue[tuple[Message, int]] = queue.SimpleQueue()
         self._bytes, self._changing = 0, threading.Lock()  # of the messages
         self._tokens: queue.Queue[str] = queue.Queue(WAITING_TOKENS)
@@ -208,15 +176,11 @@ class Subscriptions(AdvertisedTopics):
         found = publisher_of(token)
         if found is None or found in self._subscribed:
             return
-        if not self._images.wanted(found.topic, found.kind, self._origin):
+        if not self._is_wanted(found.topic, found.kind):
             return
         if found.kind not in DEFINITIONS:
             why = f"{found.kind} is not read over Zenoh"
             self._images.skipped.note("undecodable", found.topic, why)
-            return
-        if len(self._subscribed) >= MAX_TOPICS:
-            why = f"the source subscribes to at most {MAX_TOPICS} topics; name the topics"
-            self._images.skipped.note("channels", found.topic, why)
             return
         schema = Schema(0, found.kind, "ros2msg", DEFINITIONS[found.kind].encode())
         arrived = partial(self._arrived, found, decoder_of("cdr", schema))
@@ -225,8 +189,7 @@ class Subscriptions(AdvertisedTopics):
         except zenoh.ZError as error:  # the topic's name is none that can be a key
             self._images.skipped.note("unreadable", f"{found.topic} of {self._origin}", error)
             return
-        shown = printable(f"{found.topic} ({found.kind})", 600)
-        log.info("source %s: subscribes to %s", self._images.source, shown)
+        self._log_subscribed({found.topic: found.kind})
 
     def _arrived(self, found: Publisher, decode: Callable[[bytes], Any], sample: Any) -> None:
         data = sample.payload.to_bytes()

@@ -171,7 +171,7 @@ def test_damaged_images_are_counted_and_left_out():
 
 
 def test_endless_channels_are_bounded(monkeypatch):
-    monkeypatch.setattr("stream_ssl.producers.sources.ros.MAX_CHANNELS", 10)
+    monkeypatch.setattr("stream_ssl.producers.sources.live_robot.MAX_TOPICS", 10)
     counts = []
 
     def script(connection):

@@ -187,7 +187,7 @@ def test_what_cannot_be_read_is_counted_and_nothing_else_is_lost():
 
 
 def test_a_robot_with_too_many_topics_is_read_in_part(monkeypatch):
-    monkeypatch.setattr("stream_ssl.producers.sources.zenoh_ros.MAX_TOPICS", 3)
+    monkeypatch.setattr("stream_ssl.producers.sources.live_robot.MAX_TOPICS", 3)
     with Robot() as robot:
         topics = [robot.topic(f"/camera_{number}") for number in range(5)]
         source = robot.source(waiting=100)
