@@ -73,9 +73,8 @@ class CifarBinary(Finite):
         self._record_NR = [read_records(path, self._heads, classes) for path in files]
         self._starts = np.cumsum([0, *map(len, self._record_NR)]).tolist()
         content = digest(part[row].tobytes() for part in self._record_NR for row in (0, -1))
-        name = name or f"cifar{classes}"
-        self.skipped = Skipped(name)
-        super().__init__(name, self._starts[-1], f"{content} {labels}", **passes)
+        skipped = Skipped(name or f"cifar{classes}")
+        super().__init__(skipped, self._starts[-1], f"{content} {labels}", **passes)
 
     def _sample(self, index: int) -> Sample:
         part = bisect.bisect(self._starts, index) - 1

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stream_ssl.producers.sources.base import Facts, Skipped, SourceError, mark, place
+from stream_ssl.producers.sources.base import Facts, Skipped, mark, place
 from stream_ssl.producers.sources.fields import check_ranges, digest
+from stream_ssl.producers.sources.passes import Passes, no_sample
 from stream_ssl.wire.sample import Position, Sample
 
 ENDLESS = 2**62
 
 
-class Finite(ABC):
+class Finite(Passes[int]):
     """A source of `count` samples that sends whole or partial passes in an order fixed by a seed.
 
     A sample that cannot be read is logged, counted in `skipped` and left out.
 
     Args:
-        name: the source's name on the wire.
+        skipped: counts the samples that cannot be read. It has the source's name.
         count: number of samples.
         content: identifies the files, so that a position is rejected if the files change.
         shuffle: whether to send each pass in a new order, computed from the seed and the number of
@@ -37,12 +36,9 @@ class Finite(ABC):
         ValueError: an argument is out of range, or there is no sample.
     """
 
-    skipped: Skipped
-    """Set by the subclass."""
-
     def __init__(
         self,
-        name: str,
+        skipped: Skipped,
         count: int,
         content: str,
         shuffle: bool = True,
@@ -51,17 +47,15 @@ class Finite(ABC):
         subset: list[int] | str | None = None,
     ) -> None:
         check_ranges(("seed", seed, 0, math.inf))
-        check_epochs(epochs)
-        self.name = name
-        self.shuffle, self.seed, self.epochs = shuffle, seed, epochs
-        self._stopped = threading.Event()
+        super().__init__(skipped, epochs)
+        self.shuffle, self.seed = shuffle, seed
         if count == 0:
-            raise no_sample(name)
+            raise no_sample(self.name)
         self._index_N = select(count, subset)
         if len(self._index_N) == 0:
-            raise ValueError(f"source {name!r}: subset {subset!r} of {count} samples is empty")
+            raise ValueError(f"source {self.name!r}: subset {subset!r} of {count} samples is empty")
         self._facts: Facts = {
-            "source": name,
+            "source": self.name,
             "content": content,
             "samples": digest([self._index_N.tobytes()]),
             "shuffle": shuffle,
@@ -75,34 +69,20 @@ class Finite(ABC):
     def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
         """Yield each sample with the position after it; see `Source`."""
         epoch, done = place(position, self._facts, self.name, (ENDLESS, len(self)))
-        return self._passes(epoch, done)
+        return self._passes(epoch, done or None)
 
-    def stop(self) -> None:
-        """End `samples`, even while it skips unreadable samples. Thread-safe."""
-        self._stopped.set()
-
-    def _passes(self, epoch: int, done: int) -> Iterator[tuple[Sample, Position]]:
-        for current in itertools.count(epoch):
-            if self.epochs is not None and current >= self.epochs:
-                break
-            gave = done > 0
-            for step, index in enumerate(self._order(current)[done:].tolist(), start=done + 1):
-                if self._stopped.is_set():
-                    break
-                try:
-                    sample = self._sample(index)
-                except OSError as error:
-                    self.skipped.note("unreadable", f"sample {index}", error)
-                    continue
-                if sample is not None:
-                    gave = True
-                    yield sample, mark([current, step], self._facts)
+    def _pass(self, epoch: int, start: int | None) -> Iterator[tuple[Sample, Position]]:
+        done = start or 0
+        for step, index in enumerate(self._order(epoch)[done:].tolist(), start=done + 1):
             if self._stopped.is_set():
-                break
-            if not gave:
-                raise nothing_readable(self.name, self.skipped)
-            done = 0
-        self.skipped.tell_end(self._stopped)
+                return
+            try:
+                sample = self._sample(index)
+            except OSError as error:
+                self.skipped.note("unreadable", f"sample {index}", error)
+                continue
+            if sample is not None:
+                yield sample, mark([epoch, step], self._facts)
 
     def _order(self, epoch: int) -> NDArray[np.int64]:
         if not self.shuffle:
@@ -116,26 +96,6 @@ class Finite(ABC):
         Raises:
             OSError: the file of the sample cannot be read.
         """
-
-
-def check_epochs(epochs: int | None) -> None:
-    """Raise ValueError if a number of passes is below 1. None stands for an endless stream."""
-    if epochs is not None and epochs < 1:
-        raise ValueError(f"epochs {epochs}: must be 1 or more, or null for an endless stream")
-
-
-def no_sample(name: str) -> SourceError:
-    """Return the error for a source whose files are whole and hold no sample."""
-    return SourceError(f"source {name!r}: its files hold no sample; give files that hold some")
-
-
-def nothing_readable(name: str, skipped: Skipped) -> SourceError:
-    """Return the error for a pass that sent no sample. Further passes would also send none."""
-    if not skipped.by_reason:
-        return no_sample(name)
-    return SourceError(
-        f"source {name!r}: not one sample of a whole pass can be read; the log says why of each"
-    )
 
 
 def select(count: int, subset: list[int] | str | None) -> NDArray[np.int64]:

@@ -73,8 +73,7 @@ class IdxDataset(Finite):
         )
         folder = images.absolute().parent
         name = name or source_name((folder.parent if folder.name == "raw" else folder).name)
-        self.skipped = Skipped(name)
-        super().__init__(name, shape[0], content, **passes)
+        super().__init__(Skipped(name), shape[0], content, **passes)
 
     def _sample(self, index: int) -> Sample:
         return Sample(

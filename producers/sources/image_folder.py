@@ -49,22 +49,21 @@ class ImageFolder(Finite):
     def __init__(self, root: Path, name: str | None = None, **passes: Any) -> None:
         self._root = Path(root)
         check_root(self._root)
-        name = name or source_name(self._root.absolute().name)
-        self.skipped = Skipped(name)
+        skipped = Skipped(name or source_name(self._root.absolute().name))
         folders = (entry.name for entry in self._root.iterdir() if entry.is_dir())
         self.classes = sorted(name for name in folders if not name.startswith(HIDDEN))
         labels = {name: label for label, name in enumerate(self.classes)}
         self._files = sorted(
             (
                 (file, labels.get(file.split("/")[0]))
-                for file, _ in walk(self._root, self.skipped.note, HIDDEN)
+                for file, _ in walk(self._root, skipped.note, HIDDEN)
             ),
             key=lambda file: (file[1] is None, file[1], file[0]),
         )
         if not self._files:
             raise ValueError(f"{root}: no {', '.join(SUFFIXES)} in it or below")
         content = digest(os.fsencode(file) + b"\0" for file, _ in self._files)
-        super().__init__(name, len(self._files), content, **passes)
+        super().__init__(skipped, len(self._files), content, **passes)
 
     def _sample(self, index: int) -> Sample | None:
         file, label = self._files[index]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stream_ssl.bounded_files import read_bytes
-from stream_ssl.producers.sources.base import check_is_damage, own_fault
+from stream_ssl.producers.sources.base import Skipped, check_is_damage, own_fault
 from stream_ssl.producers.sources.fields import (
     codec_of,
     digest,
@@ -123,9 +123,8 @@ class LeRobot(VideoFiles):
         self._episodes: list[int] = index_E.tolist()
         chosen = digest([json.dumps([self._episodes, self._cameras]).encode()])
         facts = {**self._frames.facts, "chosen": chosen}
-        Recordings.__init__(
-            self, str(self._root / "meta" / "info.json"), epochs, name, "LeRobot data set", facts
-        )
+        info = str(self._root / "meta" / "info.json")
+        Recordings.__init__(self, info, epochs, Skipped(name), "LeRobot data set", facts)
         self._tasks = dict(tasks(self._root))
 
     def _recorded(self, path: Path, after: Where | None) -> Iterator[tuple[Sample, Where]]:

@@ -65,18 +65,17 @@ class NpyVectors(Finite):
                 f"{file} are {len(self._value_ND)} whole numbers"
             )
         self._prefix = file_name(file)
-        name = name or source_name(file.stem)
-        self.skipped = Skipped(name)
         ends = (self._value_ND[row].tobytes() for row in (0, -1) if len(self._value_ND))
         label = () if self._label_N is None else (one.tobytes() for one in self._label_N.blocks())
         content = digest([str(self._value_ND.shape).encode(), *ends, *label])
-        super().__init__(name, len(self._value_ND), content, **passes)
+        skipped = Skipped(name or source_name(file.stem))
+        super().__init__(skipped, len(self._value_ND), content, **passes)
         if self._value_ND.columns and self.shuffle:
             log.warning(
                 "source %s: %s holds its vectors column by column (Fortran order), and reads them "
                 "slowly in shuffled order. Save it row by row, or send it with --source.shuffle "
                 "false: numpy.save('rows.npy', numpy.load('%s', mmap_mode='r').copy('C'))",
-                *(name, file, file),
+                *(self.name, file, file),
             )
 
     def _sample(self, index: int) -> Sample | None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -18,7 +16,7 @@ from stream_ssl.producers.sources.base import (
     mark,
     wrong_position,
 )
-from stream_ssl.producers.sources.finite import check_epochs, nothing_readable
+from stream_ssl.producers.sources.passes import Passes
 from stream_ssl.producers.sources.shards import find_files
 from stream_ssl.wire.sample import Position, Sample
 
@@ -31,7 +29,7 @@ class BrokenFileError(Exception):
     """A file cannot be read past this place."""
 
 
-class FilePasses(ABC, Generic[At]):
+class FilePasses(Passes[tuple[int, At | None]], Generic[At]):
     """Passes over files that are read in sequence.
 
     Files may be added after the file of a position, and a file that is still written may grow.
@@ -40,7 +38,7 @@ class FilePasses(ABC, Generic[At]):
     Args:
         files: paths, globs, or brace expansions such as "drive-{00..09}.mp4".
         epochs: number of passes, 1 or more; null: endless.
-        name: the source's name.
+        skipped: counts the parts that cannot be read. It has the source's name.
         what: the word for a file in messages.
         settings: further facts for which positions are valid.
         key: the name of a file's number among these facts.
@@ -59,21 +57,14 @@ class FilePasses(ABC, Generic[At]):
         self,
         files: list[str] | str,
         epochs: int | None,
-        name: str,
+        skipped: Skipped,
         what: str,
         settings: Facts,
         key: str = "number",
     ) -> None:
-        check_epochs(epochs)
-        self.name, self.epochs = name, epochs
-        self.skipped = Skipped(name)
+        super().__init__(skipped, epochs)
         self._files = find_files(files, what, self.FOLDERS)
         self._what, self._settings, self._key = what, settings, key
-        self._stopped = threading.Event()
-
-    def stop(self) -> None:
-        """End `samples`, even while it reads data that is not sent. Thread-safe."""
-        self._stopped.set()
 
     def _number(self, position: Position) -> int:
         """Return the number of the file that a position names. It is 0 if the position names none.
@@ -105,27 +96,17 @@ class FilePasses(ABC, Generic[At]):
         place: Facts = {"source": self.name, self._key: number, "file": name, "bytes": size}
         return {**place, **self._settings}
 
-    def _passes(
-        self, epoch: int, number: int, after: At | None
+    def _pass(
+        self, epoch: int, start: tuple[int, At | None] | None
     ) -> Iterator[tuple[Sample, Position]]:
-        for current in itertools.count(epoch):
-            if self.epochs is not None and current >= self.epochs:
-                break
-            gave = (number, after) != (0, None)
-            for file in range(number, len(self._files)):
-                if self._stopped.is_set():
-                    break
-                facts = self._facts(file)
-                for sample, at in self._readable(self._files[file], after):
-                    gave = True
-                    yield sample, mark([current, *at], facts)
-                after = None
+        first, after = start or (0, None)
+        for number in range(first, len(self._files)):
             if self._stopped.is_set():
-                break
-            if not gave:
-                raise nothing_readable(self.name, self.skipped)
-            number = 0
-        self.skipped.tell_end(self._stopped)
+                return
+            facts = self._facts(number)
+            for sample, at in self._readable(self._files[number], after):
+                yield sample, mark([epoch, *at], facts)
+            after = None
 
     def _is_unfinished(self, path: Path) -> bool:  # noqa: ARG002
         """Return whether the file lacks what its program writes last, so that it may grow."""
@@ -150,7 +131,7 @@ class Recordings(FilePasses[Where]):
     def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
         """Yield each sample with the position after it; see `Source`."""
         if position is None:
-            return self._passes(0, 0, None)
+            return self._passes(0, None)
         number = self._number(position)
         at = checked(position, self._facts(number, position), self.name)
         if not (
@@ -160,7 +141,7 @@ class Recordings(FilePasses[Where]):
             and at[0] >= 0
         ):
             raise wrong_position(self.name, f"{at!r:.80} is no [pass, time, number]")
-        return self._passes(at[0], number, (at[1], at[2]))
+        return self._passes(at[0], (number, (at[1], at[2])))
 
     def _readable(self, path: Path, after: Where | None) -> Iterator[tuple[Sample, Where]]:
         """Yield the samples up to the end of the file, its first damage, or `stop`."""

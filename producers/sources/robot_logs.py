@@ -52,8 +52,7 @@ class RobotLogs(Recordings):
         name: str = "robot",
     ) -> None:
         self.images = RobotImages(name, topics, codec, quality)
-        super().__init__(files, epochs, name, "log", self.images.facts)
-        self.skipped = self.images.skipped
+        super().__init__(files, epochs, self.images.skipped, "log", self.images.facts)
 
     @abstractmethod
     def _messages(self, path: Path, start: int) -> Iterator[Message]:

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from stream_ssl.producers.sources.base import Skipped
 from stream_ssl.producers.sources.fields import file_name, fitting_meta, fitting_time, short_id
 from stream_ssl.producers.sources.frames import Frames
 from stream_ssl.producers.sources.recordings import BrokenFileError, Recordings, Where
@@ -81,7 +82,7 @@ class VideoFiles(Recordings):
         import av  # noqa: F401  # fail early if it is not installed
 
         self._frames = Frames(**frames)
-        super().__init__(files, epochs, name, "video", self._frames.facts)
+        super().__init__(files, epochs, Skipped(name), "video", self._frames.facts)
 
     def damages(self) -> tuple[type[Exception], ...]:
         """Return the error types that a file's bytes may cause."""

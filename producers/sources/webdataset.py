@@ -108,13 +108,13 @@ class WebDataset(FilePasses[tuple[int]]):
     def __init__(
         self, shards: list[str] | str, epochs: int | None = 1, name: str = "webdataset"
     ) -> None:
-        super().__init__(shards, epochs, name, "shard", settings={}, key="shard")
+        super().__init__(shards, epochs, Skipped(name), "shard", settings={}, key="shard")
 
     def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
         """Yield each sample with the position after it; see `Source`."""
         shard = self._number(position)
         epoch, start = place(position, self._facts(shard), self.name, (ENDLESS, ENDLESS))
-        return self._passes(epoch, shard, (start,) if start else None)
+        return self._passes(epoch, None if position is None else (shard, (start,)))
 
     def _readable(
         self, path: Path, after: tuple[int] | None

@@ -13,6 +13,7 @@ from benchmarks.experiments.data import Biased, LabelledImages
 from stream_ssl.batch import Batch, Offset
 from stream_ssl.producers.shaping import Parked, Popularity, Shift, Stalls, Video
 from stream_ssl.producers.sources import Source
+from stream_ssl.producers.sources.base import Skipped
 from stream_ssl.producers.sources.fields import digest
 from stream_ssl.producers.sources.finite import Finite
 from stream_ssl.wire.sample import Position, Sample
@@ -25,7 +26,7 @@ class Shuffled(Finite):
     """An endless source of images in shuffled passes. An id is the image's number."""
 
     def __init__(self, images: LabelledImages, seed: int) -> None:
-        super().__init__("cifar", len(images), "in memory", seed=seed, epochs=None)
+        super().__init__(Skipped("cifar"), len(images), "in memory", seed=seed, epochs=None)
         self._images = images
 
     def _sample(self, index: int) -> Sample:
