@@ -11,14 +11,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from stream_ssl.producers.shaping.base import Shaping
+from stream_ssl.producers.shaping.base import Pairs, Shaping
 from stream_ssl.producers.sources.base import Source, SourceError, checked, wrong_position
 from stream_ssl.producers.sources.fields import check_ranges
 from stream_ssl.wire.sample import Position, Sample
 
 Kind = Literal["keep", "incremental", "blurred", "blocks", "concurrent"]
 Profile = Literal["one", "tail"]
-Given = tuple[Sample, Position]
 DRAWS = 1024  # random numbers drawn at once
 
 
@@ -138,7 +137,7 @@ class Continual(Shaping):
             seed=seed,
         )
 
-    def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
+    def samples(self, position: Position = None) -> Pairs:
         """Yield each sample with the position after it; see `Source`."""
         sent = 0
         if position is not None:
@@ -149,11 +148,11 @@ class Continual(Shaping):
             self.source.samples(position.get("inner"))
         return itertools.islice(self._marked(), sent, None)
 
-    def _marked(self) -> Iterator[tuple[Sample, Position]]:
+    def _marked(self) -> Pairs:
         for number, (sample, inner) in enumerate(ORDERS[self.kind](self), start=1):
             yield sample, {"at": number, "inner": inner, "of": self._facts}
 
-    def _task(self, task: int | None) -> Iterator[Given]:
+    def _task(self, task: int | None) -> Pairs:
         """Return the samples of one task, or of all tasks for None, thinned by class."""
         thinning = uniforms(self._seed, 1, -1 if task is None else task)
         given = (
@@ -173,18 +172,18 @@ class Continual(Shaping):
             )
         return sample.label
 
-    def _lanes(self) -> list[Iterator[Given]]:
+    def _lanes(self) -> list[Pairs]:
         return [self._task(task) for task in range(len(self.tasks))]
 
-    def _keep(self) -> Iterator[Given]:
+    def _keep(self) -> Pairs:
         return self._task(None)
 
-    def _incremental(self) -> Iterator[Given]:
+    def _incremental(self) -> Pairs:
         return itertools.chain.from_iterable(self._lanes())
 
-    def _blurred(self) -> Iterator[Given]:
+    def _blurred(self) -> Pairs:
         chance = uniforms(self._seed, 2)
-        ending: deque[Given] = deque()
+        ending: deque[tuple[Sample, Position]] = deque()
         for lane in self._lanes():
             if ending:
                 beginning = deque(itertools.islice(lane, self._widths.blur))
@@ -196,7 +195,7 @@ class Continual(Shaping):
                     yield ending.popleft()
         yield from ending
 
-    def _blocks(self) -> Iterator[Given]:
+    def _blocks(self) -> Pairs:
         lanes = dict(enumerate(self._lanes()))
         for number in itertools.count():
             live = np.array(sorted(lanes), dtype=np.int64)
@@ -210,7 +209,7 @@ class Continual(Shaping):
             if not lanes:
                 return
 
-    def _concurrently(self) -> Iterator[Given]:
+    def _concurrently(self) -> Pairs:
         waiting = iter(self._lanes())
         running = list(itertools.islice(waiting, self._widths.concurrent))
         chance = uniforms(self._seed, 4)
@@ -225,7 +224,7 @@ class Continual(Shaping):
                 del running[chosen]
 
 
-ORDERS: dict[str, Callable[[Continual], Iterator[Given]]] = {
+ORDERS: dict[str, Callable[[Continual], Pairs]] = {
     "keep": Continual._keep,
     "incremental": Continual._incremental,
     "blurred": Continual._blurred,
@@ -250,8 +249,10 @@ def kept_shares(
 
 
 def merge(
-    ending: deque[Given], beginning: deque[Given], chance: Iterator[float]
-) -> Iterator[Given]:
+    ending: deque[tuple[Sample, Position]],
+    beginning: deque[tuple[Sample, Position]],
+    chance: Iterator[float],
+) -> Pairs:
     """Yield all items of both queues, each in order.
 
     The probability of an item from `beginning` rises linearly from 0 to 1.

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stream_ssl.producers.shaping.base import Shaping
+from stream_ssl.producers.shaping.base import Pairs, Shaping
 from stream_ssl.producers.shaping.parked import pixels_of
 from stream_ssl.producers.shaping.repeat import frame_of, sent_again
-from stream_ssl.producers.sources.base import Source, place
+from stream_ssl.producers.sources.base import Source
 from stream_ssl.producers.sources.fields import check_ranges
 from stream_ssl.producers.sources.finite import ENDLESS
 from stream_ssl.wire.sample import Position, Sample
@@ -27,23 +26,18 @@ class Episodes(Shaping, ABC):
     A position stores the number of the image and of the frame, and the source's own position.
     """
 
-    def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
+    def samples(self, position: Position = None) -> Pairs:
         """Yield each sample with the position after it; see `Source`."""
-        number, done = place(position, self._facts, self.name, (ENDLESS,) * 2)
-        inner = None if position is None else position.get("inner")
-        # Open the source here, so that its errors appear now and not at the first sample.
+        (number, done), inner = self._place(position, 2)
         return self._run(self.source.samples(inner), inner, number, done)
 
-    def _run(
-        self, images: Iterator[tuple[Sample, Position]], inner: Position, first: int, done: int
-    ) -> Iterator[tuple[Sample, Position]]:
+    def _run(self, images: Pairs, inner: Position, first: int, done: int) -> Pairs:
         for number, (sample, after) in enumerate(images, start=first):
             count = self._length(number)
             for step in range(done, count):
                 over = step + 1 == count
                 at, where = ([number + 1, 0], after) if over else ([number, step + 1], inner)
-                position = {"at": at, "inner": where, "of": self._facts}
-                yield self._frame(sample, number, step), position
+                yield self._frame(sample, number, step), self._mark(at, where)
             inner, done = after, 0
 
     @abstractmethod

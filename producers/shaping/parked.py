@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stream_ssl.producers.shaping.base import Shaping
+from stream_ssl.producers.shaping.base import Pairs, Shaping
 from stream_ssl.producers.shaping.repeat import decode, frame_of, moved
-from stream_ssl.producers.sources.base import Source, SourceError, place, wrong_position
-from stream_ssl.producers.sources.fields import check_ranges, digest
+from stream_ssl.producers.sources.base import Source, SourceError
+from stream_ssl.producers.sources.fields import check_ranges
 from stream_ssl.producers.sources.finite import ENDLESS
 from stream_ssl.wire.sample import Position, Sample, short
 
@@ -98,38 +97,29 @@ class Parked(Shaping):
             seed=seed,
         )
 
-    def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
+    def samples(self, position: Position = None) -> Pairs:
         """Yield each sample with the position after it; see `Source`."""
-        stretch, skip, sent = place(position, self._facts, self.name, (ENDLESS,) * 3)
-        # Open the source here, so that its errors appear now and not at the first sample.
+        (stretch, skip, sent), inner = self._place(position, 3)
         first = self.source.samples()
         if position is None:
             return self._run(first, first, None, None, stretch, skip, sent)
-        inner, seen = position.get("inner"), position.get("seen")
-        return self._run(first, self.source.samples(inner), inner, seen, stretch, skip, sent)
+        new, seen = self.source.samples(inner), position.get("seen")
+        return self._run(first, new, inner, seen, stretch, skip, sent)
 
     def _run(
         self,
-        first: Iterator[tuple[Sample, Position]],
-        new: Iterator[tuple[Sample, Position]],
+        first: Pairs,
+        new: Pairs,
         inner: Position,
         seen: str | None,
         stretch: int,
         skip: int,
         sent: int,
-    ) -> Iterator[tuple[Sample, Position]]:
-        given = list(itertools.islice(first, self._scenes))
-        if len(given) < self._scenes:
-            raise SourceError(
-                f"source {self.name!r} has {len(given)} images and {self._scenes} scenes are due: "
-                "set scenes to fewer, or give it more"
-            )
+    ) -> Pairs:
+        given, found = self._first(first, self._scenes, "scenes", seen)
         scenes = [Scene(sample, pixels_of(sample)) for sample, _ in given]
-        found = digest(bytes(scene.sample.data) for scene in scenes)
         if seen is None:
             inner = given[-1][1]
-        elif seen != found:
-            raise wrong_position(self.name, "its first images, the scenes, have changed")
         for number in itertools.count(stretch):
             parked, driven = self._lengths(number)
             scene = self._scene_of(number)
@@ -141,8 +131,7 @@ class Parked(Shaping):
                 else:
                     return
                 sent += 1
-                at = [number, offset + 1, sent]
-                yield sample, {"at": at, "inner": inner, "seen": found, "of": self._facts}
+                yield sample, self._mark([number, offset + 1, sent], inner, seen=found)
             skip = 0
 
     def _lengths(self, stretch: int) -> tuple[int, int]:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 
 import numpy as np
 
-from stream_ssl.producers.shaping.base import Shaping
+from stream_ssl.producers.shaping.base import Pairs, Shaping
 from stream_ssl.producers.shaping.parked import pixels_of, seen_again
 from stream_ssl.producers.shaping.repeat import frame_of
-from stream_ssl.producers.sources.base import Source, SourceError, place, wrong_position
-from stream_ssl.producers.sources.fields import check_ranges, digest
+from stream_ssl.producers.sources.base import Source
+from stream_ssl.producers.sources.fields import check_ranges
 from stream_ssl.producers.sources.finite import ENDLESS
 from stream_ssl.wire.sample import Position, Sample
 
@@ -67,24 +66,15 @@ class Popularity(Shaping):
             source, images=images, exponent=exponent, jitter=f"{shift} {noise}", seed=seed
         )
 
-    def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
+    def samples(self, position: Position = None) -> Pairs:
         """Yield each sample with the position after it; see `Source`."""
-        (sent,) = place(position, self._facts, self.name, (ENDLESS,))
+        (sent,), _ = self._place(position, 1)
         seen = None if position is None else position.get("seen")
         return self._run(self.source.samples(), seen, sent)
 
-    def _run(
-        self, source: Iterator[tuple[Sample, Position]], seen: str | None, sent: int
-    ) -> Iterator[tuple[Sample, Position]]:
-        ranked = [sample for sample, _ in itertools.islice(source, self._images)]
-        if len(ranked) < self._images:
-            raise SourceError(
-                f"source {self.name!r} has {len(ranked)} images, not {self._images}: set images to "
-                "fewer, or give it more"
-            )
-        found = digest(bytes(sample.data) for sample in ranked)
-        if seen not in (None, found):
-            raise wrong_position(self.name, "its first images, which it repeats, have changed")
+    def _run(self, source: Pairs, seen: str | None, sent: int) -> Pairs:
+        first, found = self._first(source, self._images, "images", seen)
+        ranked = [sample for sample, _ in first]
         for number in itertools.count(sent):
             position = {"at": [number + 1], "seen": found, "of": self._facts}
             yield self._meet(ranked, number), position

@@ -10,12 +10,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from stream_ssl.producers.shaping.base import Shaping
+from stream_ssl.producers.shaping.base import Pairs, Shaping
 from stream_ssl.producers.shaping.rate import RateLimit
 from stream_ssl.producers.shaping.repeat import NearBy, repeat
-from stream_ssl.producers.sources.base import Source, SourceError, place
+from stream_ssl.producers.sources.base import Source, SourceError
 from stream_ssl.producers.sources.fields import check_ranges
-from stream_ssl.producers.sources.finite import ENDLESS
 from stream_ssl.wire.sample import Position, Sample
 
 Order = Literal["keep", "iid", "sequential", "blurred"]
@@ -129,11 +128,9 @@ class Shaped(Shaping):
             seed=seed,
         )
 
-    def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
+    def samples(self, position: Position = None) -> Pairs:
         """Yield each sample with the position after it; see `Source`."""
-        window, skip, sent = place(position, self._facts, self.name, (ENDLESS,) * 3)
-        inner = None if position is None else position.get("inner")
-        # Open the source here, so that its errors appear now and not at the first sample.
+        (window, skip, sent), inner = self._place(position, 3)
         taken = self.source.samples(inner)
         return self._paced(self._run(taken, inner, window, skip, sent), sent)
 
@@ -142,9 +139,7 @@ class Shaped(Shaping):
         self._stopped.set()
         super().stop()
 
-    def _paced(
-        self, shaped: Iterator[tuple[Sample, Position]], sent: int
-    ) -> Iterator[tuple[Sample, Position]]:
+    def _paced(self, shaped: Pairs, sent: int) -> Pairs:
         if self.limit is not None:
             shaped = itertools.islice(shaped, max(self.limit - sent, 0))
         if self.rate is None:
@@ -156,19 +151,12 @@ class Shaped(Shaping):
                 return
             yield item
 
-    def _run(
-        self,
-        taken: Iterator[tuple[Sample, Position]],
-        inner: Position,
-        window: int,
-        skip: int,
-        sent: int,
-    ) -> Iterator[tuple[Sample, Position]]:
+    def _run(self, taken: Pairs, inner: Position, window: int, skip: int, sent: int) -> Pairs:
         if self.plain:
             # Positions of the source suffice here. A live source or a crawl cannot be read again.
             for sample, position in itertools.islice(taken, skip, None):
                 sent += 1
-                yield sample, {"at": [0, 0, sent], "inner": position, "of": self._facts}
+                yield sample, self._mark([0, 0, sent], position)
             return
         for number in itertools.count(window):
             after = [inner]  # where the next window begins, once this one has been taken
@@ -176,15 +164,12 @@ class Shaped(Shaping):
             for offset, sample in enumerate(outputs, start=1):
                 if offset > skip:
                     sent += 1
-                    at = [number, offset, sent]
-                    yield sample, {"at": at, "inner": inner, "of": self._facts}
+                    yield sample, self._mark([number, offset, sent], inner)
             if len(after) <= self._window:
                 return
             inner, skip = after[-1], 0
 
-    def _take(
-        self, taken: Iterator[tuple[Sample, Position]], after: list[Position]
-    ) -> Iterator[Sample]:
+    def _take(self, taken: Pairs, after: list[Position]) -> Iterator[Sample]:
         for sample, position in itertools.islice(taken, self._window):
             after.append(position)
             yield sample

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 from numpy.typing import NDArray
 
-from stream_ssl.producers.shaping.base import Shaping
-from stream_ssl.producers.sources.base import Source, SourceError, place
+from stream_ssl.producers.shaping.base import Pairs, Shaping
+from stream_ssl.producers.sources.base import Source, SourceError
 from stream_ssl.producers.sources.fields import check_ranges
 from stream_ssl.producers.sources.finite import ENDLESS
-from stream_ssl.wire.sample import Position, Sample
+from stream_ssl.wire.sample import Position
 
 DRAWS = 1024  # random numbers drawn at once
 
@@ -52,10 +50,9 @@ class Shift(Shaping):
         self._classes, self._period, self._bias, self._seed = classes, period, bias, seed
         super().__init__(source, classes=classes, period=period, bias=bias, seed=seed)
 
-    def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
+    def samples(self, position: Position = None) -> Pairs:
         """Yield each sample with the position after it; see `Source`."""
-        read, sent = place(position, self._facts, self.name, (ENDLESS,) * 2)
-        inner = None if position is None else position.get("inner")
+        (read, sent), inner = self._place(position, 2)
         return self._run(self.source.samples(inner), read, sent)
 
     def dominant(self, sent: int) -> int:
@@ -63,9 +60,7 @@ class Shift(Shaping):
         turn, at = divmod(sent // self._period, self._classes)
         return int(np.random.default_rng([self._seed, 1, turn]).permutation(self._classes)[at])
 
-    def _run(
-        self, source: Iterator[tuple[Sample, Position]], read: int, sent: int
-    ) -> Iterator[tuple[Sample, Position]]:
+    def _run(self, source: Pairs, read: int, sent: int) -> Pairs:
         dominant, draw_N = self.dominant(sent), self._draws(read // DRAWS)
         for number, (sample, after) in enumerate(source, start=read):
             if number % DRAWS == 0:
@@ -77,7 +72,7 @@ class Shift(Shaping):
                 )
             if sample.label == dominant or draw_N[number % DRAWS] * self._bias < 1:
                 sent += 1
-                yield sample, {"at": [number + 1, sent], "inner": after, "of": self._facts}
+                yield sample, self._mark([number + 1, sent], after)
                 if sent % self._period == 0:
                     dominant = self.dominant(sent)
 

@@ -240,12 +240,12 @@ def test_other_settings_and_other_scenes_do_not_fit_a_position(tmp_path):
     *_, (_, position) = Parked(WatchedFolder(folder, **watch), scenes=2, stretch=30).samples()
     first.unlink()
     gone = Parked(WatchedFolder(folder, **watch), scenes=2, stretch=30)
-    with pytest.raises(ValueError, match="first images, the scenes, have changed"):
+    with pytest.raises(ValueError, match="first images, which it repeats, have changed"):
         next(gone.samples(position))
 
 
 def test_scenes_are_asked_for():
-    with pytest.raises(ValueError, match="has 5 images and 16 scenes are due"):
+    with pytest.raises(ValueError, match="has 5 images, and scenes is 16: set scenes to fewer"):
         draw(Parked(small(count=5)))
 
 

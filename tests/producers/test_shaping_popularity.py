@@ -57,5 +57,5 @@ def test_other_settings_and_other_images_do_not_fit_a_position(tmp_path):
         build(0, 6).samples(position)
     with pytest.raises(ValueError, match="first images, which it repeats, have changed"):
         next(build(1).samples(position))
-    with pytest.raises(ValueError, match="has 7 images, not 1000: set images to fewer"):
+    with pytest.raises(ValueError, match="has 7 images, and images is 1000: set images to fewer"):
         next(Popularity(small(count=7)).samples())
