@@ -130,11 +130,14 @@ def file_name(path: Path) -> str:
     return f"{path.name}~{state.hexdigest()}"
 
 
+def utf8_name(name: str) -> str:
+    """Return the name of a file, which need not be UTF-8, for a position or the wire."""
+    return os.fsencode(name).decode(errors="backslashreplace")
+
+
 def source_name(name: str) -> str:
     """Return the name of a file or folder, cut to the size of a source's name on the wire."""
-    # File names need not be UTF-8, but names of sources must be.
-    text = os.fsencode(name).decode(errors="backslashreplace")
-    return text.encode()[:MAX_SOURCE_BYTES].decode(errors="ignore")
+    return utf8_name(name).encode()[:MAX_SOURCE_BYTES].decode(errors="ignore")
 
 
 def content_id(name: str, data: bytes | memoryview) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from stream_ssl.producers.sources.base import (
     mark,
     wrong_position,
 )
+from stream_ssl.producers.sources.fields import utf8_name
 from stream_ssl.producers.sources.passes import Passes
 from stream_ssl.producers.sources.shards import find_files
 from stream_ssl.wire.sample import Position, Sample
@@ -91,8 +91,7 @@ class FilePasses(Passes[tuple[int, At | None]], Generic[At]):
             may_grow = self._is_unfinished(path)
         if may_grow:
             size = None
-        # File names need not be UTF-8, but positions must be.
-        name = os.fsencode(path.name).decode(errors="backslashreplace")
+        name = utf8_name(path.name)
         place: Facts = {"source": self.name, self._key: number, "file": name, "bytes": size}
         return {**place, **self._settings}
 

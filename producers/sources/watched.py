@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -30,6 +29,7 @@ from stream_ssl.producers.sources.fields import (
     no_image,
     read_image,
     source_name,
+    utf8_name,
 )
 from stream_ssl.producers.sources.folders import check_root, walk
 from stream_ssl.rate_limited_logger import RateLimitedLogger, printable
@@ -67,10 +67,8 @@ def look_at(path: str, order: str, below: str) -> FoundFile | None:
     if not S_ISREG(stat.st_mode):
         return None
     stamp = stat.st_mtime_ns if order == "mtime" else stat.st_ctime_ns
-    # File names need not be UTF-8, but positions must be.
-    name = os.fsencode(below).decode(errors="backslashreplace")
     touched = max(stat.st_mtime_ns, stat.st_ctime_ns)
-    return FoundFile((max(stamp, 0), name), path, touched, stat.st_mtime_ns)
+    return FoundFile((max(stamp, 0), utf8_name(below)), path, touched, stat.st_mtime_ns)
 
 
 class WatchedFolder:
