@@ -22,13 +22,19 @@ def table_rows(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
 
     schema = parquet.read_schema(path)
     wanted = [name for name in dict.fromkeys(columns) if name in schema.names]
+    begins = tuple(f"{name}." for name in wanted)
     # Read as dictionaries, repeated texts are in memory once. A small file may repeat a long text.
     texts = [name for name in wanted if str(schema.field(name).type) in ("string", "large_string")]
     with parquet.ParquetFile(path, read_dictionary=texts) as file:
         for number in range(file.metadata.num_row_groups):
-            for part in columns_of(file.metadata.row_group(number)):
-                if f"{part.path_in_schema}.".startswith(tuple(f"{name}." for name in wanted)):
-                    check_bytes(path, part)
+            group = file.metadata.row_group(number)
+            for part in map(group.column, range(group.num_columns)):
+                name, size = part.path_in_schema, part.total_uncompressed_size
+                if f"{name}.".startswith(begins) and size > MAX_COLUMN:
+                    raise SourceError(
+                        f"{path}: column {name!r} has a row group of {size} bytes; at most "
+                        f"{MAX_COLUMN} are read. Write the file with smaller row groups"
+                    )
         for batch in file.iter_batches(4096, columns=wanted):
             for row in range(batch.num_rows):
                 yield {name: cell(batch.column(name)[row]) for name in wanted}
@@ -40,22 +46,3 @@ def cell(value: Any) -> Any:
         return value.as_py()
     except (ValueError, OverflowError):
         return None
-
-
-def columns_of(group: Any) -> Iterator[Any]:
-    """Yield the metadata of each column of a row group."""
-    return (group.column(number) for number in range(group.num_columns))
-
-
-def check_bytes(path: Path, part: Any) -> None:
-    """Check that a column of a row group fits into memory.
-
-    Raises:
-        SourceError: the column claims more than MAX_COLUMN bytes.
-    """
-    if part.total_uncompressed_size > MAX_COLUMN:
-        raise SourceError(
-            f"{path}: column {part.path_in_schema!r} has a row group of "
-            f"{part.total_uncompressed_size} bytes; at most {MAX_COLUMN} are read. Write the file "
-            "with smaller row groups"
-        )
