@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import math
 import os
 import time
@@ -29,11 +28,7 @@ from stream_ssl.producers._protocol import ProducerProtocol
 from stream_ssl.producers._reporter import Reporter
 from stream_ssl.producers._send_buffer import OnFull, SendBuffer
 from stream_ssl.producers._spool import Spool
-from stream_ssl.producers.errors import (
-    DeadlineError,
-    DeliveryError,
-    ProducerError,
-)
+from stream_ssl.producers.errors import DeadlineError, DeliveryError, ProducerError
 from stream_ssl.producers.sources.fields import check_above_0, check_ranges
 from stream_ssl.producers.stats import Delivery, Rejection, StateChange, Stats
 from stream_ssl.wire import Bye, Hello, Keys, Sample, Welcome, check_name
@@ -368,16 +363,16 @@ def _no_room(sample: Sample) -> Delivery:
 def _awaited() -> tuple[Future[Delivery], OnDelivery]:
     """Return a future, and a function that settles it with the outcome of a sample."""
     future: Future[Delivery] = Future()
-    return future, functools.partial(_settle, future)
 
+    def settle(delivery: Delivery) -> None:
+        with contextlib.suppress(InvalidStateError):  # the user cancelled the future
+            if delivery.outcome in ("acknowledged", "spooled"):
+                future.set_result(delivery)
+            else:
+                text = f"sample {short(delivery.id)} was {delivery.outcome}: {delivery.detail}"
+                future.set_exception(DeliveryError(text, delivery))
 
-def _settle(future: Future[Delivery], delivery: Delivery) -> None:
-    with contextlib.suppress(InvalidStateError):  # the user cancelled the future
-        if delivery.outcome in ("acknowledged", "spooled"):
-            future.set_result(delivery)
-        else:
-            text = f"sample {short(delivery.id)} was {delivery.outcome}: {delivery.detail}"
-            future.set_exception(DeliveryError(text, delivery))
+    return future, settle
 
 
 def _check_on_full(on_full: OnFull, spool: str | Path | None) -> None:

@@ -176,11 +176,13 @@ class LeRobot(VideoFiles):
     def _in_table(self, clip: Clip, last: int) -> Iterator[tuple[VideoFrame, int]]:
         """Yield the images after frame `last`, with their frame numbers."""
         fps, gate = float(self._info["fps"]), self._frames.gate()
-        for number, cell in images(clip, max(last, 0)):
+        columns = ["frame_index", clip.camera]
+        for row in stored_frames(clip, columns, max(last, 0), batch=16):  # few images in memory
             if self._stopped.is_set():
                 return
+            number = row["frame_index"]
             try:
-                frame = picture(self._root, cell)
+                frame = picture(self._root, row[clip.camera])
             except Exception as error:  # damaged bytes can cause errors of any type
                 check_is_damage(error, self.name)
                 what = f"frame {number} of {clip.camera} of episode {clip.episode}"
@@ -372,15 +374,6 @@ def inside(root: Path, name: str) -> Path:
     if not path.is_file():  # opening a pipe would block
         raise ValueError(f"{path} is missing, or is no regular file")
     return path
-
-
-def images(clip: Clip, first: int) -> Iterator[tuple[int, Any]]:
-    """Yield (frame number, cell) of an episode's images from frame `first` on.
-
-    Only a few images are in memory at a time.
-    """
-    for row in stored_frames(clip, ["frame_index", clip.camera], first, batch=16):
-        yield row["frame_index"], row[clip.camera]
 
 
 def stored_frames(

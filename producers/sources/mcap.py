@@ -7,7 +7,7 @@ import contextlib
 import datetime
 import logging
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -53,20 +53,20 @@ def mcap_messages(logs: RobotLogs, path: Path, start: int) -> Iterator[Message]:
     Raises:
         BrokenFileError: the rest cannot be read.
     """
-    decoders: dict[tuple[Channel, Schema], Callable[[bytes], Any] | ValueError] = {}
+
+    @cache
+    def made(channel: Channel, schema: Schema) -> Callable[[bytes], Any] | ValueError:
+        try:
+            return decoder_of(channel.message_encoding, schema)
+        except Exception as error:  # a damaged schema can cause errors of any type
+            if own_fault(error):
+                raise
+            return ValueError(f"{type(error).__name__}: {error}")
 
     def decode(channel: Channel, schema: Schema, data: bytes) -> Any:
-        if (channel, schema) not in decoders:
-            try:
-                decoders[channel, schema] = decoder_of(channel.message_encoding, schema)
-            except Exception as error:  # a damaged schema can cause errors of any type
-                if own_fault(error):
-                    raise
-                decoders[channel, schema] = ValueError(f"{type(error).__name__}: {error}")
-        made = decoders[channel, schema]
-        if isinstance(made, ValueError):
-            raise made
-        return made(data)
+        if isinstance(found := made(channel, schema), ValueError):
+            raise found
+        return found(data)
 
     with path.open("rb") as stream:
         file = McapFile(

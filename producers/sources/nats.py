@@ -168,11 +168,10 @@ class Nats:
 
     def stop(self) -> None:
         """End `samples` immediately. Thread-safe."""
-        self._ready.stopped.set()
+        self._ready.stop()
         self._consumer.closing = True
         if self._opening is not None:
             self._opening.cancel()  # no effect if it is done
-        self._ready.stop()
 
     def close(self) -> None:
         """Hand unacknowledged messages back to the server, and disconnect."""

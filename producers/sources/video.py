@@ -378,7 +378,7 @@ class Film:
             return
         for frame in frames:
             self._set_time(frame)
-            new = self._is_new(frame.pts)
+            new = self._after is None or (frame.pts or 0) > self._after
             self._due -= new
             if frame.interlaced_frame:  # a packet may contain half a frame
                 self._counts = False
@@ -387,9 +387,6 @@ class Film:
             elif new:
                 what = f"a frame of {self._what} at {frame.pts}"
                 self.note("corrupt", what, "parts are missing")
-
-    def _is_new(self, pts: int | None) -> bool:
-        return self._after is None or pts is None or pts > self._after
 
     def _set_time(self, frame: VideoFrame) -> None:
         if frame.pts is None:
