@@ -22,18 +22,23 @@ def robots(text, **headers):
     return answer
 
 
-def crawl(served, folder, urls, resolve=None, **settings):
-    """A crawl of URLs in which PORT is the web's; every host is on loopback."""
+async def here(_host, _port):
+    return ["127.0.0.1"]
+
+
+def crawl_of(*lists, resolve=here, **settings):
+    """A crawl of lists of URLs; every host is on loopback."""
+    settings = {"allow_networks": ["127.0.0.0/8"], "retries": 0} | settings
+    source = Crawl([str(path) for path in lists], **settings)
+    source.fetcher.backend.resolve = resolve
+    return source
+
+
+def crawl(served, folder, urls, resolve=here, **settings):
+    """A crawl of URLs in which PORT is the web's."""
     path = folder / "urls.txt"
     path.write_text("".join(f"{url}\n".replace("PORT", str(served.port)) for url in urls))
-    settings = {"allow_networks": ["127.0.0.0/8"], "retries": 0} | settings
-    source = Crawl(str(path), **settings)
-
-    async def here(_host, _port):
-        return ["127.0.0.1"]
-
-    source.fetcher.backend.resolve = resolve or here
-    return source
+    return crawl_of(path, resolve=resolve, **settings)
 
 
 def good(count, host="good.test"):

@@ -9,7 +9,7 @@ import time
 
 import pyarrow
 import pytest
-from crawling import PNG, crawl, gives_nothing, good, image, paths, slow
+from crawling import PNG, crawl, crawl_of, gives_nothing, good, image, paths, slow
 from pyarrow import parquet
 from table import table
 
@@ -64,11 +64,7 @@ def test_lists_of_every_kind(served, tmp_path):
     (tmp_path / "b.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "c.parquet")
     for name in ("a.csv", "b.jsonl", "c.parquet"):
-        source = crawl(served, tmp_path, [], label="class", keep=["caption"])
-        listed = Crawl(
-            str(tmp_path / name), label="class", keep=["caption"], allow_networks=["127.0.0.0/8"]
-        )
-        listed.fetcher.backend.resolve = source.fetcher.backend.resolve
+        listed = crawl_of(tmp_path / name, label="class", keep=["caption"])
         samples = sorted((sample for sample, _ in listed.samples()), key=lambda one: one.id)
         assert [sample.label for sample in samples] == [0, 1, 2, 0]
         assert samples[3].meta == {"caption": "no. 3"}
@@ -90,14 +86,11 @@ def test_rows_without_a_class_are_sent_too(served, tmp_path):
     cells = ["1.0", "", "nan", "-1", "1.5", "cat"]
     lines = [f"{url}{number}.png,{cell}\n" for number, cell in enumerate(cells)]
     (tmp_path / "a.csv").write_text("url,class\n" + "".join(lines))
-    source = crawl(served, tmp_path, [])
-    listed = Crawl(str(tmp_path / "a.csv"), label="class", allow_networks=["127.0.0.0/8"])
-    listed.fetcher.backend.resolve = source.fetcher.backend.resolve
+    listed = crawl_of(tmp_path / "a.csv", label="class")
     labels = [str(sample.label) for sample, _ in listed.samples()]  # in order of arrival
     assert sorted(labels) == ["1", *["None"] * 5]
     assert listed.skipped.by_reason == {"bad label": 2}
-    gone = Crawl(str(tmp_path / "a.csv"), label="kind", allow_networks=["127.0.0.0/8"])
-    gone.fetcher.backend.resolve = source.fetcher.backend.resolve
+    gone = crawl_of(tmp_path / "a.csv", label="kind")
     assert [sample.label for sample, _ in gone.samples()] == [None] * 6
     assert gone.skipped.by_reason == {"bad label": 6}
 
@@ -133,10 +126,8 @@ BAD_LISTS = {
 def test_a_bad_row_takes_no_other_with_it(served, tmp_path, kind):
     name, content, left_out = BAD_LISTS[kind]
     data = content(*(url.replace("PORT", str(served.port)) for url in good(2)))
-    source = crawl(served, tmp_path, [])
     (tmp_path / name).write_bytes(data if isinstance(data, bytes) else data.encode())
-    listed = Crawl(str(tmp_path / name), allow_networks=["127.0.0.0/8"])
-    listed.fetcher.backend.resolve = source.fetcher.backend.resolve
+    listed = crawl_of(tmp_path / name)
     if left_out is None:
         gives_nothing(listed)
     else:
@@ -158,10 +149,9 @@ def test_a_list_that_cannot_be_read_to_its_end_is_named(served, tmp_path):
         with pytest.raises(SourceError, match=r"a\.parquet cannot be read: "):
             Crawl(str(path))
     path.write_bytes(whole)
-    first = crawl(served, tmp_path, good(2, "other.test"))
+    crawl(served, tmp_path, good(2, "other.test"))  # writes the first list
     served.answers["other.test/*"] = image
-    source = Crawl([str(tmp_path / "urls.txt"), str(path)], allow_networks=["127.0.0.0/8"])
-    source.fetcher.backend.resolve = first.fetcher.backend.resolve
+    source = crawl_of(tmp_path / "urls.txt", path)
     hole = whole.index(b"/4.png") - 100  # the third group's head
     path.write_bytes(whole[:hole] + bytes(70) + whole[hole + 70 :])
     stream = source.samples()

@@ -18,7 +18,7 @@ from stream_ssl.producers.sources.web import network
     ],
 )
 def test_a_bad_url_takes_no_other_with_it(served, tmp_path, url):
-    source = crawl(served, tmp_path, [*good(1), url], resolve=None)
+    source = crawl(served, tmp_path, [*good(1), url])
     assert paths(source.samples()) == ["0.png"]
     assert source.skipped.by_reason.total() == 1
 

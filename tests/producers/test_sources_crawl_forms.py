@@ -8,12 +8,12 @@ import zlib
 
 import pyarrow
 import pytest
+from crawling import crawl_of, page
 from pyarrow import parquet
 from source_files import encoded, pixels
 from table import table
 from web import web
 
-from stream_ssl.producers.sources import Crawl
 from stream_ssl.producers.sources.base import SourceError
 from stream_ssl.producers.sources.web.network import GuardedBackend
 from stream_ssl.producers.sources.web.public_addresses import IPV4, IPV6, is_public
@@ -25,30 +25,14 @@ PNG = encoded(pixels(1, 6, 5, 3)[0])
 @pytest.fixture
 def served():
     with web() as running:
-        running.answers["*"] = image
+        running.answers["*"] = page(PNG)
         running.answers["/robots.txt"] = page(status=404)
         yield running
 
 
-async def image(request):
-    await request.send(PNG)
-
-
-def page(body=b"", **more):
-    async def answer(request):
-        await request.send(body, **more)
-
-    return answer
-
-
 def crawled(served, path):
     """The paths that a crawl of a list asks for, and the source."""
-    source = Crawl(str(path), allow_networks=["127.0.0.0/8"], retries=0, seconds=60)
-
-    async def here(_host, _port):
-        return ["127.0.0.1"]
-
-    source.fetcher.backend.resolve = here
+    source = crawl_of(path, seconds=60)
     served.asked.clear()
     with contextlib.suppress(SourceError):  # a pass that gives nothing is one
         list(source.samples())
@@ -224,12 +208,7 @@ def test_an_image_that_is_sent_compressed_is_unpacked(served, tmp_path, coding):
     packed = gzip.compress(bomb) if coding == "gzip" else zlib.compress(bomb)
     served.answers["/bomb"] = page(packed, content_encoding=coding)
     path = listed(served, tmp_path, "/a", "/cut", "/bomb")
-    source = Crawl(str(path), allow_networks=["127.0.0.0/8"], retries=0, max_bytes=100_000)
-
-    async def here(_host, _port):
-        return ["127.0.0.1"]
-
-    source.fetcher.backend.resolve = here
+    source = crawl_of(path, max_bytes=100_000)
     assert [sample.data for sample, _ in source.samples()] == [PNG]
     assert source.skipped.by_reason == {"no image": 1, "too large": 1}
 

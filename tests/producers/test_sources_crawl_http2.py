@@ -10,9 +10,9 @@ import h2.connection
 import h2.events
 import pytest
 import trustme
+from crawling import crawl_of
 from source_files import encoded, pixels
 
-from stream_ssl.producers.sources import Crawl
 from stream_ssl.producers.sources.base import SourceError
 
 PNG = encoded(pixels(1, 64, 64, 3)[0])
@@ -69,13 +69,7 @@ def host(tmp_path):
 def crawl(tmp_path, port, name, **settings):
     path = tmp_path / "urls.txt"
     path.write_text("".join(f"https://{name}:{port}/{n}\n" for n in range(20)))
-    source = Crawl(str(path), allow_networks=["127.0.0.0/8"], retries=0, **settings)
-
-    async def here(_host, _port):
-        return ["127.0.0.1"]
-
-    source.fetcher.backend.resolve = here
-    return source
+    return crawl_of(path, **settings)
 
 
 def test_requests_share_a_connection(tmp_path, host):
