@@ -25,6 +25,14 @@ def ids(spool: Spool) -> list[str]:
     return found
 
 
+def flip(spool: Spool, at: int) -> None:
+    """Damage a byte of the only segment."""
+    (segment,) = spool.folder.glob("*.spool")
+    content = bytearray(segment.read_bytes())
+    content[at] ^= 1
+    segment.write_bytes(content)
+
+
 def reopen(spool: Spool, **settings: int) -> Spool:
     spool.close()
     return Spool(spool.folder, "a", settings.get("max_bytes", 1 << 20))

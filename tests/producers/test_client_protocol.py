@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
 
 import pytest
 from client_peer import image, welcome
@@ -19,7 +18,7 @@ from stream_ssl.producers._protocol import (
     STARVED_SECONDS,
     ProducerProtocol,
 )
-from stream_ssl.wire import Ack, Bye, Data, Hello, Message, Nack, Sample, Welcome
+from stream_ssl.wire import Ack, Bye, Data, Hello, Message, Nack, Sample
 
 SIZE = 200  # at least what a packet of the tests takes
 
@@ -308,16 +307,12 @@ def test_a_partial_packet_waits_while_others_wait_for_credit(active: ProducerPro
 def test_the_limits_of_a_packet_do_not_outlive_the_receiver(active: ProducerProtocol) -> None:
     active.disconnected("cut")
     active.connected(1.0)
-    active.received(_limits(max_packet=1000, max_samples=2, epoch=2), 1.0)
+    active.received(welcome(max_packet=1000, max_samples=2, epoch=2), 1.0)
     assert (active.outbox.packer.packet_bytes, active.outbox.packer.packet_samples) == (1000, 1)
     active.disconnected("cut")
     active.connected(2.0)
-    active.received(_limits(max_packet=1 << 24, max_samples=1024, epoch=3), 2.0)
+    active.received(welcome(max_packet=1 << 24, max_samples=1024, epoch=3), 2.0)
     assert active.outbox.packer.packet_bytes == 1 << 20
-
-
-def _limits(**fields: Any) -> Welcome:
-    return welcome(**fields)
 
 
 def _packet(sample: Sample) -> Packet:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from client_peer import Peer, arrived, background, image, until
+from client_peer import MANY, Peer, arrived, background, image, until, welcome
 
 from stream_ssl.producers import (
     DamagedError,
@@ -19,8 +19,6 @@ from stream_ssl.producers import (
 from stream_ssl.producers._connection import Connection
 from stream_ssl.wire import Ack, Bye, Data, Hello, Message, Nack, Welcome, encode
 from stream_ssl.wire.messages import Frame
-
-MANY = 1 << 24
 
 
 @pytest.fixture
@@ -129,8 +127,6 @@ def test_bye_of_the_receiver_stops_data_until_the_next_welcome(
 def test_a_second_welcome_changes_only_what_is_durable(peer: Peer, producer: Producer) -> None:
     send(producer, "1", "2", "3")
     arrive(peer, 3)
-    from client_peer import welcome
-
     peer.say(welcome(resume=1))
     until(lambda: producer.stats.acked.samples == 1)
     assert peer.quiet()

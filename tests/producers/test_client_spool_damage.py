@@ -10,7 +10,7 @@ from random import Random
 import numpy as np
 import pytest
 from client_peer import image
-from spool_files import ids, packet, reopen
+from spool_files import flip, ids, packet, reopen
 
 from stream_ssl.producers import _spool_records as spool_records
 from stream_ssl.producers import _spool_segments as spool_segments
@@ -48,10 +48,7 @@ def test_a_mark_of_packets_that_were_torn_off_does_not_cover_others(spool: Spool
 def test_damage_is_counted_and_left_out(spool: Spool, caplog: pytest.LogCaptureFixture) -> None:
     for name in "123":
         spool.append([packet(name)], 0, None)
-    (segment,) = spool.folder.glob("*.spool")
-    content = bytearray(segment.read_bytes())
-    content[len(content) // 2] ^= 1
-    segment.write_bytes(content)
+    flip(spool, spool.stored_bytes // 2)
     assert ids(spool) == ["1", "3"]
     assert spool.lost == 1
     spool.close()
@@ -216,9 +213,7 @@ def test_a_payload_that_contains_a_record_adds_no_sample(spool: Spool) -> None:
         sample = Sample.from_array(np.frombuffer(inner, np.uint8)[None], "outer", source="a")
         spool.append([packet("1"), pack([sample], (None,)), packet("2")], 0, None)
     (segment,) = spool.folder.glob("*.spool")
-    content = bytearray(segment.read_bytes())
-    content[:] = content.replace(b"outer", b"OUTER")
-    segment.write_bytes(content)
+    segment.write_bytes(segment.read_bytes().replace(b"outer", b"OUTER"))
     again = reopen(spool)
     assert (ids(again), again.lost) == (["1", "2", "1", "2"], 2)
     again.close()
@@ -229,10 +224,7 @@ def test_a_damaged_packet_that_the_receiver_has_is_not_lost(
 ) -> None:
     spool.append([packet(*"123"), packet("4"), packet("5")], 0, None)
     spool.mark(1, [(0, 1), (2, 1), (3, 1), (4, 1)])  # "2" was rejected
-    (segment,) = spool.folder.glob("*.spool")
-    content = bytearray(segment.read_bytes())
-    content[30] ^= 1
-    segment.write_bytes(content)
+    flip(spool, 30)
     spool.close()
     for durable, lost, left in [(0, 2, "45"), (1, 1, "45"), (2, 0, "45"), (3, 0, "5")]:
         again = Spool(spool.folder, "a", 1 << 20)
