@@ -230,12 +230,21 @@ def test_without_pillow_the_error_carries_the_command(monkeypatch):
     assert repeat(raw, "0", "jitter", np.random.default_rng(0)).data != b"x"
 
 
-@table("settings", [{"bias": 2}, {"order": "sequential"}, {"order": "blurred"}])
-def test_labels_are_asked_for_where_they_are_needed(tmp_path, settings):
+@table(
+    ("cls", "settings", "remedy"),
+    [
+        (Shaped, {"bias": 2}, "set bias to 1"),
+        (Shaped, {"order": "sequential"}, "set bias to 1"),
+        (Shaped, {"order": "blurred"}, "set bias to 1"),
+        (Continual, {"kind": "incremental"}, "give a labelled source"),
+        (Shift, {}, "give a labelled source"),
+    ],
+)
+def test_labels_are_asked_for_where_they_are_needed(tmp_path, cls, settings, remedy):
     write_images(tmp_path, 2)
     watched = WatchedFolder(tmp_path, settle_seconds=0, idle_seconds=0)
-    with pytest.raises(ValueError, match=r"sample '000.png#.*carries no label.*set bias to 1"):
-        next(Shaped(watched, **settings).samples())
+    with pytest.raises(ValueError, match=rf"sample '000.png#.*carries no label.*{remedy}"):
+        next(cls(watched, **settings).samples())
 
 
 def test_the_limit_counts_from_the_start_of_the_stream(balanced):

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from going_on import check_goes_on
 from shaped_streams import draw, sigmas
-from source_files import pixels, write_idx, write_images
+from source_files import pixels, write_idx
 from table import table
 
 from stream_ssl.producers.shaping import Continual, Shaped
 from stream_ssl.producers.shaping.continual import kept_shares
-from stream_ssl.producers.sources import IdxDataset, Synthetic, WatchedFolder
+from stream_ssl.producers.sources import IdxDataset, Synthetic
 
 KINDS = {
     "keep": {"imbalance": 3},
@@ -218,10 +218,6 @@ def test_endless_sources_need_an_end_of_tasks(tmp_path):
     assert len(labels(Continual(endless, "incremental", per_task=7))) == 70
 
 
-def test_labels_are_asked_for(tmp_path):
-    write_images(tmp_path, 2)
-    watched = WatchedFolder(tmp_path, settle_seconds=0, idle_seconds=0)
-    with pytest.raises(ValueError, match=r"carries no label.*give a labelled source"):
-        next(Continual(watched, "incremental").samples())
+def test_a_label_beyond_the_classes_is_refused():
     with pytest.raises(ValueError, match=r"is of class \d.*the classes 0 to 2.*set classes"):
         labels(Continual(Synthetic(count=50, size=2, shift=0), "incremental", classes=3))

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from going_on import check_goes_on
 from shaped_streams import draw
-from source_files import write_images
 
 from stream_ssl.producers.shaping import Shift
-from stream_ssl.producers.sources import Synthetic, WatchedFolder
+from stream_ssl.producers.sources import Synthetic
 
 
 def small(**settings):
@@ -54,10 +53,3 @@ def test_goes_on_exactly_after_every_position():
     assert len(stream) > 1500
     with pytest.raises(ValueError, match=r"bias was 6\.0 and is 7\.0"):
         Shift(small(count=6000), 5, period=70, bias=7.0, seed=3).samples(stream[3][1])
-
-
-def test_labels_are_asked_for(tmp_path):
-    write_images(tmp_path, 2)
-    quick = {"settle_seconds": 0, "idle_seconds": 0, "poll_seconds": 0}
-    with pytest.raises(ValueError, match=r"carries no label.*give a labelled source"):
-        draw(Shift(WatchedFolder(tmp_path, **quick)), 1)
