@@ -3,10 +3,10 @@
 import io
 import subprocess
 import sys
-import time
 
 import numpy as np
 from PIL import Image
+from receiver_peer import until
 
 from stream_ssl.journal.reader import JournalReader
 from stream_ssl.wire import Data
@@ -46,8 +46,9 @@ def on_disk(running):
 
 def wait_for(running, count, process):
     """Until the journal holds so many samples."""
-    deadline = time.monotonic() + 60
-    while running.total("acked_samples") < count:
+
+    def there():
         assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+        return running.total("acked_samples") >= count
+
+    until(there)

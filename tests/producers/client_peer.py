@@ -40,7 +40,7 @@ def arrived(journal: list[Data]) -> list[str]:
     return [sample.id for data in journal for sample in data.samples()]
 
 
-def until(what: Callable[[], bool]) -> None:
+def until(what: Callable[[], object]) -> None:
     """Waits for something to become true."""
     deadline = time.monotonic() + PATIENCE
     while not what():

@@ -1,12 +1,14 @@
-"""A check that a stream goes on from its positions."""
+"""Checks that a stream goes on from its positions, and ends when it is stopped."""
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 
 import msgpack
+from client_peer import until
 
 from stream_ssl.producers.sources import Source
 from stream_ssl.wire.sample import Position, Sample, check_position
@@ -38,6 +40,20 @@ def check_goes_on(
         assert [said(sample) for sample, _ in rest] == [said(sample) for sample, _ in ours]
         assert [after for _, after in rest] == [after for _, after in ours]
     return stream
+
+
+def check_stop_ends(
+    source: Source,
+    stream: Iterator[tuple[Sample, Position]] | None = None,
+    waits: Callable[[], object] = lambda: True,
+) -> None:
+    """Check that `stop` ends a source (or a stream of its samples), once it waits."""
+    ended = threading.Thread(target=list, args=(stream or source.samples(),))
+    ended.start()
+    until(waits)
+    source.stop()
+    ended.join(60)
+    assert not ended.is_alive()
 
 
 def said(sample: Sample) -> tuple:

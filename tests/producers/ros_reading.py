@@ -4,7 +4,8 @@ import threading
 import time
 from contextlib import contextmanager
 
-from robot_files import BEGAN, IMAGE, ROS2, image
+from robot_files import BEGAN, COMPRESSED, IMAGE, ROS2, compressed, image
+from source_files import encoded
 from video_files import numbered
 
 from stream_ssl.producers.sources.base import SourceError
@@ -18,6 +19,10 @@ def cdr(message, kind):
 
 def raw(number, stamp=BEGAN):
     return cdr(image(ROS2, numbered(number), "rgb8", stamp), IMAGE)
+
+
+def jpeg(number, stamp=BEGAN):
+    return cdr(compressed(ROS2, encoded(numbered(number), "JPEG"), "jpeg", stamp), COMPRESSED)
 
 
 @contextmanager

@@ -1,9 +1,9 @@
 """The limit on samples per second, on a clock of our own."""
 
 import itertools
-import threading
 
 import pytest
+from going_on import check_stop_ends
 from table import table
 
 from stream_ssl.producers.shaping import RateLimit, Shaped, shaped
@@ -87,8 +87,4 @@ def test_stop_ends_a_stream_that_waits_for_its_rate():
     source = Shaped(Synthetic(size=2, shift=0), rate=1e-6)
     stream = source.samples()
     next(stream)
-    ended = threading.Thread(target=list, args=(stream,))
-    ended.start()
-    source.stop()
-    ended.join(10)
-    assert not ended.is_alive()
+    check_stop_ends(source, stream)

@@ -13,6 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import av
 import pytest
+from client_peer import until
+from going_on import check_stop_ends
 from source_files import encoded
 from table import table
 from video_files import number_of, numbered, write_video
@@ -218,10 +220,7 @@ def test_what_the_sender_cannot_take_is_dropped_from_the_oldest(tmp_path, caplog
         first = number_of(next(stream)[0])
         # All thirty may have come before the first is taken: then one more is late.
         all_came_first = first == 26
-        deadline = time.monotonic() + 60
-        while source.skipped.by_reason["late"] < 25 + all_came_first:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: source.skipped.by_reason["late"] >= 25 + all_came_first)
         rest = [number_of(next(stream)[0]) for _ in range(4 - all_came_first)]
         source.stop()
     assert rest == [26, 27, 28, 29][all_came_first:]
@@ -254,16 +253,7 @@ def test_stop_ends_a_camera_that_says_nothing():
         handler.server.ended.wait(120)
 
     with http_camera(serve) as (server, url):
-        source = Camera(url, timeout=120)
-        ended = threading.Thread(target=list, args=(source.samples(),))
-        ended.start()
-        deadline = time.monotonic() + 60
-        while not server.asked:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        source.stop()
-        ended.join(60)
-        assert not ended.is_alive()
+        check_stop_ends(Camera(url, timeout=120), waits=lambda: server.asked)
 
 
 def test_the_reader_ends_with_whom_it_reads_for(tmp_path, monkeypatch):

@@ -4,12 +4,12 @@ import gc
 import io
 import json
 import logging
-import threading
 import time
 
 import pyarrow
 import pytest
 from crawling import PNG, crawl, crawl_of, gives_nothing, good, image, paths, slow
+from going_on import check_stop_ends
 from pyarrow import parquet
 from table import table
 
@@ -164,16 +164,9 @@ def test_a_list_that_cannot_be_read_to_its_end_is_named(served, tmp_path):
 def test_stop_ends_a_crawl_that_waits(served, tmp_path, waits_for, caplog):
     served.answers[waits_for] = slow
     source = crawl(served, tmp_path, good(9), seconds=120)
-    ended = threading.Thread(target=list, args=(source.samples(),))
-    ended.start()
-    deadline = time.monotonic() + 60
-    while len(served.asked) < (1 if "robots" in waits_for else 2):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    source.stop()
-    ended.join(60)
-    assert not ended.is_alive()
-    del source, ended
+    asked = 1 if "robots" in waits_for else 2
+    check_stop_ends(source, waits=lambda: len(served.asked) >= asked)
+    del source
     gc.collect()
     assert not caplog.records  # asyncio tells of errors that nobody looked at
 

@@ -15,8 +15,9 @@ import pytest
 import trustme
 from foxglove.channels import CompressedImageChannel, RawImageChannel
 from foxglove.messages import CompressedImage, RawImage, Timestamp
-from robot_files import BEGAN, COMPRESSED, IMAGE, ROS1, ROS2, SECOND, TEXT, compressed, image
-from ros_reading import DEADLINE, cdr, raw, reading, wait_for
+from going_on import check_stop_ends
+from robot_files import BEGAN, COMPRESSED, IMAGE, ROS1, ROS2, SECOND, TEXT, image
+from ros_reading import DEADLINE, cdr, jpeg, raw, reading, wait_for
 from source_files import encoded
 from table import table
 from video_files import number_of, numbered
@@ -42,10 +43,6 @@ def ros_channel(context, topic, kind, encoding="cdr", types=ROS2):
     name = kind.replace("/msg/", "/") if types is ROS1 else kind
     schema = foxglove.Schema(name=name, encoding=f"ros{version}msg", data=text.encode())
     return foxglove.Channel(topic, message_encoding=encoding, schema=schema, context=context)
-
-
-def jpeg(number, stamp=BEGAN):
-    return cdr(compressed(ROS2, encoded(numbered(number), "JPEG"), "jpeg", stamp), COMPRESSED)
 
 
 def of(server, **settings):
@@ -335,12 +332,7 @@ def test_a_silent_robot_gets_a_ping_and_is_then_left():
 
 def test_stop_ends_a_source_whose_robot_says_nothing():
     with robot() as (server, _):
-        source = of(server, timeout=60)
-        ended = threading.Thread(target=list, args=(source.samples(),))
-        ended.start()
-        source.stop()
-        ended.join(10)
-        assert not ended.is_alive()
+        check_stop_ends(of(server, timeout=60))
 
 
 def test_a_position_is_of_this_source_alone():

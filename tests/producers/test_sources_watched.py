@@ -5,10 +5,11 @@ import itertools
 import logging
 import os
 import threading
-import time
 from pathlib import Path
 
 import pytest
+from client_peer import until
+from going_on import check_stop_ends
 from source_files import age, encoded, pixels, write_images
 
 from stream_ssl.producers.shaping import Shaped
@@ -127,9 +128,7 @@ def test_a_file_waits_until_it_has_rested(tmp_path):
 
 def test_no_file_overtakes_an_older_one_that_has_not_rested(tmp_path):
     newer = add(tmp_path, "newer.png", 2).stat().st_ctime_ns
-    deadline = time.monotonic() + 60
-    while add(tmp_path, "older.png", 1).stat().st_ctime_ns == newer:
-        assert time.monotonic() < deadline
+    until(lambda: add(tmp_path, "older.png", 1).stat().st_ctime_ns != newer)
     clock = Clock(newer * 1e-9 + 2.0)  # at which newer.png has rested, and older.png has not
     source = watch(tmp_path, clock, settle_seconds=2.0, idle_seconds=0)
     assert names(source.samples()) == ["older.png", "newer.png"]
@@ -139,9 +138,7 @@ def test_no_file_overtakes_an_older_one_that_has_not_rested(tmp_path):
 def test_a_file_that_had_not_rested_at_the_scan_waits_for_the_next_scan(tmp_path):
     """While a slow sender takes the first file, an older one may come."""
     rested = add(tmp_path, "a.png", 1).stat().st_ctime_ns
-    deadline = time.monotonic() + 60
-    while add(tmp_path, "c.png", 3).stat().st_ctime_ns == rested:
-        assert time.monotonic() < deadline
+    until(lambda: add(tmp_path, "c.png", 3).stat().st_ctime_ns != rested)
     clock = Clock(rested * 1e-9 + 2.0)  # at which a.png has rested, and c.png has not
     source = watch(tmp_path, clock, settle_seconds=2.0, idle_seconds=0)
     stream = source.samples()
@@ -377,11 +374,7 @@ def test_stop_ends_a_watch_that_waits(tmp_path):
     shaped = Shaped(source, rate=1000)
     stream = shaped.samples()
     assert names([next(stream)]) == ["a.png"]
-    ended = threading.Thread(target=list, args=(stream,))
-    ended.start()
-    shaped.stop()
-    ended.join(10)
-    assert not ended.is_alive()
+    check_stop_ends(shaped, stream)
 
 
 def test_an_unreadable_root_is_refused(tmp_path, monkeypatch):

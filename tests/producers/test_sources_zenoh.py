@@ -2,15 +2,15 @@
 
 import json
 import socket
-import threading
 import time
 from types import SimpleNamespace
 
 import pytest
 import trustme
 import zenoh
-from robot_files import BEGAN, COMPRESSED, IMAGE, ROS2, SECOND, TEXT, compressed
-from ros_reading import cdr, raw, reading, wait_for
+from going_on import check_stop_ends
+from robot_files import BEGAN, COMPRESSED, IMAGE, ROS2, SECOND, TEXT
+from ros_reading import cdr, jpeg, raw, reading, wait_for
 from source_files import encoded
 from table import table
 from video_files import number_of, numbered
@@ -70,10 +70,6 @@ class Robot:
     def source(self, **settings):
         quick = {"retry_seconds": 0.05, "codec": "raw", "timeout": 20.0}
         return ZenohRos(self.endpoint, **(quick | settings))
-
-
-def jpeg(number, stamp=BEGAN):
-    return cdr(compressed(ROS2, encoded(numbered(number), "JPEG"), "jpeg", stamp), COMPRESSED)
 
 
 @table("bridged", [False, True])
@@ -152,12 +148,7 @@ def test_an_absent_robot_is_awaited_and_given_up_when_asked():
 
 def test_stop_ends_a_source_whose_robot_says_nothing():
     with Robot() as robot:
-        source = robot.source()
-        ended = threading.Thread(target=list, args=(source.samples(),))
-        ended.start()
-        source.stop()
-        ended.join(10)
-        assert not ended.is_alive()
+        check_stop_ends(robot.source())
 
 
 def test_what_cannot_be_read_is_counted_and_nothing_else_is_lost():
