@@ -6,6 +6,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from stream_ssl.producers.sources.base import BrokenFileError
 from stream_ssl.producers.sources.chunked import (
     MAX_BYTES,
     BadRecord,
@@ -17,7 +18,6 @@ from stream_ssl.producers.sources.chunked import (
     prefixed,
     unpacked,
 )
-from stream_ssl.producers.sources.recordings import BrokenFileError
 
 MAGIC = b"#ROSBAG V2.0\n"
 MAX_HEADER = 1 << 20  # bytes of a record's header or of a connection's definition

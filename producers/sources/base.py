@@ -49,6 +49,10 @@ class SourceError(ValueError):
     """An error that ends a source. Its message is one line for the user."""
 
 
+class BrokenFileError(Exception):
+    """A file cannot be read past this place. The message says why."""
+
+
 def own_fault(error: Exception) -> bool:
     """Return True if a bug in this package caused the error, and False if the input data caused it.
 
@@ -112,6 +116,14 @@ class Skipped:
             # File names may contain line breaks and escape sequences, which must not reach the log.
             parts = (printable(str(part), SHOWN_CHARS) for part in (what, reason, why))
             log.warning("source %s: left out %s (%s): %s%s", self.source, *parts, more)
+
+    def note_damage(self, what: object, why: Exception | str) -> None:
+        """Count a part of a file that cannot be read; `check_is_damage` names the errors."""
+        if isinstance(why, Exception):
+            check_is_damage(why, self.source)
+        if not isinstance(why, BrokenFileError | str):
+            why = f"{type(why).__name__}: {why}"
+        self.note("damaged", what, why)
 
     def tell_end(self, stopped: threading.Event) -> None:
         """Log that the source has ended or was stopped, and all that it left out."""

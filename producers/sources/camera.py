@@ -9,9 +9,9 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
+from stream_ssl.producers.sources.base import BrokenFileError
 from stream_ssl.producers.sources.frames import Frames
 from stream_ssl.producers.sources.live import Live, connection_id
-from stream_ssl.producers.sources.recordings import BrokenFileError
 from stream_ssl.producers.sources.video import Film, film_of, lenient, silence
 from stream_ssl.wire.sample import Sample
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Generic, NamedTuple, ParamSpec
 
-from stream_ssl.producers.sources.recordings import BrokenFileError
+from stream_ssl.producers.sources.base import BrokenFileError
 
 MAX_BYTES = 1 << 28  # of a chunk, packed or unpacked, and of a message; far larger than a packet
 MAX_WAITING = 1 << 29  # maximum bytes of messages that are held while chunks overlap in time
@@ -26,7 +26,7 @@ PIECE = 1 << 20
 BadRecord = (BrokenFileError, ValueError, KeyError, struct.error)
 """The errors that reading damaged bytes of a recording raises."""
 Definitions = ParamSpec("Definitions")
-Drop = Callable[[object, object], None]
+Drop = Callable[[object, Exception | str], None]
 """Callback that counts and logs a part that is left out: (what, why)."""
 
 

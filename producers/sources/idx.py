@@ -6,7 +6,6 @@ Shapes: N images, H x W pixels, C channels.
 from __future__ import annotations
 
 import math
-import zlib
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +16,7 @@ from stream_ssl.producers.sources.base import Skipped
 from stream_ssl.producers.sources.fields import digest, source_name
 from stream_ssl.producers.sources.finite import Finite
 from stream_ssl.producers.sources.stored_rows import StoredRows
-from stream_ssl.producers.sources.tar import GZIP, ShardError, unpacked
+from stream_ssl.producers.sources.tar import DAMAGE, GZIP, unpacked
 from stream_ssl.wire.sample import Sample
 
 UBYTE = 0x08
@@ -163,7 +162,7 @@ def read_idx(path: Path) -> StoredRows | NDArray[np.uint8]:
     if head.startswith(b"\x1f\x8b"):
         try:
             body = np.frombuffer(unpack(path), dtype=np.uint8)
-        except (EOFError, OSError, zlib.error, ShardError) as error:
+        except DAMAGE as error:
             raise ValueError(f"{path}: cannot be unpacked ({error}); fetch it again") from error
         sizes, start = parse_head(body[:HEAD_BYTES].tobytes(), len(body), path)
         return body[start:].reshape(sizes)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stream_ssl.bounded_files import read_bytes
-from stream_ssl.producers.sources.base import Skipped, check_is_damage, own_fault
+from stream_ssl.producers.sources.base import BrokenFileError, Skipped, own_fault
 from stream_ssl.producers.sources.fields import (
     codec_of,
     digest,
@@ -31,7 +31,7 @@ from stream_ssl.producers.sources.fields import (
 )
 from stream_ssl.producers.sources.finite import select
 from stream_ssl.producers.sources.frames import Frames
-from stream_ssl.producers.sources.recordings import BrokenFileError, Recordings, Where
+from stream_ssl.producers.sources.recordings import Recordings, Where
 from stream_ssl.producers.sources.robot_images import MAX_PIXELS
 from stream_ssl.producers.sources.tables import table_rows
 from stream_ssl.producers.sources.url_lists import bounded_lines
@@ -141,9 +141,7 @@ class LeRobot(VideoFiles):
                 for sample, frame in self._filmed(clip, last if number == first else -1):
                     yield sample, (number, frame)
             except Exception as error:  # damaged bytes can cause errors of any type
-                check_is_damage(error, self.name)
-                why = error if isinstance(error, BrokenFileError) else repr(error)
-                self.skipped.note("damaged", f"{camera} of episode {episode}", why)
+                self.skipped.note_damage(f"{camera} of episode {episode}", error)
             if self._stopped.is_set():
                 return
 
@@ -184,9 +182,8 @@ class LeRobot(VideoFiles):
             try:
                 frame = picture(self._root, row[clip.camera])
             except Exception as error:  # damaged bytes can cause errors of any type
-                check_is_damage(error, self.name)
                 what = f"frame {number} of {clip.camera} of episode {clip.episode}"
-                self.skipped.note("damaged", what, error)
+                self.skipped.note_damage(what, error)
                 continue
             frame.pts, frame.time_base = number, 1 / Fraction(fps).limit_denominator(10_000)
             if gate.takes(frame, number / fps) and number > last:

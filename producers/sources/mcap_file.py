@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from stream_ssl.producers.sources.base import BrokenFileError
 from stream_ssl.producers.sources.chunked import (
     MAX_BYTES,
     PIECE,
@@ -20,7 +21,6 @@ from stream_ssl.producers.sources.chunked import (
     prefixed,
     unpacked,
 )
-from stream_ssl.producers.sources.recordings import BrokenFileError
 
 MAGIC = b"\x89MCAP0\r\n"
 FOOTER_BYTES = 9 + 20 + len(MAGIC)

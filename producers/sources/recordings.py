@@ -10,7 +10,6 @@ from typing import Any, Generic, TypeVar
 from stream_ssl.producers.sources.base import (
     Facts,
     Skipped,
-    check_is_damage,
     checked,
     mark,
     wrong_position,
@@ -23,10 +22,6 @@ from stream_ssl.wire.sample import Position, Sample
 Where = tuple[int, int]
 """A place in a file: (time, number of earlier samples with the same time)."""
 At = TypeVar("At", bound=tuple[int, ...])
-
-
-class BrokenFileError(Exception):
-    """A file cannot be read past this place."""
 
 
 class FilePasses(Passes[tuple[int, At | None]], Generic[At]):
@@ -150,11 +145,7 @@ class Recordings(FilePasses[Where]):
                     return
                 yield item
         except self.damages() as error:
-            check_is_damage(error, self.name)
-            why = (
-                error if isinstance(error, BrokenFileError) else f"{type(error).__name__}: {error}"
-            )
-            self.skipped.note("damaged", f"{path}, or the rest of it", why)
+            self.skipped.note_damage(f"{path}, or the rest of it", error)
 
     def damages(self) -> tuple[type[Exception], ...]:
         """Return the error types that damaged bytes can cause; most libraries raise any type.

@@ -9,11 +9,10 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 
-from stream_ssl.producers.sources.base import check_is_damage
 from stream_ssl.producers.sources.fields import file_name
 from stream_ssl.producers.sources.frames import Codec
 from stream_ssl.producers.sources.mcap_file import MAGIC
-from stream_ssl.producers.sources.recordings import BrokenFileError, Recordings, Where
+from stream_ssl.producers.sources.recordings import Recordings, Where
 from stream_ssl.producers.sources.robot_images import Message, RobotImages
 from stream_ssl.wire.sample import Sample
 
@@ -67,12 +66,9 @@ class RobotLogs(Recordings):
         """An event that `stop` sets."""
         return self._stopped
 
-    def damaged(self, path: Path, what: object, why: object) -> None:
+    def damaged(self, path: Path, what: object, why: Exception | str) -> None:
         """Count a part of a file that cannot be read. Reading continues with the next part."""
-        if isinstance(why, Exception):
-            check_is_damage(why, self.name)
-        told = why if isinstance(why, BrokenFileError | str) else f"{type(why).__name__}: {why}"
-        self.skipped.note("damaged", f"{what} of {path}", told)
+        self.skipped.note_damage(f"{what} of {path}", why)
 
     def _is_unfinished(self, path: Path) -> bool:
         if path.is_dir() or path.suffix == ".db3":

@@ -16,9 +16,9 @@ from typing import Any
 from urllib.parse import quote
 
 from stream_ssl.producers.sources.bag_file import BagFile
+from stream_ssl.producers.sources.base import BrokenFileError
 from stream_ssl.producers.sources.chunked import MAX_BYTES, PIECE
 from stream_ssl.producers.sources.mcap import mcap_messages
-from stream_ssl.producers.sources.recordings import BrokenFileError
 from stream_ssl.producers.sources.robot_images import Message
 from stream_ssl.producers.sources.robot_logs import RobotLogs
 from stream_ssl.producers.sources.ros_messages import decoder

@@ -14,13 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from stream_ssl.producers.sources.base import BrokenFileError
+
 BLOCK = tarfile.BLOCKSIZE
 CHUNK = 2**18
 MAX_HEADER = 2**20  # bytes of a pax header or a long name; file systems allow names of a few KiB
 MAX_PADDING = 2**24  # zero bytes between two archives
 MAX_RATIO, SLACK = 100, 2**26  # a packed shard may unpack to MAX_RATIO * its size + SLACK bytes
 MAX_DICTIONARY = 2**27  # bytes of memory for unpacking xz; `xz -9` needs 2**26
-DAMAGE = (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError, ValueError)
+DAMAGE = (
+    *(BrokenFileError, tarfile.TarError, EOFError, OSError),
+    *(zlib.error, lzma.LZMAError, ValueError),
+)
 EXTRA = (
     *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
     *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
@@ -32,10 +37,6 @@ WITHOUT_CONTENT = (
 )
 CHECKSUM = re.compile(rb" *[0-7]{1,7}[\0 ]*")
 RECORD = re.compile(rb"([0-9]{1,9}) ([^=]+)=")
-
-
-class ShardError(Exception):
-    """A shard cannot be read past this byte."""
 
 
 Lost = tuple[str, str]
@@ -104,7 +105,7 @@ def unpacked(file: IO[bytes], magic: bytes, stopped: Callable[[], bool]) -> Iter
     """Yield the content of a packed file in parts of at most CHUNK bytes.
 
     Raises:
-        ShardError: the content exceeds MAX_RATIO, or other bytes follow it.
+        BrokenFileError: the content exceeds MAX_RATIO, or other bytes follow it.
         EOFError: the file is truncated.
     """
     unpacker, total = PACKED[magic](), 0
@@ -117,7 +118,7 @@ def unpacked(file: IO[bytes], magic: bytes, stopped: Callable[[], bool]) -> Iter
                     return
                 packed = more.lstrip(b"\0")
             if not packed.startswith(magic[: len(packed)]):
-                raise ShardError("other bytes follow the packed data")
+                raise BrokenFileError("other bytes follow the packed data")
             unpacker = PACKED[magic]()
         elif unpacker.needs_input:
             packed = file.read(CHUNK)
@@ -126,7 +127,7 @@ def unpacked(file: IO[bytes], magic: bytes, stopped: Callable[[], bool]) -> Iter
         part = unpacker.decompress(packed, CHUNK)
         total += len(part)
         if total > MAX_RATIO * file.tell() + SLACK:
-            raise ShardError(
+            raise BrokenFileError(
                 f"the file unpacks to more than {MAX_RATIO} times its size; pack it uncompressed"
             )
         if part:
@@ -141,7 +142,7 @@ class ArchiveStream:
         most: upper bound of the total number of bytes. A member that claims more is damaged.
 
     Raises:
-        ShardError: the compression is not supported.
+        BrokenFileError: the compression is not supported.
     """
 
     def __init__(self, file: IO[bytes], stopped: Callable[[], bool]) -> None:
@@ -149,7 +150,7 @@ class ArchiveStream:
         file.seek(0)
         for magic, what in UNREAD.items():
             if head.startswith(magic):
-                raise ShardError(what)
+                raise BrokenFileError(what)
         packing = [magic for magic in PACKED if head.startswith(magic)]
         self.at, self._file, self._part = 0, file, memoryview(b"")
         self._parts = unpacked(file, packing[0], stopped) if packing else None
@@ -200,7 +201,7 @@ def read_members(
         stopped: returns True to stop reading.
 
     Raises:
-        ShardError: the shard cannot be read further. The message names the byte.
+        BrokenFileError: the shard cannot be read further. The message names the byte.
     """
     at = start
     try:
@@ -210,8 +211,8 @@ def read_members(
             for member in Members(stream, limits, stopped):
                 at = member.start
                 yield member
-    except (*DAMAGE, ShardError) as error:
-        raise ShardError(f"unreadable from byte {at}: {error}") from error
+    except DAMAGE as error:
+        raise BrokenFileError(f"unreadable from byte {at}: {error}") from error
 
 
 class Members:
@@ -234,7 +235,9 @@ class Members:
             if len(block) < BLOCK:
                 whole = self._zeros or self._searching or (at == begin > 0 and not block)
                 if not (whole or self._stopped()):
-                    raise ShardError(f"no end mark at byte {at}: the shard is empty or cut off")
+                    raise BrokenFileError(
+                        f"no end mark at byte {at}: the shard is empty or cut off"
+                    )
                 yield ArchiveMember(at, "", lost=self._lost)
                 return
             if not self._searching and not block.strip(b"\0"):
@@ -243,12 +246,12 @@ class Members:
                     self._told, self._lost = {}, None
                 self._zeros += BLOCK
                 if self._zeros > MAX_PADDING:
-                    raise ShardError(f"more than {MAX_PADDING} zero bytes behind an archive")
+                    raise BrokenFileError(f"more than {MAX_PADDING} zero bytes behind an archive")
             elif (info := header(block)) is not None:
                 self._zeros, self._searching = 0, False
                 yield from self._entry(at, info, block)
             elif at == 0:
-                raise ShardError("no header at byte 0: it is no tar archive")
+                raise BrokenFileError("no header at byte 0: it is no tar archive")
             elif not self._searching:
                 self._searching = True
                 yield ArchiveMember(at, "", lost=("damaged", f"no header at byte {at}"))
@@ -280,9 +283,9 @@ class Members:
             if limit is not None and not left_out and info.isreg():
                 data = self._stream.read(size)
                 if len(data) < size:
-                    raise ShardError(f"the {size} bytes of {name!r:.80} are cut off")
+                    raise BrokenFileError(f"the {size} bytes of {name!r:.80} are cut off")
             self._stream.skip(padded(size) - len(data or b""))
-        except (*DAMAGE, ShardError) as error:
+        except DAMAGE as error:
             yield ArchiveMember(
                 at, name, lost=("damaged", str(error))
             )  # its name ends the sample before

@@ -15,10 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from stream_ssl.producers.sources.base import Skipped
+from stream_ssl.producers.sources.base import BrokenFileError, Skipped
 from stream_ssl.producers.sources.fields import file_name, fitting_meta, fitting_time, short_id
 from stream_ssl.producers.sources.frames import Frames
-from stream_ssl.producers.sources.recordings import BrokenFileError, Recordings, Where
+from stream_ssl.producers.sources.recordings import Recordings, Where
 from stream_ssl.producers.sources.truncation import missing_bytes
 from stream_ssl.wire.sample import Sample
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stream_ssl.producers.sources.base import Skipped, check_is_damage, place
+from stream_ssl.producers.sources.base import BrokenFileError, Skipped, place
 from stream_ssl.producers.sources.fields import (
     OTHER_IMAGES,
     SUFFIXES,
@@ -23,7 +23,7 @@ from stream_ssl.producers.sources.fields import (
 from stream_ssl.producers.sources.finite import ENDLESS
 from stream_ssl.producers.sources.npy import vector_in
 from stream_ssl.producers.sources.recordings import FilePasses
-from stream_ssl.producers.sources.tar import ArchiveMember, ShardError, read_members, split_key
+from stream_ssl.producers.sources.tar import ArchiveMember, read_members, split_key
 from stream_ssl.wire.sample import Position, Sample
 
 VECTOR, LABEL, FACTS = ".npy", ".cls", ".json"
@@ -140,14 +140,15 @@ class WebDataset(FilePasses[tuple[int]]):
                     group = group or MemberGroup(key, lost=torn)
                     torn = None
                     self._add(stem, group, extension, member)
-        except ShardError as error:
-            check_is_damage(error, self.name)
+        except BrokenFileError as error:
             self._note_damage(f"the rest of {path}", group, error)
 
-    def _note_damage(self, what: str, group: MemberGroup | None, why: object) -> None:
+    def _note_damage(
+        self, what: str, group: MemberGroup | None, why: BrokenFileError | str
+    ) -> None:
         """Count a place that cannot be read, together with the sample that it interrupts."""
         cut = f"sample {group.key} and " if group else ""
-        self.skipped.note("damaged", cut + what, why)
+        self.skipped.note_damage(cut + what, why)
 
     def _add(self, stem: str, group: MemberGroup, extension: str, member: ArchiveMember) -> None:
         if extension not in LIMITS:

@@ -25,7 +25,7 @@ from video_files import number_of, numbered
 
 from stream_ssl.producers.sources import RosBags
 from stream_ssl.producers.sources.bag_file import header_of
-from stream_ssl.producers.sources.recordings import BrokenFileError
+from stream_ssl.producers.sources.base import BrokenFileError
 
 # ROS 1.
 

@@ -20,6 +20,7 @@ from table import table
 from video_files import RATE, number_of
 
 from stream_ssl.producers.sources import LeRobot, lerobot
+from stream_ssl.producers.sources.base import BrokenFileError
 from stream_ssl.producers.sources.fields import file_name
 from stream_ssl.producers.sources.lerobot import (
     COLUMNS,
@@ -29,7 +30,6 @@ from stream_ssl.producers.sources.lerobot import (
     frame_rows,
     picture,
 )
-from stream_ssl.producers.sources.recordings import BrokenFileError
 
 BEGAN = 1_714_979_289.0  # what the videos tell
 TOP, WRIST = CAMERAS

@@ -33,7 +33,7 @@ from table import table
 from video_files import number_of
 
 from stream_ssl.producers.sources import McapFiles, RosBags, chunked, mcap_file
-from stream_ssl.producers.sources.recordings import BrokenFileError
+from stream_ssl.producers.sources.base import BrokenFileError
 
 
 @table("options", OPTIONS)

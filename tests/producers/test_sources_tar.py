@@ -19,7 +19,8 @@ from source_files import encoded, named, pixels, shard_members, write_tar
 from table import table
 
 from stream_ssl.producers.sources import WebDataset
-from stream_ssl.producers.sources.tar import MAX_HEADER, ShardError, read_members
+from stream_ssl.producers.sources.base import BrokenFileError
+from stream_ssl.producers.sources.tar import MAX_HEADER, read_members
 
 PNG = encoded(pixels(1, 6, 5, 3)[0])
 WHOLE = [f"{n:06d}" for n in range(4)]
@@ -186,7 +187,7 @@ def test_every_packing_of_the_standard_library_is_gone_on_with(mode: str, tmp_pa
 def test_other_packings_are_named_with_the_remedy(magic: bytes, says: str, tmp_path: Path) -> None:
     path = tmp_path / "s.tar"
     path.write_bytes(magic + bytes(2000))
-    with pytest.raises(ShardError, match=says):
+    with pytest.raises(BrokenFileError, match=says):
         list(read_members(path, 0, {}))
 
 
