@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from stream_ssl.producers.shaping.base import Pairs, Shaping
 from stream_ssl.producers.sources.base import Source, SourceError, checked, wrong_position
 from stream_ssl.producers.sources.fields import check_ranges
+from stream_ssl.producers.sources.finite import ENDLESS
 from stream_ssl.wire.sample import Position, Sample
 
 Kind = Literal["keep", "incremental", "blurred", "blocks", "concurrent"]
@@ -142,7 +143,7 @@ class Continual(Shaping):
         sent = 0
         if position is not None:
             sent = checked(position, self._facts, self.name)
-            if type(sent) is not int or sent < 0:
+            if type(sent) is not int or not 0 <= sent <= ENDLESS:
                 raise wrong_position(self.name, f"{sent!r:.80} is no number of samples")
             # The source checks here whether the position is its own.
             self.source.samples(position.get("inner"))

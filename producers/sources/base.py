@@ -140,7 +140,13 @@ def mark(at: object, facts: Facts) -> dict[str, Any]:
     return {"at": at, "of": facts}
 
 
-def place(position: Position, facts: Facts, name: str, limits: tuple[int, ...]) -> tuple[int, ...]:
+def place(
+    position: Position,
+    facts: Facts,
+    name: str,
+    limits: tuple[int, ...],
+    lowest: tuple[int, ...] | None = None,
+) -> tuple[int, ...]:
     """Return the integers that were passed to `mark` as `at`; zeros if `position` is None.
 
     Args:
@@ -148,22 +154,23 @@ def place(position: Position, facts: Facts, name: str, limits: tuple[int, ...]) 
         facts: the facts of the source that resumes.
         name: the source's name, used in the error message.
         limits: the largest allowed value of each integer.
+        lowest: the smallest allowed value of each integer; None: 0.
 
     Raises:
         ValueError: the position is malformed, or its facts differ from `facts`.
     """
     if position is None:
         return (0,) * len(limits)
-    at = checked(position, facts, name)
+    at, lowest = checked(position, facts, name), lowest or (0,) * len(limits)
     if not (
         isinstance(at, list | tuple)
         and len(at) == len(limits)
         and all(
-            type(value) is int and 0 <= value <= limit
-            for value, limit in zip(at, limits, strict=True)
+            type(value) is int and low <= value <= high
+            for low, value, high in zip(lowest, at, limits, strict=True)
         )
     ):
-        raise wrong_position(name, f"{at!r:.80} does not lie within 0..{list(limits)}")
+        raise wrong_position(name, f"{at!r:.80} does not lie within {list(lowest)}..{list(limits)}")
     return tuple(at)
 
 

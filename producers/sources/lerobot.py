@@ -92,6 +92,8 @@ class LeRobot(VideoFiles):
         ModuleNotFoundError: PyArrow, PyAV or Pillow is not installed.
     """
 
+    EARLIEST = 0  # of the clips, whose number stands for the time in a position
+
     def __init__(
         self,
         root: Path,

@@ -10,11 +10,12 @@ from typing import Any, Generic, TypeVar
 from stream_ssl.producers.sources.base import (
     Facts,
     Skipped,
-    checked,
     mark,
+    place,
     wrong_position,
 )
 from stream_ssl.producers.sources.fields import utf8_name
+from stream_ssl.producers.sources.finite import ENDLESS
 from stream_ssl.producers.sources.passes import Passes
 from stream_ssl.producers.sources.shards import find_files
 from stream_ssl.wire.sample import Position, Sample
@@ -22,6 +23,8 @@ from stream_ssl.wire.sample import Position, Sample
 Where = tuple[int, int]
 """A place in a file: (time, number of earlier samples with the same time)."""
 At = TypeVar("At", bound=tuple[int, ...])
+LATEST = 2**64 - 1
+"""The latest time in nanoseconds or in units of a time base; MCAP has 64 bits for it."""
 
 
 class FilePasses(Passes[tuple[int, At | None]], Generic[At]):
@@ -87,8 +90,8 @@ class FilePasses(Passes[tuple[int, At | None]], Generic[At]):
         if may_grow:
             size = None
         name = utf8_name(path.name)
-        place: Facts = {"source": self.name, self._key: number, "file": name, "bytes": size}
-        return {**place, **self._settings}
+        own: Facts = {"source": self.name, self._key: number, "file": name, "bytes": size}
+        return {**own, **self._settings}
 
     def _pass(
         self, epoch: int, start: tuple[int, At | None] | None
@@ -120,22 +123,22 @@ class Recordings(FilePasses[Where]):
     """Passes over files whose samples are ordered by time.
 
     A position is [pass, time, number among the samples of that time] in one of the files.
+
+    Attributes:
+        EARLIEST: the lowest time.
     """
+
+    EARLIEST = -LATEST
 
     def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
         """Yield each sample with the position after it; see `Source`."""
         if position is None:
             return self._passes(0, None)
         number = self._number(position)
-        at = checked(position, self._facts(number, position), self.name)
-        if not (
-            isinstance(at, list | tuple)
-            and len(at) == 3
-            and all(type(value) is int for value in at)
-            and at[0] >= 0
-        ):
-            raise wrong_position(self.name, f"{at!r:.80} is no [pass, time, number]")
-        return self._passes(at[0], (number, (at[1], at[2])))
+        facts, limits = self._facts(number, position), (ENDLESS, LATEST, ENDLESS)
+        lowest = (0, self.EARLIEST, 0)
+        epoch, time, same = place(position, facts, self.name, limits, lowest)
+        return self._passes(epoch, (number, (time, same)))
 
     def _readable(self, path: Path, after: Where | None) -> Iterator[tuple[Sample, Where]]:
         """Yield the samples up to the end of the file, its first damage, or `stop`."""

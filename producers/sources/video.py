@@ -254,7 +254,7 @@ def starts(path: Path, after: int | None) -> Iterator[Start]:
     def sought(pts: int, container: InputContainer, stream: VideoStream) -> Packets:
         try:
             container.seek(pts, stream=stream)
-        except av.FFmpegError:
+        except (av.FFmpegError, OverflowError):  # a position may have more than 63 bits
             return iter(())
         return container.demux(stream)
 

@@ -204,8 +204,9 @@ def test_other_settings_do_not_fit_a_position(balanced, tmp_path):
     other = IdxDataset(tmp_path, seed=7)
     with pytest.raises(ValueError, match="seed was 0 and is 7"):
         Continual(other, "incremental", tasks=5).samples(position)
-    with pytest.raises(ValueError, match="no number of samples"):
-        Continual(balanced, "incremental", tasks=5).samples(position | {"at": "x"})
+    for broken in ("x", -1, 2**63):
+        with pytest.raises(ValueError, match="no number of samples"):
+            Continual(balanced, "incremental", tasks=5).samples(position | {"at": broken})
 
 
 def test_endless_sources_need_an_end_of_tasks(tmp_path):

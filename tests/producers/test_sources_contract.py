@@ -220,6 +220,15 @@ def test_another_sources_position_is_refused(kind, tmp_path):
             next(source.samples(broken))
 
 
+@table("kind", ["lerobot", "mcap", "rosbag", "video"])
+def test_a_position_that_no_file_has_is_refused(kind, tmp_path):
+    source = BUILDERS[kind](tmp_path)
+    _, position = next(source.samples())
+    for at in ([0, 2**64, 0], [0, -(2**64), 0], [0, 0, -1], [0, 0, 2**64], [-1, 0, 0], [0, 0]):
+        with pytest.raises(ValueError, match=r"position does not fit: .* does not lie within"):
+            next(source.samples(position | {"at": at}))
+
+
 @table("kind", ["cifar", "idx", "images", "synthetic"])
 def test_another_seed_is_named(kind, tmp_path):
     _, position = next(iter(BUILDERS[kind](tmp_path, seed=1).samples()))

@@ -108,6 +108,8 @@ def test_episodes_cameras_and_frames_are_chosen(version: str, tmp_path: Path) ->
     _, position = next(chosen.samples())
     with pytest.raises(ValueError, match="chosen was"):
         next(LeRobot(root).samples(position))
+    with pytest.raises(ValueError, match="position does not fit"):
+        next(chosen.samples(position | {"at": [0, -1, 0]}))
 
 
 def test_damage_costs_its_clip_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -243,6 +243,12 @@ def test_wrong_arguments_are_named(tmp_path, settings, message):
         VideoFiles(str(write_video(tmp_path / "a.mp4", 2)), **settings)
 
 
+def test_a_time_that_ffmpeg_cannot_seek_lies_behind_all_frames(tmp_path):
+    path = write_video(tmp_path / "a.mp4", 10)
+    _, position = next(VideoFiles(str(path)).samples())
+    assert numbers(VideoFiles(str(path)), position | {"at": [0, 2**64 - 1, 0]}) == []
+
+
 def test_another_choice_of_frames_does_not_fit_a_position(tmp_path):
     path = write_video(tmp_path / "a.mp4", 10)
     (*_, (_, position)) = VideoFiles(str(path), fps=5).samples()
