@@ -141,11 +141,7 @@ def _pixels(image: Image) -> NDArray[np.uint8]:
 
 
 def _seconds(time: Any, id: str) -> Any:  # noqa: A002
-    """Return seconds since the Unix epoch. A datetime without a time zone is in local time.
-
-    Raises:
-        ValueError: the time cannot be counted in seconds. The message names the sample by its id.
-    """
+    """Return seconds since the Unix epoch. A datetime without a time zone is in local time."""
     if isinstance(time, np.datetime64):
         if np.isnat(time):
             raise ValueError(

@@ -337,12 +337,7 @@ class Spool:
 
 
 def _prepare(folder: Path) -> None:
-    """Create the folder of a spool, or check that it holds nothing else.
-
-    Raises:
-        ValueError: the folder holds other files, which a spool might replace or delete.
-        OSError: the folder cannot be created or read.
-    """
+    """Create the folder of a spool, or check that it holds nothing else."""
     try:
         durable.make_folder(folder)
         if (folder / _OWNER).exists() or (folder / "lock").is_symlink():  # `open_file` refuses it

@@ -389,11 +389,7 @@ def _receiver(
     keys: Keys | str | Path | None,
     server_key: Keys | str | Path | None,
 ) -> tuple[str, Curve | None]:
-    """Return the receiver's address for a producer's name, and the keys of the connection.
-
-    Raises:
-        ValueError: an argument of the producer is invalid.
-    """
+    """Return the receiver's address for a producer's name, and the keys of the connection."""
     if (address is None) == (run is None):
         raise ValueError("give either the receiver's address, or the folder of its run as run=")
     if run is not None:
@@ -406,11 +402,7 @@ def _receiver(
 
 
 def _chosen(addresses: str | Sequence[str], name: str, what: str) -> str | None:
-    """Return the receiver's address for a producer's name, or None for an empty list.
-
-    Raises:
-        ValueError: an address is invalid, or a list contains an address twice.
-    """
+    """Return the receiver's address for a producer's name, or None for an empty list."""
     listed: Sequence[Any] = addresses if isinstance(addresses, list | tuple) else [addresses]
     for one in listed:
         check_address(one)

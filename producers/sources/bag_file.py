@@ -44,11 +44,7 @@ class BagFile(ChunkedFile[[BagTopic]]):
         self.connections: dict[int, BagTopic] = {}
 
     def _records(self, at: int, end: int) -> Iterator[tuple[Header, int, int]]:
-        """Yield (header, offset of the data, size of the data) of each record.
-
-        Raises:
-            BrokenFileError: the bytes at the next offset are not a record.
-        """
+        """Yield (header, offset of the data, size of the data) of each record."""
         while at < end and not self._stopped.is_set():
             head, data_at = self._length(at, end)
             header = header_of(self._read(at + 4, head))
@@ -57,11 +53,7 @@ class BagFile(ChunkedFile[[BagTopic]]):
             at = data_at + 4 + size
 
     def _record_at(self, at: int) -> tuple[Header, int, int]:
-        """Return (header, offset of the data, size of the data) of the record at an offset.
-
-        Raises:
-            BrokenFileError: there is no record.
-        """
+        """Return (header, offset of the data, size of the data) of the record at an offset."""
         found = next(self._records(at, self._size), None)
         if found is None:
             raise BrokenFileError(f"it ends at byte {at}, before the next record")

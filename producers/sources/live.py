@@ -157,11 +157,7 @@ class Live(ABC, Generic[Item]):
             self._ready.fail(error)
 
     def _keep_connected(self) -> None:
-        """Receive items and reconnect when the stream ends, until stopped.
-
-        Raises:
-            SourceError: no item came for `give_up_seconds`.
-        """
+        """Receive items and reconnect when the stream ends, until stopped."""
         pause = FIRST_PAUSE
         while not self._stopped.is_set():
             why = "the stream ended"

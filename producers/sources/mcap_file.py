@@ -61,11 +61,7 @@ class McapFile(ChunkedFile[[Channel, Schema]]):
         self.channels: dict[int, Channel] = {}
 
     def _records(self, at: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """Yield (opcode, offset of the content, size of the content) of each record.
-
-        Raises:
-            BrokenFileError: the bytes at the next offset are not a record.
-        """
+        """Yield (opcode, offset of the content, size of the content) of each record."""
         while at < end and not self._stopped.is_set():
             head = self._read(at, 9)
             if len(head) < 9:
@@ -84,11 +80,7 @@ class McapFile(ChunkedFile[[Channel, Schema]]):
         return self._read(at, size)
 
     def _summary(self) -> tuple[int, int]:
-        """Return where the summary begins and ends; it begins at 0 if there is none.
-
-        Raises:
-            BrokenFileError: the end of the file is missing or damaged.
-        """
+        """Return where the summary begins and ends; it begins at 0 if there is none."""
         footer_at = self._size - FOOTER_BYTES
         footer = self._read(max(0, footer_at), FOOTER_BYTES)
         if len(footer) < FOOTER_BYTES or footer[0] != FOOTER or not footer.endswith(MAGIC):

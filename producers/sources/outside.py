@@ -76,11 +76,7 @@ def build_source(cls: Callable[..., Source], arguments: Mapping[str, Any]) -> So
 
 
 def _imported(path: str) -> type[Any]:
-    """Import a class.
-
-    Raises:
-        ValueError: the class cannot be imported.
-    """
+    """Return the class at a path."""
     module, _, name = path.rpartition(".")
     try:
         found = getattr(importlib.import_module(module), name, None)
@@ -103,11 +99,7 @@ def _imported(path: str) -> type[Any]:
 
 
 def _source_class(path: str) -> type[Source]:
-    """Import a class, and return a subclass that checks what `samples` yields.
-
-    Raises:
-        ValueError: the class cannot be imported, or is no source.
-    """
+    """Import a class, and return a subclass that checks what `samples` yields."""
     found = _imported(path)
     samples = getattr(found, "samples", None)
     if not callable(samples):
@@ -144,12 +136,7 @@ def _source_class(path: str) -> type[Source]:
 
 
 def _checked(path: str, pairs: Any) -> Iterator[tuple[Sample, Position]]:
-    """Yield the pairs of a source from outside.
-
-    Raises:
-        SourceError: one is no pair of a sample and a position that survives JSON, or the source's
-            own code fails.
-    """
+    """Yield the pairs of a source from outside, and check each of them."""
     if not hasattr(pairs, "__iter__"):
         raise SourceError(
             f"source {path}: samples() returned {_short(pairs)}; it must yield (Sample, position)"

@@ -65,11 +65,7 @@ class FilePasses(Passes[tuple[int, At | None]], Generic[At]):
         self._what, self._settings, self._key = what, settings, key
 
     def _number(self, position: Position) -> int:
-        """Return the number of the file that a position names. It is 0 if the position names none.
-
-        Raises:
-            ValueError: there is no such file.
-        """
+        """Return the number of the file that a position names, or 0 if it names none."""
         if not (isinstance(position, Mapping) and isinstance(position.get("of"), Mapping)):
             return 0
         number = position["of"].get(self._key, 0)

@@ -114,11 +114,7 @@ class RosBags(RobotLogs):
                 )
 
     def _unpack(self, path: Path, plain: Path) -> None:
-        """Unpack a compressed file.
-
-        Raises:
-            BrokenFileError: the file is too large when unpacked.
-        """
+        """Unpack a compressed file."""
         import zstandard
 
         free = shutil.disk_usage(plain.parent).free // 2

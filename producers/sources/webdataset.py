@@ -221,11 +221,7 @@ def facts_in(content: bytes, skipped: Skipped, what: str) -> dict[str, Any]:
 
 
 def _image(group: MemberGroup) -> tuple[bytes, str]:
-    """Return the image of a group and its codec.
-
-    Raises:
-        ValueError: there is not exactly one image, or its format is not supported.
-    """
+    """Return the image of a group and its codec."""
     if len(group.images) != 1:
         found = sorted([*group.parts, *group.others])
         other = [name for name in found if f".{name}" in OTHER_IMAGES]

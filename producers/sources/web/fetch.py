@@ -177,11 +177,7 @@ class Fetcher:
     async def _insistently(
         self, host: Host, url: httpx.URL, limit: int, delay: float, image: bool = True
     ) -> Response:
-        """Return the response, after the retries that a busy host or a lost connection requires.
-
-        Raises:
-            Skip: the last attempt failed, or the host requires a longer wait than `max_wait`.
-        """
+        """Return the response, after the retries that a busy host or a lost connection requires."""
         for attempt in range(self._patience.retries + 1):
             await self._start(host, delay)
             try:
@@ -250,11 +246,7 @@ class Fetcher:
         return await asyncio.shield(host.robots)
 
     async def _read_robots(self, host: Host, url: httpx.URL) -> Protego | None:
-        """Fetch the host's robots.txt, and return its rules or None (RFC 9309, section 2.3.1).
-
-        Raises:
-            Skip: robots.txt is unavailable, so nothing may be fetched.
-        """
+        """Fetch the host's robots.txt, and return its rules or None (RFC 9309, section 2.3.1)."""
         here = url.copy_with(raw_path=b"/robots.txt", fragment=None)
         for _ in range(ROBOTS_REDIRECTS + 1):
             try:
@@ -296,11 +288,7 @@ class Fetcher:
     async def _request(
         self, host: Host, url: httpx.URL, limit: int, image: bool = True
     ) -> Response:
-        """Send one request, and read as much of the answer as may be an image of `limit` bytes.
-
-        Raises:
-            Skip: there is no answer, or the answer is too long or too slow.
-        """
+        """Send one request, and read as much of the answer as may be an image of `limit` bytes."""
         assert host.pool is not None  # `_turn` sets it
         # Pass the parts: httpcore would cut a whole URL at ";" and drop an empty query.
         target = httpcore.URL(
