@@ -7,6 +7,7 @@ import itertools
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,10 +108,7 @@ def as_sample(image: Any, id: str, codec: str | None = None, **fields: Any) -> S
 
 def owned(sample: Sample) -> Sample:
     """Return the sample with a payload of type bytes, which the caller cannot change."""
-    if isinstance(sample.data, bytes):
-        return sample
-    fields = {name: getattr(sample, name) for name in Sample.__dataclass_fields__}
-    return Sample(**{**fields, "data": bytes(sample.data)})
+    return sample if isinstance(sample.data, bytes) else replace(sample, data=bytes(sample.data))
 
 
 def _bytes_of(image: Any) -> bytes:
