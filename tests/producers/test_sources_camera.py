@@ -438,14 +438,6 @@ def test_a_pause_ends_when_the_source_gives_up(monkeypatch):
     assert time.monotonic() - began < 20
 
 
-def test_a_position_is_of_this_source_alone(tmp_path):
-    source = Camera("rtsp://127.0.0.1:9/x", name="one")
-    position = {"at": None, "of": {"source": "one", "live": True}}
-    source.samples(position)
-    with pytest.raises(ValueError, match="source was 'one' and is 'two'"):
-        Camera("rtsp://127.0.0.1:9/x", name="two").samples(position)
-
-
 @table(
     ("settings", "message"),
     [

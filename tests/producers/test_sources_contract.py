@@ -4,6 +4,7 @@ import errno
 import inspect
 import itertools
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import jsonargparse
@@ -27,18 +28,21 @@ from video_files import write_video
 from stream_ssl.producers.shaping import Parked, Popularity, Shaped, Shift, Stalls, Video
 from stream_ssl.producers.sources import (
     SOURCES,
+    Camera,
     CifarBinary,
     IdxDataset,
     ImageFolder,
     LeRobot,
     McapFiles,
     NpyVectors,
+    Ros,
     RosBags,
     Source,
     Synthetic,
     VideoFiles,
     WatchedFolder,
     WebDataset,
+    ZenohRos,
 )
 from stream_ssl.producers.sources.base import Skipped, SourceError
 
@@ -144,6 +148,11 @@ ELSEWHERE = {
     "ros",
     "zenoh",
 }  # which need a network, and have these tests beside it
+LIVE = {
+    "camera": partial(Camera, "rtsp://127.0.0.1:9/x"),
+    "ros": partial(Ros, "ws://127.0.0.1:9"),
+    "zenoh": partial(ZenohRos, "tcp/127.0.0.1:9"),
+}
 CASES = [
     *((kind, None) for kind in BUILDERS),
     # What shapes a stream knows of its source whether it has labels, and pictures or vectors.
@@ -218,6 +227,18 @@ def test_another_sources_position_is_refused(kind, tmp_path):
     for broken in (17, "here", [], {}, {"at": [0], "of": 3}, position | {"at": [-1, "x"]}):
         with pytest.raises(ValueError, match="position does not fit"):
             next(source.samples(broken))
+
+
+@table("kind", LIVE)
+def test_another_live_sources_position_is_refused(kind):
+    source = LIVE[kind](name="one")
+    position = {"at": None, "of": {"source": "one", "live": True}}
+    source.samples(position)
+    with pytest.raises(ValueError, match="source was 'one' and is 'two'"):
+        LIVE[kind](name="two").samples(position)
+    for broken in (17, "here", [], {}, {"at": [0], "of": 3}):
+        with pytest.raises(ValueError, match="position does not fit"):
+            source.samples(broken)
 
 
 @table("kind", ["lerobot", "mcap", "rosbag", "video"])

@@ -335,17 +335,6 @@ def test_stop_ends_a_source_whose_robot_says_nothing():
         check_stop_ends(of(server, timeout=60))
 
 
-def test_a_position_is_of_this_source_alone():
-    source = Ros("ws://127.0.0.1:9", name="one")
-    position = {"at": None, "of": {"source": "one", "live": True}}
-    source.samples(json.loads(json.dumps(position)))
-    with pytest.raises(ValueError, match="source was 'one' and is 'two'"):
-        Ros("ws://127.0.0.1:9", name="two").samples(position)
-    for broken in (17, "here", [], {}, {"at": [0], "of": 3}):
-        with pytest.raises(ValueError, match="position does not fit"):
-            source.samples(broken)
-
-
 @table(
     ("settings", "message"),
     [
