@@ -142,19 +142,13 @@ def test_close_flushes_and_says_bye(peer: Peer) -> None:
     producer.close()
 
 
-def test_bye_is_said(peer: Peer) -> None:
+@pytest.mark.parametrize(("ended", "reason"), [(False, "closed"), (True, Bye.ENDED)])
+def test_bye_says_whether_the_source_has_ended(peer: Peer, ended: bool, reason: str) -> None:
     with Producer(peer.address, name="a") as producer:
         peer.welcome()
         producer.connect()
-    assert peer.expect(Bye).reason == "closed"
-
-
-def test_the_end_of_a_source_is_said(peer: Peer) -> None:
-    with Producer(peer.address, name="a") as producer:
-        peer.welcome()
-        producer.connect()
-        producer.close(ended=True)
-    assert peer.expect(Bye).reason == Bye.ENDED
+        producer.close(ended=ended)
+    assert peer.expect(Bye).reason == reason
 
 
 def test_a_full_buffer_blocks_until_something_is_acknowledged(peer: Peer) -> None:

@@ -1,19 +1,15 @@
 """Stalled and moving cameras follow the laws that their arguments name."""
 
-import io
 import itertools
 import math
 
 import numpy as np
 import pytest
 from going_on import check_goes_on
-from PIL import Image
 from shaped_streams import draw, small
-from source_files import write_images
 
 from stream_ssl.producers.shaping import Shaped, Stalls, Video
 from stream_ssl.producers.shaping.episodes import crop_resized
-from stream_ssl.producers.sources import ImageFolder
 
 
 def runs(samples):
@@ -110,14 +106,6 @@ def test_noise_keeps_to_its_bound():
         for a, b in zip(noisy, plain, strict=True)
     ]
     assert {-3, 3} <= set(np.concatenate(change).tolist()) <= set(range(-3, 4))
-
-
-def test_encoded_images_are_sent_as_jpeg(tmp_path):
-    write_images(tmp_path / "a", 3)
-    for sample in draw(Video(ImageFolder(tmp_path, epochs=1), frames=2)):
-        assert sample.codec == "jpeg"
-        with Image.open(io.BytesIO(sample.data)) as image:
-            assert image.size == (5, 6)
 
 
 @pytest.mark.parametrize(
