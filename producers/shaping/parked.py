@@ -186,8 +186,6 @@ def pixels_of(sample: Sample) -> NDArray[np.uint8] | None:
         )
     if sample.shape is not None:
         return np.frombuffer(sample.data, dtype=np.uint8).reshape(sample.shape)
-    try:
-        image = np.asarray(decode(sample))
-    except ValueError:
+    if (image := decode(sample)) is None:
         return None
-    return image.reshape(*image.shape[:2], -1)
+    return np.asarray(image).reshape(image.height, image.width, -1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import time
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_ssl.producers.sources.fields import fitting_meta, short_id
-from stream_ssl.wire.sample import DTYPES, Sample, short
+from stream_ssl.wire.sample import DTYPES, Sample
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -23,6 +24,7 @@ NOISE = 4  # levels
 QUALITY = (50, 90)  # of JPEG
 MOST_PIXELS = 1 << 25
 """The most pixels of an image that is changed. As floats, with copies, they take about 1 GB."""
+MOST_SIDE = 65_500  # pixels; libjpeg encodes no longer side
 
 NearBy = Literal["jitter", "jpeg"]
 
@@ -151,33 +153,27 @@ def reencode(sample: Sample, rng: np.random.Generator) -> dict[str, Any] | None:
 
     Return None if the image cannot be decoded.
     """
-    try:
-        data = encode(decode(sample), rng)
-    except (OSError, ValueError):
-        return None  # the image is sent unchanged, and the receiver decides about it
-    return {"data": data, "codec": "jpeg"}
+    image = decode(sample)
+    return None if image is None else {"data": encode(image, rng), "codec": "jpeg"}
 
 
-def decode(sample: Sample) -> Image.Image:
+def decode(sample: Sample) -> Image.Image | None:
     """Return the pixels of an encoded image, grey or RGB, as the learner would see them.
 
+    The result is None if the image cannot be decoded, or is too large to be encoded again.
+
     Raises:
-        ValueError: the image cannot be decoded, or has more than MOST_PIXELS.
         ImportError: Pillow is not installed.
     """
     pillow = load_pillow()
     from stream_ssl.pictures import over_white, upright
 
-    try:
-        with pillow.open(io.BytesIO(sample.data)) as image:
-            if image.width * image.height > MOST_PIXELS:
-                raise ValueError(f"{image.width} x {image.height} pixels are too many to change it")
+    damage = OSError, ValueError, SyntaxError, pillow.DecompressionBombError
+    with contextlib.suppress(*damage), pillow.open(io.BytesIO(sample.data)) as image:
+        if image.width * image.height <= MOST_PIXELS and max(image.size) <= MOST_SIDE:
             # A new file has neither the orientation tag nor an alpha channel.
             return over_white(upright(image))
-    except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
-        # Pillow's message names an internal buffer, which does not help the user.
-        what = f"no {sample.codec} image" if "cannot identify image" in str(error) else str(error)
-        raise ValueError(f"sample {short(sample.id)} cannot be decoded: {what}") from error
+    return None
 
 
 def encode(image: Image.Image, rng: np.random.Generator) -> bytes:

@@ -17,7 +17,6 @@ from table import table
 
 from stream_ssl.producers import Producer, Sample
 from stream_ssl.producers._images import as_sample
-from stream_ssl.producers.shaping.repeat import decode
 
 PIXELS = np.arange(4 * 5 * 3, dtype=np.uint8).reshape(4, 5, 3)
 
@@ -209,8 +208,3 @@ def test_a_moment_that_is_none_and_channels_that_come_first(producer: Producer) 
         producer.send(image(), id="x", time=datetime(1, 1, 1))  # noqa: DTZ001, RUF100
     with pytest.raises(ValueError, match=r"shape \(3, 64, 64\) must be \(H, W, C\).*come last"):
         producer.send(np.zeros((3, 64, 64), np.uint8))
-
-
-def test_an_image_that_cannot_be_decoded_is_named_not_the_buffer() -> None:
-    with pytest.raises(ValueError, match=r"sample 'x' cannot be decoded: no png image$"):
-        decode(Sample("x", b"nothing of the kind", "png"))

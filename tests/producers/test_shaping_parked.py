@@ -162,12 +162,17 @@ def test_encoded_images_are_encoded_anew(tmp_path):
     ],
     ids=["parked", "video", "popularity"],
 )
-@pytest.mark.parametrize("damaged", [True, False], ids=["damaged", "too large"])
-def test_an_image_that_cannot_be_changed_is_sent_as_it_is(tmp_path, monkeypatch, shaped, damaged):
+@pytest.mark.parametrize("kind", ["damaged", "too large", "too wide"])
+def test_an_image_that_cannot_be_changed_is_sent_as_it_is(tmp_path, monkeypatch, shaped, kind):
     """An error would end the command there at each start. The learner counts and names it."""
     first, *_ = write_images(tmp_path / "a", 3)
-    first.write_bytes(first.read_bytes()[:40] if damaged else encoded(pixels(1, 90, 90, 3)[0]))
-    monkeypatch.setattr(repeat, "MOST_PIXELS", 90 * 90 - 1)
+    if kind == "damaged":
+        first.write_bytes(first.read_bytes()[:40])
+    else:  # no JPEG has a side of more than 65,500 pixels
+        sides = (90, 90) if kind == "too large" else (1, 65_501)
+        first.write_bytes(encoded(pixels(1, *sides, 3)[0]))
+    if kind == "too large":
+        monkeypatch.setattr(repeat, "MOST_PIXELS", 90 * 90 - 1)
     sent = draw(shaped(ImageFolder(tmp_path, shuffle=False, epochs=None)), 60)
     broken = [sample for sample in sent if sample.data == first.read_bytes()]
     assert 0 < len(broken) < len(sent)
