@@ -60,12 +60,7 @@ class FrameEncoder:
             image = over_white(image)
         file = io.BytesIO()
         # The other methods of WebP take up to 10 times as long and save only a tenth of the size.
-        image.save(
-            file,
-            self.codec,
-            quality=self.quality,
-            **({"method": 0} if self.codec == "webp" else {}),
-        )
+        image.save(file, self.codec, quality=self.quality, method=0)  # JPEG ignores the method
         return {"data": file.getvalue(), "codec": self.codec}
 
 
