@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from stream_ssl.producers.sources.base import BrokenFileError
 from stream_ssl.producers.sources.chunked import (
@@ -18,6 +20,7 @@ from stream_ssl.producers.sources.chunked import (
     prefixed,
     unpacked,
 )
+from stream_ssl.producers.sources.robot_messages import decode
 
 MAGIC = b"#ROSBAG V2.0\n"
 MAX_HEADER = 1 << 20  # bytes of a record's header or of a connection's definition
@@ -35,7 +38,7 @@ class BagTopic:
     definition: str
 
 
-class BagFile(ChunkedFile[[BagTopic]]):
+class BagFile(ChunkedFile):
     """The messages in a ROS 1 bag whose connections are wanted; see `ChunkedFile`."""
 
     magic, kind = MAGIC, "ROS 1 bags"
@@ -108,7 +111,12 @@ class BagFile(ChunkedFile[[BagTopic]]):
         connection = self.connections.get(channel)
         if connection is None:
             self._drop(f"messages of connection {channel}", "the bag does not define it")
-        return connection is not None and self._wanted(connection)
+        return connection is not None and self._wanted(connection.topic, connection.kind)
+
+    def told(self, channel: int) -> tuple[str, str, Callable[[bytes], Any]]:
+        """Return topic, type and decoder of a connection; see `ChunkedFile`."""
+        found = self.connections[channel]
+        return found.topic, found.kind, partial(decode, found.kind, found.definition, True)
 
     def _indexed(self, chunk: ChunkPlace) -> Iterator[Stored]:
         if self._stopped.is_set():

@@ -14,7 +14,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Generic, NamedTuple, ParamSpec
+from typing import Any, BinaryIO, NamedTuple
 
 from stream_ssl.producers.sources.base import BrokenFileError
 
@@ -25,7 +25,6 @@ PIECE = 1 << 20
 
 BadRecord = (BrokenFileError, ValueError, KeyError, struct.error)
 """The errors that reading damaged bytes of a recording raises."""
-Definitions = ParamSpec("Definitions")
 Drop = Callable[[object, Exception | str], None]
 """Callback that counts and logs a part that is left out: (what, why)."""
 
@@ -58,12 +57,13 @@ class Waiting(NamedTuple):
     what: ChunkPlace | Stored
 
 
-class ChunkedFile(ABC, Generic[Definitions]):
+class ChunkedFile(ABC):
     """The messages in a recording of chunks whose channels are wanted.
 
     Args:
         file: opened for reading, in binary mode.
-        wanted: called with the definitions of a channel. Returns whether to read its messages.
+        wanted: called with the topic and the type of a channel. Returns whether to read its
+            messages.
         drop: called with (what, why) for each part that cannot be read.
         no_index: called with the reason if the file is read in file order.
         stopped: stops the reading when it is set.
@@ -80,7 +80,7 @@ class ChunkedFile(ABC, Generic[Definitions]):
     def __init__(
         self,
         file: BinaryIO,
-        wanted: Callable[Definitions, bool],
+        wanted: Callable[[str, str], bool],
         drop: Drop,
         no_index: Callable[[Exception], None],
         stopped: threading.Event,
@@ -125,6 +125,10 @@ class ChunkedFile(ABC, Generic[Definitions]):
         if channel not in self._known:
             self._known[channel] = self._decide(channel)
         return self._known[channel]
+
+    @abstractmethod
+    def told(self, channel: int) -> tuple[str, str, Callable[[bytes], Any]]:
+        """Return the topic and the type of a channel, and a function that decodes its messages."""
 
     @abstractmethod
     def _forget(self) -> None:

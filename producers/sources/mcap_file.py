@@ -7,8 +7,10 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
-from stream_ssl.producers.sources.base import BrokenFileError
+from stream_ssl.producers.sources.base import BrokenFileError, own_fault
 from stream_ssl.producers.sources.chunked import (
     MAX_BYTES,
     PIECE,
@@ -21,6 +23,7 @@ from stream_ssl.producers.sources.chunked import (
     prefixed,
     unpacked,
 )
+from stream_ssl.producers.sources.robot_messages import Schema, decoder_of
 
 MAGIC = b"\x89MCAP0\r\n"
 FOOTER_BYTES = 9 + 20 + len(MAGIC)
@@ -29,16 +32,6 @@ RUN_BYTES = 1 << 24  # of messages outside of chunks that are ordered together
 MAX_TEXT = 1 << 20  # bytes of a schema or channel
 FOOTER, SCHEMA, CHANNEL, MESSAGE, CHUNK = 2, 3, 4, 5, 6
 CHUNK_INDEX, STATISTICS, DATA_END = 8, 11, 15
-
-
-@dataclass(frozen=True, slots=True)
-class Schema:
-    """The type and encoding of a channel's messages."""
-
-    id: int
-    name: str
-    encoding: str
-    data: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +44,7 @@ class Channel:
     message_encoding: str
 
 
-class McapFile(ChunkedFile[[Channel, Schema]]):
+class McapFile(ChunkedFile):
     """The messages in an MCAP file whose channels are wanted; see `ChunkedFile`."""
 
     magic, kind = MAGIC, "MCAP files"
@@ -59,6 +52,7 @@ class McapFile(ChunkedFile[[Channel, Schema]]):
     def _forget(self) -> None:
         self.schemas: dict[int, Schema] = {}
         self.channels: dict[int, Channel] = {}
+        self._decoders: dict[tuple[str, Schema], Callable[[bytes], Any] | ValueError] = {}
 
     def _records(self, at: int, end: int) -> Iterator[tuple[int, int, int]]:
         """Yield (opcode, offset of the content, size of the content) of each record."""
@@ -199,7 +193,26 @@ class McapFile(ChunkedFile[[Channel, Schema]]):
         schema = self.schemas.get(found.schema)
         if found.schema and schema is None:
             self._drop(f"messages of {found.topic}", "the file does not define their schema")
-        return schema is not None and self._wanted(found, schema)
+        return schema is not None and self._wanted(found.topic, schema.name)
+
+    def told(self, channel: int) -> tuple[str, str, Callable[[bytes], Any]]:
+        """Return topic, type and decoder of a channel; see `ChunkedFile`."""
+        found = self.channels[channel]
+        schema = self.schemas[found.schema]
+        return found.topic, schema.name, partial(self._decode, found.message_encoding, schema)
+
+    def _decode(self, encoding: str, schema: Schema, data: bytes) -> Any:
+        """Return a decoded message. A schema that cannot be read is read only once."""
+        if (encoding, schema) not in self._decoders:
+            try:
+                self._decoders[encoding, schema] = decoder_of(encoding, schema)
+            except Exception as error:  # a damaged schema can cause errors of any type
+                if own_fault(error):
+                    raise
+                self._decoders[encoding, schema] = ValueError(f"{type(error).__name__}: {error}")
+        if isinstance(made := self._decoders[encoding, schema], ValueError):
+            raise made
+        return made(data)
 
     def _indexed(self, chunk: ChunkPlace) -> Iterator[Stored]:
         for opcode, at, size in self._records(chunk.at, chunk.at + chunk.size):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 from abc import abstractmethod
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
+from stream_ssl.producers.sources.chunked import ChunkedFile
 from stream_ssl.producers.sources.fields import file_name
 from stream_ssl.producers.sources.frames import Codec
 from stream_ssl.producers.sources.mcap_file import MAGIC
@@ -61,11 +62,6 @@ class RobotLogs(Recordings):
             Exception: the rest cannot be read.
         """
 
-    @property
-    def stopped(self) -> threading.Event:
-        """An event that `stop` sets."""
-        return self._stopped
-
     def damaged(self, path: Path, what: object, why: Exception | str) -> None:
         """Count a part of a file that cannot be read. Reading continues with the next part."""
         self.skipped.note_damage(f"{what} of {path}", why)
@@ -80,9 +76,22 @@ class RobotLogs(Recordings):
             return path.suffix == ".mcap" and file.read() != MAGIC
         return False
 
-    def no_index(self, path: Path, why: Exception) -> None:
-        """Log that a file is read in file order."""
+    def _no_index(self, path: Path, why: Exception) -> None:
         log.warning("source %s: %s has no index: %s", self.name, path, why)
+
+    def _chunked(self, form: type[ChunkedFile], path: Path, start: int) -> Iterator[Message]:
+        """Yield the wanted messages of a file of chunks, beginning at or before `start`."""
+        with path.open("rb") as stream:
+            file = form(
+                stream,
+                partial(self.images.wanted, origin=path),
+                partial(self.damaged, path),
+                partial(self._no_index, path),
+                self._stopped,
+            )
+            for stored in file.messages(start):
+                topic, kind, decode = file.told(stored.channel)
+                yield Message(topic, kind, stored.log_time, partial(decode, stored.data))
 
     def _recorded(self, path: Path, after: Where | None) -> Iterator[tuple[Sample, Where]]:
         where, name = None, file_name(path)

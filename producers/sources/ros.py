@@ -18,9 +18,8 @@ from stream_ssl.bounded_files import parse_json
 from stream_ssl.producers.sources.base import own_fault
 from stream_ssl.producers.sources.fields import without_secrets
 from stream_ssl.producers.sources.live_robot import AdvertisedTopics, LiveRobot
-from stream_ssl.producers.sources.mcap import decoder_of
-from stream_ssl.producers.sources.mcap_file import Schema
 from stream_ssl.producers.sources.robot_images import Message, RobotImages
+from stream_ssl.producers.sources.robot_messages import Schema, decoder_of
 from stream_ssl.producers.sources.web_socket import LostError, WebSocket
 
 log = logging.getLogger(__name__)

@@ -18,10 +18,10 @@ from urllib.parse import quote
 from stream_ssl.producers.sources.bag_file import BagFile
 from stream_ssl.producers.sources.base import BrokenFileError
 from stream_ssl.producers.sources.chunked import MAX_BYTES, PIECE
-from stream_ssl.producers.sources.mcap import mcap_messages
+from stream_ssl.producers.sources.mcap_file import McapFile
 from stream_ssl.producers.sources.robot_images import Message
 from stream_ssl.producers.sources.robot_logs import RobotLogs
-from stream_ssl.producers.sources.ros_messages import decoder
+from stream_ssl.producers.sources.robot_messages import decode
 
 STORED = re.compile(r"^\s*-\s*['\"]?(?:.*/)?([^/'\"\s]+\.(?:db3|mcap)(?:\.zstd)?)['\"]?\s*$", re.M)
 MAX_METADATA = 1 << 24  # bytes
@@ -81,37 +81,19 @@ class RosBags(RobotLogs):
                 self._unpack(path, plain)
                 yield from self._file(plain, start)
         elif path.suffix == ".bag":
-            yield from self._ros1(path, start)
+            yield from self._chunked(BagFile, path, start)
         elif path.suffix == ".mcap":
-            yield from mcap_messages(self, path, start)
+            yield from self._chunked(McapFile, path, start)
         elif path.suffix == ".db3":
             try:
                 yield from self._sqlite(path, start)
             except sqlite3.OperationalError as error:
                 if "interrupted" not in str(error):
                     raise
-                if not self.stopped.is_set():
+                if not self._stopped.is_set():
                     raise BrokenFileError("a bag of its size takes SQLite less time") from error
         else:
             raise BrokenFileError("it is no .bag, .db3 or .mcap file, nor a folder with such files")
-
-    def _ros1(self, path: Path, start: int) -> Iterator[Message]:
-        with path.open("rb") as stream:
-            file = BagFile(
-                stream,
-                lambda connection: self.images.wanted(connection.topic, connection.kind, path),
-                partial(self.damaged, path),
-                partial(self.no_index, path),
-                self.stopped,
-            )
-            for stored in file.messages(start):
-                topic = file.connections[stored.channel]
-                yield Message(
-                    topic.topic,
-                    topic.kind,
-                    stored.log_time,
-                    partial(decode, topic.kind, topic.definition, True, stored.data),
-                )
 
     def _unpack(self, path: Path, plain: Path) -> None:
         """Unpack a compressed file."""
@@ -122,7 +104,7 @@ class RosBags(RobotLogs):
         with path.open("rb") as packed, plain.open("wb") as out:
             reader = zstandard.ZstdDecompressor().stream_reader(packed, read_across_frames=True)
             try:
-                while not self.stopped.is_set() and (piece := reader.read(PIECE)):
+                while not self._stopped.is_set() and (piece := reader.read(PIECE)):
                     if out.tell() + len(piece) > most:
                         raise BrokenFileError(
                             f"it unpacks to more than {most} bytes, the most that {plain.parent} "
@@ -146,7 +128,7 @@ class RosBags(RobotLogs):
         with contextlib.closing(
             sqlite3.connect(place, uri=True, check_same_thread=False)
         ) as database:
-            bound(database, path.stat().st_size, self.stopped)
+            bound(database, path.stat().st_size, self._stopped)
             if missing:  # otherwise SQLite rejects a truncated file
                 database.execute("PRAGMA writable_schema = ON")
             check_tables(database)
@@ -163,7 +145,7 @@ class RosBags(RobotLogs):
             except sqlite3.DatabaseError as error:
                 if "interrupted" in str(error):
                     raise
-                self.no_index(path, error)
+                self._no_index(path, error)
                 table, order, start = "messages NOT INDEXED", "", -(2**63)
             rows = database.execute(select(table, query, order), (*topics, start))
             for log_time, number, row in rows:
@@ -184,11 +166,6 @@ class RosBags(RobotLogs):
 def select(table: str, query: str, order: str) -> str:
     """Return an SQL query for the places of messages."""
     return f"SELECT timestamp, topic_id, id FROM {table} WHERE {query} {order}"  # noqa: S608
-
-
-def decode(kind: str, definition: str, ros1: bool, data: bytes) -> Any:
-    """Return a decoded ROS message; see `decoder`."""
-    return decoder(kind, definition, ros1)(data)
 
 
 def parts(folder: Path) -> tuple[list[Path], list[str]]:

@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 
 from stream_ssl.producers.sources.fields import without_secrets
 from stream_ssl.producers.sources.live_robot import AdvertisedTopics, LiveRobot
-from stream_ssl.producers.sources.mcap import decoder_of
-from stream_ssl.producers.sources.mcap_file import Schema
 from stream_ssl.producers.sources.robot_images import Message, RobotImages
+from stream_ssl.producers.sources.robot_messages import Schema, decoder_of
 
 log = logging.getLogger(__name__)
 

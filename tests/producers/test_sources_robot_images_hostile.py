@@ -36,7 +36,7 @@ from table import table
 
 from stream_ssl.producers.sources import McapFiles
 from stream_ssl.producers.sources.robot_images import pixels
-from stream_ssl.producers.sources.ros_messages import decoder
+from stream_ssl.producers.sources.robot_messages import decoder
 
 
 def claims(at, size):

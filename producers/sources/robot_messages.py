@@ -1,17 +1,22 @@
-"""Decoders of image messages that ROS 1 and ROS 2 serialised.
+"""Decoders of image messages: of ROS 1 and ROS 2, and of Foxglove in Protobuf or JSON.
 
-The layouts are constants, because the types of images have never changed. A definition in a file is
-untrusted input: it is compared with the layout, and never compiled to a decoder.
+The layouts of ROS are constants, because the types of images have never changed. A definition in a
+file is untrusted input: it is compared with the layout, and never compiled to a decoder.
 """
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import datetime
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 
+from stream_ssl.bounded_files import parse_json
 from stream_ssl.producers.sources.chunked import unpacked
 
 ZSTD = b"\x28\xb5\x2f\xfd"  # first bytes of compressed data; no CDR message begins with them
@@ -52,6 +57,53 @@ LAYOUTS: dict[tuple[str, str], Layout] = {
     ("foxglove_msgs", "CompressedImage"): FOXGLOVE_COMPRESSED,
 }
 """Layouts by the package and name of the message type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """The type and encoding of a channel's messages."""
+
+    id: int
+    name: str
+    encoding: str
+    data: bytes
+
+
+def decoder_of(encoding: str, schema: Schema) -> Callable[[bytes], Any]:
+    """Return a function that decodes the messages of a channel, from a file or from the network.
+
+    Args:
+        encoding: the encoding of the messages, such as "cdr".
+        schema: the type of the messages.
+
+    Raises:
+        ValueError: the encoding is not supported.
+        Exception: the schema is damaged.
+    """
+    form = encoding, schema.encoding
+    if form in (("cdr", "ros2msg"), ("ros1", "ros1msg")):
+        return decoder(schema.name, schema.data.decode(errors="replace"), form[0] == "ros1")
+    if form in (("cdr", "ros2idl"), ("cdr", "omgidl")):
+        return decoder(schema.name, "", ros1=False)
+    if form == ("json", "jsonschema"):
+        return json_image
+    if form == ("protobuf", "protobuf"):
+        from mcap.records import Schema as Record
+        from mcap_protobuf.decoder import DecoderFactory
+
+        record = Record(schema.id, schema.data, schema.encoding, schema.name)
+        found = DecoderFactory().decoder_for("protobuf", record)
+        assert found is not None
+        return found
+    raise ValueError(
+        f"{form[0]!r:.80} messages with a schema in {form[1]!r:.80}: only cdr with ros2msg or "
+        "ros2idl, ros1 with ros1msg, protobuf, and json with jsonschema are known"
+    )
+
+
+def decode(kind: str, definition: str, ros1: bool, data: bytes) -> Any:
+    """Return a decoded ROS message; see `decoder`."""
+    return decoder(kind, definition, ros1)(data)
 
 
 @lru_cache(maxsize=64)
@@ -150,3 +202,42 @@ class MessageDecoder:
             raise ValueError(f"a field claims {size} bytes, and {len(taken)} are there")
         self._at += size
         return taken
+
+
+def json_image(data: bytes) -> SimpleNamespace:
+    """Return the fields of a RawImage or CompressedImage in JSON, whose data are base64.
+
+    JSON that was made from Protobuf lacks each field with the default value of its type.
+
+    Raises:
+        ValueError: a field has another type than Foxglove's schemas give it.
+    """
+    fields = parse_json(data.decode())
+    if not isinstance(fields, dict) or not isinstance(fields.get("data"), str):
+        raise ValueError("no JSON object with data in base64")
+    fields = {name: value for name, value in fields.items() if value is not None}
+    for name in ("width", "height", "step"):
+        value = fields.setdefault(name, 0)
+        if not (type(value) is int and 0 <= value < 2**32):
+            raise ValueError(f"{name} {value!r:.80}: must be a whole number")
+    for name in ("frame_id", "encoding", "format"):
+        if not isinstance(fields.setdefault(name, ""), str):
+            raise ValueError(f"{name} {fields[name]!r:.80}: must be a text")
+    fields["timestamp"] = json_stamp(fields.get("timestamp"))
+    fields["data"] = base64.b64decode(fields["data"], validate=True)
+    return SimpleNamespace(**fields)
+
+
+def json_stamp(value: object) -> SimpleNamespace:
+    """Return the stamp in Foxglove's or in Protobuf's JSON; its seconds are 0 if there is none."""
+    stamp: dict[str, float] = {"sec": 0, "nsec": 0}
+    if isinstance(value, dict):
+        for name, other in (("sec", "seconds"), ("nsec", "nanos")):
+            number = value.get(name, value.get(other, 0))
+            if isinstance(number, int | float):
+                stamp[name] = number
+    elif isinstance(value, str):
+        with contextlib.suppress(ValueError, OverflowError):
+            moment = datetime.datetime.fromisoformat(value)
+            stamp["sec"] = moment.timestamp() if moment.tzinfo else 0
+    return SimpleNamespace(**stamp)
