@@ -31,12 +31,12 @@ Item = TypeVar("Item")
 class Live(ABC, Generic[Item]):
     """A source of a live stream, which a separate thread reads.
 
-    If the stream is lost or cannot be opened, the thread retries after pauses that double up to
-    `retry_seconds`. The first pause is 0.5 s. Changes are logged with their reasons. The newest
-    items matter most: if the sender cannot keep up, the source drops the oldest waiting items and
-    counts them in `skipped` as "late". A live stream cannot resume at a position. A restart
-    continues with the current items. A source does not fail within the first second of an attempt,
-    even after `give_up_seconds`.
+    If the stream is lost or cannot be opened, the thread retries after pauses that double from
+    0.5 s up to `retry_seconds`. Changes are logged with their reasons. The newest items matter
+    most: if the sender cannot keep up, the source drops the oldest waiting items and counts them in
+    `skipped` as "late". A live stream cannot resume at a position. A restart continues with the
+    current items. A source does not fail within the first second of an attempt, even after
+    `give_up_seconds`.
 
     Args:
         name: the source's name.
@@ -174,14 +174,14 @@ class Live(ABC, Generic[Item]):
             why, silent = self.explained(why), time.monotonic() - self._came
             if self.is_overdue():
                 raise SourceError(f"source {self.name!r}: no frame for {silent:.0f} s: {why}")
-            wait = pause * random.uniform(0.5, 1.0)
+            wait = min(pause, self._retry_seconds) * random.uniform(0.5, 1.0)
             if self._give_up_seconds is not None:
                 wait = min(wait, max(0.0, self._give_up_seconds - silent))
             self._limited_log.warning(
                 "lost", f"source {self.name}: no frames: {why}; trying again in {wait:.1f} s"
             )
             self._stopped.wait(wait)
-            pause = min(2 * pause, self._retry_seconds)
+            pause *= 2
 
     def _hand_over(self, item: Item, size: int) -> None:
         with self._ready.changed:

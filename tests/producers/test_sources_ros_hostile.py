@@ -312,7 +312,6 @@ HOSTILE = {
 
 @table("kind", HOSTILE)
 def test_a_hostile_server_is_named_and_given_up_when_asked(kind, monkeypatch, caplog):
-    monkeypatch.setattr("stream_ssl.producers.sources.live.FIRST_PAUSE", 0.01)
     monkeypatch.setattr("stream_ssl.producers.sources.web_socket.MAX_MESSAGE", 2**20)
     script, why = HOSTILE[kind]
     with bare_server(script) as url:
