@@ -35,15 +35,8 @@ from stream_ssl.encoder.efficientnet_lite import PACKAGE, EfficientNetLite0
 from stream_ssl.memory import WorkingMemory
 from stream_ssl.memory.descriptors import Frozen
 from stream_ssl.memory.eviction import Random
-from stream_ssl.memory.near_duplicates import (
-    ALIKE,
-    APART,
-    LIMIT,
-    NEIGHBOURS,
-    REACH,
-    NearDuplicates,
-    distance,
-)
+from stream_ssl.memory.near_duplicates import APART, LIMIT, NEIGHBOURS, REACH, NearDuplicates
+from stream_ssl.memory.sketch_distance import ALIKE, distance
 from stream_ssl.memory.sketches import KEY_SIDE, key, sketch, sketch_and_frame, sketch_inside
 from stream_ssl.memory.slot_index import nearest_rows
 from stream_ssl.producers.sources import CifarBinary, IdxDataset, Source

@@ -17,7 +17,6 @@ SIDE.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import reduce
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -27,26 +26,18 @@ from torch import Tensor
 
 from stream_ssl.memory.compute import in_full_precision, to_device, to_host
 from stream_ssl.memory.duplicates import NOBODY, Action, Found
+from stream_ssl.memory.sketch_distance import ALIKE, at_a_time, distance, zoomed_distance
 from stream_ssl.memory.sketches import KEY_SIDE, SIDE, key, sketch, sketch_and_frame, sketch_inside
 from stream_ssl.memory.slot_index import SlotIndex, nearest_rows
 
 if TYPE_CHECKING:
     from stream_ssl.memory.memory import WorkingMemory
 
-ALIKE: Final = 0.12
-"""Pictures nearer than this are always near-duplicates; docs/duplicates.md gives the reasons."""
-
 LIMIT: Final = 0.4
 """Pictures farther apart than this are never near-duplicates."""
 
 APART: Final = 0.55
 """Between the two limits, the largest allowed ratio of the nearest and the next distance."""
-
-SHIFT: Final = 2
-"""The largest shift of one sketch in each direction, in pixels."""
-
-WINDOW: Final = 8
-"""The side of the square within which a difference is measured, in pixels."""
 
 NEIGHBOURS: Final = 4
 """The number of candidates of one picture that are compared in detail."""
@@ -58,87 +49,12 @@ REMEMBERED: Final = 2048
 REACH: Final = 0.3
 """The largest distance of two keys for which pictures are candidates, as a root mean square."""
 
+ALONE: Final = 0.7
+"""The largest ratio of the squared distances of a sample's key to the nearest and to the next held
+key for which the nearest is a candidate at any distance, because it may be cropped."""
 
-def _at_a_time(device: torch.device) -> int:
-    """Return the number of pairs or slots to compute at a time, which limits the memory."""
-    return 512 if device.type == "cpu" else 4096  # more do not fit a CPU's cache
-
-
-def distance(one_NSS: Tensor, other_NSS: Tensor) -> Tensor:
-    """Return the difference of each pair of sketches at its worst place, [N].
-
-    The difference is a root mean square within a window, in units of a picture's contrast. It is 0
-    for equal pictures, and about 1.4 for pictures that are unrelated at some place. The other
-    picture is mirrored if that makes it more similar. Pictures that are not ALIKE without a shift
-    are compared at all shifts by up to SHIFT pixels, and the smallest value counts.
-    """
-    if not len(one_NSS):
-        return one_NSS.new_zeros(0)
-    step = _at_a_time(one_NSS.device)
-    pairs = zip(torch.split(one_NSS, step), torch.split(other_NSS, step), strict=True)
-    return torch.cat([_distance(one, other) for one, other in pairs])
-
-
-def _distance(one_NSS: Tensor, other_NSS: Tensor) -> Tensor:
-    mirrored_NSS = other_NSS.flip(2)
-    alike_N, mirrored_N = ((one_NSS * it).sum(dim=(1, 2)) for it in (other_NSS, mirrored_NSS))
-    turned_N = (mirrored_N > alike_N)[:, None, None]
-    one_SSN = _softened(one_NSS)
-    other_SSN = _softened(torch.where(turned_N, mirrored_NSS, other_NSS))
-    inner = slice(SHIFT, SIDE - SHIFT)
-    least_N = _worst(one_SSN[inner, inner], other_SSN[inner, inner])
-    if one_NSS.device.type != "cpu":  # all pairs and shifts in one kernel, without a wait
-        moved_iiN = _shifts(other_SSN)
-        every_N = _worst(one_SSN[inner, inner], moved_iiN).amin(dim=(0, 1))
-        return torch.where(least_N >= ALIKE, every_N, least_N)
-    far = (least_N >= ALIKE).nonzero()[:, 0]
-    if len(far):
-        middle_iiN, moved_iiN = one_SSN[inner, inner, far], _shifts(other_SSN[..., far])
-        each = [_worst(middle_iiN, one_iiN) for row in moved_iiN for one_iiN in row]
-        least_N[far] = reduce(torch.minimum, each)
-    return least_N
-
-
-def _shifts(other_SSN: Tensor) -> Tensor:
-    """Return the inner parts of sketches at all shifts, as a view [down, right, i, i, N]."""
-    inner = SIDE - 2 * SHIFT
-    return other_SSN.unfold(0, inner, 1).unfold(1, inner, 1).movedim(2, -1)
-
-
-def _worst(middle_iiN: Tensor, moved_iiN: Tensor) -> Tensor:
-    """Return the difference of each pair at its worst place, [N], for all leading dimensions."""
-    window_wwN = _windows((middle_iiN - moved_iiN).square_())
-    return window_wwN.flatten(-3, -2).amax(dim=-2).sqrt() / WINDOW
-
-
-def _windows(value_iiN: Tensor) -> Tensor:
-    """Return sums over windows that overlap by half, computed from tiles of half their side.
-
-    There may be any leading dimensions.
-
-    Tensors are added one by one, because torch's sum over a middle dimension takes four times as
-    long.
-    """
-    half = WINDOW // 2
-    row_tiN = reduce(torch.add, [value_iiN[..., at::half, :, :] for at in range(half)])
-    tile_ttN = reduce(torch.add, [row_tiN[..., at::half, :] for at in range(half)])
-    row_wtN = tile_ttN[..., :-1, :, :] + tile_ttN[..., 1:, :, :]
-    return row_wtN[..., :-1, :] + row_wtN[..., 1:, :]
-
-
-def _softened(sketch_NSS: Tensor) -> Tensor:
-    """Return means of 2 x 2 pixels, [S, S, N], which reduce the effect of half-pixel shifts.
-
-    Pairs are the last dimension, so that every step reads contiguous memory.
-    """
-    one_SSN = sketch_NSS.permute(1, 2, 0).clone(memory_format=torch.contiguous_format)
-    two_SSN = torch.empty_like(one_SSN)
-    torch.add(one_SSN[:-1], one_SSN[1:], out=two_SSN[:-1])
-    torch.add(one_SSN[-1], one_SSN[-1], out=two_SSN[-1])
-    four_SSN = one_SSN  # reuses its memory
-    torch.add(two_SSN[:, :-1], two_SSN[:, 1:], out=four_SSN[:, :-1])
-    torch.add(two_SSN[:, -1], two_SSN[:, -1], out=four_SSN[:, -1])
-    return four_SSN.div_(4)
+UNCLEAR: Final = 0.75
+"""The largest distance of two pictures for which one may be a cropped copy of the other."""
 
 
 def are_near_duplicates(two_B2: Tensor) -> Tensor:
@@ -260,7 +176,12 @@ class NearDuplicates:
         square_Sn = square_Sn.masked_fill(row_Sn == slot_S[:, None], torch.inf)
         square_Sn, best_Sn = torch.topk(square_Sn, NEIGHBOURS, dim=1, largest=False)
         far_Sn = _look_closely(
-            sketch_SSS, square_Sn, row_Sn.gather(1, best_Sn), self._sketch_of, self._looks_at_all
+            sketch_SSS,
+            square_Sn,
+            row_Sn.gather(1, best_Sn),
+            self._sketch_of,
+            self._looks_at_all,
+            crops=True,
         )
         return _told(far_Sn)
 
@@ -301,21 +222,20 @@ class NearDuplicates:
             beside_NSS = beside_WSS[(row_N - slots).clamp(min=0)]
             return torch.where((row_N < slots)[:, None, None], of_slots_NSS, beside_NSS)
 
+        if group.size > 1:
+            (every_B,) = group.all_gather(square_Bn)
+            every_Br = every_B.view(group.size, *square_Bn.shape).transpose(0, 1).flatten(1)
+            square_Bn, nearest_Bn = torch.topk(every_Br, NEIGHBOURS, dim=1, largest=False)
+            row_Bn = row_Bn.gather(1, nearest_Bn % NEIGHBOURS)
+            row_Bn = row_Bn.masked_fill(nearest_Bn // NEIGHBOURS != group.rank, NOBODY)
         far_Bn = torch.full_like(square_Bn, torch.inf)
         if slots or len(beside_WSS):
             every = self._looks_at_all
-            far_Bn = _look_closely(sketch_BSS, square_Bn, row_Bn, sketches_of, every)
-        if group.size == 1:
-            return row_Bn, far_Bn
-        (every_B,) = group.all_gather(torch.cat([square_Bn, far_Bn], dim=1))
-        square_Br, far_Br = (
-            part.transpose(0, 1).flatten(1)
-            for part in every_B.view(group.size, len(key_BA), 2, NEIGHBOURS).unbind(dim=2)
-        )
-        nearest_Bn = torch.topk(square_Br, NEIGHBOURS, dim=1, largest=False).indices
-        row_Bn = row_Bn.gather(1, nearest_Bn % NEIGHBOURS)
-        row_Bn = row_Bn.masked_fill(nearest_Bn // NEIGHBOURS != group.rank, NOBODY)
-        return row_Bn, far_Br.gather(1, nearest_Bn)
+            far_Bn = _look_closely(sketch_BSS, square_Bn, row_Bn, sketches_of, every, crops=True)
+        if group.size > 1:
+            (every_B,) = group.all_gather(far_Bn)
+            far_Bn = every_B.view(group.size, *far_Bn.shape).amin(dim=0)
+        return row_Bn, far_Bn
 
     def _follow_the_slots(self) -> None:
         """Put the keys of all slots that changed since the last batch into the index."""
@@ -328,7 +248,7 @@ class NearDuplicates:
             changed = changed_k.to(torch.float32).topk(most).indices
         else:
             changed = changed_k.nonzero()[:, 0]
-        for slots in torch.split(changed, _at_a_time(self.device)):
+        for slots in torch.split(changed, at_a_time(self.device)):
             held = k if self._looks_at_all else None
             self._index.put(slots, self._keys_of(slots, ids_k[slots]), held)
         self._born_K[:k], self._written = born_k, self._memory.written
@@ -388,29 +308,48 @@ def _look_closely(
     row_Bn: Tensor,
     sketches_of: Callable[[Tensor], Tensor],
     all_of_them: bool,
+    crops: bool = False,
 ) -> Tensor:
     """Return the distance of each sketch to its candidates, [B, n]; infinite beyond reach.
 
     Args:
         sketch_BSS: one sketch for each row of candidates.
-        square_Bn: the squared distances of the keys.
-        row_Bn: the numbers of the candidates.
+        square_Bn: the squared distances of the keys; the nearest first, if `crops`.
+        row_Bn: the numbers of the candidates, or NOBODY.
         sketches_of: a function from N candidate numbers to their sketches [N, S, S].
         all_of_them: compute the distances of candidates beyond reach, too, because the number of
             those within reach is not known without a wait for the device.
+        crops: find out whether one picture is cropped from the other, if a candidate is ALONE
+            before all others.
     """
     within_Bn = square_Bn <= REACH**2 * KEY_SIDE**2
-    step = _at_a_time(square_Bn.device)
+    if crops:
+        alone_B = (square_Bn[:, 0] <= ALONE * square_Bn[:, 1]) & square_Bn[:, 0].isfinite()
+        within_Bn[:, 0] |= alone_B
+    within_Bn &= row_Bn != NOBODY
+    step = at_a_time(square_Bn.device)
     if all_of_them:
         one_NSS = sketch_BSS.repeat_interleave(square_Bn.shape[1], dim=0)
         pairs = zip(torch.split(one_NSS, step), torch.split(row_Bn.flatten(), step), strict=True)
         every_N = torch.cat([distance(one, sketches_of(row_N)) for one, row_N in pairs])
-        return torch.where(within_Bn, every_N.view_as(square_Bn), torch.inf)
-    far_Bn = torch.full_like(square_Bn, torch.inf)
-    turn_N, place_N = within_Bn.nonzero(as_tuple=True)
-    for turns, places in zip(torch.split(turn_N, step), torch.split(place_N, step), strict=True):
-        other_NSS = sketches_of(row_Bn[turns, places])
-        far_Bn[turns, places] = distance(sketch_BSS[turns], other_NSS)
+        far_Bn = torch.where(within_Bn, every_N.view_as(square_Bn), torch.inf)
+    else:
+        far_Bn = torch.full_like(square_Bn, torch.inf)
+        turn_N, place_N = within_Bn.nonzero(as_tuple=True)
+        for turns, places in zip(
+            torch.split(turn_N, step), torch.split(place_N, step), strict=True
+        ):
+            other_NSS = sketches_of(row_Bn[turns, places])
+            far_Bn[turns, places] = distance(sketch_BSS[turns], other_NSS)
+    if crops:
+        first_B = far_Bn[:, 0]
+        unclear_B = alone_B & (first_B >= ALIKE) & (first_B < UNCLEAR)
+        if all_of_them:
+            zoomed_B = zoomed_distance(sketch_BSS, sketches_of(row_Bn[:, 0]))
+            first_B.copy_(torch.where(unclear_B, torch.minimum(first_B, zoomed_B), first_B))
+        elif len(turns := unclear_B.nonzero()[:, 0]):
+            zoomed_b = zoomed_distance(sketch_BSS[turns], sketches_of(row_Bn[turns, 0]))
+            first_B[turns] = torch.minimum(first_B[turns], zoomed_b)
     return far_Bn
 
 

@@ -24,7 +24,7 @@ from stream_ssl.learning.records import Idle
 from stream_ssl.memory import WorkingMemory
 from stream_ssl.memory.descriptors import Embedding, Thumbnail, Weighted
 from stream_ssl.memory.eviction import Oldest
-from stream_ssl.memory.near_duplicates import ALIKE
+from stream_ssl.memory.sketch_distance import ALIKE
 
 SHAPE = (1, SIZE, SIZE)
 THRESHOLD = 0.9

@@ -22,16 +22,26 @@ from benchmarks.simulated_gpu import SimulatedGpu
 from stream_ssl.memory import Duplicates, WorkingMemory
 from stream_ssl.memory.eviction import Oldest, Random
 from stream_ssl.memory.near_duplicates import (
-    ALIKE,
+    ALONE,
     APART,
     LIMIT,
     NEIGHBOURS,
     REACH,
-    SHIFT,
-    WINDOW,
+    UNCLEAR,
     NearDuplicates,
     are_near_duplicates,
+)
+from stream_ssl.memory.sketch_distance import (
+    ALIKE,
+    DAMPING,
+    LEAST_PART,
+    MOST_CONTRAST,
+    SHIFT,
+    STEPS,
+    WINDOW,
+    ZOOMED,
     distance,
+    zoomed_distance,
 )
 from stream_ssl.memory.sketches import KEY_SIDE, SIDE, key, sketch, sketch_and_frame, sketch_inside
 
@@ -118,29 +128,128 @@ def test_the_distance_is_that_of_a_loop(tiles: NDArray[np.uint8]) -> None:
 
 
 def by_loop(one_SS: NDArray[np.float32], other_SS: NDArray[np.float32]) -> float:
-    def soft(a: NDArray[np.float32], y: int, x: int) -> float:
+    if (one_SS * other_SS[:, ::-1]).sum() > (one_SS * other_SS).sum():
+        other_SS = other_SS[:, ::-1]
+    unmoved, moves = at_the_worst_place(one_SS, other_SS), range(2 * SHIFT + 1)
+    if unmoved < ALIKE:
+        return unmoved
+    return min(at_the_worst_place(one_SS, other_SS, y, x) for y in moves for x in moves)
+
+
+def at_the_worst_place(
+    one_SS: NDArray[Any], other_SS: NDArray[Any], down: int = SHIFT, right: int = SHIFT
+) -> float:
+    def soft(a: NDArray[Any], y: int, x: int) -> float:
         below, right = min(y + 1, SIDE - 1), min(x + 1, SIDE - 1)
         return (
             float(a[y, x]) + float(a[below, x]) + float(a[y, right]) + float(a[below, right])
         ) / 4
 
-    if (one_SS * other_SS[:, ::-1]).sum() > (one_SS * other_SS).sum():
-        other_SS = other_SS[:, ::-1]
     one = np.array([[soft(one_SS, y, x) for x in range(SIDE)] for y in range(SIDE)])
     other = np.array([[soft(other_SS, y, x) for x in range(SIDE)] for y in range(SIDE)])
-    inner = SIDE - 2 * SHIFT
+    inner, worst = SIDE - 2 * SHIFT, 0.0
+    for top in range(0, inner - WINDOW + 1, WINDOW // 2):
+        for left in range(0, inner - WINDOW + 1, WINDOW // 2):
+            a = one[SHIFT + top :, SHIFT + left :][:WINDOW, :WINDOW]
+            b = other[down + top :, right + left :][:WINDOW, :WINDOW]
+            worst = max(worst, float(((a - b) ** 2).mean()) ** 0.5)
+    return worst
 
-    def at(down: int, right: int) -> float:
-        worst = 0.0
-        for top in range(0, inner - WINDOW + 1, WINDOW // 2):
-            for left in range(0, inner - WINDOW + 1, WINDOW // 2):
-                a = one[SHIFT + top :, SHIFT + left :][:WINDOW, :WINDOW]
-                b = other[down + top :, right + left :][:WINDOW, :WINDOW]
-                worst = max(worst, float(((a - b) ** 2).mean()) ** 0.5)
-        return worst
 
-    unmoved, moves = at(SHIFT, SHIFT), range(2 * SHIFT + 1)
-    return unmoved if unmoved < ALIKE else min(at(y, x) for y in moves for x in moves)
+def cropped(image_HWC: NDArray[np.uint8], most: float = 0.08) -> NDArray[np.uint8]:
+    """Cut off up to this share of each side, and enlarge the rest to the old size."""
+    left, top, right, bottom = (int(share * TILE) for share in RNG.uniform(0.02, most, 4))
+    part = Image.fromarray(image_HWC).crop((left, top, TILE - right, TILE - bottom))
+    return np.asarray(part.resize((TILE, TILE), Image.Resampling.BILINEAR))
+
+
+@pytest.mark.parametrize("mirrored", [False, True])
+def test_a_cropped_copy_is_near_after_zooming(mirrored: bool, tiles: NDArray[np.uint8]) -> None:
+    crops = np.stack([cropped(tile) for tile in tiles])[:, :, :: -1 if mirrored else 1]
+    whole_BSS, crop_BSS = sketch(tensor(tiles)), sketch(tensor(crops.copy()))
+    zoomed_B = zoomed_distance(crop_BSS, whole_BSS)
+    assert (zoomed_B < LIMIT).float().mean() > 0.85
+    assert (distance(crop_BSS, whole_BSS) < LIMIT).float().mean() < 0.45
+    # It does not matter which of the two came first.
+    assert zoomed_distance(whole_BSS, crop_BSS).tolist() == pytest.approx(zoomed_B.tolist())
+
+
+def test_zooming_makes_no_different_pictures_alike(tiles: NDArray[np.uint8]) -> None:
+    digits = torch.from_numpy(load_digits().images[:200].repeat(4, 1).repeat(4, 2) * 15)
+    for picture_BCHW in (tensor(tiles), digits.byte()[:, None]):
+        sketch_BSS = sketch(picture_BCHW)
+        one_N, other_N = torch.triu_indices(len(sketch_BSS), len(sketch_BSS), 1)
+        near_N = zoomed_distance(sketch_BSS[one_N], sketch_BSS[other_N]) < LIMIT
+        assert near_N.float().mean() < 0.001
+
+
+def test_a_dark_picture_is_compared_as_it_is() -> None:
+    """Its noise is not raised to the contrast of another picture."""
+    dark_BSS = sketch(torch.randint(0, 4, (20, 3, TILE, TILE), dtype=torch.uint8))
+    flat_BSS = torch.zeros_like(dark_BSS)
+    assert (zoomed_distance(dark_BSS, dark_BSS.flip(0)) < ALIKE).all()
+    assert zoomed_distance(flat_BSS, flat_BSS).tolist() == [0] * 20
+
+
+def test_the_zoomed_distance_is_that_of_a_loop(tiles: NDArray[np.uint8]) -> None:
+    crops = np.stack([cropped(tile) for tile in tiles[:6]])
+    whole_BSS, crop_BSS = sketch(tensor(tiles[:6])), sketch(tensor(crops))
+    crop_BSS[4:] = crop_BSS[4:].flip(2)
+    crop_BSS[5] = whole_BSS[0]
+    expected = [
+        zoomed_by_loop(a, b)
+        for a, b in zip(crop_BSS.double().numpy(), whole_BSS.double().numpy(), strict=True)
+    ]
+    assert zoomed_distance(crop_BSS, whole_BSS).tolist() == pytest.approx(expected, abs=1e-4)
+
+
+def zoomed_by_loop(one_SS: NDArray[np.float64], other_SS: NDArray[np.float64]) -> float:
+    if (one_SS * other_SS[:, ::-1]).sum() > (one_SS * other_SS).sum():
+        other_SS = other_SS[:, ::-1]
+    return ZOOMED * min(seen_by_loop(one_SS, other_SS), seen_by_loop(other_SS, one_SS))
+
+
+def seen_by_loop(part_SS: NDArray[np.float64], whole_SS: NDArray[np.float64]) -> float:
+    """Return the distance of a picture to the part of another that looks most like it."""
+    places = [(number + 0.5) * 2 / SIDE - 1 for number in range(SIDE)]
+
+    def pixel(y: float, x: float) -> float:
+        total = 0.0
+        for row in range(max(0, math.floor(y)), min(SIDE, math.floor(y) + 2)):
+            for column in range(max(0, math.floor(x)), min(SIDE, math.floor(x) + 2)):
+                weight = (1 - abs(y - row)) * (1 - abs(x - column))
+                total += weight * whole_SS[row, column]
+        return total
+
+    def seen(height: float, down: float, width: float, across: float) -> NDArray[np.float64]:
+        ys = [(height * place + down + 1) * SIDE / 2 - 0.5 for place in places]
+        xs = [(width * place + across + 1) * SIDE / 2 - 0.5 for place in places]
+        return np.array([[pixel(y, x) for x in xs] for y in ys])
+
+    slope_PP4 = np.zeros((SIDE, SIDE, 4))
+    for y in range(SIDE):
+        for x in range(SIDE):
+            if 0 < y < SIDE - 1:
+                slope_PP4[y, x, 1] = (part_SS[y + 1, x] - part_SS[y - 1, x]) * SIDE / 4
+            if 0 < x < SIDE - 1:
+                slope_PP4[y, x, 3] = (part_SS[y, x + 1] - part_SS[y, x - 1]) * SIDE / 4
+            slope_PP4[y, x, 0] = slope_PP4[y, x, 1] * places[y]
+            slope_PP4[y, x, 2] = slope_PP4[y, x, 3] * places[x]
+    slope_P4 = slope_PP4.reshape(-1, 4)
+    square_44 = slope_P4.T @ slope_P4 + DAMPING * np.eye(4)
+    height, down, width, across = 1.0, 0.0, 1.0, 0.0
+    for _ in range(STEPS):
+        off_P = (seen(height, down, width, across) - part_SS).ravel()
+        step_4 = np.linalg.solve(square_44, slope_P4.T @ off_P)
+        height, width = height / (1 + step_4[0]), width / (1 + step_4[2])
+        down, across = down - height * step_4[1], across - width * step_4[3]
+        height, width = (min(max(share, LEAST_PART), 1.0) for share in (height, width))
+        down = min(max(down, height - 1), 1 - height)
+        across = min(max(across, width - 1), 1 - width)
+    seen_SS = seen(height, down, width, across)
+    seen_SS -= seen_SS.mean()
+    contrast = math.sqrt((part_SS**2).mean() / (seen_SS**2).mean())
+    return at_the_worst_place(part_SS, seen_SS * min(contrast, MOST_CONTRAST))
 
 
 def stream(tiles: NDArray[np.uint8], count: int) -> NDArray[np.uint8]:
@@ -149,6 +258,7 @@ def stream(tiles: NDArray[np.uint8], count: int) -> NDArray[np.uint8]:
     chosen[count // 2 : count // 2 + 12] = chosen[count // 2]
     pictures = [noised(tiles[number]) for number in chosen]
     pictures[::5] = [framed(picture) for picture in pictures[::5]]
+    pictures[2::5] = [cropped(picture) for picture in pictures[2::5]]
     return np.stack(pictures)
 
 
@@ -157,22 +267,29 @@ def framed(image_HWC: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return np.asarray(Image.fromarray(whole).resize((TILE, TILE), Image.Resampling.BOX))
 
 
-def far_by_loop(one_SS: Tensor, others: list[Tensor]) -> list[float]:
+def far_by_loop(one_SS: Tensor, others: list[Tensor], crops: bool = False) -> list[float]:
     """Return the distances to the nearest others that are within reach."""
     if not others:
         return []
     other_NSS = torch.stack(others)
     square_N = (key(one_SS[None]) - key(other_NSS)).double().square().sum(1)
     nearest = square_N.argsort(stable=True)[:NEIGHBOURS]
-    nearest = nearest[square_N[nearest] <= (REACH * KEY_SIDE) ** 2]
-    return [float(distance(one_SS[None], other_NSS[n][None])[0]) for n in nearest]
+    first, second = (*square_N[nearest].tolist(), math.inf)[:2]
+    alone = crops and first <= ALONE * second
+    far = []
+    for n in nearest:
+        if square_N[n] <= (REACH * KEY_SIDE) ** 2 or (alone and n == nearest[0]):
+            far.append(float(distance(one_SS[None], other_NSS[n][None])[0]))
+    if alone and ALIKE <= far[0] < UNCLEAR:
+        far[0] = min(far[0], float(zoomed_distance(one_SS[None], other_NSS[nearest[:1]])[0]))
+    return far
 
 
 def held_by_loop(image_CHW: Tensor, held: list[Tensor]) -> list[float]:
     """Return the distances to held pictures, of the whole picture or of what its frame holds."""
-    far = far_by_loop(sketch(image_CHW[None])[0], held)
+    far = far_by_loop(sketch(image_CHW[None])[0], held, crops=True)
     if sketch_and_frame(image_CHW[None])[1] and min(far, default=math.inf) >= ALIKE:
-        inside = far_by_loop(sketch_inside(image_CHW[None])[0], held)
+        inside = far_by_loop(sketch_inside(image_CHW[None])[0], held, crops=True)
         far = min(far, inside, key=lambda one: min(one, default=math.inf))
     return far
 
@@ -194,7 +311,9 @@ def test_a_memory_lets_in_what_a_loop_lets_in(tiles: NDArray[np.uint8]) -> None:
         for image_CHW, one_SS in zip(batch, sketch(batch), strict=True):
             far = held_by_loop(image_CHW, held + beside_sketches)
             new = not is_near(far + far_by_loop(one_SS, admitted))
-            only_inside += is_near(far) and not is_near(far_by_loop(one_SS, held + beside_sketches))
+            only_inside += is_near(far) and not is_near(
+                far_by_loop(one_SS, held + beside_sketches, crops=True)
+            )
             expected.append(new)
             admitted += [one_SS] if new else []
         found = door.admitted(batch, beside)
@@ -220,7 +339,7 @@ def test_slots_are_compared_with_all_other_slots_as_by_a_loop(tiles: NDArray[np.
         memory.add(ids, z_BD, tensor(stream(tiles, 40)))
         sketches = list(sketch(memory.images))
         expected = [
-            is_near(far_by_loop(one_SS, sketches[:slot] + sketches[slot + 1 :]))
+            is_near(far_by_loop(one_SS, sketches[:slot] + sketches[slot + 1 :], crops=True))
             for slot, one_SS in enumerate(sketches)
         ]
         assert test.of_slots(torch.arange(len(memory))).tolist() == expected

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from benchmarks.simulated_gpu import SimulatedGpu
 from stream_ssl.memory import sketches
-from stream_ssl.memory.near_duplicates import ALIKE, LIMIT, distance
+from stream_ssl.memory.near_duplicates import LIMIT
+from stream_ssl.memory.sketch_distance import ALIKE, distance
 from stream_ssl.memory.sketches import (
     KEY_SIDE,
     SIDE,

@@ -34,7 +34,7 @@ from stream_ssl.learning.records import StepRecord
 from stream_ssl.learning.views import Views
 from stream_ssl.memory import WorkingMemory
 from stream_ssl.memory.index import nearest
-from stream_ssl.memory.near_duplicates import ALIKE, distance
+from stream_ssl.memory.sketch_distance import ALIKE, distance
 from stream_ssl.memory.sketches import key, sketch
 
 CONFIGURATION = Path(__file__).parents[3] / "deploy" / "configs" / "laptop.yaml"

@@ -1,0 +1,207 @@
+"""The difference of two sketches at their worst place, for pictures that show the same image.
+
+`distance` compares them as they are, moved or mirrored. `zoomed_distance` also finds the part of
+one picture that the other one shows, because a picture that was cropped shows the rest larger.
+
+Shapes: N pairs, M = 2 N, S = SIDE, P = S * S.
+"""
+
+from __future__ import annotations
+
+from functools import cache, reduce
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from stream_ssl.memory.sketches import SIDE
+
+ALIKE: Final = 0.12
+"""Pictures nearer than this are always near-duplicates; docs/duplicates.md gives the reasons."""
+
+SHIFT: Final = 2
+"""The largest shift of one sketch in each direction, in pixels."""
+
+WINDOW: Final = 8
+"""The side of the square within which a difference is measured, in pixels."""
+
+ZOOMED: Final = 1.4
+"""A distance after zooming counts as this many times as large.
+
+It cannot be smaller than without this factor: zooming makes different clothes alike, too."""
+
+LEAST_PART: Final = 0.75
+"""The least part of a picture's height or width that a cropped copy shows."""
+
+STEPS: Final = 4
+"""The number of steps in which the shown part is found."""
+
+MOST_CONTRAST: Final = 2.0
+"""The most by which the contrast of a shown part is raised to that of the other picture."""
+
+DAMPING: Final = 10.0
+"""Added to the squares of the slopes, so that a picture without slopes is not zoomed."""
+
+
+def at_a_time(device: torch.device) -> int:
+    """Return the number of pairs or slots to compute at a time, which limits the memory."""
+    return 512 if device.type == "cpu" else 4096  # more do not fit a CPU's cache
+
+
+def distance(one_NSS: Tensor, other_NSS: Tensor) -> Tensor:
+    """Return the difference of each pair of sketches at its worst place, [N].
+
+    The difference is a root mean square within a window, in units of a picture's contrast. It is 0
+    for equal pictures, and about 1.4 for pictures that are unrelated at some place. The other
+    picture is mirrored if that makes it more similar. Pictures that are not ALIKE without a shift
+    are compared at all shifts by up to SHIFT pixels, and the smallest value counts.
+    """
+    if not len(one_NSS):
+        return one_NSS.new_zeros(0)
+    step = at_a_time(one_NSS.device)
+    pairs = zip(torch.split(one_NSS, step), torch.split(other_NSS, step), strict=True)
+    return torch.cat([_distance(one, other) for one, other in pairs])
+
+
+def zoomed_distance(one_NSS: Tensor, other_NSS: Tensor) -> Tensor:
+    """Return ZOOMED times the distance of pairs of which one may show a part of the other, [N].
+
+    Either picture may show the part. The other picture is then enlarged until it shows the same. As
+    in `distance`, it is mirrored if that makes it more similar.
+    """
+    if not len(one_NSS):
+        return one_NSS.new_zeros(0)
+    step = at_a_time(one_NSS.device)
+    pairs = zip(torch.split(one_NSS, step), torch.split(other_NSS, step), strict=True)
+    return torch.cat([_zoomed_distance(one, other) for one, other in pairs])
+
+
+def _distance(one_NSS: Tensor, other_NSS: Tensor) -> Tensor:
+    one_SSN, other_SSN = _softened(one_NSS), _softened(_turned(other_NSS, one_NSS))
+    inner = slice(SHIFT, SIDE - SHIFT)
+    least_N = _worst(one_SSN[inner, inner], other_SSN[inner, inner])
+    if one_NSS.device.type != "cpu":  # all pairs and shifts in one kernel, without a wait
+        moved_iiN = _shifts(other_SSN)
+        every_N = _worst(one_SSN[inner, inner], moved_iiN).amin(dim=(0, 1))
+        return torch.where(least_N >= ALIKE, every_N, least_N)
+    far = (least_N >= ALIKE).nonzero()[:, 0]
+    if len(far):
+        middle_iiN, moved_iiN = one_SSN[inner, inner, far], _shifts(other_SSN[..., far])
+        each = [_worst(middle_iiN, one_iiN) for row in moved_iiN for one_iiN in row]
+        least_N[far] = reduce(torch.minimum, each)
+    return least_N
+
+
+def _zoomed_distance(one_NSS: Tensor, other_NSS: Tensor) -> Tensor:
+    other_NSS = _turned(other_NSS, one_NSS)
+    part_MSS, whole_MSS = torch.cat([one_NSS, other_NSS]), torch.cat([other_NSS, one_NSS])
+    seen_MSS = _seen(whole_MSS, *_shown_part(part_MSS, whole_MSS))
+    seen_MSS -= seen_MSS.mean(dim=(1, 2), keepdim=True)
+    contrast = _contrast(part_MSS) / _contrast(seen_MSS).clamp(min=1e-6)
+    seen_MSS *= contrast.clamp(max=MOST_CONTRAST)
+    inner = slice(SHIFT, SIDE - SHIFT)
+    part_iiM, seen_iiM = (_softened(it)[inner, inner] for it in (part_MSS, seen_MSS))
+    return ZOOMED * _worst(part_iiM, seen_iiM).view(2, -1).amin(dim=0)
+
+
+def _shown_part(part_MSS: Tensor, whole_MSS: Tensor) -> tuple[Tensor, Tensor]:
+    """Return which part of each whole picture the other picture shows.
+
+    Found by Gauss-Newton steps on the squared difference, with the slopes of the picture that shows
+    the part, which stay the same (Baker and Matthews, Lucas-Kanade 20 Years On, IJCV 2004, section
+    3.2: the inverse compositional algorithm).
+
+    Returns:
+        The share of height and width that is shown, from LEAST_PART to 1, and where its middle is
+        in the whole picture, from -1 to 1. Both are [2, M].
+    """
+    count, device = len(part_MSS), part_MSS.device
+    slope_4MSS = part_MSS.new_zeros(4, count, SIDE, SIDE)  # of height, down, width, across
+    slope_4MSS[1, :, 1:-1] = (part_MSS[:, 2:] - part_MSS[:, :-2]) * (SIDE / 4)
+    slope_4MSS[3, :, :, 1:-1] = (part_MSS[:, :, 2:] - part_MSS[:, :, :-2]) * (SIDE / 4)
+    place_S = _places(device)
+    torch.mul(slope_4MSS[1], place_S[:, None], out=slope_4MSS[0])
+    torch.mul(slope_4MSS[3], place_S, out=slope_4MSS[2])
+    slope_M4P = slope_4MSS.flatten(2).transpose(0, 1)
+    square_M44 = slope_M4P @ slope_M4P.mT + DAMPING * torch.eye(4, device=device)
+    step_M4P = torch.linalg.inv_ex(square_M44).inverse @ slope_M4P
+    share_2M = part_MSS.new_ones(2, count)
+    middle_2M = part_MSS.new_zeros(2, count)
+    for _ in range(STEPS):
+        off_MP1 = (_seen(whole_MSS, share_2M, middle_2M) - part_MSS).flatten(1)[..., None]
+        larger_2M, moved_2M = (step_M4P @ off_MP1).view(count, 2, 2).permute(2, 1, 0)
+        share_2M = share_2M / (1 + larger_2M)
+        middle_2M = middle_2M - share_2M * moved_2M
+        share_2M = share_2M.clamp_(LEAST_PART, 1)
+        room_2M = 1 - share_2M
+        middle_2M = torch.maximum(torch.minimum(middle_2M, room_2M), -room_2M)
+    return share_2M, middle_2M
+
+
+def _seen(whole_MSS: Tensor, share_2M: Tensor, middle_2M: Tensor) -> Tensor:
+    """Return a part of each picture, enlarged to the whole by linear interpolation, [M, S, S]."""
+    at_2MS = share_2M[..., None] * _places(whole_MSS.device) + (middle_2M[..., None] + 1)
+    at_2MS = at_2MS * (SIDE / 2) - 0.5
+    pixel_S = torch.arange(SIDE, device=whole_MSS.device)
+    down_MSS, across_MSS = (1 - (at_2MS[..., None] - pixel_S).abs_()).clamp_(min=0)
+    return down_MSS @ whole_MSS @ across_MSS.mT
+
+
+@cache
+def _places(device: torch.device) -> Tensor:
+    """Return the middles of a sketch's pixels, from -1 to 1, [S]."""
+    return (torch.arange(SIDE, device=device) + 0.5) * (2 / SIDE) - 1
+
+
+def _contrast(sketch_NSS: Tensor) -> Tensor:
+    return sketch_NSS.square().mean(dim=(1, 2), keepdim=True).sqrt_()
+
+
+def _turned(other_NSS: Tensor, one_NSS: Tensor) -> Tensor:
+    """Return the other pictures, mirrored where that makes them more similar to the first."""
+    mirrored_NSS = other_NSS.flip(2)
+    alike_N, mirrored_N = ((one_NSS * it).sum(dim=(1, 2)) for it in (other_NSS, mirrored_NSS))
+    turned_N = (mirrored_N > alike_N)[:, None, None]
+    return torch.where(turned_N, mirrored_NSS, other_NSS)
+
+
+def _shifts(other_SSN: Tensor) -> Tensor:
+    """Return the inner parts of sketches at all shifts, as a view [down, right, i, i, N]."""
+    inner = SIDE - 2 * SHIFT
+    return other_SSN.unfold(0, inner, 1).unfold(1, inner, 1).movedim(2, -1)
+
+
+def _worst(middle_iiN: Tensor, moved_iiN: Tensor) -> Tensor:
+    """Return the difference of each pair at its worst place, [N], for all leading dimensions."""
+    window_wwN = _windows((middle_iiN - moved_iiN).square_())
+    return window_wwN.flatten(-3, -2).amax(dim=-2).sqrt() / WINDOW
+
+
+def _windows(value_iiN: Tensor) -> Tensor:
+    """Return sums over windows that overlap by half, computed from tiles of half their side.
+
+    There may be any leading dimensions.
+
+    Tensors are added one by one, because torch's sum over a middle dimension takes four times as
+    long.
+    """
+    half = WINDOW // 2
+    row_tiN = reduce(torch.add, [value_iiN[..., at::half, :, :] for at in range(half)])
+    tile_ttN = reduce(torch.add, [row_tiN[..., at::half, :] for at in range(half)])
+    row_wtN = tile_ttN[..., :-1, :, :] + tile_ttN[..., 1:, :, :]
+    return row_wtN[..., :-1, :] + row_wtN[..., 1:, :]
+
+
+def _softened(sketch_NSS: Tensor) -> Tensor:
+    """Return means of 2 x 2 pixels, [S, S, N], which reduce the effect of half-pixel shifts.
+
+    Pairs are the last dimension, so that every step reads contiguous memory.
+    """
+    one_SSN = sketch_NSS.permute(1, 2, 0).clone(memory_format=torch.contiguous_format)
+    two_SSN = torch.empty_like(one_SSN)
+    torch.add(one_SSN[:-1], one_SSN[1:], out=two_SSN[:-1])
+    torch.add(one_SSN[-1], one_SSN[-1], out=two_SSN[-1])
+    four_SSN = one_SSN  # reuses its memory
+    torch.add(two_SSN[:, :-1], two_SSN[:, 1:], out=four_SSN[:, :-1])
+    torch.add(two_SSN[:, -1], two_SSN[:, -1], out=four_SSN[:, -1])
+    return four_SSN.div_(4)
