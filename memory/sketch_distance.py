@@ -131,19 +131,19 @@ def _shown_part(part_MSS: Tensor, whole_MSS: Tensor) -> tuple[Tensor, Tensor]:
         off_MP1 = (_seen(whole_MSS, share_2M, middle_2M) - part_MSS).flatten(1)[..., None]
         larger_2M, moved_2M = (step_M4P @ off_MP1).view(count, 2, 2).permute(2, 1, 0)
         share_2M = share_2M / (1 + larger_2M)
-        middle_2M = middle_2M - share_2M * moved_2M
+        middle_2M = torch.addcmul(middle_2M, share_2M, moved_2M, value=-1)
         share_2M = share_2M.clamp_(LEAST_PART, 1)
         room_2M = 1 - share_2M
-        middle_2M = torch.maximum(torch.minimum(middle_2M, room_2M), -room_2M)
+        middle_2M = middle_2M.clamp_(-room_2M, room_2M)
     return share_2M, middle_2M
 
 
 def _seen(whole_MSS: Tensor, share_2M: Tensor, middle_2M: Tensor) -> Tensor:
     """Return a part of each picture, enlarged to the whole by linear interpolation, [M, S, S]."""
-    at_2MS = share_2M[..., None] * _places(whole_MSS.device) + (middle_2M[..., None] + 1)
-    at_2MS = at_2MS * (SIDE / 2) - 0.5
-    pixel_S = torch.arange(SIDE, device=whole_MSS.device)
-    down_MSS, across_MSS = (1 - (at_2MS[..., None] - pixel_S).abs_()).clamp_(min=0)
+    place_S = _places(whole_MSS.device)
+    at_2MS = torch.addcmul(middle_2M[..., None], share_2M[..., None], place_S)
+    away_2MSS = (at_2MS[..., None] - place_S).abs_()
+    down_MSS, across_MSS = torch.rsub(away_2MSS, 1, alpha=SIDE / 2).clamp_(min=0)
     return down_MSS @ whole_MSS @ across_MSS.mT
 
 
