@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 NAMES = {
     "duel": "methods under bias x1 to x27, the score h, entropy of the memory",
     "debiased": "biased, negative- and positive-debiased, HCL, oracle; tau+; blur",
+    "negatives": "62 to 510 negatives, and a biased loss that trains half as long again",
     "aggregation": "M = 1, 2, 4 positives at equal batch, two ways to aggregate them",
     "decoupled": "batches of 32 to 512 with and without DCL",
     "self-labeling": "one-hot labels, refinement, mixup, both",
