@@ -84,7 +84,11 @@ class Trial:
         self.hello: Hello | None = None
         self.status: int | None = None
         self._open()
-        self._end = start(self.address)
+        try:
+            self._end = start(self.address)
+        except OSError:
+            self._context.destroy(0)
+            raise
 
     def _open(self) -> None:
         self._socket = self._context.socket(zmq.ROUTER)

@@ -24,17 +24,25 @@ def seed_everything(seed: int, threads: int | None = None) -> None:
     torch.manual_seed(seed)
 
 
+MOST_THREADS = 1024
+"""The most threads of torch's operators; with a million, torch ends the process."""
+
+
+def check_threads(threads: int | None) -> None:
+    """Raise ValueError if `threads` is not None, and not from 1 to MOST_THREADS."""
+    if threads is not None and not 1 <= threads <= MOST_THREADS:
+        raise ValueError(f"threads is {threads}: must be from 1 to {MOST_THREADS:,}, or null")
+
+
 def set_threads(threads: int | None) -> None:
     """Set the number of threads of torch's operators; None keeps it.
 
     Raises:
-        ValueError: `threads` is less than 1.
+        ValueError: as in `check_threads`.
     """
-    if threads is None:
-        return
-    if threads < 1:
-        raise ValueError(f"threads is {threads}: at least 1 thread has to compute")
-    torch.set_num_threads(threads)
+    check_threads(threads)
+    if threads is not None:
+        torch.set_num_threads(threads)
 
 
 class OwnRandomness:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from stream_ssl.learning.randomness import check_threads
 from stream_ssl.memory.draws import ORDERS, DrawOrder
 
 
@@ -17,8 +18,8 @@ class LearnerSettings:
         precision: number type in which the method computes. Losses, keys and memory stay in
             float32.
         seed: seed of all random draws of the learner, and of the initial weights.
-        threads: number of torch threads on the CPU, at least 1; null keeps torch's default. A run
-            repeats only with the same number.
+        threads: number of torch threads on the CPU, from 1 to 1,024; null keeps torch's default. A
+            run repeats only with the same number.
         reencode: number of the memory's stalest slots to re-encode in each step, 0 or more. One
             pass encodes them and the samples that join, unless these were trained on first. Use a
             few dozen or more if keys are normalised by the statistics of their batch.
@@ -68,8 +69,7 @@ class LearnerSettings:
             raise ValueError(f'precision is {self.precision!r}: choose "float32" or "bfloat16"')
         if self.anchors not in ("stream", "memory"):
             raise ValueError(f'anchors is {self.anchors!r}: choose "stream" or "memory"')
-        if self.threads is not None and self.threads < 1:
-            raise ValueError(f"threads is {self.threads}: at least 1 thread has to compute")
+        check_threads(self.threads)
         if self.reencode < 0:
             raise ValueError(f"reencode is {self.reencode}: it is a number of slots, 0 or more")
         if self.compile and self.sync_batchnorm:

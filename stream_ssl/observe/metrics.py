@@ -142,7 +142,7 @@ class LearnerMetrics(ProcessMetrics):
             "statistic": EXTREMES,
             "signal": SIGNALS,
             "classifier": CLASSIFIERS,
-            "class": dict.fromkeys(class_label(label) for label in range(classes)),
+            "class": dict.fromkeys(class_label(label) for label in range(min(classes, CLASSES))),
             "skipped_updates_total.reason": (*SKIPS, OTHER),
             "skipped_samples_total.reason": (*SKIPS, OTHER),
             "quarantined_samples_total.reason": (*BAD_SAMPLES, OTHER),

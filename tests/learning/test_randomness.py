@@ -61,11 +61,12 @@ def test_it_resumes_from_its_state() -> None:
         assert draw() == expected
 
 
-def test_threads_are_at_least_one() -> None:
+def test_threads_are_at_least_one_and_no_million() -> None:
     before = torch.get_num_threads()
     set_threads(1)
     set_threads(None)
     assert torch.get_num_threads() == 1
     set_threads(before)
-    with pytest.raises(ValueError, match="threads is 0"):
-        set_threads(0)
+    for threads in (0, 1_000_000):  # torch would end the process
+        with pytest.raises(ValueError, match=f"threads is {threads}: must be from 1 to 1,024"):
+            set_threads(threads)

@@ -95,6 +95,15 @@ def test_a_producer_that_cannot_be_started_is_named(capfd):
     assert "./no-such-producer is not a program that can be started" in capfd.readouterr().err
 
 
+def test_a_script_that_names_no_interpreter_is_named(capfd, tmp_path):
+    script = tmp_path / "producer"
+    script.write_text("echo hello\n")
+    script.chmod(0o755)
+    with pytest.raises(SystemExit, match="2"):
+        main(["conform", "--rules", "framing", "--", str(script), "ADDRESS"])
+    assert f"{script} cannot be started: Exec format error" in capfd.readouterr().err
+
+
 def until(holds, seconds=60.0):
     deadline = time.monotonic() + seconds
     while not holds() and time.monotonic() < deadline:

@@ -46,7 +46,10 @@ def main(arguments: Sequence[str]) -> int:
     results = []
     with interrupted_by(signal.SIGTERM, signal.SIGHUP):
         for rule in settings.rules:
-            result = tried(rule, starter(settings.command, settings.output))
+            try:
+                result = tried(rule, starter(settings.command, settings.output))
+            except OSError as error:  # such as a script without #!
+                parser.error(f"{settings.command[0]} cannot be started: {error.strerror}")
             print(line(result), flush=True)
             results.append(result)
     broken = sum(result.kept is False for result in results)

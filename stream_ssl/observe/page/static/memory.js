@@ -158,8 +158,9 @@ export class MemorySection {
       if (file.size > MOST_PICTURE) throw new Error(`the picture has ${number(file.size)} bytes: at most ${number(MOST_PICTURE)} are searched for`);
       const got = await post("learner", "memory/search", file);
       if (!current()) return;
-      const url = URL.createObjectURL(blob(got.seen));
-      Object.assign($("#slot-picture").style, { backgroundImage: `url(${url})`, backgroundSize: "100% 100%", backgroundPosition: "0 0" });
+      URL.revokeObjectURL(this.seen);
+      this.seen = URL.createObjectURL(blob(got.seen));
+      Object.assign($("#slot-picture").style, { backgroundImage: `url(${this.seen})`, backgroundSize: "100% 100%", backgroundPosition: "0 0" });
       $("#slot-facts").replaceChildren(element("dt", {}, "picture"), element("dd", {}, "as the learner would see it"));
       if (this.pictures.most) await this.pictures.fetch(Object.values(got.near).flat());
       if (current()) this.showNear(got.near);
