@@ -35,9 +35,15 @@ from stream_ssl.encoder.efficientnet_lite import PACKAGE, EfficientNetLite0
 from stream_ssl.memory import WorkingMemory
 from stream_ssl.memory.descriptors import Frozen
 from stream_ssl.memory.eviction import Random
-from stream_ssl.memory.near_duplicates import APART, LIMIT, NEIGHBOURS, REACH, NearDuplicates
-from stream_ssl.memory.sketch_distance import ALIKE, distance
-from stream_ssl.memory.sketches import KEY_SIDE, key, sketch, sketch_and_frame, sketch_inside
+from stream_ssl.memory.near_duplicates import (
+    APART,
+    LIMIT,
+    NEIGHBOURS,
+    NearDuplicates,
+    look_closely,
+)
+from stream_ssl.memory.sketch_distance import ALIKE
+from stream_ssl.memory.sketches import key, sketch, sketch_and_frame, sketch_inside
 from stream_ssl.memory.slot_index import nearest_rows
 from stream_ssl.producers.sources import CifarBinary, IdxDataset, Source
 
@@ -233,9 +239,9 @@ def closely(held: Pictures, queries: Pictures) -> NDArray[np.floating[Any]]:
 
     def distances(query_BSS: Tensor) -> Tensor:
         square_Bn, row_Bn = nearest_rows(key(query_BSS), held_KA, NEIGHBOURS)
-        columns = [distance(query_BSS, held_KSS[row_B]) for row_B in row_Bn.unbind(dim=1)]
-        far_Bn = torch.stack(columns, dim=1)
-        return far_Bn.masked_fill_(square_Bn > (REACH * KEY_SIDE) ** 2, torch.inf)
+        return look_closely(
+            query_BSS, square_Bn, row_Bn, held_KSS.__getitem__, all_of_them=False, crops=True
+        )
 
     query_BSS, framed_B = sketch_and_frame(tensor(queries))
     far_Bn = distances(query_BSS)

@@ -175,7 +175,7 @@ class NearDuplicates:
         square_Sn, row_Sn = self._index.nearest(key(sketch_SSS), NEIGHBOURS + 1)
         square_Sn = square_Sn.masked_fill(row_Sn == slot_S[:, None], torch.inf)
         square_Sn, best_Sn = torch.topk(square_Sn, NEIGHBOURS, dim=1, largest=False)
-        far_Sn = _look_closely(
+        far_Sn = look_closely(
             sketch_SSS,
             square_Sn,
             row_Sn.gather(1, best_Sn),
@@ -231,7 +231,7 @@ class NearDuplicates:
         far_Bn = torch.full_like(square_Bn, torch.inf)
         if slots or len(beside_WSS):
             every = self._looks_at_all
-            far_Bn = _look_closely(sketch_BSS, square_Bn, row_Bn, sketches_of, every, crops=True)
+            far_Bn = look_closely(sketch_BSS, square_Bn, row_Bn, sketches_of, every, crops=True)
         if group.size > 1:
             (every_B,) = group.all_gather(far_Bn)
             far_Bn = every_B.view(group.size, *far_Bn.shape).amin(dim=0)
@@ -302,7 +302,7 @@ class NearDuplicates:
         self._index.load(state)
 
 
-def _look_closely(
+def look_closely(
     sketch_BSS: Tensor,
     square_Bn: Tensor,
     row_Bn: Tensor,
@@ -431,7 +431,7 @@ def _in_turn(sketch_BSS: Tensor, key_BA: Tensor, held: _Candidates, action: Acti
         near_bm = known_bB.gather(1, best.indices).masked_fill(best.values.isinf(), torch.inf)
         unknown = near_bm.isnan()
         asked_bm = best.values.masked_fill(~unknown, torch.inf)
-        looked_bm = _look_closely(
+        looked_bm = look_closely(
             sketch_bSS,
             asked_bm,
             best.indices,
