@@ -278,6 +278,10 @@ def check_above_0(**values: float | None) -> None:
             raise ValueError(f"{what} {value}: must be above 0")
 
 
+DAY = 86_400.0
+"""The longest pause that a source accepts, in seconds; clocks of sockets do not take infinity."""
+
+
 def check_ranges(*rules: tuple[str, float | None, float, float]) -> None:
     """Check values against ranges; each rule is (name, value, lowest, highest). None is accepted.
 

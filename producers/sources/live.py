@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 from stream_ssl.producers.sources.arrived import ArrivedMessages
 from stream_ssl.producers.sources.base import Facts, Skipped, SourceError, checked, mark
-from stream_ssl.producers.sources.fields import check_above_0
+from stream_ssl.producers.sources.fields import DAY, check_above_0, check_ranges
 from stream_ssl.rate_limited_logger import RateLimitedLogger
 from stream_ssl.wire.sample import Position, Sample
 
@@ -40,8 +40,9 @@ class Live(ABC, Generic[Item]):
 
     Args:
         name: the source's name.
-        timeout: seconds without any sign of life after which the source reconnects, above 0.
-        retry_seconds: longest pause between two attempts, in seconds, above 0.
+        timeout: seconds without any sign of life after which the source reconnects, above 0 and at
+            most a day.
+        retry_seconds: longest pause between two attempts, in seconds, above 0 and at most a day.
         give_up_seconds: seconds without an image after which the source fails; null: never.
         waiting: maximum number of images that wait for the sender.
 
@@ -63,6 +64,7 @@ class Live(ABC, Generic[Item]):
             give_up_seconds=give_up_seconds,
             waiting=waiting,
         )
+        check_ranges(("timeout", timeout, 0, DAY), ("retry_seconds", retry_seconds, 0, DAY))
         self.name = name
         self.skipped = Skipped(name)
         self._limited_log = RateLimitedLogger(log, LOG_SECONDS, LOG_LINES)

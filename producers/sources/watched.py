@@ -22,6 +22,7 @@ from stream_ssl.producers.sources.base import (
     wrong_position,
 )
 from stream_ssl.producers.sources.fields import (
+    DAY,
     check_ranges,
     codec_of,
     content_id,
@@ -98,7 +99,8 @@ class WatchedFolder:
         settle_seconds: seconds that must pass after a file's last change. Use a larger value if
             clocks disagree (network file systems). Files dated in the future wait until that time,
             and the log names them.
-        poll_seconds: seconds between two scans of the folder; longer if a scan takes long.
+        poll_seconds: seconds between two scans of the folder, at most a day; longer if a scan takes
+            long.
         idle_seconds: end after this many seconds without a new file; null: watch for ever.
         name: the source's name; null: the name of the folder.
 
@@ -121,7 +123,7 @@ class WatchedFolder:
         check_root(Path(root))
         check_ranges(
             ("settle_seconds", settle_seconds, 0, math.inf),
-            ("poll_seconds", poll_seconds, 0, math.inf),
+            ("poll_seconds", poll_seconds, 0, DAY),
             ("idle_seconds", idle_seconds, 0, math.inf),
         )
         self.name = name or source_name(Path(root).absolute().name)

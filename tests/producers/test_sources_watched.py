@@ -394,9 +394,12 @@ def test_wrong_arguments_are_named(tmp_path):
     for kind in (WatchedFolder, ImageFolder):
         with pytest.raises(FileNotFoundError, match=r"a\.txt is a file: give its folder"):
             kind(tmp_path / "a.txt")
-    for seconds in ({"settle_seconds": -1}, {"poll_seconds": float("nan")}, {"idle_seconds": -1}):
+    for seconds in ({"settle_seconds": float("nan")}, {"settle_seconds": -1}, {"idle_seconds": -1}):
         with pytest.raises(ValueError, match=f"{next(iter(seconds))} .*: must be 0 or more"):
             WatchedFolder(tmp_path, **seconds)
+    for poll_seconds in (float("nan"), float("inf")):
+        with pytest.raises(ValueError, match=r"poll_seconds .*: must lie in \[0, 86400\]"):
+            WatchedFolder(tmp_path, poll_seconds=poll_seconds)
     write_images(tmp_path, 1)
     source = watch(tmp_path)
     ((_, position),) = source.samples()

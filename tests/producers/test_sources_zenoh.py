@@ -274,6 +274,8 @@ def test_tokens_of_other_programs_announce_nothing():
         ({"endpoint": "tcp/robot"}, "must be tcp/HOST:PORT"),
         ({"endpoint": "tcp/a:secret@robot:1"}, "passwords belong into the file `config`"),
         ({"timeout": 0}, "timeout 0: must be above 0"),
+        ({"timeout": float("inf")}, r"timeout inf: must lie in \[0, 86400\]"),
+        ({"retry_seconds": float("inf")}, r"retry_seconds inf: must lie in \[0, 86400\]"),
         ({"waiting": 0}, "waiting 0"),
         ({"quality": 101}, "quality 101"),
         ({"config": "/none.json5"}, r"config /none.json5: "),
