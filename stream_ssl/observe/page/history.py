@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -169,10 +170,13 @@ class FigureHistory:
             for family in self._registry.collect()
             for sample in family.samples
         }
-        row = [
-            found.get((PREFIX + series.metric, tuple(sorted(series.labels.items()))), math.nan)
-            for series in self.series.values()
-        ]
+        row = array(
+            "d",
+            (
+                found.get((PREFIX + series.metric, tuple(sorted(series.labels.items()))), math.nan)
+                for series in self.series.values()
+            ),
+        )
         with self._lock:
             for track in self._tracks.values():
                 track.append(self._clock(), row)
