@@ -98,7 +98,8 @@ def _zoomed_distance(one_NSS: Tensor, other_NSS: Tensor) -> Tensor:
     seen_MSS = _seen(whole_MSS, *_shown_part(part_MSS, whole_MSS))
     seen_MSS -= seen_MSS.mean(dim=(1, 2), keepdim=True)
     contrast = _contrast(part_MSS) / _contrast(seen_MSS).clamp(min=1e-6)
-    seen_MSS *= contrast.clamp(max=MOST_CONTRAST)
+    # A part has at most 1 / LEAST_PART of its picture's contrast: a black picture is no part.
+    seen_MSS *= contrast.clamp(LEAST_PART, MOST_CONTRAST)
     inner = slice(SHIFT, SIDE - SHIFT)
     part_iiM, seen_iiM = (_softened(it)[inner, inner] for it in (part_MSS, seen_MSS))
     return ZOOMED * _worst(part_iiM, seen_iiM).view(2, -1).amin(dim=0)

@@ -192,6 +192,21 @@ def test_a_dark_picture_is_compared_as_it_is() -> None:
     assert zoomed_distance(flat_BSS, flat_BSS).tolist() == [0] * 20
 
 
+def test_a_black_picture_is_no_part_of_a_dim_one(tiles: NDArray[np.uint8]) -> None:
+    """The dim picture's contrast is not reduced to that of the black one."""
+    dim_BCHW = tensor((tiles * 0.15).astype(np.uint8))
+    dim_BSS, black_BSS = sketch(dim_BCHW), sketch(torch.zeros_like(dim_BCHW))
+    for one_BSS, other_BSS in ((dim_BSS, black_BSS), (black_BSS, dim_BSS)):
+        assert (zoomed_distance(one_BSS, other_BSS) >= distance(one_BSS, other_BSS)).all()
+    memory = WorkingMemory(8, 2, Oldest(), (3, TILE, TILE))
+    memory.add(torch.arange(1), torch.tensor([[1.0, 0.0]]), torch.zeros_like(dim_BCHW[:1]))
+    far_B = distance(dim_BSS, black_BSS)
+    test = NearDuplicates(memory)
+    found = [test.admitted(one_CHW[None], dim_BCHW[:0])[0] for one_CHW in dim_BCHW]
+    assert found == (far_B >= LIMIT).tolist()
+    assert ((far_B >= LIMIT) & (far_B < UNCLEAR)).sum() > 10
+
+
 def test_the_zoomed_distance_is_that_of_a_loop(tiles: NDArray[np.uint8]) -> None:
     crops = np.stack([cropped(tile) for tile in tiles[:6]])
     whole_BSS, crop_BSS = sketch(tensor(tiles[:6])), sketch(tensor(crops))
@@ -250,7 +265,8 @@ def seen_by_loop(part_SS: NDArray[np.float64], whole_SS: NDArray[np.float64]) ->
     seen_SS = seen(height, down, width, across)
     seen_SS -= seen_SS.mean()
     contrast = math.sqrt((part_SS**2).mean() / (seen_SS**2).mean())
-    return at_the_worst_place(part_SS, seen_SS * min(contrast, MOST_CONTRAST))
+    contrast = min(max(contrast, LEAST_PART), MOST_CONTRAST)
+    return at_the_worst_place(part_SS, seen_SS * contrast)
 
 
 def stream(tiles: NDArray[np.uint8], count: int) -> NDArray[np.uint8]:
