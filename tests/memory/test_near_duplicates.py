@@ -46,6 +46,13 @@ from stream_ssl.memory.sketch_distance import (
 from stream_ssl.memory.sketches import KEY_SIDE, SIDE, key, sketch, sketch_and_frame, sketch_inside
 
 RNG = np.random.default_rng(0)
+BEGIN = RNG.bit_generator.state
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers() -> None:
+    """Start each test with the same random numbers, whichever tests ran before."""
+    RNG.bit_generator.state = BEGIN
 
 
 @pytest.fixture(scope="module")
