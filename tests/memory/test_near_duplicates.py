@@ -163,9 +163,11 @@ def at_the_worst_place(
     return worst
 
 
-def cropped(image_HWC: NDArray[np.uint8], rng: np.random.Generator = RNG) -> NDArray[np.uint8]:
-    """Cut off up to 8 % at each side, and enlarge the rest to the old size."""
-    left, top, right, bottom = (int(share * TILE) for share in rng.uniform(0.02, 0.08, 4))
+def cropped(
+    image_HWC: NDArray[np.uint8], rng: np.random.Generator = RNG, most: float = 0.08
+) -> NDArray[np.uint8]:
+    """Cut off 2 % or more at each side, up to `most`, and enlarge the rest to the old size."""
+    left, top, right, bottom = (int(share * TILE) for share in rng.uniform(0.02, most, 4))
     part = Image.fromarray(image_HWC).crop((left, top, TILE - right, TILE - bottom))
     return np.asarray(part.resize((TILE, TILE), Image.Resampling.BILINEAR))
 
@@ -180,6 +182,17 @@ def test_a_cropped_copy_is_near_after_zooming(mirrored: bool, tiles: NDArray[np.
     assert (distance(crop_BSS, whole_BSS) < LIMIT).float().mean() < 0.5
     if not mirrored:  # it does not matter which of the two came first
         assert zoomed_distance(whole_BSS, crop_BSS).tolist() == pytest.approx(zoomed_B.tolist())
+
+
+def test_a_memory_finds_cropped_copies_that_differ_much_before_zooming(
+    tiles: NDArray[np.uint8],
+) -> None:
+    memory = WorkingMemory(len(tiles), 2, Oldest(), (3, TILE, TILE))
+    memory.add(torch.arange(len(tiles)), torch.ones(len(tiles), 2) / 2**0.5, tensor(tiles))
+    test, rng = NearDuplicates(memory), np.random.default_rng(0)
+    crops = tensor(np.stack([cropped(tile, rng, 0.12) for tile in [*tiles] * 3]))
+    found = [not test.admitted(crop_CHW[None], crops[:0])[0] for crop_CHW in crops]
+    assert np.mean(found) > 0.68
 
 
 def test_zooming_makes_no_different_pictures_alike(tiles: NDArray[np.uint8]) -> None:
