@@ -330,10 +330,14 @@ def look_closely(
         within_Bn[:, 0] |= alone_B
     within_Bn &= row_Bn != NOBODY
     step = at_a_time(square_Bn.device)
+
+    def compared(how: Callable[[Tensor, Tensor], Tensor], one_NSS: Tensor, row_N: Tensor) -> Tensor:
+        pairs = zip(torch.split(one_NSS, step), torch.split(row_N, step), strict=True)
+        return torch.cat([how(one, sketches_of(rows)) for one, rows in pairs])
+
     if all_of_them:
         one_NSS = sketch_BSS.repeat_interleave(square_Bn.shape[1], dim=0)
-        pairs = zip(torch.split(one_NSS, step), torch.split(row_Bn.flatten(), step), strict=True)
-        every_N = torch.cat([distance(one, sketches_of(row_N)) for one, row_N in pairs])
+        every_N = compared(distance, one_NSS, row_Bn.flatten())
         far_Bn = torch.where(within_Bn, every_N.view_as(square_Bn), torch.inf)
     else:
         far_Bn = torch.full_like(square_Bn, torch.inf)
@@ -347,10 +351,10 @@ def look_closely(
         first_B = far_Bn[:, 0]
         unclear_B = alone_B & (first_B >= ALIKE) & (first_B < UNCLEAR)
         if all_of_them:
-            zoomed_B = zoomed_distance(sketch_BSS, sketches_of(row_Bn[:, 0]))
+            zoomed_B = compared(zoomed_distance, sketch_BSS, row_Bn[:, 0])
             first_B.copy_(torch.where(unclear_B, torch.minimum(first_B, zoomed_B), first_B))
         elif len(turns := unclear_B.nonzero()[:, 0]):
-            zoomed_b = zoomed_distance(sketch_BSS[turns], sketches_of(row_Bn[turns, 0]))
+            zoomed_b = compared(zoomed_distance, sketch_BSS[turns], row_Bn[turns, 0])
             first_B[turns] = torch.minimum(first_B[turns], zoomed_b)
     return far_Bn
 

@@ -30,6 +30,7 @@ from stream_ssl.memory.near_duplicates import (
     UNCLEAR,
     NearDuplicates,
     are_near_duplicates,
+    look_closely,
 )
 from stream_ssl.memory.sketch_distance import (
     ALIKE,
@@ -193,6 +194,27 @@ def test_a_memory_finds_cropped_copies_that_differ_much_before_zooming(
     crops = tensor(np.stack([cropped(tile, rng, 0.12) for tile in [*tiles] * 3]))
     found = [not test.admitted(crop_CHW[None], crops[:0])[0] for crop_CHW in crops]
     assert np.mean(found) > 0.68
+
+
+@pytest.mark.parametrize("all_of_them", [False, True])
+def test_few_held_pictures_are_read_at_a_time(
+    all_of_them: bool, tiles: NDArray[np.uint8], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held_BSS, crop_BSS = sketch(tensor(tiles)), sketch(tensor(np.stack([*map(cropped, tiles)])))
+    row_Bn = torch.stack([torch.arange(len(tiles)), torch.zeros(len(tiles)).long()], dim=1)
+    square_Bn = torch.tensor([[1.0, torch.inf]]).expand(len(tiles), -1)
+    read: list[int] = []
+
+    def sketches_of(row_N: Tensor) -> Tensor:
+        read.append(len(row_N))
+        return held_BSS[row_N]
+
+    asked = crop_BSS, square_Bn, row_Bn, sketches_of, all_of_them, True
+    at_once_Bn = look_closely(*asked)
+    monkeypatch.setattr("stream_ssl.memory.near_duplicates.at_a_time", lambda _: 4)
+    read.clear()
+    assert torch.equal(look_closely(*asked), at_once_Bn)
+    assert max(read) == 4
 
 
 def test_zooming_makes_no_different_pictures_alike(tiles: NDArray[np.uint8]) -> None:
