@@ -324,39 +324,68 @@ def look_closely(
         crops: find out whether one picture is cropped from the other, if a candidate is ALONE
             before all others.
     """
-    within_Bn = square_Bn <= REACH**2 * KEY_SIDE**2
+    within_Bn, alone_B = square_Bn <= REACH**2 * KEY_SIDE**2, None
     if crops:
         alone_B = (square_Bn[:, 0] <= ALONE * square_Bn[:, 1]) & square_Bn[:, 0].isfinite()
         within_Bn[:, 0] |= alone_B
     within_Bn &= row_Bn != NOBODY
-    step = at_a_time(square_Bn.device)
+    look = _look_at_all if all_of_them else _look_within_reach
+    return look(sketch_BSS, row_Bn, within_Bn, alone_B, sketches_of)
 
-    def compared(how: Callable[[Tensor, Tensor], Tensor], one_NSS: Tensor, row_N: Tensor) -> Tensor:
-        pairs = zip(torch.split(one_NSS, step), torch.split(row_N, step), strict=True)
-        return torch.cat([how(one, sketches_of(rows)) for one, rows in pairs])
 
-    if all_of_them:
-        one_NSS = sketch_BSS.repeat_interleave(square_Bn.shape[1], dim=0)
-        every_N = compared(distance, one_NSS, row_Bn.flatten())
-        far_Bn = torch.where(within_Bn, every_N.view_as(square_Bn), torch.inf)
-    else:
-        far_Bn = torch.full_like(square_Bn, torch.inf)
-        turn_N, place_N = within_Bn.nonzero(as_tuple=True)
-        for turns, places in zip(
-            torch.split(turn_N, step), torch.split(place_N, step), strict=True
-        ):
-            other_NSS = sketches_of(row_Bn[turns, places])
-            far_Bn[turns, places] = distance(sketch_BSS[turns], other_NSS)
-    if crops:
-        first_B = far_Bn[:, 0]
-        unclear_B = alone_B & (first_B >= ALIKE) & (first_B < UNCLEAR)
-        if all_of_them:
-            zoomed_B = compared(zoomed_distance, sketch_BSS, row_Bn[:, 0])
-            first_B.copy_(torch.where(unclear_B, torch.minimum(first_B, zoomed_B), first_B))
-        elif len(turns := unclear_B.nonzero()[:, 0]):
-            zoomed_b = compared(zoomed_distance, sketch_BSS[turns], row_Bn[turns, 0])
-            first_B[turns] = torch.minimum(first_B[turns], zoomed_b)
+def _look_within_reach(
+    sketch_BSS: Tensor,
+    row_Bn: Tensor,
+    within_Bn: Tensor,
+    alone_B: Tensor | None,
+    sketches_of: Callable[[Tensor], Tensor],
+) -> Tensor:
+    far_Bn = torch.full(row_Bn.shape, torch.inf, device=row_Bn.device)
+    step = at_a_time(row_Bn.device)
+    turn_N, place_N = within_Bn.nonzero(as_tuple=True)
+    for turns, places in zip(torch.split(turn_N, step), torch.split(place_N, step), strict=True):
+        other_NSS = sketches_of(row_Bn[turns, places])
+        far_Bn[turns, places] = distance(sketch_BSS[turns], other_NSS)
+    if alone_B is None:
+        return far_Bn
+    first_B = far_Bn[:, 0]
+    for turns in torch.split(_are_unclear(first_B, alone_B).nonzero()[:, 0], step):
+        zoomed_b = zoomed_distance(sketch_BSS[turns], sketches_of(row_Bn[turns, 0]))
+        first_B[turns] = torch.minimum(first_B[turns], zoomed_b)
     return far_Bn
+
+
+def _look_at_all(
+    sketch_BSS: Tensor,
+    row_Bn: Tensor,
+    within_Bn: Tensor,
+    alone_B: Tensor | None,
+    sketches_of: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """Do the same without a wait for the device: the results that are not needed are left out."""
+    n, far = row_Bn.shape[1], []
+    step = at_a_time(row_Bn.device) // n
+    for one_bSS, row_bn in zip(
+        torch.split(sketch_BSS, step), torch.split(row_Bn, step), strict=True
+    ):
+        other_NSS = sketches_of(row_bn.flatten())
+        far_bn = distance(one_bSS.repeat_interleave(n, dim=0), other_NSS).view(-1, n)
+        if alone_B is not None:
+            zoomed_b = zoomed_distance(one_bSS, other_NSS[::n])
+            far_bn = torch.cat([far_bn, zoomed_b[:, None]], dim=1)
+        far.append(far_bn)
+    far_Bm = torch.cat(far)
+    far_Bn = torch.where(within_Bn, far_Bm[:, :n], torch.inf)
+    if alone_B is not None:
+        first_B, zoomed_B = far_Bn[:, 0], far_Bm[:, n]
+        unclear_B = _are_unclear(first_B, alone_B)
+        first_B.copy_(torch.where(unclear_B, torch.minimum(first_B, zoomed_B), first_B))
+    return far_Bn
+
+
+def _are_unclear(first_B: Tensor, alone_B: Tensor) -> Tensor:
+    """Return which samples may be cropped copies of their nearest candidate, bool [B]."""
+    return alone_B & (first_B >= ALIKE) & (first_B < UNCLEAR)
 
 
 class _Told(NamedTuple):

@@ -97,11 +97,13 @@ def _zoomed_distance(one_NSS: Tensor, other_NSS: Tensor) -> Tensor:
     part_MSS, whole_MSS = torch.cat([one_NSS, other_NSS]), torch.cat([other_NSS, one_NSS])
     seen_MSS = _seen(whole_MSS, *_shown_part(part_MSS, whole_MSS))
     seen_MSS -= seen_MSS.mean(dim=(1, 2), keepdim=True)
-    contrast = _contrast(part_MSS) / _contrast(seen_MSS).clamp(min=1e-6)
+    both_2MSS = torch.stack([part_MSS, seen_MSS])
+    own, theirs = both_2MSS.square().mean(dim=(2, 3), keepdim=True).sqrt_()
+    contrast = own / theirs.clamp(min=1e-6)
     # A part has at most 1 / LEAST_PART of its picture's contrast: a black picture is no part.
-    seen_MSS *= contrast.clamp(LEAST_PART, MOST_CONTRAST)
+    both_2MSS[1] *= contrast.clamp(LEAST_PART, MOST_CONTRAST)
     inner = slice(SHIFT, SIDE - SHIFT)
-    part_iiM, seen_iiM = (_softened(it)[inner, inner] for it in (part_MSS, seen_MSS))
+    part_iiM, seen_iiM = _softened(both_2MSS.flatten(0, 1))[inner, inner].chunk(2, dim=2)
     return ZOOMED * _worst(part_iiM, seen_iiM).view(2, -1).amin(dim=0)
 
 
@@ -116,27 +118,22 @@ def _shown_part(part_MSS: Tensor, whole_MSS: Tensor) -> tuple[Tensor, Tensor]:
         The share of height and width that is shown, from LEAST_PART to 1, and where its middle is
         in the whole picture, from -1 to 1. Both are [2, M].
     """
-    count, device = len(part_MSS), part_MSS.device
-    slope_4MSS = part_MSS.new_zeros(4, count, SIDE, SIDE)  # of height, down, width, across
-    slope_4MSS[1, :, 1:-1] = (part_MSS[:, 2:] - part_MSS[:, :-2]) * (SIDE / 4)
-    slope_4MSS[3, :, :, 1:-1] = (part_MSS[:, :, 2:] - part_MSS[:, :, :-2]) * (SIDE / 4)
-    place_S = _places(device)
-    torch.mul(slope_4MSS[1], place_S[:, None], out=slope_4MSS[0])
-    torch.mul(slope_4MSS[3], place_S, out=slope_4MSS[2])
-    slope_M4P = slope_4MSS.flatten(2).transpose(0, 1)
-    square_M44 = slope_M4P @ slope_M4P.mT + DAMPING * torch.eye(4, device=device)
+    count, slope_2SS = len(part_MSS), _slopes(part_MSS.device)
+    slope_M2SS = slope_2SS @ part_MSS[:, None], part_MSS[:, None] @ slope_2SS.mT
+    slope_M4P = torch.cat(slope_M2SS, dim=1).flatten(2)  # of height, down, width, across
+    damping_44 = _damping(part_MSS.device)
+    square_M44 = torch.baddbmm(damping_44, slope_M4P, slope_M4P.mT)
     step_M4P = torch.linalg.inv_ex(square_M44).inverse @ slope_M4P
     share_2M = part_MSS.new_ones(2, count)
     middle_2M = part_MSS.new_zeros(2, count)
     for _ in range(STEPS):
-        off_MP1 = (_seen(whole_MSS, share_2M, middle_2M) - part_MSS).flatten(1)[..., None]
-        larger_2M, moved_2M = (step_M4P @ off_MP1).view(count, 2, 2).permute(2, 1, 0)
-        share_2M = share_2M / (1 + larger_2M)
+        off_MSS = _seen(whole_MSS, share_2M, middle_2M) - part_MSS
+        step_M41 = step_M4P @ off_MSS.flatten(1)[..., None]
+        larger_2M, moved_2M = step_M41.view(count, 2, 2).permute(2, 1, 0)
         middle_2M = torch.addcmul(middle_2M, share_2M, moved_2M, value=-1)
-        share_2M = share_2M.clamp_(LEAST_PART, 1)
-        room_2M = 1 - share_2M
-        middle_2M = middle_2M.clamp_(-room_2M, room_2M)
-    return share_2M, middle_2M
+        share_2M = torch.addcmul(share_2M, share_2M, larger_2M, value=-1).clamp_(LEAST_PART, 1)
+    room_2M = 1 - share_2M
+    return share_2M, middle_2M.clamp_(-room_2M, room_2M)
 
 
 def _seen(whole_MSS: Tensor, share_2M: Tensor, middle_2M: Tensor) -> Tensor:
@@ -154,8 +151,18 @@ def _places(device: torch.device) -> Tensor:
     return (torch.arange(SIDE, device=device) + 0.5) * (2 / SIDE) - 1
 
 
-def _contrast(sketch_NSS: Tensor) -> Tensor:
-    return sketch_NSS.square().mean(dim=(1, 2), keepdim=True).sqrt_()
+@cache
+def _slopes(device: torch.device) -> Tensor:
+    """Return the matrices of the slopes of a column's share and of its middle, [2, S, S]."""
+    slope_SS = torch.zeros(SIDE, SIDE, device=device)
+    inner_s = torch.arange(1, SIDE - 1, device=device)
+    slope_SS[inner_s, inner_s + 1], slope_SS[inner_s, inner_s - 1] = SIDE / 4, -SIDE / 4
+    return torch.stack([_places(device)[:, None] * slope_SS, slope_SS])
+
+
+@cache
+def _damping(device: torch.device) -> Tensor:
+    return DAMPING * torch.eye(4, device=device)
 
 
 def _turned(other_NSS: Tensor, one_NSS: Tensor) -> Tensor:

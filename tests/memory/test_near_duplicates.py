@@ -299,11 +299,11 @@ def seen_by_loop(part_SS: NDArray[np.float64], whole_SS: NDArray[np.float64]) ->
     for _ in range(STEPS):
         off_P = (seen(height, down, width, across) - part_SS).ravel()
         step_4 = np.linalg.solve(square_44, slope_P4.T @ off_P)
-        height, width = height / (1 + step_4[0]), width / (1 + step_4[2])
         down, across = down - height * step_4[1], across - width * step_4[3]
+        height, width = height * (1 - step_4[0]), width * (1 - step_4[2])
         height, width = (min(max(share, LEAST_PART), 1.0) for share in (height, width))
-        down = min(max(down, height - 1), 1 - height)
-        across = min(max(across, width - 1), 1 - width)
+    down = min(max(down, height - 1), 1 - height)
+    across = min(max(across, width - 1), 1 - width)
     seen_SS = seen(height, down, width, across)
     seen_SS -= seen_SS.mean()
     contrast = math.sqrt((part_SS**2).mean() / (seen_SS**2).mean())
