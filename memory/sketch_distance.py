@@ -141,8 +141,8 @@ def _seen(whole_MSS: Tensor, share_2M: Tensor, middle_2M: Tensor) -> Tensor:
     place_S = _places(whole_MSS.device)
     at_2MS = torch.addcmul(middle_2M[..., None], share_2M[..., None], place_S)
     away_2MSS = (at_2MS[..., None] - place_S).abs_()
-    down_MSS, across_MSS = torch.rsub(away_2MSS, 1, alpha=SIDE / 2).clamp_(min=0)
-    return down_MSS @ whole_MSS @ across_MSS.mT
+    weight_2MSS: Tensor = torch.rsub(away_2MSS, 1, alpha=SIDE / 2).clamp_(min=0)
+    return weight_2MSS[0] @ whole_MSS @ weight_2MSS[1].mT
 
 
 @cache
