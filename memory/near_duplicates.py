@@ -10,6 +10,9 @@ The allowed difference depends on the other held pictures. Some pairs of trouser
 picture and its copy that was made smaller and larger again. But the copy is far nearer to its
 picture than to any other, and a pair of trousers is about as near to the next one.
 
+A cropped copy shows a part of its picture, enlarged. It is compared with that part, if one
+candidate is much nearer than the others.
+
 Shapes: A size of a key, B pictures, N pairs, n candidates, W pictures held besides the slots, S =
 SIDE.
 """

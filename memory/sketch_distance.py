@@ -28,7 +28,7 @@ WINDOW: Final = 8
 ZOOMED: Final = 1.4
 """A distance after zooming counts as this many times as large.
 
-It cannot be smaller than without this factor: zooming makes different clothes alike, too."""
+Zooming makes different clothes more alike, too. Without the factor, twice as many were dropped."""
 
 LEAST_PART: Final = 0.75
 """The least part of a picture's height or width that a cropped copy shows."""
