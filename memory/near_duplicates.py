@@ -332,58 +332,57 @@ def look_closely(
         alone_B = (square_Bn[:, 0] <= ALONE * square_Bn[:, 1]) & square_Bn[:, 0].isfinite()
         within_Bn[:, 0] |= alone_B
     within_Bn &= row_Bn != NOBODY
-    look = _look_at_all if all_of_them else _look_within_reach
-    return look(sketch_BSS, row_Bn, within_Bn, alone_B, sketches_of)
+    pairs = _Pairs(sketch_BSS, row_Bn, within_Bn, alone_B, sketches_of)
+    return pairs.all() if all_of_them else pairs.within_reach()
 
 
-def _look_within_reach(
-    sketch_BSS: Tensor,
-    row_Bn: Tensor,
-    within_Bn: Tensor,
-    alone_B: Tensor | None,
-    sketches_of: Callable[[Tensor], Tensor],
-) -> Tensor:
-    far_Bn = torch.full(row_Bn.shape, torch.inf, device=row_Bn.device)
-    step = at_a_time(row_Bn.device)
-    turn_N, place_N = within_Bn.nonzero(as_tuple=True)
-    for turns, places in zip(torch.split(turn_N, step), torch.split(place_N, step), strict=True):
-        other_NSS = sketches_of(row_Bn[turns, places])
-        far_Bn[turns, places] = distance(sketch_BSS[turns], other_NSS)
-    if alone_B is None:
+class _Pairs(NamedTuple):
+    """Sketches and their candidates, as in `look_closely`."""
+
+    sketch_BSS: Tensor
+    row_Bn: Tensor
+    within_Bn: Tensor  # whether the distance is needed
+    alone_B: Tensor | None  # whether the first candidate is ALONE; None: not asked
+    sketches_of: Callable[[Tensor], Tensor]
+
+    def within_reach(self) -> Tensor:
+        """Return the distances, [B, n]. The host waits for the number of those within reach."""
+        row_Bn = self.row_Bn
+        far_Bn = torch.full(row_Bn.shape, torch.inf, device=row_Bn.device)
+        step = at_a_time(row_Bn.device)
+        turn_N, place_N = self.within_Bn.nonzero(as_tuple=True)
+        for turns, places in zip(
+            torch.split(turn_N, step), torch.split(place_N, step), strict=True
+        ):
+            other_NSS = self.sketches_of(row_Bn[turns, places])
+            far_Bn[turns, places] = distance(self.sketch_BSS[turns], other_NSS)
+        if self.alone_B is not None:
+            first_B = far_Bn[:, 0]
+            for turns in torch.split(_are_unclear(first_B, self.alone_B).nonzero()[:, 0], step):
+                other_NSS = self.sketches_of(row_Bn[turns, 0])
+                zoomed_b = zoomed_distance(self.sketch_BSS[turns], other_NSS)
+                first_B[turns] = torch.minimum(first_B[turns], zoomed_b)
         return far_Bn
-    first_B = far_Bn[:, 0]
-    for turns in torch.split(_are_unclear(first_B, alone_B).nonzero()[:, 0], step):
-        zoomed_b = zoomed_distance(sketch_BSS[turns], sketches_of(row_Bn[turns, 0]))
-        first_B[turns] = torch.minimum(first_B[turns], zoomed_b)
-    return far_Bn
 
-
-def _look_at_all(
-    sketch_BSS: Tensor,
-    row_Bn: Tensor,
-    within_Bn: Tensor,
-    alone_B: Tensor | None,
-    sketches_of: Callable[[Tensor], Tensor],
-) -> Tensor:
-    """Do the same without a wait for the device: the results that are not needed are left out."""
-    n, far = row_Bn.shape[1], []
-    step = at_a_time(row_Bn.device) // n
-    for one_bSS, row_bn in zip(
-        torch.split(sketch_BSS, step), torch.split(row_Bn, step), strict=True
-    ):
-        other_NSS = sketches_of(row_bn.flatten())
-        far_bn = distance(one_bSS.repeat_interleave(n, dim=0), other_NSS).view(-1, n)
-        if alone_B is not None:
-            zoomed_b = zoomed_distance(one_bSS, other_NSS[::n])
-            far_bn = torch.cat([far_bn, zoomed_b[:, None]], dim=1)
-        far.append(far_bn)
-    far_Bm = torch.cat(far)
-    far_Bn = torch.where(within_Bn, far_Bm[:, :n], torch.inf)
-    if alone_B is not None:
-        first_B, zoomed_B = far_Bn[:, 0], far_Bm[:, n]
-        unclear_B = _are_unclear(first_B, alone_B)
-        first_B.copy_(torch.where(unclear_B, torch.minimum(first_B, zoomed_B), first_B))
-    return far_Bn
+    def all(self) -> Tensor:
+        """Return the same without a wait for the device: compute all, and drop the others."""
+        n, far = self.row_Bn.shape[1], []
+        step = at_a_time(self.row_Bn.device) // n
+        parts = torch.split(self.sketch_BSS, step), torch.split(self.row_Bn, step)
+        for one_bSS, row_bn in zip(*parts, strict=True):
+            other_NSS = self.sketches_of(row_bn.flatten())
+            far_bn = distance(one_bSS.repeat_interleave(n, dim=0), other_NSS).view(-1, n)
+            if self.alone_B is not None:
+                zoomed_b = zoomed_distance(one_bSS, other_NSS[::n])
+                far_bn = torch.cat([far_bn, zoomed_b[:, None]], dim=1)
+            far.append(far_bn)
+        far_Bm = torch.cat(far)
+        far_Bn = torch.where(self.within_Bn, far_Bm[:, :n], torch.inf)
+        if self.alone_B is not None:
+            first_B, zoomed_B = far_Bn[:, 0], far_Bm[:, n]
+            unclear_B = _are_unclear(first_B, self.alone_B)
+            first_B.copy_(torch.where(unclear_B, torch.minimum(first_B, zoomed_B), first_B))
+        return far_Bn
 
 
 def _are_unclear(first_B: Tensor, alone_B: Tensor) -> Tensor:

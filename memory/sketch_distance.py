@@ -8,6 +8,7 @@ Shapes: N pairs, M = 2 N, S = SIDE, P = S * S.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache, reduce
 from typing import Final
 
@@ -37,7 +38,7 @@ STEPS: Final = 4
 """The number of steps in which the shown part is found."""
 
 MOST_CONTRAST: Final = 2.0
-"""The most by which the contrast of a shown part is raised to that of the other picture."""
+"""The largest factor by which the contrast of an enlarged part is raised."""
 
 DAMPING: Final = 10.0
 """Added to the squares of the slopes, so that a picture without slopes is not zoomed."""
@@ -56,24 +57,27 @@ def distance(one_NSS: Tensor, other_NSS: Tensor) -> Tensor:
     picture is mirrored if that makes it more similar. Pictures that are not ALIKE without a shift
     are compared at all shifts by up to SHIFT pixels, and the smallest value counts.
     """
-    if not len(one_NSS):
-        return one_NSS.new_zeros(0)
-    step = at_a_time(one_NSS.device)
-    pairs = zip(torch.split(one_NSS, step), torch.split(other_NSS, step), strict=True)
-    return torch.cat([_distance(one, other) for one, other in pairs])
+    return _in_parts(_distance, one_NSS, other_NSS)
 
 
 def zoomed_distance(one_NSS: Tensor, other_NSS: Tensor) -> Tensor:
-    """Return ZOOMED times the distance of pairs of which one may show a part of the other, [N].
+    """Return the distance of each pair after one picture was enlarged, times ZOOMED, [N].
 
-    Either picture may show the part. The other picture is then enlarged until it shows the same. As
-    in `distance`, it is mirrored if that makes it more similar.
+    Each picture in turn is enlarged until it shows the same part as the other, and the smaller
+    distance counts. As in `distance`, the other picture is mirrored if that makes it more similar.
     """
+    return _in_parts(_zoomed_distance, one_NSS, other_NSS)
+
+
+def _in_parts(
+    compare: Callable[[Tensor, Tensor], Tensor], one_NSS: Tensor, other_NSS: Tensor
+) -> Tensor:
+    """Return the results for all pairs, [N], computed `at_a_time`."""
     if not len(one_NSS):
         return one_NSS.new_zeros(0)
     step = at_a_time(one_NSS.device)
     pairs = zip(torch.split(one_NSS, step), torch.split(other_NSS, step), strict=True)
-    return torch.cat([_zoomed_distance(one, other) for one, other in pairs])
+    return torch.cat([compare(one, other) for one, other in pairs])
 
 
 def _distance(one_NSS: Tensor, other_NSS: Tensor) -> Tensor:
@@ -186,7 +190,7 @@ def _worst(middle_iiN: Tensor, moved_iiN: Tensor) -> Tensor:
 
 
 def _windows(value_iiN: Tensor) -> Tensor:
-    """Return sums over windows that overlap by half, computed from tiles of half their side.
+    """Return the sum of each window. Neighbouring windows overlap by half.
 
     There may be any leading dimensions.
 

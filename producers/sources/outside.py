@@ -76,7 +76,7 @@ def build_source(cls: Callable[..., Source], arguments: Mapping[str, Any]) -> So
 
 
 def _imported(path: str) -> type[Any]:
-    """Return the class at a path."""
+    """Return the class that a path such as `my_package.sources.Mine` names."""
     module, _, name = path.rpartition(".")
     try:
         found = getattr(importlib.import_module(module), name, None)

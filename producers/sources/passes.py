@@ -36,7 +36,7 @@ class Passes(ABC, Generic[Start]):
         self._stopped.set()
 
     def _passes(self, epoch: int, start: Start | None) -> Iterator[tuple[Sample, Position]]:
-        """Yield the samples of all passes, beginning with pass `epoch` at the place `start`."""
+        """Yield the samples of pass `epoch` from the place `start` on, and of all later passes."""
         for current in itertools.count(epoch):
             if self.epochs is not None and current >= self.epochs:
                 break
