@@ -65,7 +65,7 @@ def map_in(body: bytes) -> dict[str, Any]:
     """Return the JSON map of an answer. Another program may have sent it.
 
     Raises:
-        ValueError: the body is no JSON, is nested too deeply, or is no map.
+        ValueError: the body is not JSON, is nested too deeply, or is not a map.
     """
     told = parse_json(body.decode())
     if not isinstance(told, dict):
