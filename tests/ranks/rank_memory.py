@@ -275,7 +275,7 @@ def check_images(ranks: int) -> None:
 
 
 def check_frames(ranks: int) -> None:
-    """Pictures in frames are near-duplicates of pictures that other ranks hold."""
+    """Framed and noisy pictures are near-duplicates of pictures that other ranks hold."""
     rng, side = np.random.default_rng(5), 32
     coarse = torch.from_numpy(rng.integers(0, 200, (sum(BATCHES), 1, 8, 8), np.uint8))
     plain = functional.interpolate(coarse.float(), side, mode="bilinear").byte().numpy()
@@ -284,6 +284,12 @@ def check_frames(ranks: int) -> None:
             torch.from_numpy(plain[None, number - 45]).float(), side - 8, mode="area"
         )
         plain[number] = np.pad(inner[0].byte(), ((0, 0), (4, 4), (4, 4)), constant_values=255)
+    for number in range(18, 61, 3):  # a scene with something else in a corner
+        plain[number] = plain[number - 10]
+        plain[number, :, :10, :10] = plain[number - 9, :, :10, :10]
+    for number in range(62, sum(BATCHES), 3):  # so noisy that the next candidate decides
+        noisy = plain[number - 45] + rng.normal(0, 30, plain[number].shape)
+        plain[number] = noisy.clip(0, 255).astype(np.uint8)
     image_NCHW, z_ND = torch.from_numpy(plain), rows_of("clustered", 13)
 
     def work(group: RankGroup) -> list[list[Any]]:
@@ -301,5 +307,7 @@ def check_frames(ranks: int) -> None:
         return told
 
     alone = work(SINGLE_PROCESS)
-    assert sum(not admitted for batch in alone for admitted in batch) > 8
+    admitted_N = np.concatenate(alone)
+    assert (~admitted_N[61::3]).sum() > 8
+    assert (~admitted_N[62::3]).sum() > 8
     assert all(told == alone for told in together(ranks, work))
