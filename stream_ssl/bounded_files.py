@@ -111,9 +111,9 @@ def read_bytes(path: Path, most: int = MOST_BYTES, links: bool = False) -> bytes
 
 
 def read_text(path: Path, most: int = MOST_BYTES, links: bool = False) -> str:
-    """Return the UTF-8 text of a file; see `read_bytes`."""
+    """Return the UTF-8 text of a file, without a byte order mark; see `read_bytes`."""
     try:
-        return read_bytes(path, most, links).decode()
+        return read_bytes(path, most, links).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: byte {error.start} is no UTF-8 text") from None
 

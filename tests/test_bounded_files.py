@@ -49,6 +49,12 @@ def planted(path: Path, kind: str) -> Path:
     return path
 
 
+def test_a_byte_order_mark_is_no_part_of_a_json_file(tmp_path: Path) -> None:
+    path = tmp_path / "written by a Windows editor.json"
+    path.write_text('{"robot-1": "key"}', encoding="utf-8-sig")
+    assert bounded_files.read_map(path) == {"robot-1": "key"}
+
+
 @table(
     ("content", "says"),
     [

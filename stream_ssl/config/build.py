@@ -237,8 +237,8 @@ def batches(
         originals: keeps the bytes of samples as they were sent.
 
     Raises:
-        ValueError: the ranks cannot divide a batch, or processes decode, and a decoder of the
-            user's own cannot be pickled.
+        ValueError: the ranks cannot divide a batch, this machine cannot hold one, or processes
+            decode, and a decoder of the user's own cannot be pickled.
     """
     options, total = dict(settings.batches), settings.batches["batch_size"]
     if total % ranks:
@@ -248,6 +248,11 @@ def batches(
             f"{lower} or {lower + ranks}, or another number of ranks"
         )
     options["batch_size"] = total // ranks
+    if (needed := total // ranks * math.prod(image_shape(settings))) > (room := _main_memory()):
+        raise ValueError(
+            f"batches.batch_size {total} takes {needed / 1e9:,.1f} GB for the samples of one batch "
+            f"alone, and this machine has {room / 1e9:,.1f} GB: lower batches.batch_size"
+        )
     quarantine = f"quarantine-{rank}" if rank else "quarantine"
     with section("quarantine"):
         rejected = Quarantine(settings.run / quarantine)
@@ -298,7 +303,7 @@ def learner(
     """Return a learner that has read no samples yet.
 
     Raises:
-        ValueError: the sections contradict each other.
+        ValueError: the sections contradict each other, or `classes` is negative.
     """
     check_device(settings.learner.device, "--learner.device")
     check_descriptor(settings)
@@ -309,6 +314,8 @@ def learner(
         pace = Pace(**settings.pace)
     with section("optimiser"):
         optimiser = OptimiserSettings(**settings.optimiser)
+    if settings.classes < 0:
+        raise ValueError(f"classes is {settings.classes}: must be at least 0, and 0 if unknown")
     check_labels(network, settings.classes > 0)
     batch = settings.batches.batch_size // group.size
     options = settings.learner.as_dict()
@@ -466,8 +473,11 @@ def check_memory(settings: Namespace, dim: int) -> None:
         here, there = on_host, rows + images - on_host
         room = torch.cuda.get_device_properties(device).total_memory
         _check_room(memory.capacity, dim, apart, there, room, f"{device} has")
-    room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    _check_room(memory.capacity, dim, apart, here, room, "this machine has")
+    _check_room(memory.capacity, dim, apart, here, _main_memory(), "this machine has")
+
+
+def _main_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _check_room(capacity: int, dim: int, apart: int, needed: int, room: int, where: str) -> None:

@@ -124,7 +124,7 @@ def outcome(
     return status, out + err + caplog.text
 
 
-SECTIONS: list[tuple[str, dict[str, Any], str]] = [
+SECTIONS: list[tuple[str, Any, str]] = [
     ("memory", {"capacity": 0}, "capacity 0"),
     ("memory", {"capcity": 5}, "capcity"),
     ("memory", {"capacity": "many"}, "many"),
@@ -146,6 +146,8 @@ SECTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("nonsense", {"a": 1}, "nonsense"),
     ("batches", {"batch_size": 0}, "batches: batch_size=0"),
     ("batches", {"batch_size": BATCH, "workers": 0}, "workers=0"),
+    ("batches", {"batch_size": 10**15}, "lower batches.batch_size"),
+    ("classes", -3, "classes is -3: must be at least 0"),
     ("journal", {"budget": 1000}, "journal.budget 1000"),
     (
         "receiver",
