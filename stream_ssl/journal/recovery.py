@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -41,6 +42,15 @@ log = logging.getLogger(__name__)
 
 _PROGRESS_SECONDS = 5.0  # between two log lines about the progress of a check
 _BLOCK = 1 << 20  # bytes per read
+_TRIES = 3  # processes that may end, for another reason than damage, before a segment is checked
+_CRASHES = {  # signals by which a damaged segment ends a process; SIGPROF: after CPU_SECONDS
+    signal.SIGSEGV,
+    signal.SIGBUS,
+    signal.SIGABRT,
+    signal.SIGFPE,
+    signal.SIGILL,
+    signal.SIGPROF,
+}
 _AT_ONCE = 256  # segments that one process checks, because systems limit the length of a command
 
 
@@ -220,7 +230,12 @@ class CheckedSegment:
 class Check:
     """A check of segments in separate processes, because a damaged segment can crash a process.
 
-    Iterating yields a `CheckedSegment` for each segment, in order, without a time limit.
+    Iterating yields a `CheckedSegment` for each segment, in order, without a time limit. A process
+    that somebody kills, as at the stop of a service, says nothing about a segment: another one
+    reads the segment again.
+
+    Raises:
+        OSError: while iterating: no process can read a segment, for another reason than damage.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -230,7 +245,7 @@ class Check:
 
     def __iter__(self) -> Iterator[CheckedSegment]:
         progress = RateLimitedLogger(log, _PROGRESS_SECONDS)
-        checked, count = 0, len(self._paths)
+        checked, count, tries = 0, len(self._paths), 0
         while checked < count and not self._stopped:
             end = min(checked + _AT_ONCE, count)
             with self._start(self._paths[checked:end]) as process:
@@ -240,14 +255,22 @@ class Check:
                 for line in process.stdout:
                     if line.startswith(b"good "):
                         yield CheckedSegment(self._paths[checked], int(line.split()[2]))
-                        checked += 1
+                        checked, tries = checked + 1, 0
                     text = f"journal: {checked} of {count} segments checked for damage"
                     progress.log(logging.INFO, "check", text)
-                said = process.stderr.read().decode(errors="replace").strip().splitlines()
-            if checked < end and not self._stopped:
-                status = f"reading it ends the process (status {process.returncode})"
-                yield CheckedSegment(self._paths[checked], fault=said[-1] if said else status)
-                checked += 1
+                lines = process.stderr.read().decode(errors="replace").strip().splitlines()
+            if checked == end or self._stopped:
+                continue
+            path, status = self._paths[checked], process.returncode
+            said = lines[-1] if lines else f"reading it ends the process (status {status})"
+            if _is_damage(status, said):
+                yield CheckedSegment(path, fault=said)
+                checked, tries = checked + 1, 0
+            elif (tries := tries + 1) == _TRIES:
+                raise OSError(
+                    f"{path.name} cannot be checked for damage: {said}; check the installation and "
+                    "the free memory, and start the receiver again"
+                )
 
     def stop(self) -> None:
         """Kill the process, which ends the iteration. Any thread may call this."""
@@ -256,11 +279,18 @@ class Check:
             self._process.kill()
 
     def _start(self, paths: Sequence[Path]) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-I", segment_check.__file__, *map(str, paths)]
+        command = [sys.executable, "-P", segment_check.__file__, *map(str, paths)]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         if self._stopped:  # `stop` was called before the process existed
             self._process.kill()
         return self._process
+
+
+def _is_damage(status: int, said: str) -> bool:
+    """Return whether a segment ended the process that read it, and not something else."""
+    if status == segment_check.DAMAGED:
+        return not any(os.strerror(number) in said for number in UNREAD)
+    return -status in _CRASHES
 
 
 class BackgroundCheck:

@@ -2,8 +2,8 @@
 
 LMDB trusts its pages. On a damaged page it may abort or read outside the file, which ends the
 process. The script prints `good N FOLLOWS` after folder N, so that the caller knows which folder
-ended the process. FOLLOWS is the first position of the segment before it, or 0.
-It imports only lmdb, so that it starts quickly.
+ended the process. FOLLOWS is the first position of the segment before it, or 0. On damage that LMDB
+or the script notices, the exit status is DAMAGED. It imports only lmdb, so that it starts quickly.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import lmdb
 CPU_SECONDS = 60.0
 """Most CPU seconds for one segment, because damaged pages may form a cycle. An intact segment takes
 less than one second. Waiting for a slow disk does not count."""
+DAMAGED = 3
+"""The exit status for a damaged segment, which the last line on stderr describes."""
 
 
 def read(folder: str) -> None:
@@ -68,9 +70,13 @@ def walk(folder: str) -> int:
 
 def main(folders: list[str]) -> None:
     for number, folder in enumerate(folders):
-        read(folder)
-        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)  # SIGPROF ends the process
-        follows = walk(folder)
+        try:
+            read(folder)
+            signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)  # SIGPROF ends the process
+            follows = walk(folder)
+        except (OSError, ValueError, lmdb.Error) as error:
+            sys.stderr.write(f"{type(error).__name__}: {error}\n")
+            sys.exit(DAMAGED)
         os.write(1, f"good {number} {follows}\n".encode())
 
 

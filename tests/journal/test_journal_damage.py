@@ -359,6 +359,56 @@ def test_a_slow_disk_is_told_of_and_is_no_damage(tmp_path, monkeypatch, caplog):
     journal.close()
 
 
+KILLED = """
+import os, runpy, signal, sys
+from pathlib import Path
+seen = Path(__file__).with_suffix(".seen")
+if not seen.exists():
+    seen.touch()
+    os.kill(os.getpid(), signal.{name})
+sys.argv[0] = {check!r}
+runpy.run_path({check!r}, run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGKILL"])
+def test_a_check_that_somebody_ends_is_no_damage(tmp_path, monkeypatch, name):
+    """As Ctrl-C, the stop of a service and a lack of memory do."""
+    folder = tmp_path / "journal"
+    build(folder, groups=3)
+    killed = tmp_path / "killed.py"
+    killed.write_text(KILLED.format(name=name, check=recovery.segment_check.__file__))
+    monkeypatch.setattr(recovery.segment_check, "__file__", str(killed))
+    found = list(recovery.Check([path for _, path in list_segments(folder)]))
+    assert [one.fault for one in found] == [None, None]
+
+
+def test_a_check_that_cannot_import_is_no_damage(tmp_path, monkeypatch):
+    """The check imports from the places from which the receiver does."""
+    folder = tmp_path / "journal"
+    build(folder, groups=2)
+    before = sorted(path.name for path in folder.iterdir())
+    (tmp_path / "lmdb.py").write_text("raise ImportError('another lmdb')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(JournalError, match=r"cannot be checked for damage: .*another lmdb; check"):
+        Journal(folder)
+    monkeypatch.undo()
+    assert sorted(path.name for path in folder.iterdir()) == before
+    assert [path.name for path in tmp_path.iterdir() if "damaged" in path.name] == []
+    checked(folder).close()
+
+
+def test_a_check_without_memory_is_no_damage(tmp_path, monkeypatch):
+    folder = tmp_path / "journal"
+    build(folder, groups=1)
+    short = tmp_path / "short.py"
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 26, 1 << 26))\n"
+    short.write_text(limit + Path(recovery.segment_check.__file__).read_text())
+    monkeypatch.setattr(recovery.segment_check, "__file__", str(short))
+    with pytest.raises(OSError, match=r"cannot be checked for damage: .*free memory"):
+        list(recovery.Check([path for _, path in list_segments(folder)]))
+
+
 STUCK = """
 import os, sys, time
 if len(sys.argv) == 2:  # the newest
