@@ -29,6 +29,7 @@ MAX_HEADER_BYTES = 1_048_576
 MAX_ITEMS = 4096  # of one list, so also the samples of one packet
 MAX_PAIRS = 2048  # of one map
 MAX_NESTED = 32_768  # lists and maps in one header or one message's map
+MAX_LEVELS = 32  # of lists and maps within each other; Python cannot print some hundred levels
 DATA_HEAD = struct.Struct(">QI")  # sequence, CRC-32 of (sequence, header, payload)
 
 Frame = bytes | memoryview
@@ -385,8 +386,8 @@ def unpack_map(frame: Frame, max_bytes: int = MAX_MAP_BYTES) -> dict[str, Any]:
     """Unpack a msgpack map with bounded time and memory, also from a hostile frame.
 
     One byte can become an object of 64 bytes, and a list can claim more items than follow. The
-    function therefore checks the length, then parses the frame without building objects, and last
-    builds the objects while counting the lists and maps.
+    function therefore checks the length, then parses the frame without building objects, then
+    builds the objects while counting the lists and maps, and last checks how deep these are nested.
 
     Raises:
         WireError: with reason "malformed" or "oversize".
@@ -421,7 +422,24 @@ def unpack_map(frame: Frame, max_bytes: int = MAX_MAP_BYTES) -> dict[str, Any]:
         raise WireError("malformed", f"not msgpack within the limits: {what}") from None
     if not isinstance(fields, dict):
         raise WireError("malformed", f"a msgpack map was due, not {type(fields).__name__}")
+    _check_levels(fields)
     return fields
+
+
+def _check_levels(fields: dict[str, Any]) -> None:
+    level: list[Any] = [fields]
+    for _ in range(MAX_LEVELS):
+        level = [
+            item
+            for value in level
+            for item in (value.values() if type(value) is dict else value)
+            if type(item) is dict or type(item) is list
+        ]
+        if not level:
+            return
+    raise WireError(
+        "malformed", f"lists and maps within each other on more than {MAX_LEVELS} levels"
+    )
 
 
 def sample_of(source: str, row: dict[str, Any], data: bytes | memoryview) -> Sample:

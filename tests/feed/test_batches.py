@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -346,6 +347,18 @@ def test_an_unreadable_packet_counts_once(quarantine: Quarantine) -> None:
     for start, rejected in ((Offset(1, 0), {"packet": 1}), (Offset(1, 1), {})):
         with Batches(reader, Decoder(SIZE), quarantine, 2, start) as batches:
             assert collect(batches, 1)[0].rejected == rejected
+
+
+def test_a_deeply_nested_field_ends_nothing(quarantine: Quarantine) -> None:
+    """Python cannot print such a value."""
+    (fields, data), *others = good(np.random.default_rng(0), 3)
+    for name in ("label", "shape", "later"):
+        deep = record(1, [({**fields, name: None}, data)])
+        packed = msgpack.packb(name) + b"\x91" * 1000 + b"\x01"
+        header = deep.header.replace(msgpack.packb(name) + b"\xc0", packed)
+        reader = FakeReader([replace(deep, header=header), record(2, others)])
+        with Batches(reader, Decoder(2 * SIZE), quarantine, 2) as batches:
+            assert collect(batches, 1)[0].rejected == {"packet": 1}, name
 
 
 def test_conservation_at_rest(quarantine: Quarantine) -> None:

@@ -16,6 +16,7 @@ from stream_ssl.wire import REASONS, Data, decode, encode
 from stream_ssl.wire.messages import (
     MAX_HEADER_BYTES,
     MAX_ITEMS,
+    MAX_LEVELS,
     MAX_MAP_BYTES,
     MAX_NESTED,
     MAX_PAIRS,
@@ -75,6 +76,7 @@ def test_the_page_names_every_reason_codec_and_limit() -> None:
         MAX_ITEMS,
         MAX_PAIRS,
         MAX_NESTED,
+        MAX_LEVELS,
     )
     table = PAGE.split("## Limits")[1]
     for limit in limits:

@@ -257,6 +257,8 @@ def test_a_map_of_unbounded_work_is_refused_before_it_is_built() -> None:
         (_list(10) + (_list(4000) + b"\x80" * 4000) * 10, "malformed", "more than 32768"),
         (b"\xdc\x0f\xff" * 1000, "malformed", "OutOfData"),  # claims 32 MB of lists in 3 KB
         (b"\x91" * 5000 + b"\xc0", "malformed", "StackError"),
+        (b"\x91" * 32 + b"\xc0", "malformed", "on more than 32 levels"),
+        (b"\x81\xa1b" * 1000 + b"\xc0", "malformed", "on more than 32 levels"),
         (b"\xd6\xff0000", "malformed", "max_ext_len"),
         (b"\xc0\xc0", "malformed", "ExtraData"),
     ]  # fmt: skip
@@ -266,6 +268,10 @@ def test_a_map_of_unbounded_work_is_refused_before_it_is_built() -> None:
             unpack_map(b"\x81\xa1a" + value)
         assert caught.value.reason == reason
         assert time.process_time() - began < 0.5
+
+
+def test_a_map_of_the_most_levels_is_read() -> None:
+    assert unpack_map(b"\x81\xa1a" + b"\x91" * 31 + b"\xc0")
 
 
 def test_the_largest_header_within_the_limits_is_read() -> None:
