@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from dataclasses import dataclass
 from typing import Any
@@ -80,9 +81,7 @@ class Listener:
             self.socket.bind(bind)
         except zmq.ZMQError as error:
             self.close()
-            remedy = "choose another port, or 0 for a free one"
-            if bind.startswith("ipc:"):
-                remedy = "choose a path of at most 107 bytes in a folder that this user may write"
+            remedy = _remedy(bind, error.errno)
             text = f"cannot listen at {bind}: {error.strerror}; {remedy} (receiver.bind)"
             raise OSError(error.errno, text) from error
         self._poller.register(self.socket, zmq.POLLIN)
@@ -178,6 +177,15 @@ class Listener:
         self.backlogs.close()
         self.socket.close(linger_ms)
         self._context.term()
+
+
+def _remedy(bind: str, number: int) -> str:
+    """Return the remedy for an error of the system at an address."""
+    if bind.startswith("ipc:"):
+        return "choose a path of at most 107 bytes in a folder that this user may write"
+    if number in (errno.EADDRINUSE, errno.EACCES):
+        return "choose another port, or 0 for a free one"
+    return "give an address or an interface of this machine, such as 127.0.0.1, [::1], or * for all"
 
 
 def _user_of(frame: zmq.Frame) -> str | None:

@@ -13,7 +13,9 @@ from receiver_peer import KIB, MIB, Peer, Running, begun, packet, until
 from stream_ssl.journal.consumer_offsets import ConsumerOffsets
 from stream_ssl.journal.errors import JournalFull
 from stream_ssl.journal.segment import ProducerState
+from stream_ssl.receiver.access import Access
 from stream_ssl.wire import Ack, Bye, Data, Hello, Nack, Sample, Welcome, encode
+from stream_ssl.wire.run_folder import make_keys
 
 
 @pytest.fixture
@@ -345,6 +347,12 @@ def test_settings_that_make_no_sense_are_refused(tmp_path):
 def test_an_address_in_use_is_named(running, tmp_path):
     with pytest.raises(OSError, match=r"cannot listen at .*choose another port, or 0"):
         Running(tmp_path / "other", bind=running.endpoint)
+
+
+@pytest.mark.parametrize("host", ["192.0.2.7", "no-such-interface", "::1"])
+def test_an_address_of_another_machine_is_named(tmp_path, host):
+    with pytest.raises(OSError, match=r"cannot listen at tcp://.*; give an address or an interf"):
+        Running(tmp_path, bind=f"tcp://{host}:5555", access=Access(*make_keys(tmp_path)))
 
 
 def test_a_path_that_cannot_be_listened_at_is_named(tmp_path):
