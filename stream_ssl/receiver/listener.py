@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
+import socket
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,6 +80,8 @@ class Listener:
         try:
             self._configure(ipv6="[" in bind)
             self.backlogs.start()
+            if _is_taken(bind):  # libzmq would take a Unix socket from the process that listens
+                raise zmq.ZMQError(errno.EADDRINUSE)
             self.socket.bind(bind)
         except zmq.ZMQError as error:
             self.close()
@@ -179,9 +183,22 @@ class Listener:
         self._context.term()
 
 
+def _is_taken(bind: str) -> bool:
+    """Return whether a process listens at an ipc:// address; False for any other address."""
+    transport, _, path = bind.partition("://")
+    if transport != "ipc":
+        return False
+    with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
+        probe.setblocking(False)
+        return probe.connect_ex(path) in (0, errno.EAGAIN)
+    return False  # a path that is too long
+
+
 def _remedy(bind: str, number: int) -> str:
     """Return the remedy for an error of the system at an address."""
     if bind.startswith("ipc:"):
+        if number == errno.EADDRINUSE:
+            return "stop the process that listens there, or choose another path"
         return "choose a path of at most 107 bytes in a folder that this user may write"
     if number in (errno.EADDRINUSE, errno.EACCES):
         return "choose another port, or 0 for a free one"

@@ -3,6 +3,7 @@
 import gc
 import itertools
 import re
+import socket
 from contextlib import ExitStack
 
 import psutil
@@ -347,6 +348,20 @@ def test_settings_that_make_no_sense_are_refused(tmp_path):
 def test_an_address_in_use_is_named(running, tmp_path):
     with pytest.raises(OSError, match=r"cannot listen at .*choose another port, or 0"):
         Running(tmp_path / "other", bind=running.endpoint)
+
+
+def test_a_socket_of_another_receiver_is_not_taken_over(tmp_path):
+    address = f"ipc://{tmp_path}/socket"
+    with Running(tmp_path / "one", bind=address) as one:
+        with pytest.raises(OSError, match=r"cannot listen at ipc://.*stop the process"):
+            Running(tmp_path / "two", bind=address)
+        with Peer(one.endpoint) as peer:
+            peer.hello()
+    with socket.socket(socket.AF_UNIX) as left_by_a_killed_one:
+        (tmp_path / "socket").unlink(missing_ok=True)
+        left_by_a_killed_one.bind(str(tmp_path / "socket"))
+    with Running(tmp_path / "two", bind=address) as two, Peer(two.endpoint) as peer:
+        peer.hello()
 
 
 @pytest.mark.parametrize("host", ["192.0.2.7", "no-such-interface", "::1"])
