@@ -6,7 +6,7 @@ import json
 import logging
 import posixpath
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePath, PurePosixPath
 from tempfile import TemporaryDirectory
@@ -155,6 +155,8 @@ class Bucket:
         for name in (MANIFEST, *sorted(names - {MANIFEST})):
             if name in names:
                 self._files.rm_file(self._place(folder, name))
+        with suppress(OSError):  # file systems keep empty folders, and buckets have none
+            self._files.rmdir(self._place(folder))
 
     def _place(self, *names: str) -> str:
         return "/".join([self._root, *filter(None, names)])

@@ -243,8 +243,11 @@ def value(metrics: LearnerMetrics, name: str) -> float | None:
     return metrics.registry.get_sample_value(f"stream_ssl_checkpoint_{name}")
 
 
-def test_copies_are_whole_and_the_newest_stay(s3: Any, tmp_path: Path) -> None:
-    copies, metrics = copier(tmp_path, "s3://box/laptop", [0.0])
+@pytest.mark.parametrize("protocol", ["s3", "file"])
+def test_copies_are_whole_and_the_newest_stay(s3: Any, tmp_path: Path, protocol: str) -> None:
+    place = {"s3": "s3://box/laptop", "file": f"file://{tmp_path}/box/laptop"}[protocol]
+    files, root = fsspec.core.url_to_fs(place, use_listings_cache=False)
+    copies, metrics = copier(tmp_path, place, [0.0])
     copies.copy()
     assert value(metrics, "copies_total") == 0
     made = []
@@ -254,14 +257,14 @@ def test_copies_are_whole_and_the_newest_stay(s3: Any, tmp_path: Path) -> None:
         copies.copy()  # nothing new
     assert value(metrics, "copies_total") == 4
     assert value(metrics, "copy_step") == 40
-    assert Bucket("s3://box/laptop").names() == {one.name for one in made[1:]}
+    assert Bucket(place).names() == {one.name for one in made[1:]}
     for path in made[-1].iterdir():
-        assert s3.cat_file(f"box/laptop/{made[-1].name}/{path.name}") == path.read_bytes()
+        assert files.cat_file(f"{root}/{made[-1].name}/{path.name}") == path.read_bytes()
     assert not (tmp_path / copying.SCRATCH).exists()
-    other, _ = copier(tmp_path / "new", "s3://box/laptop", [0.0])
+    other, _ = copier(tmp_path / "new", place, [0.0])
     fresh = checkpoint(tmp_path / "new" / "checkpoints", 5)
     other.copy()
-    assert Bucket("s3://box/laptop").names() == {fresh.name, *(one.name for one in made[2:])}
+    assert Bucket(place).names() == {fresh.name, *(one.name for one in made[2:])}
 
 
 def test_failures_are_told_once_counted_and_end(
