@@ -91,7 +91,7 @@ def recover(folder: Path, check: bool) -> RecoveredJournal:
         path = segments[begin][1]
         if check:
             damaged |= {c.path: c.fault for c in Check([path]) if c.fault is not None}
-        if path not in damaged and _holds_records(path):
+        if path not in damaged and _has_all(path):
             break
     found = RecoveredJournal([(first, file_bytes(path)) for first, path in segments[:begin]])
     found.unchecked = segments[:begin] if check else []
@@ -108,9 +108,11 @@ def recover(folder: Path, check: bool) -> RecoveredJournal:
     return found
 
 
-def _holds_records(path: Path) -> bool:
+def _has_all(path: Path) -> bool:
+    """Return whether a segment has records, and intact states of the producers."""
     try:
         with closing(Segment(path)) as segment:
+            segment.states()
             return segment.bounds() is not None
     except Damaged:
         return False

@@ -412,12 +412,21 @@ class Segment:
             return first, position_of(cursor.key())
 
     def states(self) -> dict[str, ProducerState]:
-        """Return the states of the producers after the last commit."""
+        """Return the states of the producers after the last commit.
+
+        Raises:
+            Damaged: a state cannot be unpacked.
+        """
         with self.env.begin(db=self.producers) as txn, txn.cursor() as cursor:
-            pairs = [
-                (bytes(k).decode(), msgpack.unpackb(v, strict_map_key=False)) for k, v in cursor
-            ]
-        return {name: ProducerState(*fields) for name, fields in pairs}
+            try:
+                return {
+                    bytes(name).decode(): ProducerState(
+                        *msgpack.unpackb(value, strict_map_key=False)
+                    )
+                    for name, value in cursor
+                }
+            except (ValueError, TypeError) as error:
+                raise Damaged(f"{self.path}: the state of a producer is damaged: {error}") from None
 
     def newest_total(self) -> int:
         """Return `Head.total` of the newest record.

@@ -13,6 +13,7 @@ import tracemalloc
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
+import lmdb
 import pytest
 from table import table
 
@@ -341,6 +342,36 @@ for n in range(len(sys.argv) - 1):
     time.sleep(0.3)
     os.write(1, f"begin {n}\\ngood {n} 0\\n".encode())
 """
+
+
+@pytest.mark.parametrize(
+    "value", [b"\xc1", b"\x94\x01", b"\x07", b"\x91\x01\x02", b"\x92\x01\xa1\xff"]
+)
+def test_a_damaged_state_of_a_producer_is_taken_from_the_segment_before(tmp_path, value):
+    """A receiver must start, and must know also the producers that the segment does not name."""
+    folder = tmp_path / "journal"
+    with closing(Journal(folder)) as journal:
+        journal.append([JournalEntry("camera", 7, "at 7", 1.5, b"head", b"body")])
+    build(folder, groups=2)
+    _, path = list_segments(folder)[-1]
+    with lmdb.open(str(path), max_dbs=3) as env:
+        producers = env.open_db(b"producers")
+        with env.begin(write=True) as txn:
+            txn.put(b"robot", value, db=producers)
+    before = read_all_of(folder)
+    with closing(checked(folder)) as journal:
+        assert journal.damaged == 1
+        assert {name: one.sequence for name, one in journal.producers().items()} == {
+            "camera": 7,
+            "robot": 10,
+        }
+        assert journal.state("camera").resume_token == "at 7"
+    assert read_all_of(folder) == before
+
+
+def read_all_of(folder):
+    with closing(JournalReader(folder)) as reader:
+        return [(record.producer, record.sequence) for record in reader.read(1)]
 
 
 def test_a_slow_disk_is_told_of_and_is_no_damage(tmp_path, monkeypatch, caplog):
