@@ -345,7 +345,8 @@ class Journal:
                     token = states.get(entry.producer, self.state(entry.producer)).resume_token
                 states[entry.producer] = ProducerState(entry.sequence, token, *times)
             for name, state in states.items():
-                txn.put(name.encode(), state.pack(), db=segment.producers)
+                key = name.encode()
+                txn.put(key, state.pack(key), db=segment.producers)
             began = time.monotonic()
         # Leaving the block committed and fsynced the transaction, so the entries are durable.
         commit = Commit(self._last + 1, position, time.monotonic() - began)

@@ -27,7 +27,8 @@ from stream_ssl.bounded_files import read_text
 from stream_ssl.durable import UNREAD, sync
 from stream_ssl.wire import Data, Position
 
-FORMAT = 3  # format 2: producer states without `active`; format 1: also without `written`
+# Format 3: producer states without a checksum; 2: also without `active`; 1: also without `written`.
+FORMAT = 4
 PAGE = 4096  # bytes of a page of LMDB
 MAX_RECORDS = 1 << 20  # of a segment; bounds the positions that a lost segment can have used
 RECORD_MAGIC = b"SSJ1"
@@ -42,6 +43,7 @@ _KEY = struct.Struct(">Q")
 # received, CRC-32 of DATA, lengths of name, header and payload
 _HEAD = struct.Struct(">4sIQQQdIHII")
 _CHECKED_FROM = 8
+_CRC = struct.Struct(">I")  # ends a producer's state
 
 
 class NewerFormat(Exception):
@@ -101,10 +103,23 @@ class ProducerState:
     # Total seconds for which writers had the journal open until then; unlike `written`, no jumps.
     active: float = field(default=0.0, compare=False)
 
-    def pack(self) -> bytes:
-        """Return the value for the database `producers`."""
-        packed: bytes = msgpack.packb((self.sequence, self.resume_token, self.written, self.active))
-        return packed
+    def pack(self, name: bytes) -> bytes:
+        """Return the value for the database `producers`, with a checksum, also of the name."""
+        packed = msgpack.packb((self.sequence, self.resume_token, self.written, self.active))
+        return b"".join((packed, _CRC.pack(zlib.crc32(packed, zlib.crc32(name)))))
+
+    @classmethod
+    def unpack(cls, name: bytes, value: bytes, version: int) -> ProducerState:
+        """Return the state in a value of the database `producers` of a segment's format.
+
+        Raises:
+            ValueError, TypeError: the value is damaged.
+        """
+        if version > 3:
+            value, crc = value[: -_CRC.size], value[-_CRC.size :]
+            if crc != _CRC.pack(zlib.crc32(value, zlib.crc32(name))):
+                raise ValueError("its checksum does not match")
+        return cls(*msgpack.unpackb(value, strict_map_key=False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +214,7 @@ def entry_bytes(entry: JournalEntry) -> int:
 
 def state_bytes(name: str, state: ProducerState) -> int:
     """Return the most bytes that the state of a producer takes in each segment."""
-    return disk_bytes(len(name) + len(state.pack()))
+    return disk_bytes(len(name) + len(state.pack(name.encode())))
 
 
 def disk_bytes(length: int) -> int:
@@ -299,7 +314,8 @@ def create_segment(
                 txn.put(b"format", str(FORMAT).encode(), db=meta)
                 txn.put(b"follows", str(follows).encode(), db=meta)
                 for name, state in states.items():
-                    txn.put(name.encode(), state.pack(), db=producers)
+                    key = name.encode()
+                    txn.put(key, state.pack(key), db=producers)
                 for position, value in (records or {}).items():
                     txn.put(key_of(position), value, db=database, append=True)
         sync(fresh)
@@ -363,6 +379,7 @@ class _Open:
     env: Any
     records: Any
     producers: Any
+    version: int
     follows: int
     users: int = 0
 
@@ -400,7 +417,7 @@ class Segment:
             shared.users += 1
         self.env: Any = shared.env
         self.records, self.producers = shared.records, shared.producers
-        self.follows = shared.follows
+        self._version, self.follows = shared.version, shared.follows
 
     def bounds(self) -> tuple[int, int] | None:
         """Return the first and last position, or None if there are no records."""
@@ -415,14 +432,12 @@ class Segment:
         """Return the states of the producers after the last commit.
 
         Raises:
-            Damaged: a state cannot be unpacked.
+            Damaged: a state is damaged.
         """
         with self.env.begin(db=self.producers) as txn, txn.cursor() as cursor:
             try:
                 return {
-                    bytes(name).decode(): ProducerState(
-                        *msgpack.unpackb(value, strict_map_key=False)
-                    )
+                    name.decode(): ProducerState.unpack(name, value, self._version)
                     for name, value in cursor
                 }
             except (ValueError, TypeError) as error:
@@ -555,4 +570,4 @@ def _open_databases(env: Any, path: Path) -> _Open:
         )
     if version < 1:
         raise Damaged(f"{path} has no format version")
-    return _Open(env, records, producers, follows)
+    return _Open(env, records, producers, version, follows)

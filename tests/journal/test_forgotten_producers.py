@@ -54,7 +54,9 @@ def test_restarts_with_another_clock_forget_no_producer(tmp_path, monkeypatch, j
 
 
 def test_format_2_is_read_and_says_nothing_of_idle_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(ProducerState, "pack", lambda state: msgpack.packb((*pair(state), 1.6e9)))
+    monkeypatch.setattr(
+        ProducerState, "pack", lambda state, _: msgpack.packb((*pair(state), 1.6e9))
+    )
     monkeypatch.setattr("stream_ssl.journal.segment.FORMAT", 2)
     with closing(Journal(tmp_path)) as journal:
         journal.append([entry(7, producer="camera")])

@@ -313,9 +313,15 @@ def test_the_bytes_on_disk_are_those_of_earlier_versions():
     assert unpack_record(memoryview(value)) == Record(7, "robot/1", 3, 1.5, b"head", b"body")
     state = "0392a466696c6503cb3ff8000000000000"
     fresh = ProducerState(3, ["file", 3], 1.5, 2.5)
-    assert fresh.pack().hex() == f"94{state}cb4004000000000000"
-    before = ProducerState(*msgpack.unpackb(bytes.fromhex(f"93{state}")))  # of format 2
-    assert (before, before.written, before.active) == (fresh, 1.5, 0.0)
+    packed = f"94{state}cb4004000000000000"
+    assert fresh.pack(b"robot/1").hex() == f"{packed}435b4868"
+    for value, version, active in (
+        (fresh.pack(b"robot/1"), 4, 2.5),
+        (bytes.fromhex(packed), 3, 2.5),
+        (bytes.fromhex(f"93{state}"), 2, 0.0),
+    ):
+        found = ProducerState.unpack(b"robot/1", value, version)
+        assert (found, found.written, found.active) == (fresh, 1.5, active)
 
 
 def test_a_journal_of_format_1_is_read_and_continued(tmp_path, monkeypatch):

@@ -21,7 +21,12 @@ from stream_ssl.journal import recovery, segment
 from stream_ssl.journal.errors import JournalError, JournalFull
 from stream_ssl.journal.journal import Journal
 from stream_ssl.journal.reader import JournalReader
-from stream_ssl.journal.segment import JournalEntry, create_segment, list_segments
+from stream_ssl.journal.segment import (
+    JournalEntry,
+    ProducerState,
+    create_segment,
+    list_segments,
+)
 from stream_ssl.journal.writer_lock import LOCK_FILE
 
 WRITER = Path(__file__).with_name("journal_writer.py")
@@ -344,10 +349,22 @@ for n in range(len(sys.argv) - 1):
 """
 
 
-@pytest.mark.parametrize(
-    "value", [b"\xc1", b"\x94\x01", b"\x07", b"\x91\x01\x02", b"\x92\x01\xa1\xff"]
-)
-def test_a_damaged_state_of_a_producer_is_taken_from_the_segment_before(tmp_path, value):
+SEQUENCE_10 = bytes([0x92, 10, 0xC0])
+DAMAGED_STATES = {
+    "no msgpack": (3, b"\xc1"),
+    "cut off": (3, SEQUENCE_10[:2]),
+    "too long": (3, SEQUENCE_10 + b"\x00"),
+    "no list": (3, b"\x07"),
+    "no text": (3, b"\x92\x01\xa1\xff"),
+    "no checksum": (4, SEQUENCE_10),
+    "another sequence": (4, b"\x92\x1a" + ProducerState(10).pack(b"robot")[2:]),
+    "another name": (4, ProducerState(10).pack(b"rohot")),
+    "empty": (4, b""),
+}
+
+
+@pytest.mark.parametrize(("version", "value"), DAMAGED_STATES.values(), ids=DAMAGED_STATES)
+def test_a_damaged_state_of_a_producer_is_taken_from_the_segment_before(tmp_path, version, value):
     """A receiver must start, and must know also the producers that the segment does not name."""
     folder = tmp_path / "journal"
     with closing(Journal(folder)) as journal:
@@ -355,8 +372,10 @@ def test_a_damaged_state_of_a_producer_is_taken_from_the_segment_before(tmp_path
     build(folder, groups=2)
     _, path = list_segments(folder)[-1]
     with lmdb.open(str(path), max_dbs=3) as env:
-        producers = env.open_db(b"producers")
+        meta, producers = env.open_db(b"meta"), env.open_db(b"producers")
         with env.begin(write=True) as txn:
+            txn.put(b"format", str(version).encode(), db=meta)
+            txn.delete(b"camera", db=producers)  # format 3 has no checksums
             txn.put(b"robot", value, db=producers)
     before = read_all_of(folder)
     with closing(checked(folder)) as journal:
