@@ -121,10 +121,10 @@ class AllowList:
         try:
             names = read_json(self.path, MOST_BYTES, links=True)
         except OSError as error:
-            raise ValueError(
-                f"allow-list {self.path}: {error.strerror}; "
-                f"enter a producer with: stream-ssl keys NAME --allow {self.path}"
-            ) from error
+            remedy = "let the receiver's user read it (chown)"
+            if isinstance(error, FileNotFoundError):
+                remedy = f"enter a producer with: stream-ssl keys NAME --allow {self.path}"
+            raise ValueError(f"allow-list {self.path}: {error.strerror}; {remedy}") from error
         except ValueError as error:
             raise ValueError(f"allow-list {error}") from None
         return _key_to_name(names, self.path)

@@ -314,6 +314,15 @@ def test_a_bad_list_is_refused_at_the_start(tmp_path):
             AllowList(path)
 
 
+def test_a_list_that_this_user_may_not_read_is_named(listed, monkeypatch):
+    def denied(*_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(access, "read_json", denied)
+    with pytest.raises(ValueError, match=r"allow.json: Permission denied; let .* read it \(chown"):
+        AllowList(listed)
+
+
 def test_a_receiver_needs_its_secret(listed):
     with pytest.raises(ValueError, match="secret half"):
         Access(Keys(SERVER.name, SERVER.public), listed)
