@@ -229,10 +229,10 @@ class IsolatedDecoder:
 
     def _ask(self, source: str, rows: Sequence[Row], payload: memoryview) -> Decoded | None:
         """Return the answer of the process, which is started if none runs; None if it ended."""
-        if self.process is None:
+        if self.process is None and not self._stopped:
             self.process = self._started()
         process = self.process
-        if self._stopped:
+        if process is None or self._stopped:  # `stop` may be called while a process starts
             raise RuntimeError("decoding was stopped")
         try:
             process.pipe.send_bytes(msgpack.packb((source, rows), unicode_errors="surrogatepass"))

@@ -254,6 +254,24 @@ def test_a_process_that_cannot_start_is_an_error_and_nothing_waits(
         batches.next(60)
 
 
+def test_no_process_starts_after_stop(process: IsolatedDecoder) -> None:
+    task, failed = marked(1, ENDLESS), list[BaseException]()
+
+    def decode() -> None:
+        try:
+            decode_chunk(Decoder(SIZE), task, decode=process.decode)
+        except RuntimeError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=decode)
+    thread.start()
+    until(lambda: process.process is not None)
+    process.stop()
+    thread.join()
+    assert [str(error) for error in failed] == ["decoding was stopped"]
+    assert process.process is None
+
+
 def test_close_ends_a_process_whose_decoding_never_ends(tmp_path: Path) -> None:
     row, data = raw(np.random.default_rng(0), SIZE + 1, SIZE + 1, 3)
     reader = FakeReader([record(1, [(row, bytes([ENDLESS]) + data[1:])])])
