@@ -79,9 +79,9 @@ class AllowList:
                     os.fchmod(file.fileno(), S_IMODE(before.st_mode))
                 file.write(json.dumps(names, indent=1).encode() + b"\n")
 
-    def name_of(self, key: str) -> str | None:
+    def name_of(self, key: str | None) -> str | None:
         """Return the name that the list gives to a key, or None if the key is not listed."""
-        return self._names.get(key)
+        return None if key is None else self._names.get(key)
 
     def reload(self) -> None:
         """Reload the file if it has changed; if it is invalid, log this and keep the old list."""
@@ -174,8 +174,7 @@ class Access:
         ValueError: the secret is missing, or a file is malformed.
 
     Attributes:
-        denied: handshakes that were denied so far.
-        failures: handshakes whose check raised an exception.
+        denied: handshakes that were denied so far, also those whose check raised an exception.
     """
 
     def __init__(self, keys: Keys | str | Path, allow: str | Path) -> None:
@@ -187,7 +186,6 @@ class Access:
             )
         self.allow = AllowList(allow)
         self.denied = 0
-        self.failures = 0
         self._authenticator: _Authenticator | None = None
 
     def start(self, context: zmq.Context[Any]) -> zmq.Socket[Any]:
@@ -213,12 +211,12 @@ class Access:
 
     def permits(self, key: str | None, producer: str) -> bool:
         """Return whether the key in a message's User-Id may now send for a producer."""
-        name = self.allow.name_of(key) if key else None
+        name = self.allow.name_of(key)
         return name is not None and belongs(producer, name)
 
     def knows(self, key: str | None) -> bool:
         """Return whether the key in a message's User-Id is now on the list."""
-        return bool(key) and self.allow.name_of(key or "") is not None
+        return self.allow.name_of(key) is not None
 
     def stop(self) -> None:
         """Close the socket that `start` returned."""
@@ -272,7 +270,6 @@ class _Authenticator(Authenticator):
         try:
             _run_without_waiting(self.handle_zap_message(message))
         except Exception:
-            self._access.failures += 1
             text = "a handshake could not be checked and was denied"
             self._limited_log.log(logging.ERROR, "internal", text, exc_info=True)
         if not self._replied:  # a REP socket must answer before it can receive again

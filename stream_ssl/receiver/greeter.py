@@ -176,7 +176,7 @@ class Greeter:
             )
 
     def _key_name(self, user: str | None) -> str | None:
-        return self._access.allow.name_of(user or "") if self._access is not None else None
+        return self._access.allow.name_of(user) if self._access is not None else None
 
     def _yields(self, other: Session, hello: Hello, now: float) -> bool:
         """Return whether a HELLO loses against the producer's other connection.

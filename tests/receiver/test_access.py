@@ -256,7 +256,7 @@ def test_a_check_that_raises_denies_and_later_ones_go_on(running, monkeypatch):
         patched.setattr(access.allow, "name_of", lambda _: 1 / 0)
         with Peer(running.endpoint, ROBOT, SERVER) as peer:
             peer.say(Hello("robot", 1, 1))
-            until(lambda: access.failures)
+            until(lambda: access.denied)
             assert peer.silent(0.2)
     with Peer(running.endpoint, ROBOT, SERVER) as peer:
         peer.hello()
