@@ -253,6 +253,7 @@ class Data:
 MapMessage = Hello | Welcome | Ack | Nack | Bye | Verdicts
 Message = MapMessage | Data
 _MAPS: dict[int, type[MapMessage]] = {cls.kind: cls for cls in get_args(MapMessage)}
+_LATER_FIELDS = ("verdicts", "written", "clock", "sporadic")  # earlier versions have none of these
 _FIELDS: dict[type[MapMessage], dict[str, Any]] = {
     cls: {field.name: field.type for field in fields(cls)} for cls in _MAPS.values()
 }
@@ -277,12 +278,7 @@ def encode(message: Message) -> Frames:
     if isinstance(message, Data):
         return message.encode()
     values = {name: getattr(message, name) for name in _FIELDS[type(message)]}
-    for name in (
-        "verdicts",
-        "written",
-        "clock",
-        "sporadic",
-    ):  # earlier versions do not have these fields
+    for name in _LATER_FIELDS:
         if not values.get(name, True):
             del values[name]
     return [prefix(message.kind), msgpack.packb(values)]
