@@ -7,6 +7,7 @@ import errno
 import logging
 import socket
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import zmq
@@ -115,8 +116,12 @@ class Listener:
 
     @property
     def endpoint(self) -> str:
-        """The address of the socket, with the actual port."""
-        return self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        """The address of the socket, with the actual port, or the absolute path."""
+        endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        path = endpoint.removeprefix("ipc://")
+        if path == endpoint or path.startswith("@"):  # the name of an abstract socket
+            return endpoint
+        return f"ipc://{Path(path).absolute()}"  # producers start in other folders
 
     def wait(self, seconds: float) -> bool:
         """Answer handshakes for at most `seconds`; return whether messages have arrived."""

@@ -101,7 +101,7 @@ class Receiver:
 
     @property
     def endpoint(self) -> str:
-        """The address that the receiver listens on, with the actual port."""
+        """The address that the receiver listens on, with the actual port, or the absolute path."""
         return self._listener.endpoint
 
     def producers(self) -> list[ProducerRecord]:

@@ -364,6 +364,15 @@ def test_a_socket_of_another_receiver_is_not_taken_over(tmp_path):
         peer.hello()
 
 
+def test_a_relative_path_is_found_from_every_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with Running(tmp_path / "run", bind="ipc://socket") as running:
+        assert running.endpoint == f"ipc://{tmp_path}/socket"
+        monkeypatch.chdir("/")
+        with Peer(running.endpoint) as peer:
+            peer.hello()
+
+
 @pytest.mark.parametrize("host", ["192.0.2.7", "no-such-interface", "::1"])
 def test_an_address_of_another_machine_is_named(tmp_path, host):
     with pytest.raises(OSError, match=r"cannot listen at tcp://.*; give an address or an interf"):
