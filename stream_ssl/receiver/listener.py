@@ -199,7 +199,7 @@ def _is_taken(bind: str) -> bool:
     return False  # a path that is too long
 
 
-def _remedy(bind: str, number: int) -> str:
+def _remedy(bind: str, number: int | None) -> str:
     """Return the remedy for an error of the system at an address."""
     if bind.startswith("ipc:"):
         if number == errno.EADDRINUSE:
