@@ -145,8 +145,9 @@ class Sample:
             **fields: further fields of the sample, such as `time` and `source`.
 
         Raises:
-            ValueError: the array has another type, is not one-dimensional, or is not finite.
+            ValueError: the vector is no NumPy array, has another dtype or shape, or is not finite.
         """
+        _check_array(id, value_D)
         name = value_D.dtype.name
         if name not in DTYPES or value_D.ndim != 1:
             raise ValueError(
@@ -168,8 +169,10 @@ class Sample:
             **fields: further fields of the sample, such as `time` and `source`.
 
         Raises:
-            ValueError: the array is not uint8, or does not have the shape of an image.
+            ValueError: the pixels are no NumPy array, are not uint8, or do not have the shape of an
+                image.
         """
+        _check_array(id, image_HWC)
         if image_HWC.dtype != np.uint8:
             raise ValueError(
                 f"sample {short(id)}: pixels must be uint8, not {image_HWC.dtype}; scale to "
@@ -241,6 +244,13 @@ def _finite(time: Any) -> bool:
         return math.isfinite(time) and not isinstance(time, bool)
     except (TypeError, OverflowError):
         return False
+
+
+def _check_array(name: str, value: Any) -> None:
+    if not isinstance(value, np.ndarray):
+        raise ValueError(
+            f"sample {short(name)}: {type(value).__name__} is no NumPy array; use np.asarray"
+        )
 
 
 def _flat_buffer(name: str, data: Any) -> bytes | memoryview:

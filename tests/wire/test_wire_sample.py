@@ -7,6 +7,7 @@ from typing import Any
 import msgpack
 import numpy as np
 import pytest
+import torch
 
 from stream_ssl.wire import Sample
 from stream_ssl.wire.sample import check_position
@@ -73,6 +74,10 @@ def test_arrays() -> None:
         Sample.from_array(np.zeros((2, 2), np.float32), "a")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="4 dimensions"):
         Sample.from_array(np.zeros((1, 2, 2, 3), np.uint8), "a")
+    for make in (Sample.from_array, Sample.from_vector):
+        for value in ([[0, 1]], torch.zeros(2, 2, dtype=torch.uint8)):
+            with pytest.raises(ValueError, match=r"is no NumPy array; use np\.asarray"):
+                make(value, "a")  # type: ignore[arg-type]
 
 
 def test_positions_that_travel() -> None:
