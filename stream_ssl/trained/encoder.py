@@ -464,6 +464,7 @@ def find(path: Path) -> Path:
             "written its first checkpoint (the folder that contains checkpoints/), or the "
             "folder of a checkpoint (step-...)"
         )
+    faults = []
     for folder in found:
         try:
             if (reason := checkpoint_damage(folder)) is None:
@@ -472,9 +473,13 @@ def find(path: Path) -> Path:
             raise PermissionError(unreadable(Path(error.filename))) from error
         if not own and _checkpoints(path)[:1] != found[:1]:  # a learner has removed it since
             return find(path)
-        log.warning("checkpoint %s is damaged (%s)", folder, reason)
+        faults.append(f"checkpoint {folder} is damaged ({reason})")
+        log.warning("%s", faults[-1])
     else:
-        raise ValueError(f"checkpoint {found[0]} is damaged ({reason}); give an earlier checkpoint")
+        remedy = "give an earlier checkpoint"
+        if not own:
+            remedy = f"no other checkpoint at {path} is whole: restore one from a backup"
+        raise ValueError(f"{faults[0]}; {remedy}")
     if (why := unreadable_format(folder, facts_in(folder))) is not None:
         raise ValueError(why)
     return folder

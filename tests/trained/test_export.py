@@ -503,8 +503,9 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
         file.write(b"more")
     place = ["--encoder", str(tmp_path / "e"), "--memory", str(tmp_path / "m")]
     assert export.main([str(tmp_path / "run"), *place]) == 2
-    assert "is damaged (" in caplog.text
-    assert "give an earlier checkpoint" in caplog.text
+    told = caplog.messages[-1]
+    assert f"{second} is damaged (model.safetensors has " in told
+    assert f"no other checkpoint at {tmp_path / 'run'} is whole: restore one" in told
     assert not (tmp_path / "e").exists()
 
 
