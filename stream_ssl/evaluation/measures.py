@@ -93,11 +93,16 @@ def check(encoded: Encoded, ks: Sequence[int]) -> None:
             f"queries are of classes {missing[:10]} that no reference has; give references of the "
             "same classes"
         )
-    most = max([*ks, *RETRIEVED])
-    if most > len(encoded.label_N):
+    count = len(encoded.label_N)
+    if max(RETRIEVED) > count:
         raise ValueError(
-            f"{len(encoded.label_N)} references are fewer than k = {most}: give more references, "
-            "or ask fewer neighbours with --k"
+            f"{count} references are too few for retrieval of the {max(RETRIEVED)} nearest; give "
+            "more"
+        )
+    if max(ks) > count:
+        raise ValueError(
+            f"{count} references are fewer than k = {max(ks)}: give more references, or ask fewer "
+            "neighbours with --k"
         )
     if len(encoded.label_Q) <= len(queries):
         raise ValueError(

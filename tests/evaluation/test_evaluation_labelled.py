@@ -196,10 +196,11 @@ def test_task_accuracies_are_means_over_the_tasks_classes() -> None:
     [
         ({0: 20}, {0: 20, 1: 20}, 5, "classes .1. that no reference has"),
         ({0: 20, 1: 20}, {0: 20}, 5, "all queries are of class 0"),
-        ({0: 3, 1: 3}, {0: 20, 1: 20}, 1, f"6 references are fewer than k = {RETRIEVED[-1]}"),
+        ({0: 3, 1: 3}, {0: 20, 1: 20}, 1, f"retrieval of the {RETRIEVED[-1]} nearest; give more$"),
+        ({0: 9, 1: 9}, {0: 20, 1: 20}, 20, "18 references are fewer than k = 20.* with --k$"),
         ({0: 20, 1: 20}, {0: 20, 1: 1}, 5, "at least two of each"),
     ],
-    ids=["class", "one", "few", "rare"],
+    ids=["class", "one", "few", "fewer", "rare"],
 )
 def test_sets_that_cannot_be_measured_are_refused(
     reference: dict[int, int], query: dict[int, int], k: int, message: str
