@@ -91,8 +91,11 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def as_tensor(name: str, value: Array, device: torch.device) -> Tensor:
-    """Return `value` on `device`, without gradient, and without a copy if possible."""
+def as_tensor(name: str, value: Array, device: torch.device | None = None) -> Tensor:
+    """Return `value` on `device`, without gradient, and without a copy if possible.
+
+    Without `device`, a tensor stays on its own device.
+    """
     if isinstance(value, Checked):
         value = value.tensor
     # torch rejects views with negative strides, and warns about read-only arrays.
@@ -108,7 +111,7 @@ def as_tensor(name: str, value: Array, device: torch.device) -> Tensor:
         ) from None
     if tensor.layout != torch.strided:
         raise ValueError(f"{name} are {tensor.layout}: must be dense; convert them by to_dense()")
-    return to_device(tensor.detach(), device)
+    return tensor.detach() if device is None else to_device(tensor.detach(), device)
 
 
 def check_embeddings(z: Array, dim: int, device: torch.device, what: str = "embedding") -> Tensor:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import normalize
+
+from stream_ssl.memory.checks import as_tensor
 
 Array = Tensor | NDArray[Any]
 """The type of the measures' arguments: a tensor on any device, or a numpy array."""
@@ -21,15 +22,15 @@ def as_rows(features: Array, what: str = "features") -> Tensor:
     """Return rows [N, F] as float32 or float64. Half precision becomes float32.
 
     Raises:
-        ValueError: the array has not two dimensions, is empty, has integers, or has values that are
-            not finite.
+        ValueError: the value is no array, has not two dimensions, is empty, has integers, or has
+            values that are not finite.
     """
-    row_NF = torch.from_numpy(features) if isinstance(features, np.ndarray) else features
+    row_NF = as_tensor(what, features)
     if row_NF.ndim != 2 or 0 in row_NF.shape:
         raise ValueError(f"{what} have shape {list(row_NF.shape)}: need [N, F] with N, F of 1 up")
     if not row_NF.is_floating_point():
         raise ValueError(f"{what} are {row_NF.dtype}: pass floating-point features")
-    row_NF = row_NF.detach().to(torch.promote_types(row_NF.dtype, torch.float32))
+    row_NF = row_NF.to(torch.promote_types(row_NF.dtype, torch.float32))
     if not bool(torch.isfinite(row_NF).all()):
         raise ValueError(f"{what} are not finite; the encoder that made them has diverged")
     return row_NF
@@ -47,7 +48,7 @@ def as_labels(labels: Array, rows: Tensor, what: str = "labels") -> Tensor:
         ValueError: there is not one label per row, or a label is not a whole number or is negative,
             which means "no label".
     """
-    label_N = torch.from_numpy(labels) if isinstance(labels, np.ndarray) else labels
+    label_N = as_tensor(what, labels)
     if label_N.shape != rows.shape[:1] or label_N.is_floating_point() or label_N.is_complex():
         raise ValueError(
             f"{what} are {label_N.dtype} of shape {list(label_N.shape)}: one whole number a row is "

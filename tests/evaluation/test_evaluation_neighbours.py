@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import evaluation_naive as naive
@@ -104,6 +105,19 @@ def test_arrays_and_tensors_are_taken_alike() -> None:
     arrays = [part.numpy() for part in (query, truth, reference, label)]
     assert knn_accuracy(*arrays, k=5) == knn_accuracy(query, truth, reference, label, k=5)
     assert retrieval(*arrays, ks=(2,)) == retrieval(query, truth, reference, label, ks=(2,))
+    lists = [part.tolist() for part in data(5)]
+    assert knn_accuracy(*lists, k=5) == knn_accuracy(*arrays, k=5)
+
+
+def test_views_of_a_file_are_taken_as_they_are(tmp_path: Path) -> None:
+    """Such arrays are read-only, and may have negative strides."""
+    query, truth, reference, label = (part.numpy() for part in data(5))
+    np.save(tmp_path / "rows.npy", reference)
+    np.save(tmp_path / "labels.npy", label)
+    rows, labels = (np.load(tmp_path / f"{n}.npy", mmap_mode="r") for n in ("rows", "labels"))
+    expected = knn_accuracy(query, truth, reference, label, k=5)
+    assert knn_accuracy(query, truth, rows, labels, k=5) == expected
+    assert knn_accuracy(query, truth, rows[::-1], labels[::-1], k=5) == expected
 
 
 def test_pure_clusters_are_all_right() -> None:
@@ -146,6 +160,7 @@ def test_the_error_is_that_of_a_share() -> None:
         ({"temperature": 0.0}, "must be above 0"),
         ({"query_QF": torch.ones(2, 3)}, "with the same F"),
         ({"query_QF": torch.ones(0, 2)}, "need .N, F. with"),
+        ({"query_QF": "rows"}, "queries are 'rows': must be a tensor or an array"),
         ({"query_QF": torch.ones(2, 2, dtype=torch.uint8)}, "floating-point"),
         ({"label_N": torch.tensor([0, 1])}, "one whole number a row"),
         ({"label_N": torch.tensor([0.0, 1.0, 1.0])}, "one whole number a row"),
