@@ -98,6 +98,10 @@ class Descriptor(ABC):
         """Choose the size of a row for an encoder with so many features."""
         del features
 
+    def joined(self, features: int) -> None:
+        """Record that rows of an encoder with so many features were offered to the memory."""
+        del features
+
     @property
     def is_centred(self) -> bool:
         """Whether no part of the descriptor waits for the first call of `redescribed`."""
@@ -278,18 +282,16 @@ class Features(Descriptor):
         Raises:
             ValueError: earlier features had another size.
         """
-        if len(feature_BF):
-            self._check_width(feature_BF.shape[1])
-        x_BA = self.project(feature_BF)
-        return unit_or_blank(x_BA if self._mean_A is None else x_BA - self._mean_A, centre=False)
-
-    def _check_width(self, width: int) -> None:
-        if self._width not in (None, width):
+        if len(feature_BF) and self._width not in (None, width := feature_BF.shape[1]):
             raise ValueError(
                 f"features have {width} numbers: must have {self._width}, as those in the memory "
                 "have; after a change of the encoder, call describe_again first"
             )
-        self._width = width
+        x_BA = self.project(feature_BF)
+        return unit_or_blank(x_BA if self._mean_A is None else x_BA - self._mean_A, centre=False)
+
+    def joined(self, features: int) -> None:
+        self._width = features
 
     def project(self, feature_BF: Tensor) -> Tensor:
         """Return the features as rows of A numbers [B, A], float32, not centred."""
@@ -514,6 +516,10 @@ class Weighted(Descriptor):
     def fit(self, features: int) -> None:
         for part in self.parts:
             part.fit(features)
+
+    def joined(self, features: int) -> None:
+        for part in self.parts:
+            part.joined(features)
 
     @property
     def is_centred(self) -> bool:

@@ -471,6 +471,17 @@ def test_features_of_another_size_are_refused() -> None:
         assert each.check_valid() == (True, "")
 
 
+def test_only_newcomers_decide_the_size_of_features() -> None:
+    z_BD, image_BCHW, _ = disagreeing(5)
+    memory = WorkingMemory(4, 5, None, SHAPE, descriptor=Weighted([Features(3), Thumbnail(2)]))
+    memory.collisions(z_BD, image_BCHW, features_of(image_BCHW, 7))
+    with pytest.raises(ValueError, match="is not finite"):
+        memory.add(torch.arange(5), z_BD / 0, image_BCHW, features=features_of(image_BCHW, 7))
+    memory.add(torch.arange(5), z_BD, image_BCHW, features=features_of(image_BCHW, 6))
+    with pytest.raises(ValueError, match="features have 7 numbers: must have 6"):
+        memory.collisions(z_BD, image_BCHW, features_of(image_BCHW, 7))
+
+
 @table("beside", [False, True])
 def test_a_state_with_features_goes_on_bit_equal(beside: bool) -> None:
     def describe() -> Descriptor:
