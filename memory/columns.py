@@ -273,11 +273,6 @@ class Columns:
         named |= {f"payload.{name}": column for name, column in self.payload.items()}
         return named if self._apart is None else named | {"descriptors": self._apart}
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shape of one slot's entry in each part of the state."""
-        shapes = {name: tuple(column.shape[1:]) for name, column in self._named().items()}
-        return shapes | ({} if self.images is None else self.images.shapes())
-
     def state(self, live: bool = False) -> dict[str, Tensor]:
         """Return the occupied rows of every column.
 
@@ -346,10 +341,6 @@ class Images:
         `image_RCHW` must be on the device that keeps the images.
         """
         self.data_KCHW[slots.to(self.data_KCHW.device)] = image_RCHW
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shape of one slot's entry in each part of the state."""
-        return {"images": self.shape}
 
     def state(self, occupied: int) -> dict[str, Tensor]:
         """Return the images of the first `occupied` slots, without a copy."""

@@ -43,6 +43,9 @@ sides have.
 
 State = dict[str, Tensor]
 
+ROW_TYPES = (torch.float32, torch.float64)
+"""The types of embeddings and descriptors, which a memory may convert."""
+
 ADDRESS = re.compile(r"<(\S+) object at 0x[0-9a-f]+>|( at 0x[0-9a-f]+)", re.IGNORECASE)
 """The address of an object in a repr, which is another one in each process."""
 
@@ -114,12 +117,16 @@ def encode(description: Mapping[str, Any]) -> Tensor:
 
 
 def decode(state: State) -> dict[str, Any]:
-    """Return the description that `encode` was given, without addresses of older states."""
+    """Return the description that `encode` was given, without addresses of older states.
+
+    Raises:
+        ValueError: the description is damaged.
+    """
     try:
         found: dict[str, Any] = json.loads(bytes(state["description"].cpu().numpy()))
-    except RecursionError:
-        raise ValueError("the memory's description is nested too deep") from None
-    return _without_addresses(found)
+        return _without_addresses(found)
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise _damaged(f"its description cannot be read ({error})") from None
 
 
 def upgraded(state: Mapping[str, Any]) -> State:
@@ -218,24 +225,20 @@ def check_fits(
                 f"the state was saved under {name} {found[name]}, this memory has {name} {here}: "
                 "build it with the state's"
             )
-    kept, ours = part(state, "columns"), columns.shapes()
+    kept, ours = part(state, "columns"), columns.state(live=True)
     if set(kept) != set(ours):
         raise ValueError(
             f"the state has columns {sorted(kept)}, this memory {sorted(ours)}: "
             "image_shape and payload must be as when it was saved"
         )
-    ours_of = {f"payload.{name}": column.dtype for name, column in columns.payload.items()}
-    for name, shape in ours.items():
-        there = tuple(kept[name].shape[1:])
-        if (dtype := ours_of.get(name)) and kept[name].dtype != dtype:
+    for name, column in ours.items():
+        there = kept[name]
+        converted = name in ("embeddings", "descriptors") and there.dtype in ROW_TYPES
+        if there.shape[1:] != column.shape[1:] or not (converted or there.dtype == column.dtype):
             raise ValueError(
-                f"{name} of the state are {kept[name].dtype}, of this memory {dtype}: payload must "
-                "be as when it was saved"
-            )
-        if shape != there:
-            raise ValueError(
-                f"{name} of the state have shape {there} a slot, of this memory "
-                f"{shape}: dim, image_shape and payload must be as when it was saved"
+                f"{name} of the state are {there.dtype} {tuple(there.shape[1:])} a slot, of this "
+                f"memory {column.dtype} {tuple(column.shape[1:])}: build it with dim, image_shape "
+                "and payload as when it was saved"
             )
     check_whole(state, columns)
     # Older checkpoints do not store the search state. It only affects how ties are broken.
@@ -274,7 +277,11 @@ def check_whole(state: State, columns: Columns) -> None:
         except (ValueError, RuntimeError, TypeError) as error:
             wrong = str(error)
     if wrong:
-        raise ValueError(f"the state is damaged: {wrong}; load an earlier one")
+        raise _damaged(wrong)
+
+
+def _damaged(wrong: str) -> ValueError:
+    return ValueError(f"the state is damaged: {wrong}; load an earlier one")
 
 
 class Stateful(Slots):
@@ -377,12 +384,26 @@ class Stateful(Slots):
 
         Raises:
             ValueError: the state comes from a later version or from a memory with another capacity,
-                dimension, image shape, descriptor, eviction policy, score or option of these. The
-                memory is then unchanged. Another setting of `duplicates` is allowed.
+                dimension, image shape, descriptor, eviction policy, score or option of these, or it
+                is damaged. The memory is then unchanged. Another setting of `duplicates` is
+                allowed. On several ranks, a damaged entry of the policy, the descriptor or the
+                cells may raise another error, and the memory cannot be used afterwards.
         """
         del strict, assign
         state = upgraded(state_dict)
         check_fits(state, self._columns, self.eviction, self._description)
+        if self.group.size > 1:  # one rank alone cannot go back
+            self._load(state)
+        else:
+            before = self.state_dict()
+            try:
+                self._load(state)
+            except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+                self._load(before)
+                raise _damaged(str(error)) from error
+        return _IncompatibleKeys([], [])  # torch's result for a complete load
+
+    def _load(self, state: State) -> None:
         columns = part(state, "columns")
         self._totals = totals_of(state)
         self._seed = int(state.get("seed", self._seed))  # older states have none
@@ -406,7 +427,6 @@ class Stateful(Slots):
             self._count_again(columns.get("descriptors", columns["embeddings"]).to(self.device))
         if self._closely is not None:
             self._closely.load(part(state, "near_duplicates"))
-        return _IncompatibleKeys([], [])  # torch's result for a complete load
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move to another device together with the containing module. Rows keep their dtype."""
@@ -476,7 +496,9 @@ def load(path: Path | str, eviction: Policy | None = None, **options: Any) -> Wo
     """
     from stream_ssl.memory.memory import WorkingMemory
 
-    library = _safetensors()
+    library, path = _safetensors(), Path(path)
+    if path.exists() and not path.is_file():  # safetensors would block on a pipe
+        raise ValueError(f"{path} holds no memory: it is no regular file; give one of save()")
     try:
         state = library.load_file(path)
     except OSError:
@@ -488,12 +510,12 @@ def load(path: Path | str, eviction: Policy | None = None, **options: Any) -> Wo
     try:
         capacity, dim = int(state["counters"][1]), state["columns.embeddings"].shape[1]
         shape = decode(state)["image_shape"]
-    except (LookupError, ValueError, AttributeError) as error:
+        image_shape = None if shape is None else (shape[0], shape[1], shape[2])
+    except (LookupError, ValueError, TypeError, AttributeError) as error:
         found = ", ".join(sorted(state)[:5])
         raise ValueError(
             f"{path} holds no memory, but tensors such as {found or 'none'}: give a file of save()"
         ) from error
-    image_shape = None if shape is None else (shape[0], shape[1], shape[2])
     further = "columns.payload."
     payload = {
         name.removeprefix(further): column.new_zeros(column.shape[1:])

@@ -246,6 +246,13 @@ DAMAGE: dict[str, Callable[[dict[str, Tensor]], dict[str, Tensor]]] = {
     "generator": lambda state: {"generator": state["generator"][:7]},
     "seed": lambda state: {"seed": torch.tensor([1, 2])},
     "drift": lambda state: {"drift": state["drift"][:1]},
+    "names": lambda state: {"producer_names": state["generator"]},
+    "names of another type": lambda state: {"producer_names": encode([1])},
+    "cells": lambda state: {"strata.numbers": torch.zeros(2)},
+    "counts": lambda state: {"eviction.counts": torch.zeros(9)},
+    "policy": lambda state: {"eviction.next": torch.zeros(0)},
+    "description": lambda state: {"description": state["generator"]},
+    "description of another type": lambda state: {"description": encode([1])},
 }
 
 
@@ -270,6 +277,17 @@ def test_a_damaged_state_is_refused_and_changes_nothing(
     with pytest.raises(ValueError, match=r"the state is damaged: .*; load an earlier one"):
         memory.load_state_dict(state | damage(state))
     assert equal(memory.state_dict(), before)
+    assert memory.check_valid() == (True, "")
+
+
+def test_columns_of_another_type_are_refused() -> None:
+    saved, memory = of()(), of()()
+    offer(saved, 0, 60)
+    state = saved.state_dict()
+    for name in ("ids", "born", "images"):
+        column = state[f"columns.{name}"].float()
+        with pytest.raises(ValueError, match=f"{name} of the state are torch.float32 .* build"):
+            memory.load_state_dict(state | {f"columns.{name}": column})
 
 
 # Files.
@@ -305,6 +323,16 @@ def test_a_file_that_is_no_memory_is_refused(tmp_path: Path) -> None:
         package.load(tmp_path / "other")
     with pytest.raises(FileNotFoundError):
         package.load(tmp_path / "nothing")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("pipe", ""):
+        with pytest.raises(ValueError, match=r"holds no memory: it is no regular file; give one"):
+            package.load(tmp_path / name)
+    memory = WorkingMemory(2, 2)
+    for shape in (7, [3], {"a": 1}):
+        described = {"description": encode(decode(memory.state_dict()) | {"image_shape": shape})}
+        safetensors.torch.save_file(memory.state_dict() | described, tmp_path / "shape")
+        with pytest.raises(ValueError, match="shape holds no memory, but tensors such as"):
+            package.load(tmp_path / "shape")
     with pytest.raises(FileNotFoundError, match=r"there is no folder .*a/b; make it first \(mkdir"):
         package.save(WorkingMemory(2, 2), tmp_path / "a" / "b" / "held")
 
