@@ -325,17 +325,20 @@ def _add_originals(path: Path, originals: Originals, rows: list[dict[str, Any]],
 
     There is no shard without such samples. A running learner may delete a file meanwhile.
     """
-    members = []
-    for number, row in enumerate(rows, start=start):
-        if (name := (row["origin"] or {}).get("original")) is not None:
-            with suppress(OSError):
+    found = 0
+    with tarfile.open(path, "w") as tar:
+        for number, row in enumerate(rows, start=start):
+            if (name := (row["origin"] or {}).get("original")) is None:
+                continue
+            try:
                 data = originals.read(name)
-                members.append((f"{number:09d}", (suffix_of(data), data), row))
-    if members:
-        with tarfile.open(path, "w") as tar:
-            for member in members:
-                _add(tar, *member)
-    return len(members)
+            except OSError:
+                continue
+            _add(tar, f"{number:09d}", (suffix_of(data), data), row)
+            found += 1
+    if not found:
+        path.unlink()
+    return found
 
 
 def _rows(

@@ -10,6 +10,7 @@ import re
 import shutil
 import sys
 import tarfile
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from stream_ssl.config import build
 from stream_ssl.durable import seal
 from stream_ssl.feed.decode import Decoder, checked
 from stream_ssl.memory import index
+from stream_ssl.originals import Originals
 from stream_ssl.process.failures import Failure
 from stream_ssl.producers.sources import Synthetic, WebDataset
 from stream_ssl.trained import encoder as encoders
@@ -485,6 +487,32 @@ def test_without_the_extra_onnx_is_refused_before_anything_is_written(
     assert "pip install 'stream-ssl[export]'; or use --no-onnx" in caplog.text
     assert not list(tmp_path.iterdir())
     assert export.main([*arguments, "--no-onnx"]) == 0
+
+
+def test_originals_are_exported_one_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file may have 256 MiB, and a shard a thousand of them."""
+
+    def read(_: Originals, name: str) -> bytes:
+        if name == "gone":
+            raise FileNotFoundError(name)
+        return b"\xff\xd8" + bytes(1 << 20)
+
+    monkeypatch.setattr(Originals, "read", read)
+    originals = Originals(tmp_path, create=False)
+    names = [None, *["here"] * 8, "gone", *["here"] * 8]
+    rows = [{"label": -1, "origin": name and {"original": name}} for name in names]
+    tracemalloc.start()
+    try:
+        assert exporting._add_originals(tmp_path / "some.tar", originals, rows, 7) == 16
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+    with tarfile.open(tmp_path / "some.tar") as tar:
+        assert tar.getnames()[::2] == [f"{n + 7:09d}.jpg" for n in (*range(1, 9), *range(10, 18))]
+    assert exporting._add_originals(tmp_path / "none.tar", originals, rows[:1], 0) == 0
+    assert not (tmp_path / "none.tar").exists()
 
 
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(
