@@ -240,13 +240,19 @@ def checkpoint_damage(folder: Path) -> str | None:
         if missing := sorted(due - set(files)):
             return f"{MANIFEST} does not list {', '.join(missing)}"
         facts = facts_in(folder)
-        if int(facts["version"]) > FORMAT:
-            return None
-        others = range(1, int(facts.get("ranks", 1)))
+        numbers = {"ranks": 1, "updated": 0} | facts
+        for name in ("version", "step", "samples", "ranks", "updated"):
+            if type(numbers[name]) is not int or numbers[name] < 0:
+                return f"{name} in {STATE} is {numbers[name]!r:.80}, and must be a whole number"
+            if name == "version" and numbers[name] > FORMAT:
+                return None
+        if not 1 <= numbers["ranks"] <= len(files):
+            return f"{STATE} is of {numbers['ranks']} ranks, and there are {len(files)} files"
+        others = range(1, numbers["ranks"])
         due = {file_of(name, rank) for name in OF_OTHER_RANKS for rank in others}
         if missing := sorted(due - set(files)):
             return f"{MANIFEST} does not list {', '.join(missing)}"
-        if (step := step_in(folder.name)) is not None and step != int(facts["step"]):
+        if (step := step_in(folder.name)) is not None and step != facts["step"]:
             return f"{STATE} is of step {facts['step']}"
         offset_of(facts)
         float(facts["created"])

@@ -9,6 +9,7 @@ import logging
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +210,17 @@ def listed(folder: Path, files: dict[str, Any], name: str, content: bytes) -> No
     (folder / name).write_bytes(content)
 
 
+def telling(**changes: object) -> Callable[[Path, dict[str, Any]], None]:
+    """Return a forgery of the state with other facts; None leaves a fact out."""
+
+    def forge(folder: Path, files: dict[str, Any]) -> None:
+        facts = facts_in(folder) | changes
+        told = {name: value for name, value in facts.items() if value is not None}
+        listed(folder, files, "state.json", json.dumps(told).encode())
+
+    return forge
+
+
 FORGERIES = {
     "empty": lambda _, files: files.clear(),
     "without the state": lambda _, files: files.pop("state.json"),
@@ -220,6 +232,13 @@ FORGERIES = {
         at, files, "state.json", (at.parent / "step-000000002" / "state.json").read_bytes()
     ),
     "state without an end": nested,
+    "ranks without an end": telling(ranks=10**9),
+    "ranks of less than one": telling(ranks=0),
+    "version as text": telling(version="1"),
+    "step as text": telling(step="3"),
+    "no step": telling(step=None),
+    "no samples": telling(samples=None),
+    "weights of no step": telling(updated="none"),
     "no tensors": lambda at, files: listed(at, files, "model.safetensors", b"no tensors"),
 }
 
