@@ -293,8 +293,13 @@ def stored_settings(
             that is not trusted.
     """
     kept = {section: stored[section] for section in SECTIONS if section in stored}
-    memory = {name: stored["memory"].get(name) for name in ("capacity", *of_memory)}
-    return _settings(kept | {"memory": memory}, "the checkpoint's", trust_code)
+    if not isinstance(memory := stored.get("memory"), Mapping):
+        raise ValueError(
+            f"the checkpoint's configuration cannot be read: memory is {memory!r:.80}, and must be "
+            "a map"
+        )
+    wanted = {name: memory.get(name) for name in ("capacity", *of_memory)}
+    return _settings(kept | {"memory": wanted}, "the checkpoint's", trust_code)
 
 
 def _settings(sections: Mapping[str, Any], whose: str, trust_code: bool) -> Namespace:

@@ -29,6 +29,9 @@ def test_what_load_encoder_refuses(run: Path, exported: Path, tmp_path: Path) ->
         ValueError, match=r"the checkpoint's configuration cannot be read: .*colour"
     ):
         encoders.stored_settings(config | {"encoder": {"colour": 3}})
+    for memory in (None, [1]):
+        with pytest.raises(ValueError, match=r"configuration cannot be read: memory is .* a map"):
+            encoders.stored_settings(config | {"memory": memory})
     copy = tmp_path / "copy"
     shutil.copytree(exported, copy)
     with (copy / "encoder.safetensors").open("ab") as file:
