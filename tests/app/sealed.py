@@ -44,7 +44,7 @@ def sealed_checkpoint(
     for name in PARTS:
         state = memory.state_dict() if name == "memory" else {"x": torch.zeros(1)}
         save_file(state, folder / file_of(name))
-    facts = {"version": version, "step": step, "created": 0.0, "config": stored}
+    facts = {"version": version, "step": step, "samples": 0, "created": 0.0, "config": stored}
     write_json(folder / "state.json", {**facts, "offset": {"record": 1, "sample": 0}})
     seal(folder)
     return folder
