@@ -155,7 +155,7 @@ def check_integers(
     if other and column.numel():  # an empty list becomes float32
         raise ValueError(f"{name} are {column.dtype}: must be integers (int64)")
     if column.ndim != 1 or count not in (None, len(column)):
-        wanted = "one-dimensional, such as [3]" if count is None else f"[{count}], one a row"
+        wanted = "one-dimensional, such as [3]" if count is None else f"[{count}], one for each row"
         raise ValueError(f"{name} have shape {tuple(column.shape)}: must be {wanted}")
     whole = column.to(torch.int64)
     if column.dtype == torch.uint64 and bool(to_host((whole < 0).any())):

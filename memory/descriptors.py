@@ -95,11 +95,11 @@ class Descriptor(ABC):
         return before_RA
 
     def fit(self, features: int) -> None:
-        """Choose the size of a row for an encoder with so many features."""
+        """Choose the size of a row for an encoder with this number of features."""
         del features
 
     def joined(self, features: int) -> None:
-        """Record that rows of an encoder with so many features were offered to the memory."""
+        """Record that samples with this number of features were offered to the memory."""
         del features
 
     @property
@@ -251,7 +251,7 @@ class Features(Descriptor):
         return self._mean_A is not None
 
     def fit(self, features: int) -> None:
-        """Choose A for an encoder with so many features, unless `dims` was given."""
+        """Choose A for an encoder with this number of features, unless `dims` was given."""
         if self._told is None:
             self._dims = min(features, MOST_FEATURES)
 
@@ -476,7 +476,7 @@ class Weighted(Descriptor):
             raise ValueError("Weighted has no parts: give it one descriptor or more")
         shares = [1.0] * len(parts) if weights is None else list(weights)
         if len(shares) != len(parts):
-            raise ValueError(f"{len(shares)} weights for {len(parts)} parts: give one a part")
+            raise ValueError(f"{len(shares)} weights for {len(parts)} parts: give each part one")
         if any(check_number("weight", share, "a number above 0") <= 0 for share in shares):
             raise ValueError(f"weights are {shares}: must be above 0; leave out what has none")
         self.parts = parts

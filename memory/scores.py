@@ -284,7 +284,7 @@ SCORES: dict[str, type[Score]] = {
 
 
 def _rows_at_a_time(columns: int, device: torch.device) -> int:
-    """Return the number of rows, at least 1, of a block of similarities with so many columns."""
+    """Return the number of rows, at least 1, of a block of similarities with `columns` columns."""
     elements = BLOCK_ELEMENTS if device.type == "cpu" else LARGE_ELEMENTS
     return max(1, elements // max(1, columns))
 

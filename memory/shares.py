@@ -512,9 +512,9 @@ def check_kept(policy: Policy) -> None:
 def check_names(producers: Any, count: int) -> Sequence[str | None]:
     """Return the names of producers after checking that there is one for each row."""
     if isinstance(producers, str) or not hasattr(producers, "__len__"):
-        raise ValueError(f"producers are {producers!r}: must be names, one a row")
+        raise ValueError(f"producers are {producers!r}: must be names, one for each row")
     if len(producers) != count:
-        raise ValueError(f"{len(producers)} producers for {count} rows: must be one a row")
+        raise ValueError(f"{len(producers)} producers for {count} rows: must be one for each row")
     wrong = next((n for n in producers if not (n is None or (isinstance(n, str) and n))), None)
     if wrong is not None or "" in producers:
         raise ValueError(f"a producer is {wrong!r}: must be a name, a string, or None")

@@ -236,9 +236,9 @@ def check_fits(
         converted = name in ("embeddings", "descriptors") and there.dtype in ROW_TYPES
         if there.shape[1:] != column.shape[1:] or not (converted or there.dtype == column.dtype):
             raise ValueError(
-                f"{name} of the state are {there.dtype} {tuple(there.shape[1:])} a slot, of this "
-                f"memory {column.dtype} {tuple(column.shape[1:])}: build it with dim, image_shape "
-                "and payload as when it was saved"
+                f"each slot's {name} in the state are {there.dtype} {tuple(there.shape[1:])}, in "
+                f"this memory {column.dtype} {tuple(column.shape[1:])}: build it with the state's "
+                "dim, image_shape and payload"
             )
     check_whole(state, columns)
     # Older checkpoints do not store the search state. It only affects how ties are broken.

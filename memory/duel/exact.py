@@ -62,10 +62,10 @@ ON_GPU = ProposalSizes(candidates=1024, steps=512, lookahead=128, elements=LARGE
 """Large matrices, because each proposal launches some 80 kernels and waits twice."""
 
 CALM_SHARE = 4
-"""One candidate of so many is enough while no count is large."""
+"""The number of candidates is divided by this number while no count is large."""
 
 FEWEST_STEPS = 4
-"""A proposal is longer than the accepted part of the previous one by at least so many steps."""
+"""The least number of steps by which a proposal exceeds the accepted steps of the previous one."""
 
 NEWCOMERS = 2
 """The similarities of newcomers for this many proposals are computed at a time."""

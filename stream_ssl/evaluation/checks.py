@@ -51,8 +51,8 @@ def as_labels(labels: Array, rows: Tensor, what: str = "labels") -> Tensor:
     label_N = as_tensor(what, labels)
     if label_N.shape != rows.shape[:1] or label_N.is_floating_point() or label_N.is_complex():
         raise ValueError(
-            f"{what} are {label_N.dtype} of shape {list(label_N.shape)}: one whole number a row is "
-            f"due, [{len(rows)}]"
+            f"{what} are {label_N.dtype} of shape {list(label_N.shape)}: must be whole numbers "
+            f"[{len(rows)}], one for each row"
         )
     label_N = label_N.to(rows.device, torch.int64)
     if int(label_N.min()) < 0:

@@ -72,8 +72,8 @@ def forward_transfer(accuracy_TT: ArrayLike, untrained_T: ArrayLike) -> float:
     start_T = _accuracies(untrained_T, "untrained_T")
     if start_T.shape != matrix_TT.shape[:1]:
         raise ValueError(
-            f"untrained_T has shape {list(start_T.shape)}: one accuracy a task is due, "
-            f"[{len(matrix_TT)}]"
+            f"untrained_T has shape {list(start_T.shape)}: must be [{len(matrix_TT)}], one "
+            "accuracy for each task"
         )
     before = matrix_TT.diagonal(offset=1)  # entry [j - 1, j] of task j
     return float((before - start_T[1:]).mean())

@@ -23,7 +23,7 @@ Part = Literal["reference", "query"]
 
 NO_LABEL = "no label"
 UNLABELLED = 1000
-"""A source is refused if none of its first so many samples has a label."""
+"""A source is refused if none of its first UNLABELLED samples has a label."""
 
 
 class Labelled(Protocol):

@@ -174,7 +174,7 @@ def task_accuracies(per_class: Mapping[int, float], tasks: Sequence[Sequence[int
     missing = [label for task in tasks for label in task if label not in per_class]
     if missing:
         raise ValueError(
-            f"tasks name the classes {missing[:10]}, of which there are no queries; the set has "
+            f"tasks name the classes {missing[:10]}, which no query has: choose from "
             f"{sorted(per_class)[:20]}"
         )
     return [sum(per_class[label] for label in task) / len(task) for task in tasks]

@@ -149,7 +149,7 @@ class Step:
         return self._shards_have(1)
 
     def _shards_have(self, samples: int) -> bool:
-        """Return whether each rank's shard has at least so many samples, with images."""
+        """Return whether each rank's shard has at least this number of samples, with images."""
         memory = self._memory
         there = memory.occupied_of_all // memory.group.size
         return there >= samples and memory.images is not None

@@ -331,7 +331,7 @@ def _places(size: int) -> Tensor:
 
 
 def _check_images(given: Any, channels: int) -> None:
-    """Raise ValueError unless `given` is a tensor of levels, 0 to 255, with so many channels."""
+    """Raise ValueError unless `given` is a tensor of levels, 0 to 255, with `channels` channels."""
     rule = f"views start from uint8 tensors [B, {channels}, H, W], 0 to 255"
     if not isinstance(given, Tensor):
         raise ValueError(f"images are of type {type(given).__name__}: {rule}; see torch.from_numpy")
@@ -352,7 +352,9 @@ def _check_images(given: Any, channels: int) -> None:
 
 def _per_channel(values: Sequence[float], channels: int, name: str) -> Tensor:
     if len(values) not in (1, channels):
-        raise ValueError(f"{name} has {len(values)} numbers: give 1, or {channels}, one a channel")
+        raise ValueError(
+            f"{name} has {len(values)} numbers: give 1, or {channels}, one for each channel"
+        )
     if name == "std" and min(values) <= 0:
         raise ValueError(f"std is {tuple(values)}: views are divided by it, so it must be positive")
     return torch.tensor(list(values), dtype=torch.float32).view(1, -1, 1, 1)

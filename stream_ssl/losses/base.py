@@ -247,7 +247,8 @@ def check_shapes(inputs: LossInputs) -> None:
         if flag_BN.shape != (anchors, negative.shape[-2]) or flag_BN.dtype != torch.bool:
             raise ValueError(
                 f"{name} has shape {tuple(flag_BN.shape)} of {flag_BN.dtype}: expected bool "
-                f"[{anchors}, {negative.shape[-2]}], one row an anchor, one column a negative"
+                f"[{anchors}, {negative.shape[-2]}], one row for each anchor and one column for "
+                "each negative"
             )
     if prior_B is not None and prior_B.shape != (batch,):
         raise ValueError(f"prior_B has shape {tuple(prior_B.shape)}: expected [{batch}]")

@@ -462,7 +462,7 @@ def test_damaged_checkpoints_are_named_with_what_a_start_does(
             "was saved under descriptor Median, this memory has descriptor Mean: build it",
         ),
         ({"capacity": 32}, "the state is of capacity 32, this memory of 64: build the memory"),
-        ({"image_shape": (1, 8, 8)}, "images of the state are torch.uint8 "),
+        ({"image_shape": (1, 8, 8)}, "images in the state are torch.uint8 "),
     ],
 )
 def test_a_memory_that_the_run_cannot_load_is_refused(

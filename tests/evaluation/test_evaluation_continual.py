@@ -88,7 +88,7 @@ def test_classes_are_divided_in_order() -> None:
         (lambda: average_accuracy([[81.0]]), "not per cent"),
         (lambda: average_accuracy([[float("nan")]]), "outside .0, 1."),
         (lambda: forgetting([[0.5]]), "at least 2"),
-        (lambda: forward_transfer(MATRIX, [0.1]), "one accuracy a task"),
+        (lambda: forward_transfer(MATRIX, [0.1]), "one accuracy for each task"),
         (lambda: recovered_share(0.3, 0.0), "the second above 0"),
         (lambda: recovered_gain(0.3, 0.4, 1.4), "must lie in"),
         (lambda: recovered_gain(0.3, 0.4, 0.4), "no gain can be recovered"),

@@ -187,7 +187,7 @@ def test_confusion_rows_are_classes_in_order_whatever_their_numbers() -> None:
 def test_task_accuracies_are_means_over_the_tasks_classes() -> None:
     per_class = {0: 1.0, 1: 0.5, 2: 0.0}
     assert task_accuracies(per_class, [[0, 1], [2]]) == [0.75, 0.0]
-    with pytest.raises(ValueError, match=r"name the classes .5., of which there are no queries"):
+    with pytest.raises(ValueError, match=r"name the classes .5., which no query has: choose"):
         task_accuracies(per_class, [[0, 5]])
 
 

@@ -245,7 +245,7 @@ def test_the_fixed_part_of_a_descriptor_is_of_images_alone() -> None:
         ),
         (lambda p: Weighted([]), "Weighted has no parts: give it one descriptor or more"),
         (lambda p: Weighted([Thumbnail]), r"descriptor is <class .*build it with Thumbnail\(\)"),
-        (lambda p: Weighted([Embedding()], [1, 2]), "2 weights for 1 parts: give one a part"),
+        (lambda p: Weighted([Embedding()], [1, 2]), "2 weights for 1 parts: give each part one"),
         (lambda p: Weighted([Embedding()], [0]), r"weights are \[0\]: must be above 0; leave out"),
         (lambda p: WorkingMemory(4, 2, descriptor="dino"), "'dino': .*such as Thumbnail"),
         (

@@ -246,7 +246,7 @@ def test_of_ties_the_hardest_are_as_hard() -> None:
     each = memory.negatives(7, how="hardest", anchors=anchor_BD, each=True)
     near_BN = (anchor_BD[:, None] * each.z_ND).sum(dim=2)
     assert torch.equal(near_BN, near_Bk.sort(dim=1, descending=True).values[:, :7])
-    with pytest.raises(ValueError, match="one a row"):
+    with pytest.raises(ValueError, match="one for each row"):
         each.mask(torch.arange(len(anchor_BD) + 1), None)
     again = memory.negatives(7, how="hardest", anchors=anchor_BD, each=True)
     assert torch.equal(again.ids_N, each.ids_N)

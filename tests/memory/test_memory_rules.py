@@ -141,7 +141,7 @@ def test_a_bad_plan_leaves_a_memory_that_goes_on(bad: str) -> None:
     ("other", "message"),
     [
         ({"capacity": 7}, "of capacity 8, this memory of 7"),
-        ({"dim": 5}, r"embeddings of the state are .* \(4,\) a slot, .* \(5,\): build"),
+        ({"dim": 5}, r"embeddings in the state are .* \(4,\), .* \(5,\): build"),
         ({"image_shape": (1, 2, 2)}, "image_shape and payload must be as when it was saved"),
         ({"eviction": Reservoir()}, "policy most-duplicated, this memory has .* reservoir"),
         ({"eviction": MostDuplicated(VonMisesFisher(0.1))}, r"score Linear\(\), this memory has"),

@@ -286,7 +286,7 @@ def test_columns_of_another_type_are_refused() -> None:
     state = saved.state_dict()
     for name in ("ids", "born", "images"):
         column = state[f"columns.{name}"].float()
-        with pytest.raises(ValueError, match=f"{name} of the state are torch.float32 .* build"):
+        with pytest.raises(ValueError, match=f"{name} in the state are torch.float32 .* build"):
             memory.load_state_dict(state | {f"columns.{name}": column})
 
 
