@@ -68,10 +68,30 @@ class Origins:
         }
 
     def load(self, state: Mapping[str, Tensor], ids: Iterable[int]) -> None:
-        """Load a state that `state` returned, but only the ids that the memory holds."""
+        """Load a state that `state` returned, but only the ids that the memory holds.
+
+        Raises:
+            ValueError: the state is damaged. The origins are then unchanged.
+        """
         held = set(ids)
-        rows = unpacked(state["rows"]) if "rows" in state else []
-        self._by_id = {number: Origin(*told) for number, *told in rows if number in held}
+        try:
+            rows = [_row(row) for row in unpacked(state["rows"])] if "rows" in state else []
+        except ValueError as error:
+            reason = str(error) or type(error).__name__
+            raise ValueError(
+                f"the origins of the samples are damaged: {reason}; give an earlier checkpoint"
+            ) from error
+        self._by_id = {number: origin for number, origin in rows if number in held}
+
+
+def _row(row: Any) -> tuple[int, Origin]:
+    """Return the id and the origin of a row, see `Origins.state`."""
+    number, *told = row if isinstance(row, list) else [None]
+    kinds = (str, str, str, int | float, str)
+    fits = len(told) in (4, 5) and all(map(isinstance, told, kinds))
+    if not (fits and isinstance(number, int)):
+        raise ValueError(f"{row!r:.80} is no origin")
+    return number, Origin(*told)
 
 
 def packed(rows: Iterable[Sequence[object] | None]) -> Tensor:

@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 from learning_world import build, steps
+from table import table
 from torch.nn.functional import normalize
 
 from stream_ssl.batch import Batch, Origin
-from stream_ssl.learning.origins import Origins, unpacked
+from stream_ssl.learning.origins import Origins, packed, unpacked
 from stream_ssl.memory import WorkingMemory
 
 
@@ -37,6 +39,31 @@ def test_origins_follow_the_memory_and_parts_of_several_ranks_join() -> None:
     assert joined.of([*memories[0].ids.tolist()[10:], 10**9]) == [None] * 11
     joined.load({}, held)  # a checkpoint of a release without origins
     assert joined.of(held) == [None] * 20
+
+
+@table(
+    "row",
+    [
+        7,
+        [7],
+        ["7", "robot", "left", "a", 0.0],
+        [7, "robot", "left", "a", "noon"],
+        [7, None, "left", "a", 0.0],
+        [7, "robot", "left", "a", 0.0, 5],
+        [7, "robot", "left", "a", 0.0, "name", "more"],
+    ],
+    ids=str,
+)
+def test_damaged_origins_are_refused(row: object) -> None:
+    origins = Origins()
+    origins.load({"rows": packed([[7, "robot", "left", "a", 1]])}, [7])
+    with pytest.raises(ValueError, match=r"origins of the samples are damaged: .* no origin; give"):
+        origins.load({"rows": packed([row])}, [7])  # type: ignore[list-item]
+    assert origins.of([7]) == [Origin("robot", "left", "a", 1)]
+    for rows in (b"\x91" * 100_000, b"\xdd\xff\xff\xff\xff"):
+        state = {"rows": torch.frombuffer(bytearray(rows), dtype=torch.uint8)}
+        with pytest.raises(ValueError, match="origins of the samples are damaged"):
+            origins.load(state, [7])
 
 
 def test_the_memory_learns_who_sent_each_sample() -> None:
