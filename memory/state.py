@@ -20,7 +20,7 @@ from torch.nn.modules.module import _IncompatibleKeys
 
 from stream_ssl.memory.admission import Totals
 from stream_ssl.memory.checks import check_embeddings, check_seed
-from stream_ssl.memory.columns import Columns, Image
+from stream_ssl.memory.columns import INTEGER_COLUMNS, Columns, Image
 from stream_ssl.memory.compute import in_full_precision, to_host
 from stream_ssl.memory.descriptors import Descriptor
 from stream_ssl.memory.draws import Strata
@@ -150,6 +150,25 @@ def upgraded(state: Mapping[str, Any]) -> State:
     if version < 3:
         state |= {"columns.draws": none, "columns.drawn_epoch": none}
     return state
+
+
+def columns_of(state: State) -> State:
+    """Return the columns of a state that has the form of this version, see `upgraded`.
+
+    Raises:
+        ValueError: a column is missing, or has another number of rows or another type.
+    """
+    columns = part(state, "columns")
+    count = len(columns.get("ids", ()))
+    for name in ("embeddings", *INTEGER_COLUMNS):
+        column = columns.get(name, torch.empty(0))
+        due = ROW_TYPES if name == "embeddings" else (torch.int64,)
+        if name not in columns or column.dtype not in due:
+            raise _damaged(f"its column {name} is missing or has another type")
+    for name, column in columns.items():
+        if column.ndim < 1 or len(column) != count:
+            raise _damaged(f"its column {name} does not have one row for each of {count} samples")
+    return columns
 
 
 def encode_names(names: Iterable[str]) -> Tensor:

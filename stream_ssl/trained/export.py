@@ -31,7 +31,7 @@ from stream_ssl.learning.saved import memory_of, origins_of
 from stream_ssl.learning.vectors import Vectors
 from stream_ssl.memory.index import write_flat
 from stream_ssl.memory.scores import Linear
-from stream_ssl.memory.state import decode, part, upgraded
+from stream_ssl.memory.state import columns_of, decode, upgraded
 from stream_ssl.originals import Originals, suffix_of
 from stream_ssl.pictures import png
 from stream_ssl.process.failures import Failure, check_writable, first_line, missing_extra
@@ -285,7 +285,7 @@ def export_memory(
     stored = facts(checkpoint)
     dtype = Vectors(**(stored["config"].get("vectors") or {})).kept
     state = upgraded(memory_of(checkpoint))
-    columns = part(state, "columns")
+    columns = columns_of(state)
     embedding_KD = columns["embeddings"].numpy().astype(np.float32)
     descriptor_KA = columns.get("descriptors", columns["embeddings"]).numpy().astype(np.float32)
     origins = Origins()
@@ -356,9 +356,8 @@ def _rows(
         "encoded": columns["encoded"],
         "multiplicity": columns["multiplicity"],
         "duplicates": counts_K,
+        "drawn": columns["draws"],
     }
-    if "draws" in columns:  # since version 3 of the memory's state
-        named["drawn"] = columns["draws"]
     values = zip(*(column.tolist() for column in named.values()), strict=True)
     rows = [dict(zip(named, row, strict=True)) for row in values]
     for row, origin in zip(rows, origins.of(named["id"].tolist()), strict=True):

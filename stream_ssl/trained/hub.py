@@ -27,7 +27,7 @@ from stream_ssl.feed.decode import Decoder, VectorDecoder
 from stream_ssl.learning.checkpoint_layout import made_by
 from stream_ssl.learning.origins import Origins
 from stream_ssl.learning.saved import memory_of, origins_of
-from stream_ssl.memory.state import part, upgraded
+from stream_ssl.memory.state import columns_of, upgraded
 from stream_ssl.rate_limited_logger import printable
 from stream_ssl.trained.encoder import Encoder, facts, load_encoder
 from stream_ssl.trained.export import examples, replacing
@@ -73,7 +73,7 @@ def export_hub(checkpoint: Path, folder: Path, trust_code: bool = False) -> Meas
     shape = shape_of(encoder)
     native = shape["stem"] == "imagenet" and all(shape["depths"])
     weights = {name: value.contiguous() for name, value in _network(encoder).state_dict().items()}
-    columns = part(upgraded(memory_of(checkpoint)), "columns")
+    columns = columns_of(upgraded(memory_of(checkpoint)))
     found = measured(encoder, columns)
     with replacing(folder) as scratch:
         if native:

@@ -25,7 +25,7 @@ from stream_ssl.learning.origins import Origins
 from stream_ssl.learning.saved import memory_of, origins_of
 from stream_ssl.memory.descriptors import Embedding
 from stream_ssl.memory.index import nearest
-from stream_ssl.memory.state import decode, part, upgraded, without_address
+from stream_ssl.memory.state import columns_of, decode, part, upgraded, without_address
 from stream_ssl.pictures import image_of, png, png_address
 from stream_ssl.trained.encoder import Encoder, facts, load_encoder, stored_settings
 from stream_ssl.trained.export import images_of
@@ -103,7 +103,7 @@ def search(
         )
     query_CHW = encoder.preprocess(image)
     state = upgraded(memory_of(checkpoint))
-    columns = part(state, "columns")
+    columns = columns_of(state)
     if not len(columns["ids"]):
         raise ValueError(
             f"the memory of {checkpoint} is empty, because the run had not trained on a batch yet: "

@@ -15,12 +15,13 @@ import pytest
 import torch
 from evaluation_run import write_run
 from PIL import Image
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from table import table
 
 import stream_ssl
 from stream_ssl.app import cli
 from stream_ssl.app.commands import search
+from stream_ssl.durable import seal
 from stream_ssl.process.failures import FAILED, unreadable_folder
 from stream_ssl.trained import encoder
 from stream_ssl.trained.encoder import Encoder
@@ -355,6 +356,30 @@ def test_a_picture_that_only_this_run_accepts_is_searched_for(tmp_path: Path) ->
     large = Image.fromarray(np.tile(noise_HW, (50, 1)))  # 26 megapixels; by default 25 at most
     large.save(tmp_path / "large.jpg", "JPEG")
     assert search.main([str(tmp_path / "run"), str(tmp_path / "large.jpg")]) == 0
+
+
+def test_columns_that_do_not_fit_together_are_refused_by_each_command(
+    run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    shutil.copytree(run / "checkpoints" / "latest", checkpoint)
+    file = checkpoint / "memory.safetensors"
+    state, image = load_file(file), str(picture_of(run, 5, tmp_path))
+    for changed in (
+        {"columns.ids": state["columns.ids"][:3]},
+        {"columns.images": state["columns.images"][:3]},
+        {"columns.labels": state["columns.labels"].double()},
+        {"columns.born": torch.tensor(1)},
+    ):
+        save_file(state | changed, file)
+        (checkpoint / "manifest.json").unlink()
+        seal(checkpoint)
+        for command in (["search", str(checkpoint), image], ["export", str(checkpoint)]):
+            caplog.clear()
+            more = ["--memory", str(tmp_path / "m")] if command[0] == "export" else []
+            assert cli.main([*command, *more]) == 2
+            assert "the state is damaged: its column " in caplog.text
+            assert "Traceback" not in caplog.text
 
 
 @table("mode", ["L", "RGB", "RGBA", "P", "LA", "CMYK"])
