@@ -38,8 +38,8 @@ def score(predicted_Q: Tensor, label_Q: Tensor) -> ProbeResult:
         predicted_Q: predicted classes, int64, Q at least 1.
         label_Q: true classes, int64.
     """
-    right_Q = predicted_Q == label_Q.to(predicted_Q.device)
     label_Q = label_Q.to(predicted_Q.device)
+    right_Q = predicted_Q == label_Q
     per_class = {
         label: float(right_Q[label_Q == label].double().mean())
         for label in torch.unique(label_Q).tolist()

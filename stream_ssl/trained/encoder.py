@@ -115,8 +115,9 @@ class Encoder(nn.Module):
         super().__init__()
         self.backbone, self.projector, self.views = backbone, projector, views
         (self.size, _, self.channels), self.decoder = decoder.shape_HWC, decoder
+        self._numbers = decoder.dim if isinstance(decoder, VectorDecoder) else None  # of a vector
         self.of: Of = "features" if projector is None else "embeddings"
-        self.kind = "vector" if isinstance(decoder, VectorDecoder) else "image"
+        self.kind = "image" if self._numbers is None else "vector"
         self.dim = int((projector or backbone).dim)  # type: ignore[arg-type]
         self.statistics = statistics
         if statistics == "batch":
@@ -141,8 +142,7 @@ class Encoder(nn.Module):
 
     def _standardised(self, value_BD: Tensor) -> Tensor | None:
         """Return vectors [B, D] as the network takes them, or None if these are no vectors."""
-        dim = getattr(self.decoder, "dim", None)  # None: the run learned from images
-        if isinstance(self.views, VectorViews) and _is_rows(value_BD, dim):
+        if isinstance(self.views, VectorViews) and _is_rows(value_BD, self._numbers):
             return self.views.standardised(value_BD.to(self.views.mean.device))
         return None
 
@@ -155,9 +155,8 @@ class Encoder(nn.Module):
         is_tensor = isinstance(image_BCHW, Tensor)
         if not is_tensor or image_BCHW.ndim != 4 or image_BCHW.shape[1] != self.channels:
             found = f"{type(image_BCHW).__name__} {tuple(getattr(image_BCHW, 'shape', ()))}"
-            dim = getattr(self.decoder, "dim", None)
-            due = f"float tensor [B, {dim}]"
-            if dim is None:
+            due = f"float tensor [B, {self._numbers}]"
+            if self._numbers is None:
                 due = f"uint8 tensor [B, {self.channels}, H, W]"
             raise ValueError(
                 f"{self.kind}s are a {found}: must be a {due}, such as torch.stack"
