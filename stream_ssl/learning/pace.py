@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any, Literal
 
+FINEST = 10**9
+"""The largest denominator of `updates_per_sample`. Smaller numbers would become 0."""
+
 
 class Pace:
     """A counter of samples and updates that tells whether an update is due.
@@ -15,9 +18,9 @@ class Pace:
     updates a sample gets. Between two batches `updates == floor(target)`.
 
     Args:
-        updates_per_sample: number of updates per received sample, positive. 1 / batch size gives
-            one update per batch; null does so for every batch size. Larger values make additional
-            updates on images of the memory.
+        updates_per_sample: number of updates per received sample, at least 1e-9. 1 / batch size
+            gives one update per batch; null does so for every batch size. Larger values make
+            additional updates on images of the memory.
         counts: samples that count: every "received" sample, or only "new" samples, so that updates
             slow down while `Learner(novelty=...)` drops near-duplicates.
 
@@ -36,11 +39,11 @@ class Pace:
         counts: Literal["received", "new"] = "received",
     ) -> None:
         if updates_per_sample is not None and not (
-            math.isfinite(updates_per_sample) and updates_per_sample > 0
+            math.isfinite(updates_per_sample) and updates_per_sample >= 1 / FINEST
         ):
             raise ValueError(
-                f"updates_per_sample is {updates_per_sample}: it must be positive and finite, "
-                "1 / batch size for one update a batch"
+                f"updates_per_sample is {updates_per_sample}: must be finite and at least "
+                f"{1 / FINEST:g}; 1 / batch size makes one update per batch"
             )
         if counts not in ("received", "new"):
             raise ValueError(f'counts is {counts!r}: choose "received" or "new"')
@@ -49,7 +52,7 @@ class Pace:
         self._worth = (
             None
             if updates_per_sample is None
-            else Fraction(updates_per_sample).limit_denominator(10**9)
+            else Fraction(updates_per_sample).limit_denominator(FINEST)
         )
         self.target = Fraction(0)
         self.samples = 0

@@ -83,7 +83,7 @@ def test_it_resumes_from_its_state(worth: float, batches: list[int]) -> None:
 
 
 def test_wrong_settings_are_refused() -> None:
-    for worth in (0.0, -1.0, math.nan, math.inf):
+    for worth in (0.0, -1.0, 1e-10, math.nan, math.inf):
         with pytest.raises(ValueError, match="updates_per_sample is"):
             Pace(worth)
     with pytest.raises(ValueError, match="received 0 samples"):
