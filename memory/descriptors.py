@@ -603,8 +603,11 @@ def descriptors_of(
     images: Tensor | None,
     dim: int,
     features: Array | None = None,
+    join: bool = False,
 ) -> Tensor:
     """Return the descriptors [B, A] of samples, where A is `dim`.
+
+    With `join`, the samples are newcomers: later features must be of the same size.
 
     Raises:
         ValueError: the descriptor did not return one unit row [A] for each sample, or it needs
@@ -620,6 +623,8 @@ def descriptors_of(
     row_BA = check_embeddings(given, dim, z_BD.device, f"of {descriptor!r} the descriptor")
     if len(row_BA) != len(z_BD):
         raise ValueError(f"{descriptor!r} gave {len(row_BA)} rows for {len(z_BD)} samples")
+    if join and feature_BF is not None and len(feature_BF):
+        descriptor.joined(feature_BF.shape[1])
     return row_BA.to(z_BD.dtype)
 
 

@@ -31,13 +31,7 @@ from stream_ssl.memory.checks import (
 )
 from stream_ssl.memory.columns import Columns, Image, Rows, image_column
 from stream_ssl.memory.compute import in_full_precision
-from stream_ssl.memory.descriptors import (
-    Descriptor,
-    Embedding,
-    check_descriptor,
-    check_features,
-    descriptors_of,
-)
+from stream_ssl.memory.descriptors import Descriptor, Embedding, check_descriptor, descriptors_of
 from stream_ssl.memory.draws import RandomDraws, Strata
 from stream_ssl.memory.duplicates import Duplicates, Found
 from stream_ssl.memory.eviction import Feedback, MostDuplicated, Policy
@@ -282,14 +276,9 @@ class WorkingMemory(Measurements, RandomDraws, Reencoding, Stateful):
         key_B = None if producers is None else self._names.keys(producers, count, columns.producers)
         is_wider = z_BD.dtype == torch.float64 != self.dtype and not self._fixed_dtype
         z_BD = z_BD if is_wider else z_BD.to(self.dtype)
-        feature_BF, size = None, self.descriptors.shape[1]
-        if self.descriptor.needs_features:
-            feature_BF = check_features(features, count, device)
-        row_BA = descriptors_of(self.descriptor, z_BD, found, size, feature_BF)
-        # All inputs are valid now.
-        if feature_BF is not None and count:
-            self.descriptor.joined(feature_BF.shape[1])
-        if is_wider:
+        size = self.descriptors.shape[1]
+        row_BA = descriptors_of(self.descriptor, z_BD, found, size, features, join=True)
+        if is_wider:  # all inputs are valid now
             self._widen()
         return Rows(
             ids=integers[0],
