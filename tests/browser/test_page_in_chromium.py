@@ -429,7 +429,7 @@ def test_the_dialog_of_a_slot_waits_for_no_step(chromium: Any) -> None:
 
 def test_the_table_of_producers_waits_for_no_step(chromium: Any) -> None:
     late: list[Any] = []
-    busy = {"status": 503, "body": '{"error": "the learner did not answer within 10 s"}'}
+    busy = {"status": 503, "body": '{"error": "the learner did not answer within 20 s"}'}
     with run() as (url, _, _r), Visit(chromium, url) as visit:
         page = visit.page
         page.route("**/learner/memory/producers*", lambda route: late.append(route))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 
 import page_world
@@ -14,8 +16,8 @@ from page_world import Feed
 from torch import Tensor
 
 from stream_ssl.batch import Origin
-from stream_ssl.observe.page import slot_rows
-from stream_ssl.observe.page.memory import MemoryView
+from stream_ssl.observe.page import api, slot_rows
+from stream_ssl.observe.page.memory import FIRST_PATIENCE, MemoryView
 from stream_ssl.observe.page.step_jobs import MOST_WAITING, Busy, StepJobs
 from stream_ssl.observe.slot_history import EVICTIONS, EvictedPictures, SlotHistory, VerdictFeed
 from stream_ssl.wire.messages import Verdict
@@ -152,6 +154,22 @@ def test_questions_wait_together_for_a_snapshot(monkeypatch: pytest.MonkeyPatch)
         for asked in [pool.submit(view.snapshot) for _ in range(3)]:
             assert isinstance(asked.exception(), Busy)
     assert view.jobs._jobs.qsize() == 1
+
+
+def test_a_question_waits_for_a_long_step_and_its_viewers_wait_longer() -> None:
+    waited: list[float | None] = []
+
+    class Slow(Future[int]):
+        def result(self, timeout: float | None = None) -> int:
+            waited.append(timeout)
+            return 1
+
+    assert StepJobs().result(Slow()) == 1
+    page = Path(api.__file__).with_name("static") / "lib.js"
+    longest = re.search(r"const LONGEST = ([\d_]+);", page.read_text())
+    assert longest
+    assert waited == [FIRST_PATIENCE]
+    assert 20.0 <= FIRST_PATIENCE < api.PEER_SECONDS < int(longest[1]) / 1000
 
 
 def test_a_job_costs_no_more_while_other_programs_hold_the_processor() -> None:

@@ -61,7 +61,7 @@ MOST_SEARCHES = 2
 """The most pictures that are read or searched for at once."""
 MOST_ORIGINAL = 5 << 20
 """The maximum size of an original that the page shows, in bytes."""
-PEER_SECONDS, STATE_SECONDS = 15.0, 4.0
+PEER_SECONDS, STATE_SECONDS = 22.0, 4.0
 """Time-outs in seconds for questions to the other process, and for its `state` alone."""
 BYTES = "application/octet-stream"
 """The content type of a posted picture."""

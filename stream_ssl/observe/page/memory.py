@@ -27,7 +27,7 @@ from stream_ssl.observe.page.memory_reader import TILE, MemoryReader, SlotsCopy
 from stream_ssl.observe.page.picture_search import PictureSearch
 from stream_ssl.observe.page.picture_sheet import picture_sheet, sheet
 from stream_ssl.observe.page.slots_map import SlotsMap
-from stream_ssl.observe.page.step_jobs import Busy, StepJobs
+from stream_ssl.observe.page.step_jobs import ANSWER_PATIENCE, Busy, StepJobs
 from stream_ssl.observe.slot_history import Fate, SlotHistory, shrunk
 
 FRESH = 3.0
@@ -36,7 +36,7 @@ FRESH = 3.0
 A snapshot that took long is used for longer, so that snapshots keep to SNAPSHOT_SHARE."""
 SNAPSHOT_SHARE = 0.008
 """The share of the learner's time for snapshots. `StepJobs` has its own share for other jobs."""
-FIRST_PATIENCE, PATIENCE = 10.0, 1.0
+FIRST_PATIENCE, PATIENCE = ANSWER_PATIENCE, 1.0
 """Seconds to wait for the first snapshot, and for a newer one while there is an older one."""
 
 

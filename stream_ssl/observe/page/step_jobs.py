@@ -18,6 +18,11 @@ T = TypeVar("T")
 MOST_WAITING = 16
 """The most jobs that wait at once. One more job is refused."""
 
+ANSWER_PATIENCE = 20.0
+"""The most seconds that a question waits until its job begins, so steps may take this long.
+
+The time-outs of the other process (`api.py`) and of the page (`lib.js`) are longer."""
+
 SHARE = 0.01
 """The share of the time of the thread that calls `serve`."""
 
@@ -59,7 +64,9 @@ class StepJobs:
             MOST_WAITING
         )
 
-    def ask(self, job: Callable[[], T], timeout: float = 10.0, metered: bool = True) -> T:
+    def ask(
+        self, job: Callable[[], T], timeout: float = ANSWER_PATIENCE, metered: bool = True
+    ) -> T:
         """Run `job` on the learner's thread, and return its result or raise its exception.
 
         Any other thread may call this method.
@@ -93,7 +100,7 @@ class StepJobs:
             self.close()
         return future
 
-    def result(self, future: Future[T], timeout: float = 10.0) -> T:
+    def result(self, future: Future[T], timeout: float = ANSWER_PATIENCE) -> T:
         """Return the result of a job, or raise its exception; see `ask`."""
         try:
             return future.result(timeout)

@@ -1,7 +1,7 @@
 // Requests, elements, and formats of numbers. Names from producers go through `element`, which
 // inserts them as text. No code here writes HTML, so a name cannot inject any.
 
-const LONGEST = 25_000; // milliseconds; a question that waits for the learner gets its answer within 20 s
+const LONGEST = 25_000; // milliseconds; the other process answers a question within 22 s
 
 /** Ask one process with a role and a question, or the whole run with "run". */
 export async function ask(role, question, args = {}) {

@@ -50,7 +50,10 @@ export class ProducersSection {
     const section = document.querySelector("#producers"), note = document.querySelector("#producers-note");
     try {
       const got = await ask("receiver", "producers", { sort: this.sort in OF_LEARNER ? "name" : this.sort === "bad" ? "rejected" : this.sort, find: this.find.value, limit: this.limit });
-      if (!(this.round++ % 3)) await Promise.race([this.askLearner(), new Promise((done) => { setTimeout(done, PATIENCE); })]);
+      if (!(this.round++ % 3) && !this.asking) {
+        this.asking = this.askLearner().finally(() => { this.asking = null; });
+        await Promise.race([this.asking, new Promise((done) => { setTimeout(done, PATIENCE); })]);
+      }
       const gap = this.fates ? "" : `. Their used and dropped samples and their slots are not known, because ${reason(this.why)}.`;
       note.textContent = `${number(got.total)} known, ${number(got.connected)} connected${got.found < got.total ? `, ${number(got.found)} found` : ""}${gap}`;
       const uses = this.fates?.uses ?? {}, use = (one) => uses[one.name] ?? {};
