@@ -199,12 +199,23 @@ def test_a_slot_is_answered_at_one_pause_of_the_learner() -> None:
         told = asked.result(10)
     assert told["id"] == str(feed.memory.ids[3].item())
     assert {len(rows) for rows in told["near"].values()} == {2}
+
+
+def test_a_slot_that_does_not_exist_waits_for_no_step() -> None:
+    feed = Feed(slots=20)
+    feed.step()
+    view = MemoryView(feed.memory, feed.origins)
+    with pytest.raises(LookupError, match="slot 20: the memory has slots 0 to 19"):
+        view.slot(20)
+    with pytest.raises(LookupError, match="slot 99: the memory has slots 0 to 19"):
+        view.origin(99)
+    assert view.jobs._jobs.empty()
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(view.slot, 20)
+        asked = pool.submit(view.slot, 19)
         while view.jobs._jobs.empty():
             assert not asked.done()
         view.jobs.serve()
-        with pytest.raises(LookupError, match="the memory has slots 0 to 19"):
+        with pytest.raises(LookupError, match="slot 19 is empty: slots 0 to 7 hold a sample"):
             asked.result(10)
 
 

@@ -150,11 +150,12 @@ class MemoryView:
             Busy: the learner has no time.
         """
         reader, memory = self.reader, self._memory
+        self._check_exists(slot)
 
         def read() -> tuple[
             dict[str, list[tuple[int, float]]], tuple[list[str | None], Tensor] | None
         ]:
-            _check(slot, len(memory))
+            _check_filled(slot, len(memory))
             near = reader.nearest(slot, neighbours)
             shown = dict.fromkeys([slot, *(one for rows in near.values() for one, _ in rows)])
             most = reader.most_pictures
@@ -163,7 +164,7 @@ class MemoryView:
         asked = self.jobs.submit(read)
         snapshot = self.snapshot()
         found, images = self.jobs.result(asked)
-        _check(slot, len(snapshot))
+        _check_filled(slot, len(snapshot))
         pictures = None if images is None else picture_sheet(*images)
         near = slot_rows.near(snapshot, found)
         return {**slot_rows.row(snapshot, slot), "near": near, "pictures": pictures}
@@ -175,8 +176,9 @@ class MemoryView:
             LookupError: there is no such slot, or it is empty.
             Busy: the learner has no time.
         """
+        self._check_exists(slot)
         snapshot = self.snapshot()
-        _check(slot, len(snapshot))
+        _check_filled(slot, len(snapshot))
         return slot_rows.row(snapshot, slot)["origin"]  # type: ignore[no-any-return]
 
     def like(self, data: bytes, count: int) -> dict[str, Any]:
@@ -299,6 +301,12 @@ class MemoryView:
             raise Busy(f"the learner did not answer within {patience:g} s")
         return self._snapshot
 
+    def _check_exists(self, slot: int) -> None:
+        """Raise LookupError for a slot beyond the capacity, without a question to the learner."""
+        capacity = self._memory.capacity
+        if not 0 <= slot < capacity:
+            raise LookupError(f"slot {slot}: the memory has slots 0 to {capacity - 1}")
+
     def _take(self) -> None:
         """Keep the next snapshot, if the learner has made it. The caller holds the lock."""
         if self._copying is not None and self._copying.done():
@@ -311,6 +319,7 @@ def _is_fresh(snapshot: SlotsCopy) -> bool:
     return time.monotonic() - snapshot.taken <= serves
 
 
-def _check(slot: int, occupied: int) -> None:
-    if not 0 <= slot < occupied:
-        raise LookupError(f"slot {slot}: the memory has slots 0 to {occupied - 1}")
+def _check_filled(slot: int, occupied: int) -> None:
+    if slot >= occupied:
+        filled = f"slots 0 to {occupied - 1} hold a sample" if occupied else "no slot is filled yet"
+        raise LookupError(f"slot {slot} is empty: {filled}")
