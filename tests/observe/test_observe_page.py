@@ -38,6 +38,7 @@ from stream_ssl.observe.page.checkpoints import checkpoints
 from stream_ssl.observe.page.history import HELP, SERIES, FigureHistory, Track
 from stream_ssl.observe.page.memory import MemoryView
 from stream_ssl.observe.page.producers import PAST, PAST_EVERY, ProducersView
+from stream_ssl.observe.page.umap_plane import UmapPlane
 from stream_ssl.observe.server import Server
 from stream_ssl.receiver.sessions import ProducerTable
 
@@ -143,6 +144,15 @@ def test_the_map_turns_with_nothing_but_the_memory(feed: Feed) -> None:
         view._snapshot = None
         again = ask(server, "learner/memory/map")
         assert (again["x"], again["y"]) == (first["x"], first["y"])  # signs of axes are kept
+
+
+def test_a_map_by_umap_of_too_few_slots_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(UmapPlane, "installed", lambda *_: True)
+    feed = Feed(slots=3)
+    with serving(feed) as (server, view):
+        fill(feed, view)
+        told = ask(server, "learner/memory/map", by="umap")
+        assert (told["by"], told["note"]) == ("pca", "UMAP needs at least 4 slots")
 
 
 def test_the_map_of_one_producer_keeps_the_places(feed: Feed) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_ssl.observe.page.memory_reader import SlotsCopy
-from stream_ssl.observe.page.umap_plane import UmapPlane
+from stream_ssl.observe.page.umap_plane import LEAST, UmapPlane
 
 
 class SlotsMap:
@@ -42,10 +42,16 @@ class SlotsMap:
         begin_S2 = np.array([axes["x"], axes["y"]], np.float32).T
         made = self.umap.newest(snapshot, snapshot.z_SD.numpy(), begin_S2)
         if made is None:
-            failed = f"UMAP failed: {self.umap.failure}"
-            note = failed if self.umap.failure else "UMAP is being computed"
-            return {**_only(producer, snapshot, axes), "note": note}
+            return {**_only(producer, snapshot, axes), "note": self._why_not_yet(snapshot)}
         return _only(producer, made[0], _placed(*made, by="umap"))
+
+    def _why_not_yet(self, snapshot: SlotsCopy) -> str:
+        """Return why there is no map by UMAP."""
+        if self.umap.failure:
+            return f"UMAP failed: {self.umap.failure}"
+        if len(snapshot.z_SD) < LEAST:
+            return f"UMAP needs at least {LEAST} slots"
+        return "UMAP is being computed"
 
     def _project(self, snapshot: SlotsCopy) -> dict[str, Any]:
         z_SD = snapshot.z_SD.numpy()
