@@ -88,6 +88,26 @@ def test_a_machine_that_booted_again_has_charts(chromium: Any) -> None:
             page.route("**/receiver/history?*", booted)
 
 
+def test_an_upgrade_that_brings_a_series_and_takes_one_away_has_charts(chromium: Any) -> None:
+    """The page is open while the learner restarts with another version."""
+    with run() as (url, _, _r), Visit(chromium, url) as visit:
+        page = visit.page
+        page.locator("#charts").scroll_into_view_if_needed()
+        with page.expect_request(lambda one: re.search(r"learner/history\?.*since=[1-9]", one.url)):
+            pass
+
+        def upgraded(route: Any) -> None:
+            told = route.fetch().json()
+            told["sharpness"] = [1.0] * len(told["time"])
+            del told["lag"]
+            route.fulfill(json=told)
+
+        with page.expect_request("**/learner/history?*since=0"):
+            page.route("**/learner/history?*", upgraded)
+        with page.expect_request(lambda one: re.search(r"learner/history\?.*since=[1-9]", one.url)):
+            pass
+
+
 def test_a_process_that_is_gone_has_no_newest_value(chromium: Any) -> None:
     gone = """import('./static/charts.js').then(({ Charts }) => {
         const parent = document.createElement("div"), charts = new Charts(parent);

@@ -141,7 +141,8 @@ export class Charts {
     const since = track === "recent" && held?.time.length ? held.time.at(-1) + 0.01 : 0;
     const { every, epoch, ...columns } = await ask(role, "history", { track, since });
     if (!since) { this.tables[role] = { ...columns, epoch }; return; }
-    if (Math.abs(epoch - held.epoch) > OTHER_TIME) { // after a boot, the process counts other seconds
+    const same = Object.keys(columns).sort().join() === Object.keys(held).filter((name) => name !== "epoch").sort().join();
+    if (!same || Math.abs(epoch - held.epoch) > OTHER_TIME) { // another version has other series, and after a boot the process counts other seconds
       delete this.tables[role];
       return this.extend(role, track);
     }
