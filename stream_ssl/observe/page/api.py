@@ -291,9 +291,10 @@ class Api:
 
     def _held_out(self, query: Query) -> object:
         query.end()
-        if self._sources.held_out is None:
-            raise Refused(404, "this process evaluates no held-out set (observe.held_out)")
-        return self._sources.held_out.summary()
+        if self._role != "learner":
+            raise Refused(404, "only the learner evaluates a held-out set")
+        held_out = self._sources.held_out
+        return {"queries": 0} if held_out is None else held_out.summary()
 
     @property
     def _view(self) -> MemoryView:

@@ -15,7 +15,8 @@ export class HeldOutSection {
       if (!this.section.hidden) note.textContent = error.message; // the last answer stays
       return;
     }
-    this.section.hidden = this.link.hidden = false;
+    this.section.hidden = this.link.hidden = !got.queries;
+    if (!got.queries) return;
     note.textContent = got.step == null ? "The next evaluation has not been made yet."
       : `Evaluated at step ${got.step.toLocaleString("en")}, ${duration(got.age).join(" ")} ago, on ${got.queries.toLocaleString("en")} images that are not in the stream.`;
     document.querySelector("#confused").replaceChildren(...(got.confused.length ? got.confused.map((one) => {
