@@ -58,6 +58,22 @@ def test_the_map_by_umap_and_who_left_with_pictures(chromium: Any) -> None:
             visit.picture(f"umap-{scheme}")
 
 
+def test_the_legend_of_the_map_counts_what_the_memory_holds(chromium: Any) -> None:
+    told: dict[str, Any] = {"at": 0, "by": "pca", "labels": None, "share": [0.5, 0.5]}
+    columns = ("slots", "ids", "x", "y", "duplicates")
+    legend = "document.querySelector('#map-legend').innerText"
+    with run() as (url, _, _r), Visit(chromium, url) as visit:
+        page = visit.page
+        page.route("**/memory/map?*", lambda route: route.fulfill(json=told))
+        for slots, shown in (([], ""), ([0, 1], "no duplicate\n1 duplicate or more")):
+            told |= dict.fromkeys(columns, slots)
+            page.reload()
+            page.locator("#map").scroll_into_view_if_needed()
+            note = "2 slots" if slots else "too few slots"
+            page.wait_for_selector(f"#map-note >> text={note}")
+            assert page.evaluate(legend) == shown
+
+
 def test_slots_that_are_replaced_meanwhile_show_their_newer_samples(chromium: Any) -> None:
     """The memory replaces each slot between the listing and the pictures."""
 

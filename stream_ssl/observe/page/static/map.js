@@ -1,6 +1,6 @@
 // The map of slots, on the two principal axes or by UMAP. Each slot is a point, and a picture if
 // there is room.
-import { ago, ask, colour, element, known, number, onTheme, percent, plural, unknown } from "./lib.js";
+import { ago, ask, colour, element, known, onTheme, percent, plural, unknown } from "./lib.js";
 
 const CELL = 58; // pixels of a cell for one picture
 const HUES = 12;
@@ -78,10 +78,10 @@ export class MapSection {
       this.explain(named.map((label) => [shade(label), label < 0 ? "no class" : `class ${label}`]), classes.length - named.length);
       return (at) => shade(labels[at]);
     }
-    const sorted = [...(duplicates ?? [0])].sort((a, b) => a - b), most = Math.max(1, sorted[Math.floor(0.98 * (sorted.length - 1))]);
+    const sorted = [...(duplicates ?? [])].sort((a, b) => a - b), most = Math.max(1, sorted[Math.floor(0.98 * (sorted.length - 1))] ?? 1);
     const [least, greatest] = [channels(colour("--muted")), channels(colour("--many"))];
     const shade = (share) => `rgb(${least.map((value, n) => Math.round(value + share * (greatest[n] - value))).join()})`;
-    this.explain(duplicates ? [[shade(0), "no duplicate"], [shade(1), `${number(most)} duplicates or more`]] : []);
+    this.explain(sorted.length ? [[shade(0), "no duplicate"], [shade(1), `${plural(most, "duplicate")} or more`]] : []);
     return (at) => shade(Math.min(1, (duplicates?.[at] ?? 0) / most));
   }
 
