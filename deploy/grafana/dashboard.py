@@ -45,6 +45,7 @@ def dashboard(rows: list[dict[str, Any]]) -> dict[str, Any]:
     - `width`: its columns, 8 by default.
     - `min`: the least value of the axis, 0 by default; null: none.
     - `right`: a pattern of legends that use an axis of their own, on the right.
+    - `right_unit`: the unit of that axis, `unit` by default.
     - `stacked`: whether the series are stacked.
     - `thresholds`: pairs of a value and a colour; the first value is null.
     - `plain`: a pattern of legends that do not take the colours of the thresholds.
@@ -103,6 +104,8 @@ def _panel(panel: dict[str, Any], kind: str) -> dict[str, Any]:
         overrides.append({"matcher": matcher, "properties": [fixed]})
     if "right" in panel:
         properties = [{"id": "custom.axisPlacement", "value": "right"}]
+        if "right_unit" in panel:
+            properties.append({"id": "unit", "value": panel["right_unit"]})
         matcher = {"id": "byRegexp", "options": panel["right"]}
         overrides.append({"matcher": matcher, "properties": properties})
     return {

@@ -94,11 +94,30 @@ def test_only_what_holds_now_is_named() -> None:
             assert all(one.get("instant") for one in panel["targets"]), panel["title"]
 
 
-def test_rates_of_bytes_have_a_unit_of_rates() -> None:
+def unit(panel: dict[str, Any], legend: str) -> str:
+    """The unit of a line of a panel."""
+    fields = panel["fieldConfig"]
+    found = [fields["defaults"].get("unit", "")]
+    for one in fields["overrides"]:
+        if re.fullmatch(one["matcher"]["options"], legend):
+            found += [each["value"] for each in one["properties"] if each["id"] == "unit"]
+    return str(found[-1])
+
+
+def test_only_rates_of_bytes_have_a_unit_of_bytes_per_second() -> None:
     for panel in panels():
-        rates = [re.search(r"rate\(stream_ssl_\w*bytes", one["expr"]) for one in panel["targets"]]
-        if any(rates):
-            assert panel["fieldConfig"]["defaults"]["unit"] == "Bps", panel["title"]
+        for one in panel["targets"]:
+            if "legendFormat" in one:
+                of_bytes = re.search(r"rate\(stream_ssl_\w*bytes", one["expr"]) is not None
+                shown = unit(panel, one["legendFormat"])
+                assert (shown == "Bps") == of_bytes, (panel["title"], one["legendFormat"], shown)
+
+
+def test_a_learning_rate_is_not_drawn_on_the_axis_of_a_gradient() -> None:
+    (panel,) = (one for one in panels() if one["title"] == "Gradient norm and learning rate")
+    (right,) = panel["fieldConfig"]["overrides"]
+    assert [re.fullmatch(right["matcher"]["options"], one["legendFormat"]) is not None
+            for one in panel["targets"]] == [False, True]  # fmt: skip
 
 
 def test_the_alerts_are_what_the_conditions_make() -> None:
