@@ -60,12 +60,14 @@ def write_report(curator: Curator, path: Path, names: Sequence[str] = ()) -> Non
             counts=counts,
             bad=sum(counts.bad.values()),
             sources=_table(sources, dropped_sources),
+            source_count=len(sources + dropped_sources),
             classes=[
                 (_class_name(names, label), classes[label], dropped_classes[label])
                 for label, _ in (classes + dropped_classes).most_common(ROWS)
             ],
             reasons=REASONS,
-            class_count=len(classes),
+            class_count=len(classes + dropped_classes),
+            kept_classes=len(classes),
             effective_classes=float(np.exp(-(shares_C * np.log(shares_C)).sum())),
             clusters=_clusters(curator.memory.embeddings),
             cells=CELLS,
