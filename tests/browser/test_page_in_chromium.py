@@ -447,6 +447,27 @@ def test_the_dialog_of_a_slot_waits_for_no_step(chromium: Any) -> None:
         assert facts != first
 
 
+def test_parts_without_an_answer_say_that_they_wait(chromium: Any) -> None:
+    """A stopped process gives no answer for a while, and an empty frame looks like no data."""
+    held: list[Any] = []
+    with run() as (url, _, _r), Visit(chromium, url) as visit:
+        page = visit.page
+        for question in ("learner/memory*", "learner/memory/map*", "*/checkpoints", "*/producers*"):
+            page.route(f"**/api/{question}", lambda route: held.append(route))
+        page.reload()
+        until(page, "document.querySelector('#answers-list li')")
+        for part in ("memory", "map", "producers"):
+            page.locator(f"#{part}").scroll_into_view_if_needed()
+            assert page.inner_text(f"#{part}-note").startswith("Waiting for the ")
+        assert page.inner_text("#checkpoints-table tbody") == "Waiting for the learner …"
+        page.unroute_all()
+        for route in held:
+            route.continue_()
+        for part in ("memory", "map", "producers"):
+            page.locator(f"#{part}").scroll_into_view_if_needed()
+            until(page, f"!document.querySelector('#{part}-note').textContent.includes('Waiting')")
+
+
 def test_the_table_of_producers_waits_for_no_step(chromium: Any) -> None:
     late: list[Any] = []
     busy = {"status": 503, "body": '{"error": "the learner did not answer within 20 s"}'}
