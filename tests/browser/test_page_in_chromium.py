@@ -447,6 +447,22 @@ def test_the_dialog_of_a_slot_waits_for_no_step(chromium: Any) -> None:
         assert facts != first
 
 
+def test_a_column_of_the_learner_sorts_all_producers(chromium: Any) -> None:
+    """The receiver, which does not know the column, sends a page of them by name."""
+    uses = {"camera-0070": {"slots": 99}, "camera-0003": {"slots": 7}}
+    fates = {"occupied": 106, "offered": 106, "producers": {}, "uses": uses}
+    names = "[...document.querySelectorAll('#producers-table bdi')].map((one) => one.textContent)"
+    with run(producers=80) as (url, _, _r), Visit(chromium, url) as visit:
+        page = visit.page
+        page.route("**/learner/memory/producers", lambda route: route.fulfill(json=fates))
+        page.reload()
+        page.locator("#producers").scroll_into_view_if_needed()
+        until(page, f"{names}.length === 50")
+        page.click("#producers-table th button >> text=slots")
+        until(page, f"{names}[0] === 'camera-0070' && {names}[1] === 'camera-0003'")
+        assert len(page.evaluate(names)) == 50
+
+
 def test_parts_without_an_answer_say_that_they_wait(chromium: Any) -> None:
     """A stopped process gives no answer for a while, and an empty frame looks like no data."""
     held: list[Any] = []

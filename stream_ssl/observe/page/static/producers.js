@@ -3,6 +3,7 @@ import { ask, bytes, duration, element, known, number, percent, rate, reason, un
 import { addressOf } from "./producer.js";
 
 const PAGE = 50;
+const MOST = 1000; // rows of one answer
 // [order of the receiver or of these rows, title, tooltip]. The receiver sorts by its own columns, the page by those of the learner.
 const COLUMNS = [
   [null, "newest", "The newest picture of the producer in the memory."],
@@ -43,13 +44,14 @@ export class ProducersSection {
     this.find = document.querySelector("#producers-find");
     this.find.addEventListener("input", () => { clearTimeout(this.timer); this.timer = setTimeout(() => this.refresh(), 250); });
     this.more = document.querySelector("#producers-more");
-    this.more.addEventListener("click", () => { this.limit = Math.min(1000, this.limit + 5 * PAGE); this.refresh(); });
+    this.more.addEventListener("click", () => { this.limit = Math.min(MOST, this.limit + 5 * PAGE); this.refresh(); });
   }
 
   async refresh() {
     const section = document.querySelector("#producers"), note = document.querySelector("#producers-note");
     try {
-      const got = await ask("receiver", "producers", { sort: this.sort in OF_LEARNER ? "name" : this.sort === "bad" ? "rejected" : this.sort, find: this.find.value, limit: this.limit });
+      const ours = this.sort in OF_LEARNER || this.sort === "bad"; // the receiver cannot sort by it, so all rows are needed
+      const got = await ask("receiver", "producers", { sort: this.sort in OF_LEARNER ? "name" : this.sort === "bad" ? "rejected" : this.sort, find: this.find.value, limit: ours ? MOST : this.limit });
       if (!(this.round++ % 3) && !this.asking) {
         this.asking = this.askLearner().finally(() => { this.asking = null; });
         await Promise.race([this.asking, new Promise((done) => { setTimeout(done, PATIENCE); })]);
@@ -58,12 +60,12 @@ export class ProducersSection {
       note.textContent = `${number(got.total)} known, ${number(got.connected)} connected${got.found < got.total ? `, ${number(got.found)} found` : ""}${gap}`;
       const uses = this.fates?.uses ?? {}, use = (one) => uses[one.name] ?? {};
       const weight = this.sort === "bad" ? (one) => total(one.rejected) + total(use(one).bad) : OF_LEARNER[this.sort] && ((one) => OF_LEARNER[this.sort](use(one)));
-      if (weight) got.producers.sort((one, other) => weight(other) - weight(one));
+      if (weight) got.producers = got.producers.sort((one, other) => weight(other) - weight(one)).slice(0, this.limit);
       const rows = got.producers.map((one) => row(one, this.fates)).concat(this.find.value || got.found > this.limit ? [] : silent(got.producers, this.fates));
       const focused = this.body.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
       this.body.replaceChildren(...(rows.length ? rows : [element("tr", {}, element("td", { colspan: COLUMNS.length, class: "empty" }, got.total ? "no producer has this name" : "no producer has connected since the receiver started"))]));
       if (focused) [...this.body.querySelectorAll("a")].find((link) => link.getAttribute("href") === focused)?.focus({ preventScroll: true });
-      this.more.hidden = got.found <= this.limit || this.limit >= 1000;
+      this.more.hidden = got.found <= this.limit || this.limit >= MOST;
       COLUMNS.forEach(([sort], at) => { if (sort === this.sort) this.heads[at].setAttribute("aria-sort", "descending"); else this.heads[at].removeAttribute("aria-sort"); });
       this.painting ??= this.paint().catch((error) => console.warn(error)).finally(() => { this.painting = null; });
       known(section);
