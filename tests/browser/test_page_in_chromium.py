@@ -447,6 +447,25 @@ def test_the_dialog_of_a_slot_waits_for_no_step(chromium: Any) -> None:
         assert facts != first
 
 
+def test_a_name_that_is_cut_is_whole_in_its_tooltip(chromium: Any) -> None:
+    cut = "[...document.querySelectorAll('#evicted td.name')].filter((one) => one.textContent)"
+    with run(slots=64) as (url, _, _r), Visit(chromium, url) as visit:
+        page = visit.page
+        page.click("#evicted summary")
+        until(page, f"{cut}.length")
+        assert page.evaluate(f"{cut}.every((one) => one.title === one.textContent)")
+
+
+def test_the_list_of_orders_on_a_phone_has_no_column_without_one(chromium: Any) -> None:
+    phone = {"viewport": {"width": 390, "height": 844}}
+    with run() as (url, _, _r), Visit(chromium, url, **phone) as visit:
+        page = visit.page
+        page.locator("#producers-table thead").scroll_into_view_if_needed()
+        assert page.is_visible("#producers-table th button >> text=last seen")
+        for title in ("newest", "may send"):
+            assert not page.is_visible(f"#producers-table thead th >> text={title}")
+
+
 def test_a_column_of_the_learner_sorts_all_producers(chromium: Any) -> None:
     """The receiver, which does not know the column, sends a page of them by name."""
     uses = {"camera-0070": {"slots": 99}, "camera-0003": {"slots": 7}}
@@ -465,11 +484,10 @@ def test_a_column_of_the_learner_sorts_all_producers(chromium: Any) -> None:
 
 def test_parts_without_an_answer_say_that_they_wait(chromium: Any) -> None:
     """A stopped process gives no answer for a while, and an empty frame looks like no data."""
-    held: list[Any] = []
     with run() as (url, _, _r), Visit(chromium, url) as visit:
         page = visit.page
         for question in ("learner/memory*", "learner/memory/map*", "*/checkpoints", "*/producers*"):
-            page.route(f"**/api/{question}", lambda route: held.append(route))
+            page.route(f"**/api/{question}", lambda _: None)
         page.reload()
         until(page, "document.querySelector('#answers-list li')")
         for part in ("memory", "map", "producers"):
@@ -477,8 +495,7 @@ def test_parts_without_an_answer_say_that_they_wait(chromium: Any) -> None:
             assert page.inner_text(f"#{part}-note").startswith("Waiting for the ")
         assert page.inner_text("#checkpoints-table tbody") == "Waiting for the learner …"
         page.unroute_all()
-        for route in held:
-            route.continue_()
+        page.reload()
         for part in ("memory", "map", "producers"):
             page.locator(f"#{part}").scroll_into_view_if_needed()
             until(page, f"!document.querySelector('#{part}-note').textContent.includes('Waiting')")

@@ -7,7 +7,7 @@ const MOST_PICTURE = 8 << 20; // the size that the learner accepts, in bytes
 const HELD = 4096; // the number of pictures that are kept
 
 /** Return a cell with the name of a sample, which may be written from right to left. */
-const named = (name) => element("td", { class: "name" }, element("bdi", {}, name));
+const named = (name) => element("td", { class: "name", title: name }, element("bdi", {}, name));
 
 /** A cache of pictures by the sample's id. It only requests missing pictures. */
 export class Pictures {
