@@ -447,6 +447,17 @@ def test_the_dialog_of_a_slot_waits_for_no_step(chromium: Any) -> None:
         assert facts != first
 
 
+def test_an_answer_of_another_form_leaves_no_old_verdict(chromium: Any) -> None:
+    """A page that is open during an upgrade may not know the answers of the new version."""
+    with run() as (url, _, _r), Visit(chromium, url) as visit:
+        page = visit.page
+        page.wait_for_selector("#verdict.ok")
+        page.route("**/api/run", lambda route: route.fulfill(json={"states": {}}))
+        page.wait_for_selector("#verdict.bad")
+        assert page.inner_text("#verdict") == "no answer"
+        assert "Reload the page" in page.inner_text("#no-answer")
+
+
 def test_a_name_that_is_cut_is_whole_in_its_tooltip(chromium: Any) -> None:
     cut = "[...document.querySelectorAll('#evicted td.name')].filter((one) => one.textContent)"
     with run(slots=64) as (url, _, _r), Visit(chromium, url) as visit:

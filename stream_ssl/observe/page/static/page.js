@@ -41,8 +41,16 @@ const TILES = [
 
 const TIPS = { trained: "Samples that updates use. New samples come from the stream. Those that are trained on again were drawn from the memory." };
 
-async function showStates() {
+/** Ask for the states and show them. An old verdict must not stay, whatever the answer is. */
+async function refreshStates() {
   const run = await ask("run").catch((error) => unreachable(error.message));
+  try { showRun(run); } catch (error) {
+    console.warn(error);
+    showRun(unreachable("the answer has a form that this page does not know. Reload the page"));
+  }
+}
+
+function showRun(run) {
   const { problems, conditions: { present, absent, unknown } } = run;
   ROLES.forEach((role) => { states[role] = run.states[role]; });
   showAnswers(run.answers, problems[0]);
@@ -152,7 +160,7 @@ new ProducerDialog(memory);
 document.querySelectorAll("table").forEach(labelCells);
 addEventListener("click", ({ target }) => { if (target.closest?.('a[href="#health"]')) document.querySelector("#conditions").open = true; });
 
-repeat(2, null, showStates, true); // the title tells the health of a tab in the background
+repeat(2, null, refreshStates, true); // the title tells the health of a tab in the background
 repeat(4, document.querySelector("#charts"), () => charts.refresh());
 repeat(3, null, () => group.refresh());
 repeat(10, null, () => heldOut.refresh());
