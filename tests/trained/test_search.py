@@ -174,6 +174,7 @@ def test_pictures_are_written_as_png_and_as_html(tmp_path: Path) -> None:
     assert page.count("data:image/png;base64,") == 10
     assert "slot 3" in page
     assert "left/frame-" in page
+    assert "cosine similarity" in page, "each number has a meaning"
 
 
 def test_names_from_producers_control_neither_terminal_nor_page() -> None:
