@@ -250,7 +250,8 @@ def fleet() -> dict[str, Any]:
                 {"id": "custom.cellOptions", "value": background},
             ]
         columns.append({"matcher": {"id": "byName", "options": title}, "properties": properties})
-    link = {"title": "the run", "url": "/d/stream-ssl?var-job=${__value.raw}"}
+    chosen = "var-job=${__value.raw}&var-datasource=${datasource}&${__url_time_range}"
+    link = {"title": "the run", "url": f"/d/stream-ssl?{chosen}"}
     columns.append(
         {
             "matcher": {"id": "byName", "options": "run"},

@@ -120,6 +120,21 @@ def test_a_learning_rate_is_not_drawn_on_the_axis_of_a_gradient() -> None:
             for one in panel["targets"]] == [False, True]  # fmt: skip
 
 
+def test_a_run_of_the_fleet_opens_with_the_same_data_source_and_time() -> None:
+    (table,) = json.loads(FLEET.read_text())["panels"]
+    properties = [one for each in table["fieldConfig"]["overrides"] for one in each["properties"]]
+    ((link,),) = (one["value"] for one in properties if one["id"] == "links")
+    given = dict(part.partition("=")[::2] for part in link["url"].partition("?")[2].split("&"))
+    variables = json.loads(DASHBOARD.read_text())["templating"]["list"]
+    names = {f"var-{one['name']}" for one in variables}
+    assert given == {
+        "var-job": "${__value.raw}",
+        "var-datasource": "${datasource}",
+        "${__url_time_range}": "",
+    }
+    assert {"var-job", "var-datasource"} <= names
+
+
 def test_the_alerts_are_what_the_conditions_make() -> None:
     assert alerts() == RULES.read_text(), "run `make docs`"
 
