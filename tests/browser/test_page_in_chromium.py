@@ -372,6 +372,16 @@ def test_a_picture_is_searched_for(chromium: Any, tmp_path: Path) -> None:
         page.wait_for_selector("#slot-near >> text=the picture cannot be used")
 
 
+OVERHANG = """new Promise((done) => {
+    const table = document.querySelector("#held-out-table"), [body] = table.tBodies;
+    document.querySelector("#held-out-before").textContent = "59 min ago";
+    body.append(body.firstChild);  // a change, at which the cells get the titles of the columns
+    setTimeout(() => done(Math.max(...[...body.querySelectorAll(".row")].map(
+        (row) => row.getBoundingClientRect().right)) - table.getBoundingClientRect().right));
+})"""
+"""The pixels by which the longest row of pictures overhangs the table."""
+
+
 def test_the_evaluation_shows_confused_classes_and_neighbours(chromium: Any) -> None:
     def features(image_BCHW: torch.Tensor) -> torch.Tensor:
         return image_BCHW.flatten(1).float()[:, :2]  # two values do not distinguish ten classes
@@ -392,6 +402,8 @@ def test_the_evaluation_shows_confused_classes_and_neighbours(chromium: Any) -> 
         assert rows.first.locator("td").nth(1).locator(".tile").count() == 5
         assert "blob:" in rows.first.locator(".tile").first.get_attribute("style")
         visit.picture("evaluation")
+        page.set_viewport_size({"width": 390, "height": 844})
+        assert page.evaluate(OVERHANG) <= 0
 
 
 def test_a_run_without_held_out_images_has_no_empty_section(chromium: Any) -> None:
