@@ -88,6 +88,25 @@ def test_a_machine_that_booted_again_has_charts(chromium: Any) -> None:
             page.route("**/receiver/history?*", booted)
 
 
+def test_a_late_answer_does_not_mix_the_whole_run_into_half_an_hour(chromium: Any) -> None:
+    late: list[Any] = []
+    whole = re.compile("learner/history.*track=whole")
+    with run() as (url, _, _r), Visit(chromium, url) as visit:
+        page = visit.page
+        page.locator("#charts").scroll_into_view_if_needed()
+        page.route(whole, lambda route: late.append(route))
+        with page.expect_request(whole):
+            page.check("input[value=whole]", force=True)
+        with page.expect_response("**/learner/history?track=recent&since=0"):
+            page.check("input[value=recent]", force=True)
+        told = late[0].fetch().json()
+        rows = {name: [None] for name, values in told.items() if isinstance(values, list)}
+        late[0].fulfill(json={**told, **rows, "time": [5.0]})
+        with page.expect_request("**/learner/history?track=recent*") as asked:
+            pass
+        assert "since=5.01" not in asked.value.url
+
+
 def test_an_upgrade_that_brings_a_series_and_takes_one_away_has_charts(chromium: Any) -> None:
     """The page is open while the learner restarts with another version."""
     with run() as (url, _, _r), Visit(chromium, url) as visit:

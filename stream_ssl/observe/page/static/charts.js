@@ -70,7 +70,7 @@ export class Charts {
   }
 
   async refresh() {
-    const track = document.querySelector("input[name=track]:checked").value;
+    const track = chosenTrack();
     await Promise.allSettled(["receiver", "learner"].map((role) => this.extend(role, track)));
     this.draw();
   }
@@ -140,6 +140,7 @@ export class Charts {
     const held = this.tables[role];
     const since = track === "recent" && held?.time.length ? held.time.at(-1) + 0.01 : 0;
     const { every, epoch, ...columns } = await ask(role, "history", { track, since });
+    if (track !== chosenTrack()) return; // another one was chosen meanwhile
     if (!since) { this.tables[role] = { ...columns, epoch }; return; }
     const same = Object.keys(columns).sort().join() === Object.keys(held).filter((name) => name !== "epoch").sort().join();
     if (!same || Math.abs(epoch - held.epoch) > OTHER_TIME) { // another version has other series, and after a boot the process counts other seconds
@@ -153,6 +154,8 @@ export class Charts {
     }
   }
 }
+
+function chosenTrack() { return document.querySelector("input[name=track]:checked").value; }
 
 /** Return what happened in the times of the columns, the earliest first: { at, name }. */
 export function happened(tables, starts) {
