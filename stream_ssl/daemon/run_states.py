@@ -28,7 +28,7 @@ from stream_ssl.process.failures import unreadable_folder
 
 HEALTH_SECONDS = 3.0
 """Time-out in seconds of a question to a process."""
-PAGE_SECONDS = 20.0
+PAGE_SECONDS = 25.0
 """Time-out in seconds of a question that a page may forward, or that waits for the learner."""
 
 State = Mapping[str, Any]
