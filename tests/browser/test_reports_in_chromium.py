@@ -47,6 +47,8 @@ def test_names_of_classes_leave_the_report_of_curate_in_its_width(
     page = phone(chromium, out / "report.html")
     assert page.evaluate(WIDE) == 0
     assert "The 20 most frequent of 25 classes." in page.inner_text("body")
+    lines = "[...document.querySelectorAll('td')].find((one) => one.textContent === 'photos')"
+    assert page.evaluate(f"{lines}.offsetHeight") < 40, "a short name is on one line"
     page.close()
 
 

@@ -21,7 +21,7 @@ MOST_WAITING = 16
 ANSWER_PATIENCE = 20.0
 """The most seconds that a question waits until its job begins, so steps may take this long.
 
-The time-outs of the other process (`api.py`) and of the page (`lib.js`) are longer."""
+The time-outs of all that ask are longer (`api.py`, `lib.js`, `daemon/run_states.py`)."""
 
 SHARE = 0.01
 """The share of the time of the thread that calls `serve`."""
