@@ -68,16 +68,16 @@ def rank_rows() -> Iterator[dict[str, Any]]:
 
 def _torchrun(ranks: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
-        told = Path(folder) / "told"
+        result = Path(folder) / "told"
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += [f"--nproc-per-node={ranks}", "-m", "benchmarks.ranks", str(told)]
+        command += [f"--nproc-per-node={ranks}", "-m", "benchmarks.ranks", str(result)]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
         subprocess.run(command, env=environment, check=True, capture_output=True, timeout=600)
-        found: dict[str, float] = json.loads(told.read_text())
+        found: dict[str, float] = json.loads(result.read_text())
         return found
 
 
-def as_rank(told: Path) -> None:
+def as_rank(result: Path) -> None:
     """Run the steps of one rank, which torchrun starts; rank 0 writes the measurements."""
     torch.set_num_threads(1)
     group: RankGroup = SINGLE_PROCESS
@@ -100,7 +100,7 @@ def as_rank(told: Path) -> None:
             "collectives": (group.collectives - met_before) / STEPS,
             "gradient": gradient if group.size > 1 else 0,
         }
-        told.write_text(json.dumps(row))
+        result.write_text(json.dumps(row))
     if group.size > 1:
         dist.destroy_process_group()
 

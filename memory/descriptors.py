@@ -239,8 +239,8 @@ class Features(Descriptor):
     needs_images, needs_features = False, True
 
     def __init__(self, dims: int | None = None) -> None:
-        self._told = None if dims is None else check_count("dims", dims, 1)
-        self._dims = self._told
+        self._given = None if dims is None else check_count("dims", dims, 1)
+        self._dims = self._given
         self._mean_A: Tensor | None = None
         self._width: int | None = None  # F of the rows in the memory; None: unknown
         self._axes_FA: Tensor | None = None
@@ -252,7 +252,7 @@ class Features(Descriptor):
 
     def fit(self, features: int) -> None:
         """Choose A for an encoder with this number of features, unless `dims` was given."""
-        if self._told is None:
+        if self._given is None:
             self._dims = min(features, MOST_FEATURES)
 
     def dim(self, embedding_dim: int, image_shape: Image | None) -> int:

@@ -147,25 +147,25 @@ class NearDuplicates:
         behind = len(self._memory) + len(beside_WCHW)
         again_B = (framed_B > 0) & (held_Bn >= ALIKE).all(dim=1)
         held = _Candidates(held_Bn, row_Bn, behind, again_B)
-        told = _in_turn(sketch_BSS, key_BA, held, action)
-        if told.again_B.any():
-            framed = to_device(torch.from_numpy(np.flatnonzero(told.again_B)), self.device)
+        answer = _in_turn(sketch_BSS, key_BA, held, action)
+        if answer.again_B.any():
+            framed = to_device(torch.from_numpy(np.flatnonzero(answer.again_B)), self.device)
             if self._memory.group.size == 1:
                 inside_FSS = sketch_inside(own_BCHW[framed])
             else:
                 (flat_BD,) = self._memory.group.all_gather(sketch_inside(own_BCHW).flatten(1))
                 inside_FSS = flat_BD[framed].view(-1, SIDE, SIDE)
             held = held.nearer(framed, *self._held(inside_FSS, key(inside_FSS), beside_WSS))
-            told = _in_turn(sketch_BSS, key_BA, held, action)
-        found = Found(len(self._memory), ~told.new_B)
+            answer = _in_turn(sketch_BSS, key_BA, held, action)
+        found = Found(len(self._memory), ~answer.new_B)
         if action != "count":
-            found.admitted_B = told.new_B
+            found.admitted_B = answer.new_B
         if not self._looks_at_all:
             for every_B in ids:
                 self._remember(every_B, key_BA, found.admitted_B)
-        found.distance_B, found.nearest_B = told.distance_B, told.nearest_B
+        found.distance_B, found.nearest_B = answer.distance_B, answer.nearest_B
         if action == "merge":
-            found.twin_B = np.where(told.new_B, NOBODY, found.nearest_B)
+            found.twin_B = np.where(answer.new_B, NOBODY, found.nearest_B)
         return found
 
     @in_full_precision
@@ -188,7 +188,7 @@ class NearDuplicates:
             self._looks_at_all,
             crops=True,
         )
-        return _told(far_Sn)
+        return _are_near(far_Sn)
 
     @property
     def device(self) -> torch.device:
@@ -390,7 +390,7 @@ def _are_unclear(first_B: Tensor, alone_B: Tensor) -> Tensor:
     return alone_B & (first_B >= ALIKE) & (first_B < UNCLEAR)
 
 
-class _Told(NamedTuple):
+class _Answer(NamedTuple):
     """An answer on the host: which samples are new, and the nearest candidate of each."""
 
     new_B: NDArray[np.bool_]
@@ -419,7 +419,7 @@ class _Candidates(NamedTuple):
             row_Bn=self.row_Bn.index_copy(0, framed, row_Fn),
         )
 
-    def tell(self, near_Bm: Tensor, earlier_Bm: Tensor, new_B: Tensor, open_B: Tensor) -> _Told:
+    def answer(self, near_Bm: Tensor, earlier_Bm: Tensor, new_B: Tensor, open_B: Tensor) -> _Answer:
         """Return the answer with these candidates of the batch. The host waits once."""
         far_B, best_B1 = torch.cat([self.far_Bn, near_Bm], dim=1).min(dim=1, keepdim=True)
         row_B = torch.cat([self.row_Bn, self.behind + earlier_Bm], dim=1).gather(1, best_B1)
@@ -428,10 +428,10 @@ class _Candidates(NamedTuple):
         known_5B = to_host(torch.cat([it.double() for it in columns], dim=1).T).numpy()
         new, far, row, more, again = known_5B
         rows = row.astype(np.int64)
-        return _Told(new > 0, far.astype(np.float32), rows, more > 0, again > 0)
+        return _Answer(new > 0, far.astype(np.float32), rows, more > 0, again > 0)
 
 
-def _in_turn(sketch_BSS: Tensor, key_BA: Tensor, held: _Candidates, action: Action) -> _Told:
+def _in_turn(sketch_BSS: Tensor, key_BA: Tensor, held: _Candidates, action: Action) -> _Answer:
     """Compare each sample with the nearest earlier admitted samples of its batch.
 
     Which samples are admitted depends on the answer, so the answer is found in rounds. Each round
@@ -448,16 +448,16 @@ def _in_turn(sketch_BSS: Tensor, key_BA: Tensor, held: _Candidates, action: Acti
     count, held_Bn = len(key_BA), held.far_Bn
     near_Bm = held_Bn.new_full((count, min(NEIGHBOURS, count)), torch.inf)
     earlier_Bm = torch.zeros_like(near_Bm, dtype=torch.int64)
-    new_B = ~_told(held_Bn)
+    new_B = ~_are_near(held_Bn)
     own_B = key_BA.square().sum(dim=1)
     square_BB = torch.addmm(own_B[:, None] + own_B, key_BA, key_BA.T, alpha=-2)
     within_BB = (square_BB <= REACH**2 * KEY_SIDE**2).tril_(-1)
     if action != "merge":  # an ALIKE held picture decides alone
         within_BB &= (held_Bn >= ALIKE).all(dim=1, keepdim=True)
-    told = held.tell(near_Bm, earlier_Bm, new_B, within_BB.any(dim=1))
-    if not told.open_B.any():  # most samples have nothing within reach
-        return told
-    row_b = to_device(torch.from_numpy(np.flatnonzero(told.open_B)), key_BA.device)
+    answer = held.answer(near_Bm, earlier_Bm, new_B, within_BB.any(dim=1))
+    if not answer.open_B.any():  # most samples have nothing within reach
+        return answer
+    row_b = to_device(torch.from_numpy(np.flatnonzero(answer.open_B)), key_BA.device)
     square_bB = square_BB[row_b].masked_fill_(~within_BB[row_b], torch.inf)
     known_bB = torch.full_like(square_bB, torch.nan)  # distances
     sketch_bSS, held_bn = sketch_BSS[row_b], held_Bn[row_b]
@@ -480,14 +480,14 @@ def _in_turn(sketch_BSS: Tensor, key_BA: Tensor, held: _Candidates, action: Acti
         known_bB.scatter_(1, best.indices, kept_bm)
         was_B, new_B = (
             new_B,
-            new_B.index_copy(0, row_b, ~_told(torch.cat([held_bn, near_bm], dim=1))),
+            new_B.index_copy(0, row_b, ~_are_near(torch.cat([held_bn, near_bm], dim=1))),
         )
         earlier_Bm[row_b], near_Bm[row_b] = best.indices, near_bm
-        told = held.tell(near_Bm, earlier_Bm, new_B, was_B != new_B)
-        if action == "count" or not told.open_B.any():
-            return told
+        answer = held.answer(near_Bm, earlier_Bm, new_B, was_B != new_B)
+        if action == "count" or not answer.open_B.any():
+            return answer
 
 
-def _told(far_Bn: Tensor) -> Tensor:
+def _are_near(far_Bn: Tensor) -> Tensor:
     """Return which pictures are near-duplicates, given the distances to their candidates, [B]."""
     return are_near_duplicates(torch.topk(far_Bn, 2, dim=1, largest=False).values)

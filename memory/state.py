@@ -261,11 +261,11 @@ def check_fits(
             )
     check_whole(state, columns)
     # Older checkpoints do not store the search state. It only affects how ties are broken.
-    told, ours_told = (
+    saved_names, own_names = (
         {name for name in names if "search." not in name}
         for names in (part(state, "eviction"), policy.state())
     )
-    if told != ours_told and not is_resharded(state):
+    if saved_names != own_names and not is_resharded(state):
         raise ValueError(
             f"the state was saved by another version of the eviction policy {policy.name}: offer "
             "its samples to a new memory, as `stream-ssl run CONFIG --run FOLDER --from OLD_RUN` "

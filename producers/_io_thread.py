@@ -347,8 +347,8 @@ class IoThread:
         protocol, outbox, now = self._protocol, self._outbox, time.monotonic()
         look = self._reporter.is_due((protocol.state, protocol.reason, self.full, self.closed), now)
         outcomes = outbox.outcomes
-        told = outcomes.rejections or outcomes.deliveries or protocol.verdicts
-        if not (look or told or self.room_waiters):
+        news = outcomes.rejections or outcomes.deliveries or protocol.verdicts
+        if not (look or news or self.room_waiters):
             return
         with self.changed:
             if protocol.state == "refused":

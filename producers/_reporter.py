@@ -58,7 +58,7 @@ class Reporter:
         self.on_verdict = on_verdict
         self._label = label
         self._stats_seconds = stats_seconds
-        self._told: tuple[State, str] = ("connecting", "")
+        self._reported: tuple[State, str] = ("connecting", "")
         self._logged: tuple[State, str] = ("connecting", "")
         self._logged_at = self._full_logged_at = -REPEAT_SECONDS
         self._since = self._stats_at = time.monotonic()
@@ -113,9 +113,9 @@ class Reporter:
             logger.exception("%s: a callback failed", self._label)
 
     def _tell_state(self, state: State, reason: str, now: float) -> None:
-        previous = self._told[0]
-        if (state, reason) != self._told:
-            self._told = (state, reason)
+        previous = self._reported[0]
+        if (state, reason) != self._reported:
+            self._reported = (state, reason)
             if state != previous:
                 self._since = now
             self.call(self.on_state, StateChange(state, reason, previous))

@@ -178,11 +178,11 @@ def damage(folder: Path, links: bool = False) -> str | None:
             if _hash(path, links) != entry["sha256"]:
                 return f"{name} does not have the hash it was written with"
     except UNREADABLE as error:
-        return damage_told_by(error)
+        return damage_of(error)
     return None
 
 
-def damage_told_by(error: Exception) -> str:
+def damage_of(error: Exception) -> str:
     """Describe the damage that a read error shows.
 
     Raises:

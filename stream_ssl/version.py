@@ -46,8 +46,8 @@ def _of_checkout(folder: Path) -> str | None:
 
 def _of_package() -> str | None:
     try:
-        told = metadata.distribution("stream-ssl").read_text("direct_url.json")
-        return _commit(json.loads(told or "{}")["vcs_info"]["commit_id"])
+        text = metadata.distribution("stream-ssl").read_text("direct_url.json")
+        return _commit(json.loads(text or "{}")["vcs_info"]["commit_id"])
     except (metadata.PackageNotFoundError, ValueError, LookupError, TypeError):
         return None
 

@@ -158,8 +158,8 @@ def study(settings: Namespace, source: str | None) -> ExperimentWork[Any]:
 
     if source is not None:
         data_of(settings, source)
-    told = StudySettings(**{field.name: settings[field.name] for field in fields(StudySettings)})
-    return Study(told, settings.out or REPORTS / "study")
+    chosen = StudySettings(**{field.name: settings[field.name] for field in fields(StudySettings)})
+    return Study(chosen, settings.out or REPORTS / "study")
 
 
 def reproduction(settings: Namespace, source: str | None) -> ExperimentWork[Any]:

@@ -118,8 +118,8 @@ class ExperimentWork(ABC, Generic[R]):
         with closing(ends):  # closing it stops the workers
             for done, (run, numbers) in enumerate(ends, start=1):
                 self.results.add(run, numbers, made)
-                told = f"{self.name}: {done} of {len(missing)} runs"
-                progress.update(whole, advance=run.cost, description=told)
+                progress_text = f"{self.name}: {done} of {len(missing)} runs"
+                progress.update(whole, advance=run.cost, description=progress_text)
                 progress.console.print(
                     f"{run.name}: linear {numbers['linear']:.1%}, kNN {numbers['knn']:.1%}, "
                     f"{numbers['train_s'] + numbers['evaluate_s']:.0f} s",

@@ -41,16 +41,16 @@ CLASSES = {
 def page(root: Path) -> str:
     """Return the Markdown of the page."""
     schema = config_schema(options.run_parser(), "options")
-    told = mentions(root / "docs")
+    places = mentions(root / "docs")
     lines = [INTRODUCTION, "## General options", ""]
     for name, option in sorted(schema["properties"].items()):
         if "properties" not in option:
-            lines += option_lines(name, option, told)
+            lines += option_lines(name, option, places)
     for name, option in sorted(schema["properties"].items()):
         if "properties" in option:
             lines += ["", f"## {name}", "", option.get("description", ""), ""]
             for path, inner in leaves(name, option):
-                lines += option_lines(path, inner, told)
+                lines += option_lines(path, inner, places)
     for kind, title in CLASSES.items():
         lines += ["", f"## {title}", "", schema["$defs"][kind]["description"], ""]
         lines += class_lines(schema["$defs"][kind])
@@ -66,7 +66,7 @@ def leaves(path: str, schema: Schema) -> Iterator[tuple[str, Schema]]:
             yield f"{path}.{name}", option
 
 
-def option_lines(name: str, option: Schema, told: dict[str, list[str]]) -> list[str]:
+def option_lines(name: str, option: Schema, mentioned: dict[str, list[str]]) -> list[str]:
     """Return the lines of one option."""
     facts = [shown_type(option)]
     text = option["description"]
@@ -78,7 +78,7 @@ def option_lines(name: str, option: Schema, told: dict[str, list[str]]) -> list[
     if name in FIXED:
         facts.append("*fixed*")
     lines = [f"### `{name}`", "", ", ".join(facts) + "\n{ .option }", "", sentence(text), ""]
-    if places := told.get(name):
+    if places := mentioned.get(name):
         lines += [f"When to change it: {', '.join(places)}.", ""]
     return lines
 

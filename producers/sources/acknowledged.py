@@ -125,12 +125,12 @@ def _time_of(header: str | None, received: float, skipped: Skipped, place: str) 
 
     A producer may have set the broker's time, too, and have counted other units than milliseconds.
     """
-    for told in (header, received):
-        if told is None or not str(told).strip():
+    for stated in (header, received):
+        if stated is None or not str(stated).strip():
             continue
         with contextlib.suppress(ValueError):
-            if is_capture_time(time := float(told)):
+            if is_capture_time(time := float(stated)):
                 return time
-        why = f"{told!r:.80} is no number of seconds since the Unix epoch, at most {MAX_TIME:g}"
+        why = f"{stated!r:.80} is no number of seconds since the Unix epoch, at most {MAX_TIME:g}"
         skipped.note("bad time", f"the time of message {place}", why)
     return now()

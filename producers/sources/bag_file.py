@@ -99,11 +99,11 @@ class BagFile(ChunkedFile):
     def _connect(self, header: Header, data: bytes) -> None:
         if len(data) > MAX_HEADER:
             raise BrokenFileError(f"a connection of {len(data)} bytes")
-        told = header_of(data)
+        fields = header_of(data)
         self.connections[number(header, "conn")] = BagTopic(
             header["topic"].decode(),
-            "/msg/".join(told["type"].decode().split("/")),  # the spelling of types in ROS 2
-            told["message_definition"].decode(errors="replace"),
+            "/msg/".join(fields["type"].decode().split("/")),  # the spelling of types in ROS 2
+            fields["message_definition"].decode(errors="replace"),
         )
         self._known.pop(number(header, "conn"), None)
 
@@ -113,7 +113,7 @@ class BagFile(ChunkedFile):
             self._drop(f"messages of connection {channel}", "the bag does not define it")
         return connection is not None and self._wanted(connection.topic, connection.kind)
 
-    def told(self, channel: int) -> tuple[str, str, Callable[[bytes], Any]]:
+    def definition_of(self, channel: int) -> tuple[str, str, Callable[[bytes], Any]]:
         """Return topic, type and decoder of a connection; see `ChunkedFile`."""
         found = self.connections[channel]
         return found.topic, found.kind, partial(decode, found.kind, found.definition, True)

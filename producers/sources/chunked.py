@@ -127,7 +127,7 @@ class ChunkedFile(ABC):
         return self._known[channel]
 
     @abstractmethod
-    def told(self, channel: int) -> tuple[str, str, Callable[[bytes], Any]]:
+    def definition_of(self, channel: int) -> tuple[str, str, Callable[[bytes], Any]]:
         """Return the topic and the type of a channel, and a function that decodes its messages."""
 
     @abstractmethod

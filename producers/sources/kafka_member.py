@@ -133,18 +133,18 @@ class GroupMember:
             self._thread = None
 
     def _serve(self, consumer: Consumer) -> None:
-        told = -math.inf
+        stored_at = -math.inf
         try:
             while not self._ready.stopped.is_set() and self._ready.error is None:
                 self._hold_back(consumer)
                 message = consumer.poll(POLL_SECONDS)
                 if message is not None:
                     self._arrived(message)
-                if time.monotonic() - told >= POLL_SECONDS:
+                if time.monotonic() - stored_at >= POLL_SECONDS:
                     self._store(consumer)
                     self._reset(consumer)
                     self.lag = self._behind(consumer)
-                    told = time.monotonic()
+                    stored_at = time.monotonic()
         except Exception as error:  # passed on to the caller's thread
             self._ready.fail(SourceError(f"source {self.name!r}: {error}"))
         self._closing.wait()  # until then, samples in flight may be acknowledged

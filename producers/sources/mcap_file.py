@@ -195,7 +195,7 @@ class McapFile(ChunkedFile):
             self._drop(f"messages of {found.topic}", "the file does not define their schema")
         return schema is not None and self._wanted(found.topic, schema.name)
 
-    def told(self, channel: int) -> tuple[str, str, Callable[[bytes], Any]]:
+    def definition_of(self, channel: int) -> tuple[str, str, Callable[[bytes], Any]]:
         """Return topic, type and decoder of a channel; see `ChunkedFile`."""
         found = self.channels[channel]
         schema = self.schemas[found.schema]

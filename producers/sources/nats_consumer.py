@@ -63,13 +63,13 @@ class DurableConsumer:
             SourceError: the server cannot be reached or rejects the connection, or the consumer's
                 settings would lose messages.
         """
-        told: list[Exception] = []
+        last: list[Exception] = []
         try:
-            js = await self._connect(told)
+            js = await self._connect(last)
             stream = await js.stream_info(self._settings.stream)
             consumer = await self._find(js)
         except Exception as error:  # nats-py raises many types
-            cause = told[0] if told and isinstance(error, OSError) else error
+            cause = last[0] if last and isinstance(error, OSError) else error
             why = str(cause) or type(cause).__name__
             raise SourceError(
                 f"source {self._name!r}: stream {self._settings.stream!r}: {why}"
@@ -78,13 +78,13 @@ class DurableConsumer:
         log.info("source %s: connected; %d messages wait", self._name, consumer.num_pending)
         return js, consumer, str(stream.created), stream.state.last_seq
 
-    async def _connect(self, told: list[Exception]) -> JetStreamContext:
-        """Connect within CONNECT_SECONDS; meanwhile, `told` holds the client's last error."""
+    async def _connect(self, last: list[Exception]) -> JetStreamContext:
+        """Connect within CONNECT_SECONDS; meanwhile, `last` holds the client's last error."""
         from nats.aio.client import Client
 
         async def failed(error: Exception) -> None:
-            if not (told and isinstance(error, OSError)):  # the server's message is more specific
-                told[:] = [error]
+            if not (last and isinstance(error, OSError)):  # the server's message is more specific
+                last[:] = [error]
             if not self.closing:
                 kind = type(error).__name__
                 self._limited_log.warning(kind, f"source {self._name}: {str(error) or kind}")

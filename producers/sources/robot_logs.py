@@ -90,7 +90,7 @@ class RobotLogs(Recordings):
                 self._stopped,
             )
             for stored in file.messages(start):
-                topic, kind, decode = file.told(stored.channel)
+                topic, kind, decode = file.definition_of(stored.channel)
                 yield Message(topic, kind, stored.log_time, partial(decode, stored.data))
 
     def _recorded(self, path: Path, after: Where | None) -> Iterator[tuple[Sample, Where]]:

@@ -136,7 +136,7 @@ class RosBags(RobotLogs):
             for number, topic, kind in database.execute("SELECT id, name, type FROM topics"):
                 if self.images.wanted(str(topic), str(kind), path):
                     topics[number] = str(topic), str(kind)
-            told = definitions(database)
+            by_kind = definitions(database)
             query = f"topic_id IN ({','.join('?' * len(topics))}) AND timestamp >= ?"
             table, order = "messages", "ORDER BY timestamp, id"
             try:  # checks the index without reading images
@@ -157,7 +157,7 @@ class RosBags(RobotLogs):
                 except Exception as error:  # for example from a damaged page
                     self.damaged(path, f"the message {row} of {topic}", error)
                     continue
-                made = partial(decode, kind, told.get(kind, ""), False, data)
+                made = partial(decode, kind, by_kind.get(kind, ""), False, data)
                 yield Message(topic, kind, log_time, made)
         if missing:
             raise BrokenFileError(missing)
@@ -245,8 +245,8 @@ def definitions(database: sqlite3.Connection) -> dict[str, str]:
     """Return the definitions of types by name. Bags of older ROS 2 versions have none."""
     with contextlib.suppress(sqlite3.Error):
         return {
-            str(kind): str(told)
-            for kind, told in database.execute(
+            str(kind): str(definition)
+            for kind, definition in database.execute(
                 "SELECT topic_type, encoded_message_definition FROM message_definitions "
                 "WHERE encoding = 'ros2msg'"
             )

@@ -222,7 +222,7 @@ class Members:
         self, stream: ArchiveStream, limits: Mapping[str, int], stopped: Callable[[], bool]
     ) -> None:
         self._stream, self._limits, self._stopped = stream, limits, stopped
-        self._told: dict[str, str] = {}  # fields of the next member from extra headers
+        self._extra: dict[str, str] = {}  # fields of the next member from extra headers
         self._lost: Lost | None = None  # reason why the next member cannot be read
         self._zeros = 0  # consecutive zero bytes just read
         self._searching = False  # searching for a header after a damaged place
@@ -243,7 +243,7 @@ class Members:
             if not self._searching and not block.strip(b"\0"):
                 if not self._zeros:
                     yield ArchiveMember(at, "", lost=self._lost)
-                    self._told, self._lost = {}, None
+                    self._extra, self._lost = {}, None
                 self._zeros += BLOCK
                 if self._zeros > MAX_PADDING:
                     raise BrokenFileError(f"more than {MAX_PADDING} zero bytes behind an archive")
@@ -257,7 +257,7 @@ class Members:
                 yield ArchiveMember(at, "", lost=("damaged", f"no header at byte {at}"))
 
     def _entry(self, at: int, info: tarfile.TarInfo, block: bytes) -> Iterator[ArchiveMember]:
-        size = int(self._told.get("size", info.size))
+        size = int(self._extra.get("size", info.size))
         if not 0 <= size <= self._stream.most - self._stream.at:
             self._searching = True
             self._lost = ("damaged", f"unreadable from byte {at}: {size} bytes do not follow")
@@ -271,7 +271,7 @@ class Members:
         if info.type == tarfile.GNUTYPE_SPARSE and block[482]:
             while not self._stopped() and self._stream.read(BLOCK)[504:505] not in (b"", b"\0"):
                 pass  # skip further lists of holes
-        name = self._told.get("GNU.sparse.name") or self._told.get("path") or info.name
+        name = self._extra.get("GNU.sparse.name") or self._extra.get("path") or info.name
         _, extension = split_key(name)
         limit = self._limits.get(
             extension, self._limits.get(f"*{posixpath.splitext(extension)[1]}")
@@ -290,7 +290,7 @@ class Members:
                 at, name, lost=("damaged", str(error))
             )  # its name ends the sample before
             raise
-        self._told, self._lost = {}, None
+        self._extra, self._lost = {}, None
         if info.isreg() or left_out:
             yield ArchiveMember(at, name, data, left_out)
 
@@ -299,7 +299,7 @@ class Members:
         if info.islnk() or info.issym():
             remedy = "pack its content: tar --dereference --hard-dereference"
             return "link", f"a link to {info.linkname!r:.80}; {remedy}"
-        if info.type == tarfile.GNUTYPE_SPARSE or any("GNU.sparse" in key for key in self._told):
+        if info.type == tarfile.GNUTYPE_SPARSE or any("GNU.sparse" in key for key in self._extra):
             return "sparse", "a file with holes; pack it without --sparse"
         if size > limit:
             return "too large", f"{size} bytes; at most {limit} are read"
@@ -314,10 +314,10 @@ class Members:
             return
         body = self._stream.read(padded(size))[:size]
         if kind == tarfile.GNUTYPE_LONGNAME:
-            self._told["path"] = text(body.rstrip(b"\0"))
+            self._extra["path"] = text(body.rstrip(b"\0"))
         elif kind in (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE):
             try:
-                self._told |= pax_records(body)
+                self._extra |= pax_records(body)
             except ValueError as error:
                 self._lost = ("damaged", f"the pax header at byte {at}: {error}")
 

@@ -429,9 +429,9 @@ def time_of_zero(path: Path) -> float:
     with opened(path) as (container, _):
         begin = max(0, container.start_time or 0) * 1e-6
         try:
-            told = datetime.datetime.fromisoformat(container.metadata["creation_time"]).timestamp()
-            if told > OLDEST:
-                return told - begin
+            created = datetime.datetime.fromisoformat(container.metadata["creation_time"])
+            if (seconds := created.timestamp()) > OLDEST:
+                return seconds - begin
         except (KeyError, ValueError, OverflowError):
             pass
         length = (container.duration or 0) * 1e-6

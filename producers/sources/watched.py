@@ -133,7 +133,7 @@ class WatchedFolder:
         # Files changed after now, because the clock was set back, and when they were found so.
         self._unchanged: dict[FoundFile, float] = {}
         self._log = RateLimitedLogger(log, seconds=60.0)
-        self._told: Key | None = None  # the last file that was logged as dated in the future
+        self._noted: Key | None = None  # the last file that was logged as dated in the future
         self._stopped = threading.Event()
         # Public, so that tests can replace the clocks.
         self.wall: Callable[[], float] = time.time
@@ -255,8 +255,8 @@ class WatchedFolder:
             self.skipped.note("late", path, f"{why}; {remedy}")
 
     def _note_future(self, key: Key, seconds: float) -> None:
-        if seconds > max(FUTURE_SECONDS, self._settle) and key != self._told:
-            self._told = key
+        if seconds > max(FUTURE_SECONDS, self._settle) and key != self._noted:
+            self._noted = key
             log.warning(
                 "source %s: %s is dated %.0f s in the future; it and newer files wait until then. "
                 "Set the clock of this machine, or touch the file",

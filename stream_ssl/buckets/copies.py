@@ -115,8 +115,8 @@ class CheckpointCopies:
             self._metrics.copy_failed()
             if not self._failed:
                 text = "checkpoint %s was not copied to %s, training continues: %s: %s"
-                told = name, self._bucket.url, type(error).__name__, error
-                log.warning(text, *told)
+                details = name, self._bucket.url, type(error).__name__, error
+                log.warning(text, *details)
             self._failed = True
             return
         finally:

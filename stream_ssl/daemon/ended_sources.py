@@ -36,8 +36,8 @@ class EndedSources:
         self._path = run / "ended_sources.json"
         self._received: dict[str, float] = {}
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
-            told = dict(read_map(self._path)["producers"])
-            self._received = {name: float(at) for name, at in told.items() if 0 <= at < LATEST}
+            saved = dict(read_map(self._path)["producers"])
+            self._received = {name: float(at) for name, at in saved.items() if 0 <= at < LATEST}
         self._finished = dict.fromkeys(self._received, SOURCE_ENDED)
 
     @property

@@ -47,7 +47,7 @@ class Life(logging.Handler):
     def __init__(self, run: Path, role: str) -> None:
         super().__init__(logging.INFO)
         self._path, self._lock = run / f"{role}.last.json", run / f"{role}.lock"
-        self._told: dict[str, Any] = {
+        self._facts: dict[str, Any] = {
             "pid": os.getpid(),
             "started": time.time(),
             "parent": int(os.environ.get(PARENT) or os.environ.get(SUPERVISOR) or 0),
@@ -84,7 +84,7 @@ class Life(logging.Handler):
         with self._writing:
             if not self._is_over:  # a beat must not replace the end
                 self._is_over = "end" in more
-                self._replace(self._told | {"words": self._words} | more)
+                self._replace(self._facts | {"words": self._words} | more)
 
     def _replace(self, record: dict[str, Any]) -> None:
         self._written = record["words"]
@@ -149,10 +149,10 @@ def ending(run: Path, role: str) -> Ending | None:
     try:
         if path.stat().st_mtime == INVALID:
             return None
-        told = read_map(path)
-        words, again = (printable(told[name], MOST_BYTES) for name in ("words", "command"))
-        parent = int(told["parent"])
-        end, when = told.get("end"), told.get("ended", (run / f"{role}.lock").stat().st_mtime)
+        saved = read_map(path)
+        words, again = (printable(saved[name], MOST_BYTES) for name in ("words", "command"))
+        parent = int(saved["parent"])
+        end, when = saved.get("end"), saved.get("ended", (run / f"{role}.lock").stat().st_mtime)
         at = datetime.fromtimestamp(when).astimezone().isoformat(" ", "seconds")
         boss = _boss(run, parent)
     except (OSError, ValueError, LookupError, TypeError, OverflowError):
@@ -190,9 +190,9 @@ def _failed_run(run: Path, when: float, failed: bool) -> Ending | None:
     """
     for folder in (run, run.parent):
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-            told = read_map(folder / "supervisor.last.json")
-            own = failed and when >= told["started"]
-            if told["end"] == "failed" and told["ended"] >= when and not own:
+            saved = read_map(folder / "supervisor.last.json")
+            own = failed and when >= saved["started"]
+            if saved["end"] == "failed" and saved["ended"] >= when and not own:
                 found = ending(folder, "supervisor")
                 return found and replace(found, says=found.says.replace("supervisor", "run"))
     return None

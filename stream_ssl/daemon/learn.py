@@ -104,8 +104,8 @@ class Process:
             else:
                 restart.check_not_lost(settings.run)
         config = resolved(parser, settings)
-        told = flat(config) | {"rank": group.group.rank, "ranks": group.group.size}
-        self._metrics.describe(told)
+        described = flat(config) | {"rank": group.group.rank, "ranks": group.group.size}
+        self._metrics.describe(described)
         for line in build.without_effect(config):
             log.warning("%s", line)
         settings = parser.instantiate(settings)

@@ -42,7 +42,7 @@ class RankReports:
     ) -> None:
         self._metrics, self._health = server.metrics, server.health
         own = {"host": socket.gethostname(), "journal": journal_id(part.folder / "journal")}
-        members = [Member(**told) for told in ranks.tell(own)]
+        members = [Member(**member) for member in ranks.tell(own)]
         parked = self._parked(members, checkpointer, settings) if part.apart else []
         if parked and not ranks.group.rank:
             unknown = sorted(set(settings.ranks.lost) - checkpointer.positions.journals)
@@ -73,14 +73,14 @@ class RankReports:
 
     def tell(self, learner: Learner) -> None:
         """Tell the other ranks whether this rank is ready, and export the figures of all ranks."""
-        told, group = learner.ranks, learner.ranks.group
-        if told.alone:
+        ranks, group = learner.ranks, learner.ranks.group
+        if ranks.alone:
             return
         parts = self._health.ready().parts.items()
-        told.ready = all(bool(part["ok"]) for name, part in parts if name != "ranks")
-        unready = [str(rank) for rank, ready in enumerate(told.last.ready) if not ready]
+        ranks.ready = all(bool(part["ok"]) for name, part in parts if name != "ranks")
+        unready = [str(rank) for rank, ready in enumerate(ranks.last.ready) if not ready]
         why = f"not ready: rank {', '.join(unready)}" if unready else ""
         self._health.set("ranks", not unready, why)
         slots = learner.memory.occupied_of_all
-        self._metrics.observe_ranks([one.busy for one in told.work], slots, group)
-        self._view.consume(learner.step, told.work, slots, told.last.offsets)
+        self._metrics.observe_ranks([one.busy for one in ranks.work], slots, group)
+        self._view.consume(learner.step, ranks.work, slots, ranks.last.offsets)

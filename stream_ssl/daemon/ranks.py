@@ -152,16 +152,16 @@ def part_of(settings: Namespace, ranks: Ranks, saved: Saved | None) -> Part:
             "a receiver (its producers first)"
         )
     folder = folders[local % len(folders)] if folders else settings.run
-    told = _journals(ranks, folder, WAITS)
-    journal = told[rank]
-    if None in told:
-        missing = rank if journal is None else told.index(None)
+    journals = _journals(ranks, folder, WAITS)
+    journal = journals[rank]
+    if None in journals:
+        missing = rank if journal is None else journals.index(None)
         raise Failure(
             f"rank {missing} finds no journal in its receiver's folder "
             + (f"{folder}: " if journal is None else "on its host: ")
             + "start that receiver, and add its run folder to ranks.receivers"
         )
-    readers = [other for other, read in enumerate(told) if read == journal]
+    readers = [other for other, read in enumerate(journals) if read == journal]
     return Part(folder, rank, readers, journal, apart=True)
 
 
@@ -189,18 +189,18 @@ def _one_journal(ranks: Ranks, run: Path, begun: bool) -> str | None:
     """Return the id of the journal that all ranks read. Check that all see the same one."""
     if ranks.alone:
         return None
-    told = {rank: one for rank, one in enumerate(_journals(ranks, run, WAITS * begun)) if one}
-    if begun and len(told) < ranks.group.size:
+    journals = {rank: one for rank, one in enumerate(_journals(ranks, run, WAITS * begun)) if one}
+    if begun and len(journals) < ranks.group.size:
         raise Failure(f"{run} has no journal: start its receiver first")
-    for rank, one in told.items():
-        if one != (first := min(told.items()))[1]:
+    for rank, one in journals.items():
+        if one != (first := min(journals.items()))[1]:
             raise Misconfigured(
                 f"{run}/journal is {first[1]} on rank {first[0]} and {one} on rank "
                 f"{rank}: if each host has its own receiver and journal, list their run "
                 "folders in ranks.receivers; otherwise put the run's folder on a file "
                 "system that all ranks share"
             )
-    return told.get(ranks.group.rank)
+    return journals.get(ranks.group.rank)
 
 
 def check_shared(ranks: Ranks, run: Path) -> None:
@@ -245,10 +245,10 @@ def check_alike(ranks: Ranks, config: Mapping[str, Any]) -> None:
     if ranks.alone:
         return
     own = flat(config) | {"the code's hash": code_hash(), "torch": torch.__version__}
-    told = ranks.tell(own)
-    for number, other in enumerate(told[1:], 1):
-        for name in sorted({*told[0], *other}):
-            here, there = told[0].get(name), other.get(name)
+    by_rank = ranks.tell(own)
+    for number, other in enumerate(by_rank[1:], 1):
+        for name in sorted({*by_rank[0], *other}):
+            here, there = by_rank[0].get(name), other.get(name)
             if here != there:
                 raise Misconfigured(
                     f"{name} is {here!r} on rank 0 and {there!r} on rank {number}: start all ranks "

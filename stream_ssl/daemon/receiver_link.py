@@ -69,12 +69,12 @@ class ReceiverLink:
         self._tell_at = time.monotonic() + TELL_SECONDS
 
     def _publish(self) -> None:
-        told, ranks = self._learner.ranks.last.offsets, self._learner.ranks
+        offsets, ranks = self._learner.ranks.last.offsets, self._learner.ranks
         read = self._learner.offset.record
         if ranks.alone:  # a batch may be larger than the lag that is allowed
             read = self._batches.unread
-        elif self._learner.step and len(told) == ranks.group.size:  # the ranks have met
-            read = min(told[rank] for rank in self._part.readers).record
+        elif self._learner.step and len(offsets) == ranks.group.size:  # the ranks have met
+            read = min(offsets[rank] for rank in self._part.readers).record
         read = max(read, self._checkpointed)
         try:
             size = self._checkpoint_bytes if self._one_disk() else 0

@@ -83,19 +83,19 @@ class RunFolder:
 
     def read(self) -> Reading:
         endpoints, token = self._processes()
-        told: dict[str, State] = {}
+        answered: dict[str, State] = {}
         for name, entry in endpoints.items():
             state = ask_state(entry["http"], role_of(name), token)
             if state is not None:
-                told[name] = state
-        if told:
+                answered[name] = state
+        if answered:
             check_no_copy(self._folder)
-        ranks = len(self._ranks(endpoints, token)) if "learner" in told else 1
+        ranks = len(self._ranks(endpoints, token)) if "learner" in answered else 1
         # An earlier start of the group may have had more ranks.
         kept = [name for name in endpoints if rank_of(name) < max(1, ranks)]
         names = [role for role in ROLES if role not in map(role_of, kept)]
-        silent = [name for name in (*names, *kept) if name not in told]
-        found = dict(told) | silence(self._folder, endpoints, silent)
+        silent = [name for name in (*names, *kept) if name not in answered]
+        found = dict(answered) | silence(self._folder, endpoints, silent)
         return Reading(found, answers(found))
 
     def ask(self, role: str, question: str, **arguments: object) -> list[dict[str, Any]]:
@@ -114,8 +114,8 @@ class RunFolder:
         return endpoints, token_of(endpoints)
 
     def _ranks(self, endpoints: Mapping[str, Mapping[str, Any]], token: str | None) -> list[Any]:
-        told = ask_json(endpoints["learner"]["http"], "/api/learner/ranks", token) or {}
-        ranks: list[Any] = told.get("ranks", [])
+        reply = ask_json(endpoints["learner"]["http"], "/api/learner/ranks", token) or {}
+        ranks: list[Any] = reply.get("ranks", [])
         return ranks
 
 
@@ -146,7 +146,7 @@ class RunPage:
     def _ask(self, path: str) -> dict[str, Any]:
         try:
             status, body = ask(self.title, path, PAGE_SECONDS, bearer(self._token))
-            told = map_in(body)
+            reply = map_in(body)
         except (OSError, HTTPException) as error:
             why = str(error) or type(error).__name__
             raise ValueError(f"{self.title} does not answer: {why}") from None
@@ -155,9 +155,9 @@ class RunPage:
         if status == HTTPStatus.UNAUTHORIZED:
             raise ValueError(f"{self.title} requires a token: give its file with --token_file FILE")
         if status != HTTPStatus.OK:
-            why = told.get("error", "")
+            why = reply.get("error", "")
             raise ValueError(f"{self.title} answers with status {status} {why}".rstrip())
-        return told
+        return reply
 
 
 def _reading(run: Mapping[str, Any]) -> Reading:
@@ -336,8 +336,8 @@ def receivers_of(run: Path) -> dict[str, Path]:
     Learners name the folders of receivers elsewhere on their host, the option `ranks.receivers`.
     """
     below = receivers_below(run)
-    told = {entry.get("receiver") for entry in load(run).values()}
-    elsewhere = sorted(Path(folder) for folder in told if isinstance(folder, str))
+    folders = {entry.get("receiver") for entry in load(run).values()}
+    elsewhere = sorted(Path(folder) for folder in folders if isinstance(folder, str))
     free = (name for number in count() if (name := f"receiver-{number}") not in below)
     return below | dict(zip(free, elsewhere, strict=False))
 

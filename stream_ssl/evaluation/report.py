@@ -67,7 +67,7 @@ class Recovered:
         gain = recovered_gain(accuracy, decorrelated, untrained or 0.0) if gained else None
         return cls(recovered_share(accuracy, decorrelated), gain)
 
-    def told(self) -> str:
+    def text(self) -> str:
         """Return both shares as text for a table."""
         whole = f"{100 * self.share:.1f} %"
         return whole if self.gain is None else f"{whole} ({100 * self.gain:.0f} % of the gain)"
@@ -166,7 +166,7 @@ def table(evaluation: Evaluation) -> Table:
     if evaluation.recovered is not None:
         shown.add_section()
         for what, parts in evaluation.recovered.items():
-            shown.add_row(f"recovered, {what}", parts.told(), *blank)
+            shown.add_row(f"recovered, {what}", parts.text(), *blank)
     return shown
 
 
@@ -232,7 +232,7 @@ def _page(evaluation: Evaluation, names: Sequence[str]) -> Iterator[str]:
     if evaluation.recovered is not None:
         yield "## Recovered share\n\n| probe | of the decorrelated stream's accuracy |\n|---|---:|"
         for what, parts in evaluation.recovered.items():
-            yield f"| {what} | {parts.told()} |"
+            yield f"| {what} | {parts.text()} |"
         yield ""
     if evaluation.continual is not None:
         yield from _continual(evaluation.continual)

@@ -214,9 +214,9 @@ def newest(folder: Path, limit: int) -> list[dict[str, Any]]:
     notes = []
     for written, path in sorted(times, reverse=True)[:limit]:
         with suppress(OSError, ValueError, LookupError):
-            told = read_map(path)
+            saved = read_map(path)
             names = "reason", "message", "producer", "source", "id"
-            texts = {name: str(told[name]).encode(errors="replace").decode() for name in names}
+            texts = {name: str(saved[name]).encode(errors="replace").decode() for name in names}
             notes.append({"at": written, "file": path.name, **texts})
     return notes
 

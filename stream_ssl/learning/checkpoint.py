@@ -249,7 +249,7 @@ class Checkpointer:
                 user may not read it.
             OSError: files cannot be opened for now.
         """
-        found = self._told_by_first(self._held.newest)
+        found = self._found_by_first(self._held.newest)
         if found is not None:
             self.positions.resume(found)
             self._step = self._tried_step = self._durable_step = found.step
@@ -270,14 +270,14 @@ class Checkpointer:
                 self._held.point_back(found.path)
             return found
 
-        return self._told_by_first(find)
+        return self._found_by_first(find)
 
     def discard_between(self, updated: int, step: int) -> None:
         """Remove checkpoints up to `step` whose weights were made after step `updated`."""
         if self._ranks.group.rank == 0:
             self._held.discard_between(updated, step)
 
-    def _told_by_first(self, find: Callable[[], Saved | None]) -> Saved | None:
+    def _found_by_first(self, find: Callable[[], Saved | None]) -> Saved | None:
         """Return on all ranks the checkpoint that the first rank finds."""
         found, refused = None, ""
         if self._ranks.group.rank == 0:
@@ -290,11 +290,11 @@ class Checkpointer:
                     f"{error.filename} may not be read by this user, so that the run cannot go on: "
                     "give all of its folder to the account that runs the daemon (chown -R)"
                 )
-        told = self._ranks.tell([None if found is None else found.path.name, refused])[0]
-        if told[1]:
-            raise CheckpointError(told[1])
-        if told[0] is not None and found is None:
-            path = self.folder / told[0]
+        reply = self._ranks.tell([None if found is None else found.path.name, refused])[0]
+        if reply[1]:
+            raise CheckpointError(reply[1])
+        if reply[0] is not None and found is None:
+            path = self.folder / reply[0]
             found = Saved(path, facts_in(path))
         return found
 

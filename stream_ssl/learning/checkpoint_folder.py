@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from stream_ssl.durable import damage_told_by, discard, make_folder, point, publish
+from stream_ssl.durable import damage_of, discard, make_folder, point, publish
 from stream_ssl.learning.checkpoint_layout import (
     DAMAGED,
     INCOMPLETE,
@@ -94,7 +94,7 @@ class CheckpointFolder:
             try:
                 yield Saved(path, facts_in(path))
             except (OSError, ValueError) as error:
-                damage_told_by(error)  # `newest` will report it, and no run replays from it
+                damage_of(error)  # `newest` will report it, and no run replays from it
 
     def discard_between(self, updated: int, step: int) -> None:
         """Remove checkpoints up to `step` whose weights were made after step `updated`."""

@@ -104,16 +104,16 @@ class CheckpointWriter:
                 )
             return size_of(target)
         try:
-            told = [scratch / f"{TOLD}{other}" for other in range(1, self._ranks.group.size)]
+            notes = [scratch / f"{TOLD}{other}" for other in range(1, self._ranks.group.size)]
             _wait_until(
-                lambda: all(path.exists() for path in told) or not scratch.exists(),
+                lambda: all(path.exists() for path in notes) or not scratch.exists(),
                 "the parts of all ranks",
             )
             if not scratch.exists():
                 raise OSError(f"{scratch} was removed by a rank that could not write to it")
-            if faults := [f for f in (fault, *(read_json(p) for p in told)) if f]:
+            if faults := [f for f in (fault, *(read_json(p) for p in notes)) if f]:
                 raise OSError("; ".join(faults))
-            for path in told:
+            for path in notes:
                 path.unlink()
             return self._conclude(scratch, target, facts, config)
         except BaseException:
@@ -137,11 +137,11 @@ class CheckpointWriter:
                 done = work()
         except (OSError, SafetensorError) as error:
             fault = f"{type(error).__name__}: {error}"
-        told = self._ranks.tell([done, fault])
-        faults = [f"rank {rank}: {fault}" for rank, (_, fault) in enumerate(told) if fault]
+        by_rank = self._ranks.tell([done, fault])
+        faults = [f"rank {rank}: {fault}" for rank, (_, fault) in enumerate(by_rank) if fault]
         if faults:
             raise OSError("; ".join(faults))
-        return [done for done, _ in told]
+        return [done for done, _ in by_rank]
 
     def _written_before(self, target: Path) -> int:
         if size := self._folder.whole(target):

@@ -86,12 +86,12 @@ class Origins:
 
 def _row(row: Any) -> tuple[int, Origin]:
     """Return the id and the origin of a row, see `Origins.state`."""
-    number, *told = row if isinstance(row, list) else [None]
+    number, *fields = row if isinstance(row, list) else [None]
     kinds = (str, str, str, int | float, str)
-    fits = len(told) in (4, 5) and all(map(isinstance, told, kinds))
+    fits = len(fields) in (4, 5) and all(map(isinstance, fields, kinds))
     if not (fits and isinstance(number, int)):
         raise ValueError(f"{row!r:.80} is no origin")
-    return number, Origin(*told)
+    return number, Origin(*fields)
 
 
 def packed(rows: Iterable[Sequence[object] | None]) -> Tensor:

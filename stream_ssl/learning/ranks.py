@@ -126,8 +126,8 @@ class Ranks:
         offsets = [Offset(*pair) for pair in zip(records, samples, strict=True)]
         self.save_asked = False
         all_ready = [bool(one) for one in ready]
-        told = any(stops), any(saves), any(reloads)
-        self.last = Turn(*told, batches, kept, offsets, all_ready)
+        asked = any(stops), any(saves), any(reloads)
+        self.last = Turn(*asked, batches, kept, offsets, all_ready)
         return self.last
 
     def tell(self, value: Any) -> list[Any]:
@@ -157,8 +157,8 @@ class Ranks:
         """
         if self.alone:
             return loss, usable
-        told = [loss.detach().reshape(1).float(), usable.reshape(1).float()]
-        flat = torch.cat([*[tensor.flatten().float() for tensor in tensors], *told])
+        scalars = [loss.detach().reshape(1).float(), usable.reshape(1).float()]
+        flat = torch.cat([*[tensor.flatten().float() for tensor in tensors], *scalars])
         flat = self.group.all_reduce_sum(flat) / self.group.size
         sizes = [tensor.numel() for tensor in tensors]
         *means, mean, share = torch.split(flat, [*sizes, 1, 1])

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from stream_ssl.batch import START, Offset
-from stream_ssl.durable import MANIFEST, UNREADABLE, damage, damage_told_by, listed
+from stream_ssl.durable import MANIFEST, UNREADABLE, damage, damage_of, listed
 from stream_ssl.learning.capture import Capture
 from stream_ssl.learning.checkpoint_layout import (
     FORMAT,
@@ -110,12 +110,12 @@ class Saved:
         The last division belongs to the ranks that wrote this checkpoint, or that read the journal
         last. The list is empty for a journal that no rank has read.
         """
-        told = self.facts.get("divisions", [[self.facts["offset"]]])
+        divisions = self.facts.get("divisions", [[self.facts["offset"]]])
         if self.journals is not None:
-            told = self.journals.get(journal or "", [])
+            divisions = self.journals.get(journal or "", [])
         elif journal is not None and self.journal not in (None, journal):
-            told = []
-        return [[Offset(**offset) for offset in offsets] for offsets in told]
+            divisions = []
+        return [[Offset(**offset) for offset in offsets] for offsets in divisions]
 
     def restore(
         self, learner: Learner, rank: int = 0, ranks: int = 1, start: Offset | None = None
@@ -261,5 +261,5 @@ def checkpoint_damage(folder: Path) -> str | None:
             with safe_open(folder / file_of(name), "pt") as tensors:
                 tensors.keys()
     except (*UNREADABLE, SafetensorError) as error:
-        return damage_told_by(error)
+        return damage_of(error)
     return None

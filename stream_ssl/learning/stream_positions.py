@@ -91,7 +91,7 @@ class StreamPositions:
             return ranks | {"journals": self._divided(self._journals, offset)}
         if self._ranks.alone and not self._before:
             return {}
-        offsets = [Offset(**told) for told in self._ranks.tell(dict(offset))]
+        offsets = [Offset(**position) for position in self._ranks.tell(dict(offset))]
         least = min(offsets)
         self._before = [ended for ended in self._before if max(ended) > least]
         divisions = [*self._before, offsets]
@@ -104,10 +104,12 @@ class StreamPositions:
     def _divided(self, journals: dict[str, Any], offset: Mapping[str, int]) -> Divisions:
         """Return the divisions of all journals. Those that no rank reads do not change."""
         read: dict[str, list[Offset]] = {}
-        for journal, told in self._ranks.tell([self.journal, dict(offset)]):
-            read.setdefault(journal, []).append(Offset(**told))
+        for journal, position in self._ranks.tell([self.journal, dict(offset)]):
+            read.setdefault(journal, []).append(Offset(**position))
         for journal, offsets in read.items():
-            before = [[Offset(**one) for one in told] for told in journals.get(journal, ())]
+            before = [
+                [Offset(**one) for one in divisions] for divisions in journals.get(journal, ())
+            ]
             if before and len(before[-1]) == len(offsets):
                 before.pop()  # the earlier position of the same ranks
             before = [ended for ended in before if max(ended) > min(offsets)]

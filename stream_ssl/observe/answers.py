@@ -129,13 +129,13 @@ def problems_of(states: Mapping[str, State]) -> list[dict[str, Any]]:
         which = f"{name}: " if name.startswith("receiver-") else ""  # one of several
         for one in state.get("problems", []):
             found.append({**one, "says": f"{which}{one['says']}"})
-    told = {one["name"] for one in found}
+    names = {one["name"] for one in found}
     # If no process answers, the run was perhaps stopped on purpose, and only has to be continued.
     all_gone = all("error" in state and not state.get("hung") for state in states.values())
     for name, state in states.items():
         if (error := state.get("error", state.get("before"))) is None:
             continue
-        if state.get("hung") and "process-hung" in told:
+        if state.get("hung") and "process-hung" in names:
             continue  # the other process reports it
         ended = state.get("ended")
         fault, severity = "process-hung" if state.get("hung") else "down", "critical"
@@ -218,10 +218,10 @@ def _learning(
     numbers = [*accuracy, *([] if loss is None else [f"Loss {loss:.2f}{limit}"])]
     lit = _named(OF_LEARNING, problems)
     if lit and lit[0]["name"] in BREAKS:
-        says = _sentences([_told(lit[0]), *best_accuracy(facts, None, before=True)[1]])
+        says = _sentences([_sentence(lit[0]), *best_accuracy(facts, None, before=True)[1]])
         return Answer("Learning", _level(lit), says, [*_runbooks(lit), *links])
     if lit:
-        says = _sentences([_told(lit[0]), *numbers])
+        says = _sentences([_sentence(lit[0]), *numbers])
         return Answer("Learning", _level(lit), says, [*_runbooks(lit), *links])
     updates, done = facts.get("updates", 0.0), facts.get("updates_done", 0.0)
     if is_idle(facts):
@@ -261,26 +261,28 @@ def _health(states: Mapping[str, State], problems: Sequence[Mapping[str, Any]]) 
     checks = [("all conditions", "#health")]
     found = census(states, problems)
     if problems:
-        told = []
+        parts = []
         for over in (False, True):
             chosen = [name for name in found.present if _over(name, problems) is over]
             if names := [_in_brief(name, problems) for name in chosen]:
                 verb = "holds" if len(names) == 1 else "hold"
                 when = "ended less than a minute ago" if over else f"{verb} now"
-                told.append(f"{plural(len(names), 'condition')} {when}: {few(names, MOST_NAMED)}")
+                parts.append(f"{plural(len(names), 'condition')} {when}: {few(names, MOST_NAMED)}")
         if found.unknown:
-            told.append(f"{len(found.unknown)} of the others are unknown")
-        return Answer("Health", _level(problems), _sentences(told), [*_runbooks(problems), *checks])
+            parts.append(f"{len(found.unknown)} of the others are unknown")
+        return Answer(
+            "Health", _level(problems), _sentences(parts), [*_runbooks(problems), *checks]
+        )
     starting = [name for name, state in states.items() if state.get("starting")]
     if starting:
         return Answer("Health", "wait", f"{_and(starting)}: starting.", checks)
-    told = [
+    parts = [
         f"None of {plural(len(found.absent), 'condition')} holds, and {_and(list(states))} answer"
     ]
     if growing_lag(states.get("learner", {}).get("facts", {})) is not None:
-        told.append("But the learner falls further and further behind the stream")
-        return Answer("Health", "watch", _sentences(told), [("lag", "runbooks/lag"), *checks])
-    return Answer("Health", "good", _sentences(told), checks)
+        parts.append("But the learner falls further and further behind the stream")
+        return Answer("Health", "watch", _sentences(parts), [("lag", "runbooks/lag"), *checks])
+    return Answer("Health", "good", _sentences(parts), checks)
 
 
 def _producers(
@@ -298,47 +300,47 @@ def _producers(
         return Answer("Producers", unknown[0], unknown[1], links)
     connected = sum(one.get("producers") or 0.0 for one in answering)
     speed = sum(one.get("received") or 0.0 for one in answering)
-    told = ["No producer is connected"]  # a rate covers a minute in which one may have been
+    parts = ["No producer is connected"]  # a rate covers a minute in which one may have been
     if ended is not None:
-        told.append(ended)
+        parts.append(ended)
     if connected:
-        told = [
+        parts = [
             f"{plural(connected, 'producer')} connected, {rate(speed)} samples/s in the last minute"
         ]
     if waits and not speed:
-        told.append(WAITING.capitalize())
+        parts.append(WAITING.capitalize())
     uses = learner.get("facts", {}).get("producers") or {}
     lit = _named(OF_PRODUCERS, problems)
     best, rows = uses.get("best"), uses.get("worst") or []
     if best is not None:
         used, span = percent(best["used"]), seconds(learner["facts"].get("span", 0.0))
         if not rows:
-            told.append(f"In the last {span}, {used} of {best['name']}'s samples are used")
+            parts.append(f"In the last {span}, {used} of {best['name']}'s samples are used")
         elif percent(rows[0]["used"]) == used:
-            told.append(f"In the last {span}, each producer has {used} of its samples used")
+            parts.append(f"In the last {span}, each producer has {used} of its samples used")
             rows = []
         else:
-            told.append(f"Best of the last {span}: {best['name']}, {used} of its samples are used")
+            parts.append(f"Best of the last {span}: {best['name']}, {used} of its samples are used")
     faulty = {one["producer"] for one in lit}  # the conditions name them below
     useless = [row for row in rows if row["used"] < LITTLE_USE and row["name"] not in faulty]
     worst = useless or [row for row in rows[:1] if row["name"] not in faulty]
     if worst and best is not None and percent(worst[0]["used"]) != percent(best["used"]):
-        told.append(f"Worst: {_worst(worst)}")
+        parts.append(f"Worst: {_worst(worst)}")
     if connected and "error" in learner:
-        told.append("The learner, which knows how many of their samples are used, does not answer")
+        parts.append("The learner, which knows how many of their samples are used, does not answer")
     for name in list(dict.fromkeys(one["name"] for one in lit))[:MOST_NAMED]:
         of_name = _named((name,), lit)
-        told += [_told(one) for one in of_name if not one["producer"]]
-        told += [_told(one) for one in of_name if one["producer"]][:1]
+        parts += [_sentence(one) for one in of_name if not one["producer"]]
+        parts += [_sentence(one) for one in of_name if one["producer"]][:1]
         if others := _names(of_name)[1:]:
-            told.append(f"The same condition holds for {few(others, MOST_PRODUCERS)}")
+            parts.append(f"The same condition holds for {few(others, MOST_PRODUCERS)}")
     if lit:
-        return Answer("Producers", _level(lit), _sentences(told), [*_runbooks(lit), *links])
+        return Answer("Producers", _level(lit), _sentences(parts), [*_runbooks(lit), *links])
     # A condition begins when nobody has been connected for a while.
     level: Level = "watch" if connected else "wait"
     level = "good" if (connected and (speed or waits)) or ended is not None else level
     level = "watch" if any(row["used"] <= 1 - DROPPED_SHARE for row in useless) else level
-    return Answer("Producers", level, _sentences(told), links)
+    return Answer("Producers", level, _sentences(parts), links)
 
 
 def _memory(learner: State, problems: Sequence[Mapping[str, Any]]) -> Answer:
@@ -355,30 +357,33 @@ def _memory(learner: State, problems: Sequence[Mapping[str, Any]]) -> Answer:
             why = "the learner has stopped taking samples"
             return Answer("Memory", "watch", f"{empty} a sample, because {why}.", links)
         return Answer("Memory", "wait", f"{empty} a sample yet.", links)
-    told = [f"{slots:,.0f} of {plural(capacity, 'slot')} filled"]
+    parts = [f"{slots:,.0f} of {plural(capacity, 'slot')} filled"]
     alike = figures.get("near_duplicates")
     if alike is not None:
-        told[0] += f", {percent(alike)} near-duplicates"
+        parts[0] += f", {percent(alike)} near-duplicates"
     rank = figures.get("memory_rank")
     classes, uses = facts.get("classes"), facts.get("producers") or {}
     if classes is not None:
-        told.append(
+        parts.append(
             f"{'More than ' if classes.get('more') else ''}{classes['count']} "
             f"{'class' if classes['count'] == 1 else 'classes'}; the largest, class "
             f"{classes['largest']}, has {percent(classes['share'])} of the labelled slots"
         )
     elif rank is not None:
-        told.append(f"No labels; the embeddings take {rank:.0f} directions")
+        parts.append(f"No labels; the embeddings take {rank:.0f} directions")
     few = alike is None and rank is not None and rank < FEW_DIRECTIONS
     if few:
-        told.append("The pictures hardly differ for the encoder; look at the mosaic")
+        parts.append("The pictures hardly differ for the encoder; look at the mosaic")
     if (most := uses.get("most_slots")) is not None:
-        told.append(f"{most} has {percent(uses['most_slots_share'])} of the slots")
+        parts.append(f"{most} has {percent(uses['most_slots_share'])} of the slots")
     lit = _named(OF_MEMORY, problems)
     level: Level = "watch" if few or (alike or 0.0) > CROWDED else "good"
-    told += [_told(one) for one in lit]
+    parts += [_sentence(one) for one in lit]
     return Answer(
-        "Memory", level if not lit else _level(lit), _sentences(told), [*_runbooks(lit), *links]
+        "Memory",
+        level if not lit else _level(lit),
+        _sentences(parts),
+        [*_runbooks(lit), *links],
     )
 
 
@@ -457,13 +462,13 @@ def _remedy(problem: Mapping[str, Any], learner: State) -> str:
             return f"{usual} No checkpoint exists, so it begins with new weights."
         return f"{WITHOUT_CHECKPOINT[name]}: no checkpoint exists to go back to."
     age, since = saved["age"], problem.get("since")
-    told = f"{usual} The newest checkpoint is {seconds(age)} old"
+    text = f"{usual} The newest checkpoint is {seconds(age)} old"
     if name in RESTARTS or since is None:
-        return f"{told}."
+        return f"{text}."
     began = max(0.0, learner["now"] - since)
     if age < began:
-        return f"{told}, and younger than the condition, which began {seconds(began)} ago."
-    return f"{told}; the condition began {seconds(began)} ago."
+        return f"{text}, and younger than the condition, which began {seconds(began)} ago."
+    return f"{text}; the condition began {seconds(began)} ago."
 
 
 # -- parts of sentences
@@ -483,26 +488,26 @@ def _no_update(
     facts: Mapping[str, Any], problems: Sequence[Mapping[str, Any]], ended: bool, waits: bool
 ) -> tuple[Level, str]:
     """Return (level, sentence) for a learner that made no update lately."""
-    told = f"No update for {seconds(facts.get('idle', 0.0))}"
+    text = f"No update for {seconds(facts.get('idle', 0.0))}"
     if not facts.get("updates_done"):
-        told = f"No update yet, {seconds(facts.get('age', 0.0))} after the start"
+        text = f"No update yet, {seconds(facts.get('age', 0.0))} after the start"
     if ended and not facts.get("unread"):
-        told += ", because every source has ended. The learner has read all samples"
+        text += ", because every source has ended. The learner has read all samples"
         if pending := facts.get("pending"):
-            told += f", and {plural(pending, 'sample')} wait for a full batch"
-        return "good", told
+            text += f", and {plural(pending, 'sample')} wait for a full batch"
+        return "good", text
     for name, why in NO_STREAM.items():
         if _named((name,), problems):
-            return "watch", f"{told}, because {why}"
+            return "watch", f"{text}, because {why}"
     if _mostly_dropped(facts, problems):
-        return "watch", f"{told}, because {DROPPED_NOW}"
+        return "watch", f"{text}, because {DROPPED_NOW}"
     if _named(("no-credit",), problems):
-        return "watch", f"{told}, because no producer may send"
+        return "watch", f"{text}, because no producer may send"
     if not facts.get("updates_done"):
-        return "wait", f"{told}, because no batch is full"
+        return "wait", f"{text}, because no batch is full"
     if waits and not facts.get("unread"):
-        return "good", f"{told}, because {WAITING}"
-    return "watch", f"{told}, because no full batch of samples came"
+        return "good", f"{text}, because {WAITING}"
+    return "watch", f"{text}, because no full batch of samples came"
 
 
 def _ended(receivers: Iterable[State]) -> str | None:
@@ -585,7 +590,7 @@ def _worst(rows: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _told(one: Mapping[str, Any]) -> str:
+def _sentence(one: Mapping[str, Any]) -> str:
     """Return the text of a problem as the beginning of a sentence, without the problem's name."""
     says, who = one["says"], one["producer"]
     return str(says if who and says.startswith(who) else says[:1].upper() + says[1:])

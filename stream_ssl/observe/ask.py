@@ -41,7 +41,7 @@ def ask(
         OSError, HTTPException: there is no answer, it takes too long or has more than MOST_BODY
             bytes, or the address is invalid.
     """
-    told = bytearray()
+    content = bytearray()
     try:
         parts = urlsplit(address)
         kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
@@ -50,15 +50,15 @@ def ask(
             connection.request(method, parts.path.rstrip("/") + path, body, headers or {})
             reply = connection.getresponse()
             ends = time.monotonic() + seconds
-            while len(told) <= MOST_BODY and (part := reply.read1(1 << 20)):
-                told += part
+            while len(content) <= MOST_BODY and (part := reply.read1(1 << 20)):
+                content += part
                 if time.monotonic() > ends:  # such as a stream of events, which never ends
                     raise TimeoutError(f"the answer takes longer than {seconds:g} s")
     except ValueError as error:  # such as a host name that no name server could know
         raise HTTPException(f"the address is invalid: {error}") from None
-    if len(told) > MOST_BODY:
+    if len(content) > MOST_BODY:
         raise HTTPException(f"the answer has more than {MOST_BODY} bytes")
-    return reply.status, bytes(told)
+    return reply.status, bytes(content)
 
 
 def map_in(body: bytes) -> dict[str, Any]:
@@ -67,10 +67,10 @@ def map_in(body: bytes) -> dict[str, Any]:
     Raises:
         ValueError: the body is not JSON, is nested too deeply, or is not a map.
     """
-    told = parse_json(body.decode())
-    if not isinstance(told, dict):
-        raise ValueError(f"is a JSON {type(told).__name__}, and must be a map")
-    return told
+    found = parse_json(body.decode())
+    if not isinstance(found, dict):
+        raise ValueError(f"is a JSON {type(found).__name__}, and must be a map")
+    return found
 
 
 def state_in(role: str, where: str, status: int, body: bytes) -> dict[str, Any]:
@@ -85,12 +85,12 @@ def state_in(role: str, where: str, status: int, body: bytes) -> dict[str, Any]:
         ValueError: the process refuses the question, or another program answers at its address.
     """
     try:
-        told = map_in(body)
+        reply = map_in(body)
     except ValueError:
-        told = {}
+        reply = {}
     if status != HTTPStatus.OK:
-        why = told.get("error", f"status {status}")
+        why = reply.get("error", f"status {status}")
         raise ValueError(f"the {role} {where} gives no state: {why}")
-    if told.get("role") != role or not isinstance(told.get("figures"), Mapping):
+    if reply.get("role") != role or not isinstance(reply.get("figures"), Mapping):
         raise ValueError(f"another program than the {role} answers {where}")
-    return told
+    return reply

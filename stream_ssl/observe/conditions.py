@@ -167,7 +167,7 @@ class Lit:
     where: str = ""
     over: bool = False
 
-    def told(self) -> dict[str, object]:
+    def facts(self) -> dict[str, object]:
         """Return the condition as plain values, for JSON."""
         one = self.condition
         return {

@@ -112,7 +112,7 @@ class Health:
         The list has the present conditions, the worst first. The failing checks follow, if their
         condition is not present yet.
         """
-        told = [lit.told() for lit in self.conditions]
+        problems = [lit.facts() for lit in self.conditions]
         known = {lit.condition.name for lit in self.conditions}
         for name, part in self.ready().parts.items():
             condition = CONDITIONS.get(OF_CHECK.get(name, ""))
@@ -123,7 +123,7 @@ class Health:
             detail = part.get("detail") or (
                 f"the {name}'s main loop has made no round for {part.get('seconds_since_tick')} s"
             )
-            told.append(
+            problems.append(
                 {
                     "name": condition.name if condition else name,
                     "producer": "",
@@ -135,7 +135,7 @@ class Health:
                     "runbook": f"runbooks/{condition.name}" if condition else None,
                 }
             )
-        return told
+        return problems
 
 
 def _status(parts: dict[str, dict[str, object]]) -> Status:

@@ -173,14 +173,14 @@ class HeldOutProbe:
     def resume(self, folder: Path) -> None:
         """Read the accuracy at the start of this run, if it was measured on this set."""
         try:
-            told = read_map(folder / FILE, MOST_BYTES)
+            saved = read_map(folder / FILE, MOST_BYTES)
         except FileNotFoundError:
             return
         except (OSError, ValueError) as error:
             log.warning("%s; the accuracy at the start of the run is unknown", error)
             return
-        accuracy = told.pop("accuracy", None)
-        if told == self._set() and type(accuracy) in (int, float) and 0 <= accuracy <= 1:
+        accuracy = saved.pop("accuracy", None)
+        if saved == self._set() and type(accuracy) in (int, float) and 0 <= accuracy <= 1:
             self.first = float(accuracy)
 
     def _set(self) -> dict[str, Any]:

@@ -80,8 +80,13 @@ class LoggerProcess:
     def memory(self, shown: ShownSlots, step: int) -> None:
         """Write a mosaic."""
         pixels = shown.mosaic()
-        told = {"name": "memory", "shape": pixels.shape, "pixels": pixels.tobytes(), "step": step}
-        self._ask(ANSWER, kind="picture", **told)
+        message = {
+            "name": "memory",
+            "shape": pixels.shape,
+            "pixels": pixels.tobytes(),
+            "step": step,
+        }
+        self._ask(ANSWER, kind="picture", **message)
 
     def close(self) -> None:
         """Write the rest, and end the process."""

@@ -160,14 +160,14 @@ class ReceiverChecks:
         totals = figures.by("refused_connections_total", "reason")
         risen = self._trends.rise("refused", at.REFUSED_SECONDS, totals)
         keys = {reason: risen.get(reason, 0.0) for reason in KEYS}
-        told = []
+        sentences = []
         if sum(keys.values()) >= at.REFUSED or risen.get("silent", 0) >= at.SILENT_CONNECTIONS:
             shown = {reason: count for reason, count in keys.items() if count}
             if silent := risen.get("silent", 0.0):
                 shown["silent"] = silent
             span, counts = seconds(at.REFUSED_SECONDS), counted(shown)
             why = "".join(f". {MISMATCHES[one]}" for one in sorted(MISMATCHES.keys() & shown))
-            told.append(f"connections were refused within {span}: {counts}{why}")
+            sentences.append(f"connections were refused within {span}: {counts}{why}")
         misfits = {reason: totals.get(reason, 0.0) for reason in MISFITS}
         again = sum(self._trends.rise("misfits again", at.MISFITS_AGAIN_SECONDS, misfits).values())
         risen = self._trends.rise("misfits", at.MISFITS_SECONDS, misfits)
@@ -178,9 +178,9 @@ class ReceiverChecks:
                 f". {one}: {MISFITS[one]}" + (f" (last: {last[one]})" if one in last else "")
                 for one in sorted(shown)
             )
-            told.append(f"messages or connections were refused within {span}: {counts}{why}")
-        if told:
-            yield "refusals", "", ". ".join(told)
+            sentences.append(f"messages or connections were refused within {span}: {counts}{why}")
+        if sentences:
+            yield "refusals", "", ". ".join(sentences)
 
     def _clocks(self, figures: Figures) -> Iterator[Finding]:
         now, offset = self._clock(), self._wall() - self._clock()
@@ -221,10 +221,10 @@ class ReceiverChecks:
         Args:
             live: the capture time of the latest sample minus its arrival time, by producer.
         """
-        told = figures.by("producer_clock_offset_seconds", "producer")
+        offsets = figures.by("producer_clock_offset_seconds", "producer")
         finished = figures.by("producer_finished", "producer")
         clocks = {}
-        for who, ahead in told.items():
+        for who, ahead in offsets.items():
             before = self._clock_seen.get(who)
             if before is None or before[0] != ahead:
                 before = self._clock_seen[who] = (ahead, self._offset)

@@ -110,15 +110,15 @@ class RecentRank:
         if self._file is None:
             return {}
         try:
-            told = read_map(self._file, MOST_BYTES)
+            saved = read_map(self._file, MOST_BYTES)
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:
             log.warning("%s; the run starts new maxima of its ranks", error)
             return {}
         found: dict[str, float] = {}
-        for name in {"keys", "images"} & told.keys():
-            peak = told[name]
+        for name in {"keys", "images"} & saved.keys():
+            peak = saved[name]
             if type(peak) in (int, float) and peak >= 1:
                 found[name] = float(peak)
             else:

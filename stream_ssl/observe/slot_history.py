@@ -247,8 +247,8 @@ class VerdictFeed:
         verdicts: dict[str, list[Verdict]] = defaultdict(list)
         for origin in record.dropped_origins:
             if origin is not None:
-                told = Verdict(origin.source, origin.id, "refused", near=True)
-                verdicts[origin.producer].append(told)
+                verdict = Verdict(origin.source, origin.id, "refused", near=True)
+                verdicts[origin.producer].append(verdict)
         if record.admission is not None and record.origins_B is not None:
             self._admitted(record, record.admission, record.origins_B, verdicts)
         if verdicts:
@@ -270,9 +270,9 @@ class VerdictFeed:
             if origin is None:
                 continue
             what = "refused" if number in refused else "kept"
-            told = Verdict(origin.source, origin.id, what, count, number in near)
-            verdicts[origin.producer].append(told)
+            verdict = Verdict(origin.source, origin.id, what, count, number in near)
+            verdicts[origin.producer].append(verdict)
         for gone in self._history.latest:
             if gone.origin is not None:
-                told = Verdict(gone.origin.source, gone.origin.id, "evicted", age=gone.age)
-                verdicts[gone.origin.producer].append(told)
+                verdict = Verdict(gone.origin.source, gone.origin.id, "evicted", age=gone.age)
+                verdicts[gone.origin.producer].append(verdict)

@@ -172,13 +172,13 @@ class Watch:
         """
         journal = None if self._watched.journal is None else device(self._watched.journal)
         least = at.DISK_CHECKPOINTS * figures.get("checkpoint_bytes")
-        told: set[int | None] = set() if journal is None else {journal}
+        reported: set[int | None] = set() if journal is None else {journal}
         short: dict[Path, str] = {}
         for name, folder in self._watched.folders.items():
             folder = folder.absolute()
             disk, free = device(folder), figures.get("disk_free_bytes", folder=name)
-            if free < at.DISK_BYTES and disk not in told:
-                told.add(disk)
+            if free < at.DISK_BYTES and disk not in reported:
+                reported.add(disk)
                 short[folder] = f"{free / 1e6:,.0f} MB are left on the disk of {folder}"
             elif name == "checkpoints" and at.DISK_BYTES <= free < least:
                 short[folder] = (

@@ -257,14 +257,14 @@ def readable(message: str) -> str:
     """Return an error of jsonargparse without its layers around the constructor's own error."""
     message = CHOICES.sub(r"'\2': must be one of \1", message)
     lines = message.splitlines()
-    told = [line for line in lines if not NOISE.fullmatch(line)]
-    if not told or len(told) == len(lines):
+    kept = [line for line in lines if not NOISE.fullmatch(line)]
+    if not kept or len(kept) == len(lines):
         return message
-    if len(told) > 1:
-        return "\n".join(told)
+    if len(kept) > 1:
+        return "\n".join(kept)
     # The first match is the innermost object that could not be built.
     owner = re.search(r"Given value: Namespace\(class_path='([^']+)'", message)
-    return (f"{owner[1]}: " if owner else "") + told[0].strip().removeprefix("- ")
+    return (f"{owner[1]}: " if owner else "") + kept[0].strip().removeprefix("- ")
 
 
 def reported(work: Callable[[], int | None]) -> int:

@@ -191,7 +191,7 @@ class StepLog:
         seconds = self._clock() - self._at
         if seconds < self._every or record.skipped is not None:
             return
-        told = {
+        values = {
             "step": record.step,
             "loss": round(record.loss, 4),
             "learning_rate": record.learning_rate,
@@ -203,7 +203,7 @@ class StepLog:
             "step %(step)d: loss %(loss)s, learning rate %(learning_rate)g, "
             "%(samples_per_second)s samples/s of the stream, %(updates_per_second)s updates/s, "
             "lag %(lag_seconds)s s",
-            told,
-            extra=told,
+            values,
+            extra=values,
         )
         self._at, self._updates, self._samples = self._clock(), 0, 0

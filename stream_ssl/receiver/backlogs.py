@@ -92,7 +92,7 @@ class Backlogs:
         self._monitor = server.get_monitor_socket(
             zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | _HANDSHAKE_FAILED
         )
-        self.cut = self._told = 0
+        self.cut = self._reported = 0
         self._failures: Counter[str] = Counter()
         mismatch = "plain-receiver" if plain else "no-key"  # CURVE on one side only
         self._reasons = {**_HANDSHAKES, zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH: mismatch}
@@ -163,7 +163,7 @@ class Backlogs:
         with self._following:
             found, self._failures = self._failures, Counter()
             connections = list(self._connections.values())
-        found["oversize"], self._told = self.cut - self._told, self.cut
+        found["oversize"], self._reported = self.cut - self._reported, self.cut
         if now >= self._silent_at:
             self._silent_at = now + 1.0
             for connection in connections:

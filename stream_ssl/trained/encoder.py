@@ -460,11 +460,13 @@ def find(path: Path) -> Path:
     own = (path / STATE).is_file()
     found = [path.resolve()] if own else _checkpoints(path)
     if not found:
-        told = "is not a folder" if not path.is_dir() else f"contains neither {STATE} nor {LATEST}"
+        missing = (
+            "is not a folder" if not path.is_dir() else f"contains neither {STATE} nor {LATEST}"
+        )
         if (path / "journal").is_dir():
-            told = "is a run that has written none yet, which its first update brings"
+            missing = "is a run that has written none yet, which its first update brings"
         raise FileNotFoundError(
-            f"no checkpoint at {path}: it {told}. Give the folder of a run that has "
+            f"no checkpoint at {path}: it {missing}. Give the folder of a run that has "
             "written its first checkpoint (the folder that contains checkpoints/), or the "
             "folder of a checkpoint (step-...)"
         )

@@ -85,9 +85,9 @@ def export_hub(checkpoint: Path, folder: Path, trust_code: bool = False) -> Meas
         write_json(scratch / CONFIG, _native(shape) if native else _own(shape))
         if _crops(encoder):
             write_json(scratch / PREPROCESSOR, _preprocessor(encoder))
-        told = "" if found.accuracy is None else _told(found)
+        sentence = "" if found.accuracy is None else _accuracy_sentence(found)
         sources = _sources(checkpoint, columns["ids"].tolist())
-        text = card(stored, encoder, sources, told, native)
+        text = card(stored, encoder, sources, sentence, native)
         (scratch / CARD).write_text(text, encoding="utf-8")
     return found
 
@@ -168,8 +168,8 @@ def _native(shape: Mapping[str, Any]) -> dict[str, Any]:
 
 def _own(shape: Mapping[str, Any]) -> dict[str, Any]:
     module = CODE.removesuffix(".py")
-    told = {name: shape[name] for name in ("width", "depths", "stem", "block")}
-    return told | {
+    values = {name: shape[name] for name in ("width", "depths", "stem", "block")}
+    return values | {
         "model_type": "stream-ssl-resnet",
         "architectures": ["StreamSslModel"],
         "num_channels": shape["channels"],
@@ -242,7 +242,7 @@ def measured(encoder: Encoder, columns: Mapping[str, Tensor]) -> Measured:
     return Measured(score(told_Q, label_K[:half]).accuracy, len(row_K), classes, majority)
 
 
-def _told(found: Measured) -> str:
+def _accuracy_sentence(found: Measured) -> str:
     return (
         f"{found.accuracy:.1%} of {found.labelled // 2} labelled pictures were recognised among "
         f"{found.classes} classes by a vote of {NEIGHBOURS} nearest neighbours. Guessing the most "

@@ -125,11 +125,11 @@ def find_receiver(run: str | Path, name: str) -> LocalReceiver:
         ValueError: a receiver of the run has not started, or its file is malformed.
     """
     run = Path(run)
-    deadline, told = time.monotonic() + START_SECONDS, False
+    deadline, logged = time.monotonic() + START_SECONDS, False
     while (awaited := _awaited(run)) and time.monotonic() < deadline:
-        if not told:
+        if not logged:
             log.info("run %s: waiting for the receiver, at most %.0f s", run, START_SECONDS)
-        told = True
+        logged = True
         time.sleep(0.2)
     found = _entries(run)
     if awaited or not found:

@@ -70,8 +70,8 @@ def test_the_recovered_gain() -> None:
 def test_a_gain_is_told_where_there_was_one() -> None:
     assert Recovered.of(0.39, 0.40, None) == Recovered(pytest.approx(0.975), None)
     assert Recovered.of(0.39, 0.40, 0.45).gain is None
-    assert Recovered.of(0.39, 0.40, 0.30).told() == "97.5 % (90 % of the gain)"
-    assert Recovered.of(0.39, 0.40, 0.0).told() == "97.5 % (98 % of the gain)"
+    assert Recovered.of(0.39, 0.40, 0.30).text() == "97.5 % (90 % of the gain)"
+    assert Recovered.of(0.39, 0.40, 0.0).text() == "97.5 % (98 % of the gain)"
 
 
 def test_classes_are_divided_in_order() -> None:

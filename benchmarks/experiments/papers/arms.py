@@ -69,12 +69,12 @@ class PaperArm:
 
         Values that only the tables use are left out.
         """
-        told = asdict(self)
+        values = asdict(self)
         for name in ("against", "key"):
-            del told[name]
+            del values[name]
         if self.capacity is None:  # older results do not contain this field
-            del told["capacity"]
-        return told
+            del values["capacity"]
+        return values
 
 
 @dataclass(frozen=True)

@@ -56,8 +56,8 @@ def _curve(
             (columns.index(c), y) for (r, c), y in figures.items() if r == row and c in columns
         ]
         if known:
-            at_known, told = zip(*sorted(known), strict=True)
-            axes.plot(at_known, told, "--", marker="x", color=colour, alpha=0.5, linewidth=0.8)
+            at_known, known_y = zip(*sorted(known), strict=True)
+            axes.plot(at_known, known_y, "--", marker="x", color=colour, alpha=0.5, linewidth=0.8)
     axes.set_xticks(range(len(columns)), columns, fontsize=8)
     axes.set_title(measure.heading + (" (dashed: the paper)" if figures else ""), fontsize=10)
     axes.grid(alpha=0.3)

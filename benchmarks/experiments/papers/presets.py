@@ -54,16 +54,16 @@ class Preset:
 
     def of(self, experiment: str) -> dict[str, Any]:
         """Return the settings that an experiment's results depend on, as JSON stores them."""
-        told = asdict(self)
+        values = asdict(self)
         for name in ("seeds", "repeat_all", "networks", "cropped"):
-            del told[name]
+            del values[name]
         for name in ("samples", "batch", "learning_rate"):
             by: Mapping[str, Any] = getattr(self, name)
-            told[name] = by.get(experiment, by[""])
+            values[name] = by.get(experiment, by[""])
         if experiment in self.cropped:
-            told["crop"] = True
-        told["network"] = self.networks.get(experiment, self.network)
-        return told
+            values["crop"] = True
+        values["network"] = self.networks.get(experiment, self.network)
+        return values
 
 
 EPOCH = 50_000

@@ -81,13 +81,13 @@ def tables_of(
 
     A cell without a run is empty.
     """
-    told = [claims(judged)]
+    tables = [claims(judged)]
     own = [name for name in experiment.measures if MEASURES[name].share]
-    told += [by_measure(experiment, found, name) for name in own]
+    tables += [by_measure(experiment, found, name) for name in own]
     others = [name for name in experiment.measures if name not in own]
     if others:
-        told.append(together(experiment, found, others))
-    return told
+        tables.append(together(experiment, found, others))
+    return tables
 
 
 def claims(judged: Sequence[Judgement]) -> TextTable:
@@ -97,9 +97,9 @@ def claims(judged: Sequence[Judgement]) -> TextTable:
         measure = MEASURES[claim.measure]
         figure = "" if paper is None else f"{paper:+.{measure.decimals}f}"
         seeds = str(len(ours.values) or "")
-        told = [claim.text, claim.source, measure.heading]
+        about = [claim.text, claim.source, measure.heading]
         own = ours.text(measure.scale, measure.decimals, sign=True)
-        rows.append([*told, figure, own, seeds, "" if p is None else f"{p:.3f}", word])
+        rows.append([*about, figure, own, seeds, "" if p is None else f"{p:.3f}", word])
     headings = ("claim", "source", "difference in", "paper", "ours", "seeds", "p", "verdict")
     return TextTable("Claims", headings, rows, 3)
 
@@ -160,8 +160,8 @@ def slug(text: str) -> str:
 def _summary(judged: Sequence[Judgement]) -> str:
     words = [verdict.word for verdict in judged]
     parts = [
-        f"{words.count(word)} {told}"
-        for word, told in (
+        f"{words.count(word)} {verb}"
+        for word, verb in (
             ("agrees", "hold here"),
             ("disagrees", "do not"),
             ("not settled", "are not settled"),

@@ -79,14 +79,14 @@ def verdicts(experiment: Experiment, found: FinishedRuns) -> list[Judgement]:
         if ours.values and (p := p_value(found, claim, ours, experiment.claims)) is not None
     }
     corrected = holm(known)
-    told = []
+    judged = []
     for number, (claim, ours) in enumerate(zip(experiment.claims, sums, strict=True)):
         p = corrected.get(number)
         word = "not settled" if ours.values else "not run"
         if p is not None and p < SIGNIFICANCE:
             word = "agrees" if ours.mean > 0 else "disagrees"
-        told.append(Judgement(claim, _paper(experiment, claim), ours, p, word))
-    return told
+        judged.append(Judgement(claim, _paper(experiment, claim), ours, p, word))
+    return judged
 
 
 def total(found: FinishedRuns, claim: Claim) -> Spread:

@@ -76,8 +76,8 @@ class Reproduction(ExperimentWork[PaperRun]):
 
 def _data_of(path: Path, settings: Mapping[str, Any]) -> str | None:
     """Return the data set of the results with these settings, or None if there are none."""
-    told = [entry["settings"] for entry in entries(path)]
-    names = {one["data"] for one in told if one.items() >= settings.items() and "data" in one}
+    stored = [entry["settings"] for entry in entries(path)]
+    names = {one["data"] for one in stored if one.items() >= settings.items() and "data" in one}
     if len(names) > 1:
         raise ValueError(f"{path} has runs on {', '.join(sorted(names))}: say which with --data")
     return next(iter(names), None)

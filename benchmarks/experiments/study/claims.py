@@ -134,7 +134,7 @@ def queue(stored: StoredRuns) -> TextTable:
 def settled(stored: StoredRuns) -> TextTable:
     """The differences of `today` with the smallest p-values after Holm's correction for all."""
     found = stored.at(steps=2400)
-    told: list[tuple[str, str, str, str]] = []
+    compared: list[tuple[str, str, str, str]] = []
     values: dict[int, float] = {}
     for stream, (title, rival), probe in itertools.product(HARDEST, RIVALS.items(), PROBES):
         cells = (DEFAULT.name, stream), (rival.name, stream)
@@ -142,13 +142,13 @@ def settled(stored: StoredRuns) -> TextTable:
         if all(cell in found.results for cell in cells) and deviation is not None:
             gain = report.pair(found, *cells, probe)
             if gain.values:
-                values[len(told)] = deviation.p(gain.values)
-                told.append((TITLES[stream], title, NAMES[probe], gain.difference(deviation)))
+                values[len(compared)] = deviation.p(gain.values)
+                compared.append((TITLES[stream], title, NAMES[probe], gain.difference(deviation)))
     rows = [
-        [*told[key], "< 0.001" if p < 0.001 else f"{p:.3f}"]
+        [*compared[key], "< 0.001" if p < 0.001 else f"{p:.3f}"]
         for key, p in list(holm(values).items())[:SHOWN]
     ]
-    headings = ("accuracy", "DUEL - it, points", f"p, corrected for {len(told)} comparisons")
+    headings = ("accuracy", "DUEL - it, points", f"p, corrected for {len(compared)} comparisons")
     return TextTable("", ["stream", "rule", *headings], rows, names=3)
 
 
@@ -191,8 +191,8 @@ def features(stored: StoredRuns) -> TextTable:
                 f"{math.exp(found.spread((name, stream), 'entropy').mean):.1f}"
                 for name in (ours, *rivals)
             ]
-            told = [TITLES[stream], title, kappa, both(found, cell)]
-            rows.append([*told, *differences, *classes])
+            about = [TITLES[stream], title, kappa, both(found, cell)]
+            rows.append([*about, *differences, *classes])
     headings = ("accuracy", "minus embeddings", "minus a reservoir")
     held = ("effective classes held", "embeddings", "reservoir")
     columns = ["kNN / linear, %", "descriptor", "kappa", *headings, *held]
@@ -207,8 +207,8 @@ def gains(stored: StoredRuns) -> TextTable:
         bases = [(arm.name, stream) for arm in (BASE, RESERVOIR, MINRED)]
         differences = [stored.gain(found, cell, base) for base in bases]
         shares = [found.share(cell, CEILING, probe).mean for probe in PROBES]
-        told = " / ".join(f"{100 * share:.1f}" for share in shares)
-        rows.append([TITLES[stream], *differences, told])
+        of_ceiling = " / ".join(f"{100 * share:.1f}" for share in shares)
+        rows.append([TITLES[stream], *differences, of_ceiling])
     headings = ("minus the queue", "minus the reservoir", "minus MinRed", "share of the ceiling, %")
     return TextTable("", ["kNN / linear, points", *headings], rows, names=1)
 

@@ -59,9 +59,9 @@ class StudySettings:
         The device is not one of them, because the views and the stream of a seed are the same on
         every device. Compare runs of one device, whose sums are alike.
         """
-        told = {**asdict(self), "threads": THREADS}
-        del told["device"]
-        return told
+        values = {**asdict(self), "threads": THREADS}
+        del values["device"]
+        return values
 
 
 def run_once(settings: StudySettings, run: StudyRun, data: LabelledData) -> dict[str, Any]:

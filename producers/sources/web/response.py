@@ -118,8 +118,8 @@ def location(response: Response, base: httpx.URL) -> httpx.URL:
     try:
         return parsed(target, base)
     except Skip as skip:
-        told = f"to {target[:200]!r}" if target else "without a target"
-        raise Skip(skip.reason, f"it redirects {told}: {skip}") from skip
+        where = f"to {target[:200]!r}" if target else "without a target"
+        raise Skip(skip.reason, f"it redirects {where}: {skip}") from skip
 
 
 def retry_after(value: str, otherwise: float, date: str = "") -> float:

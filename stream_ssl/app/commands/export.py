@@ -128,10 +128,10 @@ def write(settings: Namespace, checkpoint: Path, targets: Mapping[str, Target]) 
     if (one := targets.get("hub")) is not None:
         with _written(one, "writing the encoder for transformers"):
             knn = export_hub(checkpoint, one.folder, settings.trust_code)
-        told = "not measured"
+        accuracy = "not measured"
         if knn.accuracy is not None:
-            told = f"{knn.accuracy:.1%}; guessing the most frequent class: {knn.majority:.1%}"
-        print(f"hub: {settings.hub}, accuracy of the memory's labels: {told}")
+            accuracy = f"{knn.accuracy:.1%}; guessing the most frequent class: {knn.majority:.1%}"
+        print(f"hub: {settings.hub}, accuracy of the memory's labels: {accuracy}")
     if (one := targets.get("memory")) is not None:
         with _written(one, "writing the memory") as tell:
             found = export_memory(checkpoint, one.folder, tell, settings.trust_code)

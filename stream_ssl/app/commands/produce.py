@@ -388,7 +388,7 @@ def send(
     sample: Sample,
     after: Position,
     stop: threading.Event,
-    told: Expected | None = None,
+    expected: Expected | None = None,
 ) -> bool:
     """Send one sample, or drop it as `on_full` says. Return False once a stop is requested.
 
@@ -396,7 +396,7 @@ def send(
     """
     while not stop.is_set():
         try:
-            producer.send(sample, position=after, timeout=1.0, on_delivery=told)
+            producer.send(sample, position=after, timeout=1.0, on_delivery=expected)
         except BufferFullError as error:
             raise Failure(str(error)) from error
         except DeadlineError:

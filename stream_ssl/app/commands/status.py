@@ -100,11 +100,11 @@ def status(
             does. Exit status 1 if it does not answer, or if they do not. It needs the run's folder.
     """
     if seconds is not None and not (seconds > 0 and math.isfinite(seconds)):
-        told = (
+        wrong = (
             f"--seconds {seconds:g}: must be finite and above 0, because rates are "
             "measured over this time"
         )
-        print(told, file=sys.stderr)
+        print(wrong, file=sys.stderr)
         return USAGE
     for option, value in (("--seconds", seconds), ("--health", health)):
         if value is not None and address_in(run) is not None:
@@ -128,13 +128,13 @@ def status(
 def print_history(run: Run) -> int:
     """Print the figures of both roles over the whole time of their processes, as JSON."""
     names = [one["run"] for one in run.read().states.values() if one.get("run")]
-    told: dict[str, Any] = {"run": names[0] if names else Path(run.title).name}
+    histories: dict[str, Any] = {"run": names[0] if names else Path(run.title).name}
     for role in ROLES:
         if found := run.ask(role, "history", track="whole"):
-            told[role] = found[0]
-    if len(told) == 1:
+            histories[role] = found[0]
+    if len(histories) == 1:
         raise ValueError(f"{run.title}: no process answers, so there are no figures to print")
-    print(dumps(told))
+    print(dumps(histories))
     return DONE
 
 
@@ -174,30 +174,30 @@ def of_folder(run: Path, seconds: float | None, json: bool, health: str | None) 
         if {"pid", "unknown", *(() if broken else ("ended",))}.isdisjoint(state)
     }
     if not addresses and len(nobody) == len(ROLES):
-        told = f"{run}: no run has started here. Start it with: stream-ssl run CONFIG --run {run}"
+        error = f"{run}: no run has started here. Start it with: stream-ssl run CONFIG --run {run}"
         if below := runs_below(run):
-            told = (
+            error = (
                 f"{run} is no run, but holds {'; '.join(below)}: give "
                 f"{'that folder' if len(below) == 1 else 'one of these folders'}"
             )
         if (run / "journal").exists():
-            told = f"{run}: no process of the run is running. Continue with: stream-ssl run CONFIG"
+            error = f"{run}: no process of the run is running. Continue with: stream-ssl run CONFIG"
         if broken is not None:
-            told = (
+            error = (
                 f"{broken}. No process of the run is running. Its next start writes the file again"
             )
         if json:
-            console.print_json(data={"answers": [], "error": told})
+            console.print_json(data={"answers": [], "error": error})
         else:
-            console.print(told, markup=False, highlight=False, soft_wrap=True)
+            console.print(error, markup=False, highlight=False, soft_wrap=True)
         return FAILED
     figures = measure(addresses, seconds or SHORT, token)
     if any(figures["up"].values()):
         check_no_copy(run)
     silent = silence(run, endpoints, [role for role, up in figures["up"].items() if not up])
     keys = {"starting": "pid"} | {key: key for key in ("unknown", "hung", "ended", "absent")}
-    for told, key in keys.items():
-        figures[told] = {name: state[key] for name, state in silent.items() if key in state}
+    for kind, key in keys.items():
+        figures[kind] = {name: state[key] for name, state in silent.items() if key in state}
     states = {
         name: silent.get(name) or ask_state(addresses[name], role_of(name), token)
         for name in figures["up"]
@@ -268,9 +268,9 @@ def readiness(address: str, token: str | None = None) -> dict[str, Any]:
         return {}
 
 
-def not_ready(told: Mapping[str, Any]) -> list[str]:
+def not_ready(ready: Mapping[str, Any]) -> list[str]:
     """Return the parts that are not ready, such as "journal: cannot be written"."""
-    parts: Mapping[str, Any] = told.get("parts", {})
+    parts: Mapping[str, Any] = ready.get("parts", {})
     failing = {name: part.get("detail") for name, part in parts.items() if not part["ok"]}
     return [f"{name}: {detail}" if detail else name for name, detail in failing.items()]
 
@@ -302,11 +302,11 @@ def measure(
         up = {name: answers for name, answers in up.items() if rank_of(name) < ranks}
     answering = [name for name, answers in up.items() if answers]
     receivers = [name for name in answering if role_of(name) == "receiver"]
-    told = {name: readiness(addresses[name], token) for name in answering}
+    ready = {name: readiness(addresses[name], token) for name in answering}
     return {
         "up": dict.fromkeys((role for role in ROLES if role not in map(role_of, up)), False) | up,
-        "not_ready": {name: not_ready(told[name]) for name in answering},
-        "conditions": {name: told[name].get("conditions", []) for name in answering},
+        "not_ready": {name: not_ready(ready[name]) for name in answering},
+        "conditions": {name: ready[name].get("conditions", []) for name in answering},
         "receiver": _summed(
             [receiver_figures(histories[name]) for name in receivers], set(RECEIVER_PARTS)
         ),
@@ -492,8 +492,8 @@ def _reasons(role: str, figures: Mapping[str, Any]) -> str:
     for one in sorted(conditions, key=itemgetter("producer")):
         by_advice.setdefault((one["name"], one["remedy"]), []).append(one["says"])
     for (name, remedy), says in by_advice.items():
-        told = escape(few(says, MOST_PRODUCERS, "; "))
-        reasons += f"\n[red]{name}[/]: {told}. {escape(remedy)}"
+        shown = escape(few(says, MOST_PRODUCERS, "; "))
+        reasons += f"\n[red]{name}[/]: {shown}. {escape(remedy)}"
     if why := figures["hung"].get(role):
         reasons += f"\n[red]process-hung[/]: {escape(why)}"
     return reasons
@@ -567,8 +567,8 @@ def _verdict(figures: Mapping[str, Any], looks: bool) -> str:
         return f"[yellow]starting[/]: {' and '.join(down)}"
     if waiting := [role for role, parts in figures["not_ready"].items() if parts]:
         begin = all({*figures["not_ready"][role]} <= STARTING_PARTS for role in waiting)
-        told = f"{STARTING}[/]: {' and '.join(sorted(waiting, reverse=True))}"
-        return f"[yellow]{told}" if begin else "[yellow]not ready yet[/]"
+        text = f"{STARTING}[/]: {' and '.join(sorted(waiting, reverse=True))}"
+        return f"[yellow]{text}" if begin else "[yellow]not ready yet[/]"
     return "[yellow]worth a look[/], see above" if looks else "[green]healthy[/]"
 
 
@@ -585,13 +585,13 @@ def _loss(figures: Mapping[str, float | None]) -> str:
 
 
 def _memory(figures: Mapping[str, Any]) -> str:
-    told = f"{figures['memory_slots']:,.0f} of {figures['memory_capacity_slots']:,.0f} slots"
+    text = f"{figures['memory_slots']:,.0f} of {figures['memory_capacity_slots']:,.0f} slots"
     if not figures["memory_slots"]:
-        return told
+        return text
     if (alike := figures["memory_near_duplicates_ratio"]) is not None:
-        told += f", {percent(alike)} near-duplicates"
+        text += f", {percent(alike)} near-duplicates"
     rank = figures["stream_effective_rank"]
-    return f"{told}, effective rank {figures['memory_effective_rank']:.1f}" + (
+    return f"{text}, effective rank {figures['memory_effective_rank']:.1f}" + (
         "" if rank is None else f" (stream {rank:.1f})"
     )
 

@@ -168,14 +168,14 @@ class Asker:
         reading = self._run.read()
         rows = [
             row
-            for told in self._try("receiver", "producers", sort="rate", limit=MOST_PRODUCERS)
-            for row in told["producers"]
+            for reply in self._try("receiver", "producers", sort="rate", limit=MOST_PRODUCERS)
+            for row in reply["producers"]
         ]
         rows.sort(key=lambda row: (-(row["rate"] or 0.0), row["silent"]))
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + USES_SECONDS
-            for told in self._try("learner", "memory/producers", limit=1000):
-                self._uses = told["uses"]
+            for reply in self._try("learner", "memory/producers", limit=1000):
+                self._uses = reply["uses"]
         return Look(reading, rows, self._uses)
 
     def _try(self, role: str, question: str, **arguments: object) -> list[dict[str, Any]]:
@@ -228,13 +228,13 @@ class View:
         age = time.monotonic() - self._at
         head = Text(f"stream-ssl · {printable(self._title, 200)} · {clock}", "bold")
         foot = Text("q or Ctrl-C ends the view", "dim")
-        told = [Text(printable(self._why, 500), "red")] if self._why else []
+        notes = [Text(printable(self._why, 500), "red")] if self._why else []
         if self._look is None:
-            return _cut([head, *(told or [Text("asking", "dim")]), foot], width)
+            return _cut([head, *(notes or [Text("asking", "dim")]), foot], width)
         if self._why or age > 15:
-            told.append(Text(f"the values below are {duration(age)} old", "yellow"))
+            notes.append(Text(f"the values below are {duration(age)} old", "yellow"))
         figures = figures_of(self._look.reading)
-        speed = [*told, *self._speed(figures), self._memory(figures)]
+        speed = [*notes, *self._speed(figures), self._memory(figures)]
         room = height - len(speed) - 2
         rows = self._producers()
         answers = self._answers(width, room - min(LEAST_PRODUCERS, len(rows)))
@@ -245,8 +245,8 @@ class View:
         """Return the answers. The longest ones are cut until they fit into `room` lines."""
         assert self._look is not None
         given = self._look.reading.answers
-        told = [printable(f"{one.word}: {one.says}", 2000) for one in given]
-        folded = [_folded(one, max(8, width - NAME - 2)) for one in told]
+        texts = [printable(f"{one.word}: {one.says}", 2000) for one in given]
+        folded = [_folded(one, max(8, width - NAME - 2)) for one in texts]
         kept = [len(lines) for lines in folded]
         while sum(kept) > max(len(kept), room):
             kept[max(range(len(kept)), key=kept.__getitem__)] -= 1
@@ -274,14 +274,14 @@ class View:
 
     def _memory(self, figures: Mapping[str, float | None]) -> Text:
         slots, capacity = figures.get("slots"), figures.get("capacity")
-        told = "-"
+        text = "-"
         if slots is not None and capacity is not None:
-            told = f"{slots:,.0f} of {plural(capacity, 'slot')}"
+            text = f"{slots:,.0f} of {plural(capacity, 'slot')}"
         if (alike := figures.get("near_duplicates")) is not None:
-            told += f", {percent(alike)} near-duplicates"
+            text += f", {percent(alike)} near-duplicates"
         if (age := figures.get("checkpoint_age")) is not None and figures.get("checkpoint_step"):
-            told += f"; checkpoint {duration(age)} ago"
-        return Text.assemble(("  memory".ljust(NAME + 2), "bold"), told)
+            text += f"; checkpoint {duration(age)} ago"
+        return Text.assemble(("  memory".ljust(NAME + 2), "bold"), text)
 
     def _producers(self) -> list[Text]:
         assert self._look is not None
@@ -299,11 +299,11 @@ class View:
             bad = sum(row["rejected"].values()) + sum(use.get("bad", {}).values())
             away = sum(use.get("dropped", {}).values())
             name = _fitted(printable(row["name"], 200), 20)
-            told = "-" if row["rate"] is None else f"{rate(row['rate'])}/s"
+            speed = "-" if row["rate"] is None else f"{rate(row['rate'])}/s"
             seen = duration(row["silent"]) + ("" if row["connected"] else ", away")
             counts = (use.get("admitted"), away if use else None)
             shown = "".join(f"{_count(value):>10}" for value in counts)
-            text = f"  {name}{told:>9}{shown}{_count(bad):>7}{_count(use.get('slots')):>8}  {seen}"
+            text = f"  {name}{speed:>9}{shown}{_count(bad):>7}{_count(use.get('slots')):>8}  {seen}"
             found.append(Text(text, "red" if bad else "" if row["connected"] else "dim"))
         return found
 

@@ -220,8 +220,8 @@ class Api:
                 return _json(here(Query(request.query_params)))
             if ASKED_BY_PEER in request.headers:  # no endless forwarding
                 raise Refused(502, f"this is the {self._role}: endpoints.json is out of date")
-            status, told = self._ask_other(role, question, request.url.query, body)
-            return Response(told, status, {"cache-control": "no-store"}, "application/json")
+            status, content = self._ask_other(role, question, request.url.query, body)
+            return Response(content, status, {"cache-control": "no-store"}, "application/json")
         except Refused as refused:
             return _error(refused.status, str(refused))
         except LookupError as error:

@@ -42,14 +42,14 @@ class DroppedPairs:
         of each pair, under the names in the pair's own `pictures`.
         """
         lately = list(self._pairs)[: -limit - 1 : -1]
-        told, names, images = [], [], []
+        pairs, names, images = [], [], []
         for number, at, one in lately:
             pair = [f"dropped-{number}", f"twin-{number}"]
             for image in (one.picture_CHW, one.twin_CHW):
                 assert image is not None  # `consume` left out samples without pictures
                 images.append(shrunk(image[None], min(TILE, image.shape[1]))[0])
             names += pair
-            told.append(
+            pairs.append(
                 {
                     "at": at,
                     "origin": None if one.origin is None else one.origin.known(),
@@ -61,4 +61,4 @@ class DroppedPairs:
             )
         drawn = images and self._reader.most_pictures
         pictures = picture_sheet(names, torch.stack(images)) if drawn else None
-        return {"dropped": told, "pictures": pictures}
+        return {"dropped": pairs, "pictures": pictures}

@@ -37,19 +37,19 @@ class HeldOutView:
     def summary(self) -> dict[str, Any]:
         """Return plain values for JSON; `pictures` has the images under their names in `shown`."""
         probe = self._probe
-        told: dict[str, Any] = {"queries": len(probe.queries[1]), "confused": [], "shown": []}
+        answer: dict[str, Any] = {"queries": len(probe.queries[1]), "confused": [], "shown": []}
         if not probe.past:  # after a restart, until the next probe
-            return {**told, "step": None, "age": None, "before": None, "pictures": None}
+            return {**answer, "step": None, "age": None, "before": None, "pictures": None}
         first, newest = probe.past[0], probe.past[-1]
-        told |= {"step": newest.step, "age": self._clock() - newest.at, "before": None}
-        told["confused"] = self._confused(newest)
+        answer |= {"step": newest.step, "age": self._clock() - newest.at, "before": None}
+        answer["confused"] = self._confused(newest)
         if first is not newest:
-            told["before"] = self._clock() - first.at
+            answer["before"] = self._clock() - first.at
         names: dict[str, Tensor] = {}
         for row, query in enumerate(probe.shown_P.tolist()):
             one = {"picture": f"query-{query}", "label": self._name(int(probe.queries[1][query]))}
             names[one["picture"]] = probe.queries[0][query]
-            told["shown"].append({
+            answer["shown"].append({
                 **one,
                 "now": self._near(newest, row, names),
                 "before": [] if first is newest else self._near(first, row, names),
@@ -57,18 +57,18 @@ class HeldOutView:
         image_nCHW = torch.stack(list(names.values()))
         drawn = image_nCHW.shape[1] in (1, 3)
         side = min(TILE, image_nCHW.shape[-1])
-        told["pictures"] = picture_sheet(list(names), shrunk(image_nCHW, side)) if drawn else None
-        return told
+        answer["pictures"] = picture_sheet(list(names), shrunk(image_nCHW, side)) if drawn else None
+        return answer
 
     def _near(self, answered: Answered, row: int, names: dict[str, Tensor]) -> list[dict[str, str]]:
         """Return the references nearest to a picture, and add their images to `names`."""
         image_NCHW, label_N = self._probe.references
-        told = []
+        neighbours = []
         for reference in answered.near_Pn[row].tolist():
             name = f"reference-{reference}"
             names[name] = image_NCHW[reference]
-            told.append({"picture": name, "label": self._name(int(label_N[reference]))})
-        return told
+            neighbours.append({"picture": name, "label": self._name(int(label_N[reference]))})
+        return neighbours
 
     def _confused(self, answered: Answered) -> list[dict[str, Any]]:
         """Return the pairs of classes that kNN confuses most, by the share of the true class."""

@@ -40,7 +40,7 @@ class LastEvictions:
             Busy: the learner has no time.
         """
         lately, by_ids, ids, image_nCHW = self._jobs.ask(lambda: self._read(limit, producer))
-        told = [
+        evictions = [
             {
                 **asdict(eviction),
                 "id": str(eviction.id),
@@ -50,7 +50,7 @@ class LastEvictions:
             }
             for eviction, by_id in zip(lately, by_ids, strict=True)
         ]
-        return {"evictions": told, "pictures": picture_sheet(ids, image_nCHW)}
+        return {"evictions": evictions, "pictures": picture_sheet(ids, image_nCHW)}
 
     def _read(
         self, limit: int, producer: str | None

@@ -88,12 +88,12 @@ def _placed(snapshot: SlotsCopy, point_S2: NDArray[np.float32], by: str = "pca")
     }
 
 
-def _only(producer: str | None, snapshot: SlotsCopy, told: dict[str, Any]) -> dict[str, Any]:
+def _only(producer: str | None, snapshot: SlotsCopy, points: dict[str, Any]) -> dict[str, Any]:
     """Return the points of a map whose slots hold samples of a producer; None: all points."""
     if producer is None:
-        return told
-    origins = [snapshot.origins_k[slot] for slot in told["slots"]]
+        return points
+    origins = [snapshot.origins_k[slot] for slot in points["slots"]]
     kept = [n for n, one in enumerate(origins) if one is not None and one.producer == producer]
     columns = ("slots", "ids", "x", "y", "labels", "duplicates")
-    held = {name: told[name] for name in columns if told[name] is not None}
-    return {**told, **{name: [values[n] for n in kept] for name, values in held.items()}}
+    held = {name: points[name] for name in columns if points[name] is not None}
+    return {**points, **{name: [values[n] for n in kept] for name, values in held.items()}}
