@@ -248,7 +248,7 @@ def check_fits(
     if set(kept) != set(ours):
         raise ValueError(
             f"the state has columns {sorted(kept)}, this memory {sorted(ours)}: "
-            "image_shape and payload must be as when it was saved"
+            "build it with the state's image_shape and payload"
         )
     for name, column in ours.items():
         there = kept[name]

@@ -280,7 +280,7 @@ def test_folders_that_are_no_classes_are_refused(
             2,
             "each class may be in only one task",
         ),
-        (["--tasks", "[[1],[12]]", "--stages", "RUN", "RUN"], 2, "there are no queries"),
+        (["--tasks", "[[1],[12]]", "--stages", "RUN", "RUN"], 2, "which no query has: choose from"),
         (["--tasks", "11", "--stages", *["RUN"] * 11], 2, "give 1 to 10 tasks"),
         (["--query_share", "2"], 2, "query_share 2.0"),
         (["--query_share", "1"], 2, "gave no references"),

@@ -254,7 +254,8 @@ def test_a_process_that_cannot_start_is_an_error_and_nothing_waits(
         batches.next(60)
 
 
-def test_no_process_starts_after_stop(process: IsolatedDecoder) -> None:
+def test_no_process_starts_after_stop() -> None:
+    process = IsolatedDecoder(Fragile(SIZE), CHUNK)
     task, failed = marked(1, ENDLESS), list[BaseException]()
 
     def decode() -> None:

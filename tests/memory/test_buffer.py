@@ -200,7 +200,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(call, message):
 def test_a_state_of_another_payload_is_refused():
     state = filled().state_dict()
     for payload in (None, {**PAYLOAD, "action": torch.zeros(())}, {"seen": PAYLOAD["seen"]}):
-        with pytest.raises(ValueError, match="payload must be as when it was saved"):
+        with pytest.raises(ValueError, match=r"build it with the state's .*payload"):
             WorkingMemory(16, 4, payload=payload).load_state_dict(state)
 
 

@@ -444,7 +444,9 @@ def test_a_gpu_finds_the_same_and_waits_once_for_new_pictures(
             memory.add(torch.arange(len(apart)), torch.tensor([[1.0, 0.0]] * len(apart)), apart)
             before = len(gpu.waits)
             door.find(apart[:1], apart[:0], "refuse", torch.arange(1))
-            assert [wait.line for wait in gpu.waits[before:]] == ["memory/near_duplicates.py tell"]
+            assert [wait.line for wait in gpu.waits[before:]] == [
+                "memory/near_duplicates.py answer"
+            ]
     here = told("cpu")
     assert there[::3] == here[::3]
     assert there[1::3] == here[1::3]

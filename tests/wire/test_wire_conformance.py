@@ -132,6 +132,15 @@ def test_the_end_of_a_trial_ends_all_that_the_command_started(tmp_path):
     assert until(lambda: state(int(file.read_text())) == "Z", 10.0)
 
 
+@pytest.fixture
+def hangup():
+    """Let processes that a test starts end by SIGHUP, which they would ignore under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hangup")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_ends_the_trials_and_the_producer(tmp_path, number):
     file = tmp_path / "pid"
