@@ -28,6 +28,7 @@ from table import table
 
 from stream_ssl.batch import Origin
 from stream_ssl.learning.records import DroppedSample
+from stream_ssl.memory.descriptors import Embedding, Features, Weighted
 from stream_ssl.observe.conditions import CONDITIONS
 from stream_ssl.observe.metrics import LearnerMetrics, ReceiverMetrics
 from stream_ssl.observe.page import api, memory_reader, runbooks
@@ -78,6 +79,7 @@ def test_memory_is_told_as_it_is(feed: Feed) -> None:
         fill(feed, view)
         summary = ask(server, "learner/memory")
         assert (summary["occupied"], summary["added"]) == (32, feed.number)
+        assert summary["descriptor"] == "embedding"
         assert dict(summary["balance"]["slots"]) == {
             str(label): count
             for label, count in enumerate(np.bincount(feed.memory.labels.numpy()).tolist())
@@ -129,6 +131,11 @@ def test_pictures_are_the_slots(feed: Feed) -> None:
             tile = pixels[y : y + SIDE, x : x + SIDE]
             difference = np.abs(tile - images[slot].permute(1, 2, 0).numpy())
             assert difference.mean() < 12  # of noise, through JPEG; another picture has 85
+
+
+def test_a_weighted_descriptor_is_named_by_its_parts() -> None:
+    descriptor = Weighted([Embedding(), Features(dims=8)])
+    assert memory_page._in_words(descriptor) == "embedding and features"
 
 
 def test_the_map_turns_with_nothing_but_the_memory(feed: Feed) -> None:

@@ -20,6 +20,7 @@ from torch import Tensor
 from stream_ssl.learning.origins import Origins
 from stream_ssl.learning.records import StepRecord
 from stream_ssl.memory import WorkingMemory
+from stream_ssl.memory.descriptors import Descriptor, Weighted
 from stream_ssl.observe.page import slot_rows
 from stream_ssl.observe.page.dropped_pairs import DroppedPairs
 from stream_ssl.observe.page.last_evictions import LastEvictions
@@ -104,7 +105,7 @@ class MemoryView:
             "capacity": self._memory.capacity,
             "added": snapshot.added,
             "policy": self._memory.eviction.name,
-            "descriptor": repr(self._memory.descriptor),
+            "descriptor": _in_words(self._memory.descriptor),
             "pictures": self.reader.most_pictures,
             "learner_share": round(self.jobs.used, 5),
             "umap": self._plane.umap.installed(),
@@ -312,6 +313,12 @@ class MemoryView:
         if self._copying is not None and self._copying.done():
             made, self._copying = self._copying, None
             self._snapshot = made.result()
+
+
+def _in_words(descriptor: Descriptor) -> str:
+    """Return what a descriptor describes, such as "embedding and features"."""
+    parts = descriptor.parts if isinstance(descriptor, Weighted) else [descriptor]
+    return " and ".join(type(part).__name__.lower() for part in parts)
 
 
 def _is_fresh(snapshot: SlotsCopy) -> bool:

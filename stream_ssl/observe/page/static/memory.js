@@ -124,7 +124,7 @@ export class MemorySection {
     const near = s.near_duplicates == null ? "" : `, ${percent(s.near_duplicates).join(" ")} near-duplicates`;
     const turn = s.turnover == null ? "" : `, ${percent(s.turnover).join(" ")} hold one of the last ${plural(s.capacity, "sample")}`;
     const cost = s.learner_share >= 5e-4 ? `; this page uses ${percent(s.learner_share).join(" ")} of the learner's time` : "";
-    $("#memory-note").textContent = `${number(s.occupied)} of ${plural(s.capacity, "slot")}${near}${turn}; eviction by ${s.policy}, similarity by ${s.descriptor.replace("()", "")}${cost}`;
+    $("#memory-note").textContent = `${number(s.occupied)} of ${plural(s.capacity, "slot")}${near}${turn}; eviction by ${s.policy}, similarity by ${s.descriptor}${cost}`;
     const balance = $("#balance");
     const total = s.balance.slots.reduce((sum, [, count]) => sum + count, 0) || 1;
     const most = s.balance.slots[0]?.[1] || 1;
