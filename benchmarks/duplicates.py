@@ -240,7 +240,12 @@ def closely(held: Pictures, queries: Pictures) -> NDArray[np.floating[Any]]:
     def distances(query_BSS: Tensor) -> Tensor:
         square_Bn, row_Bn = nearest_rows(key(query_BSS), held_KA, NEIGHBOURS)
         return look_closely(
-            query_BSS, square_Bn, row_Bn, held_KSS.__getitem__, all_of_them=False, crops=True
+            query_BSS,
+            square_Bn,
+            row_Bn,
+            held_KSS.__getitem__,
+            all_of_them=False,
+            next_B=square_Bn[:, 1],
         )
 
     query_BSS, framed_B = sketch_and_frame(tensor(queries))

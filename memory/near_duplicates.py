@@ -52,6 +52,9 @@ REMEMBERED: Final = 2048
 REACH: Final = 0.3
 """The largest distance of two keys for which pictures are candidates, as a root mean square."""
 
+MOST_SQUARE: Final = REACH**2 * KEY_SIDE**2
+"""The squared distance of two keys that are REACH apart."""
+
 ALONE: Final = 0.7
 """The largest ratio of the squared distances of a sample's key to the nearest and to the next held
 key for which the nearest is a candidate at any distance, because it may be cropped."""
@@ -115,9 +118,9 @@ class NearDuplicates:
         A sample has up to 2 NEIGHBOURS candidates. Half of them are the nearest of all slots and of
         the pictures beside the slots. The other half are the nearest of the earlier admitted
         samples of the batch. A sample in a frame is also looked up without its frame, unless its
-        nearest candidate is ALIKE. The look-up whose nearest candidate is nearer counts. Slots and
-        samples of the batch keep their frames. Several ranks use the slots, the pictures beside
-        them and the batches of all ranks together, in order of rank.
+        nearest held candidate is ALIKE. The look-up whose nearest candidate is nearer counts.
+        Candidates keep their frames. Several ranks use the slots, the pictures beside them and the
+        batches of all ranks together, in order of rank.
 
         Args:
             image_BCHW: this rank's samples, uint8, on any device.
@@ -143,20 +146,21 @@ class NearDuplicates:
         sketch_BSS = flat_BD.view(-1, SIDE, SIDE)
         key_BA = key(sketch_BSS)
         beside_WSS = sketch(to_device(beside_WCHW, self.device))
-        row_Bn, held_Bn = self._held(sketch_BSS, key_BA, beside_WSS)
+        held = self._held(sketch_BSS, key_BA, beside_WSS)
+        again_B = (framed_B > 0) & (held.far_Rn >= ALIKE).all(dim=1)
         behind = len(self._memory) + len(beside_WCHW)
-        again_B = (framed_B > 0) & (held_Bn >= ALIKE).all(dim=1)
-        held = _Candidates(held_Bn, row_Bn, behind, again_B)
-        answer = _in_turn(sketch_BSS, key_BA, held, action)
+        looks = _LookUps(held, behind, again_B, torch.empty(0, dtype=torch.int64))
+        answer = _in_turn(looks, action)
         if answer.again_B.any():
-            framed = to_device(torch.from_numpy(np.flatnonzero(answer.again_B)), self.device)
+            framed_F = torch.from_numpy(np.flatnonzero(answer.again_B))
             if self._memory.group.size == 1:
-                inside_FSS = sketch_inside(own_BCHW[framed])
+                inside_FSS = sketch_inside(own_BCHW[to_device(framed_F, self.device)])
             else:
                 (flat_BD,) = self._memory.group.all_gather(sketch_inside(own_BCHW).flatten(1))
-                inside_FSS = flat_BD[framed].view(-1, SIDE, SIDE)
-            held = held.nearer(framed, *self._held(inside_FSS, key(inside_FSS), beside_WSS))
-            answer = _in_turn(sketch_BSS, key_BA, held, action)
+                inside_FSS = flat_BD[to_device(framed_F, self.device)].view(-1, SIDE, SIDE)
+            inside = self._held(inside_FSS, key(inside_FSS), beside_WSS)
+            looks = looks._replace(held=held.and_then(inside), framed_F=framed_F)
+            answer = _in_turn(looks, action)
         found = Found(len(self._memory), ~answer.new_B)
         if action != "count":
             found.admitted_B = answer.new_B
@@ -186,7 +190,7 @@ class NearDuplicates:
             row_Sn.gather(1, best_Sn),
             self._sketch_of,
             self._looks_at_all,
-            crops=True,
+            next_B=square_Sn[:, 1],
         )
         return _are_near(far_Sn)
 
@@ -201,14 +205,8 @@ class NearDuplicates:
         images = self._memory.images
         return images is not None and images.device.type != "cpu"
 
-    def _held(
-        self, sketch_BSS: Tensor, key_BA: Tensor, beside_WSS: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return the candidates that the ranks hold and their distances, both [B, n].
-
-        A candidate of this rank is a slot k, or len(memory) + w for a picture beside the slots. A
-        candidate of another rank is NOBODY.
-        """
+    def _held(self, sketch_BSS: Tensor, key_BA: Tensor, beside_WSS: Tensor) -> _Held:
+        """Return the candidates that the ranks hold."""
         self._follow_the_slots()
         slots, group = len(self._memory), self._memory.group
         square_Bn, row_Bn = self._index.nearest(key_BA, NEIGHBOURS)
@@ -236,11 +234,12 @@ class NearDuplicates:
         far_Bn = torch.full_like(square_Bn, torch.inf)
         if slots or len(beside_WSS):
             every = self._looks_at_all
-            far_Bn = look_closely(sketch_BSS, square_Bn, row_Bn, sketches_of, every, crops=True)
+            next_B = square_Bn[:, 1]
+            far_Bn = look_closely(sketch_BSS, square_Bn, row_Bn, sketches_of, every, next_B)
         if group.size > 1:
             (every_B,) = group.all_gather(far_Bn)
             far_Bn = every_B.view(group.size, *far_Bn.shape).amin(dim=0)
-        return row_Bn, far_Bn
+        return _Held(sketch_BSS, key_BA, square_Bn[:, 0], row_Bn, far_Bn)
 
     def _follow_the_slots(self) -> None:
         """Put the keys of all slots that changed since the last batch into the index."""
@@ -313,23 +312,24 @@ def look_closely(
     row_Bn: Tensor,
     sketches_of: Callable[[Tensor], Tensor],
     all_of_them: bool,
-    crops: bool = False,
+    next_B: Tensor | None = None,
 ) -> Tensor:
     """Return the distance of each sketch to its candidates, [B, n]; infinite beyond reach.
 
     Args:
         sketch_BSS: one sketch for each row of candidates.
-        square_Bn: the squared distances of the keys; the nearest first, if `crops`.
+        square_Bn: the squared distances of the keys; the nearest first, if `next_B` is given.
         row_Bn: the numbers of the candidates, or NOBODY.
         sketches_of: a function from N candidate numbers to their sketches [N, S, S].
         all_of_them: compute the distances of candidates beyond reach, too, because the number of
             those within reach is not known without a wait for the device.
-        crops: find out whether one picture is cropped from the other, if a candidate is ALONE
-            before all others.
+        next_B: the squared distance of the key to the next picture after the nearest candidate. If
+            the candidate is ALONE before it, find out whether one picture is cropped from the
+            other. None: do not.
     """
-    within_Bn, alone_B = square_Bn <= REACH**2 * KEY_SIDE**2, None
-    if crops:
-        alone_B = (square_Bn[:, 0] <= ALONE * square_Bn[:, 1]) & square_Bn[:, 0].isfinite()
+    within_Bn, alone_B = square_Bn <= MOST_SQUARE, None
+    if next_B is not None:
+        alone_B = (square_Bn[:, 0] <= ALONE * next_B) & square_Bn[:, 0].isfinite()
         within_Bn[:, 0] |= alone_B
     within_Bn &= row_Bn != NOBODY
     pairs = _Pairs(sketch_BSS, row_Bn, within_Bn, alone_B, sketches_of)
@@ -400,30 +400,65 @@ class _Answer(NamedTuple):
     again_B: NDArray[np.bool_]  # the samples to look up without their frames
 
 
-class _Candidates(NamedTuple):
-    """The held candidates of each sample, which the samples of the batch follow in number."""
+class _Held(NamedTuple):
+    """Look-ups, and the candidates that the ranks hold.
 
-    far_Bn: Tensor
-    row_Bn: Tensor
-    behind: int  # number of the batch's first sample
+    A candidate of this rank is a slot k, or len(memory) + w for a picture beside the slots. A
+    candidate of another rank is NOBODY.
+    """
+
+    sketch_RSS: Tensor
+    key_RA: Tensor
+    square_R: Tensor  # the squared distance of the key to the nearest one that is held
+    row_Rn: Tensor
+    far_Rn: Tensor
+
+    def and_then(self, other: _Held) -> _Held:
+        """Return these look-ups and then the others."""
+        return _Held(*(torch.cat(both) for both in zip(self, other, strict=True)))
+
+
+class _LookUps(NamedTuple):
+    """The look-ups of a batch: of its samples as they are, then of what some frames hold."""
+
+    held: _Held
+    behind: int  # number of the batch's first sample, after all candidates that are held
     again_B: Tensor  # the samples to look up without their frames, bool
+    framed_F: Tensor  # the samples of the look-ups after the first B, int64 on the CPU
 
-    def nearer(self, framed: Tensor, row_Fn: Tensor, far_Fn: Tensor) -> _Candidates:
-        """Return these candidates, or the others of a framed sample if the nearest is nearer."""
-        had_Fn = self.far_Bn[framed]
-        better_F1 = (far_Fn.amin(dim=1) < had_Fn.amin(dim=1))[:, None]
-        far_Fn = torch.where(better_F1, far_Fn, had_Fn)
-        row_Fn = torch.where(better_F1, row_Fn, self.row_Bn[framed])
-        return self._replace(
-            far_Bn=self.far_Bn.index_copy(0, framed, far_Fn),
-            row_Bn=self.row_Bn.index_copy(0, framed, row_Fn),
-        )
+    def chosen(self, far_Rm: Tensor) -> Tensor | slice:
+        """Return each sample's look-up whose nearest candidate is nearer."""
+        count = len(self.again_B)
+        if len(far_Rm) == count:
+            return slice(None)
+        nearest_R, framed_F = far_Rm.amin(dim=1), to_device(self.framed_F, far_Rm.device)
+        inside_F = torch.arange(count, len(far_Rm), device=far_Rm.device)
+        better_F = nearest_R[inside_F] < nearest_R[framed_F]
+        look_B = torch.arange(count, device=far_Rm.device)
+        return look_B.index_copy(0, framed_F, torch.where(better_F, inside_F, framed_F))
 
-    def answer(self, near_Bm: Tensor, earlier_Bm: Tensor, new_B: Tensor, open_B: Tensor) -> _Answer:
-        """Return the answer with these candidates of the batch. The host waits once."""
-        far_B, best_B1 = torch.cat([self.far_Bn, near_Bm], dim=1).min(dim=1, keepdim=True)
-        row_B = torch.cat([self.row_Bn, self.behind + earlier_Bm], dim=1).gather(1, best_B1)
-        row_B = row_B.masked_fill_(far_B.isinf(), NOBODY)
+    def for_each(self, value_B: Tensor) -> Tensor:
+        """Return the value of each look-up's sample, [R]."""
+        if not len(self.framed_F):
+            return value_B
+        return torch.cat([value_B, value_B[to_device(self.framed_F, value_B.device)]])
+
+    def any_of(self, flag_R: Tensor) -> Tensor:
+        """Return whether a flag is set for any look-up of each sample, bool [B]."""
+        if not len(self.framed_F):
+            return flag_R
+        flag_B, framed_F = flag_R[: len(self.again_B)], to_device(self.framed_F, flag_R.device)
+        return flag_B.index_copy(0, framed_F, flag_B[framed_F] | flag_R[len(flag_B) :])
+
+    def new(self, far_Rm: Tensor) -> Tensor:
+        """Return which samples are new, given the distances to all candidates."""
+        return ~_are_near(far_Rm[self.chosen(far_Rm)])
+
+    def answer(self, far_Rm: Tensor, row_Rm: Tensor, new_B: Tensor, open_B: Tensor) -> _Answer:
+        """Return the answer with these candidates. The host waits once."""
+        look_B = self.chosen(far_Rm)
+        far_B, best_B1 = far_Rm[look_B].min(dim=1, keepdim=True)
+        row_B = row_Rm[look_B].gather(1, best_B1).masked_fill_(far_B.isinf(), NOBODY)
         columns = [new_B[:, None], far_B, row_B, open_B[:, None], self.again_B[:, None]]
         known_5B = to_host(torch.cat([it.double() for it in columns], dim=1).T).numpy()
         new, far, row, more, again = known_5B
@@ -431,7 +466,7 @@ class _Candidates(NamedTuple):
         return _Answer(new > 0, far.astype(np.float32), rows, more > 0, again > 0)
 
 
-def _in_turn(sketch_BSS: Tensor, key_BA: Tensor, held: _Candidates, action: Action) -> _Answer:
+def _in_turn(looks: _LookUps, action: Action) -> _Answer:
     """Compare each sample with the nearest earlier admitted samples of its batch.
 
     Which samples are admitted depends on the answer, so the answer is found in rounds. Each round
@@ -440,50 +475,54 @@ def _in_turn(sketch_BSS: Tensor, key_BA: Tensor, held: _Candidates, action: Acti
     samples.
 
     Args:
-        sketch_BSS: the sketches of the batch.
-        key_BA: their keys.
-        held: the candidates that are held.
+        looks: the look-ups, with the candidates that are held.
         action: as in `Duplicates`. "count" admits near-duplicates too.
     """
-    count, held_Bn = len(key_BA), held.far_Bn
-    near_Bm = held_Bn.new_full((count, min(NEIGHBOURS, count)), torch.inf)
-    earlier_Bm = torch.zeros_like(near_Bm, dtype=torch.int64)
-    new_B = ~_are_near(held_Bn)
-    own_B = key_BA.square().sum(dim=1)
-    square_BB = torch.addmm(own_B[:, None] + own_B, key_BA, key_BA.T, alpha=-2)
-    within_BB = (square_BB <= REACH**2 * KEY_SIDE**2).tril_(-1)
+    held, count = looks.held, len(looks.again_B)
+    sketch_BSS, device = held.sketch_RSS[:count], held.key_RA.device
+    own_R, place_B = held.key_RA.square().sum(dim=1), torch.arange(count, device=device)
+    place_R = looks.for_each(place_B)
+    square_RB = torch.addmm(
+        own_R[:, None] + own_R[:count], held.key_RA, held.key_RA[:count].T, alpha=-2
+    )
+    square_RB.masked_fill_(place_B >= place_R[:, None], torch.inf)
+    nearest_R = square_RB.amin(dim=1) if count else own_R
+    reach_R = (ALONE * held.square_R).clamp_(MOST_SQUARE, torch.finfo(own_R.dtype).max)
+    open_R = nearest_R <= reach_R
     if action != "merge":  # an ALIKE held picture decides alone
-        within_BB &= (held_Bn >= ALIKE).all(dim=1, keepdim=True)
-    answer = held.answer(near_Bm, earlier_Bm, new_B, within_BB.any(dim=1))
+        open_R &= held.far_Rn.amin(dim=1) >= ALIKE
+    new_B = looks.new(held.far_Rn)
+    answer = looks.answer(held.far_Rn, held.row_Rn, new_B, looks.any_of(open_R))
     if not answer.open_B.any():  # most samples have nothing within reach
         return answer
-    row_b = to_device(torch.from_numpy(np.flatnonzero(answer.open_B)), key_BA.device)
-    square_bB = square_BB[row_b].masked_fill_(~within_BB[row_b], torch.inf)
-    known_bB = torch.full_like(square_bB, torch.nan)  # distances
-    sketch_bSS, held_bn = sketch_BSS[row_b], held_Bn[row_b]
+    near_Rm = held.far_Rn.new_full((len(own_R), min(NEIGHBOURS, count)), torch.inf)
+    earlier_Rm = torch.zeros_like(near_Rm, dtype=torch.int64)
+    open_B = torch.from_numpy(answer.open_B)
+    row_r = to_device(looks.for_each(open_B).nonzero()[:, 0], device)
+    square_rB, sketch_rSS, held_r = square_RB[row_r], held.sketch_RSS[row_r], held.square_R[row_r]
+    asked_rm: Tensor | None = None
     while True:
         admitted_B = torch.ones_like(new_B) if action == "count" else new_B
-        of_those_bB = square_bB.masked_fill(~admitted_B, torch.inf)
-        best = torch.topk(of_those_bB, near_Bm.shape[1], dim=1, largest=False)
-        near_bm = known_bB.gather(1, best.indices).masked_fill(best.values.isinf(), torch.inf)
-        unknown = near_bm.isnan()
-        asked_bm = best.values.masked_fill(~unknown, torch.inf)
-        looked_bm = look_closely(
-            sketch_bSS,
-            asked_bm,
-            best.indices,
+        of_those_rB = square_rB.masked_fill(~admitted_B, torch.inf)
+        square_rm, earlier_rm = torch.topk(of_those_rB, near_Rm.shape[1], dim=1, largest=False)
+        next_r = square_rm[:, 1].minimum(held_r) if count > 1 else held_r
+        was_rm, asked_rm = asked_rm, torch.cat([square_rm, earlier_rm, next_r[:, None]], dim=1)
+        todo: Tensor | slice = slice(None)
+        if was_rm is not None and device.type == "cpu":  # the other distances stay as they are
+            todo = (asked_rm != was_rm).any(dim=1).nonzero()[:, 0]
+        near_Rm[row_r[todo]] = look_closely(
+            sketch_rSS[todo],
+            square_rm[todo],
+            earlier_rm[todo],
             sketch_BSS.__getitem__,
-            sketch_BSS.device.type != "cpu",
+            device.type != "cpu",
+            next_r[todo],
         )
-        near_bm = torch.where(unknown, looked_bm, near_bm)
-        kept_bm = torch.where(unknown, near_bm, known_bB.gather(1, best.indices))
-        known_bB.scatter_(1, best.indices, kept_bm)
-        was_B, new_B = (
-            new_B,
-            new_B.index_copy(0, row_b, ~_are_near(torch.cat([held_bn, near_bm], dim=1))),
-        )
-        earlier_Bm[row_b], near_Bm[row_b] = best.indices, near_bm
-        answer = held.answer(near_Bm, earlier_Bm, new_B, was_B != new_B)
+        earlier_Rm[row_r] = earlier_rm
+        far_Rm = torch.cat([held.far_Rn, near_Rm], dim=1)
+        row_Rm = torch.cat([held.row_Rn, looks.behind + earlier_Rm], dim=1)
+        was_B, new_B = new_B, looks.new(far_Rm)
+        answer = looks.answer(far_Rm, row_Rm, new_B, was_B != new_B)
         if action == "count" or not answer.open_B.any():
             return answer
 

@@ -196,6 +196,27 @@ def test_a_memory_finds_cropped_copies_that_differ_much_before_zooming(
     assert np.mean(found) > 0.68
 
 
+def test_a_cropped_copy_in_the_same_batch_is_found_unless_another_picture_is_as_near(
+    tiles: NDArray[np.uint8],
+) -> None:
+    memory = WorkingMemory(8, 2, Oldest(), (3, TILE, TILE))
+    test, rng = NearDuplicates(memory), np.random.default_rng(0)
+    found, found_beside_another = 0, 0
+    for number, tile in enumerate(tiles):
+        batch = tensor(np.stack([tile, cropped(tile, rng, 0.12)]))
+        another = tile.copy()  # the same scene with something else in the middle
+        another[30:60, 30:60] = 255 - tiles[number - 1][30:60, 30:60]
+        held = tensor(another[None])
+        for beside, sketches in ((held[:0], []), (held, list(sketch(held)))):
+            new = test.admitted(batch, beside).tolist()
+            earlier = list(sketch(batch[:1])) if new[0] else []
+            assert new[1] != is_near(far_of(batch[1], sketches, earlier))
+            found += new == [True, False] and not sketches
+            found_beside_another += new == [True, False] and bool(sketches)
+    assert found > 0.68 * len(tiles)
+    assert found_beside_another < 0.8 * found
+
+
 @pytest.mark.parametrize("all_of_them", [False, True])
 def test_few_held_pictures_are_read_at_a_time(
     all_of_them: bool, tiles: NDArray[np.uint8], monkeypatch: pytest.MonkeyPatch
@@ -209,7 +230,7 @@ def test_few_held_pictures_are_read_at_a_time(
         read.append(len(row_N))
         return held_BSS[row_N]
 
-    asked = crop_BSS, square_Bn, row_Bn, sketches_of, all_of_them, True
+    asked = crop_BSS, square_Bn, row_Bn, sketches_of, all_of_them, square_Bn[:, 1]
     at_once_Bn = look_closely(*asked)
     monkeypatch.setattr("stream_ssl.memory.near_duplicates.at_a_time", lambda _: 4)
     read.clear()
@@ -326,15 +347,20 @@ def framed(image_HWC: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return np.asarray(Image.fromarray(whole).resize((TILE, TILE), Image.Resampling.BOX))
 
 
-def far_by_loop(one_SS: Tensor, others: list[Tensor], crops: bool = False) -> list[float]:
-    """Return the distances to the nearest others that are within reach."""
+def far_by_loop(
+    one_SS: Tensor, others: list[Tensor], crops: bool = False, beside: float = math.inf
+) -> list[float]:
+    """Return the distances to the nearest others that are within reach.
+
+    `beside` is the squared distance of the key to the nearest picture that is not one of them.
+    """
     if not others:
         return []
     other_NSS = torch.stack(others)
     square_N = (key(one_SS[None]) - key(other_NSS)).double().square().sum(1)
     nearest = square_N.argsort(stable=True)[:NEIGHBOURS]
     first, second = (*square_N[nearest].tolist(), math.inf)[:2]
-    alone = crops and first <= ALONE * second
+    alone = crops and first <= ALONE * min(second, beside)
     far = []
     for n in nearest:
         if square_N[n] <= (REACH * KEY_SIDE) ** 2 or (alone and n == nearest[0]):
@@ -344,11 +370,21 @@ def far_by_loop(one_SS: Tensor, others: list[Tensor], crops: bool = False) -> li
     return far
 
 
-def held_by_loop(image_CHW: Tensor, held: list[Tensor]) -> list[float]:
-    """Return the distances to held pictures, of the whole picture or of what its frame holds."""
-    far = far_by_loop(sketch(image_CHW[None])[0], held, crops=True)
-    if sketch_and_frame(image_CHW[None])[1] and min(far, default=math.inf) >= ALIKE:
-        inside = far_by_loop(sketch_inside(image_CHW[None])[0], held, crops=True)
+def far_in_all(one_SS: Tensor, held: list[Tensor], earlier: list[Tensor]) -> list[float]:
+    """Return the distances to held pictures, and to earlier samples of the batch."""
+    squares = [float((key(one_SS[None]) - key(it[None])).square().sum()) for it in held]
+    beside = min(squares, default=math.inf)
+    far = far_by_loop(one_SS, held, crops=True)
+    return far + far_by_loop(one_SS, earlier, crops=True, beside=beside)
+
+
+def far_of(image_CHW: Tensor, held: list[Tensor], earlier: list[Tensor]) -> list[float]:
+    """Return the distances of the whole picture, or of what its frame holds."""
+    one_SS = sketch(image_CHW[None])[0]
+    far = far_in_all(one_SS, held, earlier)
+    alike = min(far_by_loop(one_SS, held, crops=True), default=math.inf) < ALIKE
+    if sketch_and_frame(image_CHW[None])[1] and not alike:
+        inside = far_in_all(sketch_inside(image_CHW[None])[0], held, earlier)
         far = min(far, inside, key=lambda one: min(one, default=math.inf))
     return far
 
@@ -360,7 +396,7 @@ def is_near(far: list[float]) -> bool:
 
 def test_a_memory_lets_in_what_a_loop_lets_in(tiles: NDArray[np.uint8]) -> None:
     memory = WorkingMemory(16, 2, Random(), (3, TILE, TILE))
-    door, counted, only_inside = NearDuplicates(memory), 0, 0
+    door, counted, only_inside, cropped = NearDuplicates(memory), 0, 0, 0
     batches = [tensor(stream(tiles, 48)) for _ in range(5)]
     for number, batch in enumerate(batches):
         beside = batch[:0] if number % 2 else batches[number - 1][:3]
@@ -368,11 +404,11 @@ def test_a_memory_lets_in_what_a_loop_lets_in(tiles: NDArray[np.uint8]) -> None:
         beside_sketches = list(sketch(beside))
         expected, admitted = [], []
         for image_CHW, one_SS in zip(batch, sketch(batch), strict=True):
-            far = held_by_loop(image_CHW, held + beside_sketches)
-            new = not is_near(far + far_by_loop(one_SS, admitted))
-            only_inside += is_near(far) and not is_near(
-                far_by_loop(one_SS, held + beside_sketches, crops=True)
-            )
+            new = not is_near(far_of(image_CHW, held + beside_sketches, admitted))
+            whole = far_in_all(one_SS, held + beside_sketches, admitted)
+            plain = far_by_loop(one_SS, admitted) + far_by_loop(one_SS, held + beside_sketches)
+            only_inside += not new and not is_near(whole)
+            cropped += is_near(whole) and not is_near(plain)
             expected.append(new)
             admitted += [one_SS] if new else []
         found = door.admitted(batch, beside)
@@ -388,6 +424,7 @@ def test_a_memory_lets_in_what_a_loop_lets_in(tiles: NDArray[np.uint8]) -> None:
     assert memory.stats().evicted > 10
     assert 40 < counted < 5 * 48 - 40
     assert only_inside > 3
+    assert cropped > 3
 
 
 def test_slots_are_compared_with_all_other_slots_as_by_a_loop(tiles: NDArray[np.uint8]) -> None:
@@ -506,8 +543,7 @@ def test_the_door_of_a_memory_compares_pictures_as_closely(
         ids = list(range(48 * number, 48 * number + 48))
         duplicates, earlier = [], []
         for at, image_CHW, one_SS in zip(ids, batch, sketch(batch), strict=True):
-            within = far_by_loop(one_SS, [seen for _, seen in earlier])
-            near = is_near(held_by_loop(image_CHW, held) + within)
+            near = is_near(far_of(image_CHW, held, [seen for _, seen in earlier]))
             duplicates += [at] if near else []
             earlier += [] if near and action != "count" else [(at, one_SS)]
         z_BD = normalize(torch.randn(48, 2), dim=1)
