@@ -56,8 +56,8 @@ MOST_SQUARE: Final = REACH**2 * KEY_SIDE**2
 """The squared distance of two keys that are REACH apart."""
 
 ALONE: Final = 0.7
-"""The largest ratio of the squared distances of a sample's key to the nearest and to the next key for
-which the nearest is a candidate at any distance, because it may be cropped."""
+"""The largest ratio of the squared distances of a sample's key to the nearest and to the next key
+for which the nearest is a candidate at any distance, because it may be cropped."""
 
 UNCLEAR: Final = 1.0
 """The largest distance of two pictures for which one may be a cropped copy of the other.

@@ -1,4 +1,4 @@
-"""Short names of losses, methods, policies, scores and sources in options.
+"""Short names of losses, methods, policies, scores, sources and schedules in options.
 
 jsonargparse accepts a class path, or the name of a class. This module adds the names in our tables,
 for every option of such a type: in config files, on the command line, in the environment. The
@@ -19,6 +19,7 @@ from jsonargparse import _typehints
 from stream_ssl.config.schema import classes_of
 from stream_ssl.evaluation import sets
 from stream_ssl.evaluation.labelled import Labelled
+from stream_ssl.learning.schedule import SCHEDULES, Schedule
 from stream_ssl.losses import LOSSES, Loss
 from stream_ssl.memory.eviction import POLICIES, Policy
 from stream_ssl.memory.scores import SCORES, Score
@@ -32,6 +33,7 @@ TABLES: dict[Any, tuple[str, dict[str, type]]] = {
     Policy: ("eviction policy", POLICIES),
     Score: ("score", SCORES),
     Labelled: ("source", SOURCES),
+    Schedule: ("schedule", SCHEDULES),
 }
 """The kind of class and its table, by the type of an option."""
 

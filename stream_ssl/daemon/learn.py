@@ -202,6 +202,8 @@ class Process:
         self.health.expect("learner", PATIENCE)
         self.health.set("started", True)
         self._metrics.started()
+        if self.learner.memory.occupied_of_all:  # a restored one
+            self._observers.survey_memory()
         self._receiver.tell()
         try:
             for record in self.learner.run(stop):

@@ -90,13 +90,18 @@ class Observers:
             spent = self._clock() - begun
             self._next = begun + max(SURVEY_EVERY, min(spent / SURVEY_SHARE, SURVEY_SECONDS))
 
+    def survey_memory(self) -> None:
+        """Export what the working memory holds."""
+        counts = class_counts(self._memory.labels)
+        self._metrics.of_memories.observe(WORKING, self._memory.stats(), counts)
+        self._metrics.of_memories.observe_producers(self._memory.holdings())
+
     def survey(self) -> None:
         """Export the numbers that are too expensive to compute at every step."""
-        memories = {WORKING: self._memory} | {s.name: s.memory for s in self._shadows}
-        for name, memory in memories.items():
-            counts = class_counts(memory.labels)
-            self._metrics.of_memories.observe(name, memory.stats(), counts)
-        self._metrics.of_memories.observe_producers(self._memory.holdings())
+        self.survey_memory()
+        for shadow in self._shadows:
+            counts = class_counts(shadow.memory.labels)
+            self._metrics.of_memories.observe(shadow.name, shadow.memory.stats(), counts)
         self._metrics.observe_collisions(
             self._collisions.measure(self._memory), self._near_duplicates.survey()
         )

@@ -57,6 +57,10 @@ class Cosine:
         return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * phase)) / 2
 
 
+SCHEDULES: dict[str, type[Schedule]] = {"constant": Constant, "cosine": Cosine}
+"""Schedules by their short name."""
+
+
 def _rise(step: int, warmup: int) -> float:
     # (step + 1) gives the first step a factor above 0.
     return min(1.0, (step + 1) / warmup) if warmup else 1.0

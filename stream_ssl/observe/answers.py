@@ -182,6 +182,9 @@ def answers(states: Mapping[str, State]) -> list[Answer]:
     """
     problems = problems_of(states)
     receivers = [one for name, one in states.items() if name.startswith("receiver")]
+    if receivers and "learner" in states and not any(map(_may_receive, receivers)):
+        facts = {**states["learner"].get("facts", {}), "lag": None}  # old samples alone are read
+        states = {**states, "learner": {**states["learner"], "facts": facts}}
     learner = states.get("learner", {"error": "the learner has not started"})
     ended, waits = _ended(receivers), _waits(receivers)
     found = [
@@ -191,6 +194,12 @@ def answers(states: Mapping[str, State]) -> list[Answer]:
         _memory(learner, problems),
     ]
     return [*found, _to_do(states, learner, problems, found, ended is not None)]
+
+
+def _may_receive(receiver: State) -> bool:
+    """Return whether a receiver has producers or new samples, or does not answer."""
+    figures = receiver.get("figures", {"producers": None})
+    return figures.get("producers") != 0 or bool(figures.get("received"))
 
 
 def as_json(given: Iterable[Answer]) -> list[dict[str, Any]]:

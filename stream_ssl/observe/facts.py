@@ -61,6 +61,7 @@ GAUGES: Mapping[Role, tuple[str, ...]] = {
         "prequential_covered_samples",
         "prequential_samples_total",
         "checkpoint_step",
+        "starting",
         "checkpoint_age_seconds",
     ),
 }
@@ -148,15 +149,17 @@ class Facts:
     def _updates_at_most(self, done: float, figures: Figures) -> float:
         """Return the updates of this process, and the steps of the run before it.
 
-        Not each of those steps made an update, but nothing counts them over a restart. Until the
-        first update, the newest checkpoint is the one with which this process began.
+        Not each of those steps made an update, but nothing counts them over a restart. From the
+        end of the start to the first update, the newest checkpoint is the one with which this
+        process began.
         """
         done = _known(done) or 0.0
         if not done:
-            self._begun = _known(figures.get("checkpoint_step")) or 0.0
+            begun = _known(figures.get("checkpoint_step")) or 0.0
+            self._begun = None if figures.get("starting") else begun
         elif self._begun is None:
             self._begun = max(0.0, (_known(figures.get("step")) or 0.0) - done)
-        return done + self._begun
+        return done + (self._begun or 0.0)
 
     def uses(self) -> dict[str, dict[str, Any]]:
         """Return what became of each producer's samples since the learner's start, by producer.

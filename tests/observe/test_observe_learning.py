@@ -62,6 +62,27 @@ def test_a_run_that_went_on_counts_the_steps_before() -> None:
     assert asked(run)["To do"].says.endswith("the run then has 300 updates.")
 
 
+def test_a_look_before_the_checkpoint_is_loaded_does_not_count_the_run_as_new() -> None:
+    run = Run()
+    run.learner.learner._families.set("starting", 1.0)
+    run.pass_(10, run.sends())
+    run.learner.learner.started()
+    run.steps = 400
+    run.learner.learner.of_checkpoints.resumed(400, time.time())
+    run.pass_(60, run.sends(), run.learns())
+    assert not asked(run)["Learning"].says.startswith("Too early to tell")
+
+
+def test_a_lag_that_grows_after_the_last_producer_has_left_is_no_fault() -> None:
+    run = Run()
+    run.steps = 300
+    run.fills()
+    for lag in range(0, 120, 10):
+        run.pass_(10, run.nothing(producers=0), run.learns(lag_seconds=float(lag)))
+    assert "behind" not in asked(run)["Health"].says
+    assert "behind" not in asked(run)["To do"].says
+
+
 def test_an_accuracy_far_above_chance_that_never_rose() -> None:
     run = Run()
     run.steps = 300
