@@ -8,6 +8,7 @@ or the script notices, the exit status is DAMAGED. It imports only lmdb, so that
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import sys
@@ -17,6 +18,8 @@ import lmdb
 CPU_SECONDS = 60.0
 """Most CPU seconds for one segment, because damaged pages may form a cycle. An intact segment takes
 less than one second. Waiting for a slow disk does not count."""
+ROOM = 1 << 30
+"""More bytes than LMDB maps for an intact segment."""
 DAMAGED = 3
 """The exit status for a damaged segment, which the last line on stderr describes."""
 
@@ -46,9 +49,7 @@ def walk(folder: str) -> int:
     """
     follows = b"0"
     size = os.stat(os.path.join(folder, "data.mdb")).st_size  # noqa: PTH116, PTH118
-    with lmdb.open(
-        folder, max_dbs=3, create=False, readonly=True, lock=False, readahead=False, map_size=0
-    ) as env:
+    with opened(folder) as env:
         if (int(env.info()["last_pgno"]) + 1) * int(env.stat()["psize"]) > size:
             raise ValueError("truncated")
         for name in (b"meta", b"producers", b"records"):
@@ -66,6 +67,24 @@ def walk(folder: str) -> int:
                 if count != txn.stat(database)["entries"]:
                     raise ValueError(f"{count} entries where others are due")
     return int(follows)
+
+
+def opened(folder: str) -> lmdb.Environment:
+    """Return the LMDB environment of a segment.
+
+    Raises:
+        lmdb.Error: LMDB cannot open the segment.
+        ValueError: the segment asks for more memory than any intact segment.
+        OSError: this process lacks memory.
+    """
+    try:
+        return lmdb.open(
+            folder, max_dbs=3, create=False, readonly=True, lock=False, readahead=False, map_size=0
+        )
+    except lmdb.MemoryError:
+        # Damaged pages can claim any size. If ROOM bytes can be mapped, the memory is not at fault.
+        mmap.mmap(-1, ROOM, mmap.MAP_PRIVATE, mmap.PROT_READ).close()
+        raise ValueError("its size is damaged") from None
 
 
 def main(folders: list[str]) -> None:

@@ -452,11 +452,29 @@ def test_a_check_without_memory_is_no_damage(tmp_path, monkeypatch):
     folder = tmp_path / "journal"
     build(folder, groups=1)
     short = tmp_path / "short.py"
-    limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 26, 1 << 26))\n"
-    short.write_text(limit + Path(recovery.segment_check.__file__).read_text())
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 20, 1 << 20))"
+    begin = "if __name__ =="
+    script = Path(recovery.segment_check.__file__).read_text()
+    short.write_text(script.replace(begin, f"{limit}\n{begin}"))
     monkeypatch.setattr(recovery.segment_check, "__file__", str(short))
-    with pytest.raises(OSError, match=r"cannot be checked for damage: .*free memory"):
+    with pytest.raises(OSError, match=r"cannot be checked for damage: MemoryError"):
         list(recovery.Check([path for _, path in list_segments(folder)]))
+
+
+@pytest.mark.parametrize(("at", "bit"), [(38, 64), (141, 8)], ids=["size of the map", "last page"])
+def test_a_size_that_no_memory_holds_is_damage(tmp_path, at, bit):
+    """LMDB maps as many bytes as its pages say, so that it seems to lack memory."""
+    folder = tmp_path / "journal"
+    build(folder, groups=4)
+    (_, path) = list_segments(folder)[-1]
+    data = bytearray((path / "data.mdb").read_bytes())
+    for page in (0, 4096):
+        data[page + at] |= bit
+    (path / "data.mdb").write_bytes(data)
+    journal = checked(folder)
+    assert journal.damaged == 1
+    assert journal.state("robot").sequence == 20
+    journal.close()
 
 
 STUCK = """
