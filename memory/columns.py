@@ -283,13 +283,16 @@ class Columns:
         return state if live else {name: rows.clone() for name, rows in state.items()}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Load rows that `state` returned, and clear the slots beyond them."""
+        """Load rows that `state` returned, and clear the slots beyond them.
+
+        Images that `state` lacks stay as they are.
+        """
         self.occupied = len(state["ids"])
         self.written += self.capacity
         for name, column in self._named().items():
             column.zero_()
             column[: self.occupied] = state[name].to(self.device)
-        if self.images is not None:
+        if self.images is not None and "images" in state:
             self.images.load(state)
 
 

@@ -43,6 +43,8 @@ sides have.
 
 State = dict[str, Tensor]
 
+IMAGES = "columns.images"
+
 ROW_TYPES = (torch.float32, torch.float64)
 """The types of embeddings and descriptors, which a memory may convert."""
 
@@ -414,16 +416,20 @@ class Stateful(Slots):
         if self.group.size > 1:  # one rank alone cannot go back
             self._load(state)
         else:
-            before = self.state_dict()
+            live = self.state_dict(keep_vars=True)
+            before = {name: v if name == IMAGES else v.clone() for name, v in live.items()}
             try:
                 self._load(state)
             except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
                 self._load(before)
                 raise _damaged(str(error)) from error
+        if self._columns.images is not None:  # last, so that going back needs no copy of them
+            self._columns.images.load({"images": state[IMAGES]})
         return _IncompatibleKeys([], [])  # torch's result for a complete load
 
     def _load(self, state: State) -> None:
-        columns = part(state, "columns")
+        """Load everything except the images."""
+        columns = part({name: v for name, v in state.items() if name != IMAGES}, "columns")
         self._totals = totals_of(state)
         self._seed = int(state.get("seed", self._seed))  # older states have none
         self._generator.set_state(state["generator"].cpu())

@@ -18,6 +18,7 @@ import torch
 from memory_stream import SHAPE, equal, offer, stream
 from table import table
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import stream_ssl.memory as package
 from stream_ssl.memory import Duplicates, WorkingMemory
@@ -278,6 +279,34 @@ def test_a_damaged_state_is_refused_and_changes_nothing(
         memory.load_state_dict(state | damage(state))
     assert equal(memory.state_dict(), before)
     assert memory.check_valid() == (True, "")
+
+
+class Copies(TorchDispatchMode):
+    """Records the numbers of elements of all copies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.ops.aten.clone.default:
+            self.sizes.append(args[0].numel())
+        return func(*args, **(kwargs or {}))
+
+
+def test_loading_into_a_full_memory_copies_no_images() -> None:
+    """A run that reloads after a divergence may have no room for them twice."""
+    saved, memory = (WorkingMemory(8, 6, most(), (3, 16, 16)) for _ in range(2))
+    for number, each in enumerate((saved, memory)):
+        images = torch.full((8, 3, 16, 16), number, dtype=torch.uint8)
+        each.add(torch.arange(8), torch.eye(6)[torch.arange(8) % 6], images=images)
+    state = saved.state_dict()
+    with Copies() as copies:
+        memory.load_state_dict(state)
+    assert 0 < max(copies.sizes) < state["columns.images"].numel()
+    assert equal(memory.state_dict(), state)
 
 
 def test_columns_of_another_type_are_refused() -> None:
