@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from stream_ssl.rate_limited_logger import RateLimitedLogger
 from stream_ssl.receiver.access import Access
 from stream_ssl.receiver.backlogs import WIRE_PER_CREDIT, Backlogs
 from stream_ssl.receiver.credit import CreditPolicy
+from stream_ssl.receiver.verdicts import MAX_PATH
 from stream_ssl.wire import Message, encode, require_loopback
 from stream_ssl.wire.address import check_bind
 
@@ -116,12 +118,13 @@ class Listener:
 
     @property
     def endpoint(self) -> str:
-        """The address of the socket, with the actual port, or the absolute path."""
+        """The address of the socket, with the actual port, or the absolute path if it fits."""
         endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
         path = endpoint.removeprefix("ipc://")
         if path == endpoint or path.startswith("@"):  # the name of an abstract socket
             return endpoint
-        return f"ipc://{Path(path).absolute()}"  # producers start in other folders
+        absolute = str(Path(path).absolute())  # producers start in other folders
+        return f"ipc://{absolute}" if len(os.fsencode(absolute)) <= MAX_PATH else endpoint
 
     def wait(self, seconds: float) -> bool:
         """Answer handshakes for at most `seconds`; return whether messages have arrived."""
@@ -204,7 +207,7 @@ def _remedy(bind: str, number: int | None) -> str:
     if bind.startswith("ipc:"):
         if number == errno.EADDRINUSE:
             return "stop the process that listens there, or choose another path"
-        return "choose a path of at most 107 bytes in a folder that this user may write"
+        return f"choose a path of at most {MAX_PATH} bytes in a folder that this user may write"
     if number in (errno.EADDRINUSE, errno.EACCES):
         return "choose another port, or 0 for a free one"
     return "give an address or an interface of this machine, such as 127.0.0.1, [::1], or * for all"

@@ -364,6 +364,14 @@ def test_a_socket_of_another_receiver_is_not_taken_over(tmp_path):
         peer.hello()
 
 
+def test_a_relative_path_that_is_too_long_as_an_absolute_one_is_published(tmp_path, monkeypatch):
+    deep = tmp_path / ("folder" * 10) / ("folder" * 10)
+    deep.mkdir(parents=True)
+    monkeypatch.chdir(deep)
+    with Running(tmp_path / "run", bind="ipc://socket") as running, Peer(running.endpoint) as peer:
+        peer.hello()
+
+
 def test_a_relative_path_is_found_from_every_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with Running(tmp_path / "run", bind="ipc://socket") as running:
