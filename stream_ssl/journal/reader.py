@@ -15,6 +15,7 @@ from stream_ssl.journal.segment import (
     Damaged,
     Record,
     Segment,
+    file_bytes,
     identity,
     is_coming,
     journal_id,
@@ -111,6 +112,8 @@ class JournalReader:
                     if coming:  # the writer is creating it, or replacing it by its intact records
                         return []
                     continue  # trimmed in the meantime
+                if isinstance(error.__cause__, FileNotFoundError) and file_bytes(path):
+                    return []  # created in the meantime
                 self._count_corrupt(start, f"segment {path}: {error}")
                 records = self._salvage(path, start, position, bound, max_bytes)
             else:

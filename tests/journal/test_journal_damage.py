@@ -248,6 +248,23 @@ def test_an_exchange_of_segments_that_was_cut_short_is_finished(tmp_path):
     journal.close()
 
 
+def test_a_segment_that_is_created_while_it_is_read_is_no_damage(tmp_path, monkeypatch):
+    folder = tmp_path / "journal"
+    build(folder, groups=1)
+    (_, path), *_ = list_segments(folder)
+    path.rename(fresh := path.with_name(f".new-{path.name}"))
+
+    def publish(_):  # between the reader's look at the folder and the look at its name
+        fresh.rename(path)
+        return False
+
+    monkeypatch.setattr("stream_ssl.journal.reader.is_coming", publish)
+    reader = JournalReader(folder)
+    assert reader.read(1) == []
+    assert (len(reader.read(1)), reader.corrupt) == (5, 0)
+    reader.close()
+
+
 def test_a_disk_that_fails_loses_nothing_and_is_tried_again(tmp_path, monkeypatch):
     journal = Journal(tmp_path, budget=8 << 20)
     journal.append([packet(1)])
