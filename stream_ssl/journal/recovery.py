@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import signal
@@ -269,10 +270,7 @@ class Check:
                 yield CheckedSegment(path, fault=said)
                 checked, tries = checked + 1, 0
             elif (tries := tries + 1) == _TRIES:
-                raise OSError(
-                    f"{path.name} cannot be checked for damage: {said}; check the installation and "
-                    "the free memory, and start the receiver again"
-                )
+                raise OSError(f"{path.name} cannot be checked for damage: {said}; {_remedy(said)}")
 
     def stop(self) -> None:
         """Kill the process, which ends the iteration. Any thread may call this."""
@@ -293,6 +291,13 @@ def _is_damage(status: int, said: str) -> bool:
     if status == segment_check.DAMAGED:
         return not any(os.strerror(number) in said for number in UNREAD)
     return -status in _CRASHES
+
+
+def _remedy(said: str) -> str:
+    """Return the remedy for an error of a check that is no damage."""
+    if any(os.strerror(number) in said for number in (errno.EACCES, errno.EPERM)):
+        return "let the receiver's user read it (chown)"
+    return "check the installation and the free memory, and start the receiver again"
 
 
 class BackgroundCheck:

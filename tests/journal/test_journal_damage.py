@@ -478,6 +478,19 @@ def test_a_check_without_memory_is_no_damage(tmp_path, monkeypatch):
         list(recovery.Check([path for _, path in list_segments(folder)]))
 
 
+def test_a_segment_that_this_user_may_not_read_is_no_damage(tmp_path, monkeypatch):
+    folder = tmp_path / "journal"
+    build(folder, groups=1)
+    denied = tmp_path / "denied.py"
+    script = Path(recovery.segment_check.__file__).read_text()
+    denied.write_text(
+        script.replace("read(folder)\n", "raise PermissionError(13, os.strerror(13))\n")
+    )
+    monkeypatch.setattr(recovery.segment_check, "__file__", str(denied))
+    with pytest.raises(JournalError, match=r"Permission denied; let the receiver's user read it"):
+        Journal(folder)
+
+
 @pytest.mark.parametrize(("at", "bit"), [(38, 64), (141, 8)], ids=["size of the map", "last page"])
 def test_a_size_that_no_memory_holds_is_damage(tmp_path, at, bit):
     """LMDB maps as many bytes as its pages say, so that it seems to lack memory."""
