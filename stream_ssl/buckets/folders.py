@@ -155,7 +155,7 @@ class Bucket:
         for name in (MANIFEST, *sorted(names - {MANIFEST})):
             if name in names:
                 self._files.rm_file(self._place(folder, name))
-        with suppress(OSError):  # file systems keep empty folders, and buckets have none
+        with suppress(Exception):  # file systems keep empty folders, and buckets have none
             self._files.rmdir(self._place(folder))
 
     def _place(self, *names: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ftplib
 import json
 import logging
 import re
@@ -17,6 +18,7 @@ import fsspec
 import pytest
 import torch
 from evaluation_run import write_run
+from fsspec.implementations.local import LocalFileSystem
 from harness import BATCH, TINY, processes, stop, until
 from prometheus_client import CollectorRegistry
 
@@ -265,6 +267,21 @@ def test_copies_are_whole_and_the_newest_stay(s3: Any, tmp_path: Path, protocol:
     fresh = checkpoint(tmp_path / "new" / "checkpoints", 5)
     other.copy()
     assert Bucket(place).names() == {fresh.name, *(one.name for one in made[2:])}
+
+
+def test_an_empty_folder_that_cannot_be_removed_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(*_: object) -> None:
+        raise ftplib.error_perm("550 Permission denied")  # no OSError, as with other protocols
+
+    monkeypatch.setattr(LocalFileSystem, "rmdir", denied)
+    copies, metrics = copier(tmp_path, f"file://{tmp_path}/box", [0.0])
+    for step in (10, 20, 30, 40):
+        checkpoint(tmp_path / "checkpoints", step)
+        copies.copy()
+    assert value(metrics, "copy_failures_total") == 0
+    assert value(metrics, "copy_step") == 40
 
 
 def test_failures_are_told_once_counted_and_end(
