@@ -48,6 +48,9 @@ IMAGES = "columns.images"
 ROW_TYPES = (torch.float32, torch.float64)
 """The types of embeddings and descriptors, which a memory may convert."""
 
+NO_MEMORY = re.compile("out of memory|can't allocate memory", re.IGNORECASE)
+"""The texts of torch's errors if a device lacks memory."""
+
 ADDRESS = re.compile(r"<(\S+) object at 0x[0-9a-f]+>|( at 0x[0-9a-f]+)", re.IGNORECASE)
 """The address of an object in a repr, which is another one in each process."""
 
@@ -409,6 +412,7 @@ class Stateful(Slots):
                 is damaged. The memory is then unchanged. Another setting of `duplicates` is
                 allowed. On several ranks, a damaged entry of the policy, the descriptor or the
                 cells may raise another error, and the memory cannot be used afterwards.
+            RuntimeError: the device lacks memory.
         """
         del strict, assign
         state = upgraded(state_dict)
@@ -422,6 +426,8 @@ class Stateful(Slots):
                 self._load(state)
             except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
                 self._load(before)
+                if NO_MEMORY.search(str(error)):
+                    raise
                 raise _damaged(str(error)) from error
         if self._columns.images is not None:  # last, so that going back needs no copy of them
             self._columns.images.load({"images": state[IMAGES]})

@@ -281,6 +281,25 @@ def test_a_damaged_state_is_refused_and_changes_nothing(
     assert memory.check_valid() == (True, "")
 
 
+@table("lack", ["CUDA out of memory.", "DefaultCPUAllocator: can't allocate memory: you tried"])
+def test_a_lack_of_memory_is_no_damage(lack: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved, memory = of()(), of()()
+    offer(saved, 0, 60)
+    offer(memory, 60, 70)
+    before, state, whole = memory.state_dict(), saved.state_dict(), memory.eviction.load
+
+    def load(counts: dict[str, Tensor]) -> None:
+        monkeypatch.setattr(memory.eviction, "load", whole)
+        raise RuntimeError(lack)
+
+    monkeypatch.setattr(memory.eviction, "load", load)
+    with pytest.raises(RuntimeError, match=lack):
+        memory.load_state_dict(state)
+    assert equal(memory.state_dict(), before)
+    memory.load_state_dict(state)
+    assert equal(memory.state_dict(), state)
+
+
 class Copies(TorchDispatchMode):
     """Records the numbers of elements of all copies."""
 
