@@ -81,13 +81,13 @@ def tables_of(
 
     A cell without a run is empty.
     """
-    tables = [claims(judged)]
+    shown = [claims(judged)]
     own = [name for name in experiment.measures if MEASURES[name].share]
-    tables += [by_measure(experiment, found, name) for name in own]
+    shown += [by_measure(experiment, found, name) for name in own]
     others = [name for name in experiment.measures if name not in own]
     if others:
-        tables.append(together(experiment, found, others))
-    return tables
+        shown.append(together(experiment, found, others))
+    return shown
 
 
 def claims(judged: Sequence[Judgement]) -> TextTable:
