@@ -653,7 +653,6 @@ def test_a_checkpoint_of_a_newer_version(
         ("memory.descriptor", "Thumbnial", "stream_ssl.memory.descriptors.Embedding, stream_ssl."),
         ("memory.descriptor", {"class_path": "Weighted", "init_args": {"parts": ["Thumbnial"]}},
          "stream_ssl.memory.descriptors.Embedding, stream_ssl."),
-        ("schedule", "Thumbnial", "stream_ssl.learning.schedule.Constant, stream_ssl."),
         ("encoder.model", "Thumbnial", "package.module.Class"),
     ],
 )  # fmt: skip

@@ -237,6 +237,7 @@ class Watched:
         self.router.bind("tcp://127.0.0.1:0")
         self.peer = self.context.socket(zmq.DEALER)
         self.peer.linger = 0
+        self.peer_monitor = self.peer.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self.peer.connect(self.router.getsockopt_string(zmq.LAST_ENDPOINT))
 
     def read(self, count):
@@ -259,6 +260,9 @@ class Watched:
 
     def __exit__(self, *_):
         self.backlogs.close()
+        if self.backlogs.cut:  # libzmq aborts if a socket is closed while its connection breaks
+            assert self.peer_monitor.poll(10_000)
+            time.sleep(0.1)
         self.context.destroy(0)
 
 
