@@ -99,7 +99,7 @@ class Descriptor(ABC):
         del features
 
     def joined(self, features: int) -> None:
-        """Record that samples with this number of features were offered to the memory."""
+        """Record how many features the samples have that were offered to the memory."""
         del features
 
     @property

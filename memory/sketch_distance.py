@@ -38,7 +38,7 @@ STEPS: Final = 4
 """The number of steps in which the shown part is found."""
 
 MOST_CONTRAST: Final = 2.0
-"""The largest factor by which the contrast of an enlarged part is raised."""
+"""The contrast of an enlarged part is raised at most by this factor."""
 
 DAMPING: Final = 10.0
 """Added to the squares of the slopes, so that a picture without slopes is not zoomed."""

@@ -65,7 +65,7 @@ CALM_SHARE = 4
 """The number of candidates is divided by this number while no count is large."""
 
 FEWEST_STEPS = 4
-"""The least number of steps by which a proposal exceeds the accepted steps of the previous one."""
+"""A proposal has at least this many steps more than the previous one had accepted."""
 
 NEWCOMERS = 2
 """The similarities of newcomers for this many proposals are computed at a time."""

@@ -23,7 +23,7 @@ Part = Literal["reference", "query"]
 
 NO_LABEL = "no label"
 UNLABELLED = 1000
-"""A source is refused if none of its first UNLABELLED samples has a label."""
+"""A source is refused if this many samples at its start have no label."""
 
 
 class Labelled(Protocol):

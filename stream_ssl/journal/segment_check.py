@@ -19,7 +19,7 @@ CPU_SECONDS = 60.0
 """Most CPU seconds for one segment, because damaged pages may form a cycle. An intact segment takes
 less than one second. Waiting for a slow disk does not count."""
 ROOM = 1 << 30
-"""More bytes than LMDB maps for an intact segment."""
+"""LMDB maps fewer bytes than this for an intact segment."""
 DAMAGED = 3
 """The exit status for a damaged segment, which the last line on stderr describes."""
 

@@ -331,7 +331,7 @@ def _places(size: int) -> Tensor:
 
 
 def _check_images(given: Any, channels: int) -> None:
-    """Raise ValueError unless `given` is a tensor of levels, 0 to 255, with `channels` channels."""
+    """Raise ValueError unless `given` has `channels` channels, with levels from 0 to 255."""
     rule = f"views start from uint8 tensors [B, {channels}, H, W], 0 to 255"
     if not isinstance(given, Tensor):
         raise ValueError(f"images are of type {type(given).__name__}: {rule}; see torch.from_numpy")

@@ -151,7 +151,7 @@ def of_page(page: RunPage, json: bool) -> int:
 
 
 def runs_below(folder: Path) -> list[str]:
-    """Return at most three subfolders, in order of name, in which a run has started."""
+    """Return the first three subfolders by name in which a run has started."""
     # Path.exists would raise for a folder that this user may not enter.
     found = (one for one in sorted(folder.glob("*/")) if os.access(one / "journal", os.F_OK))
     return [printable(str(one)) for one in islice(found, 3)]
