@@ -5,7 +5,6 @@ import os
 import random
 import resource
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import lmdb
 import pytest
+from journal_of_packets import body, build, checked, packet, read_all
 from table import table
 
 from stream_ssl.journal import recovery, segment
@@ -30,42 +30,6 @@ from stream_ssl.journal.segment import (
 from stream_ssl.journal.writer_lock import LOCK_FILE
 
 WRITER = Path(__file__).with_name("journal_writer.py")
-SIZE = 9000
-
-
-def build(folder, groups=12):
-    """Segments of 256 KiB with groups of 5 packets; closed."""
-    journal = Journal(folder, budget=8 << 20, segment_bytes=256 << 10)
-    for group in range(groups):
-        journal.append([packet(5 * group + n) for n in range(1, 6)])
-    journal.close()
-
-
-def checked(folder):
-    """An open journal, all segments of which have been looked at."""
-    journal = Journal(folder, budget=8 << 20, segment_bytes=256 << 10)
-    journal.take_checked(wait=True)
-    return journal
-
-
-def packet(sequence):
-    return JournalEntry("robot", sequence, None, float(sequence), b"head", body(sequence))
-
-
-def body(sequence):
-    return random.Random(sequence).randbytes(SIZE)
-
-
-def read_all(folder):
-    reader, records, position = JournalReader(folder), [], 1
-    while found := reader.read(position):
-        records += found
-        position = found[-1].position + 1
-    reader.close()
-    for record in records:
-        assert record.payload == body(record.sequence)
-        assert record.header == b"head"
-    return records, reader.corrupt
 
 
 def flip(path, at):
@@ -358,14 +322,6 @@ def test_a_segment_that_is_gone_as_a_whole_is_counted(tmp_path, caplog):
     journal.close()
 
 
-SLOW = """
-import os, sys, time
-for n in range(len(sys.argv) - 1):
-    time.sleep(0.3)
-    os.write(1, f"begin {n}\\ngood {n} 0\\n".encode())
-"""
-
-
 SEQUENCE_10 = bytes([0x92, 10, 0xC0])
 DAMAGED_STATES = {
     "no msgpack": (3, b"\xc1"),
@@ -408,128 +364,6 @@ def test_a_damaged_state_of_a_producer_is_taken_from_the_segment_before(tmp_path
 def read_all_of(folder):
     with closing(JournalReader(folder)) as reader:
         return [(record.producer, record.sequence) for record in reader.read(1)]
-
-
-def test_a_slow_disk_is_told_of_and_is_no_damage(tmp_path, monkeypatch, caplog):
-    caplog.set_level("INFO")
-    folder = tmp_path / "journal"
-    build(folder)
-    count = len(list_segments(folder))
-    slow = tmp_path / "slow.py"
-    slow.write_text(SLOW)
-    monkeypatch.setattr(recovery.segment_check, "__file__", str(slow))
-    monkeypatch.setattr(recovery, "_PROGRESS_SECONDS", 0.0)
-    journal = Journal(folder)
-    journal.take_checked(wait=True)
-    assert journal.damaged == 0
-    assert f"{count - 1} of {count - 1} segments checked for damage" in caplog.text
-    journal.close()
-
-
-KILLED = """
-import os, runpy, signal, sys
-from pathlib import Path
-seen = Path(__file__).with_suffix(".seen")
-if not seen.exists():
-    seen.touch()
-    os.kill(os.getpid(), signal.{name})
-sys.argv[0] = {check!r}
-runpy.run_path({check!r}, run_name="__main__")
-"""
-
-
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGKILL"])
-def test_a_check_that_somebody_ends_is_no_damage(tmp_path, monkeypatch, name):
-    """As Ctrl-C, the stop of a service and a lack of memory do."""
-    folder = tmp_path / "journal"
-    build(folder, groups=3)
-    killed = tmp_path / "killed.py"
-    killed.write_text(KILLED.format(name=name, check=recovery.segment_check.__file__))
-    monkeypatch.setattr(recovery.segment_check, "__file__", str(killed))
-    found = list(recovery.Check([path for _, path in list_segments(folder)]))
-    assert [one.fault for one in found] == [None, None]
-
-
-def test_a_check_that_cannot_import_is_no_damage(tmp_path, monkeypatch):
-    """The check imports from the places from which the receiver does."""
-    folder = tmp_path / "journal"
-    build(folder, groups=2)
-    before = sorted(path.name for path in folder.iterdir())
-    (tmp_path / "lmdb.py").write_text("raise ImportError('another lmdb')")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with pytest.raises(JournalError, match=r"cannot be checked for damage: .*another lmdb; check"):
-        Journal(folder)
-    monkeypatch.undo()
-    assert sorted(path.name for path in folder.iterdir()) == before
-    assert [path.name for path in tmp_path.iterdir() if "damaged" in path.name] == []
-    checked(folder).close()
-
-
-def test_a_check_without_memory_is_no_damage(tmp_path, monkeypatch):
-    folder = tmp_path / "journal"
-    build(folder, groups=1)
-    short = tmp_path / "short.py"
-    limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 20, 1 << 20))"
-    begin = "if __name__ =="
-    script = Path(recovery.segment_check.__file__).read_text()
-    short.write_text(script.replace(begin, f"{limit}\n{begin}"))
-    monkeypatch.setattr(recovery.segment_check, "__file__", str(short))
-    with pytest.raises(OSError, match=r"cannot be checked for damage: MemoryError"):
-        list(recovery.Check([path for _, path in list_segments(folder)]))
-
-
-def test_a_segment_that_this_user_may_not_read_is_no_damage(tmp_path, monkeypatch):
-    folder = tmp_path / "journal"
-    build(folder, groups=1)
-    denied = tmp_path / "denied.py"
-    script = Path(recovery.segment_check.__file__).read_text()
-    denied.write_text(
-        script.replace("read(folder)\n", "raise PermissionError(13, os.strerror(13))\n")
-    )
-    monkeypatch.setattr(recovery.segment_check, "__file__", str(denied))
-    with pytest.raises(JournalError, match=r"Permission denied; let the receiver's user read it"):
-        Journal(folder)
-
-
-@pytest.mark.parametrize(("at", "bit"), [(38, 64), (141, 8)], ids=["size of the map", "last page"])
-def test_a_size_that_no_memory_holds_is_damage(tmp_path, at, bit):
-    """LMDB maps as many bytes as its pages say, so that it seems to lack memory."""
-    folder = tmp_path / "journal"
-    build(folder, groups=4)
-    (_, path) = list_segments(folder)[-1]
-    data = bytearray((path / "data.mdb").read_bytes())
-    for page in (0, 4096):
-        data[page + at] |= bit
-    (path / "data.mdb").write_bytes(data)
-    journal = checked(folder)
-    assert journal.damaged == 1
-    assert journal.state("robot").sequence == 20
-    journal.close()
-
-
-STUCK = """
-import os, sys, time
-if len(sys.argv) == 2:  # the newest
-    os.write(1, b"good 0 0\\n")
-else:
-    time.sleep(600)
-"""
-
-
-def test_a_journal_is_in_use_while_its_old_segments_are_checked(tmp_path, monkeypatch):
-    folder = tmp_path / "journal"
-    build(folder)
-    stuck = tmp_path / "stuck.py"
-    stuck.write_text(STUCK)
-    monkeypatch.setattr(recovery.segment_check, "__file__", str(stuck))
-    journal = Journal(folder, budget=8 << 20, segment_bytes=256 << 10)
-    journal.append([packet(61)])
-    assert journal.state("robot").sequence == 61
-    assert journal.bytes_after(1) > 0  # at most: what is not checked is not opened
-    journal.trim(30)
-    journal.take_checked()
-    assert [r.sequence for r in read_all(folder)[0]] == list(range(list_segments(folder)[0][0], 62))
-    journal.close()  # ends the check too
 
 
 def test_a_reader_has_the_intact_records_before_a_segment_is_replaced(tmp_path):
@@ -610,28 +444,6 @@ def test_a_kill_while_a_segment_is_replaced_loses_no_intact_record(tmp_path, mon
         if len(renames) < number:
             break
     assert number > 3
-
-
-def test_more_segments_are_checked_than_one_command_can_name(tmp_path):
-    """The system limits the length of a command; Linux to 2 MiB by default."""
-    folder = tmp_path.joinpath(*["x" * 250] * 4)
-    build(folder)
-    path = list_segments(folder)[0][1]
-    checked = list(recovery.Check([path] * 2400))
-    assert [one.fault for one in checked] == [None] * 2400
-
-
-def test_a_check_that_cannot_run_waits_for_the_next_start(tmp_path, monkeypatch, caplog):
-    build(tmp_path, groups=2)
-
-    def no_process(*_, **__):
-        raise OSError(errno.ENOMEM, "Cannot allocate memory")
-
-    monkeypatch.setattr(subprocess, "Popen", no_process)
-    check = recovery.BackgroundCheck([path for _, path in list_segments(tmp_path)])
-    assert check.take(wait=True) == []
-    assert "not checked before the next start" in caplog.text
-    check.stop()
 
 
 def test_what_a_bad_sector_does_not_hit_is_taken_over(tmp_path, monkeypatch):
@@ -738,16 +550,3 @@ def test_what_could_not_be_deleted_is_tried_again(tmp_path, monkeypatch):
     assert journal.trim(journal.last) > 0
     assert not list(tmp_path.glob(".*"))
     journal.close()
-
-
-def test_a_walk_without_an_end_is_damage():
-    """As through pages that name each other: bounded by the processor's time, not the clock's."""
-    code = (
-        "from stream_ssl.journal import segment_check as check\n"
-        "check.CPU_SECONDS, check.read = 0.2, lambda folder: None\n"
-        "def walk(folder):\n    while True: pass\n"
-        "check.walk = walk\n"
-        "check.main(['one'])\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], timeout=60, check=False)
-    assert done.returncode == -signal.SIGPROF
