@@ -16,7 +16,7 @@ LINKED = ("memory", "producers")
 """Folders at the top of the repository that `stream_ssl/` links to."""
 SHARED = {
     *("background", "batch", "decode_cost", "durable", "originals", "pictures"),
-    "rate_limited_logger",
+    *("rate_limited_logger", "tensor_file"),
 }
 """Small modules that every part except memory may import."""
 
@@ -55,7 +55,7 @@ LIBRARIES = {
     "torch": {
         *("memory", "losses", "methods", "encoder", "learning", "evaluation", "observe"),
         *("app", "config", "curation", "daemon", "demo", "trained"),
-        "feed",  # to scale pixels
+        *("feed", "tensor_file"),  # feed scales pixels
     },
     "matplotlib": {"evaluation", "demo"},
 }

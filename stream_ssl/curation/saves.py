@@ -7,12 +7,12 @@ import shutil
 from pathlib import Path
 from typing import Any, Final
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from stream_ssl.bounded_files import read_map
 from stream_ssl.durable import damage, discard, publish, seal, write_json
+from stream_ssl.tensor_file import write_tensors
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class Saves:
         """Save a state, and delete the earlier ones.
 
         Args:
-            tensors: contiguous tensors by name.
+            tensors: tensors by name.
             facts: a map that JSON can represent.
 
         Raises:
@@ -49,10 +49,7 @@ class Saves:
         scratch = self._folder / INCOMPLETE
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir()
-        try:
-            save_file(tensors, scratch / TENSORS)
-        except SafetensorError as error:  # safetensors raises it when the disk is full
-            raise OSError(str(error)) from error
+        write_tensors(tensors, scratch / TENSORS)
         write_json(scratch / FACTS, facts)
         seal(scratch)
         publish(scratch, self._folder / f"state-{number:06d}")

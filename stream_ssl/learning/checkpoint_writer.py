@@ -9,9 +9,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import save_file
-
 from stream_ssl.bounded_files import read_json
 from stream_ssl.durable import discard, seal, sync, write, write_json
 from stream_ssl.learning.capture import Capture
@@ -19,6 +16,7 @@ from stream_ssl.learning.checkpoint_folder import CheckpointFolder
 from stream_ssl.learning.checkpoint_layout import OWN, SHARED, STATE, file_of, size_of, version_of
 from stream_ssl.learning.ranks import Ranks
 from stream_ssl.learning.stream_positions import StreamPositions
+from stream_ssl.tensor_file import write_tensors
 
 TOLD = "told-"
 PART_SECONDS = 600.0
@@ -87,7 +85,7 @@ class CheckpointWriter:
         scratch, rank, fault = self._folder.scratch_of(target), self._ranks.group.rank, ""
         try:
             self._write_part(captured, scratch)
-        except (OSError, SafetensorError) as error:
+        except OSError as error:
             fault = f"rank {rank}: {type(error).__name__}: {error}"
         if rank:
             try:
@@ -127,15 +125,12 @@ class CheckpointWriter:
             OSError: on every rank, if the work failed on one of them.
         """
         if self._ranks.alone:
-            try:
-                return [work()]
-            except SafetensorError as error:  # safetensors raises it when the disk is full
-                raise OSError(str(error)) from error
+            return [work()]
         done, fault = None, ""
         try:
             if not only_first or self._ranks.group.rank == 0:
                 done = work()
-        except (OSError, SafetensorError) as error:
+        except OSError as error:
             fault = f"{type(error).__name__}: {error}"
         by_rank = self._ranks.tell([done, fault])
         faults = [f"rank {rank}: {fault}" for rank, (_, fault) in enumerate(by_rank) if fault]
@@ -160,7 +155,7 @@ class CheckpointWriter:
             if name in SHARED and rank:
                 continue
             path = scratch / file_of(name, rank if name in OWN else 0)
-            save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, path)
+            write_tensors(tensors, path)
             sync(path)
 
     def _conclude(

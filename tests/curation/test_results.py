@@ -345,7 +345,7 @@ def test_a_full_disk_is_named_and_the_same_command_continues(
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 
     with monkeypatch.context() as patched:
-        patched.setattr("stream_ssl.curation.saves.save_file", full)
+        patched.setattr("safetensors.numpy.save_file", full)
         assert curate.main(options_of(folder, out)) == 1
     assert caplog.records[-1].message == (
         f"--out {out} cannot be written, because its disk is full: free space there, and then the "

@@ -382,14 +382,14 @@ def test_what_is_written_behind_is_the_state_of_one_step(
 ) -> None:
     """Training continues while the files are written. The checkpoint has the state before this."""
     begun, go_on = threading.Event(), threading.Event()
-    plain = checkpoint_writer.save_file
+    plain = checkpoint_writer.write_tensors
 
     def slow(*arguments: object) -> None:
         begun.set()
         assert go_on.wait(60)
         plain(*arguments)
 
-    monkeypatch.setattr(checkpoint_writer, "save_file", slow)
+    monkeypatch.setattr(checkpoint_writer, "write_tensors", slow)
     checkpointer, learner, then = Checkpointer(tmp_path, every_steps=1), build(), build()
     assert checkpointer.finished(wait=True) is None
     for _ in range(2):  # the second copy goes to the buffers of the first
@@ -448,7 +448,7 @@ def test_nothing_is_moved_or_pruned_before_the_new_one_is_durable(
 ) -> None:
     events: list[str] = []
     for module, names in (
-        (checkpoint_writer, ("save_file", "seal")),
+        (checkpoint_writer, ("write_tensors", "seal")),
         (checkpoint_folder, ("publish", "point", "discard")),
     ):
         for name in names:
@@ -457,7 +457,7 @@ def test_nothing_is_moved_or_pruned_before_the_new_one_is_durable(
                 module, name, lambda *a, n=name, f=plain: (events.append(n), f(*a))[1]
             )
     saved(tmp_path, count=3, keep=1)
-    once = ["save_file"] * 5 + ["seal", "publish", "point"]
+    once = ["write_tensors"] * 5 + ["seal", "publish", "point"]
     assert events == [*once, *once, *once, "discard"], "two stay: see newest_kept"
 
 

@@ -1,0 +1,33 @@
+"""Tensors in a safetensors file, written as often as a daemon likes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import safetensors.numpy
+import safetensors.torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+
+def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write tensors by name, which `safetensors.torch.load_file` reads.
+
+    `safetensors.torch.save_file` makes two ctypes types for each size of a tensor in bytes, and
+    ctypes keeps them for ever: 6 kB for each new size. A daemon writes for weeks, and some of its
+    tensors have another size each time. So NumPy's arrays of the same memory are written.
+
+    Raises:
+        OSError: the disk is full or failed.
+    """
+    whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    try:
+        try:
+            arrays = {name: tensor.numpy() for name, tensor in whole.items()}
+        except TypeError:  # NumPy has no bfloat16
+            safetensors.torch.save_file(whole, path)
+        else:
+            safetensors.numpy.save_file(arrays, path)
+    except SafetensorError as error:  # safetensors raises it when the disk is full
+        raise OSError(str(error)) from error

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from stream_ssl.tensor_file import write_tensors
+
+TENSORS = {
+    "weights": torch.randn(3, 5, generator=torch.Generator().manual_seed(0)),
+    "double": torch.tensor(2.5, dtype=torch.float64),
+    "half": torch.arange(7, dtype=torch.float16),
+    "ids": torch.arange(6).reshape(2, 3).T,
+    "flags": torch.tensor([True, False]),
+    "bytes": torch.arange(9, dtype=torch.uint8),
+    "none": torch.empty(0, 4),
+    "learned": torch.ones(2, requires_grad=True),
+}
+
+
+def _types() -> int:
+    gc.collect()
+    return sum(issubclass(type(one), type) for one in gc.get_objects())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tensors_come_back_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> None:
+    tensors = TENSORS | {"other": torch.randn(4).to(dtype)}
+    write_tensors(tensors, tmp_path / "tensors")
+    read = load_file(tmp_path / "tensors")
+    assert read.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert read[name].dtype == tensor.dtype
+        assert torch.equal(read[name], tensor), name
+
+
+def test_the_file_is_the_one_that_safetensors_writes_for_torch(tmp_path: Path) -> None:
+    write_tensors(TENSORS, tmp_path / "ours")
+    whole = {name: tensor.detach().contiguous() for name, tensor in TENSORS.items()}
+    save_file(whole, tmp_path / "theirs")
+    assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
+
+
+def test_tensors_of_many_sizes_leave_nothing_in_memory(tmp_path: Path) -> None:
+    write_tensors({"rows": torch.zeros(1, dtype=torch.uint8)}, tmp_path / "tensors")
+    before = _types()
+    for size in range(2, 52):
+        write_tensors({"rows": torch.zeros(size, dtype=torch.uint8)}, tmp_path / "tensors")
+    assert _types() - before < 5
+
+
+def test_a_disk_that_fails_is_an_error_of_the_system(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="absent"):
+        write_tensors(TENSORS, tmp_path / "absent" / "tensors")
