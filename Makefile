@@ -22,13 +22,16 @@ DATA         ?= cifar:data/cifar10
 OPTIONS      ?=
 SOAK_MINUTES ?= 60
 
-# Where it is set, as container images have it, each of a target's processes compiles all of torch
-# anew, which takes longer than the import.
+# Container images often set it. Each process of a target would then compile all of torch again,
+# which takes longer than the import.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test latest lowest mutations browser check chaos bench reproduce study gpu servers servers-packages site prometheus containers manifests lint format docs setup clean
+.PHONY: help demo test latest lowest mutations browser check chaos bench reproduce study gpu servers servers-packages site prometheus containers manifests lint format docs setup clean
 
-setup: $(READY)
+help:  ## list the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "make %-17s %s\n", $$1, $$2}' Makefile
+
+setup: $(READY)  ## install everything into .venv
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "stream-ssl needs Python 3.11 or newer; choose one with: make PYTHON=python3.12")'
@@ -42,13 +45,13 @@ else
 endif
 	@touch $@
 
-demo: $(READY)  ## the whole system on embedded real images, then a report
+demo: $(READY)  ## run the whole system on embedded real images, and write a report
 	$(VENV)/bin/stream-ssl demo --seconds $(DEMO_SECONDS) --out $(DEMO_OUT)
 
-test: $(READY)  ## all tests, in a few processes more than cores; each computes on one thread
+test: $(READY)  ## run all tests
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n auto --dist worksteal
 
-latest:  ## all tests with the newest version of each dependency, in a virtual environment of its own
+latest:  ## run all tests with the newest version of each dependency, in an environment of its own
 	@echo "Installing the newest versions into $(LATEST), with the newest Python that is here"
 	rm -rf $(LATEST)
 ifneq ($(UV),)
@@ -60,7 +63,7 @@ else
 endif
 	OMP_NUM_THREADS=1 $(LATEST)/bin/python -m pytest -n auto --dist worksteal $(TESTS)
 
-lowest:  ## all tests with the lowest version of each dependency of a user, in a virtual environment of its own
+lowest:  ## run all tests with the lowest version of each dependency, in an environment of its own
 	@echo "Installing the lowest versions into $(LOWEST)"
 	rm -rf $(LOWEST)
 	$(PYTHON) -m venv $(LOWEST)
@@ -72,10 +75,10 @@ else
 endif
 	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -n auto --dist worksteal $(TESTS)
 
-mutations: $(READY)  ## breaks the code in many places, which the tests must notice
+mutations: $(READY)  ## break the code in many places; the tests must notice each
 	OMP_NUM_THREADS=1 $(VENV)/bin/python tests/mutations.py
 
-browser: $(READY)  ## the page in a real Chromium, behind a real nginx, which must be installed
+browser: $(READY)  ## test the page in a real Chromium behind a real nginx, which must be installed
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || { echo "make browser needs Chromium: apt-get install chromium"; exit 1; }
 	@command -v nginx >/dev/null || test -x /usr/sbin/nginx || { echo "make browser needs nginx: apt-get install nginx-light"; exit 1; }
 ifneq ($(UV),)
@@ -85,52 +88,52 @@ else
 endif
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -m browser tests/browser
 
-lint: $(READY)  ## style and types
+lint: $(READY)  ## check style and types
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
-format: $(READY)
+format: $(READY)  ## format the code
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
-check: lint test  ## what must pass before a commit
+check: lint test  ## run lint and test, which must pass before a commit
 
-chaos: $(READY)  ## kills, power cuts, bad disks, hostile clients, an hour's soak; a dated report
+chaos: $(READY)  ## run kills, power cuts, bad disks, hostile clients and an hour's soak: GATES, SOAK_MINUTES
 	PYTHONPATH=$(CURDIR):$(CURDIR)/tests:$(CURDIR)/tests/app:$(CURDIR)/tests/daemon:$(CURDIR)/tests/receiver:$(CURDIR)/tests/journal:$(CURDIR)/tests/feed:$(CURDIR)/tests/learning OMP_NUM_THREADS=1 $(VENV)/bin/python -m chaos $(GATES) --soak_minutes $(SOAK_MINUTES)
 
-bench: $(READY)  ## speed and memory, as a table and a dated report under benchmarks/
+bench: $(READY)  ## measure speed and memory, and write a dated report
 	$(VENV)/bin/python -m benchmarks
 
-reproduce: $(READY)  ## an experiment of the papers, beside its figures: EXPERIMENT, PRESET, DATA, OPTIONS
+reproduce: $(READY)  ## run an experiment of the papers: EXPERIMENT, PRESET, DATA, OPTIONS
 	$(VENV)/bin/python -m benchmarks.experiments $(EXPERIMENT) --preset $(PRESET) --data $(DATA) $(OPTIONS)
 
-study: $(READY)  ## memories compared on the streams of users: DATA, OPTIONS
+study: $(READY)  ## run the study, which compares memories on streams: DATA, OPTIONS
 	$(VENV)/bin/python -m benchmarks.experiments study --data $(DATA) $(OPTIONS)
 
-gpu: $(READY)  ## what needs a CUDA GPU: its tests, and its benchmarks with a dated report
+gpu: $(READY)  ## run the tests and benchmarks that need a CUDA GPU
 	@$(VENV)/bin/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "make gpu needs a CUDA GPU, and torch sees none here")'
 	$(VENV)/bin/python -m pytest -m gpu
 	$(VENV)/bin/python -m benchmarks gpu
 
-servers-packages:  ## what `make servers` needs of Debian's
+servers-packages:  ## list the Debian packages that `make servers` needs
 	@echo $(SERVERS)
 
-servers: $(READY)  ## cameras and brokers against real servers, where Debian's packages of them are installed
+servers: $(READY)  ## test cameras and brokers against real servers, which must be installed
 	@/usr/bin/python3 -c 'import gi; gi.require_version("GstRtspServer", "1.0")' 2>/dev/null && command -v nats-server >/dev/null || { echo "make servers needs: apt-get install $(SERVERS)"; exit 1; }
 	$(VENV)/bin/python -m pytest -m servers
 
-prometheus: $(READY)  ## alerts on recorded runs, and the dashboard's questions, by a real Prometheus
+prometheus: $(READY)  ## test alerts and dashboards with a real Prometheus, which must be installed
 	@command -v promtool >/dev/null && command -v prometheus >/dev/null || { echo "make prometheus needs promtool and prometheus: apt install prometheus"; exit 1; }
 	$(VENV)/bin/python -m pytest tests/observe/test_observe_deploy.py tests/observe/test_observe_recordings.py tests/observe/test_observe_prometheus.py
 
-containers: $(READY)  ## the receiver's and the learner's images: built by buildah, run by podman
+containers: $(READY)  ## build the container images with buildah, and test them with podman
 	@command -v buildah >/dev/null && command -v podman >/dev/null || { echo "make containers needs: apt-get install buildah podman"; exit 1; }
 	for role in $(IMAGES); do buildah build --format docker --layers $(BUILD_FLAGS) --target $$role -t stream-ssl-$$role:$(VERSION) -f deploy/containers/Containerfile . || exit 1; done
 	buildah images --filter reference=stream-ssl-*
 	$(VENV)/bin/python -m pytest -m containers tests/deploy
 
-manifests: $(READY)  ## compose, Kubernetes and the Containerfile, against schemas and linters
+manifests: $(READY)  ## check compose, Kubernetes and Containerfile by schemas and linters
 ifneq ($(UV),)
 	$(UV) pip install --quiet --python $(VENV)/bin/python -c constraints.txt -e '.[manifests]'
 else
@@ -146,7 +149,7 @@ docs: $(READY)  ## regenerate the pages that are made from code
 	$(VENV)/bin/python deploy/grafana/dashboard.py fleet > deploy/grafana/fleet.json
 	{ printf '# From deploy/prometheus/alerts.yml, by `make docs`.\napiVersion: monitoring.coreos.com/v1\nkind: PrometheusRule\nmetadata: {name: stream-ssl}\nspec:\n'; grep -v '^#' deploy/prometheus/alerts.yml | sed 's/^\(.\)/  \1/'; } > deploy/kubernetes/components/monitoring/prometheus-rule.yaml
 
-site: $(READY)  ## the documentation site, into site/; broken links fail
+site: $(READY)  ## build the documentation site in site/; a broken link fails
 ifneq ($(UV),)
 	$(UV) pip install --quiet --python $(VENV)/bin/python -c constraints.txt -e '.[docs]'
 else
@@ -155,6 +158,6 @@ endif
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet
 	@echo "Read it: $(VENV)/bin/python -m http.server -b 127.0.0.1 -d site 8000, at http://127.0.0.1:8000"
 
-clean:
+clean:  ## delete environments, caches and build results
 	rm -rf $(VENV) $(LATEST) $(LOWEST) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
