@@ -257,7 +257,8 @@ class Members:
                 yield ArchiveMember(at, "", lost=("damaged", f"no header at byte {at}"))
 
     def _entry(self, at: int, info: tarfile.TarInfo, block: bytes) -> Iterator[ArchiveMember]:
-        size = int(self._extra.get("size", info.size))
+        # A size in an extra header is that of the next file, and not of a further extra header.
+        size = info.size if info.type in EXTRA else int(self._extra.get("size", info.size))
         if not 0 <= size <= self._stream.most - self._stream.at:
             self._searching = True
             self._lost = ("damaged", f"unreadable from byte {at}: {size} bytes do not follow")

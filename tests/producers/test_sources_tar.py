@@ -20,7 +20,7 @@ from table import table
 
 from stream_ssl.producers.sources import WebDataset
 from stream_ssl.producers.sources.base import BrokenFileError
-from stream_ssl.producers.sources.tar import MAX_HEADER, read_members
+from stream_ssl.producers.sources.tar import BLOCK, MAX_HEADER, read_members
 
 PNG = encoded(pixels(1, 6, 5, 3)[0])
 WHOLE = [f"{n:06d}" for n in range(4)]
@@ -75,6 +75,14 @@ BOMBS = {
     "member 2^62": (header("b.png", 2**62), ["a", "z"], "damaged"),
     "size in pax 2^62": (pax(size=str(2**62)) + member("b.png", PNG), ["a", "z"], "damaged"),
     "size in pax -1": (pax(size="-1") + member("b.png", PNG), ["a", "z"], "damaged"),
+    "size in pax before a long name": (
+        pax(size=str(3 * BLOCK))
+        + member("l", b"b.png\0", b"L")
+        + header("short", 0)
+        + PNG.ljust(3 * BLOCK, b"\0"),
+        ["a", "b", "z"],
+        None,
+    ),
     "large pax": (
         member("p", bytes(MAX_HEADER + 1), b"x") + member("b.png", PNG),
         ["a", "z"],
