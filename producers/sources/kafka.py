@@ -158,7 +158,7 @@ class Kafka:
         if isinstance(key, bytes):
             key = key.decode(errors="replace")
         value: Any = message.value()
-        received = stamp / 1000 if kind else time.time()
+        received = stamp / 1000 if kind and stamp >= 0 else time.time()  # -1: no time
         return sample_of(value or b"", headers, place, received, self.skipped, key=key)
 
 

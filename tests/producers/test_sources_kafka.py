@@ -65,7 +65,8 @@ def test_messages_become_samples_and_what_is_none_is_counted_and_committed_past(
         publish(publisher, images[:1], headers=headers, key=b"robot-1")
         publish(publisher, [b"", b"no image", images[1]])
         publish(publisher, images[1:2], headers=[("label", b"many"), ("time", b"yesterday")])
-        publish(publisher, images[2:], partition=1, timestamp=1_600_000_000_000)
+        publish(publisher, images[2:3], partition=1, timestamp=1_600_000_000_000)
+        publish(publisher, images[3:], partition=1, timestamp=-1)  # Kafka's number for no time
         with closing(source_of(address, config)) as source:
             samples = taken(source)
             by_id = {sample.id: sample for sample, _ in samples}
@@ -74,6 +75,7 @@ def test_messages_become_samples_and_what_is_none_is_counted_and_committed_past(
             assert (first.time, first.label, first.source) == (1700000000.5, 3, "kafka")
             assert first.meta == {"key": "robot-1", "gain": "2"}
             assert by_id["frames-1-0"].time == 1_600_000_000
+            assert by_id["frames-1-1"].time > 1_600_000_000
             assert [by_id[name].data for name in ("frames-1-0", "frames-1-1")] == images[2:]
             assert source.skipped.by_reason == {"no image": 2, "bad label": 1, "bad time": 1}
             assert source.lag() == 0
