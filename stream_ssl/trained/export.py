@@ -73,6 +73,11 @@ def check_target(option: str, folder: Path, marker: str) -> None:
         ValueError: the folder is rejected.
     """
     remedy, folder = "choose an empty or a new folder", folder.resolve()
+    if folder.is_mount():  # such as a volume of a container
+        raise ValueError(
+            f"{option} {folder} is a mount point, which an export cannot replace: give a folder "
+            f"in it, such as {folder / 'export'}"
+        )
     check_writable(folder, option, remedy)
     check_writable(folder.parent, f"the folder above {option}", remedy)
     found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()

@@ -432,6 +432,7 @@ def test_an_exported_memory_can_be_embedded_with_and_without_labels(
         (["--memory", "ENCODER"], 2, "contains encoder.json, which no export has written"),
         (["--encoder", "RUN/checkpoints/latest"], 2, "contains .*, which no export has written"),
         (["--encoder", "HERE/other/mine.txt"], 2, "mine.txt is a file; choose an empty or a new"),
+        (["--memory", "/proc"], 2, "--memory /proc is a mount point, .*: give a folder in it"),
     ],
     ids=[
         "nothing",
@@ -445,6 +446,7 @@ def test_an_exported_memory_can_be_embedded_with_and_without_labels(
         "another-export",
         "checkpoint",
         "a-file",
+        "mount-point",
     ],
 )
 def test_a_folder_that_holds_something_else_is_refused(
