@@ -6,10 +6,12 @@ failures, and a new socket carries no messages of the old one.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -104,28 +106,48 @@ def curve_in_run(
     return found.address, curve_of(found.address, keys, server)
 
 
-def diagnose(address: str) -> str | None:
-    """Return why a handshake with an address fails, or None if the reason is unknown.
+class Diagnosis(NamedTuple):
+    """The result of a probe of an address.
+
+    Attributes:
+        reason: why a handshake fails; None: unknown.
+        ipv6: whether the peer accepts connections, but only at an IPv6 address.
+    """
+
+    reason: str | None
+    ipv6: bool = False
+
+
+def diagnose(address: str) -> Diagnosis:
+    """Find out why a handshake with an address fails.
 
     The function resolves the host name and connects over plain TCP, which may take some seconds.
     """
     transport, _, rest = address.partition("://")
     if transport != "tcp":
-        return None
+        return Diagnosis(None)
     host, _, port = rest.rpartition(":")
     host = host.strip("[]")
     try:
-        socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
     except OSError as error:
-        return (
+        return Diagnosis(
             f"the host name {host!r} cannot be resolved ({error.strerror}); check its spelling and "
             "this machine's name server"
         )
-    try:
-        with socket.create_connection((host, int(port)), DIAGNOSE_SECONDS) as peer:
-            answer = _first_answer(peer)
-    except OSError:
-        return None
+    for family, *_, place in sorted(found, key=lambda one: one[0] == socket.AF_INET6):
+        with contextlib.suppress(OSError), socket.socket(family) as peer:
+            peer.settimeout(DIAGNOSE_SECONDS)
+            peer.connect(place)
+            answer = b""
+            with contextlib.suppress(OSError):
+                answer = _first_answer(peer)
+            return Diagnosis(_no_receiver(address, answer), family == socket.AF_INET6)
+    return Diagnosis(None)
+
+
+def _no_receiver(address: str, answer: bytes) -> str | None:
+    """Return why a peer with these first bytes is no receiver; None if it may be a receiver."""
     if not answer or answer[0] == 0xFF:  # the first byte of ZeroMQ's greeting
         return None
     if answer.startswith(b"HTTP/"):
@@ -152,17 +174,30 @@ def _first_answer(peer: socket.socket) -> bytes:
 class Connection:
     """A socket that connects to one address.
 
+    Args:
+        context: the context of the socket.
+        address: the address.
+        curve: the keys. None: plain text.
+        ipv6: whether a host name stands for an IPv6 address. libzmq tries one kind only.
+
     Attributes:
         up: whether the ZMTP handshake is complete, including authentication.
         lost: whether the connection has failed and must be replaced.
         reason: why the connection is not up, as text for people.
     """
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, curve: Curve | None):
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        address: str,
+        curve: Curve | None,
+        ipv6: bool = False,
+    ) -> None:
         self.up = False
         self.lost = False
         self.reason = f"still connecting to {address}"
         self._address, self._curve = address, curve
+        self.ipv6 = ipv6 or "[" in address
         self.socket = context.socket(zmq.DEALER)
         self.socket.linger = 0
         self._configure()
@@ -187,8 +222,7 @@ class Connection:
         set_option(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
         set_option(zmq.HEARTBEAT_TTL, HEARTBEAT_TIMEOUT_MS)
         set_option(zmq.MAXMSGSIZE, MAX_REPLY)
-        if "[" in self._address:
-            set_option(zmq.IPV6, 1)
+        set_option(zmq.IPV6, int(self.ipv6))
         if self._curve:
             self.socket.curve_publickey = self._curve.public.encode()
             self.socket.curve_secretkey = self._curve.secret.encode()

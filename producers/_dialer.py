@@ -28,12 +28,18 @@ class Dialer:
         self._address, self._curve, self._ask_first = address, curve, ask_first
         self._backoff = BACKOFF[0]
         self._diagnosis: str | None = None  # why the last connections had no handshake
+        self._over_ipv6: set[str] = set()  # addresses whose receiver answers over IPv6 only
         self._opened = self._diagnose_at = 0.0
 
     def connect(self, context: zmq.Context[zmq.Socket[bytes]]) -> Connection:
         """Return a new connection."""
         self._opened = time.monotonic()
-        return Connection(context, self._ask_first or self._address, self._curve)
+        address = self._now_asked
+        return Connection(context, address, self._curve, address in self._over_ipv6)
+
+    @property
+    def _now_asked(self) -> str:
+        return self._ask_first or self._address
 
     def pause(self) -> float:
         """Return the seconds before the next connection.
@@ -64,20 +70,28 @@ class Dialer:
             )
         return reason
 
-    def diagnose(self, found: Callable[[str], None]) -> None:
+    def diagnose(self, connection: Connection, found: Callable[[str], None]) -> None:
         """Probe a peer without a handshake in the background, because name resolution is slow.
 
         Args:
+            connection: the connection to the peer. It is lost if it uses the wrong kind of address.
             found: called in another thread with the reason, if the probe has found one.
         """
+        address = self._now_asked
+        if address in self._over_ipv6 and not connection.ipv6:
+            connection.lost = True
+            return
         now = time.monotonic()
         if now - self._opened <= DIAGNOSE_SECONDS[0] or now < self._diagnose_at:
             return
         self._diagnose_at = now + DIAGNOSE_SECONDS[1]
 
         def look() -> None:
-            self._diagnosis = diagnosis = diagnose(self._ask_first or self._address)
-            if diagnosis is not None:
-                found(diagnosis)
+            diagnosis = diagnose(address)
+            self._diagnosis = diagnosis.reason
+            if diagnosis.ipv6:
+                self._over_ipv6.add(address)
+            if diagnosis.reason is not None:
+                found(diagnosis.reason)
 
         threading.Thread(target=look, name="producer diagnosis", daemon=True).start()

@@ -195,7 +195,7 @@ class IoThread:
             while not self._should_stop() and not connection.lost:
                 self._step(connection)
                 if not connection.up:
-                    self._dialer.diagnose(self._diagnosed)
+                    self._dialer.diagnose(connection, self._diagnosed)
                 if self._protocol.state == "refused":
                     break
         finally:

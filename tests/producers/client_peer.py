@@ -61,7 +61,12 @@ class _Allowed:
 class Peer:
     """A ROUTER on a port of its own choosing; used from one thread at a time."""
 
-    def __init__(self, server: Keys | None = None, allowed: list[Keys] | None = None) -> None:
+    def __init__(
+        self,
+        server: Keys | None = None,
+        allowed: list[Keys] | None = None,
+        address: str = "tcp://127.0.0.1:0",
+    ) -> None:
         self.context: zmq.Context[Any] = zmq.Context()
         self.server = server
         self._authenticator: ThreadAuthenticator | None = None
@@ -71,7 +76,7 @@ class Peer:
             self._authenticator.configure_curve_callback("test", _Allowed(allowed or []))
         self.who = b""
         self.journal: list[Data] = []
-        self.address = "tcp://127.0.0.1:0"
+        self.address = address
         self.open()
 
     def open(self) -> None:
@@ -79,6 +84,7 @@ class Peer:
         self.socket = self.context.socket(zmq.ROUTER)
         self.socket.linger = 0
         self.socket.router_mandatory = True
+        self.socket.ipv6 = "[" in self.address
         if self.server is not None:
             assert self.server.secret is not None
             self.socket.curve_server = True

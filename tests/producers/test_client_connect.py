@@ -152,7 +152,7 @@ def test_a_web_server_is_no_receiver() -> None:
     with HTTPServer(("127.0.0.1", 0), Page) as server:
         thread = threading.Thread(target=server.handle_request)
         thread.start()
-        said = diagnose(f"tcp://127.0.0.1:{server.server_port}")
+        said = diagnose(f"tcp://127.0.0.1:{server.server_port}").reason
         thread.join()
     assert said is not None
     assert "is an HTTP address" in said
@@ -161,9 +161,23 @@ def test_a_web_server_is_no_receiver() -> None:
 
 def test_a_receiver_and_nobody_have_no_diagnosis() -> None:
     with Peer() as peer:
-        assert diagnose(peer.address) is None
-    assert diagnose(peer.address) is None
-    assert diagnose("ipc:///tmp/x") is None
+        assert diagnose(peer.address) == (None, False)
+    assert diagnose(peer.address) == (None, False)
+    assert diagnose("ipc:///tmp/x") == (None, False)
+
+
+def test_a_host_name_may_have_an_ipv6_address_only() -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    with (
+        Peer(address="tcp://[::1]:0") as peer,
+        # Without brackets, libzmq resolves ::1 as it resolves a name.
+        Producer(peer.address.replace("[::1]", "::1"), "camera") as producer,
+    ):
+        peer.welcome()
+        producer.connect()
 
 
 def test_a_host_that_cannot_be_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
