@@ -120,14 +120,9 @@ class RosBags(RobotLogs):
         Raises:
             BrokenFileError, sqlite3.Error: the rest cannot be read.
         """
-        # After a crash, a write-ahead log may contain messages, so it is read, too.
         with path.open("rb") as stream:
             missing = cut_off(stream.read(100), path.stat().st_size)
-        logged = path.with_name(f"{path.name}-wal").exists()
-        place = f"file:{quote(os.fsencode(path))}?mode=ro{'' if logged else '&immutable=1'}"
-        with contextlib.closing(
-            sqlite3.connect(place, uri=True, check_same_thread=False)
-        ) as database:
+        with contextlib.closing(opened(path)) as database:
             bound(database, path.stat().st_size, self._stopped)
             if missing:  # otherwise SQLite rejects a truncated file
                 database.execute("PRAGMA writable_schema = ON")
@@ -161,6 +156,24 @@ class RosBags(RobotLogs):
                 yield Message(topic, kind, log_time, made)
         if missing:
             raise BrokenFileError(missing)
+
+
+def opened(path: Path) -> sqlite3.Connection:
+    """Open a .db3 file for reading, with the write-ahead log that a crash may have left beside it.
+
+    SQLite reads a log through an index, a file beside it. If there is none and no file can be made
+    there, nobody writes the log, and SQLite keeps the index in memory.
+    """
+    log, index = (path.with_name(path.name + end) for end in ("-wal", "-shm"))
+    how = "&immutable=1"
+    if log.exists():
+        in_memory = not index.exists() and not os.access(path.parent, os.W_OK)
+        how = "&vfs=unix-none" if in_memory else ""
+    place = f"file:{quote(os.fsencode(path))}?mode=ro{how}"
+    database = sqlite3.connect(place, uri=True, check_same_thread=False)
+    if "vfs" in how:
+        database.execute("PRAGMA locking_mode = EXCLUSIVE")
+    return database
 
 
 def select(table: str, query: str, order: str) -> str:

@@ -4,6 +4,9 @@ import base64
 import itertools
 import json
 import os
+import shutil
+import sqlite3
+from contextlib import closing
 from types import SimpleNamespace
 
 import numpy as np
@@ -134,6 +137,25 @@ def test_a_ros_2_folder_without_metadata_is_read(tmp_path):
     source = LOGS["sqlite"](tmp_path)
     (tmp_path / "a" / "metadata.yaml").unlink()
     assert [number_of(sample) for sample, _ in source.samples()] == list(range(60))
+
+
+@table("log", ["with messages", "empty"])
+def test_a_write_ahead_log_is_read_where_nothing_may_be_written(tmp_path, monkeypatch, log):
+    """A recorder that was killed leaves the log, and archives are mounted read-only."""
+    live, archive = write_bag2(tmp_path / "live", drive(ROS2, 60)), tmp_path / "archive"
+    with closing(sqlite3.connect(live / "live.db3", isolation_level=None)) as database:
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("DELETE FROM messages WHERE id > 20")  # ten of them are images
+        shutil.copytree(live, archive)
+    (archive / "live.db3-shm").unlink()
+    if log == "empty":
+        (archive / "live.db3-wal").write_bytes(b"")
+    before = sorted(archive.iterdir())
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    stream = RosBags(str(archive)).samples()
+    next(stream)
+    assert sorted(archive.iterdir()) == before
+    assert len(list(stream)) == (59 if log == "empty" else 9)
 
 
 @pytest.mark.parametrize("kind", LOGS)
