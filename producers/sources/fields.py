@@ -109,6 +109,17 @@ def digest(parts: Iterable[bytes | memoryview]) -> str:
     return state.hexdigest()
 
 
+def files_of(path: Path) -> list[Path]:
+    """Return the file, or the files in a folder, in order.
+
+    SQLite's index of a log (-shm) is left out, because readers of a bag make and change it.
+    """
+    if not path.is_dir():
+        return [path]
+    parts = (part for part in path.iterdir() if not part.name.endswith("-shm"))
+    return sorted(part for part in parts if part.is_file())
+
+
 def file_name(path: Path) -> str:
     """Return NAME~DIGEST, which identifies a file by name and content, in any folder.
 
@@ -119,8 +130,7 @@ def file_name(path: Path) -> str:
         OSError: the file cannot be read.
     """
     state = hashlib.blake2b(digest_size=DIGEST_CHARS // 2)
-    parts = sorted(part for part in path.iterdir() if part.is_file()) if path.is_dir() else [path]
-    for part in parts:
+    for part in files_of(path):
         size = part.stat().st_size
         state.update(size.to_bytes(8, "big"))
         with part.open("rb") as file:

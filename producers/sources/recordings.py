@@ -14,7 +14,7 @@ from stream_ssl.producers.sources.base import (
     place,
     wrong_position,
 )
-from stream_ssl.producers.sources.fields import utf8_name
+from stream_ssl.producers.sources.fields import files_of, utf8_name
 from stream_ssl.producers.sources.finite import ENDLESS
 from stream_ssl.producers.sources.passes import Passes
 from stream_ssl.producers.sources.shards import find_files
@@ -77,7 +77,7 @@ class FilePasses(Passes[tuple[int, At | None]], Generic[At]):
     def _facts(self, number: int, position: Position = None) -> Facts:
         """Return the facts of a file. A file that is still written may grow after a position."""
         path = self._files[number]
-        size: Any = sum(part.stat().st_size for part in (path, *path.glob("*")) if part.is_file())
+        size: Any = sum(part.stat().st_size for part in files_of(path) if part.is_file())
         made = position.get("of") if isinstance(position, Mapping) else None
         if isinstance(made, Mapping):
             may_grow = made.get("bytes", 0) is None

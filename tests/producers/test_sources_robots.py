@@ -139,15 +139,30 @@ def test_a_ros_2_folder_without_metadata_is_read(tmp_path):
     assert [number_of(sample) for sample, _ in source.samples()] == list(range(60))
 
 
-@table("log", ["with messages", "empty"])
-def test_a_write_ahead_log_is_read_where_nothing_may_be_written(tmp_path, monkeypatch, log):
-    """A recorder that was killed leaves the log, and archives are mounted read-only."""
-    live, archive = write_bag2(tmp_path / "live", drive(ROS2, 60)), tmp_path / "archive"
+def with_log(tmp_path):
+    """A bag as a killed recorder leaves it: its log (-wal) deletes all messages but ten images."""
+    live, left = write_bag2(tmp_path / "live", drive(ROS2, 60)), tmp_path / "left"
     with closing(sqlite3.connect(live / "live.db3", isolation_level=None)) as database:
         database.execute("PRAGMA journal_mode = WAL")
-        database.execute("DELETE FROM messages WHERE id > 20")  # ten of them are images
-        shutil.copytree(live, archive)
-    (archive / "live.db3-shm").unlink()
+        database.execute("DELETE FROM messages WHERE id > 20")
+        shutil.copytree(live, left)
+    (left / "live.db3-shm").unlink()
+    return left
+
+
+def test_a_bag_with_a_write_ahead_log_is_gone_on_from(tmp_path):
+    """SQLite makes another file in the folder while it reads the log."""
+    bag = str(with_log(tmp_path))
+    reading = RosBags(bag).samples()
+    _, position = next(reading)
+    again = list(RosBags(bag).samples(position))
+    assert [sample.id for sample, _ in again] == [sample.id for sample, _ in reading]
+    assert len(again) == 9
+
+
+@table("log", ["with messages", "empty"])
+def test_a_write_ahead_log_is_read_where_nothing_may_be_written(tmp_path, monkeypatch, log):
+    archive = with_log(tmp_path)
     if log == "empty":
         (archive / "live.db3-wal").write_bytes(b"")
     before = sorted(archive.iterdir())
