@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import codecs
 import csv
 import gzip
 import json
@@ -34,9 +35,10 @@ class UrlRow:
 def read_rows(path: Path, column: str, facts: Sequence[str] = ()) -> Iterator[UrlRow]:
     """Yield the rows of a list: .csv, .tsv, .parquet, .jsonl (or .ndjson), or one URL per line.
 
-    A list other than Parquet may be compressed with gzip, bzip2 or xz (.csv.gz). From a Parquet
-    file, only the columns of the URL and of `facts` are read. A row that cannot be read has an
-    empty URL. In a text file, empty lines and lines that begin with "#" are ignored.
+    A list other than Parquet may be compressed with gzip, bzip2 or xz (.csv.gz). It is UTF-8, or
+    UTF-16 with a byte-order mark. From a Parquet file, only the columns of the URL and of `facts`
+    are read. A row that cannot be read has an empty URL. In a text file, empty lines and lines that
+    begin with "#" are ignored.
 
     Raises:
         SourceError: the column does not exist, or the rest of the list cannot be read.
@@ -46,8 +48,11 @@ def read_rows(path: Path, column: str, facts: Sequence[str] = ()) -> Iterator[Ur
         if kind == ".parquet":
             yield from parquet_rows(path, column, facts)
             return
-        # Spreadsheets begin their files with a byte-order mark, which utf-8-sig removes.
-        with opener(path, "rt", encoding="utf-8-sig", errors="replace", newline="") as file:
+        with opener(path, "rb") as file:
+            wide = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+        # Spreadsheets begin their files with a byte-order mark, which both encodings remove.
+        encoding = "utf-16" if wide else "utf-8-sig"
+        with opener(path, "rt", encoding=encoding, errors="replace", newline="") as file:
             lines = bounded_lines(file)
             if kind in (".csv", ".tsv"):
                 yield from csv_rows(path, lines, column, tabs=kind == ".tsv")

@@ -72,14 +72,15 @@ LINES = {
 }
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])  # the shell of Windows
 @pytest.mark.parametrize("module", [None, gzip, bz2, lzma])
 @pytest.mark.parametrize("kind", LINES)
-def test_a_list_is_read_in_each_form_and_compression(
-    kind: str, module: Any, tmp_path: Path
+def test_a_list_is_read_in_each_form_compression_and_encoding(
+    kind: str, module: Any, encoding: str, tmp_path: Path
 ) -> None:
     suffix = {None: "", gzip: ".gz", bz2: ".bz2", lzma: ".xz"}[module]
     path = tmp_path / f"a{kind}{suffix}"
-    raw = LINES[kind].encode()
+    raw = LINES[kind].encode(encoding)
     path.write_bytes(raw if module is None else module.compress(raw))
     rows = list(read_rows(path, "url"))
     assert rows == ([UrlRow(row.url) for row in ROWS] if kind == ".txt" else ROWS)
