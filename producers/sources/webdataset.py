@@ -130,13 +130,15 @@ class WebDataset(FilePasses[tuple[int]]):
                     group, torn = None, ("damaged", "the damage before it may have cost a part")
                     continue
                 key, extension = split_key(member.name)
+                base = posixpath.basename(key)
+                if member.name and (not base or base.startswith("__")):
+                    continue  # a hidden file, or one about the shard, belongs to no sample
                 if group is not None and (not member.name or key != group.key):
                     sample = self._sample(stem, group)
                     if sample is not None:
                         yield sample, (member.start,)
                     group = None
-                base = posixpath.basename(key)
-                if base and not base.startswith("__"):
+                if member.name:
                     group = group or MemberGroup(key, lost=torn)
                     torn = None
                     self._add(stem, group, extension, member)

@@ -80,6 +80,21 @@ def test_members_group_by_folder_and_name_up_to_the_first_dot(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("hidden", ["x/._a.cls", "._a.cls", "__meta__.json", "x/.DS_Store"])
+def test_a_hidden_member_between_two_parts_of_a_sample_does_not_part_them(tmp_path, hidden):
+    parts = [("x/a.png", PNG), (hidden, b"not a sample"), ("x/a.cls", b"4")]
+    write_tar(tmp_path / "data.tar", [*parts, (hidden, b"not a sample"), ("x/b.png", PNG)])
+    source = WebDataset(str(tmp_path / "data.tar"))
+    stream = list(source.samples())
+    assert [(named(sample), sample.label) for sample, _ in stream] == [
+        ("data/x/a", 4),
+        ("data/x/b", None),
+    ]
+    assert source.skipped.by_reason == {}
+    _, position = stream[0]
+    assert [named(sample) for sample, _ in source.samples(position)] == ["data/x/b"]
+
+
 def test_the_only_image_of_a_sample_may_have_a_longer_extension(tmp_path, caplog):
     members = [
         *[("a.left.PNG", PNG), ("a.cls", b"4")],
