@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -437,6 +438,7 @@ def _faults(file: Path, known: Set[str]) -> Iterator[str]:
         yield fault
         return
     yield from _wrong_names(root, "", {})
+    yield from _octal_numbers(root)
     if gone := [
         f", line {number}: {why}"
         for number, option, value in _scalars(root)
@@ -524,6 +526,26 @@ def _wrong_names(node: yaml.Node, path: str, lines: dict[str, int]) -> Iterator[
     elif isinstance(node, yaml.SequenceNode):
         for number, value in enumerate(node.value):
             yield from _wrong_names(value, f"{path}{number}.", lines)
+
+
+def _octal_numbers(node: yaml.Node) -> Iterator[str]:
+    """Yield an error for each number such as 010, which YAML silently reads as 8.
+
+    The command line reads 010 as 10. A number such as 05 is the same in both.
+    """
+    if isinstance(node, yaml.ScalarNode):
+        digits = node.value.replace("_", "")
+        if node.tag == "tag:yaml.org,2002:int" and re.fullmatch("[-+]?0[0-7]+", digits):
+            octal, number = int(digits, 8), int(digits)
+            if octal != number:
+                yield (
+                    f", line {node.start_mark.line + 1}: YAML takes {node.value} as octal, "
+                    f"which is {octal}; write {number}, or {octal}, or put a text in quotes"
+                )
+    else:
+        for part in node.value:
+            for inner in part if isinstance(part, tuple) else (part,):
+                yield from _octal_numbers(inner)
 
 
 def resolved(parser: ArgumentParser, settings: Namespace, complete: bool = True) -> dict[str, Any]:
