@@ -112,12 +112,13 @@ def digest(parts: Iterable[bytes | memoryview]) -> str:
 def files_of(path: Path) -> list[Path]:
     """Return the file, or the files in a folder, in order.
 
-    SQLite's index of a log (-shm) is left out, because readers of a bag make and change it.
+    Hidden files and SQLite's index of a log (-shm) are left out, because programs that only show or
+    read the folder make and change them.
     """
     if not path.is_dir():
         return [path]
     parts = (part for part in path.iterdir() if not part.name.endswith("-shm"))
-    return sorted(part for part in parts if part.is_file())
+    return sorted(part for part in parts if part.is_file() and not part.name.startswith("."))
 
 
 def file_name(path: Path) -> str:

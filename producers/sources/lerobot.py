@@ -278,7 +278,8 @@ def episode_rows(
         if (jsonl := meta / "episodes.jsonl").is_file():
             rows = lines(jsonl)
         else:
-            files = sorted(one for one in meta.glob("episodes/**/*.parquet") if one.is_file())
+            found = meta.glob("episodes/**/[!.]*.parquet")  # not the ._ files of macOS
+            files = sorted(one for one in found if one.is_file())
             rows = itertools.chain.from_iterable(table_rows(file, names) for file in files)
         whole = (row for row in rows if type(row.get("episode_index")) is int)
         return {index: row for row in whole if (index := row["episode_index"]) in wanted}

@@ -190,7 +190,7 @@ def parts(folder: Path) -> tuple[list[Path], list[str]]:
         file.name: file
         for pattern in ("*.db3", "*.mcap", "*.db3.zstd", "*.mcap.zstd")
         for file in folder.glob(pattern)
-        if file.is_file()
+        if file.is_file() and not file.name.startswith(".")  # not the ._ files of macOS
     }
     files = [
         file

@@ -70,6 +70,17 @@ def test_every_frame_is_sent_once_and_gone_on_from(
 
 
 @pytest.mark.parametrize("version", VERSIONS)
+def test_hidden_files_beside_the_others_are_no_part_of_the_data_set(
+    version: str, tmp_path: Path
+) -> None:
+    """On a disk without such attributes, macOS writes a file ._x beside each file x."""
+    root = write_lerobot(tmp_path, version)
+    for file in [file for file in root.rglob("*") if file.is_file()]:
+        file.with_name(f"._{file.name}").write_bytes(b"attributes")
+    assert told(LeRobot(root)) == expected(version)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
 def test_a_sample_tells_episode_task_and_time(version: str, tmp_path: Path) -> None:
     root = write_lerobot(tmp_path, version)
     sample = next(s for s, _ in LeRobot(root, "1:2").samples() if s.meta["frame"] == 4)

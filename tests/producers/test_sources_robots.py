@@ -139,6 +139,16 @@ def test_a_ros_2_folder_without_metadata_is_read(tmp_path):
     assert [number_of(sample) for sample, _ in source.samples()] == list(range(60))
 
 
+def test_hidden_files_in_the_folder_of_a_bag_are_no_part_of_it(tmp_path):
+    source = LOGS["sqlite"](tmp_path)
+    stream = list(source.samples())
+    (bag,) = (tmp_path / "a").glob("*.db3")
+    for name in (f"._{bag.name}", ".DS_Store"):  # of macOS
+        (bag.parent / name).write_bytes(b"attributes")
+    assert list(source.samples(stream[9][1])) == stream[10:]
+    assert source.skipped.by_reason == {}
+
+
 def with_log(tmp_path):
     """A bag as a killed recorder leaves it: its log (-wal) deletes all messages but ten images."""
     live, left = write_bag2(tmp_path / "live", drive(ROS2, 60)), tmp_path / "left"
