@@ -9,14 +9,20 @@ from pathlib import Path
 from stream_ssl.producers.sources.base import OUT_OF_FILES
 from stream_ssl.producers.sources.fields import OTHER_IMAGES, SUFFIXES
 
+OF_THE_SYSTEM = {
+    *("@eadir", "__macosx", "lost+found", "system volume information"),
+    *("#recycle", "@recycle", "$recycle.bin"),
+}
+"""Folders of thumbnails, deleted files and the like that a system makes. Case does not matter."""
+
 
 def walk(
     root: Path, leave_out: Callable[[str, str, object], None], hidden: tuple[str, ...] = ()
 ) -> Iterator[tuple[str, os.DirEntry[str]]]:
     """Yield the image files below the root, with their relative paths ("/" as separator).
 
-    Links to folders are followed after all real folders. Each folder is listed once, so links
-    cannot cause an endless loop.
+    Folders of the system are ignored. Links to folders are followed after all real folders. Each
+    folder is listed once, so links cannot cause an endless loop.
 
     Args:
         root: the folder.
@@ -48,7 +54,7 @@ def walk(
             continue
         for entry in entries:
             path = below + entry.name
-            if entry.name.startswith(hidden):
+            if is_hidden(entry.name, hidden):
                 continue
             if is_folder(entry):
                 (links if entry.is_symlink() else folders).append((entry.path, path + "/"))
@@ -56,6 +62,11 @@ def walk(
                 yield path, entry
             elif entry.is_symlink() and not os.path.exists(entry.path):  # noqa: PTH110
                 leave_out("link", path, "a link to nothing, or to itself")
+
+
+def is_hidden(name: str, beginnings: tuple[str, ...]) -> bool:
+    """Return whether a name has one of these beginnings, or is that of a folder of the system."""
+    return name.startswith(beginnings) or name.lower() in OF_THE_SYSTEM
 
 
 def check_root(root: Path) -> None:

@@ -18,7 +18,7 @@ from stream_ssl.producers.sources.fields import (
     source_name,
 )
 from stream_ssl.producers.sources.finite import Finite
-from stream_ssl.producers.sources.folders import check_root, walk
+from stream_ssl.producers.sources.folders import check_root, is_hidden, walk
 from stream_ssl.wire.sample import Sample
 
 HIDDEN = (".",)
@@ -30,7 +30,8 @@ class ImageFolder(Finite):
 
     Each direct subfolder is a class and may contain further folders. Classes are numbered in the
     sorted order of their names. Images directly in the root have no label. Files and folders whose
-    names begin with a dot are ignored, such as `.ipynb_checkpoints` and the `._` files of macOS.
+    names begin with a dot are ignored, such as `.ipynb_checkpoints` and the `._` files of macOS. So
+    are folders that a system makes, such as `@eaDir`, `__MACOSX`, `lost+found` and recycle bins.
 
     Sample ids are PATH#DIGEST: the path below the root and a digest of the content. A file that
     cannot be read or has another image format is logged, counted in `skipped` and left out. The
@@ -51,7 +52,7 @@ class ImageFolder(Finite):
         check_root(self._root)
         skipped = Skipped(name or source_name(self._root.absolute().name))
         folders = (entry.name for entry in self._root.iterdir() if entry.is_dir())
-        self.classes = sorted(name for name in folders if not name.startswith(HIDDEN))
+        self.classes = sorted(name for name in folders if not is_hidden(name, HIDDEN))
         labels = {name: label for label, name in enumerate(self.classes)}
         self._files = sorted(
             (

@@ -78,7 +78,7 @@ class WatchedFolder:
     A file is sent unchanged, `settle_seconds` after its last change, so that incomplete files are
     not sent. A newer file waits until all older files are sent. Files are ignored as unfinished if
     their name begins with "." or "~" or has no image extension. Rename such files when they are
-    complete.
+    complete. Folders that a system makes are ignored, such as `@eaDir` and recycle bins.
 
     Files are ordered by (stamp, path), which is also the position. Each run sends the files above
     its position. A file that appears later with a key at or below the position is late: it is

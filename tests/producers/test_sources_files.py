@@ -554,6 +554,9 @@ def test_hidden_files_and_folders_are_no_images(tmp_path):
     write_images(tmp_path / "cat", 2)
     write_images(tmp_path / ".ipynb_checkpoints", 1)
     (tmp_path / "cat" / "._000.png").write_bytes(b"of macOS")
+    write_images(tmp_path / "cat" / "@eaDir", 1)  # thumbnails
+    write_images(tmp_path / "$RECYCLE.BIN", 1)
+    (tmp_path / "__MACOSX").mkdir()
     source = ImageFolder(tmp_path)
     assert (len(source), source.classes) == (2, ["cat"])
     assert {sample.label for sample, _ in source.samples()} == {0}

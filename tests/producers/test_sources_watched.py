@@ -202,7 +202,7 @@ def test_a_clock_that_is_set_back_stops_no_file_that_was_written_before(tmp_path
 
 
 def test_unfinished_names_and_other_files_are_left_alone(tmp_path):
-    kinds = (".a.png", "~b.png", "c.png.part", "d.tmp", "e.txt", ".git/f.png")
+    kinds = (".a.png", "~b.png", "c.png.part", "d.tmp", "e.txt", ".git/f.png", "@eaDir/g.png")
     for number, name in enumerate((*kinds, "good.png")):
         add(tmp_path, name, number)
     (tmp_path / "folder.png").mkdir()
