@@ -69,6 +69,24 @@ def scans_of(data: View) -> int:
     return scans
 
 
+def has_app1(data: View) -> bool:
+    """Return whether a JPEG has an APP1 segment before its first scan.
+
+    The scan of a thumbnail in an earlier segment does not count. The result is True for a header
+    with too many parts to read.
+    """
+    at = 2  # after SOI
+    for _ in _parts(data):
+        found = _MARKER.search(data, at)
+        if found is None or found[0] in (SOS, b"\xff\xd9"):
+            return False
+        if found[0] == APP1:
+            return True
+        at = found.end()
+        at += int.from_bytes(data[at : at + 2], "big")
+    return True
+
+
 def decode_cost(codec: str, payload: View) -> int:
     """Return the cost of a sample in bytes: its size, or more if it takes long to decode.
 

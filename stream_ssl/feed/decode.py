@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from xxhash import xxh3_64
 
 from stream_ssl.batch import Batch, Origin
-from stream_ssl.decode_cost import APP1, MOST_SCANS, SOS, decode_work, most_work, scans_of
+from stream_ssl.decode_cost import MOST_SCANS, SOS, decode_work, has_app1, most_work, scans_of
 from stream_ssl.pictures import image_of, over_white, plain, turn, without_texts
 from stream_ssl.wire import Sample, sample_of
 from stream_ssl.wire.sample import DTYPES, MAX_ID_BYTES, is_capture_time
@@ -498,7 +498,7 @@ class Decoder:
         if colours not in ("Gray", "YCbCr", "RGB"):
             return None
         how = None
-        if data.find(APP1, 0, data.find(SOS)) >= 0:
+        if has_app1(data):
             with Image.open(BytesIO(data), formats=("JPEG",)) as image:
                 how = turn(image)
         sides = self._inner(width, height)

@@ -306,6 +306,17 @@ def test_orientation(orientation: int, kind: str) -> None:
     assert corners == dict.fromkeys(corners, "b") | {red: "r", green: "g"}
 
 
+@table("marker, name", [(b"\xff\xe0", b"JFXX\0\x10"), (b"\xff\xed", b"Photoshop 3.0\0")])
+def test_orientation_behind_a_thumbnail(marker: bytes, name: bytes) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 3
+    photo = encoded(picture(RNG, 16, 16), "JPEG", exif=exif)
+    body = name + encoded(picture(RNG, 8, 8), "JPEG")
+    at = photo.index(b"\xff\xe1")
+    odd = photo[:at] + marker + (len(body) + 2).to_bytes(2, "big") + body + photo[at:]
+    np.testing.assert_array_equal(decode(odd, "jpeg"), decode(photo, "jpeg"))
+
+
 @table("kind", ["JPEG", "PNG", "WEBP"])
 @table("exif", [b"Exif\0\0MM\0*\0\0", b"Exif\0\0rubbish", b"Exif\0\0"])
 def test_damaged_exif_harms_nothing(exif: bytes, kind: str) -> None:
