@@ -26,6 +26,7 @@ from torch import Tensor
 from stream_ssl import __version__
 from stream_ssl.durable import MANIFEST, UNREADABLE, listed, publish, seal, write_json
 from stream_ssl.feed.decode import VectorDecoder
+from stream_ssl.learning.capture import unshared
 from stream_ssl.learning.origins import Origins
 from stream_ssl.learning.saved import memory_of, origins_of
 from stream_ssl.learning.vectors import Vectors
@@ -144,9 +145,7 @@ def export_encoder(
     encoder = load_encoder(checkpoint, of, trust_code=trust_code)
     difference = None
     with replacing(folder) as scratch:
-        weights = {
-            name: value.contiguous() for name, value in encoder.networks.state_dict().items()
-        }
+        weights = unshared(encoder.networks.state_dict())
         (scratch / WEIGHTS).write_bytes(safetensors.torch.save(weights))
         write_json(scratch / ENCODER, describe(encoder, stored, trust_code))
         if onnx:

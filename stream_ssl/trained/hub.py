@@ -24,6 +24,7 @@ from stream_ssl.encoder.network import Model, ResNet
 from stream_ssl.evaluation.neighbours import knn_classify
 from stream_ssl.evaluation.scores import score
 from stream_ssl.feed.decode import Decoder, VectorDecoder
+from stream_ssl.learning.capture import unshared
 from stream_ssl.learning.checkpoint_layout import made_by
 from stream_ssl.learning.origins import Origins
 from stream_ssl.learning.saved import memory_of, origins_of
@@ -72,7 +73,7 @@ def export_hub(checkpoint: Path, folder: Path, trust_code: bool = False) -> Meas
     encoder, stored = load_encoder(checkpoint, "features", trust_code=trust_code), facts(checkpoint)
     shape = shape_of(encoder)
     native = shape["stem"] == "imagenet" and all(shape["depths"])
-    weights = {name: value.contiguous() for name, value in _network(encoder).state_dict().items()}
+    weights = unshared(_network(encoder).state_dict())
     columns = columns_of(upgraded(memory_of(checkpoint)))
     found = measured(encoder, columns)
     with replacing(folder) as scratch:

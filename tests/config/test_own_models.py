@@ -54,6 +54,17 @@ class TwoHeads(Small):
         return (feature_BF, feature_BF) if self.training else feature_BF
 
 
+class Tied(Small):
+    """A network that uses one layer twice, under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second = self.top = nn.Conv2d(6, 6, 3)
+
+    def forward(self, image_BCHW: Tensor) -> Tensor:
+        return self.second(self.top(self.stem(image_BCHW))).mean((2, 3))
+
+
 def create(model_name: str, **more: Any) -> nn.Module:
     """As timm's `create_model`: what else the network takes is not in its signature."""
     network: nn.Module = {"small": Small}[model_name](**more)
@@ -242,6 +253,18 @@ def test_a_network_transform_and_decoder_of_one_s_own(tmp_path: Path) -> None:
     assert (view_BCHW.flatten(1)[:, 0].std() > 0.3).item()
     weights = load_file(tmp_path / "out" / "encoder.safetensors")
     assert "backbone.module.stem.0.weight" in weights
+
+
+def test_a_network_with_two_names_for_one_layer_is_exported(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", encoder={"model": own(Tied)})
+    words = ["export", str(tmp_path / "run"), "--encoder", str(tmp_path / "out"), "--no-onnx"]
+    assert cli.main([*words, "--trust-code"]) == 0
+    image_BCHW = torch.randint(0, 256, (4, 1, 12, 12)).to(torch.uint8)
+    expected_BF, found_BF = (
+        stream_ssl.load_encoder(tmp_path / name, trust_code=True)(image_BCHW)
+        for name in ("run", "out")
+    )
+    assert torch.equal(found_BF, expected_BF)
 
 
 class Locked(Decoder):
