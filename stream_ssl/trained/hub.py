@@ -271,9 +271,12 @@ def card(
         "\nThe run kept whole images, with grey bars (128) beside them. Scale the long side to "
         f"{encoder.size} pixels and fill the square with grey before the code below.\n"
     )
+    mode = "RGB" if encoder.channels == 3 else "L"
     files_too = (
-        '`AutoImageProcessor.from_pretrained("FOLDER")` prepares files. It scales them by another '
-        "method than the run, so that pixels and features differ a little.\n"
+        '`AutoImageProcessor.from_pretrained("FOLDER")` prepares images of Pillow. It scales them '
+        "by another method than the run, so that pixels and features differ a little. It does not "
+        "turn photos upright, as the run does: pass "
+        f'`ImageOps.exif_transpose(image).convert("{mode}")`.\n'
     )
     whole, files_too = ("", files_too) if _crops(encoder) else (whole, "")
     named = [

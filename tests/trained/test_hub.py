@@ -145,6 +145,9 @@ def test_the_model_card_states_stream_updates_and_accuracy(
     assert f"{accuracy:.1%} of 25 labelled pictures were recognised among 2 classes" in card
     assert majority == max(label_K[:25].bincount().tolist()) / 25
     assert f"Guessing the most frequent class would recognise {majority:.1%}." in card
+    assert 'ImageOps.exif_transpose(image).convert("L")' in card
+    colour = (runs["native"] / "hub" / "README.md").read_text()
+    assert 'ImageOps.exif_transpose(image).convert("RGB")' in colour
     other = (runs["torchvision"] / "hub" / "README.md").read_text()
     assert "Not measured, because too few samples of the stream have labels." in other
     assert "fill the square with grey" in other
