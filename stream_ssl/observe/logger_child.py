@@ -146,9 +146,14 @@ class Mlflow:
 
 
 def allowed(name: str) -> str:
-    """Return a name of a metric with characters and parts that MLflow accepts."""
+    """Return a name of a metric with characters and parts that MLflow accepts.
+
+    Only the first slash stays. MLflow may store a metric as a file, which cannot have the name of a
+    folder, and the names of two producers may be "robot" and "robot/left".
+    """
     parts = re.sub(r"[^\w./ -]", "_", name).split("/")
-    return "/".join("_" if part in ("", ".", "..") else part for part in parts)
+    metric, *labels = ("_" if part in ("", ".", "..") else part for part in parts)
+    return f"{metric}/{' '.join(labels)}" if labels else metric
 
 
 def parameters(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

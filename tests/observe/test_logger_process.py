@@ -95,7 +95,7 @@ def log_twice(name: str, run: Path) -> None:
     for steps in ((3, 4), (2,)):
         logger = LoggerProcess(name, run, CONFIG, Deadline())
         for step in steps:
-            logger.scalars({"step": float(step), "loss/a": step / 2}, step)
+            logger.scalars({"step": float(step), "loss/a": step / 2, "loss/a/b": 0.0}, step)
         logger.memory(ShownSlots(torch.ones(1, 2), IMAGE_CHW[None], [(0, -1, "p")]), steps[-1])
         logger.close()
 
@@ -135,6 +135,7 @@ def test_mlflow_keeps_rows_pictures_and_the_configuration(tmp_path: Path, store:
     run = metric.parents[2]
     rows = [line.split() for line in metric.read_text().splitlines()]
     assert [(float(value), int(step)) for _, value, step, *_ in rows] == [(1.5, 3), (2, 4), (1, 2)]
+    assert (run / "metrics/loss/a b").exists()  # a file beside that of "loss/a"
     assert (run / "params/memory.capacity").read_text() == "32"
     assert "capacity: 32" in (run / "artifacts/configuration.yaml").read_text()
     assert "status: 3" in (run / "meta.yaml").read_text()  # finished
@@ -197,7 +198,7 @@ def test_the_end_of_a_run_does_not_wait_for_a_hanging_server(
 
 def test_names_that_mlflow_would_refuse_are_changed() -> None:
     assert allowed("memory_slots/working") == "memory_slots/working"
-    assert allowed("held/cam:1/../") == "held/cam_1/_/_"
+    assert allowed("held/cam:1/../") == "held/cam_1 _ _"
     assert parameters({"a": {"b": {"c": 1}}, "d": {}, "e": "x" * 600}) == {
         "a.b.c": "1",
         "d": "{}",
