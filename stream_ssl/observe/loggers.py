@@ -114,8 +114,11 @@ class TensorBoard:
         ]
         (self._folder / "memory.tsv").write_text("\n".join(rows) + "\n")
         (self._folder / "memory-slots.tsv").write_text("\n".join(facts) + "\n")
-        image_of(squared(shown.image_nCHW)).convert("RGB").save(self._folder / "memory.png")
-        high, wide = shown.image_nCHW.shape[2:]
+        count, channels, high, wide = shown.image_nCHW.shape
+        # The projector finds pictures only in a sheet with as many rows as columns.
+        rest = shown.image_nCHW.new_zeros(_side(count) ** 2 - count, channels, high, wide)
+        sheet = squared(torch.cat([shown.image_nCHW, rest]))
+        image_of(sheet).convert("RGB").save(self._folder / "memory.png")
         (self._folder / "projector_config.pbtxt").write_text(PROJECTOR % (wide, high))
 
     def close(self) -> None:
@@ -236,7 +239,12 @@ class Logging:
 
 def squared(image_nCHW: Tensor) -> NDArray[np.uint8]:
     """Return images in a square of rows, [H, W, C]. Black images fill the last row."""
-    return tiled(image_nCHW.permute(0, 2, 3, 1).numpy(), math.ceil(math.sqrt(len(image_nCHW))))
+    return tiled(image_nCHW.permute(0, 2, 3, 1).numpy(), _side(len(image_nCHW)))
+
+
+def _side(count: int) -> int:
+    """Return the side of the smallest square that holds so many images."""
+    return math.ceil(math.sqrt(count))
 
 
 def scalars(registry: CollectorRegistry) -> dict[str, float]:

@@ -129,7 +129,14 @@ def test_tensorboards_projector_shows_the_newest_slots(tmp_path: Path) -> None:
     assert [fact.split("\t")[:2] for fact in facts] == labels
     wide, high = shown.sprite.single_image_dim
     with Image.open(tmp_path / shown.sprite.image_path) as sprite:
-        assert sprite.size == (5 * wide, 4 * high)
+        pixels_HWC = np.asarray(sprite)
+    # As the projector computes the place: it divides by the number of rows, not of columns.
+    rows, columns = pixels_HWC.shape[0] // high, pixels_HWC.shape[1] // wide
+    for slot, image_CHW in enumerate(memory.images.numpy()):
+        top, left = high * (slot // rows), wide * (slot % columns)
+        assert np.array_equal(
+            pixels_HWC[top : top + high, left : left + wide], image_CHW.transpose(1, 2, 0)
+        )
 
 
 def test_a_mosaic_has_each_picture_at_its_place() -> None:
