@@ -13,6 +13,7 @@ from stream_ssl.encoder.network import ResNet, in_layout, layout_for
 # (channels, kernel, stride) per layer, which reduce 32 x 32 images to widths 16, 8, 4, 2 and 2. A
 # kernel of 4 with a stride of 2 is the cheapest first layer that reads every pixel twice.
 LAYERS = ((24, 4, 2), (48, 3, 2), (128, 3, 2), (192, 3, 2), (192, 3, 1))
+LAYOUT = layout_for(LAYERS[0][0])
 
 
 class ConvNet(nn.Module):
@@ -35,11 +36,10 @@ class ConvNet(nn.Module):
             ]
             before = channels
         self.layers = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-        self.layout = layout_for(LAYERS[0][0])
-        self.to(memory_format=self.layout)
+        self.to(memory_format=LAYOUT)
 
     def forward(self, image_BCHW: Tensor) -> Tensor:
-        feature_BF: Tensor = self.layers(in_layout(image_BCHW, self.layout))
+        feature_BF: Tensor = self.layers(in_layout(image_BCHW, LAYOUT))
         return feature_BF
 
 

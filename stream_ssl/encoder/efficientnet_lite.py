@@ -33,6 +33,8 @@ STAGES = (
 )
 """For each stage: expansion, channels, kernel, stride of the first block, and number of blocks."""
 
+LAYOUT = layout_for(min(width for _, width, *_ in STAGES))
+
 
 class EfficientNetLite0(nn.Module):
     """A network from images [B, C, H, W] to features [B, 1280].
@@ -72,8 +74,7 @@ class EfficientNetLite0(nn.Module):
         if frozen_batchnorm:
             for layer in batchnorms(self):
                 freeze(layer)
-        self.layout = layout_for(min(width for _, width, *_ in STAGES))
-        self.to(memory_format=self.layout)
+        self.to(memory_format=LAYOUT)
 
     def forward(self, image_BCHW: Tensor) -> Tensor:
         image_BCHW = image_BCHW.expand(-1, 3, -1, -1)  # grey images get three channels
@@ -81,7 +82,7 @@ class EfficientNetLite0(nn.Module):
         if (short := min(sides)) < self.least:
             size = [round(self.least * side / short) for side in sides]
             image_BCHW = interpolate(image_BCHW, size, mode="bilinear")
-        feature_BFHW: Tensor = self.layers(in_layout(image_BCHW, self.layout))
+        feature_BFHW: Tensor = self.layers(in_layout(image_BCHW, LAYOUT))
         return feature_BFHW.mean((2, 3))
 
 

@@ -168,11 +168,11 @@ class ResNet(nn.Module):
             stages.append(nn.Sequential(*layers))
         self.layer1, self.layer2, self.layer3, self.layer4 = stages
         self.avgpool = nn.AdaptiveAvgPool2d(1)
-        self.layout = layout_for(width)
-        self.to(memory_format=self.layout)
+        self._width = width  # torch.save refuses a module that holds a memory format
+        self.to(memory_format=layout_for(width))
 
     def forward(self, image_BCHW: Tensor) -> Tensor:
-        x_BCHW = self.conv1(in_layout(image_BCHW, self.layout))
+        x_BCHW = self.conv1(in_layout(image_BCHW, layout_for(self._width)))
         x_BCHW = self.maxpool(self.relu(self.bn1(x_BCHW)))
         for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
             x_BCHW = stage(x_BCHW)

@@ -257,6 +257,14 @@ def test_it_can_be_trained_on_and_draws_no_random_numbers(run: Path, exported: P
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_torch_saves_it_whole(run: Path) -> None:
+    encoder, file = stream_ssl.load_encoder(run), io.BytesIO()
+    torch.save(encoder, file)  # noqa: TID251 - as users save their modules
+    file.seek(0)
+    again = torch.load(file, weights_only=False)  # noqa: TID251
+    assert torch.equal(again(images()), encoder(images()))
+
+
 def test_a_run_whose_files_are_gone_is_loaded(tmp_path: Path) -> None:
     """The memory and its descriptor's weights are the learner's, and not the encoder's."""
     weights = tmp_path / "weights.safetensors"
