@@ -84,8 +84,8 @@ class Encoder(nn.Module):
     The encoder of a run on vectors takes float vectors [B, D], or their bytes.
 
     The module is in evaluation mode and frozen. `encoder.requires_grad_().train()` makes it
-    trainable. With `statistics` "batch", the embedding of an image depends on the other images of
-    its batch.
+    trainable, and `encoder.half()` computes in half precision. With `statistics` "batch", the
+    embedding of an image depends on the other images of its batch.
 
     Args:
         backbone: maps normalised images to features.
@@ -194,7 +194,8 @@ class Encoder(nn.Module):
         return torch.from_numpy(np.array(pixels_HWC.transpose(2, 0, 1), order="C"))
 
     def _encode(self, view_BCHW: Tensor) -> Tensor:
-        feature_BF: Tensor = self.backbone(view_BCHW)
+        # `encoder.half()` casts the weights and `mean`, but views stay float32.
+        feature_BF: Tensor = self.backbone(view_BCHW.to(self.views.mean.dtype))
         return feature_BF.float() if self.projector is None else unit(self.projector(feature_BF))
 
     def extra_repr(self) -> str:

@@ -265,6 +265,15 @@ def test_torch_saves_it_whole(run: Path) -> None:
     assert torch.equal(again(images()), encoder(images()))
 
 
+@table("dtype", [torch.bfloat16, torch.float16])
+def test_it_computes_in_half_precision(run: Path, dtype: torch.dtype) -> None:
+    for of in ("features", "embeddings"):
+        encoder = stream_ssl.load_encoder(run, of)  # type: ignore[arg-type]
+        expected_BF, found_BF = encoder(images()), encoder.to(dtype)(images())
+        assert found_BF.dtype == torch.float32
+        assert (found_BF - expected_BF).abs().max() < 0.05 * expected_BF.abs().max()
+
+
 def test_a_run_whose_files_are_gone_is_loaded(tmp_path: Path) -> None:
     """The memory and its descriptor's weights are the learner's, and not the encoder's."""
     weights = tmp_path / "weights.safetensors"
