@@ -163,7 +163,8 @@ def parameters(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         if isinstance(value, Mapping) and value:
             found |= parameters(value, f"{prefix}{name}.")
         else:
-            found[allowed(f"{prefix}{name}")] = str(value)[:LONGEST]
+            key = allowed(f"{prefix}{name}").replace("/", " ")  # of producers, as in `allowed`
+            found[key] = str(value)[:LONGEST]
     return found
 
 

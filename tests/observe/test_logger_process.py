@@ -199,6 +199,8 @@ def test_the_end_of_a_run_does_not_wait_for_a_hanging_server(
 def test_names_that_mlflow_would_refuse_are_changed() -> None:
     assert allowed("memory_slots/working") == "memory_slots/working"
     assert allowed("held/cam:1/../") == "held/cam_1 _ _"
+    shares = {"shares": {"robot": 1, "robot/left": 2}}  # no file needs a folder's name
+    assert parameters(shares) == {"shares.robot": "1", "shares.robot left": "2"}
     assert parameters({"a": {"b": {"c": 1}}, "d": {}, "e": "x" * 600}) == {
         "a.b.c": "1",
         "d": "{}",
