@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -83,9 +83,10 @@ class Encoder(nn.Module):
 
     The encoder of a run on vectors takes float vectors [B, D], or their bytes.
 
-    The module is in evaluation mode and frozen. `encoder.requires_grad_().train()` makes it
-    trainable, and `encoder.half()` computes in half precision. With `statistics` "batch", the
-    embedding of an image depends on the other images of its batch.
+    The module is in evaluation mode and frozen, also within a model that trains.
+    `encoder.requires_grad_().train()` makes it trainable, and `encoder.half()` computes in half
+    precision. With `statistics` "batch", the embedding of an image depends on the other images of
+    its batch.
 
     Args:
         backbone: maps normalised images to features.
@@ -128,6 +129,13 @@ class Encoder(nn.Module):
         if (value_BD := self._standardised(image_BCHW)) is not None:
             return self._encode(value_BD)
         return self._encode(self.views.plain(self._checked(image_BCHW)))
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the training mode, as for any module, but keep a frozen encoder in evaluation mode.
+
+        Otherwise a model that owns it, such as a probe, would change BatchNorm's averages.
+        """
+        return super().train(mode and any(weight.requires_grad for weight in self.parameters()))
 
     def view(self, image_BCHW: Tensor) -> Tensor:
         """Encode one augmented view of each image or vector.

@@ -257,6 +257,14 @@ def test_it_can_be_trained_on_and_draws_no_random_numbers(run: Path, exported: P
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_a_model_that_trains_does_not_change_a_frozen_encoder(run: Path) -> None:
+    encoder = stream_ssl.load_encoder(run)
+    expected_BF = encoder(images())
+    probe = torch.nn.Sequential(encoder, torch.nn.Linear(encoder.dim, 2)).train()
+    probe(images(40))
+    assert torch.equal(encoder(images()), expected_BF)
+
+
 def test_torch_saves_it_whole(run: Path) -> None:
     encoder, file = stream_ssl.load_encoder(run), io.BytesIO()
     torch.save(encoder, file)  # noqa: TID251 - as users save their modules
