@@ -27,6 +27,9 @@ from stream_ssl.evaluation.scores import ProbeResult, confusion, score
 RETRIEVED = (1, 10)
 """The values of k in the DUEL paper."""
 
+MOST_CONFUSED = 1000
+"""The most classes of a confusion, which needs memory for each pair of classes."""
+
 Tell = Callable[[str, int, int], None]
 """Progress callback: (stage, parts done, total parts)."""
 
@@ -42,7 +45,7 @@ class Measures:
         similarity, alignment, uniformity, rank_me: geometry of the queries' features.
         dim: F, the number of features.
         confusion_CC: number of queries by true class (row) and predicted class (column), for the
-            largest k.
+            largest k. None with more than MOST_CONFUSED classes.
         classes: the C classes, in order of the confusion's rows.
     """
 
@@ -54,7 +57,7 @@ class Measures:
     uniformity: float
     rank_me: float
     dim: int
-    confusion_CC: Tensor
+    confusion_CC: Tensor | None
     classes: tuple[int, ...]
 
     def as_json(self) -> dict[str, Any]:
@@ -71,7 +74,7 @@ class Measures:
             "rank_me": self.rank_me,
             "dim": self.dim,
             "classes": list(self.classes),
-            "confusion": self.confusion_CC.tolist(),
+            "confusion": None if self.confusion_CC is None else self.confusion_CC.tolist(),
         }
 
 
@@ -160,7 +163,7 @@ def measure(
         uniformity(query_QF),
         rank_me(query_QF),
         query_QF.shape[1],
-        confusion(place_Q, truth_Q, len(classes)),
+        confusion(place_Q, truth_Q, len(classes)) if len(classes) <= MOST_CONFUSED else None,
         tuple(classes.tolist()),
     )
 

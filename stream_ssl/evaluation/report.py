@@ -186,12 +186,14 @@ def write(folder: Path, evaluation: Evaluation, encoded: Encoded, names: Sequenc
     (folder / JSON).write_text(content + "\n")
     measures = evaluation.measures["trained"]
     most = max(measures.knn)
-    plots.confusion_plot(
-        folder / "confusion.png",
-        measures.confusion_CC,
-        names,
-        f"kNN, k = {most}: {100 * measures.knn[most].accuracy:.1f} % right",
-    )
+    (folder / "confusion.png").unlink(missing_ok=True)
+    if measures.confusion_CC is not None:
+        plots.confusion_plot(
+            folder / "confusion.png",
+            measures.confusion_CC,
+            names,
+            f"kNN, k = {most}: {100 * measures.knn[most].accuracy:.1f} % right",
+        )
     plots.map_plot(
         folder / "map.png", encoded.query_QF, encoded.label_Q, list(measures.classes), names
     )
@@ -241,7 +243,9 @@ def _page(evaluation: Evaluation, names: Sequence[str]) -> Iterator[str]:
     )
     yield "|---|" + "---:|" * len(list(_accuracies(evaluation.measures["trained"])))
     yield from _classes(evaluation.measures["trained"], names)
-    yield "\n![What the queries of each class were taken for](confusion.png)\n"
+    yield ""
+    if evaluation.measures["trained"].confusion_CC is not None:
+        yield "![What the queries of each class were taken for](confusion.png)\n"
     yield "![The queries on their first two principal components](map.png)\n"
     yield "![Cosine similarity of pairs of one class and of two](similarity.png)"
 

@@ -39,12 +39,11 @@ def score(predicted_Q: Tensor, label_Q: Tensor) -> ProbeResult:
         label_Q: true classes, int64.
     """
     label_Q = label_Q.to(predicted_Q.device)
-    right_Q = predicted_Q == label_Q
-    per_class = {
-        label: float(right_Q[label_Q == label].double().mean())
-        for label in torch.unique(label_Q).tolist()
-    }
-    return ProbeResult(float(right_Q.double().mean()), per_class, len(label_Q))
+    right_Q = (predicted_Q == label_Q).double()
+    found_C, index_Q, count_C = torch.unique(label_Q, return_inverse=True, return_counts=True)
+    share_C = torch.bincount(index_Q, right_Q) / count_C
+    per_class = dict(zip(found_C.tolist(), share_C.tolist(), strict=True))
+    return ProbeResult(float(right_Q.mean()), per_class, len(label_Q))
 
 
 def paired_error(before_Q: Tensor, after_Q: Tensor) -> float:

@@ -22,6 +22,7 @@ from table import table
 from stream_ssl.app import cli
 from stream_ssl.app.commands import embed, evaluate
 from stream_ssl.durable import MANIFEST, seal
+from stream_ssl.evaluation import measures as measuring
 from stream_ssl.trained import encoder
 
 SMALL = ["--source.count", "400", "--source.size", "12", "--source.channels", "1", "--k", "5", "20"]
@@ -73,6 +74,17 @@ def test_everything_is_written_and_told(
         assert name in page
         with Image.open(out / name) as image:
             assert min(image.size) > 300
+
+
+def test_a_report_of_many_classes_has_no_confusion(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = [str(run), *DATA, *QUICK, "--untrained", "false", "--out", str(tmp_path / "out")]
+    for most, there in ((10, True), (9, False)):  # the second one replaces the first
+        monkeypatch.setattr(measuring, "MOST_CONFUSED", most)
+        assert cli.main(["evaluate", *arguments]) == 0
+        assert (tmp_path / "out/confusion.png").exists() == there
+        assert ("confusion.png" in (tmp_path / "out/report.md").read_text()) == there
 
 
 def test_it_repeats_itself(run: Path, tmp_path: Path) -> None:

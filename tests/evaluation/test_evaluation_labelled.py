@@ -12,9 +12,15 @@ import pytest
 import torch
 from table import table
 
-from stream_ssl.evaluation.encoding import encode
+from stream_ssl.evaluation.encoding import Encoded, encode
 from stream_ssl.evaluation.labelled import UNLABELLED, Division, Reader, balanced
-from stream_ssl.evaluation.measures import RETRIEVED, check, measure, task_accuracies
+from stream_ssl.evaluation.measures import (
+    MOST_CONFUSED,
+    RETRIEVED,
+    check,
+    measure,
+    task_accuracies,
+)
 from stream_ssl.feed.decode import Decoder
 from stream_ssl.producers.sources import Synthetic
 from stream_ssl.wire.sample import Sample
@@ -169,6 +175,7 @@ def test_measures_of_pixels() -> None:
     assert found.dim == 192
     assert 1 < found.rank_me < 192
     counted = found.confusion_CC
+    assert counted is not None
     assert int(counted.diagonal().sum()) / int(counted.sum()) == found.knn[20].accuracy
     plain = found.as_json()
     assert plain["knn"]["5"]["accuracy"] == found.knn[5].accuracy
@@ -180,8 +187,21 @@ def test_confusion_rows_are_classes_in_order_whatever_their_numbers() -> None:
     encoded = encode([reader], {"numbers": Numbers()})["numbers"]
     found = measure(encoded, ks=(3,), probes=[])
     assert found.classes == (7, 200)
+    assert found.confusion_CC is not None
     assert found.confusion_CC.sum(dim=1).tolist() == [20, 20]
     assert set(found.knn[3].per_class) == {7, 200}
+
+
+@table("classes, counted", [(MOST_CONFUSED, True), (MOST_CONFUSED + 1, False)])
+def test_many_classes_have_no_confusion(classes: int, counted: bool) -> None:
+    label_N = torch.arange(classes).repeat(2)
+    angle_N = label_N.double() / classes
+    feature_NF = torch.stack([angle_N.cos(), angle_N.sin()], 1)
+    encoded = Encoded(*[feature_NF, label_N] * 2, feature_NF, feature_NF)
+    found = measure(encoded, ks=(1,), probes=[])
+    assert (found.confusion_CC is not None) == counted
+    assert (found.as_json()["confusion"] is not None) == counted
+    assert found.knn[1].accuracy == found.knn[1].balanced == 1.0
 
 
 def test_task_accuracies_are_means_over_the_tasks_classes() -> None:
