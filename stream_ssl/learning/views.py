@@ -6,10 +6,10 @@ Shapes: B samples, C channels, H height, W width, S side of a view, K taps of th
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, astuple, dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -180,6 +180,11 @@ class Views(nn.Module):
         }
         for name, value in buffers.items():
             self.register_buffer(name, value, persistent=False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move to another device together with the containing module, but stay float32."""
+        super()._apply(lambda value: value.to(fn(value).device), recurse)  # type: ignore[no-untyped-call]
+        return self
 
     @torch.no_grad()
     def forward(self, image_BCHW: Tensor) -> Tensor:

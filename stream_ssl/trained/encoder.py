@@ -202,8 +202,8 @@ class Encoder(nn.Module):
         return torch.from_numpy(np.array(pixels_HWC.transpose(2, 0, 1), order="C"))
 
     def _encode(self, view_BCHW: Tensor) -> Tensor:
-        # `encoder.half()` casts the weights and `mean`, but views stay float32.
-        feature_BF: Tensor = self.backbone(view_BCHW.to(self.views.mean.dtype))
+        weight = next(self.backbone.parameters(), view_BCHW)  # `half()` casts weights, not views
+        feature_BF: Tensor = self.backbone(view_BCHW.to(weight.dtype))
         return feature_BF.float() if self.projector is None else unit(self.projector(feature_BF))
 
     def extra_repr(self) -> str:
