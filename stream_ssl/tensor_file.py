@@ -26,8 +26,22 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
         try:
             arrays = {name: tensor.numpy() for name, tensor in whole.items()}
         except TypeError:  # NumPy has no bfloat16
-            safetensors.torch.save_file(whole, path)
+            safetensors.torch.save_file(unshared(whole), path)
         else:
             safetensors.numpy.save_file(arrays, path)
     except SafetensorError as error:  # safetensors raises it when the disk is full
         raise OSError(str(error)) from error
+
+
+def unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return contiguous tensors of which no two share memory, because safetensors refuses others.
+
+    A network whose layer has two names has two tensors in the same memory.
+    """
+    known, found = set[int](), dict[str, Tensor]()
+    for name, tensor in tensors.items():
+        whole = tensor.contiguous()
+        at = whole.untyped_storage().data_ptr()
+        found[name] = whole.clone() if at in known else whole
+        known.add(at)
+    return found

@@ -29,6 +29,7 @@ def _types() -> int:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_tensors_come_back_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> None:
     tensors = TENSORS | {"other": torch.randn(4).to(dtype)}
+    tensors["tied"] = tensors["other"]  # the same memory
     write_tensors(tensors, tmp_path / "tensors")
     read = load_file(tmp_path / "tensors")
     assert read.keys() == tensors.keys()

@@ -28,17 +28,3 @@ class Capture:
             for file, tensors in self.tensors.items()
         }
         return Capture(copies, self.facts)
-
-
-def unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return contiguous tensors of which no two share memory, because safetensors refuses others.
-
-    A network whose layer has two names has two tensors in the same memory.
-    """
-    known, found = set[int](), dict[str, Tensor]()
-    for name, tensor in tensors.items():
-        whole = tensor.contiguous()
-        at = whole.untyped_storage().data_ptr()
-        found[name] = whole.clone() if at in known else whole
-        known.add(at)
-    return found

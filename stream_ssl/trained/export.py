@@ -26,7 +26,6 @@ from torch import Tensor
 from stream_ssl import __version__
 from stream_ssl.durable import MANIFEST, UNREADABLE, listed, publish, seal, write_json
 from stream_ssl.feed.decode import VectorDecoder
-from stream_ssl.learning.capture import unshared
 from stream_ssl.learning.origins import Origins
 from stream_ssl.learning.saved import memory_of, origins_of
 from stream_ssl.learning.vectors import Vectors
@@ -38,6 +37,7 @@ from stream_ssl.pictures import png
 from stream_ssl.process.failures import Failure, check_writable, first_line, missing_extra
 from stream_ssl.process.only_writer import only_writer
 from stream_ssl.producers.sources import Synthetic
+from stream_ssl.tensor_file import unshared
 from stream_ssl.trained.encoder import (
     ENCODER,
     EXPORT_FORMAT,

@@ -24,12 +24,12 @@ from stream_ssl.encoder.network import Model, ResNet
 from stream_ssl.evaluation.neighbours import knn_classify
 from stream_ssl.evaluation.scores import score
 from stream_ssl.feed.decode import Decoder, VectorDecoder
-from stream_ssl.learning.capture import unshared
 from stream_ssl.learning.checkpoint_layout import made_by
 from stream_ssl.learning.origins import Origins
 from stream_ssl.learning.saved import memory_of, origins_of
 from stream_ssl.memory.state import columns_of, upgraded
 from stream_ssl.rate_limited_logger import printable
+from stream_ssl.tensor_file import unshared
 from stream_ssl.trained.encoder import Encoder, facts, load_encoder
 from stream_ssl.trained.export import examples, replacing
 
