@@ -247,15 +247,18 @@ def fitting_meta(*facts: Mapping[str, object]) -> dict[str, Scalar] | None:
 def class_in(value: object) -> int | None:
     """Return the label in a cell, a header or a file, or None for an empty value or -1.
 
-    A table with gaps has whole numbers as "3.0", and its gaps may be "nan".
+    A table with gaps has whole numbers as "3.0", and its gaps may be "nan". Editors of Windows
+    begin a file with a byte-order mark.
 
     Raises:
         ValueError: the value is something else, or a number that no label has.
 
-    >>> [class_in(value) for value in (3, " 3 ", b"3\\n", "3.0", 3.0, "", " ", None, "nan", -1)]
-    [3, 3, 3, 3, 3, None, None, None, None, None]
+    >>> [class_in(value) for value in (3, " 3 ", b"3\\n", "3.0", 3.0, b"\\xef\\xbb\\xbf3")]
+    [3, 3, 3, 3, 3, 3]
+    >>> [class_in(value) for value in ("", " ", None, "nan", -1)]
+    [None, None, None, None, None]
     """
-    text = value.decode(errors="replace") if isinstance(value, bytes) else value
+    text = value.decode("utf-8-sig", errors="replace") if isinstance(value, bytes) else value
     try:
         number = -1.0 if text is None or not str(text).strip() else float(text)  # type: ignore[arg-type]
     except (ValueError, TypeError, OverflowError):

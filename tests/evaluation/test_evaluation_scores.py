@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import doctest
-import importlib
-
 import pytest
 import torch
-from table import table
 
 from stream_ssl.evaluation import ProbeResult, confusion, score
 
@@ -24,11 +20,3 @@ def test_rows_of_a_confusion_are_the_truth() -> None:
     assert matrix.tolist() == expected
     with pytest.raises(ValueError, match="from 0 to 2 do not lie in"):
         confusion(torch.tensor([0]), torch.tensor([2]), 2)
-
-
-@table("name", ["continual", "neighbours", "scores"])
-def test_examples_in_docstrings_hold(name: str) -> None:
-    module = importlib.import_module(f"stream_ssl.evaluation.{name}")
-    result = doctest.testmod(module)
-    assert result.attempted > 0
-    assert result.failed == 0

@@ -7,9 +7,6 @@ image.
 from __future__ import annotations
 
 import copy
-import doctest
-import importlib
-import pkgutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -24,7 +21,6 @@ from memory_stream import equal
 from table import table
 from torch import Tensor
 
-import stream_ssl.memory as package
 from stream_ssl.memory import WorkingMemory
 from stream_ssl.memory.descriptors import Thumbnail
 from stream_ssl.memory.eviction import POLICIES, MinimumRedundancy, MostDuplicated, Policy
@@ -326,17 +322,6 @@ def test_sharp_scores_are_recounted_to_the_rounding_of_a_cosine(score: Score) ->
         assert memory.check_valid() == (True, "")
     memory.eviction._counts.count_K[7] += 1.0  # type: ignore[attr-defined]
     assert not memory.check_valid()[0]
-
-
-MODULES = [info.name for info in pkgutil.walk_packages(package.__path__, "stream_ssl.memory.")]
-
-
-def test_the_examples_in_docstrings_run() -> None:
-    for name in MODULES:
-        done = doctest.testmod(importlib.import_module(name), extraglobs={"torch": torch})
-        assert done.failed == 0, name
-        with_examples = {"memory", "eviction.most_duplicated"}
-        assert done.attempted or name.removeprefix("stream_ssl.memory.") not in with_examples
 
 
 SIZED = [

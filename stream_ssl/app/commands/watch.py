@@ -332,7 +332,7 @@ def bars(values: Sequence[float]) -> str:
     """Return a line of bars, from 0 to the largest value; a blank where there is no value.
 
     >>> bars([0.0, 1.0, float("nan"), 8.0])
-    '▁▁ █'
+    '▁▂ █'
     """
     most = max((value for value in values if math.isfinite(value)), default=0.0)
     last = len(BARS) - 1
