@@ -62,6 +62,18 @@ def test_a_process_that_is_up_and_not_ready_says_why(
     assert (figures["learner"]["loss"], "no update yet" in said) == (None, True)
 
 
+def test_json_has_no_colours(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CI systems set FORCE_COLOR for all their commands, also for those whose output jq reads."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with Server(ReceiverMetrics(CollectorRegistry()).registry, Health(), "receiver") as one:
+        (tmp_path / FILE).write_text(json.dumps({"receiver": {"http": one.address}}))
+        for run in (tmp_path, tmp_path / "none", one.address):
+            status.main([str(run), "--json"])
+            assert "answers" in json.loads(capsys.readouterr().out)
+
+
 def test_a_learner_that_falls_behind_is_not_called_healthy() -> None:
     quiet = {"up": {"receiver": True, "learner": True}, "receiver": None, "learner": None}
     keys = ("conditions", "not_ready", "starting", "unknown", "hung", "ended", "absent")

@@ -138,11 +138,16 @@ def print_history(run: Run) -> int:
     return DONE
 
 
+def print_json(data: Mapping[str, Any]) -> None:
+    """Print JSON without colours, which FORCE_COLOR would add also where a program reads it."""
+    print(dumps(data, indent=2))
+
+
 def of_page(page: RunPage, json: bool) -> int:
     """Print the answers that a page gives."""
     reading = page.read()
     if json:
-        Console().print_json(data={"answers": as_json(reading.answers)})
+        print_json({"answers": as_json(reading.answers)})
     else:
         shown = answers_table(page.title)
         add_answers(shown, reading.answers)
@@ -187,7 +192,7 @@ def of_folder(run: Path, seconds: float | None, json: bool, health: str | None) 
                 f"{broken}. No process of the run is running. Its next start writes the file again"
             )
         if json:
-            console.print_json(data={"answers": [], "error": error})
+            print_json({"answers": [], "error": error})
         else:
             console.print(error, markup=False, highlight=False, soft_wrap=True)
         return FAILED
@@ -209,7 +214,7 @@ def of_folder(run: Path, seconds: float | None, json: bool, health: str | None) 
         for name, state in states.items()
     })  # fmt: skip
     if json:
-        console.print_json(data={"answers": as_json(found), **figures})
+        print_json({"answers": as_json(found), **figures})
     else:
         console.print(table(run, addresses, figures, found))
     return DONE if all(figures["up"].values()) else FAILED
