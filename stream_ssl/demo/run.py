@@ -58,7 +58,7 @@ def run(seconds: float, out: Path) -> int:
     Returns:
         0: done; 1: a process failed; 2: wrong arguments; 130: interrupted.
     """
-    console = Console()
+    console = Console(emoji=False)
     if not seconds >= LEAST_SECONDS:
         console.print(
             f"{seconds:g} seconds are too short to learn anything: give --seconds "

@@ -67,7 +67,7 @@ def evaluate(settings: Namespace, name: str) -> Evaluation:
         None if tasks is None else _continual(found, tasks, min(settings.k)),
         notes,
     )
-    console = Console()
+    console = Console(emoji=False)
     console.print(table(evaluation))  # before the files, which a full disk may reject
     names = _names(readers, measures["trained"].classes)
     with writing("--out", settings.out):

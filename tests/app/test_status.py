@@ -74,6 +74,18 @@ def test_json_has_no_colours(
             assert "answers" in json.loads(capsys.readouterr().out)
 
 
+def test_a_path_is_shown_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rich would show `:x:` as a cross, and nobody could copy the path."""
+    run = tmp_path / "12:x:30"
+    assert status.main([str(run)]) == 1
+    run.mkdir()
+    with Server(ReceiverMetrics(CollectorRegistry()).registry, Health(), "receiver") as one:
+        (run / FILE).write_text(json.dumps({"receiver": {"http": one.address}}))
+        status.main([str(run), "--seconds", "0.01"])
+    told = capsys.readouterr().out.replace("\n", "").replace(" ", "")
+    assert told.count("12:x:30") == 3, told
+
+
 def test_a_learner_that_falls_behind_is_not_called_healthy() -> None:
     quiet = {"up": {"receiver": True, "learner": True}, "receiver": None, "learner": None}
     keys = ("conditions", "not_ready", "starting", "unknown", "hung", "ended", "absent")

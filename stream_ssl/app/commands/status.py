@@ -138,6 +138,11 @@ def print_history(run: Run) -> int:
     return DONE
 
 
+def console() -> Console:
+    """Return the output, which shows `:x:` of a path as it is, and not as an emoji."""
+    return Console(emoji=False)
+
+
 def print_json(data: Mapping[str, Any]) -> None:
     """Print JSON without colours, which FORCE_COLOR would add also where a program reads it."""
     print(dumps(data, indent=2))
@@ -151,7 +156,7 @@ def of_page(page: RunPage, json: bool) -> int:
     else:
         shown = answers_table(page.title)
         add_answers(shown, reading.answers)
-        Console().print(shown)
+        console().print(shown)
     return FAILED if any("error" in state for state in reading.states.values()) else DONE
 
 
@@ -172,7 +177,7 @@ def of_folder(run: Path, seconds: float | None, json: bool, health: str | None) 
     addresses = {role: entry["http"] for role, entry in endpoints.items()}
     if health is not None:
         return check_health(health, addresses.get(health), broken)
-    token, console = token_of(endpoints), Console()
+    token = token_of(endpoints)
     nobody = {
         name
         for name, state in silence(run, {}, ROLES).items()
@@ -194,7 +199,7 @@ def of_folder(run: Path, seconds: float | None, json: bool, health: str | None) 
         if json:
             print_json({"answers": [], "error": error})
         else:
-            console.print(error, markup=False, highlight=False, soft_wrap=True)
+            console().print(error, markup=False, highlight=False, soft_wrap=True)
         return FAILED
     figures = measure(addresses, seconds or SHORT, token)
     if any(figures["up"].values()):
@@ -216,7 +221,7 @@ def of_folder(run: Path, seconds: float | None, json: bool, health: str | None) 
     if json:
         print_json({"answers": as_json(found), **figures})
     else:
-        console.print(table(run, addresses, figures, found))
+        console().print(table(run, addresses, figures, found))
     return DONE if all(figures["up"].values()) else FAILED
 
 
