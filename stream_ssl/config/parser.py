@@ -243,13 +243,17 @@ def _wrong_section(section: str, said: str) -> str:
 
 
 def config_files(arguments: Sequence[str]) -> list[str]:
-    """Return the config files of a command line and of the environment."""
+    """Return the config files of a command line and of the environment.
+
+    A shell leaves the ~ of --config=~/run.yaml, and jsonargparse replaces it.
+    """
     variable = os.environ.get("STREAM_SSL_CONFIG")
-    return [
+    files = [
         *([] if variable is None else [variable]),
         *(after for option, after in pairwise(arguments) if option == "--config"),
         *(one.removeprefix("--config=") for one in arguments if one.startswith("--config=")),
     ]
+    return [os.path.expanduser(one) for one in files]  # noqa: PTH111 - "" stays, and is refused
 
 
 def _line_of(node: yaml.Node | None, option: str) -> int | None:

@@ -127,6 +127,16 @@ def test_a_file_is_looked_at_however_it_is_named(
     assert "STREAM_SSL_CONFIG) is empty: give a path" in capsys.readouterr().err
 
 
+def test_a_file_in_the_home_folder_is_looked_at(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shell leaves the ~ of --config=~/bad.yaml, and jsonargparse replaces it."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "bad.yaml").write_text("journal: {budget: 5}\njournal: {budget: 0100}\n")
+    assert refused(check.main, "--config=~/bad.yaml") == USAGE
+    assert "bad.yaml, line 2: 'journal' is in line 1 already" in capsys.readouterr().err
+
+
 @table(
     ("main", "arguments", "message"),
     [
