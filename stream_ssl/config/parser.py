@@ -80,12 +80,18 @@ LONG_NAME = re.compile(r"a name of \d+ bytes: .*")
 def _path(text: object) -> Path:
     """Return the path. The path "" is refused, because it would be the working directory.
 
-    Names that no file system takes are refused here, because each use would raise an error.
+    Names that no file system takes are refused here, because each use would raise an error. ~ is
+    refused, because a folder of this name would be made here.
     """
     if not isinstance(text, str) or "\0" in text:
         raise ValueError(f"{text!r}: must be text without null bytes; put a number in quotes")
     if text == "":
         raise ValueError(NO_PATH)
+    if text.partition("/")[0] == "~":
+        raise ValueError(
+            f"{text!r}: must not begin with ~, which only shells replace; write the whole path of "
+            "your home folder"
+        )
     if (longest := max(len(os.fsencode(name)) for name in text.split("/"))) > NAME_BYTES:
         raise ValueError(f"a name of {longest} bytes: at most {NAME_BYTES} are allowed")
     return Path(text)
