@@ -23,6 +23,7 @@ from stream_ssl.bounded_files import named, read_bytes
 from stream_ssl.wire.address import is_loopback_host
 
 COOKIE = "stream-ssl-session"
+"""The beginning of the name of a session's cookie."""
 SESSION_SECONDS = 7 * 24 * 3600
 """Seconds that a browser stays logged in."""
 MOST_BYTES = 4096
@@ -69,6 +70,8 @@ class Token:
                 "python3 -c 'import secrets; print(secrets.token_urlsafe(32))'"
             )
         self.secret, self._clock = secret, clock
+        # A browser sends the cookies of a host to all its ports, so each token needs another name.
+        self.cookie = f"{COOKIE}-{self._mark('name')[:8]}"
 
     @classmethod
     def load(cls, path: Path) -> Token:
@@ -102,7 +105,7 @@ class Token:
         kind, _, given = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer" and self.matches(given.strip()):
             return True
-        until, _, mark = cookies.get(COOKIE, "").partition(".")
+        until, _, mark = cookies.get(self.cookie, "").partition(".")
         if not until.isdecimal() or len(until) > 12 or int(until) < self._clock():
             return False
         return hmac.compare_digest(mark.encode(), self._mark(until).encode())
@@ -212,7 +215,7 @@ def log_in(response: Response, token: Token, https: bool) -> Response:
     a proxy, this folder is the prefix of this server.
     """
     response.set_cookie(
-        COOKIE,
+        token.cookie,
         token.session(),
         max_age=SESSION_SECONDS,
         path=None,

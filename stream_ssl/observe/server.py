@@ -24,7 +24,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from stream_ssl.background import Background
 from stream_ssl.observe.facts import Facts
 from stream_ssl.observe.health import Health, Status
-from stream_ssl.observe.http_access import COOKIE, Guard, log_in, read_form
+from stream_ssl.observe.http_access import Guard, log_in, read_form
 from stream_ssl.observe.metric_spec import Role
 from stream_ssl.observe.page import runbooks
 from stream_ssl.observe.page.api import Api, Sources
@@ -306,7 +306,8 @@ def application(
 
     async def logout(_: Request) -> Response:
         answer = RedirectResponse("login", 303)
-        answer.delete_cookie(COOKIE, path=None)  # type: ignore[arg-type]
+        if token is not None:
+            answer.delete_cookie(token.cookie, path=None)  # type: ignore[arg-type]
         return answer
 
     routes: list[BaseRoute] = [

@@ -15,7 +15,7 @@ from table import table
 
 from stream_ssl.observe import server as http
 from stream_ssl.observe.health import Health
-from stream_ssl.observe.http_access import COOKIE, SESSION_SECONDS, Token
+from stream_ssl.observe.http_access import SESSION_SECONDS, Token
 from stream_ssl.observe.page.api import Sources
 from stream_ssl.observe.server import Server
 
@@ -58,7 +58,7 @@ def test_a_browser_logs_in_and_out(guarded: Server) -> None:
     with client(guarded, accept="text/html") as browser:
         assert browser.post("/login", data={"token": "wrong"}).status_code == 403
         assert browser.post("/login", data={"token": "x" * 5000}).status_code == 400
-        assert COOKIE not in browser.cookies
+        assert not browser.cookies
         reply = browser.post("/login", data={"token": SECRET})
         assert (reply.status_code, reply.headers["location"]) == (303, "./")
         cookie = reply.headers["set-cookie"]
@@ -69,6 +69,18 @@ def test_a_browser_logs_in_and_out(guarded: Server) -> None:
         assert browser.get("/api/learner/state").status_code == 200
         browser.post("/logout")
         assert browser.get("/api/learner/state").status_code == 401
+
+
+def test_one_browser_is_logged_in_at_two_runs_of_a_host(guarded: Server) -> None:
+    """A browser keeps one set of cookies for all ports of a host."""
+    secret = "another-secret-0123"
+    with serving(None, sources=Sources(token=Token(secret))) as (other, _), httpx.Client() as one:
+        runs = {guarded.address: SECRET, other.address: secret}
+        for address, token in runs.items():
+            one.post(f"{address}/login", data={"token": token})
+        assert [one.get(f"{address}/metrics").status_code for address in runs] == [200, 200]
+        one.post(f"{other.address}/logout")
+        assert [one.get(f"{address}/metrics").status_code for address in runs] == [200, 401]
 
 
 def test_a_log_in_that_breaks_off_is_no_error_of_the_server(
@@ -94,16 +106,14 @@ def test_sessions_end_and_cannot_be_made_up() -> None:
     cookie = token.session()
 
     def admitted(value: str) -> bool:
-        return token.admits(headers, {COOKIE: value})  # type: ignore[arg-type]
+        return token.admits(headers, {token.cookie: value})  # type: ignore[arg-type]
 
     assert admitted(cookie)
     until, _, mark = cookie.partition(".")
     for wrong in (f"{int(until) + 1}.{mark}", until, f"{until}.", f"{until}.{mark}x", "²." + mark):
         assert not admitted(wrong)
-    assert not Token("another-secret-0123", clock=lambda: now[0]).admits(
-        headers,  # type: ignore[arg-type]
-        {COOKIE: cookie},
-    )
+    other = Token("another-secret-0123", clock=lambda: now[0])
+    assert not other.admits(headers, {other.cookie: cookie})  # type: ignore[arg-type]
     now[0] += SESSION_SECONDS + 1
     assert not admitted(cookie)
 
