@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from stream_ssl import __version__
 from stream_ssl.app.choices import ChoiceParser
 from stream_ssl.process import logs
-from stream_ssl.process.crashes import trace_crashes
+from stream_ssl.process.crashes import STDERR, trace_crashes
 from stream_ssl.process.first_process import leave_first_process
 
 COMMANDS = {
@@ -45,6 +45,7 @@ DAEMONS = ("run", "receiver", "learner", "produce")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status: 0 done, 1 failed, 2 wrong usage, 130 Ctrl-C."""
+    _open_standard_files()
     if argv is None:
         _use_utf8()
     trace_crashes()
@@ -109,6 +110,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGINT
     assert isinstance(status, int)
     return status
+
+
+def _open_standard_files() -> None:
+    """Open /dev/null as each of the files 0 to 2 that the caller has closed, such as by `2>&-`.
+
+    Otherwise the next file gets this number, such as the lock of a run, and the stacks of a crash
+    are written into it.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) <= STDERR:
+        os.set_inheritable(number, True)
+    os.close(number)
 
 
 def _use_utf8() -> None:

@@ -217,6 +217,19 @@ def test_a_command_without_an_output_ends_without_a_traceback() -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+def test_no_file_takes_the_number_of_a_closed_output(tmp_path: Path) -> None:
+    """As of a daemon that a script starts with `<&- >&- 2>&-`: a crash writes its stacks to 2."""
+    file = tmp_path / "other"
+    code = (
+        "import os, signal, sys; from stream_ssl.app import cli; cli.main(['init']);"
+        "other = open(sys.argv[1], 'w'); os.kill(os.getpid(), signal.SIGUSR1);"
+        "other.write(str(other.fileno()))"
+    )
+    started = " ".join(map(shlex.quote, (sys.executable, "-c", code, str(file))))
+    subprocess.run(["sh", "-c", f"{started} <&- >&- 2>&-"], check=True, timeout=60)
+    assert file.read_text() == "3"
+
+
 def test_a_pipe_that_breaks_fails_a_daemon_and_ends_other_commands(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
