@@ -382,18 +382,43 @@ def read(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
     if any(argument.partition("=")[0] == "--print_config" for argument in arguments):
         parser = run_parser(parser.prog.split()[-1])
     check_files(parser, arguments)
-    variables = {f"STREAM_SSL_{option.replace('.', '__').upper()}": option for option in REMOVED}
+    gone = {_variable(option): option for option in REMOVED}
     if lines := [
         f"{variable} is set: {why_refused(option, None)}"
-        for variable, option in variables.items()
+        for variable, option in gone.items()
         if variable in os.environ
-    ]:
+    ] or [*_wrong_variables(parser)]:
         parser.error("\n".join(lines))
     if any(action.dest == "observe.held_out" for action in parser._actions):
         from stream_ssl.config.names import with_source
 
         arguments = with_source(arguments)
     return parser.parse_args(arguments)
+
+
+def _variable(option: str) -> str:
+    """Return the environment variable of an option."""
+    return f"STREAM_SSL_{option.replace('.', '__').upper()}"
+
+
+def _wrong_variables(parser: ArgumentParser) -> Iterator[str]:
+    """Yield an error for each environment variable that names no option of the parser's sections.
+
+    Names with single underscores count only if they spell an option. Others are not for the parser,
+    such as STREAM_SSL_RECEIVER_PORT, which Kubernetes sets for a Service.
+    """
+    known = {_variable(action.dest) for action in parser._actions}
+    single = {name.replace("__", "_"): name for name in known}
+    carried = tuple(_variable(one.strip("-")) for one in getattr(parser, "carried", ()))
+    for name in sorted(os.environ.keys() - known):
+        if name.startswith("STREAM_SSL_") and "__" in name and not name.startswith(carried):
+            close = difflib.get_close_matches(name, known, 1)
+        else:
+            close = [single[name]] if name in single else []
+            if not close:
+                continue
+        meant = f"did you mean {close[0]}?" if close else "remove it"
+        yield f"{name} is set, and there is no such option; {meant}"
 
 
 def check_files(parser: ArgumentParser, arguments: Sequence[str]) -> None:

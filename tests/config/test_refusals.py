@@ -131,6 +131,26 @@ def test_a_file_is_looked_at_however_it_is_named(
     assert "STREAM_SSL_CONFIG) is empty: give a path" in capsys.readouterr().err
 
 
+def test_a_misspelled_variable_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = config_file(tmp_path)
+    monkeypatch.setenv("STREAM_SSL_RECEIVER_PORT", "tcp://10.0.0.1:5557")  # set by Kubernetes
+    monkeypatch.setenv("STREAM_SSL_BATCHES__WORKERS", "2")  # of the learner
+    assert options.read(options.receiver_parser(), [file])
+    for wrong, meant in (
+        ("STREAM_SSL_MEMORY__CAPASITY", "did you mean STREAM_SSL_MEMORY__CAPACITY?"),
+        ("STREAM_SSL_MEMORY_CAPACITY", "did you mean STREAM_SSL_MEMORY__CAPACITY?"),
+        ("STREAM_SSL_JUORNAL__BUDGET", "did you mean STREAM_SSL_JOURNAL__BUDGET?"),
+        ("STREAM_SSL_QQQQQ__QQQQQ", "remove it"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setenv(wrong, "5")
+            assert refused(check.main, file) == USAGE
+        told = f"{wrong} is set, and there is no such option; {meant}"
+        assert told in capsys.readouterr().err
+
+
 def test_a_file_in_the_home_folder_is_looked_at(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
