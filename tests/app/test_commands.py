@@ -123,6 +123,23 @@ def test_a_deleted_working_folder_is_named(
     assert "the working folder no longer exists: change to another" in capsys.readouterr().err
 
 
+def test_a_deleted_working_folder_is_named_by_python_m(tmp_path: Path) -> None:
+    started = f"mkdir gone && cd gone && rmdir ../gone && {sys.executable} -m stream_ssl check"
+    path = os.pathsep.join(filter(None, sys.path))
+    done = subprocess.run(
+        ["sh", "-c", started],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert "the working folder no longer exists" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_every_command_and_every_source_has_help(capsys: pytest.CaptureFixture[str]) -> None:
     sources = [("produce", source) for source in produce.SOURCES]
     for words in [*((command,) for command in cli.COMMANDS), *sources]:
