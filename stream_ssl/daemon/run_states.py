@@ -131,6 +131,12 @@ class RunPage:
         parts = urlsplit(address)
         if parts.scheme not in ("http", "https") or not parts.netloc:
             raise ValueError(f"{address} is not the address of a page, such as {EXAMPLE}")
+        if "@" in parts.netloc:  # not shown, because it may be a password
+            host = parts.netloc.rpartition("@")[2]
+            raise ValueError(
+                f"the address at {host} contains a user or a password: leave it out, and reach the "
+                "page without the proxy that asks for it"
+            )
         self.title, self._token = address, token
 
     def read(self) -> Reading:
@@ -146,12 +152,15 @@ class RunPage:
     def _ask(self, path: str) -> dict[str, Any]:
         try:
             status, body = ask(self.title, path, PAGE_SECONDS, bearer(self._token))
-            reply = map_in(body)
         except (OSError, HTTPException) as error:
             why = str(error) or type(error).__name__
             raise ValueError(f"{self.title} does not answer: {why}") from None
+        try:
+            reply = map_in(body)
         except ValueError:
-            raise ValueError(f"{self.title} is not the page of a run: it sends no JSON") from None
+            # A proxy answers with a page of its own, such as 502 Bad Gateway.
+            why = "sends no JSON" if status == HTTPStatus.OK else f"answers with status {status}"
+            raise ValueError(f"{self.title} is not the page of a run: it {why}") from None
         if status == HTTPStatus.UNAUTHORIZED:
             raise ValueError(f"{self.title} requires a token: give its file with --token_file FILE")
         if status != HTTPStatus.OK:

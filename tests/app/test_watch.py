@@ -239,6 +239,13 @@ def test_what_is_not_a_page_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(run_states, "ask", lambda *_: (200, b"[" * 100_000))
     with pytest.raises(ValueError, match="is not the page of a run: it sends no JSON"):
         RunPage("http://127.0.0.1:3000").read()
+    for code in (401, 502):  # of a proxy that asks for a password, or does not reach the page
+        monkeypatch.setattr(run_states, "ask", lambda *_, code=code: (code, b"<html></html>"))
+        with pytest.raises(ValueError, match=f":3000 is not .*: it answers with status {code}$"):
+            RunPage("http://127.0.0.1:3000").read()
+    with pytest.raises(ValueError, match="contains a user or a password") as told:
+        RunPage("http://me:secret@robots.example")
+    assert "secret" not in str(told.value)
 
 
 class Terminal:
