@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import signal
 import struct
 import subprocess
@@ -251,11 +252,12 @@ def test_what_is_not_a_page_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 class Terminal:
     """A `stream-ssl watch` in a terminal of its own."""
 
-    def __init__(self, run: Path) -> None:
+    def __init__(self, run: Path, shell: bool = False) -> None:
         self.master, slave = pty.openpty()
         self.resize(24, 80)
         self.before = termios.tcgetattr(self.master)
         command = [sys.executable, "-m", "stream_ssl", "watch", str(run), "--seconds", "0.2"]
+        command = ["sh", "-mc", f"{shlex.join(command)}; printf stopped; fg"] if shell else command
         environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
         self.process = subprocess.Popen(
             command,
@@ -314,6 +316,25 @@ def test_in_a_terminal(tmp_path: Path, end: str) -> None:
                 terminal.type(b"q" if end == "q" else b"\x03")
             assert terminal.end() == 0
             assert termios.tcgetattr(terminal.master)[3] == terminal.before[3]  # echo, lines
+        finally:
+            terminal.process.kill()
+            terminal.process.wait()
+            os.close(terminal.master)
+
+
+def test_ctrl_z_gives_the_terminal_back_until_fg(tmp_path: Path) -> None:
+    with processes(tmp_path, "receiver", "learner"):
+        terminal = Terminal(tmp_path, shell=True)
+        try:
+            terminal.until(QUESTIONS[-1])
+            terminal.type(b"\x1a")
+            terminal.until("\x1b[?1049l")  # the screen of the shell
+            terminal.until("stopped")
+            terminal.until("\x1b[?1049h")
+            terminal.until(QUESTIONS[-1])
+            assert not termios.tcgetattr(terminal.master)[3] & (termios.ECHO | termios.ICANON)
+            terminal.type(b"q")
+            assert terminal.end() == 0
         finally:
             terminal.process.kill()
             terminal.process.wait()

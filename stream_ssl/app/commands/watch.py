@@ -46,6 +46,9 @@ USES_SECONDS = 10.0
 MOST_PRODUCERS = 100
 """The most producers that are asked for at once."""
 
+_Settings = list[Any] | None
+"""The settings of a terminal; None without one."""
+
 
 def watch(run: Path, seconds: float = 2.0, token_file: Path | None = None) -> int:
     """Show the five answers, the producers, the memory and the speed of a run until q or Ctrl-C.
@@ -73,10 +76,12 @@ def watch(run: Path, seconds: float = 2.0, token_file: Path | None = None) -> in
     view = View(place.title)
     stop = threading.Event()
     asking = threading.Thread(target=_ask, args=(place, view, stop, seconds), daemon=True)
+    before = _settings()
     with (
         contextlib.suppress(KeyboardInterrupt),
         _keys() as key,
         Live(view, console=console, screen=True, auto_refresh=False) as live,
+        _suspendable(live, before),
     ):
         asking.start()
         while key() not in ("q", "Q"):
@@ -116,17 +121,47 @@ def _keys() -> Iterator[Callable[[], str]]:
         pressed = os.read(sys.stdin.fileno(), 64).decode(errors="replace")
         return pressed[:1] or "q"  # the terminal is gone
 
-    there = sys.stdin.isatty()
-    settings = termios.tcgetattr(sys.stdin) if there else None
+    there, settings = sys.stdin.isatty(), _settings()
     try:
         with interrupted_by(signal.SIGTERM):
             if there:
                 tty.setcbreak(sys.stdin)
             yield key
     finally:
-        if settings is not None:
-            with contextlib.suppress(termios.error):
-                termios.tcsetattr(sys.stdin, termios.TCSADRAIN, settings)
+        _set(settings)
+
+
+@contextmanager
+def _suspendable(live: Live, shell: _Settings) -> Iterator[None]:
+    """Let Ctrl-Z give the shell its screen and settings, and let `fg` take them again."""
+
+    def suspend(*_: object) -> None:
+        live.stop()
+        ours = _settings()
+        _set(shell)
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTSTP)  # this process stands still here until `fg`
+        signal.signal(signal.SIGTSTP, suspend)
+        _set(ours)
+        live.start()
+
+    before = signal.signal(signal.SIGTSTP, suspend)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTSTP, before)
+
+
+def _settings() -> _Settings:
+    """Return the settings of the terminal; None without one."""
+    return termios.tcgetattr(sys.stdin) if sys.stdin.isatty() else None
+
+
+def _set(settings: _Settings) -> None:
+    """Give the terminal these settings."""
+    if settings is not None:
+        with contextlib.suppress(termios.error):  # the terminal is gone
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, settings)
 
 
 # -- What is asked
