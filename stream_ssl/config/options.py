@@ -463,7 +463,7 @@ def _faults(file: Path, known: Set[str]) -> Iterator[str]:
         yield fault
         return
     yield from _wrong_names(root, "", {})
-    yield from _octal_numbers(root)
+    yield from _odd_numbers(root)
     if gone := [
         f", line {number}: {why}"
         for number, option, value in _scalars(root)
@@ -553,24 +553,29 @@ def _wrong_names(node: yaml.Node, path: str, lines: dict[str, int]) -> Iterator[
             yield from _wrong_names(value, f"{path}{number}.", lines)
 
 
-def _octal_numbers(node: yaml.Node) -> Iterator[str]:
-    """Yield an error for each number such as 010, which YAML silently reads as 8.
+def _odd_numbers(node: yaml.Node) -> Iterator[str]:
+    """Yield an error for each number such as 010 or 1:30, which YAML silently reads as 8 or 90.
 
     The command line reads 010 as 10. A number such as 05 is the same in both.
     """
     if isinstance(node, yaml.ScalarNode):
-        digits = node.value.replace("_", "")
+        where, digits = (
+            f", line {node.start_mark.line + 1}: YAML takes",
+            node.value.replace("_", ""),
+        )
         if node.tag == "tag:yaml.org,2002:int" and re.fullmatch("[-+]?0[0-7]+", digits):
             octal, number = int(digits, 8), int(digits)
             if octal != number:
                 yield (
-                    f", line {node.start_mark.line + 1}: YAML takes {node.value} as octal, "
-                    f"which is {octal}; write {number}, or {octal}, or put a text in quotes"
+                    f"{where} {node.value} as octal, which is {octal}; write {number}, or {octal}, "
+                    "or put a text in quotes"
                 )
+        elif node.tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float") and ":" in digits:
+            yield f"{where} {node.value} in base 60; write it in base 10, or put a text in quotes"
     else:
         for part in node.value:
             for inner in part if isinstance(part, tuple) else (part,):
-                yield from _octal_numbers(inner)
+                yield from _odd_numbers(inner)
 
 
 def resolved(parser: ArgumentParser, settings: Namespace, complete: bool = True) -> dict[str, Any]:

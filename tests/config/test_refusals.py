@@ -91,6 +91,14 @@ def refused(main: Any, *arguments: str) -> int:
         ("memory:\n  shares: {7: 0.5}\n", "line 2: the name 7 is no text; put it in quotes"),
         ("memory:\n  capacity: 010000\n", "line 2: YAML takes 010000 as octal, which is 4096; w"),
         ("memory: {}\nshadows: [{a: [1, -0_10]}]\n", "line 2: YAML takes -0_10 as octal, which is"),
+        (
+            "journal:\n  budget: 20:00:00\n",
+            "line 2: YAML takes 20:00:00 in base 60; write it in ba",
+        ),
+        (
+            "journal:\n  commit_seconds: 1:30.5\n",
+            "line 2: YAML takes 1:30.5 in base 60; write it",
+        ),
         ("? [a, b]\n: c\n", "config.yaml, line 1: a name is a list or a map; must be text"),
         ("run: x\nmemory: {? {a: b} : 5}\n", "line 2: a name is a list or a map; must be text"),
         ("run: 2026\n", "2026: must be text without null bytes; put a number in quotes"),
