@@ -70,6 +70,8 @@ BOOLEANS = ("true", "false", "yes", "no", "on", "off")
 """The values of a switch, in any case."""
 
 NO_PATH = "the path is empty"
+FOR_SHELLS = re.compile(r"(~|\$\w+|\$\{\w+\})(/|$)")
+"""The beginning of a path that a shell replaces, such as ~/ or $HOME/."""
 NAME_BYTES = 255
 """The most bytes that the name of a file or folder may have."""
 
@@ -80,17 +82,17 @@ LONG_NAME = re.compile(r"a name of \d+ bytes: .*")
 def _path(text: object) -> Path:
     """Return the path. The path "" is refused, because it would be the working directory.
 
-    Names that no file system takes are refused here, because each use would raise an error. ~ is
-    refused, because a folder of this name would be made here.
+    Names that no file system takes are refused here, because each use would raise an error. ~ and
+    variables are refused, because folders of these names would be made here.
     """
     if not isinstance(text, str) or "\0" in text:
         raise ValueError(f"{text!r}: must be text without null bytes; put a number in quotes")
     if text == "":
         raise ValueError(NO_PATH)
-    if text.partition("/")[0] == "~":
+    if FOR_SHELLS.match(text):
         raise ValueError(
-            f"{text!r}: must not begin with ~, which only shells replace; write the whole path of "
-            "your home folder"
+            f"{text!r}: must not begin with ~ or a variable, which only shells replace; write the "
+            "whole path"
         )
     if (longest := max(len(os.fsencode(name)) for name in text.split("/"))) > NAME_BYTES:
         raise ValueError(f"a name of {longest} bytes: at most {NAME_BYTES} are allowed")

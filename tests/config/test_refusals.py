@@ -105,10 +105,8 @@ def refused(main: Any, *arguments: str) -> int:
         ('run: "a\\0b"\n', "must be text without null bytes; put a number in quotes"),
         ("http: {learner: '127.0.0.1:99999'}\n", ": the port must be 1 to 65535, or 0 for a free"),
         (f"http: {{learner: '127.0.0.1:{'9' * 5000}'}}\n", ": the port must be 1 to 65535, or 0"),
-        (
-            "run: ~/runs/x\n",
-            "'~/runs/x': must not begin with ~, which only shells replace; write th",
-        ),
+        ("run: ~/runs/x\n", "'~/runs/x': must not begin with ~ or a variable, which only shells r"),
+        ("run: ${RUNS}/x\n", "'${RUNS}/x': must not begin with ~ or a variable, which only shells"),
     ],
 )
 def test_a_fault_of_the_file_is_named(
