@@ -209,9 +209,9 @@ def run_at(place: Path, token_file: Path | None = None) -> Run:
 def address_in(place: Path) -> str | None:
     """Return the address that a path was made from, None for a folder."""
     scheme, colon, rest = str(place).partition(":/")
-    if not colon or scheme not in ("http", "https"):
+    if not colon or scheme.lower() not in ("http", "https"):
         return None
-    return f"{scheme}://{rest.lstrip('/')}"
+    return f"{scheme.lower()}://{rest.lstrip('/')}"
 
 
 def not_a_folder(run: Path) -> str | None:

@@ -209,6 +209,7 @@ def test_a_page_gives_the_answers_of_its_run(
     [
         ("http://127.0.0.1:9109/", "http://127.0.0.1:9109"),
         ("https://host/robots/one/", "https://host/robots/one"),
+        ("HTTP://127.0.0.1:9109", "http://127.0.0.1:9109"),
         ("runs/http", None),
         ("http", None),
     ],
