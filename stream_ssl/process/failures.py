@@ -67,6 +67,9 @@ ALLOCATED = re.compile(r"allocate ([\d.]+ ?(?:bytes|[KMGTPE]iB))")
 NO_SPACE = "failed to map segment"
 """The loader's text about a library that does not fit into the address space (ulimit -v)."""
 
+NO_TMPDIR = "No usable temporary directory"
+"""Python's text if /tmp is full or read-only, as in a container without a volume there."""
+
 FULL = re.compile(r"No space left|Disk quota|requested and \d+ written")
 """The system, safetensors, faiss and numpy report a full disk with these texts."""
 
@@ -277,7 +280,8 @@ def reported(work: Callable[[], int | None]) -> int:
     except BrokenPipeError:  # the console script decides how to end
         raise
     except (OSError, Failure) as error:
-        log.error("%s", error, exc_info=log.isEnabledFor(logging.DEBUG))
+        remedy = ": set TMPDIR to a folder that this user may write" * (NO_TMPDIR in str(error))
+        log.error("%s%s", error, remedy, exc_info=log.isEnabledFor(logging.DEBUG))
         return FAILED
     except ImportError:  # the console script names the remedy
         raise

@@ -10,6 +10,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -245,6 +246,17 @@ def test_no_file_takes_the_number_of_a_closed_output(tmp_path: Path) -> None:
     started = " ".join(map(shlex.quote, (sys.executable, "-c", code, str(file))))
     subprocess.run(["sh", "-c", f"{started} <&- >&- 2>&-"], check=True, timeout=60)
     assert file.read_text() == "3"
+
+
+def test_a_remedy_is_named_without_a_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in a container whose file system is read-only."""
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(tmp_path / "none")])
+    assert reported(lambda: bool(tempfile.gettempdir())) == 1
+    assert "No usable temporary directory" in caplog.text
+    assert "set TMPDIR to a folder that this user may write" in caplog.text
 
 
 def test_a_pipe_that_breaks_fails_a_daemon_and_ends_other_commands(
