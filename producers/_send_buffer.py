@@ -102,7 +102,7 @@ class SendBuffer:
     ) -> bool:
         """Accept a sample. Return False if it was dropped. `Producer.send` names the errors."""
         if position is not NOT_GIVEN:
-            check_position(position)
+            position = check_position(position)  # the source may go on counting in the same object
         cost, outbox = cost_of(sample), self._outbox
         self.check_process()
         with self._io.lock:

@@ -192,19 +192,19 @@ def short(name: object) -> str:
     return text if len(text) <= 62 else f"{text[:58]}...{text[-1]}"
 
 
-def check_position(position: Position) -> None:
-    """Check that a resume token can be sent.
+def check_position(position: Position) -> Position:
+    """Check that a resume token can be sent. Return a copy that the caller cannot change.
 
     Raises:
         ValueError: msgpack cannot encode the token, or it is too large or too deeply nested.
     """
     if position is None or (type(position) is int and -(2**63) <= position < 2**63):
-        return
+        return position
     if _levels_left(position, MAX_POSITION_DEPTH) < 0:
         raise ValueError(f"position: nested more than {MAX_POSITION_DEPTH} levels deep; flatten it")
     packed = _packed_size("position", position)
     try:
-        msgpack.unpackb(msgpack.packb(position), strict_map_key=True, max_ext_len=0)
+        copy = msgpack.unpackb(msgpack.packb(position), strict_map_key=True, max_ext_len=0)
     except ValueError as error:
         raise ValueError(
             f"position: no receiver would read it: {error}; use text keys and plain values"
@@ -214,6 +214,7 @@ def check_position(position: Position) -> None:
             f"position: {packed} bytes packed, at most {MAX_POSITION_BYTES}; "
             "keep a place in the source, not the source's content"
         )
+    return copy
 
 
 def check_text(what: str, text: str, limit: int) -> None:

@@ -131,6 +131,15 @@ def test_a_view_may_be_overwritten_after_send(peer: Peer) -> None:
     assert bytes(journal[0].payload) == image(1).tobytes()
 
 
+def test_a_position_may_be_changed_after_send(peer: Peer) -> None:
+    place = {"file": "a.tar", "next": [1]}
+    with peer.serving() as journal, Producer(peer.address, name="a") as producer:
+        producer.send(image(), position=place)
+        place["next"][0] = 2  # the source reads on and has not sent the second sample
+        producer.flush()
+        assert [data.position for data in journal] == [{"file": "a.tar", "next": [1]}]
+
+
 def test_close_flushes_and_says_bye(peer: Peer) -> None:
     producer = Producer(peer.address, name="a", linger=60)
     with peer.serving() as journal:
