@@ -87,7 +87,7 @@ class Sample:
         if self.label is not None:
             object.__setattr__(self, "label", _label(self.id, self.label))
         if self.meta is not None:
-            _check_meta(self.id, self.meta)
+            object.__setattr__(self, "meta", _own_meta(self.id, self.meta))
         if self.codec == "vector":
             self._check_vector()
         elif self.dtype is not None:
@@ -277,23 +277,26 @@ def _label(name: str, label: Any) -> int:
     return value
 
 
-def _check_meta(sample: str, meta: Any) -> None:
+def _own_meta(sample: str, meta: Any) -> dict[str, Scalar]:
+    """Return a checked copy of the facts, because a user may change the map for the next sample."""
     if not isinstance(meta, Mapping):
         raise ValueError(
             f"sample {short(sample)}: meta must be a map, not {type(meta).__name__}; leave it out "
             "if there are no facts"
         )
-    for name, value in meta.items():
+    own = dict(meta)
+    for name, value in own.items():
         if not isinstance(name, str) or not isinstance(value, str | int | float | bool):
             raise ValueError(
                 f"sample {short(sample)}: meta {name!r}: {type(value).__name__}; keys are text, "
                 "values text, numbers or booleans"
             )
-    packed = _packed_size(f"sample {short(sample)}: meta", dict(meta))
+    packed = _packed_size(f"sample {short(sample)}: meta", own)
     if packed > MAX_META_BYTES:
         raise ValueError(
             f"sample {short(sample)}: meta takes {packed} bytes, at most {MAX_META_BYTES}"
         )
+    return own
 
 
 def _packed_size(what: str, value: Any) -> int:

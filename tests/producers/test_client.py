@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from client_peer import Peer, arrived, background, image, welcome
@@ -138,6 +139,20 @@ def test_a_position_may_be_changed_after_send(peer: Peer) -> None:
         place["next"][0] = 2  # the source reads on and has not sent the second sample
         producer.flush()
         assert [data.position for data in journal] == [{"file": "a.tar", "next": [1]}]
+
+
+def test_the_facts_of_a_sample_may_be_changed_after_send(peer: Peer) -> None:
+    meta: dict[str, Any] = {"frame": 1}
+    with peer.serving() as journal, Producer(peer.address, name="a") as producer:
+        producer.send(Sample("1", bytes(16), shape=(4, 4, 1), meta=meta))
+        meta["frame"] = 2
+        producer.send(Sample("2", bytes(16), shape=(4, 4, 1), meta=meta))
+        meta["frame"] = object()  # no packet can hold it
+        producer.flush()
+        assert [one.meta for data in journal for one in data.samples()] == [
+            {"frame": 1},
+            {"frame": 2},
+        ]
 
 
 def test_close_flushes_and_says_bye(peer: Peer) -> None:
