@@ -152,7 +152,7 @@ class IoThread:
         try:
             while not self._should_stop():
                 self._serve(context)
-        except Exception as error:
+        except BaseException as error:
             logger.exception("a producer's thread died")
             with self.changed:
                 self._protocol.stop(ProducerError(f"the producer's thread died: {error!r}"))

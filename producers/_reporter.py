@@ -109,7 +109,7 @@ class Reporter:
             return
         try:
             hook(value)
-        except Exception:
+        except BaseException:  # sys.exit() would end this thread, which sends the samples
             logger.exception("%s: a callback failed", self._label)
 
     def _tell_state(self, state: State, reason: str, now: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 
 import pytest
@@ -191,6 +192,21 @@ def test_a_callback_that_fails_and_a_future_that_was_cancelled_stop_nothing(
         producer.flush()
     assert len(arrived(journal)) == 3
     assert "a callback failed" in caplog.text
+
+
+def test_a_callback_that_exits_does_not_end_the_producers_thread(
+    peer: Peer, caplog: pytest.LogCaptureFixture
+) -> None:
+    def leave(_: object) -> None:
+        sys.exit(3)
+
+    with peer.serving() as journal, Producer(peer.address, "a", on_state=leave) as producer:
+        producer.send(image(), on_delivery=leave)
+        producer.submit(image()).add_done_callback(leave)
+        producer.flush()
+        until(lambda: caplog.text.count("SystemExit: 3") >= 3)
+        producer.send(image())
+    assert len(arrived(journal)) == 3
 
 
 def test_a_callback_cannot_close_its_producer(peer: Peer, caplog: pytest.LogCaptureFixture) -> None:
