@@ -30,6 +30,7 @@ from stream_ssl.wire.messages import Frames
 
 BYE_LINGER_MS = 500
 BURST = 64  # maximum messages to send, or to receive, before the thread looks at the rest
+CALLBACK_SECONDS = 10.0  # after its deadline, a closing producer waits this long for a callback
 AWAY_SECONDS = 2.0  # a closing producer with a spool waits this long for a connection
 
 logger = logging.getLogger("stream_ssl.producers")
@@ -126,6 +127,16 @@ class IoThread:
             self._outbox.flush_to = self._outbox.taken
             self.changed.notify_all()
             self.wake()
+
+    def join(self) -> None:
+        """Wait for the end of the thread after finish(), but not for a callback that is stuck."""
+        while self.thread.is_alive():
+            self.thread.join(0.25)
+            hook, since = self._reporter.calling or (None, math.inf)
+            if time.monotonic() - max(since, self._deadline) >= CALLBACK_SECONDS:
+                text = "producer %r: closed without its thread: a callback does not return: %r"
+                logger.error(text, self._protocol.hello.producer, hook)
+                return
 
     def snapshot(self) -> Stats:
         """Return a copy of the counters. Call this with `changed` held."""
@@ -382,7 +393,7 @@ def _finish_all() -> None:
     for io in left:
         io.finish()
     for io in left:
-        io.thread.join()
+        io.join()
 
 
 def _forget_all() -> None:

@@ -32,6 +32,9 @@ class Reporter:
             a lock. An exception in a callback is logged.
         stats_seconds: seconds between two calls of `on_stats`.
 
+    Attributes:
+        calling: the callback that runs now, and the monotonic time of its call.
+
     Raises:
         TypeError: a callback is not callable.
     """
@@ -56,6 +59,7 @@ class Reporter:
                 raise TypeError(f"{name} is {hook!r}: pass a function of one argument, or None")
         self.on_state, self.on_stats, self.on_rejected = on_state, on_stats, on_rejected
         self.on_verdict = on_verdict
+        self.calling: tuple[object, float] | None = None
         self._label = label
         self._stats_seconds = stats_seconds
         self._reported: tuple[State, str] = ("connecting", "")
@@ -107,10 +111,13 @@ class Reporter:
         """Call a callback of the user, if there is one, and log an exception that it raises."""
         if hook is None:
             return
+        self.calling = (hook, time.monotonic())
         try:
             hook(value)
         except BaseException:  # sys.exit() would end this thread, which sends the samples
             logger.exception("%s: a callback failed", self._label)
+        finally:
+            self.calling = None
 
     def _tell_state(self, state: State, reason: str, now: float) -> None:
         previous = self._reported[0]

@@ -319,7 +319,7 @@ class Producer:
         finally:
             buffer.close()
             self._io.finish((math.inf if timeout is None else timeout) if spooling else 0.0)
-            self._io.thread.join()
+            self._io.join()
         lost = outbox.stats.dropped_by_reason.get("closed")
         if spooling and lost is not None:
             raise DeadlineError(f"{lost.samples} samples are lost: the spool could not take them")

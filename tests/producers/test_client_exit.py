@@ -39,6 +39,17 @@ def test_a_script_without_close_loses_nothing(end: str) -> None:
     assert "lost" not in done.stderr
 
 
+def test_a_callback_that_does_not_return_holds_up_no_exit() -> None:
+    more = "from stream_ssl.producers import _io_thread\n_io_thread.CALLBACK_SECONDS = 0.2\n"
+    more += "import threading\nstuck = lambda _: threading.Event().wait()\n"
+    more += "producer.send(np.zeros((4, 4), np.uint8), on_delivery=stuck)"
+    with Peer() as peer, peer.serving() as journal:
+        done = script(peer.address, 1.0, more)
+    assert len(arrived(journal)) == 201
+    assert done.returncode == 0
+    assert "a callback does not return: <function <lambda>" in done.stderr
+
+
 def test_without_a_receiver_it_ends_in_time_and_says_how_many_are_lost() -> None:
     began = time.monotonic()
     done = script("tcp://127.0.0.1:1", 0.3)

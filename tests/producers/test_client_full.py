@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import sys
 import threading
 
@@ -16,6 +17,7 @@ from stream_ssl.producers import (
     Delivery,
     DeliveryError,
     Producer,
+    _io_thread,
 )
 from stream_ssl.producers._connection import Connection
 from stream_ssl.wire import Ack, Data, Nack
@@ -207,6 +209,23 @@ def test_a_callback_that_exits_does_not_end_the_producers_thread(
         until(lambda: caplog.text.count("SystemExit: 3") >= 3)
         producer.send(image())
     assert len(arrived(journal)) == 3
+
+
+def test_a_callback_that_does_not_return_holds_up_no_close(
+    peer: Peer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_io_thread, "CALLBACK_SECONDS", 0.2)
+    full = queue.Queue[Delivery](1)
+    full.put(Delivery("", "dropped"))
+    with peer.serving(), Producer(peer.address, "a") as producer:
+        producer.send(image(), on_delivery=full.put)
+        producer.flush()
+        with background(producer.close) as closed:
+            until(lambda: "does not return" in caplog.text)
+            closed()
+            full.get()  # now the callback returns
+    assert "Queue.put" in caplog.text
+    until(lambda: producer.stats.state == "closed")
 
 
 def test_a_callback_cannot_close_its_producer(peer: Peer, caplog: pytest.LogCaptureFixture) -> None:
