@@ -8,12 +8,14 @@ import logging
 import math
 import os
 import socket
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
+from typing import Any
 
 import zmq
 
@@ -97,6 +99,7 @@ class IoThread:
         self._deadline = math.inf  # for the acknowledgements that finish() waits for
         self._away_deadline = math.inf  # the same, while disconnected and with a spool
         _all.add(self)
+        self._at_exit: Any = None
         self._limited_log = RateLimitedLogger(logger)
         self._alarm = _Alarm()
         name = f"producer {protocol.hello.producer}"
@@ -105,6 +108,8 @@ class IoThread:
     def start(self) -> None:
         """Start the thread. From now on, the interpreter waits for acknowledgements at its end."""
         _running.add(self)
+        if util := sys.modules.get("multiprocessing.util"):  # its processes end without atexit
+            self._at_exit = util.Finalize(None, _finish_all, exitpriority=0)
         self.thread.start()
 
     def wake(self) -> None:
@@ -197,6 +202,8 @@ class IoThread:
             self.changed.notify_all()
         self._tell()
         _running.discard(self)
+        if self._at_exit is not None:
+            self._at_exit.cancel()
         self._alarm.close()
 
     def _serve(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:

@@ -6,6 +6,7 @@ import gc
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from client_peer import Peer, arrived, image, until
@@ -19,6 +20,20 @@ from stream_ssl.producers import Producer
 producer = Producer(sys.argv[1], name="a", exit_timeout=float(sys.argv[2]))
 for number in range(200):
     producer.send(np.zeros((4, 4), np.uint8), id=str(number))
+"""
+
+CHILDREN = """
+import multiprocessing, sys
+import numpy as np
+from stream_ssl.producers import Producer
+def send(address):
+    producer = Producer(address, name="a", exit_timeout=30.0)
+    for number in range(200):
+        producer.send(np.zeros((4, 4), np.uint8), id=str(number))
+if __name__ == "__main__":
+    child = multiprocessing.get_context(sys.argv[1]).Process(target=send, args=sys.argv[2:])
+    child.start()
+    child.join()
 """
 
 
@@ -48,6 +63,18 @@ def test_a_callback_that_does_not_return_holds_up_no_exit() -> None:
     assert len(arrived(journal)) == 201
     assert done.returncode == 0
     assert "a callback does not return: <function <lambda>" in done.stderr
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_a_process_of_multiprocessing_without_close_loses_nothing(
+    method: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "children.py"
+    path.write_text(CHILDREN)
+    with Peer() as peer, peer.serving() as journal:
+        command = [sys.executable, path, method, peer.address]
+        subprocess.run(command, timeout=60, check=True)
+    assert arrived(journal) == [str(n) for n in range(200)]
 
 
 def test_without_a_receiver_it_ends_in_time_and_says_how_many_are_lost() -> None:
