@@ -407,6 +407,8 @@ def _forget_all() -> None:
     """Mark all producers as forked in a child process, where none of their threads runs."""
     for io in _all:
         io.forked = True
+        if (spool := io._outbox.spool) is not None:
+            spool.forget_lock()
     _running.clear()
 
 

@@ -250,6 +250,13 @@ class Spool:
         self._segments.keep_from(self._records[0].segment if self._records else None)
         self.full = self.full and self.stored_bytes > self.max_bytes // 2
 
+    def forget_lock(self) -> None:
+        """Close a forked process's copy of the lock, which would hold the folder for that process.
+
+        The lock of the parent process stays.
+        """
+        self._release()
+
     def close(self) -> None:
         """Release the lock. Packets on disk stay."""
         import fcntl

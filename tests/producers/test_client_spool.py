@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -167,6 +168,30 @@ def test_a_spool_is_free_once_closed_whatever_has_been_forked_meanwhile(spool: S
         spool.close()
         Spool(spool.folder, "a", 1 << 20).close()
         child.communicate(b"\n")
+
+
+def test_a_forked_process_that_lives_on_does_not_hold_the_spool(tmp_path: Path) -> None:
+    code = (
+        "import os, sys, time\n"
+        "from stream_ssl.producers import Producer\n"
+        "made = Producer('tcp://127.0.0.1:1', 'a', on_full='spool', spool=sys.argv[1])\n"
+        "if child := os.fork():\n"
+        "    print(child, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    command = [sys.executable, "-c", code, tmp_path / "s"]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    try:
+        with pytest.raises(ValueError, match="another producer"):
+            Spool(tmp_path / "s", "a", 1 << 20)
+        parent.kill()
+        parent.wait()
+        Spool(tmp_path / "s", "a", 1 << 20).close()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        parent.stdout.close()
 
 
 def test_a_refused_argument_leaves_the_spool_free(tmp_path: Path) -> None:
