@@ -110,7 +110,11 @@ class IoThread:
         _running.add(self)
         if util := sys.modules.get("multiprocessing.util"):  # its processes end without atexit
             self._at_exit = util.Finalize(None, _finish_all, exitpriority=0)
-        self.thread.start()
+        try:
+            self.thread.start()
+        except RuntimeError:  # such as a limit on threads
+            self._end()
+            raise
 
     def wake(self) -> None:
         """Wake the thread if it sleeps. Call this with `changed` held."""

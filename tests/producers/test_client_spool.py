@@ -8,13 +8,14 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 from spool_files import ids, packet, reopen
 
-from stream_ssl.producers import Producer
+from stream_ssl.producers import Producer, _io_thread
 from stream_ssl.producers import _spool as spool_module
 from stream_ssl.producers import _spool_records as spool_records
 from stream_ssl.producers import _spool_segments as spool_segments
@@ -210,6 +211,19 @@ def test_a_producer_that_cannot_begin_leaves_the_spool_free(
     with pytest.raises(OSError, match="Too many open files"):
         Producer("tcp://127.0.0.1:1", "a", on_full="spool", spool=tmp_path)
     Spool(tmp_path, "a", 1 << 20).close()
+
+
+def test_a_producer_without_room_for_a_thread_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", busy)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        Producer("tcp://127.0.0.1:1", "a", on_full="spool", spool=tmp_path)
+    Spool(tmp_path, "a", 1 << 20).close()
+    assert not _io_thread._running  # the end of the interpreter waits for these
 
 
 def test_an_epoch_grows_whatever_the_clock_says(
