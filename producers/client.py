@@ -351,9 +351,9 @@ class Producer:
         io: IoThread | None = getattr(self, "_io", None)  # the constructor may have failed
         if io is None or self._buffer.closed or io.closed or io.forked:
             return
+        io.finish()  # first, because the warning may be an error
         text = f"producer {self.name!r} was not closed; use `with Producer(...)`, or close()"
         warnings.warn(text, ResourceWarning, source=self, stacklevel=2)
-        io.finish()
 
 
 def _no_room(sample: Sample) -> Delivery:

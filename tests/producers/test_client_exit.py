@@ -6,6 +6,7 @@ import gc
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,18 @@ def test_a_producer_that_is_forgotten_warns_and_still_sends() -> None:
         producer.send(image(), id="x")
         with pytest.warns(ResourceWarning, match="producer 'robot-7' was not closed"):
             del producer  # and with it the last reference
+        until(lambda: io.closed)
+        assert arrived(journal) == ["x"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_forgotten_producer_ends_also_if_its_warning_is_an_error() -> None:
+    with Peer() as peer, peer.serving() as journal, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        producer = Producer(peer.address, name="robot-7")
+        io = producer._io
+        producer.send(image(), id="x")
+        del producer
         until(lambda: io.closed)
         assert arrived(journal) == ["x"]
 
