@@ -210,8 +210,8 @@ class SendBuffer:
     def _wait(self, deadline: float) -> bool:
         """Wait for a change. Return False if the deadline has passed."""
         self.check_thread()
-        left = deadline - time.monotonic()
-        return left > 0 and (self._io.changed.wait(None if left == math.inf else left) or True)
+        left = min(deadline - time.monotonic(), threading.TIMEOUT_MAX)
+        return left > 0 and (self._io.changed.wait(left) or True)
 
     def check_thread(self) -> None:
         """Raise ProducerError in a callback, whose thread may not wait for the producer."""

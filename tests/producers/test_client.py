@@ -252,6 +252,17 @@ def test_a_codec_that_the_receiver_does_not_take_is_refused(peer: Peer) -> None:
             producer.send(b"RIFF", codec="webp")
 
 
+@pytest.mark.parametrize("timeout", [1e10, float("inf"), None])
+def test_a_wait_may_be_as_long_as_one_likes(peer: Peer, timeout: float | None) -> None:
+    producer = Producer(peer.address, name="a", buffer_bytes=150)
+    with peer.serving():
+        producer.connect(float("inf") if timeout is None else timeout)
+        producer.send(image(), timeout=timeout)
+        producer.send(image(), timeout=timeout)  # waits for room
+        producer.flush(timeout)
+        producer.close(timeout)
+
+
 def test_many_threads_may_send(peer: Peer) -> None:
     with peer.serving() as journal, Producer(peer.address, name="a") as producer:
 
