@@ -52,6 +52,10 @@ class DeliveryError(ProducerError):
         super().__init__(message)
         self.delivery = delivery
 
+    def __reduce__(self) -> tuple[type[DeliveryError], tuple[str, Delivery]]:
+        """Copy the error with its delivery, so that it can leave a process of a pool."""
+        return type(self), (str(self), self.delivery)
+
 
 class DamagedError(ProducerError):
     """A packet arrived at the receiver damaged several times in a row."""

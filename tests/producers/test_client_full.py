@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import queue
 import sys
 import threading
@@ -169,6 +170,12 @@ def test_each_sample_is_told_what_became_of_it(peer: Peer) -> None:
     assert told[:2] == [Delivery("1", "acknowledged"), Delivery("2", "acknowledged")]
     assert [it.outcome for it in told[2:]] == ["rejected", "rejected"]
     assert told[2].detail == "malformed: no such shape"
+
+
+def test_a_delivery_error_reaches_another_process() -> None:
+    error = DeliveryError("sample 'x' was dropped", Delivery("x", "dropped", "why"))
+    came = copy.copy(error)  # by the same method as pickle, with which a pool passes errors on
+    assert (type(came), str(came), came.delivery) == (DeliveryError, str(error), error.delivery)
 
 
 def test_close_tells_those_that_are_lost() -> None:
