@@ -252,6 +252,11 @@ def _check_array(name: str, value: Any) -> None:
         raise ValueError(
             f"sample {short(name)}: {type(value).__name__} is no NumPy array; use np.asarray"
         )
+    if np.ma.is_masked(value):  # its bytes would be those of a fill value
+        raise ValueError(
+            f"sample {short(name)}: the array has masked values; choose a value for them: "
+            ".filled(0)"
+        )
 
 
 def _flat_buffer(name: str, data: Any) -> bytes | memoryview:

@@ -112,6 +112,16 @@ def test_a_path_that_is_no_image_is_named(producer: Producer, tmp_path: Path) ->
         (PIXELS, {"shape": (4, 5, 3)}, "shape (4, 5, 3): an array has its own shape; pass None"),
         (PIXELS, {"time": np.datetime64("9999-01-01")}, "not in seconds since the Unix epoch"),
         (PIXELS.astype(float), {}, "must be uint8"),
+        (
+            np.ma.masked_less(PIXELS, 3),
+            {},
+            "array has masked values; choose a value for them: .filled(",
+        ),
+        (
+            np.ma.masked_equal(np.ones(3, np.float32), 1),
+            {},
+            "array has masked values; choose a value",
+        ),
         (PIXELS.ravel(), {}, "1 dimensions are no H x W x C image"),
         (Image.new("I;16", (2, 2)), {}, "mode 'I;16' has more than 8 bits"),
         (Image.new("F", (2, 2)), {}, "mode 'F' has more than 8 bits"),
