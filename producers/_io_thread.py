@@ -128,7 +128,7 @@ class IoThread:
         Args:
             timeout: seconds after which the thread ends in any case. None: the exit timeout.
         """
-        with self.changed:
+        with self.lock:
             timeout = self._exit_timeout if timeout is None else timeout
             now = time.monotonic()
             self._deadline = min(self._deadline, now + timeout)
@@ -153,6 +153,8 @@ class IoThread:
         stats = deepcopy(outbox.stats)
         if not self.closed:
             stats.buffered.add(outbox.buffered, outbox.memory)
+        for offer in outbox.offered:
+            stats.accepted.add(1, len(offer.sample.data))
         if outbox.spool is not None:
             stats.spooled.add(outbox.spool.samples, outbox.spool.stored_bytes)
         stats.state = "closed" if self.closed else self._protocol.public_state
@@ -187,6 +189,7 @@ class IoThread:
             why = protocol.why()
             if outbox.spool is not None:
                 protocol.disconnected("the producer closes")
+                outbox.take_in()
                 if len(outbox.packer):
                     outbox.enqueue(outbox.packer.take())
         if outbox.spool is not None:

@@ -4,23 +4,35 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from typing import NamedTuple
 
 from stream_ssl.producers._packer import OnDelivery, Packer, Packet
 from stream_ssl.producers._spool import Part, Spool
 from stream_ssl.producers._window import Window
 from stream_ssl.producers.stats import Delivery, Outcome, Rejection, Stats
-from stream_ssl.wire import Welcome
+from stream_ssl.wire import Sample, Welcome
 
 LOAD_BYTES = 4 * 1024 * 1024  # maximum bytes to load from the spool at a time
 
 logger = logging.getLogger("stream_ssl.producers")
 
 
+class Offer(NamedTuple):
+    """A sample that send() accepts, with the arguments of `Packer.add`."""
+
+    sample: Sample
+    cost: int
+    position: object
+    now: float
+    callback: OnDelivery | None
+
+
 class Outbox:
     """A queue of samples, from the call of send() until the outcome of each sample is known.
 
-        packer -> window                     in memory
-        packer -> staged -> spool -> window  while the network is down or slow, with a spool
+        offered -> packer -> window              in memory
+        offered -> packer -> staged -> spool -> window
+                                                 while the network is down or slow, with a spool
 
     An outbox is not thread-safe. It uses no sockets, and writes no file itself. `active` says
     whether the receiver accepts packets now, and `now` is monotonic time in seconds.
@@ -36,7 +48,7 @@ class Outbox:
         outcomes: what became of samples.
         stats: the producer's counters.
         staged: packets that wait to be written to the spool.
-        taken: samples accepted in this run, or spooled by an earlier run.
+        offered: samples that send() has accepted and the producer's thread has not packed yet.
         flush_to: packets with samples up to this number must not linger.
     """
 
@@ -51,15 +63,22 @@ class Outbox:
         self.outcomes = Outcomes()
         self.stats = self.outcomes.stats
         self.staged: deque[Packet] = deque()
-        self.taken = 0
+        self.offered: deque[Offer] = deque()
+        self._offered_bytes = 0
+        self._packed = 0  # samples packed in this run, or spooled by an earlier run
         self.flush_to = 0
         self._limits: Welcome | None = None  # the receiver's limits for packets
         self._staged_bytes = 0
         self._mark_due = False  # write the sequences of spooled packets before sending them
         if spool is not None:
-            self.taken = spool.samples
+            self._packed = spool.samples
             self.window.limit = buffer_bytes // 4
             self.packer.position = spool.position
+
+    @property
+    def taken(self) -> int:
+        """How many samples were accepted in this run, or spooled by an earlier run."""
+        return self._packed + len(self.offered)
 
     @property
     def done(self) -> int:
@@ -69,20 +88,41 @@ class Outbox:
     @property
     def memory(self) -> int:
         """The bytes of all samples in memory."""
-        return self.window.size + self._staged_bytes + self.packer.size
+        return self.window.size + self._staged_bytes + self.packer.size + self._offered_bytes
 
     @property
     def buffered(self) -> int:
         """The number of samples in memory."""
         staged = sum(packet.count for packet in self.staged)
-        return self.window.samples + staged + len(self.packer)
+        return self.window.samples + staged + len(self.packer) + len(self.offered)
 
     @property
     def idle(self) -> bool:
         """Whether all closed packets have been sent. Until then, the open packet fills up."""
         return self.window.unacked == len(self.window)
 
-    # Packets on their way into the window
+    # Samples and packets on their way into the window
+
+    def offer(self, offer: Offer) -> bool:
+        """Accept a sample. Return whether a packet is full.
+
+        Ctrl-C may interrupt the user's thread anywhere. So a single append accepts the sample.
+        """
+        self.offered.append(offer)
+        self._offered_bytes += offer.cost
+        packer = self.packer
+        samples, size = len(packer) + len(self.offered), packer.size + self._offered_bytes
+        return samples >= packer.packet_samples or size >= packer.packet_bytes
+
+    def take_in(self) -> None:
+        """Pack the offered samples. No signal interrupts the producer's thread, which does this."""
+        while self.offered:
+            sample, cost, position, now, callback = self.offered.popleft()
+            self._packed += 1
+            self.stats.accepted.add(1, len(sample.data))
+            for packet in self.packer.add(sample, cost, position, now, callback):
+                self.enqueue(packet)
+        self._offered_bytes = 0
 
     def enqueue(self, packet: Packet) -> None:
         """Queue a closed packet for the window or the spool."""
@@ -107,6 +147,7 @@ class Outbox:
 
     def close_packet(self, now: float, active: bool) -> None:
         """Close the open packet once its linger is over or a flush waits for it."""
+        self.take_in()
         packer = self.packer
         if packer.began is None or (active and not self.idle):
             return
@@ -291,6 +332,7 @@ class Outbox:
 
         Return the number of dropped samples.
         """
+        self.take_in()
         rest = [*self.window, *self.staged]
         if len(self.packer):
             rest.append(self.packer.take())

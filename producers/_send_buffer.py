@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Literal
 
 from stream_ssl.producers._io_thread import IoThread
+from stream_ssl.producers._outbox import Offer
 from stream_ssl.producers._packer import NOT_GIVEN, OnDelivery, cost_of, pack
 from stream_ssl.producers._protocol import MIN_SLEEP_SECONDS, ProducerProtocol
 from stream_ssl.producers.errors import (
@@ -35,7 +36,8 @@ class SendBuffer:
     fatal error once the receiver has refused the producer.
 
     Args:
-        io: the thread that empties the buffer, by the protocol.
+        io: the thread that empties the buffer, by the protocol. Only its bare lock is entered here:
+            Ctrl-C could leave its condition locked.
         on_full: what to do when the buffer is full; see `Producer`.
 
     Attributes:
@@ -49,7 +51,7 @@ class SendBuffer:
 
     def close(self) -> None:
         """End the waits of all threads, with a ClosedError."""
-        with self._io.changed:
+        with self._io.lock:
             self.closed = True
             self._io.changed.notify_all()
 
@@ -61,7 +63,7 @@ class SendBuffer:
         """
         deadline, protocol = _deadline(timeout), self._protocol
         self.check_process()
-        with self._io.changed:
+        with self._io.lock:
             self._check_open()
             while not protocol.active:
                 self._check_open()
@@ -80,7 +82,7 @@ class SendBuffer:
         """
         deadline, outbox = _deadline(timeout), self._outbox
         self.check_process()
-        with self._io.changed:
+        with self._io.lock:
             self._check_open()
             target = outbox.taken
             outbox.flush_to = max(outbox.flush_to, target)
@@ -112,13 +114,8 @@ class SendBuffer:
                 reason = "buffer_full" if outbox.spool is None else "spool_full"
                 outbox.stats.drop(reason, 1, len(sample.data))
                 return False
-            outbox.stats.accepted.add(1, len(sample.data))
-            outbox.taken += 1
-            now = time.monotonic()
-            for packet in outbox.packer.add(sample, cost, position, now, on_delivery):
-                outbox.enqueue(packet)
-                self._io.wake()
-            if outbox.linger < MIN_SLEEP_SECONDS:  # otherwise the thread wakes in time
+            full = outbox.offer(Offer(sample, cost, position, time.monotonic(), on_delivery))
+            if full or outbox.linger < MIN_SLEEP_SECONDS:  # otherwise the thread wakes in time
                 self._io.wake()
         return True
 
@@ -134,7 +131,7 @@ class SendBuffer:
         loop, deadline = asyncio.get_running_loop(), _deadline(timeout)
         while True:
             room = asyncio.Event()
-            with self._io.changed:
+            with self._io.lock:
                 try:
                     return self.offer(sample, position, 0.0, on_delivery)
                 except DeadlineError:
@@ -200,6 +197,9 @@ class SendBuffer:
 
     def _drop_oldest(self) -> bool:
         outbox = self._outbox
+        if outbox.drop_oldest():
+            return True
+        outbox.take_in()
         if outbox.drop_oldest():
             return True
         if not len(outbox.packer):

@@ -332,7 +332,7 @@ class Producer:
             ClosedError: this process was forked from the producer's process.
         """
         self._buffer.check_process()
-        with self._io.changed:
+        with self._io.lock:
             return self._io.snapshot()
 
     def __enter__(self) -> Self:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import replace
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -261,6 +263,52 @@ def test_a_wait_may_be_as_long_as_one_likes(peer: Peer, timeout: float | None) -
         producer.send(image(), timeout=timeout)  # waits for room
         producer.flush(timeout)
         producer.close(timeout)
+
+
+def test_an_interrupt_of_send_loses_no_sample_and_holds_up_no_flush(peer: Peer) -> None:
+    """Python looks for Ctrl-C at the beginning and after the end of each function."""
+    sent = 0
+
+    def send(place: int) -> bool:
+        """Send a sample with an interrupt at a place. Return whether send() has so many places."""
+        pixels, left = image(), place
+
+        def trace(frame: FrameType, event: str, _: Any) -> Any:
+            nonlocal left
+            frame.f_trace_lines = False
+            if "/producers/_" in frame.f_code.co_filename and event in ("call", "return"):
+                left -= 1
+                if not left:
+                    raise KeyboardInterrupt
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            producer.send(pixels, id=f"cut {place}", position=place)
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(before)
+        return False
+
+    with (
+        peer.serving() as journal,
+        Producer(peer.address, name="a", packet_samples=3, linger=60.0) as producer,
+    ):
+        place = 1
+        while send(place):
+            for _ in range(place % 3):
+                producer.send(image(), id=f"whole {sent}", position=place)
+                sent += 1
+            place += 1
+        producer.flush()
+        assert (producer.stats.buffered.samples, producer._outbox.memory) == (0, 0)
+        assert producer.stats.accepted.samples == producer.stats.acked.samples
+    assert place > 10
+    names = arrived(journal)
+    assert len(set(names)) == len(names)
+    assert [name for name in names if "whole" in name] == [f"whole {n}" for n in range(sent)]
 
 
 def test_many_threads_may_send(peer: Peer) -> None:

@@ -10,7 +10,7 @@ import pytest
 from client_peer import image, welcome
 
 from stream_ssl.producers import Delivery
-from stream_ssl.producers._outbox import Outbox
+from stream_ssl.producers._outbox import Offer, Outbox
 from stream_ssl.producers._packer import OnDelivery, Packer, Packet
 from stream_ssl.producers._protocol import (
     GREETING_SECONDS,
@@ -30,10 +30,8 @@ def new_protocol() -> ProducerProtocol:
 def put(protocol: ProducerProtocol, number: int, told: OnDelivery | None = None) -> None:
     """One sample, a packet of its own."""
     sample = Sample.from_array(image(side=1), str(number), source="a", time=0.0)
-    protocol.outbox.stats.accepted.add(1, 1)
-    protocol.outbox.taken += 1
-    for packet in protocol.outbox.packer.add(sample, 100, number, 0.0, told):
-        protocol.outbox.enqueue(packet)
+    protocol.outbox.offer(Offer(sample, 100, number, 0.0, told))
+    protocol.outbox.take_in()
 
 
 def pull(protocol: ProducerProtocol, now: float) -> Hello | tuple[int, Packet] | None:

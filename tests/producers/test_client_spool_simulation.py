@@ -216,7 +216,7 @@ def test_packets_that_a_full_disk_kept_in_memory_come_first_once_it_has_room(spo
 
     def put_packets(*names: str) -> None:
         for name in names:
-            outbox.taken += 1
+            outbox._packed += 1
             outbox.enqueue(packet(name))
         work_spool(protocol)
 
