@@ -199,14 +199,15 @@ class IoThread:
                 logger.warning(text, left, outbox.spool.folder, why)
             outbox.spool.close()
         with self.changed:
-            if left := outbox.drop_rest():
-                text = (
-                    "producer %r: closed with %d samples unacknowledged: a source that goes on by "
-                    "position sends them again, else they are lost: %s"
-                )
-                logger.warning(text, protocol.hello.producer, left, why)
+            left = outbox.drop_rest()
             self.closed = True
             self.changed.notify_all()
+        if left:
+            text = (
+                "producer %r: closed with %d samples unacknowledged: a source that goes on by "
+                "position sends them again, else they are lost: %s"
+            )
+            logger.warning(text, protocol.hello.producer, left, why)
         self._tell()
         _running.discard(self)
         if self._at_exit is not None:
@@ -368,7 +369,10 @@ class IoThread:
         self.changed.notify_all()
 
     def _tell(self) -> None:
-        """Call the user's callbacks without the lock, because they may take time."""
+        """Log and call the user's callbacks without the lock.
+
+        They may take time, and a handler of the log may use the producer.
+        """
         protocol, outbox, now = self._protocol, self._outbox, time.monotonic()
         look = self._reporter.is_due((protocol.state, protocol.reason, self.full, self.closed), now)
         outcomes = outbox.outcomes

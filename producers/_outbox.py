@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from typing import NamedTuple
 
@@ -13,8 +12,6 @@ from stream_ssl.producers.stats import Delivery, Outcome, Rejection, Stats
 from stream_ssl.wire import Sample, Welcome
 
 LOAD_BYTES = 4 * 1024 * 1024  # maximum bytes to load from the spool at a time
-
-logger = logging.getLogger("stream_ssl.producers")
 
 
 class Offer(NamedTuple):
@@ -368,7 +365,6 @@ class Outcomes:
     def rejected(self, packet: Packet, reason: str, detail: str) -> None:
         """Record that a packet cannot be stored."""
         self.stats.rejected.add(packet.count, packet.size)
-        logger.warning("%d samples rejected: %s: %s", packet.count, reason, detail)
         self.rejections.append(Rejection(reason, detail, packet.ids))
         self._deliver(packet, "rejected", f"{reason}: {detail}")
 

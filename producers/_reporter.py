@@ -85,8 +85,12 @@ class Reporter:
         deliveries: Sequence[tuple[OnDelivery, Delivery]],
         verdicts: Sequence[Verdict],
     ) -> None:
-        """Pass the outcomes of samples to the user's callbacks."""
+        """Log rejections, and pass the outcomes of samples to the user's callbacks."""
         for rejection in rejections:
+            text = "%s: %d samples rejected: %s: %s"
+            logger.warning(
+                text, self._label, len(rejection.ids), rejection.reason, rejection.detail
+            )
             self.call(self.on_rejected, rejection)
         for callback, delivery in deliveries:
             self.call(callback, delivery)

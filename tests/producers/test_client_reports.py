@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import threading
 from typing import Any
 
 import pytest
-from client_peer import Peer, image, until
+from client_peer import PATIENCE, Peer, background, image, until
 
 from stream_ssl.producers import Count, Producer, StateChange, Stats
 from stream_ssl.producers import _reporter as reporter_module
@@ -14,7 +15,7 @@ from stream_ssl.producers._outbox import Outbox
 from stream_ssl.producers._packer import Packer
 from stream_ssl.producers._protocol import ProducerProtocol
 from stream_ssl.producers._reporter import Reporter
-from stream_ssl.wire import Hello, Nack
+from stream_ssl.wire import Data, Hello, Nack
 
 
 @pytest.fixture(autouse=True)
@@ -93,6 +94,36 @@ def test_a_full_buffer_is_logged_with_its_reason_once(
             producer.flush()
             until(lambda: "has room again" in caplog.text)
     assert caplog.text.count("the buffer is full") == 1
+
+
+def test_a_log_handler_may_use_the_producer(peer: Peer) -> None:
+    """A thread that logs holds its handler's lock, so no line is logged under the producer's."""
+
+    class Counts(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record.getMessage())
+            in_handler.set()
+            assert refused.wait(PATIENCE)
+            until(lambda: producer.stats.rejected.samples == 1)
+
+    lines, in_handler, refused = list[str](), threading.Event(), threading.Event()
+    handler, log = Counts(), logging.getLogger("stream_ssl.producers")
+    producer = Producer(peer.address, "a")
+    peer.welcome()
+    producer.connect()
+    producer.send(image(), id="bad")
+    data = peer.expect(Data)
+    log.addHandler(handler)
+    try:
+        with background(lambda: log.warning("a line of the user's")) as logged:
+            assert in_handler.wait(PATIENCE)
+            peer.say(Nack(data.sequence, "decode", "no picture", permanent=True))
+            refused.set()
+            logged()
+        until(lambda: any("1 samples rejected: decode: no picture" in one for one in lines))
+    finally:
+        log.removeHandler(handler)
+        producer.close()
 
 
 def test_counters_are_told_regularly(peer: Peer) -> None:
