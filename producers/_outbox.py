@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from stream_ssl.producers._packer import OnDelivery, Packer, Packet
@@ -24,12 +25,39 @@ class Offer(NamedTuple):
     callback: OnDelivery | None
 
 
+class Offers:
+    """The samples that send() has accepted and the producer's thread has not packed yet.
+
+    Ctrl-C may interrupt the user's thread anywhere. So a single append accepts a sample, and only
+    the producer's thread, which no signal interrupts, takes samples out.
+    """
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._offers: list[Offer] = []
+
+    def __len__(self) -> int:
+        return len(self._offers)
+
+    def __iter__(self) -> Iterator[Offer]:
+        return iter(self._offers)
+
+    def add(self, offer: Offer) -> None:
+        """Append a sample."""
+        self._offers.append(offer)
+        self.bytes += offer.cost
+
+    def take(self) -> list[Offer]:
+        """Remove and return all samples."""
+        found, self._offers, self.bytes = self._offers, [], 0
+        return found
+
+
 class Outbox:
     """A queue of samples, from the call of send() until the outcome of each sample is known.
 
-        offered -> packer -> window              in memory
-        offered -> packer -> staged -> spool -> window
-                                                 while the network is down or slow, with a spool
+        offered -> packer -> window                     in memory
+        offered -> packer -> staged -> spool -> window  while the network is down, with a spool
 
     An outbox is not thread-safe. It uses no sockets, and writes no file itself. `active` says
     whether the receiver accepts packets now, and `now` is monotonic time in seconds.
@@ -60,15 +88,13 @@ class Outbox:
         self.outcomes = Outcomes()
         self.stats = self.outcomes.stats
         self.staged: deque[Packet] = deque()
-        self.offered: deque[Offer] = deque()
-        self._offered_bytes = 0
-        self._packed = 0  # samples packed in this run, or spooled by an earlier run
+        self.offered = Offers()
+        self._packed = 0 if spool is None else spool.samples  # in this run, or spooled before
         self.flush_to = 0
         self._limits: Welcome | None = None  # the receiver's limits for packets
         self._staged_bytes = 0
         self._mark_due = False  # write the sequences of spooled packets before sending them
         if spool is not None:
-            self._packed = spool.samples
             self.window.limit = buffer_bytes // 4
             self.packer.position = spool.position
 
@@ -85,7 +111,7 @@ class Outbox:
     @property
     def memory(self) -> int:
         """The bytes of all samples in memory."""
-        return self.window.size + self._staged_bytes + self.packer.size + self._offered_bytes
+        return self.window.size + self._staged_bytes + self.packer.size + self.offered.bytes
 
     @property
     def buffered(self) -> int:
@@ -101,25 +127,17 @@ class Outbox:
     # Samples and packets on their way into the window
 
     def offer(self, offer: Offer) -> bool:
-        """Accept a sample. Return whether a packet is full.
-
-        Ctrl-C may interrupt the user's thread anywhere. So a single append accepts the sample.
-        """
-        self.offered.append(offer)
-        self._offered_bytes += offer.cost
-        packer = self.packer
-        samples, size = len(packer) + len(self.offered), packer.size + self._offered_bytes
-        return samples >= packer.packet_samples or size >= packer.packet_bytes
+        """Accept a sample. Return whether a packet is full."""
+        self.offered.add(offer)
+        return self.packer.is_full_with(len(self.offered), self.offered.bytes)
 
     def take_in(self) -> None:
-        """Pack the offered samples. No signal interrupts the producer's thread, which does this."""
-        while self.offered:
-            sample, cost, position, now, callback = self.offered.popleft()
+        """Pack the offered samples."""
+        for offer in self.offered.take():
             self._packed += 1
-            self.stats.accepted.add(1, len(sample.data))
-            for packet in self.packer.add(sample, cost, position, now, callback):
+            self.stats.accepted.add(1, len(offer.sample.data))
+            for packet in self.packer.add(*offer):
                 self.enqueue(packet)
-        self._offered_bytes = 0
 
     def enqueue(self, packet: Packet) -> None:
         """Queue a closed packet for the window or the spool."""
@@ -318,8 +336,7 @@ class Outbox:
 
     def drop_oldest(self) -> bool:
         """Drop the oldest packet that was never sent. Return False if there is none."""
-        packet = self.window.drop_oldest()
-        if packet is None:
+        if (packet := self.window.drop_oldest()) is None:
             return False
         self.outcomes.dropped(packet, "oldest", "it made room for a newer sample")
         return True
@@ -329,7 +346,6 @@ class Outbox:
 
         Return the number of dropped samples.
         """
-        self.take_in()
         rest = [*self.window, *self.staged]
         if len(self.packer):
             rest.append(self.packer.take())

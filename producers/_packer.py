@@ -125,6 +125,10 @@ class Packer:
             full.append(self.take())
         return full
 
+    def is_full_with(self, samples: int, size: int) -> bool:
+        """Return whether a packet is full with so many further samples and bytes."""
+        return len(self) + samples >= self.packet_samples or self.size + size >= self.packet_bytes
+
     def take(self) -> Packet:
         """Close the open packet and return it. It must contain a sample."""
         callbacks = tuple(self._callbacks) if any(self._callbacks) else ()
