@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import contextlib
 import logging
@@ -15,6 +16,7 @@ import weakref
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
+from types import BuiltinFunctionType
 from typing import Any
 
 import zmq
@@ -68,6 +70,37 @@ class _Alarm:
         self._in.close()
 
 
+class _SpoolDisk:
+    """Moves packets between an outbox and its spool. The lock is free during the disk access."""
+
+    def __init__(self, changed: threading.Condition, protocol: ProducerProtocol) -> None:
+        self._changed, self._protocol, self._outbox = changed, protocol, protocol.outbox
+
+    def write(self) -> None:
+        """Write the packets that are due to the spool."""
+        outbox, spool = self._outbox, self._outbox.spool
+        assert spool is not None
+        with self._changed:
+            outbox.close_packet(time.monotonic(), self._protocol.active)
+            packets, loaded, mark = outbox.to_spool(self._protocol.active)
+        if packets:
+            written = spool.append(packets, loaded, mark)
+            with self._changed:
+                packets, loaded = packets[:written], min(loaded, written)
+                outbox.on_spooled(packets, loaded, self._protocol.active)
+                self._changed.notify_all()
+
+    def load(self) -> None:
+        """Load packets from the spool. Write their sequences to disk before they are sent."""
+        outbox, spool = self._outbox, self._outbox.spool
+        assert spool is not None
+        with self._changed:
+            due = outbox.load_spool(self._protocol.active)
+            mark = outbox.sequences() if due else None
+        if mark is not None:
+            spool.mark(*mark)
+
+
 class IoThread:
     """A thread that runs a producer's protocol over the network.
 
@@ -88,6 +121,7 @@ class IoThread:
     def __init__(
         self, dialer: Dialer, protocol: ProducerProtocol, reporter: Reporter, exit_timeout: float
     ) -> None:
+        _require_threads()
         self.lock = threading.RLock()  # send() takes the bare lock, which is cheaper
         self.changed = threading.Condition(self.lock)
         self.full = self.closed = self.forked = self._stopping = False
@@ -95,6 +129,7 @@ class IoThread:
         self.room_waiters: list[Callable[[], None]] = []
         self._dialer, self._reporter = dialer, reporter
         self._protocol, self._outbox = protocol, protocol.outbox
+        self._disk = _SpoolDisk(self.changed, protocol)
         self._exit_timeout = exit_timeout
         self._deadline = math.inf  # for the acknowledgements that finish() waits for
         self._away_deadline = math.inf  # the same, while disconnected and with a spool
@@ -187,13 +222,13 @@ class IoThread:
         protocol, outbox = self._protocol, self._outbox
         with self.changed:
             why = protocol.why()
+            outbox.take_in()
             if outbox.spool is not None:
                 protocol.disconnected("the producer closes")
-                outbox.take_in()
                 if len(outbox.packer):
                     outbox.enqueue(outbox.packer.take())
         if outbox.spool is not None:
-            self._write_spool()
+            self._disk.write()
             if left := outbox.spool.samples:
                 text = "%d samples are left in the spool %s, for the next run: %s"
                 logger.warning(text, left, outbox.spool.folder, why)
@@ -255,8 +290,8 @@ class IoThread:
     def _step(self, connection: Connection) -> None:
         """Send what can be sent, then wait for an event and handle it."""
         if self._outbox.spool is not None:
-            self._write_spool()
-            self._load_spool()
+            self._disk.write()
+            self._disk.load()
         blocked, timeout = self._send(connection)
         poller = zmq.Poller()
         poller.register(connection.socket, zmq.POLLIN | (zmq.POLLOUT if blocked else 0))
@@ -305,30 +340,6 @@ class IoThread:
             return None
         return self._protocol.outgoing(now)
 
-    def _write_spool(self) -> None:
-        """Write the packets that are due to the spool. The lock is free during the disk write."""
-        outbox, spool = self._outbox, self._outbox.spool
-        assert spool is not None
-        with self.changed:
-            outbox.close_packet(time.monotonic(), self._protocol.active)
-            packets, loaded, mark = outbox.to_spool(self._protocol.active)
-        if packets:
-            written = spool.append(packets, loaded, mark)
-            with self.changed:
-                packets, loaded = packets[:written], min(loaded, written)
-                outbox.on_spooled(packets, loaded, self._protocol.active)
-                self.changed.notify_all()
-
-    def _load_spool(self) -> None:
-        """Load packets from the spool. Write their sequences to disk before they are sent."""
-        outbox, spool = self._outbox, self._outbox.spool
-        assert spool is not None
-        with self.changed:
-            due = outbox.load_spool(self._protocol.active)
-            mark = outbox.sequences() if due else None
-        if mark is not None:
-            spool.mark(*mark)
-
     def _watch(self, connection: Connection) -> None:
         was_up = connection.up
         connection.watch()
@@ -369,10 +380,7 @@ class IoThread:
         self.changed.notify_all()
 
     def _tell(self) -> None:
-        """Log and call the user's callbacks without the lock.
-
-        They may take time, and a handler of the log may use the producer.
-        """
+        """Log, and call the user's callbacks, without the lock, which a log handler may need."""
         protocol, outbox, now = self._protocol, self._outbox, time.monotonic()
         look = self._reporter.is_due((protocol.state, protocol.reason, self.full, self.closed), now)
         outcomes = outbox.outcomes
@@ -392,6 +400,14 @@ class IoThread:
         self._reporter.tell(rejections, deliveries, verdicts)
         if stats is not None:
             self._reporter.report(protocol, stats, self.full, now)
+
+
+def _require_threads() -> None:
+    if not isinstance(_thread.start_new_thread, BuiltinFunctionType):
+        raise ProducerError(
+            "gevent or eventlet has replaced threads by greenlets, which a producer would stop: "
+            "call gevent.monkey.patch_all(thread=False), or send from another process"
+        )
 
 
 def _frames(message: Hello | tuple[int, Packet]) -> Frames:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import signal
 import socket
 import subprocess
@@ -18,6 +19,7 @@ from table import table
 
 from stream_ssl.producers import CannotConnectError, ClosedError, Keys, Producer, _connection
 from stream_ssl.producers._connection import diagnose
+from stream_ssl.producers.errors import ProducerError
 from stream_ssl.wire import Ack, Data
 
 SERVER, CAMERA, STRANGER = (Keys.generate(name) for name in ("server", "camera", "stranger"))
@@ -80,6 +82,12 @@ def test_plain_text_to_a_receiver_with_keys(guarded: Peer) -> None:
 def test_keys_to_a_receiver_in_plain_text() -> None:
     with Peer() as peer:
         reason("in plain text", peer.address, keys=CAMERA, server_key=SERVER.public)
+
+
+def test_greenlets_in_place_of_threads_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_thread, "start_new_thread", lambda *_: 1)  # as gevent's monkey does
+    with pytest.raises(ProducerError, match=r"greenlets.*patch_all\(thread=False\)"):
+        Producer("tcp://127.0.0.1:1", name="a")
 
 
 def test_nobody_listens() -> None:
