@@ -101,7 +101,8 @@ class Spool:
             self._release()
             if isinstance(error, BlockingIOError):
                 raise ValueError(
-                    f"spool {folder}: another producer uses it; give each its own folder"
+                    f"spool {folder}: another producer uses it; close that producer, or give each "
+                    "its own folder"
                 ) from None
             raise
 

@@ -155,7 +155,7 @@ def test_a_spool_whose_files_are_removed_goes_on(spool: Spool) -> None:
 
 
 def test_a_spool_has_one_owner(spool: Spool) -> None:
-    with pytest.raises(ValueError, match="another producer uses it"):
+    with pytest.raises(ValueError, match="another producer uses it; close that producer, or"):
         Spool(spool.folder, "a", 1 << 20)
     spool.close()
     with pytest.raises(ValueError, match="belongs to producer 'a', not 'b'"):
