@@ -135,7 +135,13 @@ def _pixels(image: Image) -> NDArray[np.uint8]:
     mode = image.mode
     if mode.startswith(("I", "F")):
         raise ValueError(f"a PIL image of mode {mode!r} has more than 8 bits; scale it to mode 'L'")
-    return np.asarray(upright(image))
+    try:
+        return np.asarray(upright(image))
+    except ValueError as error:  # Pillow reads the file of an image late
+        raise ValueError(
+            f"a PIL image of mode {mode!r} cannot be read ({error}); send it before its file is "
+            "closed, in a mode such as 'RGB'"
+        ) from None
 
 
 def _seconds(time: Any, id: str) -> Any:  # noqa: A002

@@ -19,6 +19,8 @@ from stream_ssl.producers import Producer, Sample
 from stream_ssl.producers._images import as_sample
 
 PIXELS = np.arange(4 * 5 * 3, dtype=np.uint8).reshape(4, 5, 3)
+CLOSED = Image.new("RGB", (2, 2))
+CLOSED.close()
 
 
 def encoded(codec: str) -> bytes:
@@ -125,6 +127,7 @@ def test_a_path_that_is_no_image_is_named(producer: Producer, tmp_path: Path) ->
         (PIXELS.ravel(), {}, "1 dimensions are no H x W x C image"),
         (Image.new("I;16", (2, 2)), {}, "mode 'I;16' has more than 8 bits"),
         (Image.new("F", (2, 2)), {}, "mode 'F' has more than 8 bits"),
+        (CLOSED, {}, "PIL image of mode 'RGB' cannot be read (Operation on closed image); send it"),
         (PIXELS, {"meta": [1]}, "meta: must be a mapping of names to values, not list"),
         (PIXELS, {"meta": {"a": [1]}}, "meta 'a': list"),
         (PIXELS, {"time": "now"}, "time 'now' is not a finite number"),
