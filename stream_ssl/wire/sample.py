@@ -252,7 +252,8 @@ def _check_array(name: str, value: Any) -> None:
         raise ValueError(
             f"sample {short(name)}: {type(value).__name__} is no NumPy array; use np.asarray"
         )
-    if np.ma.is_masked(value):  # its bytes would be those of a fill value
+    # The bytes of masked values are those of a fill value. Here, `np.ma` would import a module.
+    if type(value) is not np.ndarray and np.any(getattr(value, "mask", False)):
         raise ValueError(
             f"sample {short(name)}: the array has masked values; choose a value for them: "
             ".filled(0)"
