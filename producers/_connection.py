@@ -198,9 +198,25 @@ class Connection:
         self.reason = f"still connecting to {address}"
         self._address, self._curve = address, curve
         self.ipv6 = ipv6 or "[" in address
+        self._opened = False
+        try:
+            self._open(context)
+        except zmq.ZMQError as error:  # such as too many open files, which passes
+            self._fail(f"no socket can be opened ({error.strerror}); it is tried again")
+
+    def _open(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         self.socket = context.socket(zmq.DEALER)
-        self.socket.linger = 0
-        self._configure()
+        try:
+            self.socket.linger = 0
+            self._configure()
+            self._monitor()
+            self.socket.connect(self._address)
+        except zmq.ZMQError:
+            self.socket.close(0)
+            raise
+        self._opened = True
+
+    def _monitor(self) -> None:
         self.monitor = self.socket.get_monitor_socket(
             zmq.EVENT_CONNECT_RETRIED
             | zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -210,7 +226,6 @@ class Connection:
             | zmq.EVENT_DISCONNECTED
         )
         self.monitor.linger = 0
-        self.socket.connect(address)
 
     def _configure(self) -> None:
         set_option = self.socket.setsockopt
@@ -288,6 +303,8 @@ class Connection:
 
     def close(self, linger_ms: int = 0) -> None:
         """Close both sockets. Unsent messages have `linger_ms` milliseconds to leave."""
+        if not self._opened:
+            return
         self.socket.disable_monitor()
         self.monitor.close(0)
         self.socket.close(linger_ms)

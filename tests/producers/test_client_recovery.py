@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+import zmq
 from client_peer import MANY, Peer, arrived, background, image, until, welcome
 
 from stream_ssl.producers import (
@@ -81,6 +84,29 @@ def test_a_journal_that_lost_acknowledged_packets(peer: Peer, producer: Producer
     assert peer.welcome(resume=0, epoch=2).first == 3
     assert arrive(peer, 1) == [(3, "3")]
     peer.say(Ack(3, MANY))
+    producer.flush()
+
+
+@pytest.mark.parametrize("lacking", [zmq.DEALER, zmq.PAIR])  # a PAIR is the monitor's socket
+def test_a_lack_of_open_files_ends_no_producer(
+    lacking: int, peer: Peer, producer: Producer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = zmq.Context.socket
+
+    def socket(context: zmq.Context[Any], kind: int) -> zmq.Socket[Any]:
+        if kind == lacking:
+            raise zmq.ZMQError(errno.EMFILE)
+        return make(context, kind)
+
+    monkeypatch.setattr(zmq.Context, "socket", socket)
+    peer.restart()
+    until(lambda: "no socket can be opened (Too many open files)" in producer.stats.last_error)
+    monkeypatch.undo()
+    peer.welcome()
+    producer.connect()
+    send(producer, "1")
+    arrive(peer, 1)
+    peer.say(Ack(1, MANY))
     producer.flush()
 
 
