@@ -42,45 +42,38 @@ NEIGHBOURS = 20  # of a vote
 REFERENCES = 4_000  # frames of the stream that the probes may use
 COMPARED = 4  # other slots that a slot is compared with
 
-_EVICTION = "--memory.eviction=stream_ssl.memory.eviction."
-_DESCRIPTOR = "--memory.descriptor=stream_ssl.memory.descriptors."
-_BOTH = json.dumps(
-    {
-        "class_path": "stream_ssl.memory.descriptors.Weighted",
-        "init_args": {
-            "parts": [
-                {"class_path": "stream_ssl.memory.descriptors.Embedding"},
-                {"class_path": "stream_ssl.memory.descriptors.Features"},
-            ]
-        },
-    }
-)
+_BOTH = json.dumps({
+    "class_path": "Weighted",
+    "init_args": {"parts": [{"class_path": "Embedding"}, {"class_path": "Features"}]},
+})  # fmt: skip
 _BARE = ("--learner.novelty=null", "--memory.shares=0")
 
 
+def _rule(eviction: str, descriptor: str | None = None) -> tuple[str, ...]:
+    described = () if descriptor is None else (f"--memory.descriptor={descriptor}",)
+    return (f"--memory.eviction={eviction}", *described)
+
+
 def _duel(kappa: float, descriptor: str = "Embedding") -> tuple[str, ...]:
-    return f"{_EVICTION}Duel", f"--memory.eviction.kappa={kappa}", f"{_DESCRIPTOR}{descriptor}"
+    return (*_rule("duel", descriptor), f"--memory.eviction.kappa={kappa}")
 
 
 ARMS: Mapping[str, tuple[str, ...]] = {
-    "redundant": (f"{_EVICTION}Redundant", f"{_DESCRIPTOR}Thumbnail"),
+    "redundant": _rule("redundant", "Thumbnail"),
     "duel": _duel(0.1),
     "duel on features": _duel(0.1, "Features"),
     "duel on features, kappa 0.2": _duel(0.2, "Features"),
     "duel on features, kappa 0.5": _duel(0.5, "Features"),
-    "duel on both": (
-        f"{_EVICTION}Duel",
-        "--memory.eviction.kappa=0.1",
-        f"--memory.descriptor={_BOTH}",
-    ),
+    "duel on both": _duel(0.1, _BOTH),
+    "duel on both, kappa 0.3": _duel(0.3, _BOTH),
     "duel, kappa 0.2": _duel(0.2),
     "duel, kappa 0.3": _duel(0.3),
-    "reservoir": (f"{_EVICTION}Reservoir",),
-    "minred": (f"{_EVICTION}MinimumRedundancy", f"{_DESCRIPTOR}Embedding"),
-    "queue": (f"{_EVICTION}Oldest",),
+    "reservoir": _rule("reservoir"),
+    "minred": _rule("minimum-redundancy", "Embedding"),
+    "queue": _rule("oldest"),
     "duel, no test": (*_duel(0.1), *_BARE),
-    "reservoir, no test": (f"{_EVICTION}Reservoir", *_BARE),
-    "queue, no test": (f"{_EVICTION}Oldest", *_BARE, "--learner.anchors=stream"),
+    "reservoir, no test": (*_rule("reservoir"), *_BARE),
+    "queue, no test": (*_rule("oldest"), *_BARE, "--learner.anchors=stream"),
 }
 """By name: options over the shipped configuration."""
 
@@ -91,6 +84,7 @@ TITLES: Mapping[str, str] = {
     "duel on features, kappa 0.2": "DUEL on features, kappa 0.2",
     "duel on features, kappa 0.5": "DUEL on features, kappa 0.5",
     "duel on both": "DUEL on embeddings and features",
+    "duel on both, kappa 0.3": "DUEL on embeddings and features, kappa 0.3",
     "duel, kappa 0.2": "DUEL on embeddings, kappa 0.2",
     "duel, kappa 0.3": "DUEL on embeddings, kappa 0.3",
     "reservoir": "reservoir",
