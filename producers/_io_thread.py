@@ -188,8 +188,7 @@ class IoThread:
         stats = deepcopy(outbox.stats)
         if not self.closed:
             stats.buffered.add(outbox.buffered, outbox.memory)
-        for offer in outbox.offered:
-            stats.accepted.add(1, len(offer.sample.data))
+        stats.accepted.add(*outbox.offered.accepted())
         if outbox.spool is not None:
             stats.spooled.add(outbox.spool.samples, outbox.spool.stored_bytes)
         stats.state = "closed" if self.closed else self._protocol.public_state

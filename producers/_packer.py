@@ -127,7 +127,8 @@ class Packer:
 
     def is_full_with(self, samples: int, size: int) -> bool:
         """Return whether a packet is full with so many further samples and bytes."""
-        return len(self) + samples >= self.packet_samples or self.size + size >= self.packet_bytes
+        count = len(self._samples) + samples
+        return count >= self.packet_samples or self.size + size >= self.packet_bytes
 
     def take(self) -> Packet:
         """Close the open packet and return it. It must contain a sample."""

@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Literal
 
 from stream_ssl.producers._io_thread import IoThread
-from stream_ssl.producers._outbox import Offer
 from stream_ssl.producers._packer import NOT_GIVEN, OnDelivery, cost_of, pack
 from stream_ssl.producers._protocol import MIN_SLEEP_SECONDS, ProducerProtocol
 from stream_ssl.producers.errors import (
@@ -114,7 +113,7 @@ class SendBuffer:
                 reason = "buffer_full" if outbox.spool is None else "spool_full"
                 outbox.stats.drop(reason, 1, len(sample.data))
                 return False
-            full = outbox.offer(Offer(sample, cost, position, time.monotonic(), on_delivery))
+            full = outbox.offer((sample, cost, position, time.monotonic(), on_delivery))
             if full or outbox.linger < MIN_SLEEP_SECONDS:  # otherwise the thread wakes in time
                 self._io.wake()
         return True

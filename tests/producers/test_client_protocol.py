@@ -10,7 +10,7 @@ import pytest
 from client_peer import image, welcome
 
 from stream_ssl.producers import Delivery
-from stream_ssl.producers._outbox import Offer, Outbox
+from stream_ssl.producers._outbox import Outbox
 from stream_ssl.producers._packer import OnDelivery, Packer, Packet
 from stream_ssl.producers._protocol import (
     GREETING_SECONDS,
@@ -30,7 +30,7 @@ def new_protocol() -> ProducerProtocol:
 def put(protocol: ProducerProtocol, number: int, told: OnDelivery | None = None) -> None:
     """One sample, a packet of its own."""
     sample = Sample.from_array(image(side=1), str(number), source="a", time=0.0)
-    protocol.outbox.offer(Offer(sample, 100, number, 0.0, told))
+    protocol.outbox.offer((sample, 100, number, 0.0, told))
     protocol.outbox.take_in()
 
 
