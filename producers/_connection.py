@@ -147,7 +147,7 @@ def diagnose(address: str) -> Diagnosis:
 
 
 def _no_receiver(address: str, answer: bytes) -> str | None:
-    """Return why a peer with these first bytes is no receiver; None if it may be a receiver."""
+    """Return why a peer that begins with these bytes is not a receiver; None: it may be one."""
     if not answer or answer[0] == 0xFF:  # the first byte of ZeroMQ's greeting
         return None
     if answer.startswith(b"HTTP/"):

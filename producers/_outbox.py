@@ -14,7 +14,7 @@ LOAD_BYTES = 4 * 1024 * 1024  # maximum bytes to load from the spool at a time
 
 
 Offer = tuple[Sample, int, object, float, OnDelivery | None]
-"""A sample that send() accepts: the arguments of `Packer.add`. A named tuple takes longer."""
+"""An accepted sample, as the arguments of `Packer.add`. A named tuple would take longer to make."""
 
 
 class Offers:

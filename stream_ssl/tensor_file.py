@@ -1,4 +1,4 @@
-"""Tensors in a safetensors file, written as often as a daemon likes."""
+"""Writes tensors to safetensors files, without a leak in a daemon that writes for weeks."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from torch import Tensor
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Write tensors by name, which `safetensors.torch.load_file` reads.
 
-    `safetensors.torch.save_file` makes two ctypes types for each size of a tensor in bytes, and
-    ctypes keeps them for ever: 6 kB for each new size. A daemon writes for weeks, and some of its
-    tensors have another size each time. So NumPy's arrays of the same memory are written.
+    Safetensors gets NumPy arrays of the same memory. `safetensors.torch.save_file` would leak 6 kB
+    for each new size of a tensor, because ctypes keeps two types for each size for ever. A daemon
+    writes for weeks, and some of its tensors have another size each time.
 
     Raises:
         OSError: the disk is full or failed.
@@ -34,7 +34,7 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 
 def unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return contiguous tensors of which no two share memory, because safetensors refuses others.
+    """Return contiguous tensors that do not share memory, as safetensors requires.
 
     A network whose layer has two names has two tensors in the same memory.
     """

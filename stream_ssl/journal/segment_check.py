@@ -19,7 +19,7 @@ CPU_SECONDS = 60.0
 """Most CPU seconds for one segment, because damaged pages may form a cycle. An intact segment takes
 less than one second. Waiting for a slow disk does not count."""
 ROOM = 1 << 30
-"""LMDB maps fewer bytes than this for an intact segment."""
+"""More bytes than LMDB maps into memory for an intact segment."""
 DAMAGED = 3
 """The exit status for a damaged segment, which the last line on stderr describes."""
 

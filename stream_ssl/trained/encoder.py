@@ -133,7 +133,7 @@ class Encoder(nn.Module):
     def train(self, mode: bool = True) -> Self:
         """Set the training mode, as for any module, but keep a frozen encoder in evaluation mode.
 
-        Otherwise a model that owns it, such as a probe, would change BatchNorm's averages.
+        Otherwise the training of a model that owns the encoder would change BatchNorm's averages.
         """
         return super().train(mode and any(weight.requires_grad for weight in self.parameters()))
 
