@@ -46,12 +46,12 @@ class SampleMaker:
             ValueError: a Sample comes with an id or a field, or see `as_sample`.
             OSError: a file cannot be read.
         """
-        if unknown := fields.keys() - _NOTHING.keys():
+        if fields and (unknown := fields.keys() - _NOTHING.keys()):
             raise TypeError(
                 f"{', '.join(sorted(unknown))}: no such argument; a sample has {', '.join(FIELDS)}"
             )
         if isinstance(image, Sample):
-            if id is not None or any(value is not None for value in fields.values()):
+            if id is not None or (fields and any(value is not None for value in fields.values())):
                 raise ValueError("a Sample carries its own id, label and fields; pass it alone")
             return owned(image)
         if id is None:

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 
-from stream_ssl.producers._packer import OnDelivery, Packer, Packet
+from stream_ssl.producers._packer import Offer, OnDelivery, Packer, Packet
 from stream_ssl.producers._spool import Part, Spool
 from stream_ssl.producers._window import Window
 from stream_ssl.producers.stats import Delivery, Outcome, Rejection, Stats
-from stream_ssl.wire import Sample, Welcome
+from stream_ssl.wire import Welcome
 
 LOAD_BYTES = 4 * 1024 * 1024  # maximum bytes to load from the spool at a time
-
-
-Offer = tuple[Sample, int, object, float, OnDelivery | None]
-"""An accepted sample, as the arguments of `Packer.add`. A named tuple would take longer to make."""
 
 
 class Offers:
@@ -127,10 +123,10 @@ class Outbox:
     def take_in(self) -> None:
         """Pack the offered samples."""
         self.stats.accepted.add(*self.offered.accepted())
-        for offer in self.offered.take():
-            self._packed += 1
-            for packet in self.packer.add(*offer):
-                self.enqueue(packet)
+        offers = self.offered.take()
+        self._packed += len(offers)
+        for packet in self.packer.add(offers):
+            self.enqueue(packet)
 
     def enqueue(self, packet: Packet) -> None:
         """Queue a closed packet for the window or the spool."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from stream_ssl.producers.stats import Delivery
@@ -16,6 +16,10 @@ HEADER_BYTES = MAX_HEADER_BYTES - MAX_POSITION_BYTES - 1024  # available for the
 NOT_GIVEN = object()
 
 OnDelivery = Callable[[Delivery], None]
+
+Offer = tuple[Sample, int, object, float, OnDelivery | None]
+"""A sample, its cost_of(), the source's position after it or NOT_GIVEN, the monotonic time at which
+it was accepted, and a callback for its Delivery. A named tuple would take longer to make."""
 
 
 @dataclass(slots=True, eq=False)
@@ -89,40 +93,28 @@ class Packer:
         self.packet_bytes = min(self._wanted_bytes, max_packet)
         self.packet_samples = min(self._wanted_samples, max_samples)
 
-    def add(
-        self,
-        sample: Sample,
-        cost: int,
-        position: object,
-        now: float,
-        callback: OnDelivery | None = None,
-    ) -> list[Packet]:
-        """Add a sample and return the packets that are now full, at most two.
-
-        Args:
-            cost: the sample's cost_of(), in bytes.
-            position: the source's position after the sample, or NOT_GIVEN.
-            callback: called with the sample's Delivery.
-        """
+    def add(self, offers: Iterable[Offer]) -> list[Packet]:
+        """Add samples, and return the packets that are full."""
         full = []
-        described = cost - len(sample.data)
-        if self._samples and (
-            self.size + cost > self.packet_bytes
-            or self._header + described > HEADER_BYTES
-            or self._samples[0].source != sample.source
-        ):
-            full.append(self.take())
-        if not self._samples:
-            self.began = now
-        if position is not NOT_GIVEN:
-            self.position = position
-        self._samples.append(sample)
-        self._positions.append(self.position)
-        self._callbacks.append(callback)
-        self.size += cost
-        self._header += described
-        if len(self._samples) >= self.packet_samples or self.size >= self.packet_bytes:
-            full.append(self.take())
+        for sample, cost, position, now, callback in offers:
+            described = cost - len(sample.data)
+            if self._samples and (
+                self.size + cost > self.packet_bytes
+                or self._header + described > HEADER_BYTES
+                or self._samples[0].source != sample.source
+            ):
+                full.append(self.take())
+            if not self._samples:
+                self.began = now
+            if position is not NOT_GIVEN:
+                self.position = position
+            self._samples.append(sample)
+            self._positions.append(self.position)
+            self._callbacks.append(callback)
+            self.size += cost
+            self._header += described
+            if len(self._samples) >= self.packet_samples or self.size >= self.packet_bytes:
+                full.append(self.take())
         return full
 
     def is_full_with(self, samples: int, size: int) -> bool:

@@ -177,7 +177,7 @@ class Data:
         if not samples:
             raise ValueError("a packet holds at least one sample")
         source = samples[0].source
-        if any(sample.source != source for sample in samples):
+        if {sample.source for sample in samples} != {source}:
             raise ValueError("the samples of a packet share one source; begin a new packet")
         check_position(position)
         rows = [_pack_row(sample) for sample in samples]

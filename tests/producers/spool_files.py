@@ -13,7 +13,7 @@ def packet(*names: str, position: object = NOT_GIVEN) -> Packet:
     packer = Packer(1 << 20, 1 << 10)
     for name in names:
         sample = Sample.from_array(image(side=2), name, source="a", time=0.0)
-        assert not list(packer.add(sample, 100, position, now=0.0))
+        assert not list(packer.add([(sample, 100, position, 0.0, None)]))
     return packer.take()
 
 

@@ -293,7 +293,7 @@ def test_a_partial_packet_waits_while_others_wait_for_credit(active: ProducerPro
     sample = Sample.from_array(image(), "x")
     active.received(Ack(0, 0), 0.0)
     active.outbox.enqueue(_packet(sample))
-    assert not list(active.outbox.packer.add(sample, 100, None, now=0.0))
+    assert not list(active.outbox.packer.add([(sample, 100, None, 0.0, None)]))
     assert pull(active, 1.0) is None
     assert len(active.outbox.packer) == 1
     active.received(Ack(0, 1 << 20), 1.0)
