@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from stream_ssl.producers._connection import Curve, curve_in_run, curve_of
 from stream_ssl.producers._dialer import Dialer
-from stream_ssl.producers._images import FIELDS, SampleMaker
+from stream_ssl.producers._images import SampleMaker, given
 from stream_ssl.producers._io_thread import IoThread
 from stream_ssl.producers._outbox import Outbox
 from stream_ssl.producers._packer import NOT_GIVEN, OnDelivery, Packer
@@ -234,13 +234,7 @@ class Producer:
             BufferFullError: the buffer is full, and `on_full` is "raise".
             RefusedError: the receiver refuses this producer.
         """
-        plain = label is None and codec is None and shape is None and time is None
-        if plain and source is None and meta is None:
-            fields = {}  # the usual call, and the fastest
-        else:
-            given = (label, codec, shape, time, source, meta)
-            fields = dict(zip(FIELDS, given, strict=True))
-        sample = self._samples.make(image, id, fields)
+        sample = self._samples.make(image, id, given(label, codec, shape, time, source, meta))
         return self._buffer.offer(sample, position, timeout, on_delivery)
 
     def submit(
