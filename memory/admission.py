@@ -243,9 +243,10 @@ class Entry:
         for taken in self._taken:
             turn, previous = taken.turn, taken.previous
             held_2b, read_R = read_R[: 2 * len(turn)].reshape(2, -1), read_R[2 * len(turn) :]
-            old_ids, old_born = np.where(
-                previous < 0, held_2b, np.stack([ids_B, self._born_B])[:, turn[previous]]
-            )
+            old_ids, old_born = held_2b
+            if (again := previous >= 0).any():  # these evict a newcomer of this batch
+                old_ids = np.where(again, ids_B[turn[previous]], old_ids)
+                old_born = np.where(again, self._born_B[turn[previous]], old_born)
             gone_3b = np.stack([old_ids, self._born_B[turn] - old_born, taken.slot])
             gone.append(gone_3b[:, taken.evicts])
         self._outcome = ids_B, np.concatenate(gone, axis=1)

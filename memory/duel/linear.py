@@ -152,13 +152,12 @@ class LinearCounts:
         """Return the slot of a single newcomer, and update the sum: Algorithm 2 as it stands."""
         pool = self._pool = self._pool or self._draw_pool()
         x_A = x_1A[0].to(torch.float64)
-        gain_W = pool.gains(self._sum_A + x_A if self._compete else self._sum_A)
-        if self._compete:
-            gain_W = torch.cat([gain_W, (x_A @ self._sum_A)[None]])
-        slot_1 = to_host(gain_W.argmax()[None])
+        sum_A = self._sum_A + x_A if self._compete else self._sum_A
+        place_1 = pool.largest(sum_A, self._norms[1])
         self._since += 1
-        if int(slot_1) == len(pool.row_PA):
-            return torch.full_like(slot_1, REFUSED)
+        if self._compete and x_A @ self._sum_A > pool.gains(sum_A, place_1)[0]:
+            return torch.full((1,), REFUSED)
+        slot_1 = to_host(place_1)
         self._sum_A = self._sum_A + x_A - pool.row_PA[int(slot_1)]
         pool.replace(to_device(slot_1, x_A.device), x_1A)
         self._widen(x_1A)
@@ -526,6 +525,23 @@ class Pool:
         row_RA = self.row_PA if index is None else self.row_PA[index]
         square_R = self._square_P if index is None else self._square_P[index]
         return torch.cat([wide_bA @ sum_A for wide_bA in _wide(row_RA)]) - square_R
+
+    def largest(self, sum_A: Tensor, radius: Tensor) -> Tensor:
+        """Return the place of the row with the largest gain, int64 [1].
+
+        On a CPU, products in the rows' dtype leave few rows to compute in float64. A GPU computes
+        all rows sooner than the host learns which they are.
+
+        Args:
+            sum_A: the sum of the rows, float64.
+            radius: a float64 scalar, the largest length of a row.
+        """
+        if self.row_PA.device.type != "cpu":
+            return self.gains(sum_A).argmax()[None]
+        gain_P = self.roughly(sum_A)
+        slack = 2 * rounding(self.row_PA) * float(radius * (sum_A.norm() + radius))
+        few = (gain_P >= float(gain_P.max()) - slack).nonzero()[:, 0]
+        return few if len(few) == 1 else few[self.gains(sum_A, few).argmax()[None]]
 
     def replace(self, place: Tensor, row_RA: Tensor) -> None:
         """Replace the rows at these places.
