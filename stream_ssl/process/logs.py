@@ -26,15 +26,16 @@ _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "task
 def configure(environment: Mapping[str, str] = os.environ) -> None:
     """Log to standard error, from level STREAM_SSL_LOG on, in the form STREAM_SSL_LOG_FORMAT.
 
-    With several ranks, each line has the rank that torchrun gave this process.
+    An empty variable counts as absent, because Docker Compose sets variables to empty text. With
+    several ranks, each line has the rank that torchrun gave this process.
 
     Raises:
         ValueError: a variable has an unknown value.
     """
-    level = environment.get("STREAM_SSL_LOG", "INFO").upper()
+    level = (environment.get("STREAM_SSL_LOG") or "INFO").upper()
     if level not in LEVELS:
         raise ValueError(f"STREAM_SSL_LOG is {level.lower()!r}: choose one of {', '.join(LEVELS)}")
-    form = environment.get("STREAM_SSL_LOG_FORMAT", "text").lower()
+    form = (environment.get("STREAM_SSL_LOG_FORMAT") or "text").lower()
     if form not in FORMATS:
         raise ValueError(f"STREAM_SSL_LOG_FORMAT is {form!r}: choose one of {', '.join(FORMATS)}")
     handler = logging.StreamHandler(sys.stderr)

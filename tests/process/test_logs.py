@@ -123,12 +123,12 @@ def test_the_environment_chooses() -> None:
         "from stream_ssl.process import logs; import logging; logs.configure();"
         "logging.getLogger('stream_ssl').info('hello')"
     )
-    for form, opens in (("json", "{"), ("text", "2"), ("JSON", "{")):
+    for form, opens in (("json", "{"), ("text", "2"), ("JSON", "{"), ("", "2")):
         done = subprocess.run(
             [sys.executable, "-c", script],
             capture_output=True,
             text=True,
-            env={"STREAM_SSL_LOG_FORMAT": form},
+            env={"STREAM_SSL_LOG_FORMAT": form, "STREAM_SSL_LOG": ""},
         )
         assert done.stderr.startswith(opens), done.stderr
     with pytest.raises(ValueError, match="STREAM_SSL_LOG_FORMAT is 'xml': choose one of text, js"):
