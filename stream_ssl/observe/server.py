@@ -6,8 +6,10 @@ import asyncio
 import logging
 import socket
 import threading
+from http import HTTPStatus
 from pathlib import Path
 from typing import cast
+from urllib.parse import quote
 
 import h11
 import uvicorn
@@ -322,8 +324,21 @@ def application(
         Mount("/static", StaticFiles(directory=PAGE / "static")),
         *api.routes(),
     ]
-    handlers = {ClientDisconnect: lambda *_: Response(status_code=400)}  # nobody reads it
-    return Guard(Starlette(routes=routes, exception_handlers=handlers), token, public)
+    starlette = Starlette(routes=routes)
+    starlette.router.redirect_slashes = False  # by an address that lacks a proxy's prefix
+    starlette.add_exception_handler(HTTPStatus.NOT_FOUND, _not_found)
+    # Nobody reads this answer.
+    starlette.add_exception_handler(ClientDisconnect, lambda *_: Response(status_code=400))
+    return Guard(starlette, token, public)
+
+
+def _not_found(request: Request, _: Exception) -> Response:
+    """Redirect a path with a last slash to the path without it, also below a proxy's prefix."""
+    path: str = request.scope["path"]
+    if (name := path.rstrip("/").rpartition("/")[2]) and path.endswith("/"):
+        query = request.scope["query_string"].decode("latin-1")
+        return RedirectResponse(f"../{quote(name)}?{query}".rstrip("?"), 307)
+    return Response("Not Found", 404, media_type="text/plain")
 
 
 def check_public(host: str, public: bool) -> None:

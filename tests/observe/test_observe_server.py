@@ -135,6 +135,22 @@ def test_page_links_the_others_and_escapes(health: Health, tmp_path: Path) -> No
         assert get(server, "/nothing").status_code == 404
 
 
+@table(
+    ("path", "location"),
+    [
+        ("/metrics/", "../metrics"),
+        ("/metrics/?name=a%20b", "../metrics?name=a%20b"),
+        ("/runbooks/lag/", "../lag"),
+        ("/%E2%82%AC/", "../%E2%82%AC"),
+    ],
+)
+def test_a_last_slash_redirects_below_the_prefix_of_a_proxy(
+    server: Server, path: str, location: str
+) -> None:
+    reply = get(server, path, host="localhost")
+    assert (reply.status_code, reply.headers["location"]) == (307, location)
+
+
 @table("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
 def test_public_addresses_are_refused(host: str, health: Health) -> None:
     assert not is_loopback_host(host)
