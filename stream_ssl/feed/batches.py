@@ -96,7 +96,8 @@ class Batches:
         self._tasks, self._joint = JournalTasks(reader, start, share), share.joint
         self._change = threading.Condition()  # guards the following attributes
         self._ready: deque[Batch[NDArray[Any]]] = deque()
-        self._decoding: dict[int, float] = {}  # record being decoded -> time it was received
+        self._arrived: deque[float] = deque()  # for each of `_ready`, when its last sample arrived
+        self._decoding: dict[int, float] = {}  # record being decoded -> when it arrived
         self._read = start.record  # the next record to read
         self._pending = 0
         self._decoded: Counter[str] = Counter()
@@ -141,6 +142,7 @@ class Batches:
                     ) from self._failure
                 return None
             batch = self._ready.popleft()
+            self._arrived.popleft()
             self._pending -= len(batch)
             self._offset = batch.offset
             self._change.notify_all()
@@ -182,16 +184,12 @@ class Batches:
     def lag(self) -> float:
         """Return the age of the oldest waiting batch in seconds, since its last sample arrived.
 
-        Records that are being decoded count as a batch. The result is 0 if nothing waits.
+        Records that are being decoded count as a batch. The result is 0 if nothing waits. A jump of
+        the system's clock does not change the age of a record that was read before.
         """
         with self._change:
-            if self._ready:
-                received_B = self._ready[0].received_B
-                assert received_B is not None, "the journal has the times of receipt"
-                since = float(received_B[-1])
-            else:
-                since = next(iter(self._decoding.values()), math.inf)
-            return max(0.0, self._clock() - since)
+            since = next(iter(self._arrived or self._decoding.values()), math.inf)
+            return max(0.0, time.monotonic() - since)
 
     def waiting(self) -> int:
         """Return the number of journal records that were not returned completely.
@@ -299,6 +297,7 @@ class Batches:
                 self._look_at_end()
             with self._change:
                 self._ready.append(batch)
+                self._arrived.append(self._decoding[chunk.record.position])
                 self._change.notify_all()
         with self._change:
             self._pending -= len(chunk.rejected)
@@ -334,7 +333,8 @@ class Batches:
                     self._read = record.position + 1
                     self._last = max(self._last, record.position)
                     if samples > 0:
-                        self._decoding[record.position] = record.received
+                        age = max(0.0, self._clock() - record.received)
+                        self._decoding[record.position] = time.monotonic() - age
                         self._pending += samples
                     else:
                         self._change.notify_all()
