@@ -94,7 +94,11 @@ class ConsumerOffsets:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             # The receiver must know what it may trim, so overwrite the file's existing bytes.
-            with os.fdopen(open_file(self.path, os.O_RDWR), "r+b") as file:
+            try:
+                handle = open_file(self.path, os.O_RDWR)
+            except FileNotFoundError:
+                raise error from None
+            with os.fdopen(handle, "r+b") as file:
                 file.write(content)
 
     def load(self) -> Positions:

@@ -27,6 +27,15 @@ def test_positions_that_make_no_sense_are_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_full_disk_without_the_file_is_named(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device", "cursor.json.part")
+
+    monkeypatch.setattr("stream_ssl.journal.consumer_offsets.write", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        ConsumerOffsets(tmp_path).publish(7, 5)
+
+
 def test_a_file_that_could_not_be_opened_is_read_at_the_next_look(tmp_path, monkeypatch, caplog):
     offsets = ConsumerOffsets(tmp_path)
     offsets.publish(7, 5)
