@@ -165,8 +165,11 @@ def split_address(address: str) -> tuple[str, int]:
         ValueError: the address has another form, or its port is above 65535.
     """
     host, colon, port = address.rpartition(":")
-    if not (host and colon and port.isdecimal()):
-        raise ValueError(f"http address {address!r}: give HOST:PORT, for example 127.0.0.1:9108")
+    if not (host and colon and port.isdecimal()) or host == "*" or "/" in host:
+        raise ValueError(
+            f"http address {address!r}: give HOST:PORT, for example 127.0.0.1:9108, or "
+            "0.0.0.0:9108 for all addresses"
+        )
     if len(port) > 5 or int(port) > 65_535:  # Python reads no number of 5000 digits
         raise ValueError(
             f"http address {address!r}: the port must be 1 to 65535, or 0 for a free one"

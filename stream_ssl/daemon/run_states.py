@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -128,9 +129,13 @@ class RunPage:
     """
 
     def __init__(self, address: str, token: str | None = None) -> None:
-        parts = urlsplit(address)
+        wrong = f"{address} is not the address of a page, such as {EXAMPLE}"
+        try:
+            parts = urlsplit(address)
+        except ValueError:  # such as half an IPv6 address
+            raise ValueError(wrong) from None
         if parts.scheme not in ("http", "https") or not parts.netloc:
-            raise ValueError(f"{address} is not the address of a page, such as {EXAMPLE}")
+            raise ValueError(wrong)
         if "@" in parts.netloc:  # not shown, because it may be a password
             host = parts.netloc.rpartition("@")[2]
             raise ValueError(
@@ -189,6 +194,7 @@ def _reading(run: Mapping[str, Any]) -> Reading:
 
 
 EXAMPLE = "http://127.0.0.1:9109"
+HOST_AND_PORT = re.compile(r"[\w.\[\]:-]+:\d{1,5}")
 
 
 def run_at(place: Path, token_file: Path | None = None) -> Run:
@@ -218,6 +224,8 @@ def not_a_folder(run: Path) -> str | None:
     """Return a sentence if the path cannot be the folder of a run that this user reads, or None."""
     if (why := unreadable_folder(run)) is None and run.exists() and not run.is_dir():
         return f"{run} is a file: give the run's folder, the option `run` of the config file"
+    if why is None and HOST_AND_PORT.fullmatch(str(run)) and not run.exists():
+        return f"{run} is no folder: the address of a page begins with http://, as http://{run}"
     return why
 
 

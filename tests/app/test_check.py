@@ -132,6 +132,8 @@ SECTIONS: list[tuple[str, Any, str]] = [
     ("loss", {"class_path": "stream_ssl.losses.InfoNCE", "init_args": {"temperature": 0}}, "0"),
     ("http", {"receiver": "0.0.0.0:0", "learner": "127.0.0.1:0"}, "not loopback"),
     ("http", {"receiver": "nowhere", "learner": "127.0.0.1:0"}, "HOST:PORT"),
+    ("http", {"receiver": "http://127.0.0.1:0", "learner": "127.0.0.1:0"}, "HOST:PORT"),
+    ("http", {"receiver": "*:0", "learner": "127.0.0.1:0"}, "0.0.0.0:9108 for all addresses"),
     ("receiver", {"bind": "tcp://0.0.0.0:0"}, "only on loopback"),
     ("receiver", {"bind": "tcp://127.0.0.1:99999"}, "port must be 1 to 65535"),
     (

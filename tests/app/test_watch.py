@@ -224,8 +224,9 @@ def test_what_is_not_a_page_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         pytest.raises(ValueError, match="is not the page of a run"),
     ):
         RunPage(servers["receiver"].address + "/metrics").read()
-    with pytest.raises(ValueError, match="is not the address of a page"):
-        RunPage("http://")
+    for address in ("http://", "http://[::1"):
+        with pytest.raises(ValueError, match="is not the address of a page"):
+            RunPage(address)
     answer = '{"question": "Learning", "level": "%s", "says": "up"}'
     for answers, states in (
         ("3", "{}"),

@@ -496,6 +496,9 @@ def test_status_refuses_what_it_cannot_measure(
     (tmp_path / "file").write_text("")
     assert status.main([str(tmp_path / "file")]) == USAGE
     assert "is a file: give the run's folder" in capsys.readouterr().err
+    for place in ("127.0.0.1:9109", "[::1]:9109", "robot-1.example:9109"):
+        assert status.main([place]) == USAGE
+        assert f"begins with http://, as http://{place}" in capsys.readouterr().err
     for seconds in ("0", "-1"):
         assert status.main([str(tmp_path), "--seconds", seconds]) == USAGE
         assert f"--seconds {seconds}: must be finite and above 0" in capsys.readouterr().err
