@@ -203,6 +203,7 @@ def test_a_pod_is_restricted_and_refers_to_what_is_there(role: str) -> None:
     made = kubernetes("base")
     spec = made["StatefulSet", f"stream-ssl-{role}"]["spec"]
     assert ("Service", spec["serviceName"]) in made
+    assert spec["podManagementPolicy"] == "Parallel", "a pod that is not ready can be updated"
     labels = {"app.kubernetes.io/name": "stream-ssl", "app.kubernetes.io/component": role}
     assert spec["selector"]["matchLabels"] == labels
     pod = spec["template"]["spec"]
