@@ -48,6 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     _open_standard_files()
     if argv is None:
         _use_utf8()
+    for name in ("COLUMNS", "LINES"):  # 0 if a terminal tells no size: tables would be empty
+        if os.environ.get(name) == "0":
+            del os.environ[name]
     trace_crashes()
     parser = ChoiceParser(
         prog="stream-ssl",

@@ -77,6 +77,20 @@ def test_a_locale_of_another_encoding_gets_utf8_mode(monkeypatch: pytest.MonkeyP
     assert len(begun) == 2
 
 
+def test_a_terminal_without_a_size_still_shows_tables(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def main(_: list[str]) -> int:
+        status.console().print(status.answers_table("runs/laptop"))
+        return 0
+
+    monkeypatch.setenv("COLUMNS", "0")
+    monkeypatch.setenv("LINES", "0")
+    monkeypatch.setattr(status, "main", main)
+    assert cli.main(["status", "runs/laptop"]) == 0
+    assert "runs/laptop" in capsys.readouterr().out
+
+
 def test_a_library_that_does_not_fit_into_memory_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
