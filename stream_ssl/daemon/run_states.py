@@ -20,7 +20,7 @@ from stream_ssl.daemon.endings import ending
 from stream_ssl.daemon.endpoints import fault, holder, load
 from stream_ssl.observe.answer import WORDS, Answer
 from stream_ssl.observe.answers import answers
-from stream_ssl.observe.ask import ask, bearer, map_in, state_in
+from stream_ssl.observe.ask import ask, bearer, map_in, other_token, state_in
 from stream_ssl.observe.conditions import hung_remedy
 from stream_ssl.observe.http_access import Token
 from stream_ssl.observe.metric_spec import ROLES, role_of
@@ -264,6 +264,7 @@ def silence(
     - ended: how it ended.
     - absent: it never started in this folder.
     - hung: the reason why it counts as hung.
+    - rejects: it answers, but rejects the token of the run.
     - unknown: why endpoints.json cannot be used, so that its address is unknown.
     """
     broken = broken_file(run)
@@ -286,12 +287,23 @@ def silence(
             found[name] = last.state()
         elif entry is None:
             found[name] = {"error": f"no {name} has started in this run folder", "absent": True}
+        elif own is not None and _rejects(entry["http"], endpoints):
+            found[name] = {"error": (why := other_token(name)), "rejects": why}
         elif own is not None:
             why = hangs(name, own, entry["http"])
             found[name] = {"error": why, "hung": f"{why}. {hung_remedy(why)}"}
         else:
             found[name] = {"error": f"the {name} does not answer at {entry['http']}"}
     return dict(found)
+
+
+def _rejects(address: str, endpoints: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Return whether a process answers, and rejects the token of the run."""
+    try:
+        headers = bearer(token_of(endpoints))
+        return ask(address, "/metrics", HEALTH_SECONDS, headers)[0] == HTTPStatus.UNAUTHORIZED
+    except (OSError, HTTPException, ValueError):
+        return False
 
 
 def broken_file(run: Path) -> str | None:

@@ -73,6 +73,14 @@ def map_in(body: bytes) -> dict[str, Any]:
     return found
 
 
+def other_token(role: str) -> str:
+    """Return the sentence about a process that rejects the token in the run's token file."""
+    return (
+        f"the {role} rejects the token in http.token_file: restart it, because it started with "
+        "another token"
+    )
+
+
 def state_in(role: str, where: str, status: int, body: bytes) -> dict[str, Any]:
     """Return the state of a process from its answer to the question `state` of `page/api.py`.
 
@@ -88,6 +96,8 @@ def state_in(role: str, where: str, status: int, body: bytes) -> dict[str, Any]:
         reply = map_in(body)
     except ValueError:
         reply = {}
+    if status == HTTPStatus.UNAUTHORIZED:
+        raise ValueError(other_token(role))
     if status != HTTPStatus.OK:
         why = reply.get("error", f"status {status}")
         raise ValueError(f"the {role} {where} gives no state: {why}")

@@ -19,11 +19,13 @@ from prometheus_client import CollectorRegistry
 from rich.console import Console
 
 from stream_ssl.app.commands import status
-from stream_ssl.daemon import run_states
+from stream_ssl.daemon import endpoints, run_states
 from stream_ssl.daemon.endpoints import FILE, holder
 from stream_ssl.observe.answer import Answer, Level
 from stream_ssl.observe.health import STARTING, Health
+from stream_ssl.observe.http_access import Token
 from stream_ssl.observe.metrics import LearnerMetrics, ReceiverMetrics
+from stream_ssl.observe.page.api import Sources
 from stream_ssl.observe.server import Server
 from stream_ssl.receiver.records import ReceiverRecord
 
@@ -446,6 +448,26 @@ def test_another_program_at_the_address_of_a_process_is_told(
         monkeypatch.setattr(run_states, "ask", lambda *_, body=body: (200, body))
         state = run_states.ask_state("http://127.0.0.1:1", "learner", None)
         assert state == {"error": "another program than the learner answers at http://127.0.0.1:1"}
+
+
+def test_a_process_with_another_token_does_not_hang(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As if http.token_file was changed, and the receiver was not restarted."""
+    file = tmp_path / "http.token"
+    file.touch(mode=0o600)
+    file.write_text("the-token-of-today\n")
+    sources = Sources(token=Token("the-token-of-yesterday"))
+    registry = ReceiverMetrics(CollectorRegistry()).registry
+    with (
+        Server(registry, Health(), "receiver", sources=sources) as server,
+        endpoints.hold_role(tmp_path, "receiver"),
+    ):
+        endpoints.publish(tmp_path, "receiver", http=server.address, token_file=str(file))
+        assert status.main([str(tmp_path), "--seconds", "0.01"]) == 1
+    said = " ".join(capsys.readouterr().out.replace("│", "").split())
+    assert "receiver rejects the token in http.token_file: restart it" in said
+    assert "kill" not in said
 
 
 @pytest.mark.parametrize("option", [["--seconds", "2.0"], ["--health", "learner"]])

@@ -471,12 +471,26 @@ def test_the_address_of_another_program_is_told(
 
 def test_a_process_that_gives_no_state_is_told(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
     sources = Sources(run=Path("runs/x"), peer=lambda _: "http://127.0.0.1:1")
-    refused = b'{"error": "a token is required"}'
-    for body, why in ((refused, "a token is required"), (b"", "status 401")):
-        monkeypatch.setattr(api, "ask", lambda *_, body=body: (401, body))
+    refused = b'{"error": "the learner is starting"}'
+    for body, why in ((refused, "the learner is starting"), (b"", "status 503")):
+        monkeypatch.setattr(api, "ask", lambda *_, body=body: (503, body))
         with serving(feed, sources=sources) as (learner, _):
             problem = ask(learner, "run")["problems"][0]
         assert problem["says"].startswith(f"the receiver at its address gives no state: {why}")
+
+
+def test_a_process_with_another_token_is_told_and_asks_for_no_log_in(
+    feed: Feed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if http.token_file was changed, and only the learner was restarted."""
+    sources = Sources(run=Path("runs/x"), peer=lambda _: "http://127.0.0.1:1")
+    monkeypatch.setattr(api, "ask", lambda *_: (401, b'{"error": "a token is required"}'))
+    with serving(feed, sources=sources) as (learner, _):
+        problem = ask(learner, "run")["problems"][0]
+        told = "the receiver rejects the token in http.token_file"
+        assert problem["says"].startswith(told)
+        reply = httpx.get(f"{learner.address}/api/receiver/history?track=recent", trust_env=False)
+    assert (reply.status_code, reply.json()["error"].startswith(told)) == (502, True)
 
 
 def test_the_runbook_of_each_condition_is_there() -> None:

@@ -20,6 +20,7 @@ from base64 import b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
+from http import HTTPStatus
 from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +33,7 @@ from starlette.routing import Route
 from stream_ssl.learning.checkpoint_layout import FOLDER
 from stream_ssl.observe import conditions
 from stream_ssl.observe.answers import answers, as_json, census, problems_of
-from stream_ssl.observe.ask import ask, bearer, state_in
+from stream_ssl.observe.ask import ask, bearer, other_token, state_in
 from stream_ssl.observe.conditions import of_role
 from stream_ssl.observe.facts import Facts
 from stream_ssl.observe.health import Health
@@ -393,12 +394,15 @@ class Api:
             headers["content-type"] = BYTES
         seconds = STATE_SECONDS if question == "state" else PEER_SECONDS
         try:
-            return ask(address, f"/api/{role}/{question}?{query}", seconds, headers, body)
+            reply = ask(address, f"/api/{role}/{question}?{query}", seconds, headers, body)
         except (OSError, HTTPException) as error:
             why = str(error) or type(error).__name__
             if isinstance(error, ConnectionRefusedError):
                 why = "nothing listens there, so the process has stopped"
             raise Refused(502, f"the {role} does not answer at {address}: {why}") from None
+        if reply[0] == HTTPStatus.UNAUTHORIZED:  # a browser would log in here again, for ever
+            raise Refused(502, other_token(role))
+        return reply
 
 
 async def _picture_in(request: Request) -> bytes:
