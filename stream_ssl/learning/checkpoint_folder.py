@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import shutil
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from stream_ssl.learning.checkpoint_layout import (
     INCOMPLETE,
     LATEST,
     facts_in,
+    folder_of,
     made_by,
     size_of,
     step_in,
@@ -25,6 +27,11 @@ from stream_ssl.learning.saved import Saved, checkpoint_damage
 log = logging.getLogger("stream_ssl.learning.checkpoint")
 
 MOST_DAMAGED = 3  # the files of this many damaged checkpoints are kept
+NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
+"""The errors of file systems without symbolic links, such as exFAT and some network shares.
+
+Only people and other programs read LATEST: a run goes on from the newest step.
+"""
 HISTORY_SHARE = 0.25
 """Largest share of the disk's free space that the history may use."""
 
@@ -47,12 +54,35 @@ class CheckpointFolder:
     def __init__(self, path: Path, keep: int) -> None:
         self.path, self._keep = path, keep
         self.damaged = 0
+        self._links_failed = False
 
     def open(self) -> None:
         """Create the folder, and remove what a killed process has left."""
         make_folder(self.path)
         for leftover in [*self.path.glob(f"{INCOMPLETE}*"), *self.path.glob(".discarded-*")]:
             shutil.rmtree(leftover, ignore_errors=True)
+        for copy in self.path.glob(LATEST):
+            if copy.is_dir() and not copy.is_symlink():
+                self._name(copy)
+
+    def _name(self, copy: Path) -> None:
+        """Give a copy of a checkpoint its own name, and let LATEST be a link again.
+
+        Some tools copy the checkpoint in place of the link when they back up or restore a run.
+
+        Raises:
+            OSError: the copy cannot be read or renamed.
+        """
+        if (reason := checkpoint_damage(copy)) is not None:
+            self.set_aside(copy, reason)
+            return
+        target = folder_of(self.path, Saved(copy, facts_in(copy)).step)
+        log.warning("%s is a folder and not a link: it becomes %s", copy, target)
+        if self.whole(target):
+            discard(copy)
+        else:
+            copy.rename(target)
+        self.point_back(target)
 
     def newest(self, updated: int | None = None) -> Saved | None:
         """Return the newest complete checkpoint. Damaged ones are set aside.
@@ -122,7 +152,15 @@ class CheckpointFolder:
 
     def choose(self, target: Path) -> None:
         """Let LATEST name this checkpoint, and remove those that need not stay."""
-        point(self.path / LATEST, target.name)
+        try:
+            point(self.path / LATEST, target.name)
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                raise
+            if not self._links_failed:
+                text = "%s is not written, because its file system has no symbolic links (%s)"
+                log.warning(text, self.path / LATEST, error.strerror)
+            self._links_failed = True
         self._prune()
 
     def whole(self, target: Path) -> int:

@@ -443,6 +443,55 @@ def test_an_unfinished_one_is_cleared_away(tmp_path: Path) -> None:
     assert checkpointer.newest().step == 1
 
 
+@pytest.mark.parametrize("others", ["whole", "damaged", "none"])
+def test_a_backup_without_links_is_gone_on_with(tmp_path: Path, others: str) -> None:
+    learner, run, backup = build(), tmp_path / "run", tmp_path / "backup"
+    checkpointer = Checkpointer(run)
+    for _ in range(2):
+        steps(learner, 1)
+        checkpointer.save(learner, {})
+    shutil.copytree(run, backup)  # follows links
+    if others == "damaged":
+        (backup / "step-000000002" / "state.json").write_text("{}")
+    if others == "none":
+        shutil.rmtree(backup / "step-000000002")
+    restored = Checkpointer(backup)
+    found = restored.newest()
+    assert found is not None
+    assert (found.step, (backup / "latest").readlink().name) == (2, "step-000000002")
+    steps(learner, 1)
+    restored.save(learner, {})
+    assert (backup / "latest").readlink().name == "step-000000003"
+
+
+def test_a_file_system_without_links_takes_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_links(link: Path, target: str) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted", target, str(link))
+
+    monkeypatch.setattr(checkpoint_folder, "point", no_links)
+    saved(tmp_path, count=4, keep=1)
+    assert [path.name for path in steps_in(tmp_path)] == ["step-000000003", "step-000000004"]
+    found = Checkpointer(tmp_path).newest()
+    assert found is not None
+    assert found.step == 4
+    assert caplog.text.count("has no symbolic links (Operation not permitted)") == 1
+
+
+def test_a_damaged_copy_in_place_of_the_link_is_set_aside(tmp_path: Path) -> None:
+    learner = build()
+    steps(learner, 1)
+    Checkpointer(tmp_path).save(learner, {})
+    (tmp_path / "latest").unlink()
+    (tmp_path / "latest").mkdir()
+    found = Checkpointer(tmp_path).newest()
+    assert found is not None
+    assert found.step == 1
+    assert (tmp_path / "damaged-latest").is_dir()
+    assert (tmp_path / "latest").is_symlink()
+
+
 def test_nothing_is_moved_or_pruned_before_the_new_one_is_durable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
