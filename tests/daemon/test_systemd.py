@@ -233,6 +233,8 @@ def test_each_unit_is_locked_down_and_waits_longer_than_a_stop_takes() -> None:
     learner = options("stream-ssl-learner.service")
     assert learner["TimeoutStopSec"] == ["10min"]
     assert "ProcSubset" not in learner, "torch reads /proc/cpuinfo to choose its kernels"
+    receiver = options("stream-ssl-receiver.service")
+    assert "ProcSubset" not in receiver, "the metrics of the process need /proc/stat"
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not here")
