@@ -48,6 +48,7 @@ from stream_ssl.wire import Position
 RETRY_SECONDS = 5.0  # pause after a failed write or read
 _OWNER = "spool.json"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # as on some network file systems
 _SPREAD = 1 << 30  # a second, in nanoseconds
 
 logger = logging.getLogger("stream_ssl.producers")
@@ -103,6 +104,11 @@ class Spool:
                 raise ValueError(
                     f"spool {folder}: another producer uses it; close that producer, or give each "
                     "its own folder"
+                ) from None
+            if isinstance(error, OSError) and error.errno in _NO_LOCKS:
+                raise ValueError(
+                    f"spool {folder} cannot be locked ({error.strerror}): choose a folder on a "
+                    "local disk"
                 ) from None
             raise
 

@@ -63,6 +63,11 @@ def hold_role(run: Path, role: str) -> Iterator[Life]:
                 f"{lock.read(32).strip() or 'unknown'}). Stop it, or give the new process "
                 "another run folder with --run."
             ) from None
+        except OSError as error:  # some network file systems have no locks
+            raise ValueError(
+                f"run folder {run}: its file system cannot lock {role}.lock ({error.strerror}); "
+                f"{OTHER_FOLDER}"
+            ) from error
         with contextlib.suppress(OSError):  # the lock holds even on a full disk
             pid = str(os.getpid()).encode()
             os.pwrite(handle, pid, 0)

@@ -34,12 +34,12 @@ class WriterLock:
             raise as_journal_error(error, folder) from error
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except OSError as error:
             os.close(handle)
-            raise JournalError(
-                f"journal {folder} is being written by another process: stop the other receiver "
-                "first"
-            ) from None
+            why = "is being written by another process: stop the other receiver first"
+            if not isinstance(error, BlockingIOError):  # some network file systems have no locks
+                why = f"cannot be locked ({error.strerror}): choose a folder on a local disk"
+            raise JournalError(f"journal {folder} {why}") from None
         self._handle = handle
 
     def check(self) -> None:

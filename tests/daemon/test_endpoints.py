@@ -53,6 +53,16 @@ def test_a_role_is_held_once(tmp_path: Path) -> None:
         assert (run / "learner.lock").read_text() == str(os.getpid())
 
 
+def test_a_folder_without_locks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    refused = r"cannot lock learner\.lock \(Function not implemented\); choose another run folder"
+    with pytest.raises(ValueError, match=refused), hold_role(tmp_path, "learner"):
+        pass
+
+
 @table(
     "content",
     [

@@ -250,6 +250,15 @@ def test_a_second_writer_is_refused(tmp_path):
     Journal(tmp_path).close()
 
 
+def test_a_folder_without_locks_is_refused(tmp_path, monkeypatch):
+    def no_locks(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    with pytest.raises(JournalError, match=r"cannot be locked \(No locks available\): choose"):
+        Journal(tmp_path)
+
+
 def test_a_process_of_the_same_id_in_another_container_is_no_damage(tmp_path):
     """LMDB's reader locks are bytes numbered by process id: here another holds every number."""
     with closing(Journal(tmp_path)) as journal:

@@ -162,6 +162,15 @@ def test_a_spool_has_one_owner(spool: Spool) -> None:
         Spool(spool.folder, "b", 1 << 20)
 
 
+def test_a_folder_without_locks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    with pytest.raises(ValueError, match=r"spool .*cannot be locked \(Function not implemented\)"):
+        Spool(tmp_path / "spool", "a", 1 << 20)
+
+
 def test_a_spool_is_free_once_closed_whatever_has_been_forked_meanwhile(spool: Spool) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=[spool._lock]
