@@ -179,8 +179,9 @@ class Guard:
         state["admitted"] = self._token.admits(request.headers, request.cookies)
         if state["admitted"] or path.startswith(OPEN):
             return None
-        if path == "/" and "text/html" in request.headers.get("accept", ""):
-            return RedirectResponse("login", 303)
+        of_person = "text/html" in request.headers.get("accept", "")
+        if of_person and not path.startswith("/api/"):  # such as a runbook, the link of an alert
+            return RedirectResponse("../" * (path.count("/") - 1) + "login", 303)
         return JSONResponse(
             {
                 "error": (
@@ -221,7 +222,7 @@ def log_in(response: Response, token: Token, https: bool) -> Response:
         path=None,
         secure=https,
         httponly=True,
-        samesite="strict",
+        samesite="lax",  # with "strict", a link in a chat would ask for the token again
     )
     return response
 

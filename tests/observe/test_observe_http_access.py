@@ -42,7 +42,9 @@ def test_without_the_token_nothing_is_read(guarded: Server) -> None:
             assert reply.headers["www-authenticate"].startswith("Bearer")
         for wrong in ("Bearer x", "Bearer", f"Basic {SECRET}", f"Bearer {SECRET}x"):
             assert anyone.get("/metrics", headers={"authorization": wrong}).status_code == 401
-        assert anyone.get("/", headers={"accept": "text/html"}).headers["location"] == "login"
+        for path, place in (("/", "login"), ("/metrics", "login"), ("/runbooks/lag", "../login")):
+            reply = anyone.get(path, headers={"accept": "text/html"})
+            assert (reply.status_code, reply.headers["location"]) == (303, place)
         for path in ("/readyz", "/healthz"):  # probes carry no token, and learn yes or no
             assert anyone.get(path).json() == {"ok": True}
 
@@ -63,7 +65,7 @@ def test_a_browser_logs_in_and_out(guarded: Server) -> None:
         assert (reply.status_code, reply.headers["location"]) == (303, "./")
         cookie = reply.headers["set-cookie"]
         assert "HttpOnly" in cookie
-        assert "samesite=strict" in cookie.lower()
+        assert "samesite=lax" in cookie.lower()
         assert "path=" not in cookie.lower()  # of the folder that it came from, so of a prefix
         assert SECRET not in cookie
         assert browser.get("/api/learner/state").status_code == 200
