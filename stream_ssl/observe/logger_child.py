@@ -29,6 +29,8 @@ MOST_BYTES = 1 << 26
 """The largest request, in bytes. A mosaic has about 1 MB."""
 BATCH = 1000
 """The most metrics of a request that MLflow's servers accept."""
+DELETED = "previously created and deleted"
+"""The text of the error of Weights & Biases about the id of a deleted run, which stays taken."""
 LONGEST = 500
 """The most characters of an error, and of a parameter in every version of MLflow."""
 
@@ -50,7 +52,17 @@ class Wandb:
         self._wandb: Any = importlib.import_module("wandb")
         known = kept_id(folder) or uuid.uuid4().hex[:12]
         keep_id(folder, known)
-        self._run = self._wandb.init(
+        try:
+            self._run = self._init(run, known, config)
+        except Exception as error:
+            if DELETED in str(error):  # the next try begins another run
+                (folder / "run-id").unlink(missing_ok=True)
+            raise
+        # The library's own step may only grow, and ours goes back to the last checkpoint.
+        self._run.define_metric("*", step_metric="step")
+
+    def _init(self, run: Path, known: str, config: Mapping[str, Any]) -> Any:
+        return self._wandb.init(
             project=os.environ.get("WANDB_PROJECT", "stream-ssl"),
             name=os.environ.get("WANDB_NAME", run.name),
             id=os.environ.get("WANDB_RUN_ID", known),
@@ -68,8 +80,6 @@ class Wandb:
                 init_timeout=30,
             ),
         )
-        # The library's own step may only grow, and ours goes back to the last checkpoint.
-        self._run.define_metric("*", step_metric="step")
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         """Log values by name."""

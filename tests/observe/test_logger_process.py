@@ -6,11 +6,13 @@ import http.server
 import json
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,7 @@ import torch
 from PIL import Image
 
 from stream_ssl.observe import logger_process
-from stream_ssl.observe.logger_child import allowed, parameters
+from stream_ssl.observe.logger_child import Wandb, allowed, parameters
 from stream_ssl.observe.logger_process import Deadline, LoggerProcess
 from stream_ssl.observe.loggers import ShownSlots
 
@@ -53,6 +55,30 @@ def rows(file: Path) -> list[dict[str, Any]]:
         for one in wandb_records(file)
         if one.HasField("history")
     ]
+
+
+def test_another_run_begins_in_place_of_a_deleted_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """W&B takes the id of a deleted run for no other run."""
+    ids: list[str] = []
+
+    def init(**options: Any) -> Any:
+        ids.append(options["id"])
+        if len(ids) == 1:
+            raise RuntimeError(f"HTTP 409: run e/p/{ids[0]} was previously created and deleted")
+        return SimpleNamespace(define_metric=lambda *_, **__: None)
+
+    wandb = SimpleNamespace(init=init, Settings=lambda **_: None)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    for name in ("WANDB_ERROR_REPORTING", "WANDB_DATA_DIR", "WANDB_CACHE_DIR"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.delenv("WANDB_RUN_ID", raising=False)
+    with pytest.raises(RuntimeError, match="previously created and deleted"):
+        Wandb(tmp_path, CONFIG)
+    for _ in range(2):
+        Wandb(tmp_path, CONFIG)
+    assert ids[0] != ids[1] == ids[2]
 
 
 def children() -> list[psutil.Process]:
