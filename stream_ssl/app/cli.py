@@ -48,9 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _open_standard_files()
     if argv is None:
         _use_utf8()
-    for name in ("COLUMNS", "LINES"):  # 0 if a terminal tells no size: tables would be empty
-        if os.environ.get(name) == "0":
-            del os.environ[name]
+    _clean_environment()
     trace_crashes()
     parser = ChoiceParser(
         prog="stream-ssl",
@@ -134,6 +132,16 @@ def _use_utf8() -> None:
     if sys.getfilesystemencoding() != "utf-8" and "PYTHONUTF8" not in os.environ:
         os.environ["PYTHONUTF8"] = "1"
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606
+
+
+def _clean_environment() -> None:
+    """Remove variables of other programs with which a library would do something else."""
+    for name in ("COLUMNS", "LINES"):  # 0 if a terminal tells no size: tables would be empty
+        if os.environ.get(name) == "0":
+            del os.environ[name]
+    # Prometheus's client would read and write our metrics in files of this folder.
+    for name in ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir"):
+        os.environ.pop(name, None)
 
 
 def _drop_output() -> None:

@@ -91,6 +91,19 @@ def test_a_terminal_without_a_size_still_shows_tables(
     assert "runs/laptop" in capsys.readouterr().out
 
 
+def test_metrics_are_kept_in_no_files_of_another_program(tmp_path: Path) -> None:
+    """As if a web server with several processes was started from the same shell."""
+    code = (
+        "from stream_ssl.app import cli; cli.main(['init']); import prometheus_client as client; "
+        "client.Counter('a', 'b')"
+    )
+    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    subprocess.run(
+        [sys.executable, "-c", code], env=environment, stdout=subprocess.DEVNULL, check=True
+    )
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_library_that_does_not_fit_into_memory_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
