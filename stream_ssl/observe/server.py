@@ -365,13 +365,15 @@ def reachable(host: str) -> str:
     """
     if host not in ("0.0.0.0", "::", ""):
         return f"[{host}]" if ":" in host else host
-    try:
-        address = socket.gethostbyname(socket.gethostname())
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.bind((address, 0))  # fails unless the address is local
-    except OSError:
-        return "127.0.0.1"
-    return address
+    for family in (socket.AF_INET, socket.AF_INET6) if host == "::" else (socket.AF_INET,):
+        try:
+            address = str(socket.getaddrinfo(socket.gethostname(), None, family)[0][4][0])
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.bind((address, 0))  # fails unless the address is local
+        except (OSError, UnicodeError):  # a host name may be too long for a name server
+            continue
+        return f"[{address}]" if ":" in address else address
+    return "127.0.0.1"
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -382,7 +384,11 @@ def _listen(host: str, port: int) -> socket.socket:
             "http.learner)"
         )
     try:
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+        # As for most servers, :: means all addresses of IPv4, too.
+        both = host == "::" and socket.has_dualstack_ipv6()
+        return socket.create_server(
+            (host, port), family=family, backlog=BACKLOG, dualstack_ipv6=both
+        )
     except OSError as error:
         raise OSError(
             error.errno,

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -170,6 +170,37 @@ def test_public_is_allowed_when_asked_for(health: Health) -> None:
             httpx.get(f"http://127.0.0.1:{port}/healthz", trust_env=False, verify=False).status_code
             == 200
         )
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+def test_all_addresses_of_ipv6_are_those_of_ipv4_too(health: Health) -> None:
+    with Server(CollectorRegistry(), health, "learner", "::", public=True) as server:
+        port = server.address.rsplit(":", 1)[1]
+        for address in (server.address, f"http://127.0.0.1:{port}", f"http://[::1]:{port}"):
+            assert httpx.get(f"{address}/healthz", trust_env=False).status_code == 200
+
+
+@table(
+    ("host", "known", "reached"),
+    [
+        ("::", {socket.AF_INET6: "::1"}, "[::1]"),
+        ("::", {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}, "127.0.0.1"),
+        ("::", {}, "127.0.0.1"),
+        ("0.0.0.0", {socket.AF_INET6: "::1"}, "127.0.0.1"),
+        ("::1", {}, "[::1]"),
+    ],
+)
+def test_a_page_is_reached_by_an_address_of_its_machine(
+    host: str, known: dict[int, str], reached: str
+) -> None:
+    def addresses(_: str, __: None, family: int) -> list[Any]:
+        if family not in known:
+            raise socket.gaierror
+        return [(family, 0, 0, "", (known[family], 0))]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(socket, "getaddrinfo", addresses)
+        assert http.reachable(host) == reached
 
 
 def test_a_taken_port_is_named(server: Server, health: Health) -> None:
