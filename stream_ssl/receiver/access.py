@@ -125,8 +125,11 @@ class AllowList:
             if isinstance(error, FileNotFoundError):
                 remedy = f"enter a producer with: stream-ssl keys NAME --allow {self.path}"
             raise ValueError(f"allow-list {self.path}: {error.strerror}; {remedy}") from error
-        except ValueError as error:
-            raise ValueError(f"allow-list {error}") from None
+        except ValueError as error:  # such as an empty file after a power cut
+            raise ValueError(
+                f"allow-list {error}; repair the file, or remove it and enter each producer with: "
+                f"stream-ssl keys NAME --allow {self.path}"
+            ) from None
         return _key_to_name(names, self.path)
 
 

@@ -303,6 +303,7 @@ def test_a_bad_list_is_refused_at_the_start(tmp_path):
     for content, message in (
         (None, "stream-ssl keys NAME --allow"),
         ("nonsense", "is not JSON"),
+        ("", "is not JSON.*; repair the file, or remove it and enter each producer with"),
         ("[]", "must be"),
         ('{"robot": "short"}', "40 characters"),
         (json.dumps({"ro bot": ROBOT.public}), "producer name"),
