@@ -24,6 +24,7 @@ from stream_ssl.observe.ask import ask, bearer, map_in, other_token, state_in
 from stream_ssl.observe.conditions import hung_remedy
 from stream_ssl.observe.http_access import Token
 from stream_ssl.observe.metric_spec import ROLES, role_of
+from stream_ssl.observe.peers import answers as responds
 from stream_ssl.observe.peers import hangs
 from stream_ssl.process.failures import unreadable_folder
 
@@ -264,7 +265,7 @@ def silence(
     - ended: how it ended.
     - absent: it never started in this folder.
     - hung: the reason why it counts as hung.
-    - rejects: it answers, but rejects the token of the run.
+    - silent: why it answers and gives no figures.
     - unknown: why endpoints.json cannot be used, so that its address is unknown.
     """
     broken = broken_file(run)
@@ -287,8 +288,8 @@ def silence(
             found[name] = last.state()
         elif entry is None:
             found[name] = {"error": f"no {name} has started in this run folder", "absent": True}
-        elif own is not None and _rejects(entry["http"], endpoints):
-            found[name] = {"error": (why := other_token(name)), "rejects": why}
+        elif own is not None and (why := _without_figures(name, entry["http"], endpoints)):
+            found[name] = {"error": why, "silent": why}
         elif own is not None:
             why = hangs(name, own, entry["http"])
             found[name] = {"error": why, "hung": f"{why}. {hung_remedy(why)}"}
@@ -297,13 +298,15 @@ def silence(
     return dict(found)
 
 
-def _rejects(address: str, endpoints: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Return whether a process answers, and rejects the token of the run."""
-    try:
+def _without_figures(name: str, address: str, endpoints: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return why a process that answers gives no figures; "" if it does not answer at all."""
+    if not responds(address):
+        return ""
+    with suppress(OSError, HTTPException, ValueError):
         headers = bearer(token_of(endpoints))
-        return ask(address, "/metrics", HEALTH_SECONDS, headers)[0] == HTTPStatus.UNAUTHORIZED
-    except (OSError, HTTPException, ValueError):
-        return False
+        if ask(address, "/metrics", HEALTH_SECONDS, headers)[0] == HTTPStatus.UNAUTHORIZED:
+            return other_token(name)
+    return f"the {name} answers, but is too busy to give its figures in time"
 
 
 def broken_file(run: Path) -> str | None:

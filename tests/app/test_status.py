@@ -26,6 +26,7 @@ from stream_ssl.observe.health import STARTING, Health
 from stream_ssl.observe.http_access import Token
 from stream_ssl.observe.metrics import LearnerMetrics, ReceiverMetrics
 from stream_ssl.observe.page.api import Sources
+from stream_ssl.observe.scrape import Snapshot
 from stream_ssl.observe.server import Server
 from stream_ssl.receiver.records import ReceiverRecord
 
@@ -467,6 +468,25 @@ def test_a_process_with_another_token_does_not_hang(
         assert status.main([str(tmp_path), "--seconds", "0.01"]) == 1
     said = " ".join(capsys.readouterr().out.replace("│", "").split())
     assert "receiver rejects the token in http.token_file: restart it" in said
+    assert "kill" not in said
+
+
+def test_a_process_that_answers_slowly_does_not_hang(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(*_: object) -> Snapshot:
+        return Snapshot(0.0, {})
+
+    monkeypatch.setattr(status.Scraper, "scrape", busy)
+    registry = ReceiverMetrics(CollectorRegistry()).registry
+    with (
+        Server(registry, Health(), "receiver") as server,
+        endpoints.hold_role(tmp_path, "receiver"),
+    ):
+        endpoints.publish(tmp_path, "receiver", http=server.address)
+        assert status.main([str(tmp_path), "--seconds", "0.01"]) == 1
+    said = " ".join(capsys.readouterr().out.replace("│", "").split())
+    assert "receiver answers, but is too busy to give its figures in time" in said
     assert "kill" not in said
 
 

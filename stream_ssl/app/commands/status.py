@@ -205,7 +205,7 @@ def of_folder(run: Path, seconds: float | None, json: bool, health: str | None) 
     if any(figures["up"].values()):
         check_no_copy(run)
     silent = silence(run, endpoints, [role for role, up in figures["up"].items() if not up])
-    others = ("unknown", "hung", "ended", "absent", "rejects")
+    others = ("unknown", "hung", "ended", "absent", "silent")
     keys = {"starting": "pid"} | {key: key for key in others}
     for kind, key in keys.items():
         figures[kind] = {name: state[key] for name, state in silent.items() if key in state}
@@ -486,7 +486,7 @@ def _state(role: str, address: str | None, figures: Mapping[str, Any]) -> str:
         return how + (f"; {escape(ended['words'])}" if ended["words"] else "")
     if (why := figures["unknown"].get(role)) is not None:
         return f"[red]its address is unknown[/]: {escape(why)}"
-    if (why := figures["rejects"].get(role)) is not None:
+    if (why := figures["silent"].get(role)) is not None:
         return f"[red]{escape(why.removeprefix(f'the {role} '))}[/]"
     return f"[red]does not answer[/] at {address}" if address else "[red]not started[/]"
 
