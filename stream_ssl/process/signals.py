@@ -153,8 +153,11 @@ def _exit_with_farewell(farewell: str, stop: Stop) -> None:
 def _end_at_once(number: int, stop: Stop) -> None:
     """End the process as a signal ends one that does not handle it."""
     try:
-        # The log may be in use by the code that hangs.
-        os.write(2, f"ended at once by a second signal ({signal.Signals(number).name})\n".encode())
+        # The log's lock may be held by the code that hangs, so only its format is used.
+        text = f"ended at once by a second signal ({signal.Signals(number).name})"
+        record = log.makeRecord(log.name, logging.WARNING, __file__, 0, text, (), None)
+        formats = [handler.format for handler in logging.getLogger().handlers]
+        os.write(2, f"{formats[0](record) if formats else text}\n".encode())
         last = threading.Thread(target=stop.interrupted, daemon=True)  # the disk may hang
         last.start()
         last.join(LAST_SECONDS)

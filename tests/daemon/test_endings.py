@@ -86,6 +86,16 @@ def test_a_second_signal_is_no_crash(tmp_path: Path) -> None:
     assert found.says.startswith("a second signal ended the learner at 20")
 
 
+def test_a_second_signal_is_logged_in_the_form_of_the_log(tmp_path: Path) -> None:
+    set_up = 'from stream_ssl.process.logs import configure; configure({FORM: "json"})'
+    code = TWICE.replace(
+        "import", f"{set_up}; import".replace("FORM", '"STREAM_SSL_LOG_FORMAT"'), 1
+    )
+    line = json.loads(interrupted_twice(tmp_path, code))
+    assert line["message"] == "ended at once by a second signal (SIGINT)"
+    assert line["level"] == "WARNING"
+
+
 def test_a_second_signal_ends_a_process_whose_disk_hangs(tmp_path: Path) -> None:
     hangs = "import os, time; os.replace = lambda *_: time.sleep(60); stop.wait()"
     assert b"ended at once" in interrupted_twice(tmp_path, TWICE.replace("stop.wait()", hangs))
