@@ -10,7 +10,6 @@ import json
 import lzma
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -22,6 +21,9 @@ MAX_LINE = 1 << 20  # characters; a list without line breaks must not fill the m
 PACKED: dict[bytes, Any] = {b"\x1f\x8b": gzip, b"BZh": bz2, b"\xfd7zXZ\0": lzma}
 """The modules that open a compressed list, by its first bytes."""
 OTHERS = {b"PK\3\4": "a ZIP file", b"\x28\xb5\x2f\xfd": "compressed with Zstandard"}
+PARQUET, ARROW = b"PAR1", b"ARROW1"
+"""The first bytes of these files, whose names often end otherwise (part-0, a.parquet.gzip)."""
+JSON = (".jsonl", ".ndjson", ".json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,7 @@ class UrlRow:
 
 
 def read_rows(path: Path, column: str, facts: Sequence[str] = ()) -> Iterator[UrlRow]:
-    """Yield the rows of a list: .csv, .tsv, .parquet, .jsonl (or .ndjson), or one URL per line.
+    """Yield the rows of a list: .csv, .tsv, Parquet, .jsonl (.ndjson, .json), or one URL per line.
 
     A list other than Parquet may be compressed with gzip, bzip2 or xz (.csv.gz). It is UTF-8, or
     UTF-16 with a byte-order mark. From a Parquet file, only the columns of the URL and of `facts`
@@ -56,8 +58,8 @@ def read_rows(path: Path, column: str, facts: Sequence[str] = ()) -> Iterator[Ur
             lines = bounded_lines(file)
             if kind in (".csv", ".tsv"):
                 yield from csv_rows(path, lines, column, tabs=kind == ".tsv")
-            elif kind in (".jsonl", ".ndjson"):
-                yield from map(partial(json_row, column), lines)
+            elif kind in JSON:
+                yield from json_rows(path, lines, column)
             else:
                 urls = map(str.strip, lines)
                 yield from (UrlRow(url) for url in urls if url and not url.startswith("#"))
@@ -70,10 +72,10 @@ def read_rows(path: Path, column: str, facts: Sequence[str] = ()) -> Iterator[Ur
 
 
 def form_of(path: Path) -> tuple[str, Callable[..., Any]]:
-    """Return the suffix that names the format of a list, and the function that opens the list.
+    """Return the suffix of a list's format, and the function that opens the list.
 
     Raises:
-        SourceError: the list is compressed in a way that is not supported.
+        SourceError: the list is compressed in a way, or has a form, that is not supported.
     """
     with path.open("rb") as file:
         head = file.read(8)
@@ -86,6 +88,10 @@ def form_of(path: Path) -> tuple[str, Callable[..., Any]]:
             f"{path} is {other or 'a compressed Parquet file'}; only text, CSV, TSV and JSON Lines "
             "may be compressed, with gzip, bzip2 or xz. Unpack it"
         )
+    if head.startswith(ARROW):
+        raise SourceError(f"{path} is an Arrow (Feather) file: write it as Parquet")
+    if head.startswith(PARQUET):
+        kind = ".parquet"
     return kind, module.open if module else open
 
 
@@ -126,6 +132,21 @@ def csv_rows(path: Path, lines: Iterable[str], column: str, tabs: bool = False) 
             yield UrlRow(text(facts.pop(column)), facts)
 
 
+def json_rows(path: Path, lines: Iterator[str], column: str) -> Iterator[UrlRow]:
+    """Yield the rows of a list with one JSON object on each line.
+
+    Raises:
+        SourceError: the list is one JSON value of many lines, or an array.
+    """
+    for number, line in enumerate(lines):
+        if number == 0 and (line.startswith("[") or line.strip() == "{"):
+            raise SourceError(
+                f"{path} is one JSON value, and each row must be an object on a line of its own "
+                "(JSON Lines): write an array so with jq -c '.[]'"
+            )
+        yield json_row(column, line)
+
+
 def json_row(column: str, line: str) -> UrlRow:
     """Return the row in a line of JSON; its URL is empty if the line is invalid."""
     try:
@@ -145,6 +166,13 @@ def text(value: object) -> str:
 def absent(path: Path, column: str, there: list[str]) -> SourceError:
     """Return the error for a column that a list does not have."""
     has = f"it has {', '.join(map(repr, there))}: set column to one of them"
+    mark = next((mark for mark in "\t;|," if len(there) == 1 and mark in there[0]), None)
+    if any("://" in name for name in there):
+        has = f"its first line must name the columns, and is {there[0]!r:.80}: add such a line"
+    elif mark is not None:
+        own = ("tabs", ".csv") if path.suffix.lower() == ".tsv" else ("commas", ".tsv")
+        has = f"its columns are separated by {mark!r}: separate them by {own[0]}"
+        has += f", or name the file {own[1]}" * (mark in "\t,")
     return SourceError(f"{path} has no column {column!r}; {has}")
 
 

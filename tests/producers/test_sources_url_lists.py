@@ -131,3 +131,38 @@ def test_a_list_with_two_columns_of_one_name_is_refused(tmp_path: Path) -> None:
     parquet.write_table(pa.Table.from_arrays([pa.array(["u"])] * 2, names=["url", "url"]), path)
     with pytest.raises(SourceError, match="cannot be read"):
         list(read_rows(path, "url"))
+
+
+@pytest.mark.parametrize("name", ["part-0", "a.parquet.gzip", "a.txt"])
+def test_a_parquet_file_is_known_by_its_first_bytes(name: str, tmp_path: Path) -> None:
+    parquet.write_table(pa.table({"url": ["u", "v"]}), tmp_path / name)
+    assert list(read_rows(tmp_path / name, "url")) == [UrlRow("u"), UrlRow("v")]
+    assert url_lists.count_rows(tmp_path / name) == 2
+
+
+def test_json_lines_may_be_named_json(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(LINES[".jsonl"])
+    assert list(read_rows(path, "url")) == ROWS
+
+
+ARRAY = [{"url": "http://host/1"}]
+UNREAD = {
+    "a.feather": (b"ARROW1\0\0", "an Arrow .* file: write it as Parquet"),
+    "a.json": (json.dumps(ARRAY).encode(), "one JSON value, .* jq -c"),
+    "b.json": (json.dumps(ARRAY, indent=1).encode(), "one JSON value, .* jq -c"),
+    "c.json": (json.dumps(ARRAY[0], indent=1).encode(), "one JSON value, .* jq -c"),
+    "d.jsonl": (json.dumps(ARRAY).encode(), "one JSON value, .* jq -c"),
+    "a.csv": (b"url;label\nhttp://host/1;2\n", "separated by ';': separate them by commas$"),
+    "b.csv": (b"url\tlabel\nu\t2\n", r"separated by '\\t': .* by commas, or name the file \.tsv"),
+    "a.tsv": (b"url,label\nu,2\n", r"separated by ',': .* by tabs, or name the file \.csv"),
+    "c.csv": (b"http://host/1\nhttp://host/2\n", "first line must name the columns, and is 'http"),
+}
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_a_list_of_another_form_is_refused_with_a_remedy(name: str, tmp_path: Path) -> None:
+    content, message = UNREAD[name]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(SourceError, match=message):
+        list(read_rows(tmp_path / name, "url"))
