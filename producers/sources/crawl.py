@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime
+import decimal
 import itertools
 import logging
 import queue
@@ -34,7 +36,7 @@ from stream_ssl.producers.sources.fields import (
 from stream_ssl.producers.sources.passes import nothing_readable
 from stream_ssl.producers.sources.shards import find_files
 from stream_ssl.producers.sources.url_lists import UrlRow, count_rows, read_rows
-from stream_ssl.wire.sample import Position, Sample
+from stream_ssl.wire.sample import Position, Sample, Scalar
 
 if TYPE_CHECKING:
     from stream_ssl.producers.sources.web.fetch import Fetcher
@@ -63,7 +65,8 @@ class Crawl:
         column: column of the URL in CSV, TSV, Parquet or JSON Lines.
         label: column of the class, a whole number, or empty or -1 for no class; null: no labels. An
             image with another label is sent without it.
-        keep: columns that are sent as meta.
+        keep: columns that are sent as meta: text, numbers, and times as text. Other values are
+            counted as `bad facts`, and so is a column that a row lacks.
         concurrency: number of concurrent requests, 1 to 1000.
         window: how many rows the crawl may be ahead of the oldest unfinished row, 1 to 8192.
         name: the source's name.
@@ -151,12 +154,11 @@ class Crawl:
             data = await self._fetched(row.url)
             codec = codec_of(data)
             assert codec is not None
-            kept = {name: row.facts[name] for name in self._keep if name in row.facts}
             return Sample(
                 *(url_id(row.url), data, codec),
                 source=self.name,
                 label=self._class_of(row, url),
-                meta=fitting_meta(kept),
+                meta=self._facts_of(row, url),
             )
         except Skip as skip:
             self.skipped.note(skip.reason, url or "a row", without_secrets(str(skip)))
@@ -176,6 +178,24 @@ class Crawl:
             self.skipped.note("bad label", f"the label of {url}", why)
             return None
         return label_of(row.facts[self._label], self.skipped, url)
+
+    def _facts_of(self, row: UrlRow, url: str) -> dict[str, Scalar] | None:
+        """Return the kept columns of a row; `skipped` has the reason if one cannot be sent."""
+        found = {name: scalar(row.facts.get(name)) for name in self._keep}
+        meta = fitting_meta(found)
+        for name in found:
+            if meta and name in meta:
+                continue
+            if name not in row.facts:
+                why = f"the row has no column {name!r}"
+            elif found[name] is None:
+                continue  # an empty cell
+            elif isinstance(found[name], str | int | float):
+                why = f"column {name!r} is too long: all facts together have at most 4 KiB"
+            else:
+                why = f"column {name!r} is {type(found[name]).__name__}, and must be text or number"
+            self.skipped.note("bad facts", f"a fact of {url}", why)
+        return meta
 
     async def _fetched(self, url: str) -> bytes:
         """Return the bytes of an image. Wait while this machine has no network.
@@ -221,6 +241,13 @@ class Crawl:
                 unreadable = error
         if unreadable is not None:
             raise SourceError(f"source {self.name!r}: {unreadable}")
+
+
+def scalar(value: object) -> object:
+    """Return a time or a decimal number as text, and any other value of a cell unchanged."""
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    return str(value) if isinstance(value, datetime.timedelta | decimal.Decimal) else value
 
 
 def list_facts(path: Path, column: str) -> str:

@@ -1,10 +1,12 @@
 """Crawls of a small web on loopback: what is fetched, and in which order a crawl goes on."""
 
+import datetime
 import gc
 import io
 import json
 import logging
 import time
+from decimal import Decimal
 
 import pyarrow
 import pytest
@@ -93,6 +95,24 @@ def test_rows_without_a_class_are_sent_too(served, tmp_path):
     gone = crawl_of(tmp_path / "a.csv", label="kind")
     assert [sample.label for sample, _ in gone.samples()] == [None] * 6
     assert gone.skipped.by_reason == {"bad label": 6}
+
+
+def test_a_kept_column_that_cannot_be_sent_is_counted(served, tmp_path):
+    times = {"when": datetime.datetime(2024, 1, 2, 3, 4), "day": datetime.date(2024, 1, 2)}
+    row = {
+        "url": f"http://good.test:{served.port}/1.png",
+        "price": Decimal("1.50"),
+        "n": 3,
+        **times,
+    }
+    row |= {"tags": ["a"], "empty": None, "long": "a" * 5000}
+    parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "a.parquet")
+    kept = ["when", "tags", "day", "price", "empty", "long", "n", "captoin"]
+    source = crawl_of(tmp_path / "a.parquet", keep=kept)
+    ((sample, _),) = source.samples()
+    sent = {"when": "2024-01-02T03:04:00", "day": "2024-01-02", "price": "1.50", "n": 3}
+    assert sample.meta == sent
+    assert source.skipped.by_reason == {"bad facts": 3}  # tags, long and captoin
 
 
 def parquet_bytes(rows):
