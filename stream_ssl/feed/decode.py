@@ -10,6 +10,7 @@ import re
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
@@ -100,6 +101,9 @@ class Chunk:
     index_B: NDArray[np.int64]  # the index of each good sample within the record
     rejected: Sequence[RejectedSample]
 
+
+EOI = b"\xff\xd9"
+"""The end mark of a JPEG."""
 
 BOX = 128
 """The level of the bars beside an image that does not fill its square."""
@@ -502,14 +506,8 @@ class Decoder:
             with Image.open(BytesIO(data), formats=("JPEG",)) as image:
                 how = turn(image)
         sides = self._inner(width, height)
-        try:
-            found_HWC: Pixels = simplejpeg.decode_jpeg(
-                data,
-                "GRAY" if self.channels == 1 else "RGB",
-                min_width=sides[0],
-                min_height=sides[1],
-            )
-        except ValueError:
+        found_HWC = _strictly(data, "GRAY" if self.channels == 1 else "RGB", sides)
+        if found_HWC is None:
             return None
         height, width, _ = found_HWC.shape
         if self.fit == "letterbox":
@@ -564,6 +562,21 @@ class Decoder:
         image = image.convert("L" if self.channels == 1 else "RGB")
         pixels_HWC = np.asarray(image).reshape(image.height, image.width, self.channels)
         return self._boxed(pixels_HWC)
+
+
+def _strictly(data: bytes, colours: str, sides: tuple[int, int]) -> Pixels | None:
+    """Return the pixels of an intact JPEG at a width and height of at least `sides`, or None.
+
+    A file that lacks only its end mark is intact, because some cameras leave the mark out.
+    """
+    width, height = sides
+    for whole in (data,) if data.endswith(EOI) else (data, data + EOI):
+        with suppress(ValueError):
+            found_HWC: Pixels = simplejpeg.decode_jpeg(
+                whole, colours, min_width=width, min_height=height
+            )
+            return found_HWC
+    return None
 
 
 def ignore_warnings() -> None:

@@ -269,6 +269,14 @@ def test_what_libjpeg_but_warns_of_is_decoded(size: int) -> None:
     assert np.abs(difference).mean() < 3
 
 
+@table("cut", [1, 2])
+@table("options", [{}, {"progressive": True}])
+def test_a_jpeg_that_lacks_only_its_end_mark_is_whole(cut: int, options: dict[str, Any]) -> None:
+    data = encoded(picture(RNG, 20, 20), "JPEG", **options)
+    assert (decode(data[:-cut], "jpeg") == decode(data, "jpeg")).all()
+    assert refused(data[:-3], "jpeg").reason == "damaged"
+
+
 # -- orientation
 
 
