@@ -14,7 +14,7 @@ from stat import S_ISDIR, S_ISREG
 
 import msgpack
 
-from stream_ssl.producers.sources.base import Skipped
+from stream_ssl.producers.sources.base import BrokenFileError, Skipped
 from stream_ssl.wire.sample import (
     MAX_ID_BYTES,
     MAX_LABEL,
@@ -41,6 +41,8 @@ MAGIC = {
     b"P5": "PGM",
     b"P6": "PPM",
 }
+LFS = b"version https://git-lfs.github.com/"
+POINTER = "a pointer of Git LFS and not the file itself: run `git lfs pull` where it was cloned"
 DIGEST_CHARS = 16
 USER = re.compile(r"(//)([^/?#@\s]+)(?=@)")
 PARAMETER = re.compile(r"(?<=[?&;])([^=?&;#\s]*=)([^&;#\s]+)")
@@ -75,11 +77,27 @@ def no_image(data: bytes) -> str:
     """Return why bytes of an unsupported format are not sent, and the remedy if there is one."""
     if not data:
         return "empty: it has 0 bytes"
+    if data.startswith(LFS):
+        return POINTER
+    if re.match(rb"\s*<(!doctype html|html)", data[:PROBE], re.IGNORECASE):
+        return "a web page, and not an image: fetch it again"
     kind = next((kind for magic, kind in MAGIC.items() if data.startswith(magic)), None)
     if data[4:12] in (b"ftypavif", b"ftypheic", b"ftypmif1"):
         kind = "AVIF or HEIF"
     begins = f"{kind}; convert it" if kind else data[:8].hex(" ")
     return f"neither JPEG, PNG nor WebP by its first bytes: {begins}"
+
+
+def check_pulled(path: Path) -> None:
+    """Check that a file is not one of those that Git leaves in place of large files.
+
+    Raises:
+        BrokenFileError: the file is such a pointer.
+        OSError: the file cannot be read.
+    """
+    with path.open("rb") as file:
+        if file.read(len(LFS)) == LFS:
+            raise BrokenFileError(f"{path} is {POINTER}")
 
 
 def read_image(path: Path) -> bytes:

@@ -20,6 +20,7 @@ import numpy as np
 from stream_ssl.bounded_files import read_bytes
 from stream_ssl.producers.sources.base import BrokenFileError, Skipped, own_fault
 from stream_ssl.producers.sources.fields import (
+    check_pulled,
     codec_of,
     digest,
     file_name,
@@ -438,6 +439,7 @@ def frame_rows(clip: Clip) -> dict[int, dict[str, Any]]:
     from pyarrow import parquet, types
 
     found: dict[int, dict[str, Any]] = {}
+    check_pulled(clip.table)
     try:
         schema = parquet.read_schema(clip.table)
         for name in COLUMNS:

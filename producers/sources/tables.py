@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stream_ssl.producers.sources.base import SourceError
+from stream_ssl.producers.sources.fields import check_pulled
 
 MAX_COLUMN = 2**30  # bytes of a column in a row group of a Parquet file
 
@@ -20,6 +21,7 @@ def table_rows(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
     """
     from pyarrow import parquet
 
+    check_pulled(path)
     schema = parquet.read_schema(path)
     wanted = [name for name in dict.fromkeys(columns) if name in schema.names]
     begins = tuple(f"{name}." for name in wanted)

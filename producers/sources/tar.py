@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from stream_ssl.producers.sources.base import BrokenFileError
+from stream_ssl.producers.sources.fields import check_pulled
 
 BLOCK = tarfile.BLOCKSIZE
 CHUNK = 2**18
@@ -205,6 +206,7 @@ def read_members(
     """
     at = start
     try:
+        check_pulled(path)
         with path.open("rb") as file:
             stream = ArchiveStream(file, stopped)
             stream.skip(start)

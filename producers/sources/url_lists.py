@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from stream_ssl.producers.sources.base import SourceError, own_fault
+from stream_ssl.producers.sources.fields import check_pulled
 from stream_ssl.producers.sources.tables import table_rows
 
 MAX_LINE = 1 << 20  # characters; a list without line breaks must not fill the memory
@@ -77,6 +78,7 @@ def form_of(path: Path) -> tuple[str, Callable[..., Any]]:
     Raises:
         SourceError: the list is compressed in a way, or has a form, that is not supported.
     """
+    check_pulled(path)
     with path.open("rb") as file:
         head = file.read(8)
     other = next((form for magic, form in OTHERS.items() if head.startswith(magic)), "")

@@ -16,7 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stream_ssl.producers.sources.base import BrokenFileError, Skipped
-from stream_ssl.producers.sources.fields import file_name, fitting_meta, fitting_time, short_id
+from stream_ssl.producers.sources.fields import (
+    check_pulled,
+    file_name,
+    fitting_meta,
+    fitting_time,
+    short_id,
+)
 from stream_ssl.producers.sources.frames import Frames
 from stream_ssl.producers.sources.recordings import Recordings, Where
 from stream_ssl.producers.sources.truncation import missing_bytes
@@ -179,7 +185,12 @@ def opened(path: Path) -> Iterator[tuple[InputContainer, VideoStream]]:
 
 
 def unreadable(path: Path, why: str) -> str:
-    """Return why FFmpeg cannot read a file, and the remedy."""
+    """Return why FFmpeg cannot read a file, and the remedy.
+
+    Raises:
+        BrokenFileError: the file is a pointer of Git LFS.
+    """
+    check_pulled(path)
     with path.open("rb") as file:
         head = file.read(12)
     if not head:

@@ -1,0 +1,52 @@
+"""Files that Git LFS or a web server left in place of data, and the remedy that a source names."""
+
+import logging
+from pathlib import Path
+
+import pytest
+from lerobot_files import write_lerobot
+
+from stream_ssl.producers.sources import Crawl, ImageFolder, LeRobot, VideoFiles, WebDataset
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+MAKE = {
+    "a.jpg": lambda file: ImageFolder(file.parent),
+    "a.tar": lambda file: WebDataset(str(file)),
+    "a.mp4": lambda file: VideoFiles(str(file)),
+    "a.txt": lambda file: Crawl(str(file)),
+    "a.parquet": lambda file: Crawl(str(file)),
+}
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_a_pointer_of_git_lfs_is_named(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / name).write_bytes(POINTER)
+    with pytest.raises(ValueError, match=r"Git LFS|not one sample") as caught:
+        list(MAKE[name](tmp_path / name).samples())
+    assert "git lfs pull" in caplog.text + str(caught.value)
+
+
+def test_a_lerobot_set_that_was_cloned_without_lfs_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for lost in ("data/**/*.parquet", "videos/**/*.mp4"):
+        root = write_lerobot(tmp_path / lost[:4], "v3.0")
+        for file in root.glob(lost):
+            file.write_bytes(POINTER)
+        caplog.clear()
+        with pytest.raises(ValueError, match="not one sample"):
+            list(LeRobot(root).samples())
+        assert "git lfs pull" in caplog.text
+
+
+@pytest.mark.parametrize("page", [b"<!DOCTYPE html><html>", b"\n <HTML lang=en>"])
+def test_a_web_page_in_place_of_an_image_is_named(
+    page: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    (tmp_path / "a.jpg").write_bytes(page)
+    with pytest.raises(ValueError, match="not one sample"):
+        list(ImageFolder(tmp_path).samples())
+    assert "a web page, and not an image: fetch it again" in caplog.text
