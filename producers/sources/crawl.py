@@ -29,6 +29,7 @@ from stream_ssl.producers.sources.fields import (
     digest,
     fitting_meta,
     label_of,
+    note_too_long,
     short_id,
     url_id,
     without_secrets,
@@ -182,20 +183,13 @@ class Crawl:
     def _facts_of(self, row: UrlRow, url: str) -> dict[str, Scalar] | None:
         """Return the kept columns of a row; `skipped` has the reason if one cannot be sent."""
         found = {name: scalar(row.facts.get(name)) for name in self._keep}
-        meta = fitting_meta(found)
-        for name in found:
-            if meta and name in meta:
-                continue
+        for name, value in found.items():
             if name not in row.facts:
-                why = f"the row has no column {name!r}"
-            elif found[name] is None:
-                continue  # an empty cell
-            elif isinstance(found[name], str | int | float):
-                why = f"column {name!r} is too long: all facts together have at most 4 KiB"
-            else:
-                why = f"column {name!r} is {type(found[name]).__name__}, and must be text or number"
-            self.skipped.note("bad facts", f"a fact of {url}", why)
-        return meta
+                self.skipped.note("bad facts", f"{name!r} of {url}", "the row has no such column")
+            elif value is not None and not isinstance(value, str | int | float):
+                why = f"it is {type(value).__name__}, and must be text or a number"
+                self.skipped.note("bad facts", f"{name!r} of {url}", why)
+        return fitting_meta(found, too_long=note_too_long(self.skipped, url))
 
     async def _fetched(self, url: str) -> bytes:
         """Return the bytes of an image. Wait while this machine has no network.

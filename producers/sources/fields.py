@@ -8,7 +8,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 
@@ -245,8 +245,14 @@ def _secret(name: str) -> bool:
     return name in SECRETS or any(part in name for part in SECRET_PARTS)
 
 
-def fitting_meta(*facts: Mapping[str, object]) -> dict[str, Scalar] | None:
-    """Return the scalars among the facts, in their order, up to the size limit of the wire."""
+def fitting_meta(
+    *facts: Mapping[str, object], too_long: Callable[[str], object] = lambda _: None
+) -> dict[str, Scalar] | None:
+    """Return the scalars among the facts, in their order, up to the size limit of the wire.
+
+    Args:
+        too_long: called with the name of each scalar for which no room is left.
+    """
     meta: dict[str, Scalar] = {}
     room = MAX_META_BYTES - 8  # bytes for the map's header
     for key, value in (item for part in facts for item in part.items()):
@@ -259,7 +265,20 @@ def fitting_meta(*facts: Mapping[str, object]) -> dict[str, Scalar] | None:
         if size <= room:
             room -= size
             meta[key] = value
+        else:
+            too_long(key)
     return meta or None
+
+
+def note_too_long(skipped: Skipped, what: str) -> Callable[[str], object]:
+    """Return a function that counts and logs a fact without room, for `fitting_meta`.
+
+    Args:
+        skipped: counts it as `bad facts`.
+        what: the sample, for the log.
+    """
+    limit = f"too long: all facts of a sample may have {MAX_META_BYTES} bytes"
+    return lambda name: skipped.note("bad facts", f"{name!r} of {what}", limit)
 
 
 def class_in(value: object) -> int | None:

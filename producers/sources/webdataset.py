@@ -19,6 +19,7 @@ from stream_ssl.producers.sources.fields import (
     fitting_meta,
     label_of,
     no_image,
+    note_too_long,
 )
 from stream_ssl.producers.sources.finite import ENDLESS
 from stream_ssl.producers.sources.npy import vector_in
@@ -202,7 +203,10 @@ def build(stem: str, group: MemberGroup, source: str, skipped: Skipped) -> Sampl
         "id": content_id(what, content),
         "source": source,
         "label": label_of(group.parts.get("cls"), skipped, what),
-        "meta": fitting_meta(facts_in(group.parts.get("json", b"{}"), skipped, what)),
+        "meta": fitting_meta(
+            facts_in(group.parts.get("json", b"{}"), skipped, what),
+            too_long=note_too_long(skipped, what),
+        ),
     }
     if codec == "vector":
         return Sample.from_vector(vector_in(content), **fields)
@@ -227,8 +231,13 @@ def _image(group: MemberGroup) -> tuple[bytes, str]:
     if len(group.images) != 1:
         found = sorted([*group.parts, *group.others])
         other = [name for name in found if f".{name}" in OTHER_IMAGES]
-        remedy = f"; convert .{other[0]} to PNG" if other and not group.images else ""
         count = len(group.images) or group.inner_images * (not group.other_image)
+        if other and not group.images:
+            remedy = f"; convert .{other[0]} to PNG"
+        elif count:
+            remedy = "; the name of a sample ends at its first dot"
+        else:
+            remedy = "; the members of a sample must follow each other: tar --sort=name"
         raise ValueError(f"{count} images under {found}; must be one{remedy}")
     (data,) = group.images
     codec = codec_of(data)

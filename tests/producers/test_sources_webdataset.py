@@ -1,6 +1,7 @@
 """Tar shards: what becomes a sample, and what happens to damage."""
 
 import io
+import json
 import logging
 import os
 import re
@@ -141,11 +142,21 @@ def test_facts_that_cannot_be_read_cost_only_themselves(tmp_path, caplog, facts,
     assert message in caplog.text
 
 
+def test_a_fact_that_is_too_long_is_counted(tmp_path, caplog):
+    facts = json.dumps({"caption": "a" * 5000, "n": 1}).encode()
+    write_tar(tmp_path / "data.tar", [("a.png", PNG), ("a.json", facts)])
+    source = WebDataset(str(tmp_path / "data.tar"))
+    assert [sample.meta for sample, _ in source.samples()] == [{"n": 1}]
+    assert source.skipped.by_reason == {"bad facts": 1}
+    assert "'caption' of data/a (bad facts): too long" in caplog.text
+
+
 @table(
     ("broken", "message"),
     [
-        ([("b.cls", b"1")], "0 images under"),
+        ([("b.cls", b"1")], "0 images under ['cls']; must be one; the members of a sample must"),
         ([("b.png", PNG), ("b.webp", PNG)], "2 images under"),
+        ([("b.0.png", PNG), ("b.1.png", PNG)], "one; the name of a sample ends at its first dot"),
         ([("b.png", b"no image")], "neither JPEG"),
         ([("b.png", b"")], "empty: it has 0 bytes"),
         ([("b.npy", b"\x93NUMPY\1\0nothing")], "the .npy is no array of NumPy"),
