@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import time
 from collections import Counter
@@ -23,11 +24,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, interpolate, normalize
 
+from stream_ssl.curation.pictures import PictureDecoder
 from stream_ssl.curation.rows import Rows
 from stream_ssl.curation.saves import Saves
 from stream_ssl.durable import make_folder
 from stream_ssl.encoder.efficientnet_lite import EfficientNetLite0
-from stream_ssl.feed.decode import BadSample, Decoder, content_hashes, sample_ids
+from stream_ssl.feed.decode import BadSample, content_hashes, sample_ids
 from stream_ssl.memory import WorkingMemory
 from stream_ssl.memory.descriptors import Frozen, Thumbnail
 from stream_ssl.memory.eviction import Oldest, Redundant
@@ -87,12 +89,14 @@ class Kept(Row):
         codec: "jpeg", "png", "webp" or "raw".
         shape: (H, W, C) of raw pixels, or None.
         original: the name of its bytes in `Curator.originals`.
+        meta: the source's facts about it, such as the kept columns of a crawl, as JSON, or None.
     """
 
     time: float
     codec: str
     shape: tuple[int, ...] | None
     original: str
+    meta: str | None = None  # states of earlier versions have none
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +193,7 @@ class Curator:
         named = {"keep": keep, "features": features, "size": size, "seed": seed, "fit": fit}
         self._settings: dict[str, Any] = named
         self._folder = folder
-        self._decoder = Decoder(size, fit=fit)
+        self._decoder = PictureDecoder(size, fit)
         self._threads = threads or os.cpu_count() or 1
         shape = (3, size, size)
         self._describe = _describer(features)
@@ -300,6 +304,7 @@ class Curator:
                     sample.codec,
                     sample.shape,
                     self.originals.put(sample.data),
+                    _facts_about(sample),
                 )
         admission = self._seen.add(ids_B[new_n], torch.ones(len(new_n), 1), grey_nCHW)
         self._names += [("", "")] * (len(self._seen) - len(self._names))
@@ -482,7 +487,16 @@ def _about(sample: Sample, position: Position) -> tuple[str, str, int | None, st
     return sample.id, sample.source, sample.label, json.dumps(position)
 
 
-def _decoded(decoder: Decoder, sample: Sample) -> NDArray[np.uint8] | BadSample:
+def _facts_about(sample: Sample) -> str | None:
+    """Return a sample's meta as JSON, which has no number like infinity; None without meta."""
+    facts = {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in (sample.meta or {}).items()
+    }
+    return json.dumps(facts) if facts else None
+
+
+def _decoded(decoder: PictureDecoder, sample: Sample) -> NDArray[np.uint8] | BadSample:
     try:
         return decoder.decode(sample)
     except BadSample as error:

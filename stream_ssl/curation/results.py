@@ -38,6 +38,7 @@ SCHEMA: Final = pa.schema(
         ("label", pa.int64()),
         ("source", pa.string()),
         ("position", pa.string()),
+        ("meta", pa.string()),
     ],
     metadata={
         "huggingface": json.dumps(
@@ -49,6 +50,7 @@ SCHEMA: Final = pa.schema(
                         "label": {"dtype": "int64", "_type": "Value"},
                         "source": {"dtype": "string", "_type": "Value"},
                         "position": {"dtype": "string", "_type": "Value"},
+                        "meta": {"dtype": "string", "_type": "Value"},
                     }
                 }
             }
@@ -80,7 +82,7 @@ def write_results(
     """Write what a curator kept and dropped into an empty folder.
 
     - curated-000000.tar, ...: WebDataset shards with the original bytes, a JSON file beside each
-    - curated.parquet: id, image ({bytes, path}), label, source, position
+    - curated.parquet: id, image ({bytes, path}), label, source, position, meta (JSON)
     - dropped.parquet: the near-duplicates, each with the picture that it repeats
     - bad.parquet: the samples that could not be decoded, each with the reason
     - index.faiss: inner products of the features, in the row order of curated.parquet
@@ -132,7 +134,7 @@ def _add(
     """Add pictures to a shard, and yield their rows of curated.parquet."""
     for number, one in enumerate(part, start=first):
         data, suffix = encoded(curator, one)
-        about = {
+        about = json.loads(one.meta or "{}") | {
             "id": one.id,
             "source": one.source,
             "label": one.label,
@@ -150,6 +152,7 @@ def _add(
             "label": one.label,
             "source": one.source,
             "position": one.position,
+            "meta": one.meta,
         }
 
 

@@ -208,3 +208,22 @@ def test_rows_that_are_shorter_than_what_was_saved_are_named(tmp_path: Path) -> 
     (tmp_path / "bad.jsonl").unlink()
     with pytest.raises(OSError, match=rf"has 0 bytes, and {length} were saved.*begin again"):
         rows.go_back(length)
+
+
+@pytest.mark.parametrize(("kind", "side"), [("JPEG", 7000), ("PNG", 5600)])
+def test_pictures_of_large_cameras_are_kept(kind: str, side: int, tmp_path: Path) -> None:
+    noise_HW = np.random.default_rng(0).integers(0, 256, (100, 100), np.uint8)
+    image = Image.fromarray(noise_HW).resize((side, side), Image.Resampling.NEAREST)
+    image.save(tmp_path / f"a.{kind.lower()}")
+    curator = Curator(tmp_path / "state", keep=4)
+    *_, counts = curator.run(ImageFolder(str(tmp_path)))
+    assert (counts.kept, counts.bad) == (1, {})
+
+
+def test_a_picture_that_is_too_large_names_the_remedy(tmp_path: Path) -> None:
+    Image.new("L", (8001, 8000)).save(tmp_path / "a.png")
+    curator = Curator(tmp_path / "state", keep=4)
+    *_, counts = curator.run(ImageFolder(str(tmp_path)))
+    assert (counts.kept, counts.bad) == (0, {"pixels": 1})
+    (bad,) = curator.bad()
+    assert bad.message == "8001 x 8000 pixels; at most 64000000 are decoded: scale it down"

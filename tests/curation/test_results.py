@@ -51,7 +51,7 @@ def test_files_hold_the_same_pictures(tmp_path: Path) -> None:
     assert told == sorted(told)
     assert told[-1] == len(kept)
     table = parquet.read_table(out / "curated.parquet")
-    assert table.column_names == ["id", "image", "label", "source", "position"]
+    assert table.column_names == ["id", "image", "label", "source", "position", "meta"]
     features = json.loads(table.schema.metadata[b"huggingface"])["info"]["features"]
     assert features["image"] == {"_type": "Image"}
     assert list(features) == table.column_names
@@ -72,6 +72,27 @@ def test_files_hold_the_same_pictures(tmp_path: Path) -> None:
     page = (out / "report.html").read_text()
     assert f"{len(kept):,} of 900 pictures kept" in page
     assert page.count("data:image/jpeg;base64,") == 2
+
+
+def test_the_facts_of_a_source_are_kept_also_after_a_stop(tmp_path: Path) -> None:
+    facts = [{"caption": "a \u00e9", "share": float("nan")}, None, {"id": "no id"}]
+
+    class Captions:
+        name = "captions"
+
+        def samples(self, position: int | None = None) -> object:
+            for number in range(position or 0, 3):
+                data = jpeg(picture(number), 90)
+                yield Sample(str(number), data, "jpeg", meta=facts[number]), number + 1
+
+    list(Curator(tmp_path / "state", keep=3).run(Captions()))  # type: ignore[arg-type]
+    write_results(Curator(tmp_path / "state", keep=3), tmp_path)
+    rows = parquet.read_table(tmp_path / "curated.parquet").to_pylist()
+    assert json.loads(rows[0]["meta"]) == {"caption": "a \u00e9", "share": None}
+    assert [row["meta"] for row in rows[1:]] == [None, '{"id": "no id"}']
+    found = [dict(sample.meta or {}) for sample, _ in WebDataset(str(tmp_path / "*.tar")).samples()]
+    assert found[0]["caption"] == "a \u00e9"
+    assert [one["id"] for one in found] == ["0", "1", "2"]
 
 
 def test_a_row_group_of_large_pictures_ends_early(
