@@ -166,10 +166,11 @@ def readers(
         folders = whole.class_names or []
         if len(folders) > 1 and {folder.lower() for folder in folders} <= SPLITS:
             place = options[place_of(name)]
+            train, *others = sorted(folders, key=lambda one: not one.lower().startswith("train"))
             raise ValueError(
                 f"{place} contains {', '.join(folders)}, and each folder in it would "
-                f"count as a class: use --data {name}:{place}/{folders[0]} --references "
-                f"{name}:{place}/{folders[-1]}"
+                f"count as a class: use --data {name}:{place}/{others[0]} --references "
+                f"{name}:{place}/{train}"
             )
         return [whole]
     if references is None:

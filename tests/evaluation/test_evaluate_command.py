@@ -272,6 +272,11 @@ def test_folders_that_are_no_classes_are_refused(
     data = ["--data", f"images:{tmp_path}/set"]
     assert evaluate.main([str(run), *data, "--out", str(tmp_path / "out")]) == 2
     assert_told(caplog, "contains Test, train, and .* --data images:.*/Test --references .*/train")
+    write_images(tmp_path / "other/train", 2, 8)
+    write_images(tmp_path / "other/val", 2, 8)
+    other = ["--data", f"images:{tmp_path}/other"]
+    assert evaluate.main([str(run), *other, "--out", str(tmp_path / "out")]) == 2
+    assert_told(caplog, "contains train, val, and .* --data images:.*/val --references .*/train")
     data = ["--data", f"images:{tmp_path}/set/Test", "--references", f"images:{tmp_path}/set/train"]
     assert evaluate.main([str(run), *data, "--out", str(tmp_path / "out")]) == 2
     assert_told(caplog, "such as class-2: classes are numbered by")
