@@ -25,7 +25,7 @@ from stream_ssl.config.removed import without
 from stream_ssl.config.trust import asks_for_download, only_known_classes, without_downloads
 from stream_ssl.durable import damage
 from stream_ssl.encoder.network import Projector
-from stream_ssl.feed.decode import Decoder, VectorDecoder
+from stream_ssl.feed.decode import BadSample, Decoder, VectorDecoder
 from stream_ssl.learning.checkpoint_layout import (
     FOLDER,
     LATEST,
@@ -196,9 +196,12 @@ class Encoder(nn.Module):
         try:
             pixels_HWC = self.decoder.decode(as_sample(image, id="image"))
         except ValueError as error:
-            if isinstance(image, str | Path):
-                raise ValueError(f"{image}: {error}") from error
-            raise
+            why = str(error)
+            if isinstance(error, BadSample) and error.reason == "damaged":
+                why = f"the picture is damaged ({why}): copy or fetch it again"
+            elif isinstance(error, BadSample) and error.reason == "pixels":
+                why += ": scale the picture down"
+            raise ValueError(f"{image}: {why}" if isinstance(image, str | Path) else why) from error
         return torch.from_numpy(np.array(pixels_HWC.transpose(2, 0, 1), order="C"))
 
     def _encode(self, view_BCHW: Tensor) -> Tensor:

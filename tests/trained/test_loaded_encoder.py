@@ -14,6 +14,7 @@ from table import table
 
 import stream_ssl
 from stream_ssl.feed.decode import Decoder, checked
+from stream_ssl.pictures import png
 
 
 def test_an_image_becomes_what_the_learner_would_see(exported: Path, tmp_path: Path) -> None:
@@ -35,6 +36,12 @@ def test_an_image_becomes_what_the_learner_would_see(exported: Path, tmp_path: P
         file.write_bytes(content)
         with pytest.raises(ValueError, match=r"image\.png: "):
             encoder.preprocess(file)
+    with pytest.raises(
+        ValueError, match=r"image\.png: the picture is damaged \(.*\): copy or fetch"
+    ):
+        encoder.preprocess(file)
+    with pytest.raises(ValueError, match=r"5001 x 5000 pixels; .*: scale the picture down"):
+        encoder.preprocess(png(np.zeros((5000, 5001, 1), np.uint8), level=1))
 
 
 def test_it_can_be_trained_on_and_draws_no_random_numbers(run: Path, exported: Path) -> None:
