@@ -36,7 +36,8 @@ def missing_bytes(path: Path) -> int:
             ends = elements(file, size)
         else:
             return 0
-        return max((end - size for end in ends), default=0)
+        lost = max((end - size for end in ends), default=0)
+        return max(0, lost)  # other bytes may follow the last part
 
 
 def boxes(file: IO[bytes], size: int) -> Iterator[int]:

@@ -290,6 +290,16 @@ def test_a_file_that_was_cut_off_is_counted_as_damaged(tmp_path, caplog, file, c
     assert "bytes are missing or blank: copy the file again" in caplog.text
 
 
+@table("extra", [bytes(5000), b"maker's notes"])
+@table("file", ["a.mp4", "a.avi"])
+def test_other_bytes_behind_a_film_are_no_damage(tmp_path, file, extra):
+    path = write_video(tmp_path / file, 10, "mpeg4")
+    path.write_bytes(path.read_bytes() + extra)
+    source = VideoFiles(str(path))
+    assert len(list(source.samples())) == 10
+    assert (source.skipped.by_reason, missing_bytes(path)) == ({}, 0)
+
+
 def test_blank_bytes_of_matroska_are_counted(tmp_path):
     path = write_video(tmp_path / "a.mkv", 60, gop=5)
     data = path.read_bytes()
