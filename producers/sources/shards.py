@@ -16,6 +16,9 @@ MOST_NAMES = 1_000_000
 def find_files(patterns: str | Sequence[str], what: str, folders: bool = False) -> list[Path]:
     """Return the files that names, globs and brace expansions match, each glob sorted.
 
+    In a glob, ** stands for any number of folders. A file that links make appear at several places
+    is then returned once.
+
     Args:
         patterns: one pattern, or several patterns in order.
         what: the word for a file in messages, such as "shard".
@@ -30,10 +33,12 @@ def find_files(patterns: str | Sequence[str], what: str, folders: bool = False) 
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         # A name of a file comes first, because it may contain braces and glob characters.
         for name in [pattern] if os.path.exists(pattern) else expand_braces(pattern):  # noqa: PTH110
-            found = [name] if os.path.exists(name) else sorted(glob.glob(name))  # noqa: PTH110, PTH207
+            found = [name] if os.path.exists(name) else matches(name)  # noqa: PTH110
             if not found:
                 raise FileNotFoundError(
-                    f"no {what} {name}" + f" (of {pattern})" * (name != pattern)
+                    f"no {what} {name}"
+                    + f" (of {pattern})" * (name != pattern)
+                    + ": download it, and give the file" * ("://" in name)
                 )
             wanted = [path for path in map(Path, found) if folders or not path.is_dir()]
             if not wanted:
@@ -54,6 +59,16 @@ def find_files(patterns: str | Sequence[str], what: str, folders: bool = False) 
     if not files:
         raise FileNotFoundError(f"no {what}: pass a path, a glob or a{{00..09}}")
     return files
+
+
+def matches(pattern: str) -> list[str]:
+    """Return the paths that a glob matches, sorted."""
+    found = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207
+    if "**" not in pattern:
+        return found
+    nearest_first = sorted(found, key=lambda path: path.count(os.sep))
+    real = {os.path.realpath(path): path for path in reversed(nearest_first)}
+    return sorted(real.values())
 
 
 def expand_braces(pattern: str) -> list[str]:

@@ -365,3 +365,18 @@ def test_a_pipe_is_refused_before_it_blocks_the_source(tmp_path):
     for name in ("pipe.tar", "link.tar", "*.tar"):
         with pytest.raises(ValueError, match=r"(pipe|link)\.tar is a pipe or a device"):
             find_files(str(tmp_path / name), "shard")
+
+
+def test_two_stars_stand_for_any_number_of_folders(tmp_path):
+    names = ["a.tar", "b/b.tar", "b/c/d/d.tar"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    (tmp_path / "b/a").symlink_to(tmp_path)  # its files lie behind it again
+    found = find_files(str(tmp_path / "**/*.tar"), "shard")
+    assert found == [tmp_path / name for name in names]
+
+
+def test_an_address_in_place_of_a_file_is_named():
+    with pytest.raises(FileNotFoundError, match=r"no shard https://.*: download it, and give"):
+        find_files("https://host/a.tar", "shard")
