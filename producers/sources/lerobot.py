@@ -118,12 +118,12 @@ class LeRobot(VideoFiles):
                 f"{root}: {wrong[0] if wrong else 'no camera'!r} is none of its cameras, which "
                 f"are: {', '.join(known) or 'none (no feature is of dtype video or image)'}"
             )
-        index_E = select(int(self._info["total_episodes"]), episodes)
-        if not len(index_E):
-            raise ValueError(
-                f"{root}: episodes {episodes!r} of {self._info['total_episodes']}: none"
-            )
-        self._episodes: list[int] = index_E.tolist()
+        count = int(self._info["total_episodes"])
+        self._episodes: list[int] = select(count, episodes).tolist()
+        if episodes is None:  # a recorder that crashed, or a deletion, leaves gaps among them
+            self._episodes = sorted({*self._episodes, *indices(self._root)})
+        if not self._episodes:
+            raise ValueError(f"{root}: episodes {episodes!r} of {count}: none")
         chosen = digest([json.dumps([self._episodes, self._cameras]).encode()])
         facts = {**self._frames.facts, "chosen": chosen}
         info = str(self._root / "meta" / "info.json")
@@ -271,10 +271,34 @@ def episode_rows(
     Raises:
         BrokenFileError: the metadata cannot be read.
     """
-    meta, wanted = root / "meta", set(episodes)
+    wanted = set(episodes)
     names = [f"data/{part}" for part in PARTS]
     names += [f"videos/{one}/{part}" for one in cameras for part in (*PARTS, "from_timestamp")]
-    names = ["episode_index", "length", *names]
+    rows = whole_rows(root, ["length", *names])
+    return {index: row for row in rows if (index := row["episode_index"]) in wanted}
+
+
+def indices(root: Path) -> Iterator[int]:
+    """Yield the index of each episode in the metadata, as far as it can be read.
+
+    Damage is counted when the episodes themselves are read.
+    """
+    try:
+        for row in itertools.islice(whole_rows(root, []), MAX_EPISODES):
+            if row["episode_index"] >= 0:
+                yield row["episode_index"]
+    except Exception as error:  # damaged bytes can cause errors of any type
+        if own_fault(error):
+            raise
+
+
+def whole_rows(root: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield the columns of the metadata of each episode that has an index.
+
+    Raises:
+        BrokenFileError: the metadata cannot be read.
+    """
+    meta, names = root / "meta", ["episode_index", *columns]
     try:
         if (jsonl := meta / "episodes.jsonl").is_file():
             rows = lines(jsonl)
@@ -282,8 +306,7 @@ def episode_rows(
             found = meta.glob("episodes/**/[!.]*.parquet")  # not the ._ files of macOS
             files = sorted(one for one in found if one.is_file())
             rows = itertools.chain.from_iterable(table_rows(file, names) for file in files)
-        whole = (row for row in rows if type(row.get("episode_index")) is int)
-        return {index: row for row in whole if (index := row["episode_index"]) in wanted}
+        yield from (row for row in rows if type(row.get("episode_index")) is int)
     except (OSError, ValueError) as error:
         raise BrokenFileError(f"what meta says of the episodes cannot be read: {error}") from error
 

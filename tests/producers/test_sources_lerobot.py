@@ -298,7 +298,6 @@ def test_a_film_that_ends_early_is_told(tmp_path: Path) -> None:
         ({"chunks_size": 0}, "not what LeRobot writes"),
         ({"total_episodes": 10**12}, "not what LeRobot writes"),
         ({"features": {}}, "no feature is of dtype video or image"),
-        ({"total_episodes": 0}, "none"),
     ],
 )
 def test_another_data_set_is_refused(change: dict[str, Any], says: str, tmp_path: Path) -> None:
@@ -307,6 +306,19 @@ def test_another_data_set_is_refused(change: dict[str, Any], says: str, tmp_path
     info.write_text(json.dumps(json.loads(info.read_text()) | change))
     with pytest.raises(ValueError, match=says):
         LeRobot(root)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_episodes_beyond_the_told_number_are_sent(version: str, tmp_path: Path) -> None:
+    """As after a crash of a recorder, or a deletion that leaves a gap."""
+    root = write_lerobot(tmp_path, version)
+    info = root / "meta" / "info.json"
+    whole = json.loads(info.read_text())
+    for count in (2, 0):
+        info.write_text(json.dumps(whole | {"total_episodes": count}))
+        assert told(LeRobot(root)) == expected(version)
+    with pytest.raises(ValueError, match="episodes '0:' of 0: none"):
+        LeRobot(root, "0:")
 
 
 def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
