@@ -43,6 +43,11 @@ MAGIC = {
 }
 LFS = b"version https://git-lfs.github.com/"
 POINTER = "a pointer of Git LFS and not the file itself: run `git lfs pull` where it was cloned"
+HEIF = {
+    *(b"avif", b"avis", b"mif1", b"msf1"),
+    *(b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs"),
+}
+"""Brands of AVIF and HEIF files, as telephones write them."""
 DIGEST_CHARS = 16
 USER = re.compile(r"(//)([^/?#@\s]+)(?=@)")
 PARAMETER = re.compile(r"(?<=[?&;])([^=?&;#\s]*=)([^&;#\s]+)")
@@ -82,7 +87,7 @@ def no_image(data: bytes) -> str:
     if re.match(rb"\s*<(!doctype html|html)", data[:PROBE], re.IGNORECASE):
         return "a web page, and not an image: fetch it again"
     kind = next((kind for magic, kind in MAGIC.items() if data.startswith(magic)), None)
-    if data[4:12] in (b"ftypavif", b"ftypheic", b"ftypmif1"):
+    if data[4:8] == b"ftyp" and data[8:12] in HEIF:
         kind = "AVIF or HEIF"
     begins = f"{kind}; convert it" if kind else data[:8].hex(" ")
     return f"neither JPEG, PNG nor WebP by its first bytes: {begins}"

@@ -41,6 +41,14 @@ def test_a_lerobot_set_that_was_cloned_without_lfs_says_so(
         assert "git lfs pull" in caplog.text
 
 
+def test_a_heif_photo_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With the brand of a telephone's photo of 10 bits."""
+    (tmp_path / "a.jpg").write_bytes(b"\0\0\0\x24ftypheix\0\0\0\0")
+    with pytest.raises(ValueError, match="not one sample"):
+        list(ImageFolder(tmp_path).samples())
+    assert "AVIF or HEIF; convert it" in caplog.text
+
+
 @pytest.mark.parametrize("page", [b"<!DOCTYPE html><html>", b"\n <HTML lang=en>"])
 def test_a_web_page_in_place_of_an_image_is_named(
     page: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
