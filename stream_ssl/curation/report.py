@@ -17,6 +17,7 @@ import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from PIL import Image
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 from stream_ssl.curation.curator import Curator
 from stream_ssl.memory.index import kmeans
@@ -26,6 +27,7 @@ from stream_ssl.rate_limited_logger import printable
 COLUMNS: Final = 24
 SHEET: Final = 480  # pictures on the contact sheet
 CELLS: Final = 48  # groups of similar pictures, in which the sheet is sorted
+TILE: Final = 128  # pixels, the longest side of a picture in the report
 ROWS: Final = 20  # rows of a table
 REASONS: Final = {"pixels": "pixels: too many pixels or scans", "expensive": "too slow to decode"}
 """Reasons that a reader of the report would not understand, in words."""
@@ -108,6 +110,10 @@ def _sheet(image_NCHW: Tensor, columns: int) -> str:
     """Return a JPEG of the pictures in rows, in base64; empty without pictures."""
     if not len(image_NCHW):
         return ""
+    if image_NCHW.shape[-1] > TILE:
+        image_NCHW = torch.cat(
+            [_small(part_nCHW) for part_nCHW in torch.split(image_NCHW, COLUMNS)]
+        )
     count, _, high, wide = image_NCHW.shape
     lines = -(-count // columns)
     sheet = Image.new("RGB", (columns * (wide + 2), lines * (high + 2)), (255, 255, 255))
@@ -117,3 +123,9 @@ def _sheet(image_NCHW: Tensor, columns: int) -> str:
     file = io.BytesIO()
     sheet.save(file, "JPEG", quality=85)
     return base64.b64encode(file.getvalue()).decode()
+
+
+def _small(image_NCHW: Tensor) -> Tensor:
+    """Return the pictures with a side of TILE pixels, so that a report keeps its size."""
+    small_NCHW = interpolate(image_NCHW.float(), (TILE, TILE), mode="bilinear", antialias=True)
+    return small_NCHW.round().to(torch.uint8)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -21,6 +23,7 @@ from safetensors import SafetensorError
 from stream_ssl.app import cli
 from stream_ssl.app.commands import curate
 from stream_ssl.curation import Curator, write_results
+from stream_ssl.curation.report import write_report
 from stream_ssl.process.only_writer import only_writer
 from stream_ssl.process.signals import Stop
 from stream_ssl.producers.sources import ImageFolder, WebDataset
@@ -110,6 +113,15 @@ def test_a_row_group_of_large_pictures_ends_early(
     assert {len(group) for group in groups} <= {1, 2}
     ids = [name for group in groups for name in group["id"].to_pylist()]
     assert ids == [one.id for one in curator.kept]
+
+
+def test_a_report_of_pictures_that_are_compared_at_a_large_size_stays_small(tmp_path: Path) -> None:
+    curator = Curator(tmp_path / "state", keep=30, size=512)
+    list(curator.run(Crawl(ends_at=40)))
+    write_report(curator, tmp_path / "report.html")
+    sheets = re.findall(r"base64,([^\"]+)", (tmp_path / "report.html").read_text())
+    widths = [Image.open(io.BytesIO(base64.b64decode(sheet))).width for sheet in sheets]
+    assert widths[0] == 24 * (128 + 2)
 
 
 def test_raw_pixels_become_png(tmp_path: Path) -> None:
