@@ -6,6 +6,7 @@ Shapes: C classes, Q queries, F features, P pairs.
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
 
 MAPPED = 3000  # largest number of queries on the map
 WRITTEN = 24  # largest number of classes whose names and shares are written
+LONGEST = 28  # characters of a class's name; longer ones would leave no room for the plot
 NARROWEST = 0.99  # largest cosine at which the histogram of cosines begins
 INK, MUTED, GRID = "#1c2127", "#667079", "#e3e7eb"
 INTRA, INTER = "#1668c7", "#b9770e"
@@ -75,6 +77,7 @@ def _style(names: Sequence[str]) -> Any:
 
 def confusion_plot(path: Path, confusion_CC: Tensor, names: Sequence[str], title: str) -> None:
     """Plot the share of each class's queries, in per cent, by predicted class (column)."""
+    names = _shortened(names)
     share_CC = 100 * confusion_CC.double() / confusion_CC.sum(dim=1, keepdim=True).clamp_min(1)
     few = len(names) <= WRITTEN
     side = min(9.0, 2.6 + 0.42 * len(names)) if few else 7.5
@@ -96,6 +99,7 @@ def map_plot(
     path: Path, feature_QF: Tensor, label_Q: Tensor, classes: Sequence[int], names: Sequence[str]
 ) -> None:
     """Plot the queries on the first two principal components of their unit-norm features."""
+    names = _shortened(names)
     rows = torch.linspace(0, len(label_Q) - 1, min(MAPPED, len(label_Q))).long()
     place_Q2, shares = principal_plane(feature_QF[rows])
     # A random order, because otherwise the last class would cover the others.
@@ -229,6 +233,12 @@ def _name_columns(axes: Axes, names: Sequence[str], longest: int) -> None:
     axes.set_xticks(range(len(names)), list(names), **turn)
 
 
+def _shortened(names: Sequence[str]) -> list[str]:
+    """Return the names with at most LONGEST characters: their beginning and their end."""
+    half = (LONGEST - 1) // 2
+    return [name if len(name) <= LONGEST else f"{name[:half]}…{name[-half:]}" for name in names]
+
+
 def _write(axes: Axes, row: int, column: int, value: float, text: str, **style: Any) -> None:
     """Write a share into its square."""
     colour = "white" if value > 55 else INK
@@ -251,4 +261,6 @@ def _figure(width: float, height: float) -> tuple[Figure, Axes]:
 
 
 def _save(figure: Figure, path: Path) -> None:
-    figure.savefig(path, format="png", facecolor="white", metadata={"Software": None})
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # see `_style`
+        figure.savefig(path, format="png", facecolor="white", metadata={"Software": None})

@@ -59,6 +59,17 @@ def test_the_legend_names_each_class(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [text.get_text() for text in legend.get_texts()] == ["_a", "$b$", "c"]
 
 
+def test_long_and_foreign_names_leave_room_for_the_plot(tmp_path: Path) -> None:
+    """Warnings are errors here: matplotlib warns of missing glyphs, and of plots without room."""
+    names = ["a" * 150, "\U00010900 \u65e5", "c"]
+    rows = torch.randn(9, 4, generator=torch.Generator().manual_seed(0))
+    plots.confusion_plot(tmp_path / "a.png", torch.eye(3, dtype=torch.int64), names, "title")
+    plots.map_plot(tmp_path / "b.png", rows, torch.arange(9) % 3, [0, 1, 2], names)
+    for name in ("a.png", "b.png"):
+        with Image.open(tmp_path / name) as image:
+            assert max(image.size) < 2000
+
+
 def test_similarities_of_a_collapsed_encoder_are_drawn(tmp_path: Path) -> None:
     for seed in range(8):  # the cosine of equal rows is rounded up for some, and down for others
         row = torch.rand(1, 16, generator=torch.Generator().manual_seed(seed))
