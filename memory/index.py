@@ -290,7 +290,12 @@ def write_flat(row_KD: Array, path: Path) -> bool:
         return False
     index = load_faiss().IndexFlatIP(row_KD.shape[1])
     index.add(np.ascontiguousarray(row_KD, np.float32))
-    load_faiss().write_index(index, str(path))
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:  # faiss takes no other names of files
+        path.write_bytes(load_faiss().serialize_index(index))
+    else:
+        load_faiss().write_index(index, str(path))
     return True
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ from table import table
 from torch import Tensor
 
 from stream_ssl.memory import index as module
-from stream_ssl.memory.index import cells_of, kmeans, nearest, top
+from stream_ssl.memory.index import cells_of, kmeans, load_faiss, nearest, top, write_flat
 from tests.naive import unit_rows
 
 KINDS = ("uniform", "clustered", "duplicates")
@@ -156,3 +158,13 @@ def test_few_rows_and_rows_that_cancel_out_have_centres(faiss: bool) -> None:
 def test_errors_say_value_rule_and_remedy(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.skipif(not module.HAVE_FAISS, reason="no faiss")
+@table("name", ["index", "\u0438\u043d\u0434\u0435\u043a\u0441", os.fsdecode(b"i\xff")])
+def test_an_index_may_have_any_name(name: str, tmp_path: Path) -> None:
+    rows = np.eye(7, 3, dtype=np.float32)
+    assert write_flat(rows, tmp_path / name)
+    (tmp_path / name).rename(tmp_path / "plain")
+    index = load_faiss().read_index(str(tmp_path / "plain"))
+    assert np.array_equal(index.reconstruct_n(0, 7), rows)
