@@ -137,12 +137,11 @@ class Camera(Live["LiveFrame"]):
         scheme, _, rest = self._url.partition("://")
         authority = re.split("[/?#]", rest, maxsplit=1)[0]
         host = authority.rpartition("@")[2]
+        remedy = "check that the camera is on, and its address, user and password"
         if "@" in rest[len(authority) :]:  # or the password has one of these characters
             host = "..."
-        return (
-            f"{scheme}://{host}: {why} (check that the camera is on, and its address, user and "
-            "password)"
-        )
+            remedy += ", in which the characters /, ? and # are written as %2F, %3F and %23"
+        return f"{scheme}://{host}: {why} ({remedy})"
 
     def received(self) -> Iterator[tuple[LiveFrame, int]]:
         """Yield the selected frames of one connection, with their sizes in bytes; see `Live`."""

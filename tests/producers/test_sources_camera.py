@@ -426,6 +426,7 @@ def test_no_part_of_a_password_is_shown(url, shown):
     said = Camera(url).explained("no frame")
     assert said.startswith(f"{shown}no frame (check")
     assert not any(part in said for part in ("sec", "ret", "admin"))
+    assert ("are written as %2F, %3F and %23)" in said) == (shown.endswith("...: "))
 
 
 def test_a_pause_ends_when_the_source_gives_up(monkeypatch):
