@@ -298,14 +298,7 @@ class Curator:
         for b, slot in zip(new_n.tolist(), admission.slots.tolist(), strict=True):
             if slot >= 0:
                 sample, position, _ = good[b]
-                self._kept[slot] = Kept(
-                    *_about(sample, position),
-                    sample.time,
-                    sample.codec,
-                    sample.shape,
-                    self.originals.put(sample.data),
-                    _facts_about(sample),
-                )
+                self._kept[slot] = _kept(sample, position, self.originals.put(sample.data))
         admission = self._seen.add(ids_B[new_n], torch.ones(len(new_n), 1), grey_nCHW)
         self._names += [("", "")] * (len(self._seen) - len(self._names))
         for b, slot in zip(new_n.tolist(), admission.slots.tolist(), strict=True):
@@ -487,13 +480,15 @@ def _about(sample: Sample, position: Position) -> tuple[str, str, int | None, st
     return sample.id, sample.source, sample.label, json.dumps(position)
 
 
-def _facts_about(sample: Sample) -> str | None:
-    """Return a sample's meta as JSON, which has no number like infinity; None without meta."""
+def _kept(sample: Sample, position: Position, original: str) -> Kept:
+    """Return the facts about a sample that is kept; JSON has no number like infinity."""
     facts = {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in (sample.meta or {}).items()
     }
-    return json.dumps(facts) if facts else None
+    meta = json.dumps(facts) if facts else None
+    about = _about(sample, position)
+    return Kept(*about, sample.time, sample.codec, sample.shape, original, meta)
 
 
 def _decoded(decoder: PictureDecoder, sample: Sample) -> NDArray[np.uint8] | BadSample:
