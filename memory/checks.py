@@ -104,7 +104,8 @@ def as_tensor(name: str, value: Array, device: torch.device | None = None) -> Te
     ):
         value = value.copy()
     try:
-        tensor = torch.as_tensor(value)
+        # A default device of torch would move a tensor there.
+        tensor = value if isinstance(value, Tensor) else torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(
             f"{name} are {reprlib.repr(value)}: must be a tensor or an array; {error}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -112,17 +112,39 @@ def full_precision(device: torch.device) -> Iterator[None]:
                     backend.fp32_precision = was
 
 
-def in_full_precision(method: Callable[P, T]) -> Callable[P, T]:
-    """Run a memory's method under `full_precision`, without gradient and outside inference mode.
+def made_on_host() -> AbstractContextManager[Any]:
+    """Return a context in which torch makes tensors on the CPU if no device is named.
 
-    Lightning validates in inference mode, and tensors made in inference mode cannot be changed
-    later.
+    Callers may name another device by `torch.set_default_device`. Seeded draws and bookkeeping
+    would then be made there, and fail.
+    """
+    is_host = torch.empty(0).device.type == "cpu"
+    return nullcontext() if is_host else torch.device("cpu")  # the latter slows each operator
+
+
+def on_host(function: Callable[P, T]) -> Callable[P, T]:
+    """Run a function under `made_on_host`."""
+
+    @wraps(function)
+    def here(*args: P.args, **kwargs: P.kwargs) -> T:
+        with made_on_host():
+            return function(*args, **kwargs)
+
+    return here
+
+
+def in_full_precision(method: Callable[P, T]) -> Callable[P, T]:
+    """Run a memory's method under `full_precision` and `made_on_host`, without gradient.
+
+    It runs outside inference mode, because Lightning validates in inference mode, and tensors made
+    in inference mode cannot be changed later.
     """
 
     @wraps(method)
     def precise(*args: P.args, **kwargs: P.kwargs) -> T:
         memory: Any = args[0]
-        with torch.inference_mode(False), torch.no_grad(), full_precision(memory.device):
+        precise_there = full_precision(memory.device)
+        with torch.inference_mode(False), torch.no_grad(), made_on_host(), precise_there:
             return method(*args, **kwargs)
 
     return precise

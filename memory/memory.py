@@ -18,6 +18,7 @@ from torch import Tensor
 from stream_ssl.memory.admission import Admission, Entry, Totals
 from stream_ssl.memory.checks import (
     Array,
+    Checked,
     check_count,
     check_device,
     check_embeddings,
@@ -30,7 +31,7 @@ from stream_ssl.memory.checks import (
     check_slots,
 )
 from stream_ssl.memory.columns import Columns, Image, Rows, image_column
-from stream_ssl.memory.compute import in_full_precision
+from stream_ssl.memory.compute import in_full_precision, on_host
 from stream_ssl.memory.descriptors import Descriptor, Embedding, check_descriptor, descriptors_of
 from stream_ssl.memory.draws import RandomDraws, Strata
 from stream_ssl.memory.duplicates import Duplicates, Found
@@ -102,6 +103,7 @@ class WorkingMemory(Measurements, RandomDraws, Reencoding, Stateful):
     """
 
     @torch.inference_mode(False)
+    @on_host
     def __init__(
         self,
         capacity: int,
@@ -166,9 +168,8 @@ class WorkingMemory(Measurements, RandomDraws, Reencoding, Stateful):
         self._drift = torch.ones(2, dtype=torch.float64)  # mean and minimum of the last refresh
         self.eviction.bind(self._columns, self._seed + 1)
         self._description = describe(self.eviction, image_shape, duplicates, self.descriptor)
-        self._closely = None
-        if duplicates is not None and duplicates.threshold == "auto":
-            self._closely = NearDuplicates(self)
+        closely = duplicates is not None and duplicates.threshold == "auto"
+        self._closely = NearDuplicates(self) if closely else None
 
     # Admission.
 
@@ -331,7 +332,7 @@ class WorkingMemory(Measurements, RandomDraws, Reencoding, Stateful):
 
     def clear(self) -> None:
         """Remove all samples; see `remove`."""
-        self.remove(torch.arange(len(self)))
+        self.remove(Checked(torch.arange(len(self), device=self.device)))
 
     def _widen(self) -> None:
         """Change the rows to float64."""

@@ -21,7 +21,7 @@ from torch.nn.modules.module import _IncompatibleKeys
 from stream_ssl.memory.admission import Totals
 from stream_ssl.memory.checks import check_embeddings, check_seed
 from stream_ssl.memory.columns import INTEGER_COLUMNS, Columns, Image
-from stream_ssl.memory.compute import in_full_precision, to_host
+from stream_ssl.memory.compute import in_full_precision, on_host, to_host
 from stream_ssl.memory.descriptors import Descriptor
 from stream_ssl.memory.draws import Strata
 from stream_ssl.memory.duplicates import Duplicates
@@ -338,6 +338,7 @@ class Stateful(Slots):
                 state = copy.deepcopy(state, {id(self): self})
         super().__setstate__(state)  # type: ignore[no-untyped-call]
 
+    @on_host
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
@@ -387,6 +388,7 @@ class Stateful(Slots):
         except ValueError as error:
             error_msgs.append(f"{prefix.rstrip('.') or 'memory'}: {error}")
 
+    @on_host
     def check_state(self, state_dict: Mapping[str, Any]) -> None:
         """Raise ValueError unless `load_state_dict` accepts this state. The memory is unchanged."""
         check_fits(upgraded(state_dict), self._columns, self.eviction, self._description)
@@ -510,6 +512,7 @@ def save(memory: WorkingMemory, path: Path | str) -> None:
     _sync(path.parent)
 
 
+@on_host
 def load(path: Path | str, eviction: Policy | None = None, **options: Any) -> WorkingMemory:
     """Return the memory that `save` wrote, which continues bit-equal.
 

@@ -18,8 +18,8 @@ from memory_stream import SHAPE, equal, offer, stream
 from table import table
 from torch import Tensor, nn
 
-from stream_ssl.memory import Duplicates, WorkingMemory
-from stream_ssl.memory.descriptors import Thumbnail
+from stream_ssl.memory import Duplicates, WorkingMemory, load, save
+from stream_ssl.memory.descriptors import Embedding, Thumbnail, Weighted
 from stream_ssl.memory.eviction import POLICIES, MostDuplicated
 from stream_ssl.memory.scores import VonMisesFisher
 from tests.naive import unit_rows
@@ -216,3 +216,44 @@ def test_lightning_trains_around_a_memory_and_restores_it(tmp_path: Path) -> Non
     again = Lit.load_from_checkpoint(path)
     assert equal(again.memory.state_dict(), model.memory.state_dict())
     assert again.memory.check_valid() == (True, "")
+
+
+@table("name", [*sorted(POLICIES), "ivf", "auto"])
+def test_the_default_device_of_torch_changes_nothing(name: str, tmp_path: Path) -> None:
+    shape = (1, 8, 8)
+    ids, z_ND, _ = stream(90)
+    image_NCHW = torch.randint(256, (90, *shape), generator=torch.Generator().manual_seed(0)).byte()
+    slots, weight_k = torch.arange(4), torch.rand(25)
+
+    def policy() -> Any:
+        ivf = MostDuplicated(VonMisesFisher(0.1), index="ivf")
+        return ivf if name == "ivf" else POLICIES.get(name, MostDuplicated)()
+
+    def used() -> WorkingMemory:
+        test = Duplicates("auto", "refuse") if name == "auto" else None
+        count_on = Weighted([Embedding(), Thumbnail(2)]) if name == "duel" else None
+        memory = WorkingMemory(25, 6, policy(), shape, duplicates=test, descriptor=count_on)
+        memory.add(ids[:60], z_ND[:60], image_NCHW[:60])
+        for how in ("uniform", "inverse-count", "epochs"):
+            memory.sample(9, how=how)  # type: ignore[arg-type]
+        memory.sample(30)
+        memory.sample(9, weights=weight_k)
+        memory.negatives(9, how="stratified", cells=3)
+        memory.negatives(9, how="hardest", anchors=z_ND[:4], ids_B=ids[:4])
+        memory.reencode(lambda image_bCHW: z_ND[: len(image_bCHW)])
+        memory.remove(slots)
+        memory.load_state_dict(memory.state_dict())
+        copy.deepcopy(memory).clear()
+        memory.stats()
+        save(memory, tmp_path / "memory")
+        memory = load(tmp_path / "memory", policy(), duplicates=test, descriptor=count_on)
+        memory.add(ids[60:], z_ND[60:], image_NCHW[60:])
+        assert memory.check_valid() == (True, "")
+        return memory
+
+    expected = used()
+    with torch.device("meta"):  # as `set_default_device("cuda")`, on any machine
+        memory = used()
+        state = memory.state_dict()
+    assert equal(state, expected.state_dict())
+    assert all(value.device.type == "cpu" for value in state.values())
