@@ -95,6 +95,12 @@ class Weights:
         self._before = Backup(self._parameters)
         self._buffers = Backup(list(method.buffers()))
         self._averages = [one for one in method.buffers() if one.is_floating_point()]
+        self._held = [
+            (part._buffers, name, tensor)
+            for part in method.modules()
+            for name, tensor in part._buffers.items()
+            if tensor is not None
+        ]
 
     @cached_property
     def optimiser(self) -> torch.optim.Optimizer:
@@ -131,6 +137,8 @@ class Weights:
         with self._timer("backward"):
             self.optimiser.zero_grad(set_to_none=True)
             output.loss.loss.backward()
+            self._hold_buffers()  # not before, because the backward pass reads the tensors
+            self._fill_gradients()
             mean_loss, keys_usable = self._ranks.average(
                 [*self._gradients(), *self._averages], output.loss.loss, is_unit(output.keys_BD)
             )
@@ -152,6 +160,30 @@ class Weights:
         # Only updates can synchronise, because all ranks make them with the same passes.
         together = self._sync_batchnorm and not self._ranks.alone
         return synchronised(self._memory.group, self._method) if together else nullcontext()
+
+    @torch.no_grad()
+    def _hold_buffers(self) -> None:
+        """Move the value of each buffer to the tensor that was the buffer at first.
+
+        A network may assign a new tensor to its buffer. But a skipped update restores the first
+        tensor, and the ranks average it.
+        """
+        moved = []
+        for buffers, name, tensor in self._held:
+            new = buffers.get(name)
+            if new is not tensor and new is not None and new.shape == tensor.shape:
+                moved.append((buffers, name, tensor, new.clone()))  # two may be exchanged
+        for buffers, name, tensor, new in moved:
+            buffers[name] = tensor.copy_(new)
+
+    def _fill_gradients(self) -> None:
+        """Give each weight a gradient if there are several ranks, which average all gradients.
+
+        The ranks may use different layers, such as a network that leaves out layers at random.
+        """
+        for weight in () if self._ranks.alone else self._parameters:
+            if weight.grad is None:
+                weight.grad = torch.zeros_like(weight)
 
     def _gradient_norm(self) -> Tensor:
         return torch.nn.utils.get_total_norm(self._gradients()).to(self._device)

@@ -105,9 +105,11 @@ def spoil(learner, at: int, how: str) -> None:
             loss = loss + (loss - loss.detach()).abs().sqrt()  # value 0, infinite slope
         if how == "keys":
             keys = torch.zeros_like(keys)
-        if how == "everything":
+        if how in ("everything", "assigned"):
             for module in learner.method.encoder.modules():
                 if isinstance(module, torch.nn.BatchNorm2d):
+                    if how == "assigned":  # as some networks do
+                        module.running_mean = module.running_mean.clone()
                     module.running_mean.data.fill_(math.nan)
             loss, keys = loss * math.nan, keys * math.nan
         return MethodOutput(LossOutput(loss, out.loss.per_anchor), keys)
@@ -122,6 +124,7 @@ def spoil(learner, at: int, how: str) -> None:
         ("gradient", "gradient", True),
         ("keys", "keys", False),
         ("everything", "loss", False),
+        ("assigned", "loss", False),
     ],
 )
 def test_what_is_not_finite_is_skipped(how: str, reason: str, inserted: bool) -> None:

@@ -112,6 +112,25 @@ class Small(ResNet):
         super().__init__(width=4, depths=(1, 1, 0, 0), channels=1)
 
 
+class Random(nn.Module):
+    """An encoder that uses one of two layers of different sizes, and assigns a new buffer."""
+
+    dim = SIZE * SIZE
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Linear(self.dim, self.dim)
+        self.other = nn.Linear(self.dim, self.dim, bias=False)
+        self.register_buffer("centre", torch.zeros(self.dim))
+
+    def forward(self, image_BCHW: Tensor) -> Tensor:
+        pixel_BF = image_BCHW.flatten(1)
+        if self.training:
+            self.centre = 0.9 * self.centre + 0.1 * pixel_BF.detach().mean(0)
+        chosen = self.one if torch.rand(()) < 0.5 else self.other
+        return pixel_BF - self.centre + chosen(pixel_BF)
+
+
 class Fixed(Views):
     """Views without augmentation, because ranks draw other views than one process."""
 
@@ -262,6 +281,22 @@ def check_zeros(ranks: int) -> None:
             return [before == learner.memory.encoded.tolist(), learner.memory.check_valid()]
 
     assert together(ranks, work) == [[rank == 0, [True, ""]] for rank in range(ranks)]
+
+
+def check_layers(ranks: int) -> None:
+    """The ranks keep the same weights and buffers if each of them leaves out other layers."""
+
+    def work(group: RankGroup) -> tuple[list[Any], list[Any]]:
+        with mock.patch(f"{__name__}.Small", Random):
+            learner = build(group, kind="simclr")
+        records = steps(learner, 6)
+        state = learner.method.state_dict()
+        sums = {name: value.double().sum().item() for name, value in state.items()}
+        return [one.skipped for one in records], sorted(sums.items())
+
+    first, *others = together(ranks, work)
+    assert first[0] == [None] * 6
+    assert all(other == first for other in others)
 
 
 def check_turns(ranks: int) -> None:
