@@ -638,17 +638,21 @@ def _section(parser: ArgumentParser, cls: type, name: str, skip: set[str] | None
     parser.add_class_arguments(cls, name, skip=skip or set(), instantiate=False)
 
 
+def _unchecked(value: Any) -> Any:
+    return value
+
+
 def _carry(parser: Parser, sections: Sequence[str], role: str) -> None:
     """Accept the sections of the other role without a check.
 
-    The type is a bare dict: for dict[str, Any] the parser would import the classes that the section
-    names.
+    The parser would import the classes that a section names if its type were a dict. A list has a
+    type, with which `--loggers+=NAME` adds to it.
     """
     parser.carried = tuple(f"--{name}." for name in sections)
     for name in sections:
         parser.add_argument(
             f"--{name}",
-            type=dict | list[str] | int | str | None,
+            type=dict | list[str] | int | str | None if name == "loggers" else _unchecked,
             default=None,
             help=f"a section of the {role}; stream-ssl {role} --help lists its options",
         )

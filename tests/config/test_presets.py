@@ -69,6 +69,7 @@ def settings_of(*files: Path, extra: tuple[str, ...] = ()) -> Namespace:
     arguments = [str(files[0])]
     for file in files[1:]:
         arguments += ["--config", str(file)]
+    options.read(options.receiver_parser(), [*arguments, *extra])  # which leaves them unread
     settings: Namespace = parser.instantiate(options.read(parser, [*arguments, *extra]))
     return settings
 
