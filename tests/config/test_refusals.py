@@ -606,6 +606,8 @@ def test_an_absent_gpu_is_checked_on_the_cpu_and_another_device_refused(
             ValueError, match=r"device 'cuda:1' cannot be used \(.+\); try --device cpu"
         ):
             build.check_device("cuda:1")
+    assert check.main([config_file(tmp_path, learner={"device": "cuda:x"})]) == 2
+    assert "device 'cuda:x' cannot be used" in caplog.text
     for device in ("gpu", "meta", "cuda:99"):
         with pytest.raises(ValueError, match=f"device '{device}' cannot be used"):
             build.check_device(device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
@@ -153,7 +154,7 @@ def check_learner(
     from stream_ssl.learning.saved import Saved
 
     device = settings.learner.device
-    elsewhere = device.startswith("cuda") and not torch.cuda.is_available()
+    elsewhere = re.fullmatch(r"cuda(:\d{1,2})?", device) and not torch.cuda.is_available()
     if elsewhere:
         log.warning(
             "learner.device is %r, and this machine has no GPU: checking on the CPU", device
