@@ -47,10 +47,12 @@ KINDS = {
     "bool": "must be true or false",
     "str": "must be text",
     "list": "must be a list",
+    "tuple": "must be a list",
     "collections.abc.Sequence": "must be a list",
 }
 TYPED = re.compile(
-    rf"(?:- )?Expected a <class '({'|'.join(KINDS)})'>(?:\. Got|\n +Given) value: (.*)"
+    rf"(?:- )?Expected a (?:<class ')?({'|'.join(KINDS)})(?:'>| with \d+ elements)"
+    r"(?:\. Got|\n +Given) value: (.*)"
 )
 """jsonargparse's error about a value of another type, and what users read instead."""
 
@@ -193,6 +195,8 @@ class Parser(ArgumentParser):
             rule += f"{' of bytes' * ('bytes' in meaning)}, without a unit"
         if kind == "str" and found and isinstance(found.default, str):
             rule += f", such as {found.default}"
+        if kind == "tuple" and found and found.default:
+            rule += f", such as {list(found.default)}"
         return f"'{value}': {rule}" + f" ({meaning})" * bool(meaning)
 
     def _empty(self, option: str) -> str:

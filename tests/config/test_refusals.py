@@ -256,6 +256,16 @@ def test_an_error_of_an_option_names_the_file_only_if_the_value_is_from_there(
     assert f"{file}, line" not in capsys.readouterr().err
 
 
+@table("value", ["0.2", "(0.2, 1)", "[0.2, 1, 3]"])
+def test_an_option_of_two_numbers_shows_an_example(
+    value: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = config_file(tmp_path, f"run: x\nviews:\n  crop: {value}\n")
+    assert refused(learner.main, file) == USAGE
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"'{value}': must be a list, such as [0.2, 1.0] (smallest and" in said
+
+
 def test_a_switch_needs_no_value_in_any_command(capsys: pytest.CaptureFixture[str]) -> None:
     needed = ["--run", "x", "--memory.capacity", "8", "--batches.batch_size", "4"]
     for words in (["--learner.compile"], ["--learner.compile", "--http.public"]):
