@@ -209,7 +209,7 @@ class Model(nn.Module):
         widths = [m.out_channels for m in module.modules() if isinstance(m, nn.Conv2d)]
         self._narrow = min(widths, default=CHANNELS_LAST_FROM) < CHANNELS_LAST_FROM
         feature_BF = self._tried(module.eval(), shape, "")
-        self._tried(copy.deepcopy(module).train(), shape, " in training")
+        self._tried(_copy(module).train(), shape, " in training")
         self.train()
         self.dim: int = feature_BF.shape[1]
 
@@ -232,13 +232,43 @@ class Model(nn.Module):
                 "image, [2, F]; pool what is left of height and width, and leave out auxiliary "
                 "outputs"
             )
+        if not feature_BF.is_floating_point():
+            raise ValueError(
+                f"encoder.model {name} gives {feature_BF.dtype}{when}: features are floating point"
+            )
         return feature_BF
 
     def forward(self, image_BCHW: Tensor) -> Tensor:
         if self._narrow:
             image_BCHW = in_layout(image_BCHW, torch.contiguous_format)
         feature_BF: Tensor = self.module(image_BCHW)
+        if feature_BF.dtype != torch.float32 and not torch.is_autocast_enabled(
+            feature_BF.device.type
+        ):
+            feature_BF = feature_BF.float()  # the projector computes in float32
         return feature_BF
+
+
+def _copy(module: nn.Module) -> nn.Module:
+    """Return a copy of a user's network.
+
+    Raises:
+        ValueError: the network cannot be copied, or a checkpoint cannot hold its state.
+    """
+    name = type(module).__name__
+    for key, value in module.state_dict().items():
+        if not isinstance(value, Tensor):
+            raise ValueError(
+                f"encoder.model {name}: its state {key} is a {type(value).__name__}, and a "
+                "checkpoint holds only tensors; let get_extra_state() return a tensor"
+            )
+    try:
+        return copy.deepcopy(module)
+    except Exception as error:  # a user's network may raise any exception
+        raise ValueError(
+            f"encoder.model {name} cannot be copied: {error}; a network must hold no open files or "
+            "locks"
+        ) from error
 
 
 class Projector(nn.Module):

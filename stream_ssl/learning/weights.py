@@ -98,6 +98,7 @@ class Weights:
         self._held = [
             (part._buffers, name, tensor)
             for part in method.modules()
+            if isinstance(part._buffers, dict)  # modules of TorchScript have none
             for name, tensor in part._buffers.items()
             if tensor is not None
         ]

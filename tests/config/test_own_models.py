@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from stream_ssl.app import cli
 from stream_ssl.app.commands import check
 from stream_ssl.batch import START, Batch
 from stream_ssl.config import build, options
+from stream_ssl.encoder.network import Model
 from stream_ssl.feed.decode import Decoder, Pixels
 from stream_ssl.learning.checkpoint import Checkpointer
 from stream_ssl.process.failures import USAGE
@@ -52,6 +54,32 @@ class TwoHeads(Small):
     def forward(self, image_BCHW: Tensor) -> Any:
         feature_BF = super().forward(image_BCHW)
         return (feature_BF, feature_BF) if self.training else feature_BF
+
+
+class Stateful(Small):
+    """A network whose state is no tensor."""
+
+    def get_extra_state(self) -> Any:
+        return {"calls": 1}
+
+
+class Holder(Small):
+    """A network that cannot be copied, because it holds a lock."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+class Converted(Small):
+    """A network whose features have another type."""
+
+    def __init__(self, dtype: str) -> None:
+        super().__init__()
+        self.result = getattr(torch, dtype)
+
+    def forward(self, image_BCHW: Tensor) -> Tensor:
+        return super().forward(image_BCHW).to(self.result)
 
 
 class Tied(Small):
@@ -301,6 +329,28 @@ def without(**tensors: Tensor | None) -> dict[str, Tensor]:
 
 
 RESNET = {"model": RESNET18, "head": "fc"}
+
+
+@table(
+    ("network", "says"),
+    [
+        (Stateful, "its state _extra_state is a dict, and a checkpoint holds only tensors"),
+        (Holder, "encoder.model Holder cannot be copied: .*; a network must hold no open files"),
+        (lambda: Converted("int64"), "encoder.model Converted gives torch.int64: features are"),
+    ],
+    ids=range(3),
+)
+def test_a_network_that_would_fail_later_is_refused(
+    network: Callable[[], nn.Module], says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        Model(network(), (1, 8, 8))
+
+
+@table("dtype", ["float64", "bfloat16"])
+def test_features_of_another_type_become_float32(dtype: str) -> None:
+    features = Model(Converted(dtype), (1, 8, 8)).eval()(torch.rand(3, 1, 8, 8))
+    assert (features.dtype, features.shape) == (torch.float32, (3, 5))
 
 
 @table(
