@@ -299,7 +299,8 @@ class Features(Descriptor):
         if size <= dims:
             return pad(feature_BF.float(), (0, dims - size))
         if self._axes_FA is None or len(self._axes_FA) != size:
-            random = torch.randn(size, dims, generator=torch.Generator().manual_seed(0))
+            seeded = torch.Generator().manual_seed(0)
+            random = torch.randn(size, dims, generator=seeded, dtype=torch.float32)
             self._axes_FA = torch.linalg.qr(random).Q
         self._axes_FA = self._axes_FA.to(feature_BF.device)
         return feature_BF.float() @ self._axes_FA
@@ -637,7 +638,7 @@ def check_features(features: Array | None, count: int, device: torch.device) -> 
     if features is None:
         if count:
             raise ValueError(f"{count} samples without features: pass features= [B, F]")
-        return torch.zeros(0, 1, device=device)
+        return torch.zeros(0, 1, dtype=torch.float32, device=device)
     feature_BF = as_tensor("features", features, device)
     if feature_BF.ndim != 2 or len(feature_BF) != count or not feature_BF.is_floating_point():
         raise ValueError(

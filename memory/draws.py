@@ -201,7 +201,7 @@ class Strata:
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
-        self._centre_CD = torch.zeros(0, 0)
+        self._centre_CD = torch.zeros(0, 0, dtype=torch.float32)
         self._wanted = self._changed = self._limit = self._times = 0
 
     def changed(self, rows: int) -> None:

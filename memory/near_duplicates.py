@@ -285,7 +285,7 @@ class NearDuplicates:
         self._index = SlotIndex(capacity, dim, device)
         self._born_K = torch.full((capacity,), -1, dtype=torch.int64, device=device)
         self._ids_R = torch.empty(0, dtype=torch.int64, device=device)
-        self._key_RA = torch.empty(0, dim, device=device)
+        self._key_RA = torch.empty(0, dim, dtype=torch.float32, device=device)
         self._written = 0
 
     def _sketch_of(self, slots: Tensor) -> Tensor:
@@ -348,7 +348,7 @@ class _Pairs(NamedTuple):
     def within_reach(self) -> Tensor:
         """Return the distances, [B, n]. The host waits for the number of those within reach."""
         row_Bn = self.row_Bn
-        far_Bn = torch.full(row_Bn.shape, torch.inf, device=row_Bn.device)
+        far_Bn = torch.full(row_Bn.shape, torch.inf, dtype=torch.float32, device=row_Bn.device)
         step = at_a_time(row_Bn.device)
         turn_N, place_N = self.within_Bn.nonzero(as_tuple=True)
         for turns, places in zip(

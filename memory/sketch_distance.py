@@ -152,13 +152,13 @@ def _seen(whole_MSS: Tensor, share_2M: Tensor, middle_2M: Tensor) -> Tensor:
 @cache
 def _places(device: torch.device) -> Tensor:
     """Return the middles of a sketch's pixels, from -1 to 1, [S]."""
-    return (torch.arange(SIDE, device=device) + 0.5) * (2 / SIDE) - 1
+    return (torch.arange(SIDE, dtype=torch.float32, device=device) + 0.5) * (2 / SIDE) - 1
 
 
 @cache
 def _slopes(device: torch.device) -> Tensor:
     """Return the matrices of the slopes of a column's share and of its middle, [2, S, S]."""
-    slope_SS = torch.zeros(SIDE, SIDE, device=device)
+    slope_SS = torch.zeros(SIDE, SIDE, dtype=torch.float32, device=device)
     inner_s = torch.arange(1, SIDE - 1, device=device)
     slope_SS[inner_s, inner_s + 1], slope_SS[inner_s, inner_s - 1] = SIDE / 4, -SIDE / 4
     return torch.stack([_places(device)[:, None] * slope_SS, slope_SS])
@@ -166,7 +166,7 @@ def _slopes(device: torch.device) -> Tensor:
 
 @cache
 def _damping(device: torch.device) -> Tensor:
-    return DAMPING * torch.eye(4, device=device)
+    return DAMPING * torch.eye(4, dtype=torch.float32, device=device)
 
 
 def _turned(other_NSS: Tensor, one_NSS: Tensor) -> Tensor:

@@ -206,7 +206,7 @@ def _parts(start_N: Tensor, length_N: Tensor, count: int, size: int) -> Tensor:
 @cache
 def _squeezed(size: int, count: int, device: torch.device) -> Tensor:
     """Return the matrix of means over all of `size` pixels in `count` parts, [count, size]."""
-    whole = torch.tensor([0.0, size], device=device)
+    whole = torch.tensor([0.0, size], dtype=torch.float32, device=device)
     return _parts(whole[0], whole[1], count, size)
 
 
@@ -219,7 +219,7 @@ def _blurred_squeezed(size: int, device: torch.device) -> Tensor:
 @cache
 def _blur(device: torch.device) -> Tensor:
     """Return the matrix of the blur of S pixels, [S, S]."""
-    pixel_S = torch.arange(SIDE)
+    pixel_S = torch.arange(SIDE, dtype=torch.float32)
     weight_SS = (-((pixel_S[:, None] - pixel_S) / BLUR).square() / 2).exp()
     weight_SS /= weight_SS.sum(dim=1, keepdim=True)
     # Subnormal numbers make a product on a CPU five times as slow, and change no sketch.
@@ -229,7 +229,7 @@ def _blur(device: torch.device) -> Tensor:
 @cache
 def _local_mean(device: torch.device) -> Tensor:
     """Return the matrix of the mean of up to _SMOOTH pixels around each pixel, [S, S]."""
-    pixel_S = torch.arange(SIDE)
+    pixel_S = torch.arange(SIDE, dtype=torch.float32)
     near_SS = ((pixel_S[:, None] - pixel_S).abs() <= _SMOOTH // 2).float()
     return (near_SS / near_SS.sum(dim=1, keepdim=True)).to(device)
 

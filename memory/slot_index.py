@@ -51,7 +51,7 @@ class SlotIndex:
 
     def __init__(self, capacity: int, dim: int, device: torch.device) -> None:
         self.device = device
-        self._row_KA = torch.zeros(capacity, dim, device=device)
+        self._row_KA = torch.zeros(capacity, dim, dtype=torch.float32, device=device)
         self._held = 0
         self._by_cells = HAVE_FAISS and device.type == "cpu"
         self._cells: Any = None

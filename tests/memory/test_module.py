@@ -18,8 +18,8 @@ from memory_stream import SHAPE, equal, offer, stream
 from table import table
 from torch import Tensor, nn
 
-from stream_ssl.memory import Duplicates, WorkingMemory, load, save
-from stream_ssl.memory.descriptors import Embedding, Thumbnail, Weighted
+from stream_ssl.memory import Duplicates, WorkingMemory, load, save, sketch_distance, sketches
+from stream_ssl.memory.descriptors import Features, Thumbnail, Weighted
 from stream_ssl.memory.eviction import POLICIES, MostDuplicated
 from stream_ssl.memory.scores import VonMisesFisher
 from tests.naive import unit_rows
@@ -219,7 +219,7 @@ def test_lightning_trains_around_a_memory_and_restores_it(tmp_path: Path) -> Non
 
 
 @table("name", [*sorted(POLICIES), "ivf", "auto"])
-def test_the_default_device_of_torch_changes_nothing(name: str, tmp_path: Path) -> None:
+def test_the_defaults_of_torch_change_nothing(name: str, tmp_path: Path) -> None:
     shape = (1, 8, 8)
     ids, z_ND, _ = stream(90)
     image_NCHW = torch.randint(256, (90, *shape), generator=torch.Generator().manual_seed(0)).byte()
@@ -231,9 +231,9 @@ def test_the_default_device_of_torch_changes_nothing(name: str, tmp_path: Path) 
 
     def used() -> WorkingMemory:
         test = Duplicates("auto", "refuse") if name == "auto" else None
-        count_on = Weighted([Embedding(), Thumbnail(2)]) if name == "duel" else None
+        count_on = Weighted([Features(dims=4), Thumbnail(2)]) if name == "duel" else None
         memory = WorkingMemory(25, 6, policy(), shape, duplicates=test, descriptor=count_on)
-        memory.add(ids[:60], z_ND[:60], image_NCHW[:60])
+        memory.add(ids[:60], z_ND[:60], image_NCHW[:60], features=z_ND[:60] if count_on else None)
         for how in ("uniform", "inverse-count", "epochs"):
             memory.sample(9, how=how)  # type: ignore[arg-type]
         memory.sample(30)
@@ -247,7 +247,7 @@ def test_the_default_device_of_torch_changes_nothing(name: str, tmp_path: Path) 
         memory.stats()
         save(memory, tmp_path / "memory")
         memory = load(tmp_path / "memory", policy(), duplicates=test, descriptor=count_on)
-        memory.add(ids[60:], z_ND[60:], image_NCHW[60:])
+        memory.add(ids[60:], z_ND[60:], image_NCHW[60:], features=z_ND[60:] if count_on else None)
         assert memory.check_valid() == (True, "")
         return memory
 
@@ -257,3 +257,11 @@ def test_the_default_device_of_torch_changes_nothing(name: str, tmp_path: Path) 
         state = memory.state_dict()
     assert equal(state, expected.state_dict())
     assert all(value.device.type == "cpu" for value in state.values())
+    for dtype in (torch.float64, torch.bfloat16):
+        torch.set_default_dtype(dtype)
+        for kept in (*vars(sketches).values(), *vars(sketch_distance).values()):
+            getattr(kept, "cache_clear", int)()
+        try:
+            assert equal(used().state_dict(), expected.state_dict())
+        finally:
+            torch.set_default_dtype(torch.float32)
