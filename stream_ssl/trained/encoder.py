@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import logging
 from argparse import ArgumentError
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, get_args
@@ -39,6 +39,7 @@ from stream_ssl.learning.randomness import OwnRandomness
 from stream_ssl.learning.saved import checkpoint_damage, model_of
 from stream_ssl.learning.vectors import VectorViews
 from stream_ssl.learning.views import Views
+from stream_ssl.memory.compute import on_host
 from stream_ssl.methods import Method
 from stream_ssl.methods.base import unit
 from stream_ssl.methods.norm import Statistics, forget_statistics
@@ -218,6 +219,19 @@ def _is_rows(value: object, dim: int | None) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point() and value.shape[1:] == (dim,)
 
 
+@contextmanager
+def _in_float32() -> Iterator[None]:
+    """Let torch make weights in float32, whatever `torch.set_default_dtype` says."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@on_host
+@_in_float32()
 def load_encoder(
     place: Path | str, of: Of | None = None, device: str = "cpu", trust_code: bool = False
 ) -> Encoder:

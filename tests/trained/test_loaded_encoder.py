@@ -81,3 +81,16 @@ def test_it_computes_in_half_precision(run: Path, dtype: torch.dtype) -> None:
                 found.append(getattr(encoder.to(half), part)(images()))
             assert found[1].dtype == torch.float32
             assert (found[1] - found[0]).abs().max() < 0.05 * found[0].abs().max()
+
+
+def test_the_defaults_of_torch_change_nothing(run: Path, exported: Path) -> None:
+    image_BCHW = images()
+    for place in (run, exported):
+        expected_BF = stream_ssl.load_encoder(place)(image_BCHW)
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            with torch.device("meta"):  # as `set_default_device("cuda")`, on any machine
+                encoder = stream_ssl.load_encoder(place)
+            assert torch.equal(encoder(image_BCHW), expected_BF)
+        finally:
+            torch.set_default_dtype(torch.float32)
