@@ -37,7 +37,7 @@ from stream_ssl.learning.pace import Pace
 from stream_ssl.learning.randomness import OwnRandomness, set_threads
 from stream_ssl.learning.ranks import Ranks, Turn
 from stream_ssl.learning.records import CheckpointDue, Idle, ReloadDue, StepRecord
-from stream_ssl.learning.schedule import Constant, Schedule
+from stream_ssl.learning.schedule import Constant, Schedule, factor_at
 from stream_ssl.learning.settings import LearnerSettings
 from stream_ssl.learning.step import Step, StepResult
 from stream_ssl.learning.upload import Upload
@@ -229,7 +229,7 @@ class Learner:
             "batch_size": self._batch_size,
             "offset": place(self.offset),
             "pace": self.pace.state_dict(),
-            "schedule": {"factor": self.schedule(self.pace.updates)},
+            "schedule": {"factor": factor_at(self.schedule, self.pace.updates)},
             "updated": self.divergence.updated,
         }
 

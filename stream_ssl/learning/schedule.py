@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class Schedule(Protocol):
@@ -59,6 +59,26 @@ class Cosine:
 
 SCHEDULES: dict[str, type[Schedule]] = {"constant": Constant, "cosine": Cosine}
 """Schedules by their short name."""
+
+
+def factor_at(schedule: Schedule, step: int) -> float:
+    """Return the factor of the learning rate at a step.
+
+    Raises:
+        ValueError: the schedule, which may be a user's, gives no finite number of 0 or more. Such a
+            number would spoil the weights.
+    """
+    given: Any = schedule(step)
+    try:
+        factor = float(given)
+    except (TypeError, ValueError):
+        factor = math.nan
+    if not 0 <= factor < math.inf:
+        raise ValueError(
+            f"schedule {type(schedule).__name__} gives {given!r} at step {step}: must be a finite "
+            "number, 0 or more"
+        )
+    return factor
 
 
 def _rise(step: int, warmup: int) -> float:

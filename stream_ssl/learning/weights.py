@@ -23,7 +23,7 @@ from stream_ssl.learning.keys import BatchKeys, KeyEncoder, images_of
 from stream_ssl.learning.optimiser import OptimiserSettings
 from stream_ssl.learning.phase_timer import PhaseTimer
 from stream_ssl.learning.ranks import Ranks
-from stream_ssl.learning.schedule import Schedule
+from stream_ssl.learning.schedule import Schedule, factor_at
 from stream_ssl.learning.vectors import VectorViews
 from stream_ssl.learning.views import Views
 from stream_ssl.losses import Diagnostics
@@ -123,7 +123,7 @@ class Weights:
             The update, and the keys of the batch by the encoder before the update.
         """
         self._method.begin(number)
-        rate = self._optimisation.learning_rate * self._schedule(number)
+        rate = self._optimisation.learning_rate * factor_at(self._schedule, number)
         images_BCHW = images_of(batch)
         with self._timer("data"):
             views = [self._views(images_BCHW) for _ in range(self._method.views)]

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import math
+from typing import Any
+
+import numpy as np
 import pytest
+import torch
+from learning_world import build, steps
+from table import table
 
 from stream_ssl.learning.schedule import Constant, Cosine
 
@@ -37,3 +45,20 @@ def test_wrong_settings_are_refused() -> None:
         Cosine(10, warmup=-1)
     with pytest.raises(ValueError, match="warmup is -1"):
         Constant(-1)
+
+
+@table("factor", [math.nan, math.inf, -0.5, None, "0.5x"])
+def test_a_factor_that_would_spoil_the_weights_ends_the_run(factor: Any) -> None:
+    learner = build(schedule=lambda step: factor if step == 2 else 1.0)
+    steps(learner, 2)
+    before = [weight.clone() for weight in learner.method.parameters()]
+    with pytest.raises(ValueError, match=r"schedule .* gives .* at step 2: must be a finite num"):
+        steps(learner, 1)
+    assert all(map(torch.equal, before, learner.method.parameters()))
+
+
+@table("factor", [torch.tensor(0.5), np.float32(0.5)], ids=range(2))
+def test_a_factor_of_another_type_is_a_float_in_a_checkpoint(factor: Any) -> None:
+    learner = build(schedule=lambda step: factor)
+    assert steps(learner, 1)[0].learning_rate == 0.0005
+    assert json.loads(json.dumps(learner.capture().facts))["schedule"] == {"factor": 0.5}
