@@ -489,13 +489,17 @@ class Stateful(Slots):
 def save(memory: WorkingMemory, path: Path | str) -> None:
     """Write the state of a memory to a file that survives a power cut.
 
-    The state is written beside `path` and then renamed, so the file is always complete.
+    The state is written beside `path` and then renamed, so the file is always complete. A symbolic
+    link stays, and the file to which it points is replaced.
 
     Raises:
         ImportError: safetensors is not installed.
         OSError: the folder does not exist, or the disk rejects the write.
+        ValueError: the path is a folder or a device.
     """
-    path = Path(path)
+    path = Path(path).resolve()
+    if path.exists() and not path.is_file():  # a rename would replace a device such as /dev/null
+        raise ValueError(f"a memory cannot be saved to {path}: it is no file; give another path")
     if not path.parent.is_dir():
         raise FileNotFoundError(
             f"a memory cannot be saved to {path}: there is no folder {path.parent}; make it first "

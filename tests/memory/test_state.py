@@ -383,6 +383,18 @@ def test_a_file_that_is_no_memory_is_refused(tmp_path: Path) -> None:
             package.load(tmp_path / "shape")
     with pytest.raises(FileNotFoundError, match=r"there is no folder .*a/b; make it first \(mkdir"):
         package.save(WorkingMemory(2, 2), tmp_path / "a" / "b" / "held")
+    for name in ("pipe", ""):
+        with pytest.raises(ValueError, match="cannot be saved to .*: it is no file; give another"):
+            package.save(memory, tmp_path / name)
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_a_link_to_the_file_of_a_memory_stays(tmp_path: Path) -> None:
+    (tmp_path / "latest").symlink_to("held")
+    for _ in range(2):  # the file is absent, and then replaced
+        package.save(WorkingMemory(2, 2), tmp_path / "latest")
+        assert (tmp_path / "latest").is_symlink()
+        assert package.load(tmp_path / "held").capacity == 2
 
 
 def test_the_error_without_safetensors_names_the_command(
