@@ -192,7 +192,7 @@ class Views(nn.Module):
         # Under autocast the crop's corners would be bfloat16, which is wrong by whole pixels.
         with torch.autocast(image_BCHW.device.type, enabled=False):
             if self.transform is not None:
-                view_BCHW = self.transform(image_BCHW.float() / 255.0)
+                view_BCHW = self.transform(image_BCHW.float() / 255.0).float()
             else:
                 view_BCHW = self.augment(image_BCHW, self.draw(len(image_BCHW)))
             return self._normalise(view_BCHW)

@@ -42,6 +42,19 @@ def test_images_that_are_no_batch_are_refused(given: Any, message: str) -> None:
             call(given)
 
 
+class Double(torch.nn.Module):
+    """A transform that computes in float64."""
+
+    def forward(self, image_BCHW: torch.Tensor) -> torch.Tensor:
+        return image_BCHW.double()
+
+
+def test_views_are_float32_whatever_a_transform_gives() -> None:
+    view_BCHW = Views(12, 3, transform=Double())(images(3))
+    assert view_BCHW.dtype == torch.float32
+    assert torch.equal(view_BCHW, Views(12, 3).plain(images(3)))
+
+
 @table("channels", [1, 3])
 @table("crop", [None, (0.2, 1.0)])
 def test_a_seed_fixes_the_views(channels: int, crop: tuple[float, float] | None) -> None:
