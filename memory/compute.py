@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # `signal` takes microseconds to make enums
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
@@ -148,3 +151,28 @@ def in_full_precision(method: Callable[P, T]) -> Callable[P, T]:
             return method(*args, **kwargs)
 
     return precise
+
+
+def changes_memory(method: Callable[P, T]) -> Callable[P, T]:
+    """Run a method under `in_full_precision`, and let it end before Ctrl-C interrupts.
+
+    KeyboardInterrupt within the method would leave slots and counts that do not fit each other, and
+    users of a notebook go on. Another handler of the signal than Python's own stays.
+    """
+    method = in_full_precision(method)
+
+    @wraps(method)
+    def whole(*args: P.args, **kwargs: P.kwargs) -> T:
+        own = _signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        if not own or threading.current_thread() is not threading.main_thread():
+            return method(*args, **kwargs)
+        asked: list[int] = []
+        _signal.signal(signal.SIGINT, lambda number, _: asked.append(number))
+        try:
+            return method(*args, **kwargs)
+        finally:
+            _signal.signal(signal.SIGINT, signal.default_int_handler)
+            if asked:
+                raise KeyboardInterrupt
+
+    return whole

@@ -31,7 +31,7 @@ from stream_ssl.memory.checks import (
     check_slots,
 )
 from stream_ssl.memory.columns import Columns, Image, Rows, image_column
-from stream_ssl.memory.compute import in_full_precision, on_host
+from stream_ssl.memory.compute import changes_memory, on_host
 from stream_ssl.memory.descriptors import Descriptor, Embedding, check_descriptor, descriptors_of
 from stream_ssl.memory.draws import RandomDraws, Strata
 from stream_ssl.memory.duplicates import Duplicates, Found
@@ -173,7 +173,7 @@ class WorkingMemory(Measurements, RandomDraws, Reencoding, Stateful):
 
     # Admission.
 
-    @in_full_precision
+    @changes_memory
     def add(
         self,
         ids: Array,
@@ -295,7 +295,7 @@ class WorkingMemory(Measurements, RandomDraws, Reencoding, Stateful):
 
     # Removal.
 
-    @in_full_precision
+    @changes_memory
     def remove(self, slots: Array) -> Tensor:
         """Remove the samples in these slots, and return their ids.
 

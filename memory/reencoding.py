@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from stream_ssl.memory.checks import Array, Checked, check_count, check_embeddings, check_slots
-from stream_ssl.memory.compute import in_full_precision
+from stream_ssl.memory.compute import changes_memory, in_full_precision
 from stream_ssl.memory.descriptors import check_features
 from stream_ssl.memory.draws import Strata
 from stream_ssl.memory.slots import Slots
@@ -47,7 +47,7 @@ class Reencoding(Slots):
             raise ValueError("this memory keeps no images: give it image_shape")
         return self._columns.images.read(chosen)
 
-    @in_full_precision
+    @changes_memory
     def refresh(self, slots: Array, z: Array) -> Tensor:
         """Replace the embeddings of these slots by new embeddings of the same samples.
 

@@ -21,7 +21,7 @@ from torch.nn.modules.module import _IncompatibleKeys
 from stream_ssl.memory.admission import Totals
 from stream_ssl.memory.checks import check_embeddings, check_seed
 from stream_ssl.memory.columns import INTEGER_COLUMNS, Columns, Image
-from stream_ssl.memory.compute import in_full_precision, on_host, to_host
+from stream_ssl.memory.compute import changes_memory, in_full_precision, on_host, to_host
 from stream_ssl.memory.descriptors import Descriptor
 from stream_ssl.memory.draws import Strata
 from stream_ssl.memory.duplicates import Duplicates
@@ -393,7 +393,7 @@ class Stateful(Slots):
         """Raise ValueError unless `load_state_dict` accepts this state. The memory is unchanged."""
         check_fits(upgraded(state_dict), self._columns, self.eviction, self._description)
 
-    @in_full_precision
+    @changes_memory
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:

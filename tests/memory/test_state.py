@@ -384,7 +384,7 @@ def test_a_file_that_is_no_memory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"there is no folder .*a/b; make it first \(mkdir"):
         package.save(WorkingMemory(2, 2), tmp_path / "a" / "b" / "held")
     for name in ("pipe", ""):
-        with pytest.raises(ValueError, match="cannot be saved to .*: it is no file; give another"):
+        with pytest.raises(ValueError, match=r"cannot be saved to .*: it is no file; give another"):
             package.save(memory, tmp_path / name)
     assert (tmp_path / "pipe").is_fifo()
 

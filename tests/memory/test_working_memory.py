@@ -7,6 +7,10 @@ image.
 from __future__ import annotations
 
 import copy
+import os
+import signal
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -260,6 +264,32 @@ def reduced_products() -> Iterator[None]:
         assert torch.get_float32_matmul_precision() == "medium"  # the setting is unchanged
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@table("name", ["duel", "oldest", "minimum-redundancy"])
+def test_an_interrupt_leaves_a_whole_memory(name: str) -> None:
+    rng = np.random.default_rng(0)
+    z_BD = unit_rows(rng, "uniform", 64, 8)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    for delay in np.linspace(0.0005, 0.01, 15):
+        memory = WorkingMemory(256, 8, POLICIES[name]())
+        begun = threading.Event()
+
+        def interrupt(begun: threading.Event = begun, delay: float = delay) -> None:
+            begun.wait()
+            time.sleep(delay)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - at any moment
+            begun.set()
+            while True:
+                memory.add(torch.arange(64), z_BD)
+                memory.refresh(torch.arange(9), z_BD[:9])
+        thread.join()
+        assert memory.check_valid() == (True, "")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @contextmanager
