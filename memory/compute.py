@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # `signal` takes microseconds to make enums
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -163,15 +162,15 @@ def changes_memory(method: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(method)
     def whole(*args: P.args, **kwargs: P.kwargs) -> T:
-        own = _signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        own = signal.getsignal(signal.SIGINT) is signal.default_int_handler
         if not own or threading.current_thread() is not threading.main_thread():
             return method(*args, **kwargs)
         asked: list[int] = []
-        _signal.signal(signal.SIGINT, lambda number, _: asked.append(number))
+        signal.signal(signal.SIGINT, lambda number, _: asked.append(number))
         try:
             return method(*args, **kwargs)
         finally:
-            _signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             if asked:
                 raise KeyboardInterrupt
 
