@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -292,11 +293,25 @@ def test_the_same_command_continues_after_a_signal(tmp_path: Path, number: signa
     if number == signal.SIGTERM:
         assert status == 130, log.read_text()
         assert "the same command continues after" in log.read_text()
+        shutil.copytree(out, copy := tmp_path / "copy")
+        ends = Forked(cli.main, [*command[:-1], str(copy), "--finish"], output=log)
+        assert ends.wait(240) == 0, log.read_text()
+        assert 0 < parquet.read_table(copy / "curated.parquet").num_rows <= 200
+        assert not (copy / ".state").exists()
     done = Forked(cli.main, [*command, "--source.idle_seconds", "0.1"], output=log)
     assert done.wait(240) == 0, log.read_text()
     rows = parquet.read_table(out / "curated.parquet").to_pylist()
     assert len(rows) == 200
     assert parquet.read_table(out / "dropped.parquet").num_rows == 100
+
+
+def test_a_pass_that_never_began_cannot_be_finished(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    out = tmp_path / "out"
+    assert curate.main([*options_of(folder, out), "--finish"]) == 1
+    assert f"--finish: no pass has read a sample for {out}; run the command without" in caplog.text
+    assert curate.main(options_of(folder, out)) == 0
 
 
 def options_of(folder: Path, out: Path) -> list[str]:

@@ -42,7 +42,7 @@ log = logging.getLogger("stream_ssl.curate")
 
 DESCRIPTION = """Reads a source once and keeps N different pictures. It drops near-duplicates, and
 thins out pictures that resemble each other. It needs no training and no receiver. A pass that was
-stopped continues with the same command."""
+stopped continues with the same command, or ends with --finish."""
 
 EXAMPLES = """examples:
   stream-ssl curate images --source.root photos --keep 2000 --out curated
@@ -122,6 +122,12 @@ def curate_parser(name: str) -> Parser:
         help="compare the middle of a picture, or the whole picture with grey bars beside it",
     )
     add("--seed", type=int, default=0, help="seed of the random choices")
+    add(
+        "--finish",
+        action="store_true",
+        help="read no more, and write the result of what a stopped pass has read, such as one of a "
+        "camera, which has no end",
+    )
     parser.add_class_arguments(find_source(name), "source", instantiate=False)
     return parser
 
@@ -146,7 +152,11 @@ def curate(settings: Namespace, cls: Callable[..., Source]) -> bool:
             _check_out(out)  # another process may have finished by now
             options = {name: settings[name] for name in ("keep", "features", "size", "seed", "fit")}
             curator = Curator(out / STATE, **options)
-        return _work(curator, source, out)
+        if settings.finish and not curator.progress.read:
+            raise Failure(
+                f"--finish: no pass has read a sample for {out}; run the command without it first"
+            )
+        return _work(curator, source, out, settings.finish)
 
 
 def _check_out(out: Path) -> None:
@@ -164,14 +174,21 @@ def _check_out(out: Path) -> None:
         raise ValueError(f"--out {out} holds {others[0]}; choose a new or an empty folder")
 
 
-def _work(curator: Curator, source: Source, out: Path) -> bool:
-    """Read the rest of the source and write the result. Return False if a signal stopped it."""
+def _work(curator: Curator, source: Source, out: Path, finish: bool = False) -> bool:
+    """Read the rest of the source and write the result. Return False if a signal stopped it.
+
+    Args:
+        curator: the pass.
+        source: the source.
+        out: the folder of the result.
+        finish: do not read the rest.
+    """
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 
     from stream_ssl.curation import write_results
     from stream_ssl.process.progress import ShownProgress
 
-    if curator.progress.read:
+    if curator.progress.read and not finish:
         log.info("continuing after %d samples", curator.progress.read)
     stop = stop_source_on_signals(source)
     scratch = out / STATE / "result"
@@ -186,7 +203,7 @@ def _work(curator: Curator, source: Source, out: Path) -> bool:
                 raise Stopped
 
         try:
-            for counts in curator.run(source, stop.is_set):
+            for counts in () if finish else curator.run(source, stop.is_set):
                 shown.update(
                     bar,
                     description=f"{counts.read:,} read, {counts.dropped:,} near-duplicates, "
@@ -201,7 +218,9 @@ def _work(curator: Curator, source: Source, out: Path) -> bool:
             raise Failure(str(error)) from error
         except Stopped:
             log.warning(
-                "stopped; the same command continues after %d samples", curator.progress.read
+                "stopped; the same command continues after %d samples, and with --finish it writes "
+                "their result",
+                curator.progress.read,
             )
             return False
     _publish(scratch, out)
