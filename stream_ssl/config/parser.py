@@ -123,6 +123,9 @@ class Parser(ArgumentParser):
 
         A switch needs no value: `--json` means `--json true`.
         """
+        for word in args or ():
+            if not word.isascii() and word != word.encode(errors="ignore").decode():
+                self.error(f"{word!r}: is not UTF-8; rename the file or folder, or link to it")
         given = None if args is None else self._with_values(args)
         found: Namespace = super().parse_args(given, *arguments, **options)
         for name, value in found.items():

@@ -660,3 +660,9 @@ def test_a_class_path_that_is_no_text_is_named(
 ) -> None:
     assert refused(check.main, config_file(tmp_path, encoder={"model": {"class_path": 3}})) == USAGE
     assert "class_path is 3: give a class path such as package.module." in capsys.readouterr().err
+
+
+def test_a_path_that_is_not_utf_8_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        options.read(options.learner_parser(), ["--run", os.fsdecode(b"caf\xe9")])
+    assert r"'caf\udce9': is not UTF-8; rename the file or folder" in capsys.readouterr().err
