@@ -91,7 +91,7 @@ def test_a_path_is_shown_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 def test_a_learner_that_falls_behind_is_not_called_healthy() -> None:
     quiet = {"up": {"receiver": True, "learner": True}, "receiver": None, "learner": None}
-    keys = ("conditions", "not_ready", "starting", "unknown", "hung", "ended", "absent")
+    keys = ("conditions", "not_ready", "starting", "unknown", "hung", "ended", "absent", "silent")
     none: dict[str, Any] = {name: {} for name in keys}
     figures = {**quiet, **none, "group": None}
     levels: dict[Level, str] = {"good": "healthy", "watch": "worth a look"}

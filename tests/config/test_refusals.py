@@ -550,6 +550,7 @@ def test_what_is_printed_is_no_markup(tmp_path: Path, capsys: pytest.CaptureFixt
         "hung": {},
         "ended": {},
         "absent": {},
+        "silent": {},
     }
     console.print(status.table(Path("x[bold]y"), {}, none))
     assert "x[bold]y" in capsys.readouterr().out
