@@ -58,7 +58,11 @@ def _sections(parser: ArgumentParser, definitions: dict[str, Schema]) -> Schema:
     root: Schema = {"type": "object", "additionalProperties": False, "properties": {}}
     groups = parser.groups or {}
     for action in parser._actions:
-        if action.dest.rpartition(".")[2] in NOT_OPTIONS or not hasattr(action, "_typehint"):
+        carried = f"--{action.dest}." in getattr(parser, "carried", ())  # any value is accepted
+        hint = getattr(action, "_typehint", None)
+        if hint is None and not carried:
+            continue
+        if action.dest.rpartition(".")[2] in NOT_OPTIONS:
             continue
         *sections, name = action.dest.split(".")
         place, path = root, ""
@@ -71,7 +75,7 @@ def _sections(parser: ArgumentParser, definitions: dict[str, Schema]) -> Schema:
             place = place["properties"].setdefault(section, empty)
         skipped = getattr(action, "sub_add_kwargs", {}).get("skip", ())
         skip = {one for one in skipped if isinstance(one, str)}
-        schema = _of_type(action._typehint, definitions, skip)
+        schema: Schema = {} if carried else _of_type(hint, definitions, skip)
         if action.default is None and not action.required and not _takes_null(schema):
             schema = {"anyOf": [schema, {"type": "null"}]}
         text = re.sub(r"\s+", " ", action.help or "").strip()

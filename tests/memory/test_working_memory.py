@@ -13,11 +13,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from forked import Forked
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -266,11 +268,10 @@ def reduced_products() -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-@table("name", ["duel", "oldest", "minimum-redundancy"])
-def test_an_interrupt_leaves_a_whole_memory(name: str) -> None:
-    rng = np.random.default_rng(0)
-    z_BD = unit_rows(rng, "uniform", 64, 8)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+def interrupted(name: str) -> int:
+    """Interrupt a memory by Ctrl-C at many moments, and check it after each."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    z_BD = unit_rows(np.random.default_rng(0), "uniform", 64, 8)
     for delay in np.linspace(0.0005, 0.01, 15):
         memory = WorkingMemory(256, 8, POLICIES[name]())
         begun = threading.Event()
@@ -289,7 +290,14 @@ def test_an_interrupt_leaves_a_whole_memory(name: str) -> None:
                 memory.refresh(torch.arange(9), z_BD[:9])
         thread.join()
         assert memory.check_valid() == (True, "")
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    return 0
+
+
+@pytest.mark.parametrize("name", ["duel", "oldest", "minimum-redundancy"])
+def test_an_interrupt_leaves_a_whole_memory(name: str, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert Forked(interrupted, name, output=log).wait(120) == 0, log.read_text()
 
 
 @contextmanager
