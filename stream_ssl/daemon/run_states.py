@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -27,6 +27,7 @@ from stream_ssl.observe.metric_spec import ROLES, role_of
 from stream_ssl.observe.peers import answers as responds
 from stream_ssl.observe.peers import hangs
 from stream_ssl.process.failures import unreadable_folder
+from stream_ssl.wire.run_folder import original_of
 
 HEALTH_SECONDS = 3.0
 """Time-out in seconds of a question to a process."""
@@ -91,7 +92,7 @@ class RunFolder:
             if state is not None:
                 answered[name] = state
         if answered:
-            check_no_copy(self._folder)
+            check_no_copy(self._folder, answered)
         ranks = len(self._ranks(endpoints, token)) if "learner" in answered else 1
         # An earlier start of the group may have had more ranks.
         kept = [name for name in endpoints if rank_of(name) < max(1, ranks)]
@@ -314,22 +315,22 @@ def broken_file(run: Path) -> str | None:
     return next((why for one in (run, *receivers_of(run).values()) if (why := fault(one))), None)
 
 
-def check_no_copy(run: Path) -> None:
+def check_no_copy(run: Path, answering: Collection[str]) -> None:
     """Raise ValueError if the processes that answer are those of another folder.
 
-    The folder is then a copy. In a container, the same folder may have another path, which then
-    does not exist here. A receiver's own folder has the learner's address too, but no checkpoints.
+    The folder is then a copy. A receiver's own folder has the learner's address too, but no
+    checkpoints.
+
+    Args:
+        run: the folder.
+        answering: the names of the processes that answer.
     """
-    for entry in load(run).values() if (run / "checkpoints").is_dir() else ():
-        if isinstance(record := entry.get("record"), str):
-            original, copied = Path(record).parent, False
-            with suppress(OSError):  # this user may not look there
-                copied = original.is_dir() and not original.samefile(run)
-            if copied:
-                raise ValueError(
-                    f"{run} is a copy of the run in {original}, whose processes answer: give that "
-                    "folder"
-                )
+    for name, entry in load(run).items() if (run / "checkpoints").is_dir() else ():
+        if name in answering and (original := original_of(run, entry)) is not None:
+            raise ValueError(
+                f"{run} is a copy of the run in {original}, whose processes answer: give that "
+                "folder"
+            )
 
 
 def _role_of(run: Path, name: str) -> tuple[Path, str]:

@@ -12,6 +12,8 @@ import json
 import logging
 import os
 import time
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,7 +124,8 @@ def find_receiver(run: str | Path, name: str) -> LocalReceiver:
     of them must have started: with fewer, it would select another receiver than after a restart.
 
     Raises:
-        ValueError: a receiver of the run has not started, or its file is malformed.
+        ValueError: a receiver of the run has not started, its file is malformed, or the folder is a
+            copy whose addresses are those of the original run.
     """
     run = Path(run)
     deadline, logged = time.monotonic() + START_SECONDS, False
@@ -145,6 +148,26 @@ def find_receiver(run: str | Path, name: str) -> LocalReceiver:
     return LocalReceiver(address, server_key, key if os.access(key, os.R_OK) else None)
 
 
+def original_of(run: Path, entry: Mapping[str, Any]) -> Path | None:
+    """Return the run folder of the process that wrote an entry of endpoints.json, if not this one.
+
+    This folder is then a copy. In a container, the same folder may have another path, which then
+    does not exist here. A folder that was renamed keeps its inode.
+    """
+    folder, record = entry.get("folder"), entry.get("record")
+    if isinstance(folder, str):
+        original = Path(folder)
+    elif isinstance(record, str):
+        original = Path(record).parent
+    else:
+        return None
+    with suppress(OSError):  # this user may not look there
+        renamed = str(run.stat().st_ino) == entry.get("inode")
+        if original.is_dir() and not original.samefile(run) and not renamed:
+            return original
+    return None
+
+
 def _awaited(run: Path) -> str:
     """Return which receiver a supervisor is starting now, as the beginning of an error."""
     try:
@@ -161,10 +184,18 @@ def _awaited(run: Path) -> str:
 
 
 def _entries(run: Path) -> list[dict[str, Any]]:
+    """Return the entries of the run's receivers; raise ValueError if they are of another folder."""
     entry = _entry(run)
     # `stream-ssl run --receivers N` gives each receiver a folder below the folder of the run.
-    folders = [] if entry else sorted(run.glob("receiver-*"))
-    return [one for one in (entry, *map(_entry, folders)) if one]
+    folders = [run] if entry else sorted(run.glob("receiver-*"))
+    found = [(folder, one) for folder in folders if (one := _entry(folder))]
+    for folder, one in found:
+        if (original := original_of(folder, one)) is not None:
+            raise ValueError(
+                f"{folder} is a copy of {original}, whose receiver has the address in it: start "
+                f"the copy with `stream-ssl run CONFIG --run {run}`, or give the original folder"
+            )
+    return [one for _, one in found]
 
 
 def _entry(folder: Path) -> dict[str, Any] | None:

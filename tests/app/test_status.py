@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from observe_records import step
@@ -20,7 +20,7 @@ from rich.console import Console
 
 from stream_ssl.app.commands import status
 from stream_ssl.daemon import endpoints, run_states
-from stream_ssl.daemon.endpoints import FILE, holder
+from stream_ssl.daemon.endpoints import FILE, holder, place_of
 from stream_ssl.observe.answer import Answer, Level
 from stream_ssl.observe.health import STARTING, Health
 from stream_ssl.observe.http_access import Token
@@ -323,16 +323,17 @@ def test_totals_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert (figures["learner"]["step"], figures["learner"]["checkpoint_step"]) == (1234, 400)
 
 
+@pytest.mark.parametrize("role", ["learner", "receiver"])
 def test_a_copied_folder_does_not_show_the_original_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    role: Literal["learner", "receiver"], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, copy = tmp_path / "run", tmp_path / "copy"
     run.mkdir()
     copy.mkdir()
-    with Server(started().registry, Health(), "learner") as server:
-        entry = {"http": server.address, "record": str(run / "learner")}
+    with Server(started().registry, Health(), role) as server:
+        place = {"learner": {"record": str(run / "learner")}, "receiver": place_of(run)}[role]
         for folder in (run, copy):
-            (folder / FILE).write_text(json.dumps({"learner": entry}))
+            (folder / FILE).write_text(json.dumps({role: {"http": server.address, **place}}))
             (folder / "checkpoints").mkdir()
         status.main([str(run), "--seconds", "0.01"])
         assert "is a copy" not in "".join(capsys.readouterr())

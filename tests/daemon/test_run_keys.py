@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import threading
 import time
@@ -297,6 +298,21 @@ def test_a_folder_without_a_receiver_is_named(
         (tmp_path / "endpoints.json").write_text(content)
     with pytest.raises(ValueError, match=message):
         Producer(run=tmp_path, name="camera-1")
+
+
+@pytest.mark.parametrize("within", ["", "receiver-0"])
+def test_a_copied_folder_does_not_lead_to_the_original_run(tmp_path: Path, within: str) -> None:
+    run, copy, moved = (tmp_path / name for name in ("run", "copy", "moved"))
+    (run / within).mkdir(parents=True)
+    at = {"data": "tcp://127.0.0.1:7000", "http": "http://x", **place_of(run / within)}
+    publish(run / within, "receiver", **at)
+    assert find_receiver(run, "a").address == at["data"]
+    shutil.copytree(run, copy)
+    with pytest.raises(ValueError, match=r"copy.* is a copy of .*run.*, or give the original"):
+        find_receiver(copy, "a")
+    run.rename(moved)
+    (run / within).mkdir(parents=True)  # a new run at the former path
+    assert find_receiver(moved, "a").address == at["data"]
 
 
 def test_a_producer_waits_for_the_receiver_of_a_run_that_starts(tmp_path: Path) -> None:

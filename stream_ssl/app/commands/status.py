@@ -202,8 +202,8 @@ def of_folder(run: Path, seconds: float | None, json: bool, health: str | None) 
             console().print(error, markup=False, highlight=False, soft_wrap=True)
         return FAILED
     figures = measure(addresses, seconds or SHORT, token)
-    if any(figures["up"].values()):
-        check_no_copy(run)
+    if answering := [name for name, up in figures["up"].items() if up]:
+        check_no_copy(run, answering)
     silent = silence(run, endpoints, [role for role, up in figures["up"].items() if not up])
     others = ("unknown", "hung", "ended", "absent", "silent")
     keys = {"starting": "pid"} | {key: key for key in others}
