@@ -295,7 +295,9 @@ def test_near_duplicates_are_told_only_if_they_were_measured(
     metrics._families.set("memory_slots", 100, memory="working")
     with Server(metrics.registry, Health(), "learner") as server:
         (tmp_path / FILE).write_text(json.dumps({"learner": {"http": server.address}}))
-        assert "slots, effective rank" in shown(tmp_path, capsys)
+        told = shown(tmp_path, capsys)
+        assert "slots, effective rank" in told
+        assert "(stream" not in told  # no new sample since the start
         metrics.observe_collisions(None, 0.25)
         assert "slots, 25 % near-duplicates, effective rank" in shown(tmp_path, capsys)
 

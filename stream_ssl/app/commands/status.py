@@ -408,7 +408,8 @@ def learner_figures(history: History) -> dict[str, float | None]:
         "memory_slots": history.last("stream_ssl_memory_slots", memory="working"),
         "memory_capacity_slots": history.last("stream_ssl_memory_capacity_slots", memory="working"),
         "memory_effective_rank": history.last("stream_ssl_memory_effective_rank", memory="working"),
-        "stream_effective_rank": measured("stream_ssl_stream_effective_rank"),
+        # 0 until new samples arrive after a start
+        "stream_effective_rank": measured("stream_ssl_stream_effective_rank") or None,
         "collision_similarity": history.last("stream_ssl_collision_similarity"),
         "memory_near_duplicates_ratio": measured("stream_ssl_memory_near_duplicates_ratio"),
         "checkpoint_step": history.last("stream_ssl_checkpoint_step") if saved else None,
