@@ -247,7 +247,7 @@ def check_fits(
         if name not in ("image_shape", "duplicates") and found.get(name, here) != here:
             raise ValueError(
                 f"the state was saved under {name} {found[name]}, this memory has {name} {here}: "
-                "build it with the state's"
+                f"build the memory with the state's {name}"
             )
     kept, ours = part(state, "columns"), columns.state(live=True)
     if set(kept) != set(ours):

@@ -321,7 +321,10 @@ class Producer:
             self._io.join()
         lost = outbox.stats.dropped_by_reason.get("closed")
         if spooling and lost is not None:
-            raise DeadlineError(f"{lost.samples} samples are lost: the spool could not take them")
+            raise DeadlineError(
+                f"{lost.samples} samples are lost: the spool could not take them; raise "
+                "spool_bytes, or free space on its disk"
+            )
 
     @property
     def stats(self) -> Stats:

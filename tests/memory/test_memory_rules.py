@@ -143,7 +143,7 @@ def test_a_bad_plan_leaves_a_memory_that_goes_on(bad: str) -> None:
         ({"capacity": 7}, "of capacity 8, this memory of 7"),
         ({"dim": 5}, r"embeddings in the state are .* \(4,\), .* \(5,\): build"),
         ({"image_shape": (1, 2, 2)}, "build it with the state's image_shape and payload"),
-        ({"eviction": Reservoir()}, "policy most-duplicated, this memory has .* reservoir"),
+        ({"eviction": Reservoir()}, "has .* reservoir: build the memory with the state's evict"),
         ({"eviction": MostDuplicated(VonMisesFisher(0.1))}, r"score Linear\(\), this memory has"),
     ],
 )

@@ -138,7 +138,7 @@ def test_what_a_full_spool_cannot_take_is_told(peer: Peer, tmp_path: Path) -> No
     producer = spooling(peer, tmp_path, spool_bytes=2000, exit_timeout=0.1)
     for number in range(20):
         producer.send(image(side=20), id=str(number))
-    with pytest.raises(DeadlineError, match="samples are lost: the spool could not take them"):
+    with pytest.raises(DeadlineError, match="the spool could not take them; raise spool_bytes"):
         producer.close(0.2)
     stats = producer.stats
     assert stats.spooled.samples + stats.dropped_by_reason["closed"].samples == 20
