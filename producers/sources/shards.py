@@ -35,10 +35,12 @@ def find_files(patterns: str | Sequence[str], what: str, folders: bool = False) 
         for name in [pattern] if os.path.exists(pattern) else expand_braces(pattern):  # noqa: PTH110
             found = [name] if os.path.exists(name) else matches(name)  # noqa: PTH110
             if not found:
+                below = "" if Path(name).is_absolute() else f" in {Path.cwd()}"
+                remedy = f"no file{below} has this path or matches it as a pattern; give another"
+                if "://" in name:
+                    remedy = "download it, and give the file"
                 raise FileNotFoundError(
-                    f"no {what} {name}"
-                    + f" (of {pattern})" * (name != pattern)
-                    + ": download it, and give the file" * ("://" in name)
+                    f"no {what} {name}" + f" (of {pattern})" * (name != pattern) + f": {remedy}"
                 )
             wanted = [path for path in map(Path, found) if folders or not path.is_dir()]
             if not wanted:

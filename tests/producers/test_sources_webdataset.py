@@ -377,6 +377,18 @@ def test_two_stars_stand_for_any_number_of_folders(tmp_path):
     assert found == [tmp_path / name for name in names]
 
 
+def test_a_path_without_a_file_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        FileNotFoundError, match=rf"no video a\.avi: no file in {tmp_path} has this"
+    ):
+        find_files("a.avi", "video")
+    with pytest.raises(
+        FileNotFoundError, match=r"no log .*\*\.bag: no file has this path or match"
+    ):
+        find_files(str(tmp_path / "*.bag"), "log")
+
+
 def test_an_address_in_place_of_a_file_is_named():
     with pytest.raises(FileNotFoundError, match=r"no shard https://.*: download it, and give"):
         find_files("https://host/a.tar", "shard")
