@@ -321,10 +321,7 @@ class Producer:
             self._io.join()
         lost = outbox.stats.dropped_by_reason.get("closed")
         if spooling and lost is not None:
-            raise DeadlineError(
-                f"{lost.samples} samples are lost: the spool could not take them; raise "
-                "spool_bytes, or free space on its disk"
-            )
+            raise _lost(lost.samples)
 
     @property
     def stats(self) -> Stats:
@@ -360,6 +357,13 @@ class Producer:
 
 def _no_room(sample: Sample) -> Delivery:
     return Delivery(sample.id, "dropped", "the buffer is full")
+
+
+def _lost(samples: int) -> DeadlineError:
+    return DeadlineError(
+        f"{samples} samples are lost: the spool could not take them; raise spool_bytes, or free "
+        "space on its disk"
+    )
 
 
 def _awaited() -> tuple[Future[Delivery], OnDelivery]:
