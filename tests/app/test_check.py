@@ -461,7 +461,7 @@ def test_damaged_checkpoints_are_named_with_what_a_start_does(
         ({}, None),
         (
             {"descriptor": Median()},
-            "was saved under descriptor Median, this memory has descriptor Mean: build it",
+            "was saved under descriptor Median, this memory has descriptor Mean: build the memory",
         ),
         ({"capacity": 32}, "the state is of capacity 32, this memory of 64: build the memory"),
         ({"image_shape": (1, 8, 8)}, "images in the state are torch.uint8 "),
