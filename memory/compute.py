@@ -153,10 +153,10 @@ def in_full_precision(method: Callable[P, T]) -> Callable[P, T]:
 
 
 def changes_memory(method: Callable[P, T]) -> Callable[P, T]:
-    """Run a method under `in_full_precision`, and let it end before Ctrl-C interrupts.
+    """Run a method under `in_full_precision`, and delay Ctrl-C until the method has ended.
 
     KeyboardInterrupt within the method would leave slots and counts that do not fit each other, and
-    users of a notebook go on. Another handler of the signal than Python's own stays.
+    users of a notebook go on. If the program has its own handler of the signal, nothing is delayed.
     """
     method = in_full_precision(method)
 

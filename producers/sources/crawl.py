@@ -238,7 +238,7 @@ class Crawl:
 
 
 def scalar(value: object) -> object:
-    """Return a time or a decimal number as text, and any other value of a cell unchanged."""
+    """Return the value of a cell. Times and decimal numbers become text."""
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
     return str(value) if isinstance(value, datetime.timedelta | decimal.Decimal) else value

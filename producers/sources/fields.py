@@ -94,10 +94,10 @@ def no_image(data: bytes) -> str:
 
 
 def check_pulled(path: Path) -> None:
-    """Check that a file is not one of those that Git leaves in place of large files.
+    """Check that a file is not a pointer of Git LFS, which stands in place of a large file.
 
     Raises:
-        BrokenFileError: the file is such a pointer.
+        BrokenFileError: the file is a pointer of Git LFS.
         OSError: the file cannot be read.
     """
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Decoding of the pictures of a pass, of which some are larger than a run decodes."""
+"""A decoder for curation, which also takes pictures that are too large for a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stream_ssl.wire.sample import Sample
 LARGEST: Final = 64_000_000
 """Most pixels of a picture. Decoding it takes up to 16 bytes of memory a pixel."""
 LARGEST_JPEG: Final = 200_000_000
-"""Most pixels of a JPEG, which is decoded at a reduced scale. Cameras of telephones make them."""
+"""Most pixels of a JPEG, which is decoded at a reduced scale. Telephones take such photos."""
 
 
 class PictureDecoder:

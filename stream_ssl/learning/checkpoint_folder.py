@@ -30,7 +30,8 @@ MOST_DAMAGED = 3  # the files of this many damaged checkpoints are kept
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 """The errors of file systems without symbolic links, such as exFAT and some network shares.
 
-Only people and other programs read LATEST: a run goes on from the newest step.
+A run works without LATEST, because it continues from the newest step. People and other programs
+use it.
 """
 HISTORY_SHARE = 0.25
 """Largest share of the disk's free space that the history may use."""

@@ -178,9 +178,10 @@ class Weights:
             buffers[name] = tensor.copy_(new)
 
     def _fill_gradients(self) -> None:
-        """Give each weight a gradient if there are several ranks, which average all gradients.
+        """Give each weight without a gradient a zero gradient if there are several ranks.
 
-        The ranks may use different layers, such as a network that leaves out layers at random.
+        All ranks average the gradients of all weights. But a network may leave out layers at random,
+        and then the ranks have gradients of different weights.
         """
         for weight in () if self._ranks.alone else self._parameters:
             if weight.grad is None:

@@ -384,7 +384,7 @@ def _listen(host: str, port: int) -> socket.socket:
             "http.learner)"
         )
     try:
-        # As for most servers, :: means all addresses of IPv4, too.
+        # Most servers listen on all IPv4 addresses, too, if their address is "::".
         both = host == "::" and socket.has_dualstack_ipv6()
         return socket.create_server(
             (host, port), family=family, backlog=BACKLOG, dualstack_ipv6=both

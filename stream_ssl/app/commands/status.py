@@ -408,7 +408,7 @@ def learner_figures(history: History) -> dict[str, float | None]:
         "memory_slots": history.last("stream_ssl_memory_slots", memory="working"),
         "memory_capacity_slots": history.last("stream_ssl_memory_capacity_slots", memory="working"),
         "memory_effective_rank": history.last("stream_ssl_memory_effective_rank", memory="working"),
-        # 0 until new samples arrive after a start
+        # The metric is 0 from a start until new samples arrive.
         "stream_effective_rank": measured("stream_ssl_stream_effective_rank") or None,
         "collision_similarity": history.last("stream_ssl_collision_similarity"),
         "memory_near_duplicates_ratio": measured("stream_ssl_memory_near_duplicates_ratio"),
