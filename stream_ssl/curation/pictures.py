@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
 from typing import Final, Literal
 
 from stream_ssl.feed.decode import BadSample, Decoder, Pixels
@@ -31,9 +30,8 @@ class PictureDecoder:
 
     def __init__(self, size: int, fit: Literal["crop", "letterbox"]) -> None:
         self._usual = Decoder(size, fit=fit)
-        large = _LargeDecoder(size, max_pixels=LARGEST, fit=fit)
-        self._large = defaultdict(lambda: large)
-        self._large["jpeg"] = _LargeDecoder(size, max_pixels=LARGEST_JPEG, fit=fit)
+        self._large = _LargeDecoder(size, max_pixels=LARGEST, fit=fit)
+        self._large_jpeg = _LargeDecoder(size, max_pixels=LARGEST_JPEG, fit=fit)
         self._one_at_a_time = threading.Lock()
 
     def decode(self, sample: Sample) -> Pixels:
@@ -47,9 +45,10 @@ class PictureDecoder:
         except BadSample as error:
             if error.reason != "pixels":
                 raise
+        large = self._large_jpeg if sample.codec == "jpeg" else self._large
         with self._one_at_a_time:
             try:
-                return self._large[sample.codec].decode(sample)
+                return large.decode(sample)
             except MemoryError:
                 why = "this machine has too little memory for so many pixels: scale it down"
                 raise BadSample("pixels", why) from None

@@ -180,8 +180,8 @@ class Weights:
     def _fill_gradients(self) -> None:
         """Give each weight without a gradient a zero gradient if there are several ranks.
 
-        All ranks average the gradients of all weights. But a network may leave out layers at random,
-        and then the ranks have gradients of different weights.
+        All ranks average the gradients of all weights. But a network may leave out layers at
+        random, and then the ranks have gradients of different weights.
         """
         for weight in () if self._ranks.alone else self._parameters:
             if weight.grad is None:
