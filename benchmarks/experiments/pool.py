@@ -61,20 +61,23 @@ def finished(
     if on_cpu:
         os.environ["OMP_NUM_THREADS"] = "1"  # a worker reads it when it imports torch
     with ProcessPoolExecutor(workers, get_context("spawn"), _start, (str(data),)) as pool:
+        stopped = True
         try:
             while waiting or on:
                 while waiting and len(on) < workers and fits(waiting[0]):
                     run = waiting.pop(0)
                     on[pool.submit(_work, once, run)] = (run, clock())
                 if not on:
-                    return
+                    break
                 for future in wait(on, return_when=FIRST_COMPLETED).done:
                     run, since = on.pop(future)
                     rate.append((clock() - since, run.cost))
                     yield run, future.result()
+            stopped = False
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-            for child in active_children() if on else ():
+            # Ctrl-C may come while a worker starts, before its run is in `on`.
+            for child in active_children() if stopped else ():
                 child.kill()
 
 

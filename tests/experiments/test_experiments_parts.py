@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from forked import fork_workers
 from table import table
 from tiny_reproduction import CLASSES, DATA, EXPERIMENT
 
@@ -179,6 +180,48 @@ def test_no_run_is_begun_that_would_end_too_late(
         )
     ]
     assert done == [run.name for run in runs][:count]
+
+
+class InterruptedStart:
+    """A context of multiprocessing. Ctrl-C comes when its first process has just started."""
+
+    def __init__(self, context: Any, started: list[Any]) -> None:
+        self._context = context
+        self._started = started
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    def Process(self, **options: Any) -> Any:
+        process = self._context.Process(**options)
+
+        def interrupted() -> None:
+            del process.start  # a process is pickled as it starts
+            process.start()
+            # Its queues are kept, or the worker ends when it does not find them.
+            self._started.append((process, options))
+            raise KeyboardInterrupt
+
+        process.start = interrupted
+        return process
+
+
+def test_an_interrupt_while_a_worker_starts_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fork_workers(monkeypatch, pool)
+    started: list[Any] = []
+    context = InterruptedStart(pool.get_context("spawn"), started)
+    monkeypatch.setattr(pool, "get_context", lambda how: context)
+    store(DATA, tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        next(pool.finished(dict, EXPERIMENT.plan(1, False), tmp_path, 1))
+    ((worker, _),) = started
+    try:
+        worker.join(30)
+        assert not worker.is_alive()
+    finally:
+        worker.kill()
 
 
 def test_a_watch_looks_every_few_updates_and_means_the_second_half() -> None:
