@@ -11,6 +11,7 @@ from stream_ssl.producers.sources.lerobot import LeRobot
 from stream_ssl.producers.sources.mcap import McapFiles
 from stream_ssl.producers.sources.nats import Nats
 from stream_ssl.producers.sources.npy import NpyVectors
+from stream_ssl.producers.sources.parquet import ParquetFiles
 from stream_ssl.producers.sources.ros import Ros
 from stream_ssl.producers.sources.rosbag import RosBags
 from stream_ssl.producers.sources.synthetic import Synthetic
@@ -30,6 +31,7 @@ SOURCES: dict[str, type[Source]] = {
     "mcap": McapFiles,
     "nats": Nats,
     "npy": NpyVectors,
+    "parquet": ParquetFiles,
     "ros": Ros,
     "rosbag": RosBags,
     "synthetic": Synthetic,
@@ -51,6 +53,7 @@ __all__ = [
     "McapFiles",
     "Nats",
     "NpyVectors",
+    "ParquetFiles",
     "Ros",
     "RosBags",
     "Source",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import datetime
-import decimal
 import itertools
 import logging
 import queue
@@ -27,17 +25,15 @@ from stream_ssl.producers.sources.fields import (
     check_ranges,
     codec_of,
     digest,
-    fitting_meta,
-    label_of,
-    note_too_long,
     short_id,
     url_id,
     without_secrets,
 )
 from stream_ssl.producers.sources.passes import nothing_readable
 from stream_ssl.producers.sources.shards import find_files
+from stream_ssl.producers.sources.tables import kept_facts, label_in
 from stream_ssl.producers.sources.url_lists import UrlRow, count_rows, read_rows
-from stream_ssl.wire.sample import Position, Sample, Scalar
+from stream_ssl.wire.sample import Position, Sample
 
 if TYPE_CHECKING:
     from stream_ssl.producers.sources.web.fetch import Fetcher
@@ -155,12 +151,12 @@ class Crawl:
             data = await self._fetched(row.url)
             codec = codec_of(data)
             assert codec is not None
-            return Sample(
-                *(url_id(row.url), data, codec),
-                source=self.name,
-                label=self._class_of(row, url),
-                meta=self._facts_of(row, url),
-            )
+            label = None
+            if self._label is not None:
+                label = label_in(row.facts, self._label, self.skipped, url)
+            meta = kept_facts(row.facts, self._keep, self.skipped, url)
+            name = url_id(row.url)
+            return Sample(name, data, codec, source=self.name, label=label, meta=meta)
         except Skip as skip:
             self.skipped.note(skip.reason, url or "a row", without_secrets(str(skip)))
         except (KeyError, ValueError, TypeError) as error:
@@ -169,27 +165,6 @@ class Crawl:
             why = without_secrets(f"{type(error).__name__}: {error}")
             self.skipped.note("error", url, why)
         return None
-
-    def _class_of(self, row: UrlRow, url: str) -> int | None:
-        """Return the label of a row, or None if it has none; `skipped` then may have the reason."""
-        if self._label is None:
-            return None
-        if self._label not in row.facts:
-            why = f"the row has no column {self._label!r}"
-            self.skipped.note("bad label", f"the label of {url}", why)
-            return None
-        return label_of(row.facts[self._label], self.skipped, url)
-
-    def _facts_of(self, row: UrlRow, url: str) -> dict[str, Scalar] | None:
-        """Return the kept columns of a row; `skipped` has the reason if one cannot be sent."""
-        found = {name: scalar(row.facts.get(name)) for name in self._keep}
-        for name, value in found.items():
-            if name not in row.facts:
-                self.skipped.note("bad facts", f"{name!r} of {url}", "the row has no such column")
-            elif value is not None and not isinstance(value, str | int | float):
-                why = f"it is {type(value).__name__}, and must be text or a number"
-                self.skipped.note("bad facts", f"{name!r} of {url}", why)
-        return fitting_meta(found, too_long=note_too_long(self.skipped, url))
 
     async def _fetched(self, url: str) -> bytes:
         """Return the bytes of an image. Wait while this machine has no network.
@@ -235,13 +210,6 @@ class Crawl:
                 unreadable = error
         if unreadable is not None:
             raise SourceError(f"source {self.name!r}: {unreadable}")
-
-
-def scalar(value: object) -> object:
-    """Return the value of a cell. Times and decimal numbers become text."""
-    if isinstance(value, datetime.date | datetime.time):
-        return value.isoformat()
-    return str(value) if isinstance(value, datetime.timedelta | decimal.Decimal) else value
 
 
 def list_facts(path: Path, column: str) -> str:

@@ -1,13 +1,24 @@
-"""Reads the rows of Parquet files, which may hold far more than their size shows."""
+"""Reads the rows of tables: Parquet files within limits, and the facts in a row of any table."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import datetime
+import decimal
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from stream_ssl.producers.sources.base import SourceError
-from stream_ssl.producers.sources.fields import check_pulled
+from stream_ssl.producers.sources.base import Skipped, SourceError
+from stream_ssl.producers.sources.fields import (
+    check_pulled,
+    fitting_meta,
+    label_of,
+    note_too_long,
+)
+from stream_ssl.wire.sample import Scalar
+
+if TYPE_CHECKING:
+    from pyarrow.parquet import RowGroupMetaData
 
 MAX_COLUMN = 2**30  # bytes of a column in a row group of a Parquet file
 
@@ -24,22 +35,30 @@ def table_rows(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
     check_pulled(path)
     schema = parquet.read_schema(path)
     wanted = [name for name in dict.fromkeys(columns) if name in schema.names]
-    begins = tuple(f"{name}." for name in wanted)
     # Read as dictionaries, repeated texts are in memory once. A small file may repeat a long text.
     texts = [name for name in wanted if str(schema.field(name).type) in ("string", "large_string")]
     with parquet.ParquetFile(path, read_dictionary=texts) as file:
         for number in range(file.metadata.num_row_groups):
-            group = file.metadata.row_group(number)
-            for part in map(group.column, range(group.num_columns)):
-                name, size = part.path_in_schema, part.total_uncompressed_size
-                if f"{name}.".startswith(begins) and size > MAX_COLUMN:
-                    raise SourceError(
-                        f"{path}: column {name!r} has a row group of {size} bytes; at most "
-                        f"{MAX_COLUMN} are read. Write the file with smaller row groups"
-                    )
+            check_group(path, file.metadata.row_group(number), wanted)
         for batch in file.iter_batches(4096, columns=wanted):
             for row in range(batch.num_rows):
                 yield {name: cell(batch.column(name)[row]) for name in wanted}
+
+
+def check_group(path: Path, group: RowGroupMetaData, columns: Sequence[str]) -> None:
+    """Check that the columns to read are not too large in a row group, as in a small file of zeros.
+
+    Raises:
+        SourceError: a column is too large.
+    """
+    begins = tuple(f"{name}." for name in columns)
+    for part in map(group.column, range(group.num_columns)):
+        name, size = part.path_in_schema, part.total_uncompressed_size
+        if f"{name}.".startswith(begins) and size > MAX_COLUMN:
+            raise SourceError(
+                f"{path}: column {name!r} has a row group of {size} bytes; at most "
+                f"{MAX_COLUMN} are read. Write the file with smaller row groups"
+            )
 
 
 def cell(value: Any) -> Any:
@@ -48,3 +67,47 @@ def cell(value: Any) -> Any:
         return value.as_py()
     except (ValueError, OverflowError):
         return None
+
+
+def label_in(cells: Mapping[str, object], column: str, skipped: Skipped, what: str) -> int | None:
+    """Return the label of a row, or None if it has none; `skipped` then may have the reason.
+
+    Args:
+        cells: the row, by column.
+        column: the labels' column.
+        skipped: counts a label that cannot be sent as `bad label`.
+        what: the sample, for the log.
+    """
+    if column in cells:
+        return label_of(cells[column], skipped, what)
+    why = f"the row has no column {column!r}"
+    skipped.note("bad label", f"the label of {what}", why)
+    return None
+
+
+def kept_facts(
+    cells: Mapping[str, object], columns: Sequence[str], skipped: Skipped, what: str
+) -> dict[str, Scalar] | None:
+    """Return the columns of a row that are sent as meta, or None if there are none.
+
+    Args:
+        cells: the row, by column.
+        columns: the columns to send.
+        skipped: counts a value that cannot be sent as `bad facts`.
+        what: the sample, for the log.
+    """
+    found = {name: scalar(cells.get(name)) for name in columns}
+    for name, value in found.items():
+        if name not in cells:
+            skipped.note("bad facts", f"{name!r} of {what}", "the row has no such column")
+        elif value is not None and not isinstance(value, str | int | float):
+            why = f"it is {type(value).__name__}, and must be text or a number"
+            skipped.note("bad facts", f"{name!r} of {what}", why)
+    return fitting_meta(found, too_long=note_too_long(skipped, what))
+
+
+def scalar(value: object) -> object:
+    """Return the value of a cell. Times and decimal numbers become text."""
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    return str(value) if isinstance(value, datetime.timedelta | decimal.Decimal) else value

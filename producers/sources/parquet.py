@@ -1,0 +1,236 @@
+"""A source that reads images from the rows of Parquet files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stream_ssl.producers.sources.base import (
+    BrokenFileError,
+    Skipped,
+    SourceError,
+    check_is_damage,
+    place,
+)
+from stream_ssl.producers.sources.fields import check_pulled, codec_of, content_id, no_image
+from stream_ssl.producers.sources.finite import ENDLESS
+from stream_ssl.producers.sources.recordings import FilePasses
+from stream_ssl.producers.sources.tables import cell, check_group, kept_facts, label_in
+from stream_ssl.wire.sample import Position, Sample
+
+if TYPE_CHECKING:
+    from pyarrow import DataType, Schema, parquet
+
+ROWS = 32  # read at once; few, because a row may have an image of many megabytes
+BUFFER = 2**18  # bytes of a column that are read at once
+LABEL = "label"
+
+
+class ParquetFiles(FilePasses[tuple[int]]):
+    """Images in the rows of Parquet files, such as Hugging Face's `datasets` writes.
+
+    A cell of the images' column holds the bytes of a JPEG, PNG or WebP file, or a structure whose
+    field `bytes` holds them. Sample ids are FILE/ROW#DIGEST, with a digest of the image.
+
+    A row without such an image is logged, counted in `skipped` and left out, and so are the rows of
+    a row group from its first damage on. A label or a fact that cannot be sent is left out alone.
+
+    A position is the number of a row, and files may be added after its file. The source needs
+    memory for about twice the images of a row group, of which it reads at most 1 GiB.
+
+    Args:
+        files: paths, globs, or brace expansions such as "train-{00000..00004}-of-00005.parquet".
+        image: column of the images; null: the only column that can hold images.
+        label: column of the class, a whole number, or empty or -1 for no class; null: no labels.
+            A file may lack the column `label`, but no other one.
+        keep: columns that are sent as meta: text, numbers, and times as text. Other values are
+            counted as `bad facts`, and so is a column that a file lacks.
+        epochs: number of passes, 1 or more; null: endless.
+        name: the source's name.
+
+    Raises:
+        FileNotFoundError: a pattern matches no file.
+        ModuleNotFoundError: pyarrow is not installed.
+        ValueError: the braces or `epochs` are invalid, or the first file cannot be read or lacks a
+            column.
+    """
+
+    def __init__(
+        self,
+        files: list[str] | str,
+        image: str | None = None,
+        label: str | None = LABEL,
+        keep: list[str] | None = None,
+        epochs: int | None = 1,
+        name: str = "parquet",
+    ) -> None:
+        import pyarrow  # noqa: F401  # fail early if it is not installed
+
+        super().__init__(files, epochs, Skipped(name), "Parquet file", {"image": image})
+        self._image, self._label, self._keep = image, label, keep or []
+        try:
+            with self._opened(self._files[0]):
+                pass
+        except BrokenFileError as error:
+            raise SourceError(f"source {name!r}: {error}") from error
+
+    def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
+        """Yield each sample with the position after it; see `Source`."""
+        number = self._number(position)
+        epoch, row = place(position, self._facts(number), self.name, (ENDLESS, ENDLESS))
+        return self._passes(epoch, None if position is None else (number, (row,)))
+
+    def _readable(
+        self, path: Path, after: tuple[int] | None
+    ) -> Iterator[tuple[Sample, tuple[int]]]:
+        (start,) = after or (0,)
+        try:
+            with self._opened(path) as file:
+                first = 0
+                for number in range(file.metadata.num_row_groups):
+                    end = first + file.metadata.row_group(number).num_rows
+                    if start < end:
+                        yield from self._group(path, file, number, first, start)
+                    first = end
+        except BrokenFileError as error:
+            self.skipped.note_damage(path, error)
+
+    def _opened(self, path: Path) -> parquet.ParquetFile:
+        """Return a file that has the images' column and the labels'.
+
+        Raises:
+            BrokenFileError: the file cannot be read, or lacks a column.
+        """
+        from pyarrow import parquet
+
+        try:
+            check_pulled(path)
+            file = parquet.ParquetFile(path, buffer_size=BUFFER, pre_buffer=False)
+            image_column(path, file.schema_arrow, self._image)
+            if self._label not in (None, LABEL, *file.schema_arrow.names):
+                raise absent(path, file.schema_arrow, str(self._label), "label")
+        except BrokenFileError:
+            raise
+        except Exception as error:  # the library raises errors of any type for damaged bytes
+            check_is_damage(error, self.name)
+            raise BrokenFileError(f"{path} cannot be read: {error}") from error
+        return file
+
+    def _group(
+        self, path: Path, file: parquet.ParquetFile, number: int, first: int, start: int
+    ) -> Iterator[tuple[Sample, tuple[int]]]:
+        """Yield the samples of a row group from row `start` of the file on.
+
+        Args:
+            path: the file's path.
+            file: the file.
+            number: the number of the row group.
+            first: the number of its first row in the file.
+            start: the number of the row at which to go on.
+        """
+        schema, row = file.schema_arrow, first
+        image = image_column(path, schema, self._image)
+        facts = [self._label or "", *self._keep]
+        columns = parts_of(image, schema.field(image).type) or [image]
+        columns += [name for name in facts if name in schema.names]
+        try:
+            check_group(path, file.metadata.row_group(number), columns)
+            for batch in file.iter_batches(ROWS, [number], columns, use_threads=False):
+                for at in range(batch.num_rows):
+                    if self._stopped.is_set():
+                        return
+                    row += 1
+                    if row > start:
+                        cells = {name: cell(batch.column(name)[at]) for name in batch.schema.names}
+                        sample = self._sample(f"{path.stem}/{row - 1}", cells, image)
+                        if sample is not None:
+                            yield sample, (row,)
+        except Exception as error:
+            self.skipped.note_damage(f"{path} from row {row} to the end of its row group", error)
+
+    def _sample(self, name: str, cells: dict[str, Any], image: str) -> Sample | None:
+        """Return the sample of a row, or None if it has no image."""
+        held: Any = cells.get(image)
+        path = None
+        if isinstance(held, Mapping):
+            path, held = held.get("path"), held.get("bytes")
+        data = held or b""
+        codec = codec_of(data)
+        if codec is None:
+            why = "it has a path and no bytes: write the table with the images' bytes"
+            self.skipped.note("no image", name, why if path and held is None else no_image(data))
+            return None
+        label = None
+        if self._label is not None and (self._label in cells or self._label != LABEL):
+            label = label_in(cells, self._label, self.skipped, name)
+        meta = kept_facts(cells, self._keep, self.skipped, name)
+        try:
+            return Sample(
+                content_id(name, data), data, codec, source=self.name, label=label, meta=meta
+            )
+        except ValueError as error:
+            self.skipped.note("malformed", name, error)
+            return None
+
+
+def image_column(path: Path, schema: Schema, name: str | None) -> str:
+    """Return the name of the images' column.
+
+    Args:
+        path: the file, for the error.
+        schema: its columns.
+        name: the column that the user chose; None: the only one that can hold images.
+
+    Raises:
+        BrokenFileError: there is no such column, it cannot hold images, or several columns can.
+    """
+    from pyarrow import types
+
+    if name is not None and name not in schema.names:
+        raise absent(path, schema, name, "image")
+    structures: list[str] = [field.name for field in schema if parts_of(field.name, field.type)]
+    binary: list[str] = [field.name for field in schema if types.is_binary(plain(field.type))]
+    if name is not None:
+        if name in (*structures, *binary):
+            return name
+        raise BrokenFileError(
+            f"column {name!r} of {path} is {str(schema.field(name).type)!r:.80}; images are binary "
+            "cells, or structures with a field 'bytes'"
+        )
+    found = structures or binary
+    if len(found) != 1:
+        has = "none" if not found else f"{len(found)}: {', '.join(map(repr, found))}"
+        names = ", ".join(map(repr, schema.names))
+        raise BrokenFileError(
+            f"{path} must have one column that can hold images, and has {has}; set image to one "
+            f"of its columns, {names}"
+        )
+    return found[0]
+
+
+def plain(kind: DataType) -> DataType:
+    """Return the type of binary cells for each of its forms, and other types unchanged."""
+    import pyarrow
+    from pyarrow import types
+
+    forms = (types.is_large_binary, types.is_binary_view, types.is_fixed_size_binary)
+    return pyarrow.binary() if any(form(kind) for form in forms) else kind
+
+
+def parts_of(name: str, kind: DataType) -> list[str]:
+    """Return the columns to read for a structure with the field `bytes`, and [] for other types."""
+    from pyarrow import types
+
+    if not types.is_struct(kind):
+        return []
+    fields = {field.name: field.type for field in kind}
+    if "bytes" not in fields or not types.is_binary(plain(fields["bytes"])):
+        return []
+    return [f"{name}.{part}" for part in ("bytes", "path") if part in fields]
+
+
+def absent(path: Path, schema: Schema, name: str, argument: str) -> BrokenFileError:
+    """Return the error for a column that a file lacks."""
+    names = ", ".join(map(repr, schema.names))
+    return BrokenFileError(f"{path} has no column {name!r}; it has {names}: set {argument}")

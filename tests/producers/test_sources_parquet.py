@@ -1,0 +1,183 @@
+"""Parquet files: what becomes a sample, which column is read, and what happens to damage."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from going_on import check_goes_on
+from pyarrow import parquet
+from source_files import encoded, pixels
+from table import table
+
+from stream_ssl.producers.sources import ParquetFiles
+from stream_ssl.producers.sources import tables as limits
+
+PNGS = [encoded(image) for image in pixels(9, 6, 5, 3)]
+JPEG = encoded(pixels(1, 6, 5, 3)[0], "jpeg")
+
+
+def write(path: Path, columns: dict[str, Any], **how: Any) -> str:
+    parquet.write_table(pa.table(columns), path, **how)
+    return str(path)
+
+
+def cells(images: list[bytes | None], path: str | None = None) -> list[dict[str, Any]]:
+    return [{"bytes": image, "path": path} for image in images]
+
+
+def given(source: ParquetFiles) -> list[tuple[str, bytes, str, int | None, Any]]:
+    return [
+        (sample.id.partition("#")[0], bytes(sample.data), sample.codec, sample.label, sample.meta)
+        for sample, _ in source.samples()
+    ]
+
+
+def test_rows_of_images_are_sent_as_they_are(tmp_path: Path) -> None:
+    columns = {"image": cells([*PNGS[:2], JPEG]), "label": [3, -1, None], "text": ["a", "b", "c"]}
+    source = ParquetFiles(write(tmp_path / "train-00000.parquet", columns), keep=["text"])
+    assert given(source) == [
+        ("train-00000/0", PNGS[0], "png", 3, {"text": "a"}),
+        ("train-00000/1", PNGS[1], "png", None, {"text": "b"}),
+        ("train-00000/2", JPEG, "jpeg", None, {"text": "c"}),
+    ]
+    assert not source.skipped.by_reason
+
+
+@table("kind", [pa.binary(), pa.large_binary(), pa.binary(len(PNGS[0])), pa.binary_view()], ids=str)
+def test_plain_cells_may_hold_the_images(tmp_path: Path, kind: pa.DataType) -> None:
+    images = [image for image in PNGS if len(image) == len(PNGS[0])]
+    columns = {"picture.png": pa.array(images, kind), "path": ["x"] * len(images)}
+    source = ParquetFiles(write(tmp_path / "a.parquet", columns))
+    assert [data for _, data, *_ in given(source)] == images
+
+
+def test_a_structure_goes_before_other_bytes(tmp_path: Path) -> None:
+    columns = {"md5": [b"0123", b"4567"], "image": cells(PNGS[:2]), "vector": [[0.5], [1.5]]}
+    file = write(tmp_path / "a.parquet", columns)
+    assert [data for _, data, *_ in given(ParquetFiles(file))] == PNGS[:2]
+    with pytest.raises(ValueError, match="not one sample of a whole pass can be read"):
+        given(ParquetFiles(file, image="md5"))
+
+
+@table(
+    ("columns", "options", "message"),
+    [
+        ({"a": [1], "b": ["x"]}, {}, "that can hold images, and has none; set image to one of its"),
+        (
+            {"a": cells(PNGS[:1]), "b": cells(PNGS[:1])},
+            {},
+            "and has 2: 'a', 'b'; set image to one of",
+        ),
+        ({"a": [b"x"], "b": [b"x"]}, {}, "and has 2: 'a', 'b'; set image to one of its columns"),
+        ({"a": [b"x"]}, {"image": "b"}, "has no column 'b'; it has 'a': set image"),
+        ({"a": [b"x"], "b": [1]}, {"image": "b"}, "column 'b' of .* is 'int64'; images are"),
+        ({"a": [[b"x"]]}, {"image": "a"}, "column 'a' of .* is 'list<.*; images are binary"),
+        ({"a": [b"x"]}, {"label": "class"}, "has no column 'class'; it has 'a': set label"),
+        ({"a": [b"x"]}, {"epochs": 0}, "epochs 0: must be 1 or more"),
+    ],
+)
+def test_a_wrong_choice_ends_at_the_start(
+    tmp_path: Path, columns: dict[str, Any], options: dict[str, Any], message: str
+) -> None:
+    file = write(tmp_path / "a.parquet", columns)
+    with pytest.raises(ValueError, match=message):
+        ParquetFiles(file, **options)
+
+
+def test_what_is_no_table_ends_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 and then something else PAR1")
+    with pytest.raises(ValueError, match=r"source 'parquet': .*a.parquet cannot be read"):
+        ParquetFiles(str(tmp_path / "a.parquet"))
+    with pytest.raises(FileNotFoundError):
+        ParquetFiles(str(tmp_path / "b.parquet"))
+
+
+def test_rows_without_an_image_are_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    images = [PNGS[0], None, b"", b"GIF89a...", PNGS[1]]
+    column = pa.array(cells(images, "cat.png"))
+    column = pa.concat_arrays([column, pa.array([None], column.type)])
+    source = ParquetFiles(write(tmp_path / "a.parquet", {"image": column}))
+    assert [name for name, *_ in given(source)] == ["a/0", "a/4"]
+    assert source.skipped.by_reason == {"no image": 4}
+    assert "a/1 (no image): it has a path and no bytes: write the table with" in caplog.text
+    assert "a/3 (no image): neither JPEG, PNG nor WebP by its first bytes: GIF" in caplog.text
+    assert "a/5 (no image): empty: it has 0 bytes" in caplog.text
+
+
+def test_labels_and_facts_that_cannot_be_sent_are_left_out_alone(tmp_path: Path) -> None:
+    day = datetime.date(2026, 1, 31)
+    columns = {
+        "image": cells(PNGS[:3]),
+        "label": ["2", "cat", "1.0"],
+        "day": [day, None, day],
+        "box": [[1, 2], None, None],
+    }
+    source = ParquetFiles(write(tmp_path / "a.parquet", columns), keep=["day", "box", "none"])
+    found = given(source)
+    assert [label for *_, label, _ in found] == [2, None, 1]
+    assert [meta for *_, meta in found] == [{"day": "2026-01-31"}, None, {"day": "2026-01-31"}]
+    assert source.skipped.by_reason == {"bad label": 1, "bad facts": 4}
+    without = ParquetFiles(str(tmp_path / "a.parquet"), label=None)
+    assert [label for *_, label, _ in given(without)] == [None] * 3
+
+
+def test_every_row_is_read_once_over_row_groups_and_files(tmp_path: Path) -> None:
+    for number in range(2):
+        images = [PNGS[row % 9] for row in range(100 * number, 100 * number + 90)]
+        columns = {"image": cells(images), "row": list(range(90))}
+        write(tmp_path / f"a-{number}.parquet", columns, row_group_size=40)
+    found = check_goes_on(lambda: ParquetFiles(str(tmp_path / "a-{0..1}.parquet"), keep=["row"]))
+    assert [(sample.meta or {})["row"] for sample, _ in found] == [*range(90)] * 2
+    assert len({sample.id for sample, _ in found}) == 180
+
+
+def test_damage_costs_the_rest_of_its_row_group(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rng = np.random.default_rng(0)
+    images = [PNGS[0] + rng.bytes(2000) for _ in range(30)]
+    file = Path(write(tmp_path / "a.parquet", {"image": cells(images)}, row_group_size=10))
+    column = parquet.ParquetFile(file).metadata.row_group(1).column(0)
+    whole = bytearray(file.read_bytes())
+    begin = column.data_page_offset
+    whole[begin : begin + 100] = bytes(100)
+    file.write_bytes(whole)
+    source = ParquetFiles(str(file))
+    rows = [int(name.partition("/")[2]) for name, *_ in given(source)]
+    assert {*range(10), *range(20, 30)} <= set(rows)
+    assert len(rows) == len(set(rows)) < 30
+    assert source.skipped.by_reason == {"damaged": 1}
+    assert "to the end of its row group (damaged)" in caplog.text
+
+
+def test_a_later_file_of_another_form_is_left_out_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path / "a.parquet", {"image": cells(PNGS[:2])})
+    write(tmp_path / "b.parquet", {"text": ["x"]})
+    (tmp_path / "c.parquet").write_bytes(b"")
+    write(tmp_path / "d.parquet", {"image": cells(PNGS[2:4])})
+    source = ParquetFiles(str(tmp_path / "*.parquet"))
+    assert [name for name, *_ in given(source)] == ["a/0", "a/1", "d/0", "d/1"]
+    assert source.skipped.by_reason == {"damaged": 2}
+    assert "b.parquet must have one column that can hold images" in caplog.text
+
+
+def test_a_column_that_unpacks_to_too_much_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(limits, "MAX_COLUMN", 10_000)
+    columns = {"image": cells([JPEG + bytes(5000)] * 4), "other": ["x" * 50_000] * 4}
+    source = ParquetFiles(write(tmp_path / "a.parquet", columns, use_dictionary=False))
+    caplog.set_level(logging.WARNING)
+    with pytest.raises(ValueError, match="not one sample"):
+        given(source)
+    assert "column 'image.bytes' has a row group of 2" in caplog.text
