@@ -24,12 +24,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, interpolate, normalize
 
-from stream_ssl.curation.pictures import PictureDecoder
 from stream_ssl.curation.rows import Rows
 from stream_ssl.curation.saves import Saves
 from stream_ssl.durable import make_folder
 from stream_ssl.encoder.efficientnet_lite import EfficientNetLite0
-from stream_ssl.feed.decode import BadSample, content_hashes, sample_ids
+from stream_ssl.feed.decode import BadSample, Decoder, content_hashes, sample_ids
+from stream_ssl.feed.large_pictures import LargePictures
 from stream_ssl.memory import WorkingMemory
 from stream_ssl.memory.descriptors import Frozen, Thumbnail
 from stream_ssl.memory.eviction import Oldest, Redundant
@@ -193,7 +193,7 @@ class Curator:
         named = {"keep": keep, "features": features, "size": size, "seed": seed, "fit": fit}
         self._settings: dict[str, Any] = named
         self._folder = folder
-        self._decoder = PictureDecoder(size, fit)
+        self._decoder = LargePictures(Decoder(size, fit=fit))
         self._threads = threads or os.cpu_count() or 1
         shape = (3, size, size)
         self._describe = _describer(features)
@@ -491,7 +491,7 @@ def _kept(sample: Sample, position: Position, original: str) -> Kept:
     return Kept(*about, sample.time, sample.codec, sample.shape, original, meta)
 
 
-def _decoded(decoder: PictureDecoder, sample: Sample) -> NDArray[np.uint8] | BadSample:
+def _decoded(decoder: LargePictures, sample: Sample) -> NDArray[np.uint8] | BadSample:
     try:
         return decoder.decode(sample)
     except BadSample as error:

@@ -16,7 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stream_ssl.feed.decode import BadSample, Payloads, Pixels
+from stream_ssl.feed.decode import BadSample, Pixels
+from stream_ssl.feed.large_pictures import OneByOne
 from stream_ssl.wire.sample import Position, Sample
 
 Part = Literal["reference", "query"]
@@ -111,7 +112,7 @@ class Reader:
     def __init__(
         self,
         source: Labelled,
-        decoder: Payloads,
+        decoder: OneByOne,
         division: Division,
         batch: int = 256,
     ) -> None:
@@ -181,7 +182,7 @@ class Reader:
 
 
 def decoded(
-    sample: Sample, decoder: Payloads, source: str, first: bool = True
+    sample: Sample, decoder: OneByOne, source: str, first: bool = True
 ) -> Pixels | BadSample:
     """Return the pixels of a sample, or the error if it cannot be decoded.
 

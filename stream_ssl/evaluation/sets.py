@@ -11,7 +11,7 @@ from typing import Any
 from jsonargparse import ArgumentParser
 
 from stream_ssl.evaluation.labelled import Division, Reader
-from stream_ssl.feed.decode import Payloads
+from stream_ssl.feed.large_pictures import OneByOne
 from stream_ssl.producers.sources import SOURCES
 from stream_ssl.producers.sources.outside import build_source, find_source, listed
 
@@ -137,7 +137,7 @@ def readers(
     name: str,
     options: Mapping[str, Any],
     references: str | None,
-    decoder: Payloads,
+    decoder: OneByOne,
     division: Division,
     batch: int,
     seed: int,

@@ -26,6 +26,7 @@ from stream_ssl.config.trust import asks_for_download, only_known_classes, witho
 from stream_ssl.durable import damage
 from stream_ssl.encoder.network import Projector
 from stream_ssl.feed.decode import BadSample, Decoder, VectorDecoder
+from stream_ssl.feed.large_pictures import for_own_files
 from stream_ssl.learning.checkpoint_layout import (
     FOLDER,
     LATEST,
@@ -195,12 +196,12 @@ class Encoder(nn.Module):
             OSError: the file cannot be read.
         """
         try:
-            pixels_HWC = self.decoder.decode(as_sample(image, id="image"))
+            pixels_HWC = for_own_files(self.decoder).decode(as_sample(image, id="image"))
         except ValueError as error:
             why = str(error)
             if isinstance(error, BadSample) and error.reason == "damaged":
                 why = f"the picture is damaged ({why}): copy or fetch it again"
-            elif isinstance(error, BadSample) and error.reason == "pixels":
+            elif isinstance(error, BadSample) and error.reason == "expensive":
                 why += ": scale the picture down"
             raise ValueError(f"{image}: {why}" if isinstance(image, str | Path) else why) from error
         return torch.from_numpy(np.array(pixels_HWC.transpose(2, 0, 1), order="C"))

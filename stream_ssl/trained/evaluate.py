@@ -25,6 +25,7 @@ from stream_ssl.evaluation.linear import PROBES
 from stream_ssl.evaluation.measures import Measures, check, measure, task_accuracies
 from stream_ssl.evaluation.neighbours import knn_accuracy
 from stream_ssl.evaluation.report import JSON, ContinualMeasures, Evaluation, table, write
+from stream_ssl.feed.large_pictures import for_own_files
 from stream_ssl.process.failures import check_writable, configuring, writing
 from stream_ssl.process.progress import ShownProgress
 from stream_ssl.rate_limited_logger import printable
@@ -131,7 +132,7 @@ def _parts(
         name,
         _source_options(settings),
         settings.references,
-        decoder,
+        for_own_files(decoder),
         division,
         settings.batch,
         settings.seed,

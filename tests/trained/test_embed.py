@@ -240,6 +240,18 @@ def test_a_source_of_a_users_own_is_embedded(
     assert "mine_to_embed.Bare: its constructor failed" in caplog.text
 
 
+def test_a_picture_that_is_too_large_for_a_run_is_embedded(
+    run: Path, photos: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(photos, tmp_path / "in" / "some")
+    noise_HW = np.random.default_rng(0).integers(0, 256, (100, 5200), np.uint8)
+    large = Image.fromarray(np.tile(noise_HW, (50, 1)))  # 26 megapixels
+    large.save(tmp_path / "in" / "large.jpg")
+    assert embed.main(command(run, tmp_path / "in", tmp_path / "f.npz")) == 0
+    ids = np.load(tmp_path / "f.npz")["ids"]
+    assert any("large" in name for name in ids)
+
+
 def test_a_source_without_images_leaves_nothing(
     run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -40,8 +40,10 @@ def test_an_image_becomes_what_the_learner_would_see(exported: Path, tmp_path: P
         ValueError, match=r"image\.png: the picture is damaged \(.*\): copy or fetch"
     ):
         encoder.preprocess(file)
-    with pytest.raises(ValueError, match=r"5001 x 5000 pixels; .*: scale the picture down"):
-        encoder.preprocess(png(np.zeros((5000, 5001, 1), np.uint8), level=1))
+    with pytest.raises(ValueError, match=r"8001 x 8000 pixels; .*: scale it down"):
+        encoder.preprocess(png(np.zeros((8000, 8001, 1), np.uint8), level=1))
+    with pytest.raises(ValueError, match=r"4000 x 6000 pixels in .*: scale the picture down"):
+        encoder.preprocess(png(np.zeros((6000, 4000, 1), np.uint8), level=9))
 
 
 def test_it_can_be_trained_on_and_draws_no_random_numbers(run: Path, exported: Path) -> None:

@@ -238,7 +238,7 @@ def other_format(run: Path, image: Path) -> list[str]:
 
 
 def huge_image(run: Path, image: Path) -> list[str]:
-    Image.new("L", (6000, 6000)).save(image)
+    Image.new("L", (8001, 8000)).save(image)
     return [str(run), str(image)]
 
 
@@ -268,7 +268,7 @@ REFUSED: dict[str, tuple[Callable[[Path, Path], list[str]], int, str]] = {
     "an empty file": (no_bytes, 2, "query.png: the picture is empty: it has 0 bytes"),
     "half a picture": (cut_image, 2, "query.png: "),
     "another format": (other_format, 2, "query.png: .* are no JPEG, PNG or WebP"),
-    "a huge picture": (huge_image, 2, "query.png: 6000 x 6000 pixels; at most 25000000"),
+    "a huge picture": (huge_image, 2, "query.png: 8001 x 8000 pixels; at most 64000000"),
     "no such file": (missing_image, 1, "none.png cannot be read: No such file"),
     "a folder": (a_folder, 1, "cannot be read: a folder, and one image is needed: give a"),
     "run and picture swapped": (
@@ -350,11 +350,10 @@ def test_a_folder_that_may_not_be_entered_is_named(tmp_path: Path) -> None:
         above.chmod(0o700)
 
 
-def test_a_picture_that_only_this_run_accepts_is_searched_for(tmp_path: Path) -> None:
-    decoder = {"size": 8, "channels": 1, "max_pixels": 40_000_000}
-    write_run(tmp_path / "run", held=20, decoder=decoder)
+def test_a_picture_that_is_too_large_for_a_run_is_searched_for(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", held=20, decoder={"size": 8, "channels": 1})
     noise_HW = np.random.default_rng(0).integers(0, 256, (100, 5200), np.uint8)
-    large = Image.fromarray(np.tile(noise_HW, (50, 1)))  # 26 megapixels; by default 25 at most
+    large = Image.fromarray(np.tile(noise_HW, (50, 1)))  # 26 megapixels
     large.save(tmp_path / "large.jpg", "JPEG")
     assert search.main([str(tmp_path / "run"), str(tmp_path / "large.jpg")]) == 0
 

@@ -36,7 +36,8 @@ from stream_ssl.process.threads import share_cores
 from stream_ssl.producers.sources import Source
 
 if TYPE_CHECKING:
-    from stream_ssl.feed.decode import Payloads, Pixels
+    from stream_ssl.feed.decode import Pixels
+    from stream_ssl.feed.large_pictures import OneByOne
     from stream_ssl.trained.encoder import Encoder
     from stream_ssl.trained.feature_file import FeatureFile, Read
 
@@ -192,12 +193,13 @@ def _encode(file: FeatureFile, encoder: Encoder, source: Source, batch: int) -> 
     import torch
 
     from stream_ssl.evaluation.labelled import length
+    from stream_ssl.feed.large_pictures import for_own_files
     from stream_ssl.process.progress import ShownProgress
 
     stop = stop_source_on_signals(source)
     if file.read.samples:
         log.info("continuing after %d samples", file.read.samples)
-    rows = Rows(source, encoder.decoder, file.read)
+    rows = Rows(source, for_own_files(encoder.decoder), file.read)
     due_s = time.monotonic() + SAVE_SECONDS
     with ShownProgress() as progress, torch.inference_mode():
         bar = progress.add_task(f"encoding {encoder.kind}s", total=length(source))
@@ -246,7 +248,7 @@ class Rows:
         read: the part of the source that was read so far.
     """
 
-    def __init__(self, source: Source, decoder: Payloads, read: Read) -> None:
+    def __init__(self, source: Source, decoder: OneByOne, read: Read) -> None:
         self._source, self._decoder, self.read = source, decoder, read
 
     def __iter__(self) -> Iterator[Row]:

@@ -1,9 +1,9 @@
-"""A decoder for curation, which also takes pictures that are too large for a run."""
+"""A decoder for a user's own files, which also takes pictures that are too large for a run."""
 
 from __future__ import annotations
 
 import threading
-from typing import Final, Literal
+from typing import Final, Protocol
 
 from stream_ssl.feed.decode import BadSample, Decoder, Pixels
 from stream_ssl.wire.sample import Sample
@@ -14,24 +14,42 @@ LARGEST_JPEG: Final = 200_000_000
 """Most pixels of a JPEG, which is decoded at a reduced scale. Telephones take such photos."""
 
 
-class PictureDecoder:
-    """A decoder of pictures to uint8 [size, size, 3], as `Decoder`, and of larger pictures.
+class OneByOne(Protocol):
+    """A decoder of single samples to uint8 arrays of one shape; see `Payloads`."""
+
+    shape_HWC: tuple[int, int, int]
+
+    def decode(self, sample: Sample) -> Pixels: ...
+
+
+def for_own_files(decoder: OneByOne) -> OneByOne:
+    """Return a decoder that gives the same as a run's, and also takes larger pictures.
+
+    A run rejects large pictures because a stranger may send many. A decoder of vectors, or of a
+    class that the user wrote, is returned unchanged.
+    """
+    return LargePictures(decoder) if type(decoder) is Decoder else decoder
+
+
+class LargePictures:
+    """A decoder like another one, which also takes larger pictures.
 
     A picture with more pixels than a run decodes needs much memory, so one is decoded at a time.
     Safe to call from several threads.
 
     Args:
-        size: side of the result, in pixels.
-        fit: "crop" or "letterbox"; see `Decoder`.
-
-    Raises:
-        ValueError: an argument is outside its range.
+        decoder: decodes the pictures within its `max_pixels`.
     """
 
-    def __init__(self, size: int, fit: Literal["crop", "letterbox"]) -> None:
-        self._usual = Decoder(size, fit=fit)
-        self._large = _LargeDecoder(size, max_pixels=LARGEST, fit=fit)
-        self._large_jpeg = _LargeDecoder(size, max_pixels=LARGEST_JPEG, fit=fit)
+    def __init__(self, decoder: Decoder) -> None:
+        self.shape_HWC = decoder.shape_HWC
+        self._usual = decoder
+        self._large, self._large_jpeg = (
+            _LargeDecoder(
+                decoder.size, decoder.channels, max(most, decoder.max_pixels), decoder.fit
+            )
+            for most in (LARGEST, LARGEST_JPEG)
+        )
         self._one_at_a_time = threading.Lock()
 
     def decode(self, sample: Sample) -> Pixels:
