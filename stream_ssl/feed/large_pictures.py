@@ -12,6 +12,7 @@ LARGEST: Final = 64_000_000
 """Most pixels of a picture. Decoding it takes up to 16 bytes of memory a pixel."""
 LARGEST_JPEG: Final = 200_000_000
 """Most pixels of a JPEG, which is decoded at a reduced scale. Telephones take such photos."""
+_one_at_a_time = threading.Lock()
 
 
 class OneByOne(Protocol):
@@ -34,8 +35,8 @@ def for_own_files(decoder: OneByOne) -> OneByOne:
 class LargePictures:
     """A decoder like another one, which also takes larger pictures.
 
-    A picture with more pixels than a run decodes needs much memory, so one is decoded at a time.
-    Safe to call from several threads.
+    A picture with more pixels than a run decodes needs much memory, so a process decodes one at a
+    time. Safe to call from several threads.
 
     Args:
         decoder: decodes the pictures within its `max_pixels`.
@@ -50,7 +51,6 @@ class LargePictures:
             )
             for most in (LARGEST, LARGEST_JPEG)
         )
-        self._one_at_a_time = threading.Lock()
 
     def decode(self, sample: Sample) -> Pixels:
         """Return the pixels of a sample; see `Decoder.decode`.
@@ -64,7 +64,7 @@ class LargePictures:
             if error.reason != "pixels":
                 raise
         large = self._large_jpeg if sample.codec == "jpeg" else self._large
-        with self._one_at_a_time:
+        with _one_at_a_time:
             try:
                 return large.decode(sample)
             except MemoryError:
