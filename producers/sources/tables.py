@@ -61,12 +61,32 @@ def check_group(path: Path, group: RowGroupMetaData, columns: Sequence[str]) -> 
             )
 
 
+class OutOfRange:
+    """A value that Python cannot represent, such as a date after the year 9999."""
+
+
 def cell(value: Any) -> Any:
-    """Return a value of a Parquet file, or None if Python has none like it, such as a far date."""
+    """Return a value of a Parquet file.
+
+    Python's times have no nanoseconds, which are cut off.
+    """
+    import pyarrow
+    from pyarrow import types
+
     try:
         return value.as_py()
     except (ValueError, OverflowError):
-        return None
+        kind = value.type
+    try:
+        if types.is_timestamp(kind):
+            return value.cast(pyarrow.timestamp("us", kind.tz), safe=False).as_py()
+        if types.is_time(kind):
+            return value.cast(pyarrow.time64("us"), safe=False).as_py()
+        if types.is_duration(kind):
+            return value.cast(pyarrow.duration("us"), safe=False).as_py()
+    except (ValueError, OverflowError):
+        pass
+    return OutOfRange()
 
 
 def label_in(cells: Mapping[str, object], column: str, skipped: Skipped, what: str) -> int | None:

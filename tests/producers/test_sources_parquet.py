@@ -129,6 +129,28 @@ def test_labels_and_facts_that_cannot_be_sent_are_left_out_alone(tmp_path: Path)
     assert [label for *_, label, _ in given(without)] == [None] * 3
 
 
+def test_times_keep_microseconds_and_far_dates_are_counted(tmp_path: Path) -> None:
+    nanoseconds = pa.array([1_700_000_000_123_456_789, None])
+    columns = {
+        "image": cells(PNGS[:2]),
+        "at": nanoseconds.cast(pa.timestamp("ns", "UTC")),
+        "clock": pa.array([3_600 * 10**9 + 1_001, None]).cast(pa.time64("ns")),
+        "took": pa.array([1_001, None]).cast(pa.duration("ns")),
+        "far": pa.array([10**12, None]).cast(pa.timestamp("s")),
+    }
+    file = write(tmp_path / "a.parquet", columns)
+    source = ParquetFiles(file, keep=["at", "clock", "took", "far"])
+    assert [meta for *_, meta in given(source)] == [
+        {
+            "at": "2023-11-14T22:13:20.123456+00:00",
+            "clock": "01:00:00.000001",
+            "took": "0:00:00.000001",
+        },
+        None,
+    ]
+    assert source.skipped.by_reason == {"bad facts": 1}
+
+
 def test_every_row_is_read_once_over_row_groups_and_files(tmp_path: Path) -> None:
     for number in range(2):
         images = [PNGS[row % 9] for row in range(100 * number, 100 * number + 90)]
