@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,6 +50,10 @@ class ParquetFiles(FilePasses[tuple[int]]):
         epochs: number of passes, 1 or more; null: endless.
         name: the source's name.
 
+    Attributes:
+        classes: the names of the classes, as `datasets` writes them into a file; None if it has
+            none.
+
     Raises:
         FileNotFoundError: a pattern matches no file.
         ModuleNotFoundError: pyarrow is not installed.
@@ -70,8 +75,8 @@ class ParquetFiles(FilePasses[tuple[int]]):
         super().__init__(files, epochs, Skipped(name), "Parquet file", {"image": image})
         self._image, self._label, self._keep = image, label, keep or []
         try:
-            with self._opened(self._files[0]):
-                pass
+            with self._opened(self._files[0]) as file:
+                self.classes = class_names(file.schema_arrow, label)
         except BrokenFileError as error:
             raise SourceError(f"source {name!r}: {error}") from error
 
@@ -228,6 +233,18 @@ def parts_of(name: str, kind: DataType) -> list[str]:
     if "bytes" not in fields or not types.is_binary(plain(fields["bytes"])):
         return []
     return [f"{name}.{part}" for part in ("bytes", "path") if part in fields]
+
+
+def class_names(schema: Schema, label: str | None) -> list[str] | None:
+    """Return the names of the classes that `datasets` wrote beside the columns, or None."""
+    try:
+        names = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"][label][
+            "names"
+        ]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    listed = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    return names if listed else None
 
 
 def absent(path: Path, schema: Schema, name: str, argument: str) -> BrokenFileError:

@@ -112,6 +112,25 @@ def test_rows_without_an_image_are_counted(
     assert "a/5 (no image): empty: it has 0 bytes" in caplog.text
 
 
+@table(
+    ("facts", "names"),
+    [
+        ('{"info": {"features": {"label": {"names": ["ant", "bee"]}}}}', ["ant", "bee"]),
+        ('{"info": {"features": {"label": {"names": [1]}, "other": {"names": ["a"]}}}}', None),
+        ('{"info": {"features": {"label": []}}}', None),
+        ("[" * 100_000, None),
+        ("{}", None),
+    ],
+    ids=["names", "numbers", "no structure", "deep", "empty"],
+)
+def test_names_of_classes_are_read_if_they_are_there(
+    tmp_path: Path, facts: str, names: list[str] | None
+) -> None:
+    found = pa.table({"image": cells(PNGS[:1]), "label": [0]})
+    parquet.write_table(found.replace_schema_metadata({"huggingface": facts}), tmp_path / "a")
+    assert ParquetFiles(str(tmp_path / "a")).classes == names
+
+
 def test_labels_and_facts_that_cannot_be_sent_are_left_out_alone(tmp_path: Path) -> None:
     day = datetime.date(2026, 1, 31)
     columns = {
