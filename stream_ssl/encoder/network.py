@@ -350,7 +350,13 @@ def load_weights(encoder: nn.Module, file: Path, head: str | None = None) -> Non
             that is NaN or infinite.
     """
     try:
-        open_binary(file, links=True).close()  # rejects a pipe, on which the library would block
+        with open_binary(file, links=True) as opened:  # rejects a pipe, which would block
+            begin = opened.read(2)
+        if begin in PICKLES:
+            raise ValueError(
+                "it is a file of torch.save, which could run code; convert it once: "
+                "safetensors.torch.save_file(torch.load(FILE, weights_only=True), NEW)"
+            )
         found = load_file(file)
     except (OSError, ValueError, SafetensorError) as error:
         raise ValueError(f"encoder.weights {file} cannot be read as safetensors: {error}") from None
@@ -403,6 +409,8 @@ def _stage(module: nn.Module, name: str, option: str) -> nn.Module:
         ) from None
 
 
+PICKLES = (b"PK", b"\x80\x02", b"\x80\x04")
+"""How files of `torch.save` begin: a zip archive, or a pickle in older versions."""
 MOST_WIDTH, MOST_BLOCKS = 4096, 1000
 """Limits far above any published network, because a file from elsewhere may claim any size."""
 

@@ -24,7 +24,7 @@ from stream_ssl.app import cli
 from stream_ssl.app.commands import check
 from stream_ssl.batch import START, Batch
 from stream_ssl.config import build, options
-from stream_ssl.encoder.network import Model
+from stream_ssl.encoder.network import Model, load_weights
 from stream_ssl.feed.decode import Decoder, Pixels
 from stream_ssl.learning.checkpoint import Checkpointer
 from stream_ssl.process.failures import USAGE
@@ -393,6 +393,18 @@ def test_what_does_not_fit_is_refused_by_check(
     with suppress(SystemExit):  # the parser's own way
         assert check.main([str(file)]) == USAGE
     assert says in " ".join((capsys.readouterr().err + caplog.text).split())
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_weights_of_torch_save_are_refused_with_the_way_to_convert_them(
+    zipped: bool, tmp_path: Path
+) -> None:
+    file = tmp_path / "weights.pth"
+    torch.save(  # noqa: TID251 - as users save their weights
+        without(), file, _use_new_zipfile_serialization=zipped
+    )
+    with pytest.raises(ValueError, match=r"cannot be read as safetensors: .* convert it once"):
+        load_weights(plain_resnet18(), file)
 
 
 @table(
