@@ -86,7 +86,7 @@ def embed_parser() -> Parser:
         "--data",
         required=True,
         help="NAME:PLACE with a NAME that `stream-ssl produce` knows: cifar:FOLDER, idx:FOLDER, "
-        "images:FOLDER, webdataset:SHARDS, synthetic",
+        "images:FOLDER, webdataset:SHARDS, parquet:FILES, synthetic",
     )
     add(
         "--out",

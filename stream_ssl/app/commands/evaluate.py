@@ -60,8 +60,8 @@ def evaluate_parser() -> Parser:
         required=True,
         help=(
             "labelled set, NAME:PLACE with a NAME that `stream-ssl produce` knows: "
-            "cifar:FOLDER, idx:FOLDER, images:FOLDER, webdataset:SHARDS, synthetic. cifar "
-            "and idx: training images are references, and test images are queries; other "
+            "cifar:FOLDER, idx:FOLDER, images:FOLDER, webdataset:SHARDS, parquet:FILES, synthetic. "
+            "cifar and idx: training images are references, and test images are queries; other "
             "sets are divided"
         ),
     )
