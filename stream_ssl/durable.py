@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +34,9 @@ UNREADABLE = (
 
 UNREAD = (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE)
 """System errors that do not show whether the content of a file is damaged."""
+
+NO_FOLDER_SYNC = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
+"""The errors of file systems that cannot flush a folder, such as some Windows shares."""
 
 
 @contextmanager
@@ -108,12 +112,17 @@ def dangling(path: Path) -> str | None:
 def sync(path: Path) -> None:
     """Flush a file, or the directory entries of a folder, to the disk.
 
+    A folder is left as it is if its file system has no such operation.
+
     Raises:
         OSError: the path does not exist, or the flush failed.
     """
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
+    except OSError as error:
+        if error.errno not in NO_FOLDER_SYNC or not stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise
     finally:
         os.close(handle)
 

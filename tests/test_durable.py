@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -48,6 +49,35 @@ def test_a_failure_leaves_the_old_file_and_no_other(
         durable.write(path, "new")
     assert path.read_text() == "old"
     assert [child.name for child in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_file_system_that_cannot_flush_folders_is_usable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linux answers so on some Windows shares; a failed flush of a file is an error there, too."""
+
+    def refused(handle: int) -> None:
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr(os, "fsync", refused)
+    durable.make_folder(tmp_path / "run" / "journal")
+    durable.write(tmp_path / "run" / "a.json", "new")
+    assert (tmp_path / "run" / "a.json").read_text() == "new"
+    monkeypatch.setattr(os, "fsync", lambda handle: os.read(handle, -1))  # EINVAL of a file, too
+    with pytest.raises(OSError, match="Invalid argument"):
+        durable.sync(tmp_path / "run" / "a.json")
+
+
+def test_a_disk_that_cannot_flush_a_folder_now_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(handle: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", broken)
+    with pytest.raises(OSError, match="Input/output error"):
+        durable.sync(tmp_path)
 
 
 def test_what_a_crash_left_is_in_nobodys_way(tmp_path: Path) -> None:
