@@ -268,6 +268,8 @@ class Spool:
         """Release the lock. Packets on disk stay."""
         import fcntl
 
+        if not self._records:
+            self.ack(self.end)  # delete what the disk did not let go before
         fcntl.flock(self._lock, fcntl.LOCK_UN)  # closing is not enough after a fork
         self._release()
 

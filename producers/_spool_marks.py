@@ -73,10 +73,13 @@ class MarkCopies:
         return found
 
     def forget(self) -> None:
-        """Delete the copies. The next segment syncs the folder, before a start could read both."""
-        self._mark.unlink(missing_ok=True)
-        if self._reserved:
-            with contextlib.suppress(OSError, ValueError):
+        """Delete the copies. The next segment syncs the folder, before a start could read both.
+
+        A copy that the disk does not let go stays. A start then finds that its packets are gone.
+        """
+        with contextlib.suppress(OSError, ValueError):
+            self._mark.unlink(missing_ok=True)
+            if self._reserved:
                 self._overwrite(bytes(2 * HALF_BYTES), 0)
                 self._reserved = False
 

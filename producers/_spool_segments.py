@@ -5,7 +5,6 @@ Records are appended to the last segment and never overwritten. Old segments are
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 from collections import deque
@@ -15,6 +14,7 @@ from pathlib import Path
 from stream_ssl import durable
 from stream_ssl.bounded_files import open_binary
 from stream_ssl.producers._spool_records import MAGIC, Record, records_of
+from stream_ssl.rate_limited_logger import RateLimitedLogger
 
 SEGMENT_BYTES = 8 * 1024 * 1024
 
@@ -37,6 +37,7 @@ class Segments:
         self.paths = deque(path for path in sorted(folder.glob("*.spool")) if _is_segment(path))
         self.bytes = sum(path.stat().st_size for path in self.paths)
         self._end = 0  # where the next record begins in the last segment
+        self._limited_log = RateLimitedLogger(logger, seconds=60.0)
 
     @property
     def first_number(self) -> int:
@@ -101,21 +102,35 @@ class Segments:
         return path, self._end
 
     def keep_from(self, path: Path | None) -> None:
-        """Delete the segments before this one, but never the last segment."""
-        while len(self.paths) > 1 and self.paths[0] != path:
-            self._delete_first()
+        """Delete the segments before this one, but never the last segment.
+
+        A segment that the disk does not let go stays, and the next call tries again.
+        """
+        while len(self.paths) > 1 and self.paths[0] != path and self._delete_first():
+            pass
 
     def clear(self) -> None:
-        """Delete all segments."""
-        while self.paths:
-            self._delete_first()
-        self.bytes = self._end = 0
+        """Delete all segments; see `keep_from`."""
+        while self.paths and self._delete_first():
+            pass
+        if not self.paths:
+            self.bytes = self._end = 0
 
-    def _delete_first(self) -> None:
-        path = self.paths.popleft()
-        with contextlib.suppress(FileNotFoundError):  # a user may have removed the file
-            self.bytes -= path.stat().st_size
+    def _delete_first(self) -> bool:
+        """Delete the first segment. Return False if that fails, as on a read-only disk."""
+        path = self.paths[0]
+        try:
+            size = path.stat().st_size
             path.unlink()
+        except FileNotFoundError:  # a user may have removed the file
+            size = 0
+        except OSError as error:
+            text = f"spool {path}: {error.strerror}; its samples are delivered, and it stays"
+            self._limited_log.warning("delete", text)
+            return False
+        self.paths.popleft()
+        self.bytes -= size
+        return True
 
 
 def _is_segment(path: Path) -> bool:

@@ -185,7 +185,7 @@ def test_a_forked_process_that_lives_on_does_not_hold_the_spool(tmp_path: Path) 
         "import os, sys, time\n"
         "from stream_ssl.producers import Producer\n"
         "made = Producer('tcp://127.0.0.1:1', 'a', on_full='spool', spool=sys.argv[1])\n"
-        "print(os.fork(), flush=True)\n"
+        "os.write(1, f'{os.fork()}\\n'.encode())\n"  # in one piece: both processes write
         "time.sleep(60)\n"
     )
     command = [sys.executable, "-c", code, tmp_path / "s"]

@@ -1,4 +1,4 @@
-"""A spool on a disk without room: its samples are sent, and none of them twice."""
+"""A spool on a disk that takes nothing: its samples are sent, and none of them twice."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from client_peer import Peer, arrived, image
+from client_peer import Peer, arrived, image, until
 from spool_files import ids, packet, reopen
 
 from stream_ssl import durable
@@ -143,3 +143,65 @@ def test_a_folder_of_other_files_is_refused_and_stays_as_it_is(tmp_path: Path) -
 def test_a_disk_of_its_own_is_a_fit_folder(tmp_path: Path) -> None:
     (tmp_path / "lost+found").mkdir()
     Spool(tmp_path, "a", 1 << 20).close()
+
+
+@pytest.fixture
+def read_only(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """Make the disk read-only, as Linux does after an error of the disk, or writable again."""
+    unlink, append, write = Path.unlink, Segments.append, durable.write
+
+    def refused(*_arguments: Any, **_settings: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    def change(on: bool) -> None:
+        monkeypatch.setattr(Path, "unlink", refused if on else unlink)
+        monkeypatch.setattr(Segments, "append", refused if on else append)
+        monkeypatch.setattr(durable, "write", refused if on else write)
+
+    return change
+
+
+def test_a_producer_goes_on_when_its_disk_becomes_read_only(
+    tmp_path: Path, read_only: Callable[[bool], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    settings: dict[str, Any] = {"on_full": "spool", "spool": tmp_path, "packet_samples": 1}
+    with Peer() as peer:
+        peer.drop()
+        with Producer(peer.address, "a", **settings) as producer:
+            for number in range(3):
+                producer.send(image(), id=str(number))
+            until(lambda: producer.stats.spooled.samples == 3)
+            read_only(True)
+            peer.open()
+            with peer.serving() as journal:
+                producer.flush()
+                for number in range(3, 6):
+                    producer.send(image(), id=str(number))
+                producer.flush()
+                assert list(tmp_path.glob("*.spool"))
+                read_only(False)
+                producer.close()
+    assert arrived(journal) == [str(number) for number in range(6)]
+    assert "Read-only file system; its samples are delivered, and it stays" in caplog.text
+    assert not list(tmp_path.glob("*.spool"))
+
+
+def test_a_segment_that_cannot_be_deleted_is_deleted_later(
+    spool: Spool, read_only: Callable[[bool], None]
+) -> None:
+    spool.append([packet("1"), packet("2")], 0, None)
+    spool.mark(1, [(0, 1), (1, 1)])
+    read_only(True)
+    spool.ack(2)
+    held = spool.stored_bytes
+    assert held > 0
+    read_only(False)
+    spool.append([packet("3")], 0, None)
+    assert spool.stored_bytes > held
+    spool = reopen(spool)
+    assert spool.resume(2) == 2  # the mark tells what the receiver has
+    assert ids(spool) == ["3"]
+    spool.ack(3)
+    assert spool.stored_bytes == 0
+    assert not list(spool.folder.glob("*.spool"))
+    spool.close()
