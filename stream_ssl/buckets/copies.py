@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stream_ssl.buckets.folders import Bucket, is_url
+from stream_ssl.durable import MANIFEST
 from stream_ssl.learning.checkpoint_layout import step_in, steps_in
 from stream_ssl.observe.checkpoint_metrics import CheckpointMetrics
 
@@ -107,10 +108,10 @@ class CheckpointCopies:
             if math.isnan(self._due_since):
                 self._due_since = self._clock()
             self._link(self._checkpoints / name)
+            self._prune(name)  # before the copy, because a full disk has no room for one more
             # After a restart, the bucket may hold it. A copy that fails would destroy that one.
             if not self._bucket.holds(self._scratch, name):
                 self._bucket.upload(self._scratch, name)
-            self._prune(name)
         except Exception as error:  # each protocol raises errors of its own
             self._metrics.copy_failed()
             if not self._failed:
@@ -142,8 +143,10 @@ class CheckpointCopies:
                 shutil.copyfile(path, self._scratch / path.name)
 
     def _prune(self, newest: str) -> None:
-        """Remove the oldest copies, but not the newest one, whose step may have been lower."""
+        """Remove incomplete and the oldest copies, but not `newest`, whose step may be lower."""
         steps = {name: step_in(name) for name in self._bucket.names() - {newest}}
         copies = sorted((step, name) for name, step in steps.items() if step is not None)
-        for _, name in copies[: max(0, len(copies) + 1 - KEEP)]:
-            self._bucket.remove(name)
+        whole = [name for _, name in copies if MANIFEST in self._bucket.names(name)]
+        for _, name in copies:
+            if name not in whole[1 - KEEP :]:
+                self._bucket.remove(name)

@@ -284,6 +284,38 @@ def test_an_empty_folder_that_cannot_be_removed_is_no_failure(
     assert value(metrics, "copy_step") == 40
 
 
+def test_a_place_with_room_for_three_copies_takes_the_next_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box, put, rooms = tmp_path / "box", LocalFileSystem.put_file, [copying.KEEP]
+
+    def bounded(self: LocalFileSystem, source: str, target: str) -> None:
+        if len({path.parent for path in box.glob("*/*")}) > rooms[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        put(self, source, target)
+
+    monkeypatch.setattr(LocalFileSystem, "put_file", bounded)
+    copies, metrics = copier(tmp_path, f"file://{box}", [0.0])
+    made = []
+    for step in (10, 20, 30, 40, 50):
+        made.append(checkpoint(tmp_path / "checkpoints", step))
+        copies.copy()
+    assert value(metrics, "copy_failures_total") == 0
+    assert {path.name for path in box.iterdir()} == {one.name for one in made[2:]}
+    rooms[0] = 0  # other files take the room
+    for step in (60, 70, 80):
+        made.append(checkpoint(tmp_path / "checkpoints", step))
+        copies.copy()
+    assert value(metrics, "copy_failures_total") == 3
+    whole = {path.parent.name for path in box.glob("*/manifest.json")}
+    assert whole == {one.name for one in made[3:5]}
+    assert len(list(box.iterdir())) == len(whole) + 1  # what failed before was removed
+    rooms[0] = copying.KEEP
+    copies.copy()
+    assert value(metrics, "copy_step") == 80
+    assert {path.name for path in box.iterdir()} == {*whole, made[-1].name}
+
+
 def test_failures_are_told_once_counted_and_end(
     s3: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
