@@ -193,6 +193,8 @@ def _why(record: ReceiverRecord) -> str:
         )
     if record.full:
         return "the journal has used its budget"
+    if not record.ready:
+        return "the last write of the journal failed"
     return "the learner is too far behind"
 
 

@@ -15,6 +15,7 @@ from receiver_peer import DEADLINE, KIB, MIB, Peer, Running, packet, until
 
 from stream_ssl.daemon.receive import _journal, _why
 from stream_ssl.journal.consumer_offsets import ConsumerOffsets
+from stream_ssl.journal.errors import JournalError
 from stream_ssl.receiver import journal_room
 from stream_ssl.receiver.credit import DRAIN_SECONDS, QUIET_SECONDS, CreditPolicy
 from stream_ssl.receiver.sessions import TURN_SECONDS
@@ -246,6 +247,23 @@ def test_a_journal_whose_folder_is_away_is_not_well(tmp_path):
         assert why.startswith("its folder was moved, deleted or replaced; no packet")
         away.rename(tmp_path / "journal")
         until(lambda: not running.last.journal_away)
+
+
+def test_a_journal_that_cannot_be_written_is_why_there_is_no_credit(tmp_path, monkeypatch):
+    """Linux makes a disk read-only after an error; the learner is not to blame."""
+
+    def refused(*_):
+        raise JournalError("journal: Read-only file system")
+
+    with Running(tmp_path, **SMALL) as running, Peer(running.endpoint) as peer:
+        peer.hello()
+        monkeypatch.setattr(running.journal, "append", refused)
+        peer.with_credit()
+        peer.say(packet(1))
+        until(lambda: not running.last.ready)
+        assert _why(running.last) == "the last write of the journal failed"
+        monkeypatch.undo()
+        peer.acked(1)
 
 
 def test_a_position_behind_the_journals_end_deletes_nothing(tmp_path, caplog):
