@@ -32,7 +32,10 @@ UNREADABLE = (
 )
 """The errors that reading an untrusted manifest can raise."""
 
-UNREAD = (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE)
+UNREAD = (
+    *(errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE),
+    *(errno.ENODEV, errno.ENOLCK),  # a file system that cannot map or lock files
+)
 """System errors that do not show whether the content of a file is damaged."""
 
 NO_FOLDER_SYNC = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)

@@ -18,6 +18,7 @@ from queue import SimpleQueue
 
 from stream_ssl.durable import UNREAD, sync
 from stream_ssl.journal import segment_check
+from stream_ssl.journal.errors import LOCAL_DISK, is_unsuited
 from stream_ssl.journal.segment import (
     MAX_RECORDS,
     PAGE,
@@ -297,6 +298,8 @@ def _remedy(said: str) -> str:
     """Return the remedy for an error of a check that is no damage."""
     if any(os.strerror(number) in said for number in (errno.EACCES, errno.EPERM)):
         return "let the receiver's user read it (chown)"
+    if is_unsuited(said):
+        return LOCAL_DISK
     return "check the installation and the free memory, and start the receiver again"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stream_ssl.bounded_files import open_file
 from stream_ssl.durable import make_folder
-from stream_ssl.journal.errors import JournalError, as_journal_error
+from stream_ssl.journal.errors import LOCAL_DISK, JournalError, as_journal_error
 from stream_ssl.journal.segment import Damaged
 
 LOCK_FILE = "writer.lock"
@@ -38,7 +38,7 @@ class WriterLock:
             os.close(handle)
             why = "is being written by another process: stop the other receiver first"
             if not isinstance(error, BlockingIOError):  # some network file systems have no locks
-                why = f"cannot be locked ({error.strerror}): choose a folder on a local disk"
+                why = f"cannot be locked ({error.strerror}): {LOCAL_DISK}"
             raise JournalError(f"journal {folder} {why}") from None
         self._handle = handle
 

@@ -1,11 +1,14 @@
 """The check of segments for damage, in processes of its own, and what else can end it."""
 
 import errno
+import os
 import signal
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
+import lmdb
 import pytest
 from journal_of_packets import build, checked, packet, read_all
 
@@ -13,6 +16,7 @@ from stream_ssl.journal import recovery
 from stream_ssl.journal.errors import JournalError
 from stream_ssl.journal.journal import Journal
 from stream_ssl.journal.segment import list_segments
+from stream_ssl.journal.writer_lock import LOCK_FILE
 
 SLOW = """
 import os, sys, time
@@ -177,3 +181,24 @@ def test_a_walk_without_an_end_is_damage():
     )
     done = subprocess.run([sys.executable, "-c", code], timeout=60, check=False)
     assert done.returncode == -signal.SIGPROF
+
+
+@pytest.mark.parametrize("number", [errno.ENODEV, errno.ENOLCK, errno.EINVAL])
+def test_a_file_system_that_cannot_map_or_lock_files_is_named(tmp_path, monkeypatch, number):
+    """Such as a folder that a virtual machine shares with its host."""
+    build(tmp_path, groups=2)
+    held = sorted(tmp_path.iterdir())
+
+    def refused(path, **_):
+        raise lmdb.Error(f"{path}: {os.strerror(number)}")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(lmdb, "open", refused)
+        with pytest.raises(JournalError, match="cannot map or lock files; choose a folder on a"):
+            Journal(tmp_path, check=False)
+        fresh = closing(Journal(tmp_path / "new", check=False))
+        with fresh as journal, pytest.raises(JournalError, match=r"; choose a folder on a local"):
+            journal.append([packet(1)])
+    (tmp_path / "new" / LOCK_FILE).unlink()
+    (tmp_path / "new").rmdir()
+    assert sorted(tmp_path.iterdir()) == held  # no segment was moved aside
