@@ -88,7 +88,7 @@ class Spool:
         import fcntl  # imported here, because Windows lacks it and only the spool needs it
 
         _prepare(folder)
-        self._lock = open_file(folder / "lock", os.O_RDWR | os.O_CREAT)
+        self._lock = _opened(folder / "lock")
         # Whoever makes a spool may fail before it can close it.
         self._release = weakref.finalize(self, os.close, self._lock)
         self._release.atexit = False  # the last packets are written later
@@ -371,6 +371,18 @@ def _prepare(folder: Path) -> None:
             f"spool {folder}: holds {others[0]!r}{count}, which no spool has written; choose an "
             "empty or a new folder"
         )
+
+
+def _opened(path: Path) -> int:
+    """Open the file that is locked, and return its descriptor."""
+    try:
+        return open_file(path, os.O_RDWR | os.O_CREAT)
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"spool {path.parent}: {path.name} cannot be written: {error.strerror}; let this user "
+            "write the folder, or choose another",
+        ) from None
 
 
 def _is_ours(name: str) -> bool:

@@ -15,7 +15,7 @@ from client_peer import Peer, arrived, image, until
 from spool_files import ids, packet, reopen
 
 from stream_ssl import durable
-from stream_ssl.producers import Producer
+from stream_ssl.producers import Producer, _spool
 from stream_ssl.producers._spool import Spool
 from stream_ssl.producers._spool_segments import Segments
 
@@ -143,6 +143,20 @@ def test_a_folder_of_other_files_is_refused_and_stays_as_it_is(tmp_path: Path) -
 def test_a_disk_of_its_own_is_a_fit_folder(tmp_path: Path) -> None:
     (tmp_path / "lost+found").mkdir()
     Spool(tmp_path, "a", 1 << 20).close()
+
+
+def test_a_spool_that_this_user_may_not_write_is_named(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that became read-only before a reboot is an example."""
+    spool.close()
+
+    def refused(path: Path, *_: object) -> int:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(_spool, "open_file", refused)
+    with pytest.raises(OSError, match=r"spool .*: lock cannot be written: Read-only file system;"):
+        Spool(spool.folder, "a", 1 << 20)
 
 
 @pytest.fixture
