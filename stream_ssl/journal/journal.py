@@ -78,7 +78,7 @@ class Journal:
 
     Args:
         path: the folder of the journal; created if it is missing.
-        budget: most bytes on disk, at least 1 MiB.
+        budget: most bytes on disk, at least 1 MiB; see `OldSegments.left`.
         segment_bytes: the size at which a new segment begins. None: an eighth of the budget or of
             the room on the disk, whichever is less, between 256 KiB and 64 MiB. Other values are
             for tests.
@@ -127,7 +127,7 @@ class Journal:
         self.id = journal_id(self.path)
         # The first append begins a new segment, and older segments are only read: readers do not
         # notice damage to LMDB's list of free pages, but a writer would reuse pages in use.
-        self._old = OldSegments(self.path, found)
+        self._old = OldSegments(self.path, found, budget)
         self._states = ProducerStates(found.states)
         self._total = found.total  # bytes of header and payload ever journalled
         self._last = found.last
@@ -142,7 +142,7 @@ class Journal:
     @property
     def room(self) -> int:
         """Bytes that can still be appended within the budget; trimming increases it."""
-        return max(0, self.budget - self.bytes - self._reserve)
+        return max(0, self._old.left - self._active_bytes - self._reserve)
 
     @property
     def first(self) -> int:
@@ -203,7 +203,7 @@ class Journal:
         """
         self._states.check_order(entries)
         need = self._reserve + sum(entry_bytes(entry) for entry in entries)
-        if need > self.budget - self.bytes and any(e.header is not None for e in entries):
+        if need > self.room + self._reserve and any(e.header is not None for e in entries):
             raise BudgetUsed(
                 f"journal {self.path}: {need} bytes do not fit, {self.bytes} of {self.budget} are "
                 "used; it empties behind the learner's checkpoints, or raise journal.budget"
@@ -229,7 +229,7 @@ class Journal:
 
     def count_fitting(self, entries: Sequence[JournalEntry]) -> int:
         """Return how many of the entries, from the first on, fit into the budget."""
-        room = self.budget - self.bytes - self._reserve
+        room = self.room
         return sum(size <= room for size in accumulate(map(entry_bytes, entries)))
 
     def trim(self, before: int, seconds: float = float("inf")) -> int:

@@ -38,17 +38,28 @@ class OldSegments:
     Args:
         folder: the folder of the journal.
         found: the content of the folder after recovery.
+        budget: most bytes of the journal.
 
     Attributes:
         end: the first position after these segments, where the active segment begins.
         damaged: segments that were found damaged or missing.
     """
 
-    def __init__(self, folder: Path, found: RecoveredJournal) -> None:
+    def __init__(self, folder: Path, found: RecoveredJournal, budget: int) -> None:
         self.end = found.last + 1
         self.damaged = found.damaged
         self._folder = folder
         self._sizes = found.segments  # (first position, bytes)
+        self._budget = budget
+        large = [one for one in found.segments if one[1] > budget // 2]
+        self._largest = large[-1] if large else (0, 0)
+        if large:
+            log.warning(
+                "journal %s: the segment of record %d has %d bytes, more than half of "
+                "journal.budget, which was larger before: until it is deleted, it does not count",
+                folder,
+                *self._largest,
+            )
         starts = [first for first, _ in found.unchecked]
         # First position -> first position of the previous segment, until checked.
         self._unchecked = dict(zip(starts, [0, *starts], strict=False))
@@ -58,6 +69,16 @@ class OldSegments:
     def bytes(self) -> int:
         """Bytes on disk."""
         return sum(size for _, size in self._sizes)
+
+    @property
+    def left(self) -> int:
+        """The bytes of the budget that these segments leave.
+
+        A segment can be deleted only after newer records, which need room. So the newest segment
+        of more than half of the budget does not count. The budget was larger when it was written.
+        """
+        first, size = self._largest
+        return self._budget - self.bytes + (size if self.first <= first else 0)
 
     @property
     def first(self) -> int:

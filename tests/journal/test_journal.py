@@ -543,6 +543,30 @@ def far(producer, sequence):
     return JournalEntry(producer, sequence, "x" * 4000, 1.5, b"header", b"payload")
 
 
+def test_a_smaller_budget_than_the_newest_segment_leaves_room(memory_path, caplog):
+    """The newest segment can be deleted only after newer records."""
+    with closing(Journal(memory_path, budget=64 * MIB)) as journal:
+        for sequence in range(1, 6):
+            journal.append([entry(sequence, MIB)])
+    for restarts in range(2):
+        with closing(Journal(memory_path, budget=4 * MIB)) as journal:
+            assert "the segment of record 1 has" in caplog.text
+            assert 2 * MIB < journal.room < 4 * MIB
+            sequence = fill(journal, 6 + restarts, 500_000) if restarts else 6
+            if not restarts:
+                journal.append([entry(6, 1000)])
+            assert journal.trim(5) == 0  # the learner needs a record of the first segment
+            assert journal.bytes < 10 * MIB
+            journal.trim(sequence if restarts else 5)
+    caplog.clear()
+    with closing(Journal(memory_path, budget=4 * MIB)) as journal:
+        assert not caplog.text
+        assert journal.first > 5
+        assert journal.bytes <= journal.budget
+        fill(journal, sequence, 100_000)
+        assert journal.bytes <= journal.budget
+
+
 def test_what_is_known_of_producers_counts_into_the_budget(memory_path):
     """Each segment has the states of all, and a position may take two pages."""
     budget = 8 * MIB
