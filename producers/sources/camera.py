@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from stream_ssl.producers.sources.base import BrokenFileError
 from stream_ssl.producers.sources.frames import Frames
 from stream_ssl.producers.sources.live import Live, connection_id
-from stream_ssl.producers.sources.video import Film, film_of, lenient, silence
+from stream_ssl.producers.sources.video import Film, film_of, lenient, silence, tells_no_times
 from stream_ssl.wire.sample import Sample
 
 if TYPE_CHECKING:
@@ -54,7 +54,8 @@ class Camera(Live["LiveFrame"]):
 
     The source reconnects, and drops the oldest waiting frames if the sender cannot keep up; see
     `Live`. Sample ids are CONNECTED-N: a name of the connection, and the number of the frame since
-    then. Capture times follow the stream's own clock.
+    then. Capture times follow the stream's own clock. Motion JPEG over HTTP and bare H.264 have no
+    clock: their frames are dated when they arrive.
 
     Args:
         url: rtsp://USER:PASSWORD@HOST/PATH, http://..., or the path of a device. The user and the
@@ -162,13 +163,16 @@ class Camera(Live["LiveFrame"]):
                     raise OSError(f"nothing could be decoded for {silent:.2g} s")
 
             gate, clock = self._frames.gate(), CaptureClock()
+            # FFmpeg counts 25 frames a second of these streams, whatever their rate is.
+            counted = tells_no_times(container, stream) or container.format.name.endswith("pipe")
             what, key_frames = "the stream", self._frames.key_frames
             film = Film(container, stream, note, what, key_frames, live=True)
             for number, frame in enumerate(film.frames(container.demux(stream))):
                 now = time.time()
                 self._came = time.monotonic()  # a frame that is not sent came, too
                 # The first frames of a stream may lack a time, because its clock is not known yet.
-                captured = now if frame.pts is None else clock.capture_time(frame.time, now)
+                timed = frame.pts is not None and not counted
+                captured = clock.capture_time(frame.time, now) if timed else now
                 if self._frames.wants(frame) and gate.takes(frame, captured):
                     size = sum(plane.buffer_size for plane in frame.planes)
                     yield (frame, f"{connected}-{number}", captured), size

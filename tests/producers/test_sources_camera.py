@@ -249,6 +249,25 @@ def test_truncated_frames_of_motion_jpeg_are_left_out(tmp_path):
     assert source.skipped.by_reason["undecodable"] >= 2
 
 
+def test_frames_without_times_are_dated_when_they_arrive():
+    """FFmpeg would count 25 frames a second, which dated slow frames up to two seconds early."""
+
+    def serve(handler, _number):
+        handler.send_response(200)
+        handler.send_header("Content-Type", "multipart/x-mixed-replace; boundary=frame")
+        handler.end_headers()
+        for number in range(50):
+            data = encoded(numbered(number), "JPEG")
+            head = f"--frame\r\nContent-Type: image/jpeg\r\nContent-Length: {len(data)}\r\n\r\n"
+            handler.wfile.write(head.encode() + data + b"\r\n")
+            if number > 30 and handler.server.ended.wait(0.1):  # what FFmpeg probes comes at once
+                return
+
+    with http_camera(serve) as (_, url):
+        samples = taken(Camera(url, waiting=100), 45)
+    assert samples[44].time - samples[34].time > 0.9  # by 25 frames a second: 0.4
+
+
 def test_stop_ends_a_camera_that_says_nothing():
     def serve(handler, _number):
         handler.server.ended.wait(120)
