@@ -33,8 +33,13 @@ def plain(image: Image.Image) -> Image.Image:
     """Return the image as L, RGB or RGBA, in its stored orientation.
 
     16-bit grey keeps its high byte. This function may change `image.info` and load the pixels.
+
+    Raises:
+        ValueError: the image lacks the palette that its pixels need.
     """
     _match_transparency(image)
+    if image.mode == "P" and image.palette is None:
+        raise ValueError("its pixels are numbers of colours, and it has no palette")
     if image.mode.startswith("I"):  # 16-bit grey
         level_HW = np.asarray(image).clip(0, 65_535)
         grey = Image.fromarray((level_HW >> 8).astype(np.uint8))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import time
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from stream_ssl.producers.sources.base import own_fault
 from stream_ssl.producers.sources.fields import fitting_meta, short_id
 from stream_ssl.wire.sample import DTYPES, Sample
 
@@ -168,11 +168,14 @@ def decode(sample: Sample) -> Image.Image | None:
     pillow = load_pillow()
     from stream_ssl.pictures import over_white, upright
 
-    damage = OSError, ValueError, SyntaxError, pillow.DecompressionBombError
-    with contextlib.suppress(*damage), pillow.open(io.BytesIO(sample.data)) as image:
-        if image.width * image.height <= MOST_PIXELS and max(image.size) <= MOST_SIDE:
-            # A new file has neither the orientation tag nor an alpha channel.
-            return over_white(upright(image))
+    try:
+        with pillow.open(io.BytesIO(sample.data)) as image:
+            if image.width * image.height <= MOST_PIXELS and max(image.size) <= MOST_SIDE:
+                # A new file has neither the orientation tag nor an alpha channel.
+                return over_white(upright(image))
+    except Exception as error:  # damage can make Pillow raise any exception
+        if own_fault(error):
+            raise
     return None
 
 

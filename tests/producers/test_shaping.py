@@ -3,6 +3,7 @@
 import io
 import itertools
 import sys
+import zlib
 
 import numpy as np
 import pytest
@@ -207,10 +208,14 @@ def test_encoding_anew_keeps_the_image_upright():
 
 
 def test_what_cannot_be_decoded_is_repeated_as_it_is():
-    broken = Sample("a", encoded(pixels(1, 9, 9, 3)[0])[:40], "png")
-    copy = repeat(broken, "0", "jitter", np.random.default_rng(0))
-    assert copy.data == broken.data
-    assert copy.meta == {"duplicate_of": "a", "duplicate": "exact"}
+    whole = encoded(pixels(1, 9, 9, 3)[0])
+    colour_type = whole[:25] + b"\x03" + whole[26:]  # numbers of colours, without a palette
+    coloured = colour_type[:29] + zlib.crc32(colour_type[12:29]).to_bytes(4, "big") + whole[33:]
+    for data in (whole[:40], coloured):
+        broken = Sample("a", data, "png")
+        copy = repeat(broken, "0", "jitter", np.random.default_rng(0))
+        assert copy.data == broken.data
+        assert copy.meta == {"duplicate_of": "a", "duplicate": "exact"}
 
 
 def test_repeating_keeps_within_the_wires_limits():
