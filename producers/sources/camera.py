@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 DELAY_WINDOW = 60.0  # seconds; the window in which the minimum delay is measured
 DELAY_LIMIT = 2.0  # seconds above the minimum delay, after which the stream's clock counts as reset
 DEVICES = "/dev/video"
+NO_STREAM = "Invalid data found"
+"""What FFmpeg says about an answer that is no stream."""
 
 LiveFrame = tuple["VideoFrame", str, float]
 """frame, sample id, capture time"""
@@ -142,6 +144,12 @@ class Camera(Live["LiveFrame"]):
         if "@" in rest[len(authority) :]:  # or the password has one of these characters
             host = "..."
             remedy += ", in which the characters /, ? and # are written as %2F, %3F and %23"
+        elif scheme.startswith("http") and why.startswith(NO_STREAM):
+            remedy = (
+                "it answers with no stream that FFmpeg reads: check the path of the address. If it "
+                "sends Motion JPEG without boundaries, or parts that are not image/jpeg, give the "
+                "address of its RTSP stream or of its single pictures"
+            )
         return f"{scheme}://{host}: {why} ({remedy})"
 
     def received(self) -> Iterator[tuple[LiveFrame, int]]:

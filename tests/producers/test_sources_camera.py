@@ -303,7 +303,7 @@ def sound():
     ("body", "why"),
     [
         (b"", "Invalid data"),
-        (b"no video " * 1000, "Invalid data"),
+        (b"no video " * 1000, "Invalid data .*check the path of the address.*single pictures"),
         (b"\x47" + b"\xff" * 20_000, "Invalid data"),
         (sound(), "there is no video in it"),
         (403, "Server returned 403 Forbidden"),
