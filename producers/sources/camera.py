@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 DELAY_WINDOW = 60.0  # seconds; the window in which the minimum delay is measured
 DELAY_LIMIT = 2.0  # seconds above the minimum delay, after which the stream's clock counts as reset
+CATCH_UP = 20.0  # seconds; frames that a network or a segment held back have caught up by then
+JUMP = 60.0  # seconds by which no network holds a stream back
 DEVICES = "/dev/video"
+UNDECODABLE = "nothing could be decoded"
 NO_STREAM = "Invalid data found"
 """What FFmpeg says about an answer that is no stream."""
 
@@ -33,21 +36,30 @@ class CaptureClock:
     """Converts stream times, which count from an unknown moment, to capture times.
 
     The moment is estimated from the frame with the minimum delay in the last one to two minutes.
-    Therefore neither network queues nor a drifting camera clock affect the capture times.
+    Therefore neither network queues nor a drifting camera clock affect the capture times. Frames
+    may come in bursts, as segments of HLS and after a stall of the network. A stream's clock counts
+    as reset if it goes back, or if no frame of a period of CATCH_UP seconds is in time.
     """
 
     def __init__(self) -> None:
         self._least = [math.inf, math.inf]  # minimum delays of the previous and the current window
-        self._begun = -math.inf
+        self._begun = self._looked = -math.inf
+        self._low = math.inf  # minimum delay since `_looked`
+        self._last = -math.inf  # stream time of the last frame
 
     def capture_time(self, seconds: float, now: float) -> float:
         """Return when a frame with stream time `seconds`, received at `now`, was captured."""
-        delay = now - seconds
-        if delay > min(self._least) + DELAY_LIMIT:
+        delay, least = now - seconds, min(self._least)
+        if seconds < self._last - DELAY_LIMIT or delay > least + JUMP:
             self._least = [math.inf, math.inf]
-        if now - self._begun > DELAY_WINDOW:
+        elif abs(now - self._looked) > CATCH_UP and self._low > least + DELAY_LIMIT:
+            self._least = [math.inf, self._low]
+        if abs(now - self._looked) > CATCH_UP:
+            self._looked, self._low = now, math.inf
+        if abs(now - self._begun) > DELAY_WINDOW:
             self._begun, self._least = now, [self._least[1], math.inf]
         self._least[1] = min(self._least[1], delay)
+        self._low, self._last = min(self._low, delay), seconds
         return seconds + min(self._least)
 
 
@@ -144,6 +156,11 @@ class Camera(Live["LiveFrame"]):
         if "@" in rest[len(authority) :]:  # or the password has one of these characters
             host = "..."
             remedy += ", in which the characters /, ? and # are written as %2F, %3F and %23"
+        elif why.startswith(UNDECODABLE):
+            remedy = (
+                "it sends no key frame, damaged frames, or a codec that FFmpeg does not decode: "
+                "choose another codec or more key frames in its settings, or restart it"
+            )
         elif scheme.startswith("http") and why.startswith(NO_STREAM):
             remedy = (
                 "it answers with no stream that FFmpeg reads: check the path of the address. If it "
@@ -168,7 +185,7 @@ class Camera(Live["LiveFrame"]):
                 # A stream may begin long before its first key frame, also after each opening.
                 lost = self._came > opened and silent >= self._timeout
                 if reason == "undecodable" and (lost or self.is_overdue()):
-                    raise OSError(f"nothing could be decoded for {silent:.2g} s")
+                    raise OSError(f"{UNDECODABLE} for {silent:.2g} s")
 
             gate, clock = self._frames.gate(), CaptureClock()
             # FFmpeg counts 25 frames a second of these streams, whatever their rate is.

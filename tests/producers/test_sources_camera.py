@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import itertools
 import logging
 import re
 import socket
@@ -190,7 +191,9 @@ def test_a_stream_is_not_opened_anew_before_its_first_key_frame(tmp_path, gives_
         limits = {"timeout": 5, "retry_seconds": 0.01, "give_up_seconds": 3 if gives_up else None}
         source = Camera(url, codec="raw", waiting=100, **limits)
         if gives_up:
-            with pytest.raises(SourceError, match="no frame for"):
+            with pytest.raises(
+                SourceError, match=r"no frame for .*choose another codec or more key"
+            ):
                 taken(source, 1)
         else:
             assert number_of(taken(source, 1)[0]) == 0  # a connection lasted for longer than 6 s
@@ -487,3 +490,25 @@ def test_capture_times_follow_a_camera_whose_clock_drifts_or_is_set():
         assert abs(clock.capture_time(second * 0.999, now) - now) < 0.2
     assert clock.capture_time(3.0, 20_000.0) == 20_000.0  # it begins anew
     assert clock.capture_time(3.04, 20_000.06) == pytest.approx(20_000.04)
+
+
+@table("hold", [lambda at: (at // 6 + 1) * 6, lambda at: 18 if 13 <= at < 18 else at])
+def test_capture_times_keep_their_distance_if_frames_come_in_bursts(hold):
+    """Segments of HLS come when they are complete, and a stalled network catches up."""
+    clock = CaptureClock()
+    times = [clock.capture_time(n / 10, 1000 + hold(n / 10)) for n in range(400)]
+    steps = [later - time for time, later in itertools.pairwise(times[60:])]
+    assert steps == pytest.approx([0.1] * len(steps))
+
+
+def test_capture_times_follow_a_clock_that_is_slow_or_stands_still():
+    clock = CaptureClock()
+    for n in range(1000):  # a tenth of the time is missing
+        now = 1000 + n / 10
+        assert now - 5 < clock.capture_time(n * 0.09, now) <= now
+    clock = CaptureClock()
+    assert clock.capture_time(0.0, 1000.0) == 1000.0
+    assert clock.capture_time(0.1, 4600.0) == 4600.0  # this machine's clock was set
+    for n in range(450):
+        time = clock.capture_time(0.2 + n / 10, 4610 + n / 10)  # it stood still for ten seconds
+    assert time == pytest.approx(4610 + n / 10)
