@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
+import os
 import re
 import time
 from collections.abc import Iterator
@@ -23,7 +25,7 @@ DELAY_WINDOW = 60.0  # seconds; the window in which the minimum delay is measure
 DELAY_LIMIT = 2.0  # seconds above the minimum delay, after which the stream's clock counts as reset
 CATCH_UP = 20.0  # seconds; frames that a network or a segment held back have caught up by then
 JUMP = 60.0  # seconds by which no network holds a stream back
-DEVICES = "/dev/video"
+DEVICES = "/dev/"  # also /dev/v4l/by-id/..., which names a camera for good
 UNDECODABLE = "nothing could be decoded"
 NO_STREAM = "Invalid data found"
 """What FFmpeg says about an answer that is no stream."""
@@ -106,10 +108,11 @@ class Camera(Live["LiveFrame"]):
             shown = url.rpartition("@")[2]
             raise ValueError(
                 f"url {shown!r}: must be a URL such as rtsp://HOST/PATH, or a device such as "
-                f"{DEVICES}0; files are read by the source video"
+                f"{DEVICES}video0; files are read by the source video"
             )
         super().__init__(name, timeout, retry_seconds, give_up_seconds, waiting)
         self._frames = Frames(**frames)
+        self._gate = self._frames.gate()  # some cameras end each connection after a frame
         self._url, self._wait = url, timeout
         self._options: dict[str, str] = dict(options or {})
         if url.startswith("rtsp"):
@@ -144,10 +147,13 @@ class Camera(Live["LiveFrame"]):
     def explained(self, why: str) -> str:
         """Return why no frame comes, with the device or the host, and the remedy."""
         if "://" not in self._url:
-            return (
-                f"{self._url}: {why} (check that the camera is connected, and that this user may "
-                f"read the device: ls -l {DEVICES}*)"
+            remedy = (
+                "check that the camera is connected, and that this user may read the device: "
+                f"ls -l {DEVICES}video*"
             )
+            if os.strerror(errno.EBUSY) in why:
+                remedy = f"another program uses the camera; find and end it: fuser -v {self._url}"
+            return f"{self._url}: {why} ({remedy})"
         # The path and its parameters may contain a password, too.
         scheme, _, rest = self._url.partition("://")
         authority = re.split("[/?#]", rest, maxsplit=1)[0]
@@ -187,7 +193,7 @@ class Camera(Live["LiveFrame"]):
                 if reason == "undecodable" and (lost or self.is_overdue()):
                     raise OSError(f"{UNDECODABLE} for {silent:.2g} s")
 
-            gate, clock = self._frames.gate(), CaptureClock()
+            clock = CaptureClock()
             # FFmpeg counts 25 frames a second of these streams, whatever their rate is.
             counted = tells_no_times(container, stream) or container.format.name.endswith("pipe")
             what, key_frames = "the stream", self._frames.key_frames
@@ -198,7 +204,7 @@ class Camera(Live["LiveFrame"]):
                 # The first frames of a stream may lack a time, because its clock is not known yet.
                 timed = frame.pts is not None and not counted
                 captured = clock.capture_time(frame.time, now) if timed else now
-                if self._frames.wants(frame) and gate.takes(frame, captured):
+                if self._frames.wants(frame) and self._gate.takes(frame, captured):
                     size = sum(plane.buffer_size for plane in frame.planes)
                     yield (frame, f"{connected}-{number}", captured), size
 

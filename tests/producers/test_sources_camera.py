@@ -1,9 +1,11 @@
 """Live streams: reconnects, what waits, capture times, and ends. RTSP itself: test_rtsp.py."""
 
 import contextlib
+import errno
 import io
 import itertools
 import logging
+import os
 import re
 import socket
 import threading
@@ -13,6 +15,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import av
+import numpy as np
 import pytest
 from client_peer import until
 from going_on import check_stop_ends
@@ -325,10 +328,10 @@ def test_what_is_no_stream_is_named_and_given_up_when_asked(body, why):
 
 
 def test_frames_that_are_not_sent_keep_a_camera_from_being_given_up():
-    picture = encoded(numbered(1), "JPEG")
-    part = b"--frame\r\nContent-Type: image/jpeg\r\n\r\n" + picture + b"\r\n"
+    pictures = [encoded(np.full((64, 64, 3), level, np.uint8), "JPEG") for level in (0, 255)]
 
     def serve(handler, number):
+        part = b"--frame\r\nContent-Type: image/jpeg\r\n\r\n" + pictures[number % 2] + b"\r\n"
         handler.send_response(200)
         handler.send_header("Content-Type", "multipart/x-mixed-replace; boundary=frame")
         handler.end_headers()
@@ -339,6 +342,24 @@ def test_frames_that_are_not_sent_keep_a_camera_from_being_given_up():
     with http_camera(serve) as (_, url):
         source = Camera(url, retry_seconds=0.01, give_up_seconds=1.0, scene_change=0.5)
         assert len(taken(source, 2)) == 2  # the first frame of each connection
+
+
+@table(("limit", "most"), [({"scene_change": 0.5}, 1), ({"fps": 0.01}, 2)])
+def test_frames_are_chosen_among_those_of_all_connections(limit, most):
+    """A camera may give a single picture at each request."""
+    picture = encoded(numbered(1), "JPEG")
+    with http_camera(lambda handler, _: answer(handler, picture)) as (server, url):
+        source = Camera(url, retry_seconds=0.01, waiting=100, **limit)
+
+        def stop():
+            until(lambda: len(server.asked) >= 10)
+            source.stop()
+
+        thread = threading.Thread(target=stop)
+        thread.start()
+        samples = list(source.samples())
+        thread.join()
+    assert 1 <= len(samples) <= most
 
 
 def rtsp(status="200 OK", body="", **headers):
@@ -442,6 +463,7 @@ def test_a_silent_host_is_given_up_in_time_and_named_without_the_password(caplog
         ("rtsp://user:s@ec/ret@host:554/a", "rtsp://...: "),
         ("http://host/v.cgi?pwd=secret", "http://host: "),
         ("/dev/video7", "/dev/video7: "),
+        ("/dev/v4l/by-id/usb-cam-index0", "/dev/v4l/by-id/usb-cam-index0: "),
     ],
 )
 def test_no_part_of_a_password_is_shown(url, shown):
@@ -449,6 +471,11 @@ def test_no_part_of_a_password_is_shown(url, shown):
     assert said.startswith(f"{shown}no frame (check")
     assert not any(part in said for part in ("sec", "ret", "admin"))
     assert ("are written as %2F, %3F and %23)" in said) == (shown.endswith("...: "))
+
+
+def test_a_device_of_another_program_is_named():
+    said = Camera("/dev/video0").explained(os.strerror(errno.EBUSY))
+    assert said.endswith("(another program uses the camera; find and end it: fuser -v /dev/video0)")
 
 
 def test_a_pause_ends_when_the_source_gives_up(monkeypatch):
