@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
@@ -27,6 +27,7 @@ from stream_ssl.background import Background
 from stream_ssl.observe.facts import Facts
 from stream_ssl.observe.health import Health, Status
 from stream_ssl.observe.http_access import Guard, log_in, read_form
+from stream_ssl.observe.json_response import JsonResponse
 from stream_ssl.observe.metric_spec import Role
 from stream_ssl.observe.page import runbooks
 from stream_ssl.observe.page.api import Api, Sources
@@ -290,7 +291,7 @@ def application(
         try:
             return render("runbook.html.j2", name=name, html=runbooks.render(name))
         except LookupError as error:
-            return JSONResponse({"error": str(error.args[0])}, 404)
+            return JsonResponse({"error": str(error.args[0])}, 404)
 
     async def login(request: Request) -> Response:
         if token is None:
@@ -399,7 +400,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def _reply(
     status: Status, all_of_it: bool, problems: list[dict[str, object]] | None = None
-) -> JSONResponse:
+) -> JsonResponse:
     """Return `ok` to every client, and the reasons only to clients that may read the metrics."""
     body: dict[str, object] = {"ok": status.ok}
     if all_of_it:
@@ -407,6 +408,6 @@ def _reply(
         body["parts"] = status.parts
         if problems is not None:
             body["conditions"] = problems
-    return JSONResponse(
+    return JsonResponse(
         body, status_code=200 if status.ok else 503, headers={"cache-control": "no-store"}
     )

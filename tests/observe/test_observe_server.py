@@ -123,6 +123,19 @@ def test_readyz_names_the_check_that_fails(server: Server, health: Health, clock
     assert get(server, "/readyz").json()["failing"] == ["train"]  # what is not alive is not ready
 
 
+def test_a_folder_whose_name_is_not_utf_8_is_named(
+    server: Server, health: Health, tmp_path: Path
+) -> None:
+    folder = tmp_path / "caf\udce9"  # the name has the byte E9 alone
+    health.folders["quarantine"] = str(folder)
+    reply = get(server, "/api/learner/quarantine")
+    assert reply.status_code == 200
+    assert reply.json()["folder"] == str(folder)
+    health.tick("train")
+    health.set("journal", False, f"cannot write to {folder}")
+    assert get(server, "/readyz").json()["parts"]["journal"]["detail"].endswith(str(folder))
+
+
 def test_page_links_the_others_and_escapes(health: Health, tmp_path: Path) -> None:
     sources = Sources(run=tmp_path / "<script>alert(1)")
     with Server(CollectorRegistry(), health, "learner", sources=sources) as server:

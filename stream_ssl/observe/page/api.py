@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from stream_ssl.learning.checkpoint_layout import FOLDER
@@ -38,6 +38,7 @@ from stream_ssl.observe.conditions import of_role
 from stream_ssl.observe.facts import Facts
 from stream_ssl.observe.health import Health
 from stream_ssl.observe.http_access import Token
+from stream_ssl.observe.json_response import JsonResponse
 from stream_ssl.observe.metric_spec import ROLES, Role
 from stream_ssl.observe.page.checkpoints import checkpoints
 from stream_ssl.observe.page.producers import SORTS as PRODUCER_SORTS
@@ -421,9 +422,9 @@ async def _picture_in(request: Request) -> bytes:
     return bytes(data)
 
 
-def _json(body: object, status: int = 200) -> JSONResponse:
-    return JSONResponse(body, status, {"cache-control": "no-store"})
+def _json(body: object, status: int = 200) -> JsonResponse:
+    return JsonResponse(body, status, {"cache-control": "no-store"})
 
 
-def _error(status: int, why: str) -> JSONResponse:
+def _error(status: int, why: str) -> JsonResponse:
     return _json({"error": why}, status)
