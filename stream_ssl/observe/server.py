@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 import threading
+from hashlib import sha256
 from http import HTTPStatus
 from pathlib import Path
 from typing import cast
@@ -17,10 +19,12 @@ from jinja2 import Environment, FileSystemLoader
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from stream_ssl.background import Background
@@ -56,6 +60,8 @@ LOG_IN_SECONDS = 1.0
 """Delay in seconds before the server answers a wrong token. It slows down guessing."""
 
 PAGE = Path(__file__).parent / "page"
+TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+"""The content types of the page's files. The types that a system knows may differ."""
 
 
 class Server:
@@ -111,6 +117,7 @@ class Server:
                 access_log=False,
                 server_header=False,
                 timeout_graceful_shutdown=2,
+                workers=1,  # otherwise WEB_CONCURRENCY is read, which may be no number
             )
         )
         self._thread = threading.Thread(
@@ -242,6 +249,28 @@ class BoundedProtocol(H11Protocol):
             self.abort()
 
 
+class PageFiles(StaticFiles):
+    """The page's files, whose ETag is a digest of their content.
+
+    The size and the date may stay the same in another version of a file, because some systems
+    install all files with one date. A browser would then keep the file of the other version.
+    """
+
+    def file_response(
+        self,
+        full_path: str | os.PathLike[str],
+        stat_result: os.stat_result,  # noqa: ARG002
+        scope: Scope,
+        status_code: int = 200,
+    ) -> Response:
+        """Return the file, or status 304 if the browser has this content already."""
+        content = Path(full_path).read_bytes()
+        headers = {"etag": f'"{sha256(content).hexdigest()}"'}
+        if headers["etag"] in Headers(scope=scope).get("if-none-match", ""):
+            return Response(None, 304, headers)
+        return Response(content, status_code, headers, TYPES.get(Path(full_path).suffix))
+
+
 def application(
     registry: CollectorRegistry,
     health: Health,
@@ -322,7 +351,7 @@ def application(
         Route("/docs/metrics", metrics_page),
         Route("/login", login, methods=["GET", "POST"]),
         Route("/logout", logout, methods=["POST"]),
-        Mount("/static", StaticFiles(directory=PAGE / "static")),
+        Mount("/static", PageFiles(directory=PAGE / "static")),
         *api.routes(),
     ]
     starlette = Starlette(routes=routes)

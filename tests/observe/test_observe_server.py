@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -146,6 +148,34 @@ def test_page_links_the_others_and_escapes(health: Health, tmp_path: Path) -> No
         assert "<script>alert" not in reply.text
         assert "&lt;script&gt;alert" in reply.text
         assert get(server, "/nothing").status_code == 404
+
+
+def test_a_browser_gets_the_files_of_another_version(
+    health: Health, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "PAGE", shutil.copytree(http.PAGE, tmp_path / "page"))
+    script = http.PAGE / "static" / "page.js"
+    os.utime(script, (1, 1))  # as systems do that install all files with one date
+    with Server(CollectorRegistry(), health, "learner") as server:
+        first = get(server, "/static/page.js")
+        assert first.content == script.read_bytes()
+        assert first.headers["content-type"] == "text/javascript; charset=utf-8"
+        known = {
+            "if-none-match": f"W/{first.headers['etag']}",
+            "if-modified-since": "Sat, 01 Jan 2050 00:00:00 GMT",
+        }
+        assert get(server, "/static/page.js", **known).status_code == 304
+        script.write_text(script.read_text().replace("a", "b", 1))
+        os.utime(script, (1, 1))
+        assert get(server, "/static/page.js", **known).content == script.read_bytes()
+
+
+def test_the_environment_of_web_servers_does_not_matter(
+    health: Health, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEB_CONCURRENCY", "auto")
+    with Server(CollectorRegistry(), health, "learner") as server:
+        assert get(server, "/metrics").status_code == 200
 
 
 @table(
