@@ -410,7 +410,10 @@ def _wrong_variables(parser: ArgumentParser) -> Iterator[str]:
     Names with single underscores count only if they spell an option. Others are not for the parser,
     such as STREAM_SSL_RECEIVER_PORT, which Kubernetes sets for a Service.
     """
-    known = {_variable(action.dest) for action in parser._actions}
+    every = {_variable(action.dest) for action in parser._actions}
+    known = {name for name in every if not name.endswith("__HELP")}
+    for name in sorted(os.environ.keys() & known):
+        yield from _wrong_value(name, os.environ[name])
     single = {name.replace("__", "_"): name for name in known}
     carried = tuple(_variable(one.strip("-")) for one in getattr(parser, "carried", ()))
     for name in sorted(os.environ.keys() - known):
@@ -421,7 +424,26 @@ def _wrong_variables(parser: ArgumentParser) -> Iterator[str]:
             if not close:
                 continue
         meant = f"did you mean {close[0]}?" if close else "remove it"
+        for of_class in sorted(one.removesuffix("__HELP") for one in every - known):
+            if name.startswith(f"{of_class}__"):  # an argument of the class
+                whole = "{class_path: NAME, init_args: {OPTION: VALUE}}"
+                whole = "{NAME: POLICY}" if of_class == "STREAM_SSL_SHADOWS" else whole
+                meant = f"write all of it in {of_class}, as YAML, such as {whole}"
         yield f"{name} is set, and there is no such option; {meant}"
+
+
+def _wrong_value(name: str, value: str) -> Iterator[str]:
+    """Yield an error if a program has set a variable to other text than its file seems to hold."""
+    if value != value.encode(errors="ignore").decode():
+        yield f"{name} is {value!r}: is not UTF-8; rename the file or folder, or link to it"
+    elif value.endswith("\r"):
+        yield (
+            f"{name} is {value!r}: must not end with a carriage return; save the file that sets "
+            "it with Unix line ends"
+        )
+    elif len(value) > 1 and value[0] == value[-1] and value[0] in "\"'":
+        bare = value[1:-1]
+        yield f"{name} is {value}: must have no quotes, which only shells remove; write {bare}"
 
 
 def check_files(parser: ArgumentParser, arguments: Sequence[str]) -> None:

@@ -91,6 +91,8 @@ def _path(text: object) -> Path:
         raise ValueError(f"{text!r}: must be text without null bytes; put a number in quotes")
     if text == "":
         raise ValueError(NO_PATH)
+    if text.endswith(("\r", "\n")):
+        raise ValueError(f"{text!r}: must not end with a line break; remove it")
     if FOR_SHELLS.match(text):
         raise ValueError(
             f"{text!r}: must not begin with ~ or a variable, which only shells replace; write the "

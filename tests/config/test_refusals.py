@@ -140,12 +140,44 @@ def test_a_misspelled_variable_is_named(
         ("STREAM_SSL_MEMORY_CAPACITY", "did you mean STREAM_SSL_MEMORY__CAPACITY?"),
         ("STREAM_SSL_JUORNAL__BUDGET", "did you mean STREAM_SSL_JOURNAL__BUDGET?"),
         ("STREAM_SSL_QQQQQ__QQQQQ", "remove it"),
+        (
+            "STREAM_SSL_LOSS__INIT_ARGS__TEMPERATURE",
+            "write all of it in STREAM_SSL_LOSS, as YAML, such as {class_path: NAME, init_args: ",
+        ),
+        (
+            "STREAM_SSL_SHADOWS__QUEUE",
+            "write all of it in STREAM_SSL_SHADOWS, as YAML, such as {NAME: POLICY}",
+        ),
     ):
         with monkeypatch.context() as patch:
             patch.setenv(wrong, "5")
             assert refused(check.main, file) == USAGE
         told = f"{wrong} is set, and there is no such option; {meant}"
         assert told in capsys.readouterr().err
+
+
+def test_a_variable_from_a_file_that_is_no_shell_script_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = config_file(tmp_path)
+    for name, value, fault in (
+        ("RUN", "runs/a\r", "must not end with a carriage return; save the file that sets it"),
+        ("MEMORY__CAPACITY", "64\r", "must not end with a carriage return"),
+        ("RUN", "runs/a\n", "must not end with a line break; remove it"),
+        ("RUN", "'runs/a'", "must have no quotes, which only shells remove; write runs/a"),
+        ("HTTP__TOKEN_FILE", '"token"', "must have no quotes, which only shells remove"),
+        ("RUN", "caf\udce9", "is not UTF-8; rename the file or folder"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setenv(f"STREAM_SSL_{name}", value)
+            assert refused(check.main, file) == USAGE
+        error = capsys.readouterr().err
+        assert fault in error
+        assert value.endswith("\n") or f"STREAM_SSL_{name} is " in error
+    whole = "{class_path: infonce, init_args: {temperature: 0.3}}"
+    monkeypatch.setenv("STREAM_SSL_LOSS", whole)
+    found = options.read(options.learner_parser(), [file])
+    assert found.loss.init_args.temperature == 0.3
 
 
 def test_a_file_in_the_home_folder_is_looked_at(
