@@ -12,6 +12,11 @@ __version__ = "0.1.0"
 
 __all__ = ["load_encoder"]
 
+_checkout = Path(__file__).parents[1]
+if not (Path(__path__[0]) / "memory").is_dir() and (_checkout / "memory").is_dir():
+    # Source archives, and git where links are switched off, lack the links to these folders.
+    __path__.append(str(_checkout))
+
 
 def load_encoder(
     place: Path | str,
