@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import io
 import logging
 import os
 import signal
@@ -48,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _open_standard_files()
     if argv is None:
         _use_utf8()
+        _write_any_text()
     _clean_environment()
     trace_crashes()
     parser = ChoiceParser(
@@ -132,6 +134,16 @@ def _use_utf8() -> None:
     if sys.getfilesystemencoding() != "utf-8" and "PYTHONUTF8" not in os.environ:
         os.environ["PYTHONUTF8"] = "1"
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606
+
+
+def _write_any_text() -> None:
+    """Let no text fail that the encoding of standard output lacks, as with PYTHONIOENCODING=ascii.
+
+    A "?" replaces each such sign. A name of a file that is not UTF-8 keeps its bytes.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        errors = "surrogateescape" if sys.stdout.encoding.lower() == "utf-8" else "replace"
+        sys.stdout.reconfigure(errors=errors)
 
 
 def _clean_environment() -> None:

@@ -77,6 +77,25 @@ def test_a_locale_of_another_encoding_gets_utf8_mode(monkeypatch: pytest.MonkeyP
     assert len(begun) == 2
 
 
+@pytest.mark.parametrize(
+    ("encoding", "shown"), [("ascii", b"??"), ("utf-8:strict", "\xb7".encode() + b"\xe9")]
+)
+def test_output_may_have_an_encoding_without_the_signs_of_tables(
+    encoding: str, shown: bytes
+) -> None:
+    program = (
+        "from stream_ssl.app import cli; from stream_ssl.app.commands import init; "
+        "init.main = lambda _: print('\\xb7\\udce9') or 0; cli.main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "init"],
+        env=os.environ | {"PYTHONIOENCODING": encoding},
+        capture_output=True,
+        timeout=60,
+    )
+    assert (done.stdout, done.stderr) == (shown + b"\n", b"")
+
+
 def test_a_terminal_without_a_size_still_shows_tables(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
