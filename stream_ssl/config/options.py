@@ -478,6 +478,10 @@ def _faults(file: Path, known: Set[str]) -> Iterator[str]:
         tab = "; use spaces, not tabs" * ("'\\t'" in str(error.problem))
         yield f"{line}: not valid YAML: {error.problem}{tab}"
         return
+    except yaml.reader.ReaderError as error:
+        line = f", line {text.count(chr(10), 0, error.position) + 1}"
+        yield f"{line}: the control character {error.character:#04x} is not allowed; remove it"
+        return
     except (OSError, yaml.YAMLError):  # the parser reports these errors well
         return
     if not isinstance(root, yaml.MappingNode):
@@ -581,22 +585,30 @@ def _wrong_names(node: yaml.Node, path: str, lines: dict[str, int]) -> Iterator[
 def _odd_numbers(node: yaml.Node) -> Iterator[str]:
     """Yield an error for each number such as 010 or 1:30, which YAML silently reads as 8 or 90.
 
-    The command line reads 010 as 10. A number such as 05 is the same in both.
+    The command line reads 010 as 10. A number such as 05 is the same in both. Unknown tags, such as
+    !secret, are errors, too.
     """
+    line = f", line {node.start_mark.line + 1}:"
+    if node.tag not in {*yaml.SafeLoader.yaml_constructors, "tag:yaml.org,2002:merge"}:
+        tag = node.tag.replace("tag:yaml.org,2002:", "!!")
+        meant = "put = in quotes" if tag == "!!value" else "remove it"
+        yield f"{line} the tag {tag} is unknown; {meant}"
     if isinstance(node, yaml.ScalarNode):
-        where, digits = (
-            f", line {node.start_mark.line + 1}: YAML takes",
-            node.value.replace("_", ""),
-        )
-        if node.tag == "tag:yaml.org,2002:int" and re.fullmatch("[-+]?0[0-7]+", digits):
+        is_int, digits = node.tag == "tag:yaml.org,2002:int", node.value.replace("_", "")
+        if is_int and len(digits) > 640:  # Python may refuse to read it
+            yield f"{line} a number has {len(digits)} digits; must be smaller"
+        elif is_int and re.fullmatch("[-+]?0[0-7]+", digits):
             octal, number = int(digits, 8), int(digits)
             if octal != number:
                 yield (
-                    f"{where} {node.value} as octal, which is {octal}; write {number}, or {octal}, "
-                    "or put a text in quotes"
+                    f"{line} YAML takes {node.value} as octal, which is {octal}; write {number}, "
+                    f"or {octal}, or put a text in quotes"
                 )
-        elif node.tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float") and ":" in digits:
-            yield f"{where} {node.value} in base 60; write it in base 10, or put a text in quotes"
+        elif (is_int or node.tag == "tag:yaml.org,2002:float") and ":" in digits:
+            yield (
+                f"{line} YAML takes {node.value} in base 60; write it in base 10, or put a text in "
+                "quotes"
+            )
     else:
         for part in node.value:
             for inner in part if isinstance(part, tuple) else (part,):
