@@ -10,7 +10,6 @@ import re
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 
 from prometheus_client import (
@@ -120,7 +119,9 @@ class Families:
         PlatformCollector(registry=registry)
         build = {"version": version(), "role": role, "python": platform.python_version()}
         if role == "learner":
-            build["torch"] = metadata.version("torch")
+            import torch  # the package of torch has another name on some systems, or none
+
+            build["torch"] = str(torch.__version__)
         self._infos["build_info"].info(build)
         self.add("restarts_total", int(os.environ.get(RESTARTS, 0)))
         self.set("starting", 1.0)

@@ -7,9 +7,11 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+import torch
 from observe_records import admission, step
 from prometheus_client import CollectorRegistry
 
@@ -552,6 +554,17 @@ def test_labels_stay_bounded_whatever_comes() -> None:
     )
     assert len(family.samples) == LIMIT
     assert sum(sample.value for sample in family.samples) == 1000
+
+
+def test_the_version_of_torch_needs_no_package_of_this_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def version(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    (family,) = (one for one in learner().registry.collect() if one.name == "stream_ssl_build")
+    assert family.samples[0].labels["torch"] == torch.__version__
 
 
 def test_build_and_config_are_told() -> None:
