@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from stream_ssl import __version__
 from stream_ssl.app.choices import ChoiceParser
@@ -143,7 +144,8 @@ def _write_any_text() -> None:
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         errors = "surrogateescape" if sys.stdout.encoding.lower() == "utf-8" else "replace"
-        sys.stdout.reconfigure(errors=errors)
+        with suppress(OSError):  # such as for a file whose position cannot be read
+            sys.stdout.reconfigure(errors=errors)
 
 
 def _clean_environment() -> None:
