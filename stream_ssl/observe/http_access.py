@@ -90,15 +90,16 @@ class Token:
             if not content.isascii():
                 raise ValueError(f"{path}: the file is not ASCII text")
             secret = content.decode("ascii").strip()
-        if mode & 0o007:
+        try:
+            token = cls(secret)
+        except ValueError as error:
+            raise ValueError(f"http.token_file {path}: {error}") from None
+        if mode & 0o007:  # only now, because the remedy would harm a file of the system
             raise ValueError(
                 f"http.token_file {path}: other users may read the file (mode "
                 f"{mode & 511:04o}); run: chmod 600 {path}"
             )
-        try:
-            return cls(secret)
-        except ValueError as error:
-            raise ValueError(f"http.token_file {path}: {error}") from None
+        return token
 
     def admits(self, headers: Headers, cookies: Mapping[str, str]) -> bool:
         """Return whether a request has the token or the cookie of a session that is valid."""
