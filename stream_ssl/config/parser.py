@@ -187,9 +187,23 @@ class Parser(ArgumentParser):
             if one.default is None and NoneType not in get_args(getattr(one, "_typehint", None))
         }
         said = hinted(message, written, getattr(self, "args", ()), needed)
+        said += self._dotted(message) if said == message else ""
         super().error(
             place + TYPED.sub(lambda found: self._typed(option, *found.groups()), said), ex
         )
+
+    def _dotted(self, message: str) -> str:
+        """Return the remedy for an option without its dashes or its dot, as the end of the error.
+
+        Programs that write texts replace two dashes by a long one.
+        """
+        sections = {one.dest.partition(".")[0] for one in self._actions if "." in one.dest}
+        sections |= {one.strip("-.") for one in self.carried}
+        words = r"unrecognized arguments: (\W*)([A-Za-z]+)([-_.])([\w.-]+)"
+        if not (found := re.match(words, message)) or (found[1], found[3]) == ("--", "."):
+            return ""
+        section, option = found[2].lower(), found[4].lower().replace("-", "_")
+        return f"; did you mean --{section}.{option}?" if section in sections else ""
 
     def _typed(self, option: str, kind: str, value: str) -> str:
         """Return the error about a value of another type, with the meaning of its option."""

@@ -205,6 +205,10 @@ def test_a_file_in_the_home_folder_is_looked_at(
         (check.main, ("--memory.capcity", "5"), "did you mean --memory.capacity?"),
         (learner.main, ("--novelty", "0.9"), "did you mean --learner.novelty?"),
         (check.main, ("--journal.bugdet=5",), "did you mean --journal.budget?"),
+        (check.main, ("--memory_capacity", "5"), "--memory_capacity 5; did you mean --memory.capa"),
+        (check.main, ("--Memory-Capacity=5",), "did you mean --memory.capacity?"),
+        (check.main, ("memory.capacity=5",), "did you mean --memory.capacity?"),
+        (check.main, ("\u2013memory.capacity", "5"), "did you mean --memory.capacity?"),
         (check.main, ("--elephants", "5"), "unrecognized arguments: --elephants 5\n"),
         (
             check.main,
