@@ -71,6 +71,11 @@ def test_a_person_logs_in_behind_a_proxy_and_finds_a_picture(chromium: Any, tmp_
                 prometheus.get(url.replace(PREFIX, "") + "metrics", headers=bearer).status_code
                 == 404
             )
+            photo = bearer | {"content-type": "application/octet-stream"}
+            answer = prometheus.post(
+                "api/learner/memory/search", content=bytes(5 << 20), headers=photo
+            )
+            assert "error" in answer.json()  # of the learner, and not of nginx
         with Visit(chromium, url) as visit:
             page = visit.page
             page.fill("#token", "not the token")

@@ -177,3 +177,16 @@ def test_a_token_file(tmp_path: Path) -> None:
     path.write_text(SECRET + "\n")
     path.chmod(0o640)
     assert Token.load(path).secret == SECRET
+
+
+@pytest.mark.parametrize(("proxy", "secure"), [("127.0.0.1", True), ("192.0.2.1", False)])
+def test_a_proxy_at_a_named_address_says_that_the_browser_uses_https(
+    proxy: str, secure: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", proxy)
+    sources = Sources(token=Token(SECRET))
+    with Server(CollectorRegistry(), Health(), "learner", sources=sources) as server:
+        with client(server) as person:
+            https = {"x-forwarded-proto": "https"}
+            answer = person.post("/login", data={"token": SECRET}, headers=https)
+        assert ("Secure" in answer.headers["set-cookie"]) == secure

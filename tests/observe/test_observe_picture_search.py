@@ -201,3 +201,8 @@ def test_a_memory_without_pictures() -> None:
             404,
             True,
         )
+
+
+def test_the_documented_proxy_passes_the_largest_picture_on() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "page.md").read_text()
+    assert f"client_max_body_size {MOST_PICTURE >> 20}m;" in page.partition("```nginx")[2]

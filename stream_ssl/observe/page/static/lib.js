@@ -18,7 +18,9 @@ async function send(address, { headers = {}, ...options } = {}) {
   const answer = await fetch(address, { signal: AbortSignal.timeout(LONGEST), ...options, headers: { accept: "application/json", ...headers } })
     .catch(() => { throw new Error("the process that serves this page does not answer: it has stopped or is restarting, or the network is away"); });
   if (answer.status === 401) location.href = "login";
-  const body = await answer.json().catch(() => { throw new Error(`the answer is not JSON (status ${answer.status})`); });
+  const body = await answer.json().catch(() => {
+    throw new Error(answer.status === 413 ? "the proxy of this page refuses a file of this size (status 413)" : `the answer is not JSON (status ${answer.status})`);
+  });
   if (!answer.ok) throw new Error(body.error ?? `status ${answer.status}`);
   return body;
 }
