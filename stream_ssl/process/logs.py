@@ -164,7 +164,14 @@ class JsonLines(Lines):
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
         fields |= {name: value for name, value in vars(record).items() if name not in _OWN}
-        return json.dumps(fields, default=str)
+        try:
+            return json.dumps(fields, default=str, allow_nan=False)
+        except (TypeError, ValueError):  # such as NaN or a key of two parts, which JSON lacks
+            kept = (str, int)
+            texts = {
+                name: one if isinstance(one, kept) else str(one) for name, one in fields.items()
+            }
+            return json.dumps(texts)
 
 
 class StepLog:

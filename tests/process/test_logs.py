@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import subprocess
 import sys
 from datetime import datetime, timedelta
@@ -35,6 +36,14 @@ def test_ranks_that_write_to_one_log_say_who_they_are() -> None:
     )
     assert json.loads(JsonLines("1").format(record("left")))["rank"] == 1
     assert "rank" not in json.loads(JsonLines(None).format(record("left")))
+
+
+def test_fields_that_json_lacks_are_texts() -> None:
+    odd = record("left")
+    vars(odd).update(loss=math.nan, most=math.inf, sizes={(1, 2): 3}, step=7)
+    found = json.loads(JsonLines().format(odd), parse_constant=pytest.fail)
+    assert (found["loss"], found["most"], found["sizes"]) == ("nan", "inf", "{(1, 2): 3}")
+    assert (found["step"], found["message"]) == (7, odd.getMessage())
 
 
 def test_an_object_is_one_line_whatever_it_says() -> None:
