@@ -439,4 +439,5 @@ def _forget_all() -> None:
 
 
 atexit.register(_finish_all)
-os.register_at_fork(after_in_child=_forget_all)
+if hasattr(os, "register_at_fork"):  # Windows has no forks
+    os.register_at_fork(after_in_child=_forget_all)

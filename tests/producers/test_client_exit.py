@@ -137,3 +137,24 @@ def test_what_close_leaves_is_counted() -> None:
         producer.close(timeout=0.05)
     assert producer.stats.dropped_by_reason["closed"].samples == 5
     assert (producer.stats.state, producer.stats.buffered.samples) == ("closed", 0)
+
+
+def test_a_producer_runs_on_a_system_without_forks() -> None:
+    """As on Windows, whose Python lacks these functions and modules."""
+    program = """
+import sys, os, signal
+for name in ("fcntl", "termios", "pwd", "grp", "resource", "tty"):
+    sys.modules[name] = None
+import multiprocessing, subprocess, numpy, zmq
+for name in ("fork", "register_at_fork", "getuid", "O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK"):
+    delattr(os, name)
+for name in ("SIGHUP", "SIGKILL", "SIGUSR1", "SIGALRM", "SIGPIPE", "pthread_sigmask"):
+    delattr(signal, name)
+from stream_ssl.producers import Producer
+Producer("tcp://127.0.0.1:9", name="robot").close(0)
+print("closed")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.returncode) == ("closed\n", 0), done.stderr
