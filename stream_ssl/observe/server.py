@@ -305,7 +305,8 @@ def application(
         html = templates.get_template(template).render(
             role=role, version=version(), host=socket.gethostname(), **values
         )
-        return HTMLResponse(html, status, {"cache-control": "no-store"})
+        # The names of a host and of a folder may hold bytes that are not UTF-8.
+        return HTMLResponse(html.encode(errors="replace"), status, {"cache-control": "no-store"})
 
     async def page(_: Request) -> Response:
         run = None if sources.run is None else sources.run.name

@@ -150,6 +150,15 @@ def test_page_links_the_others_and_escapes(health: Health, tmp_path: Path) -> No
         assert get(server, "/nothing").status_code == 404
 
 
+def test_a_page_is_shown_on_a_host_whose_name_is_not_utf_8(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "caf\udce9")
+    reply = get(server, "/")
+    assert reply.status_code == 200
+    assert "caf?" in reply.text
+
+
 def test_a_browser_gets_the_files_of_another_version(
     health: Health, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
