@@ -34,7 +34,9 @@ class Segments:
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self.folder, self.max_bytes = folder, max_bytes
-        self.paths = deque(path for path in sorted(folder.glob("*.spool")) if _is_segment(path))
+        self.paths = deque(
+            path for path in sorted(durable.entries(folder, "*.spool")) if _is_segment(path)
+        )
         self.bytes = sum(path.stat().st_size for path in self.paths)
         self._end = 0  # where the next record begins in the last segment
         self._limited_log = RateLimitedLogger(logger, seconds=60.0)

@@ -14,6 +14,7 @@ import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -88,6 +89,22 @@ def write(
     """
     with replacing(path, mode, wait) as file:
         file.write(content.encode() if isinstance(content, str) else content)
+
+
+def entries(folder: Path, pattern: str) -> list[Path]:
+    """Return the entries of a folder whose names fit a pattern, in no order.
+
+    A folder that does not exist, or that this user may not read, has none. `Path.glob` hides every
+    error since Python 3.13, so that the folders of a failing disk would look empty.
+
+    Raises:
+        OSError: the folder cannot be listed for another reason, such as too many open files.
+    """
+    try:
+        names = os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return []
+    return [folder / name for name in names if fnmatchcase(name, pattern)]
 
 
 def make_folder(path: Path, mode: int = 0o777) -> None:

@@ -80,6 +80,23 @@ def test_a_disk_that_cannot_flush_a_folder_now_is_an_error(
         durable.sync(tmp_path)
 
 
+def test_a_folder_that_cannot_be_listed_does_not_look_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("step-2", "step-10", ".step-3", "other"):
+        (tmp_path / name).touch()
+    assert {path.name for path in durable.entries(tmp_path, "step-*")} == {"step-2", "step-10"}
+    assert durable.entries(tmp_path / "none", "*") == []
+    assert durable.entries(tmp_path / "other", "*") == []
+
+    def failing(folder: Path) -> list[str]:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(folder))
+
+    monkeypatch.setattr(os, "listdir", failing)
+    with pytest.raises(OSError, match="Input/output error"):
+        durable.entries(tmp_path, "step-*")
+
+
 def test_what_a_crash_left_is_in_nobodys_way(tmp_path: Path) -> None:
     (tmp_path / "a.json.part").write_text("half")
     (tmp_path / "a.json.part").chmod(0o666)

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from stream_ssl.bounded_files import read_map
-from stream_ssl.durable import damage, discard, publish, seal, write_json
+from stream_ssl.durable import damage, discard, entries, publish, seal, write_json
 from stream_ssl.tensor_file import write_tensors
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ class Saves:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        for left in (folder / INCOMPLETE, *folder.glob(".discarded-*")):  # by a crash
+        for left in (folder / INCOMPLETE, *entries(folder, ".discarded-*")):  # by a crash
             shutil.rmtree(left, ignore_errors=True)
 
     def write(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
@@ -70,4 +70,4 @@ class Saves:
         return None
 
     def _all(self) -> list[Path]:
-        return sorted(self._folder.glob("state-*"))
+        return sorted(entries(self._folder, "state-*"))

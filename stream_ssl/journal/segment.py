@@ -24,7 +24,7 @@ import lmdb
 import msgpack
 
 from stream_ssl.bounded_files import read_text
-from stream_ssl.durable import UNREAD, sync
+from stream_ssl.durable import UNREAD, entries, sync
 from stream_ssl.wire import Data, Position
 
 # Format 3: producer states without a checksum; 2: also without `active`; 1: also without `written`.
@@ -352,14 +352,14 @@ def delete_segment(path: Path) -> None:
 
 def finish_interrupted(folder: Path) -> None:
     """Complete or undo the creations, exchanges and deletions that a crash interrupted."""
-    for gone in folder.glob(f"{_OLD}{_PREFIX}*"):
+    for gone in entries(folder, f"{_OLD}{_PREFIX}*"):
         path = folder / gone.name.removeprefix(_OLD)
         fresh = folder / f"{_NEW}{path.name}"
         if fresh.exists() and not path.exists():
             fresh.rename(path)
             sync(folder)
         _remove(gone)
-    for fresh in folder.glob(f"{_NEW}{_PREFIX}*"):
+    for fresh in entries(folder, f"{_NEW}{_PREFIX}*"):
         _remove(fresh)
 
 

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from stream_ssl.durable import damage_of, discard, make_folder, point, publish
+from stream_ssl.durable import damage_of, discard, entries, make_folder, point, publish
 from stream_ssl.learning.checkpoint_layout import (
     DAMAGED,
     INCOMPLETE,
@@ -60,9 +60,12 @@ class CheckpointFolder:
     def open(self) -> None:
         """Create the folder, and remove what a killed process has left."""
         make_folder(self.path)
-        for leftover in [*self.path.glob(f"{INCOMPLETE}*"), *self.path.glob(".discarded-*")]:
+        for leftover in [
+            *entries(self.path, f"{INCOMPLETE}*"),
+            *entries(self.path, ".discarded-*"),
+        ]:
             shutil.rmtree(leftover, ignore_errors=True)
-        for copy in self.path.glob(LATEST):
+        for copy in entries(self.path, LATEST):
             if copy.is_dir() and not copy.is_symlink():
                 self._name(copy)
 
@@ -202,7 +205,7 @@ class CheckpointFolder:
         While no checkpoint is whole, all keep their files, because perhaps one can be repaired.
         """
         try:
-            held = sorted(one for one in self.path.glob(f"{DAMAGED}*") if any(one.iterdir()))
+            held = sorted(one for one in entries(self.path, f"{DAMAGED}*") if any(one.iterdir()))
             for older in held[:-MOST_DAMAGED]:
                 shutil.rmtree(older, ignore_errors=True)
                 older.mkdir(exist_ok=True)  # it still counts as a damaged checkpoint

@@ -21,6 +21,7 @@ from typing import Any
 
 from stream_ssl.batch import Offset
 from stream_ssl.bounded_files import read_map
+from stream_ssl.durable import entries
 
 FORMAT = 3  # increased when an older reader could not read it; the manifest's form stays
 ALONE, TOGETHER = 1, 2  # older formats: of one process, and of ranks with one journal
@@ -58,7 +59,7 @@ def steps_in(folder: Path) -> list[Path]:
 
     A folder that does not exist, or that this user may not read, has no checkpoints.
     """
-    numbers = {path: step_in(path.name) for path in folder.glob(f"{PREFIX}*") if path.is_dir()}
+    numbers = {path: step_in(path.name) for path in entries(folder, f"{PREFIX}*") if path.is_dir()}
     known = {path: number for path, number in numbers.items() if number is not None}
     return sorted(known, key=lambda path: known[path])
 

@@ -90,7 +90,7 @@ def test_a_check_without_memory_is_no_damage(tmp_path, monkeypatch):
     script = Path(recovery.segment_check.__file__).read_text()
     short.write_text(script.replace(begin, f"{limit}\n{begin}"))
     monkeypatch.setattr(recovery.segment_check, "__file__", str(short))
-    with pytest.raises(OSError, match=r"cannot be checked for damage: MemoryError"):
+    with pytest.raises(OSError, match=r"cannot be checked for damage: .*the free memory"):
         list(recovery.Check([path for _, path in list_segments(folder)]))
 
 

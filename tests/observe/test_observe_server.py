@@ -403,7 +403,7 @@ def test_pipelined_requests_do_not_keep_healthz_waiting(health: Health) -> None:
             client.sendall(50 * request)
         start = time.monotonic()
         assert get(server, "/healthz").status_code == 200
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < 8  # 3,000 answers would take 15
         answer = b""
         while part := clients[0].recv(4096):
             answer += part

@@ -216,7 +216,7 @@ def test_arguments_of_the_wrong_kind(error: type, match: str, given: dict[str, A
 
 def test_a_moment_that_is_none_and_channels_that_come_first(producer: Producer) -> None:
     with pytest.raises(ValueError, match="time NaT: there is no such moment"):
-        producer.send(image(), time=np.datetime64("NaT"))
+        producer.send(image(), time=np.datetime64("NaT", "s"))
     with pytest.raises(ValueError, match="sample 'x': time 0001-01-01T00:00:00 has no seconds"):
         producer.send(image(), id="x", time=datetime(1, 1, 1))  # noqa: DTZ001, RUF100
     with pytest.raises(ValueError, match=r"shape \(3, 64, 64\) must be \(H, W, C\).*come last"):
