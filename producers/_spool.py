@@ -419,7 +419,10 @@ def _next_epoch(folder: Path, producer: str) -> int:
     except OSError as error:
         text = f"spool {path}: {error.strerror}"
         if known is None or error.errno not in _FULL:
-            raise OSError(error.errno, f"{text}; free space there, or choose another") from None
+            remedy = (
+                "free space there" if error.errno in _FULL else "let this user write the folder"
+            )
+            raise OSError(error.errno, f"{text}; {remedy}, or choose another") from None
         logger.error("%s; the samples in it are sent all the same. Free space on its disk", text)
         # The next run may find the same epoch in the file and the same wrong clock.
         epoch += 1 + secrets.randbelow(_SPREAD)

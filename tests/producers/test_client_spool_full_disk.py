@@ -154,8 +154,15 @@ def test_a_spool_that_this_user_may_not_write_is_named(
     def refused(path: Path, *_: object) -> int:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
+    def denied(path: Path, *_: object) -> None:
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
     monkeypatch.setattr(_spool, "open_file", refused)
     with pytest.raises(OSError, match=r"spool .*: lock cannot be written: Read-only file system;"):
+        Spool(spool.folder, "a", 1 << 20)
+    monkeypatch.undo()
+    monkeypatch.setattr(durable, "write", denied)
+    with pytest.raises(OSError, match=r"spool\.json: Permission denied; let this user write"):
         Spool(spool.folder, "a", 1 << 20)
 
 
