@@ -133,7 +133,19 @@ def receive(settings: Namespace, resolved: Mapping[str, Any], stop: Stop) -> Non
             served = not record.full and (record.credit > 0 or not record.producers)
             health.set("credit", served, "" if served else f"no producer may send: {_why(record)}")
         health.forget("receiver")
-    log.info("drained: all received samples are in the journal and acknowledged")
+    _tell_end(receiver.unwritten)
+
+
+def _tell_end(unwritten: int) -> None:
+    """Log whether all received samples are in the journal."""
+    if not unwritten:
+        log.info("drained: all received samples are in the journal and acknowledged")
+        return
+    log.warning(
+        "stopped with %d received samples that are not in the journal, because it could not be "
+        "written. Their producers hold them, and send them again",
+        unwritten,
+    )
 
 
 def listen_again(listen: Callable[[str], T], bind: str, run: Path) -> T:

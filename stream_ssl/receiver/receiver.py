@@ -104,6 +104,11 @@ class Receiver:
         """The address that the receiver listens on, with the actual port, or the absolute path."""
         return self._listener.endpoint
 
+    @property
+    def unwritten(self) -> int:
+        """The samples that were received and are not in the journal. Their producers hold them."""
+        return self._group.batch.samples
+
     def producers(self) -> list[ProducerRecord]:
         """Return a record of each producer, the longest silent first.
 

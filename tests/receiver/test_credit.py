@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from receiver_peer import DEADLINE, KIB, MIB, Peer, Running, packet, until
 
-from stream_ssl.daemon.receive import _journal, _why
+from stream_ssl.daemon.receive import _journal, _tell_end, _why
 from stream_ssl.journal.consumer_offsets import ConsumerOffsets
 from stream_ssl.journal.errors import JournalError
 from stream_ssl.receiver import journal_room
@@ -260,10 +260,31 @@ def test_a_journal_that_cannot_be_written_is_why_there_is_no_credit(tmp_path, mo
         monkeypatch.setattr(running.journal, "append", refused)
         peer.with_credit()
         peer.say(packet(1))
-        until(lambda: not running.last.ready)
+        until(lambda: running.records and not running.last.ready)
         assert _why(running.last) == "the last write of the journal failed"
         monkeypatch.undo()
         peer.acked(1)
+
+
+def test_samples_that_cannot_be_written_before_the_end_are_told(tmp_path, monkeypatch, caplog):
+    def refused(*_):
+        raise JournalError("journal: Read-only file system")
+
+    with Running(tmp_path, **SMALL) as running, Peer(running.endpoint) as peer:
+        peer.hello()
+        peer.with_credit()
+        peer.say(packet(1, samples=2))
+        peer.acked(1)
+        assert running.receiver.unwritten == 0
+        monkeypatch.setattr(running.journal, "append", refused)
+        peer.say(packet(2, samples=3))
+        until(lambda: running.records and not running.last.ready)
+    assert running.receiver.unwritten == 3
+    caplog.set_level("INFO")
+    _tell_end(0)
+    assert "drained: all received samples are in the journal" in caplog.text
+    _tell_end(3)
+    assert "stopped with 3 received samples that are not in the journal" in caplog.text
 
 
 def test_a_position_behind_the_journals_end_deletes_nothing(tmp_path, caplog):
