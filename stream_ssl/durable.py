@@ -6,6 +6,7 @@ durable.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -243,8 +244,35 @@ def discard(folder: Path) -> None:
     """Delete a folder. It is renamed first, so that no reader finds it half deleted."""
     doomed = folder.with_name(f".discarded-{folder.name}")
     shutil.rmtree(doomed, ignore_errors=True)
-    folder.rename(doomed)
+    move(folder, doomed)
     shutil.rmtree(doomed, ignore_errors=True)
+
+
+def move(folder: Path, target: Path) -> Path:
+    """Rename a folder of files to a name that does not exist, and return this name.
+
+    The overlay file system of a container renames no folder that comes from the image. The files of
+    such a folder are renamed one by one, the manifest first, so that no reader takes it for whole.
+
+    Raises:
+        OSError: the folder cannot be renamed. It is then unchanged if the target is on another
+            disk.
+    """
+    try:
+        return folder.rename(target)
+    except OSError as error:
+        if error.errno != errno.EXDEV or folder.is_symlink() or not folder.is_dir():
+            raise
+    target.mkdir(mode=stat.S_IMODE(folder.stat().st_mode))
+    try:
+        for path in sorted(folder.iterdir(), key=lambda path: path.name != MANIFEST):
+            path.rename(target / path.name)
+    except OSError:
+        with contextlib.suppress(OSError):
+            target.rmdir()  # it is empty if the disk is another one
+        raise
+    folder.rmdir()
+    return target
 
 
 def _hash(path: Path, links: bool = False) -> str:

@@ -8,6 +8,7 @@ import stat
 from pathlib import Path
 
 import pytest
+from overlay import as_image
 
 from stream_ssl import durable
 
@@ -138,3 +139,35 @@ def test_a_writer_that_comes_second_leaves_the_file_of_the_first(
     with pytest.raises(FileExistsError):
         durable.write(path, "second")
     assert path.with_name("a.json.part").read_text() == "ha"
+
+
+def test_a_folder_of_a_containers_image_is_moved_and_discarded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir(mode=0o700)
+        for file in ("manifest.json", "data"):
+            (tmp_path / name / file).write_text(file)
+    as_image(tmp_path, monkeypatch)
+    assert durable.move(tmp_path / "a", tmp_path / "c") == tmp_path / "c"
+    assert {path.name: path.read_text() for path in (tmp_path / "c").iterdir()} == {
+        name: name for name in ("manifest.json", "data")
+    }
+    assert stat.S_IMODE((tmp_path / "c").stat().st_mode) == 0o700
+    durable.discard(tmp_path / "b")
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]
+
+
+def test_a_folder_is_not_moved_to_another_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def other_disk(self: Path, target: Path) -> Path:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "data").write_text("kept")
+    monkeypatch.setattr(Path, "rename", other_disk)
+    with pytest.raises(OSError, match="cross-device"):
+        durable.move(tmp_path / "a", tmp_path / "b")
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert (tmp_path / "a" / "data").read_text() == "kept"

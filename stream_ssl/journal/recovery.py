@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
 
-from stream_ssl.durable import UNREAD, sync
+from stream_ssl.durable import UNREAD, move, sync
 from stream_ssl.journal import segment_check
 from stream_ssl.journal.errors import LOCAL_DISK, is_unsuited
 from stream_ssl.journal.segment import (
@@ -215,9 +215,9 @@ def _set_aside(damaged: Path, path: Path) -> Path:
     folder = path.parent
     name = f"damaged-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{path.name}"
     try:
-        aside = damaged.rename(folder.with_name(f"{folder.name}.{name}"))
+        aside = move(damaged, folder.with_name(f"{folder.name}.{name}"))
     except OSError:
-        aside = damaged.rename(folder / name)
+        aside = move(damaged, folder / name)
     sync(folder)
     return aside
 

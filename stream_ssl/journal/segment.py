@@ -17,6 +17,7 @@ import threading
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ import lmdb
 import msgpack
 
 from stream_ssl.bounded_files import read_text
-from stream_ssl.durable import UNREAD, entries, sync
+from stream_ssl.durable import UNREAD, entries, move, sync
 from stream_ssl.wire import Data, Position
 
 # Format 3: producer states without a checksum; 2: also without `active`; 1: also without `written`.
@@ -336,7 +337,7 @@ def publish_segment(fresh: Path, path: Path) -> Path:
     """
     gone = path.with_name(f"{_OLD}{path.name}")
     with contextlib.suppress(FileNotFoundError):
-        path.rename(gone)
+        move(path, gone)
     fresh.rename(path)
     sync(path.parent)
     return gone
@@ -345,7 +346,7 @@ def publish_segment(fresh: Path, path: Path) -> Path:
 def delete_segment(path: Path) -> None:
     """Delete a segment, so that no reader finds it half deleted. It may be missing."""
     gone = path.with_name(f"{_OLD}{path.name}")
-    for step in (_remove, path.rename, _remove):  # first remove the rest of an earlier attempt
+    for step in (_remove, partial(move, path), _remove):  # first remove the rest of an earlier try
         with contextlib.suppress(FileNotFoundError):
             step(gone)
 
@@ -355,6 +356,8 @@ def finish_interrupted(folder: Path) -> None:
     for gone in entries(folder, f"{_OLD}{_PREFIX}*"):
         path = folder / gone.name.removeprefix(_OLD)
         fresh = folder / f"{_NEW}{path.name}"
+        if path.is_dir() and not file_bytes(path):
+            _remove(path)  # `move` was interrupted
         if fresh.exists() and not path.exists():
             fresh.rename(path)
             sync(folder)

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from stream_ssl.durable import damage_of, discard, entries, make_folder, point, publish
+from stream_ssl.durable import damage_of, discard, entries, make_folder, move, point, publish
 from stream_ssl.learning.checkpoint_layout import (
     DAMAGED,
     INCOMPLETE,
@@ -85,7 +85,7 @@ class CheckpointFolder:
         if self.whole(target):
             discard(copy)
         else:
-            copy.rename(target)
+            move(copy, target)
         self.point_back(target)
 
     def newest(self, updated: int | None = None) -> Saved | None:
@@ -195,7 +195,7 @@ class CheckpointFolder:
             aside = path.with_name(DAMAGED + path.name)
             while aside.exists():
                 aside = aside.with_name(aside.name + "-again")
-            path.rename(aside)
+            move(path, aside)
         except OSError as error:
             log.warning("cannot set %s aside: %s", path, error)
 
@@ -227,7 +227,14 @@ class CheckpointFolder:
         read = {entry.path for entry in entries}
         for path in paths:
             if path not in kept and (path in read or self._is_damaged(path)):
-                discard(path)
+                self._discard(path)
+
+    def _discard(self, path: Path) -> None:
+        """Remove a checkpoint. A failure is logged, because the newest checkpoint is durable."""
+        try:
+            discard(path)
+        except OSError as error:
+            log.warning("checkpoint %s cannot be removed, and stays: %s", path, error.strerror)
 
     def _is_damaged(self, path: Path) -> bool:
         try:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stream_ssl import __version__
-from stream_ssl.durable import MANIFEST, UNREADABLE, listed, publish, seal, write_json
+from stream_ssl.durable import MANIFEST, UNREADABLE, listed, move, publish, seal, write_json
 from stream_ssl.feed.decode import VectorDecoder
 from stream_ssl.learning.origins import Origins
 from stream_ssl.learning.saved import memory_of, origins_of
@@ -112,7 +112,7 @@ def replacing(folder: Path) -> Iterator[Path]:
             seal(scratch)
             shutil.rmtree(before, ignore_errors=True)
             if folder.exists():
-                folder.rename(before)
+                move(folder, before)
             publish(scratch, folder)
             shutil.rmtree(before, ignore_errors=True)  # slow, but readers see the new folder by now
         finally:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from journal_of_packets import build, checked
+from overlay import as_image
 
 from stream_ssl.journal.journal import Journal
 from stream_ssl.journal.reader import JournalReader
-from stream_ssl.journal.segment import JournalEntry, segment_path
+from stream_ssl.journal.segment import JournalEntry, list_segments, segment_path
 
 ONE, TWO = (JournalEntry("robot", n, ["file", n], 1.5, b"header", b"payload") for n in (1, 2))
 
@@ -62,3 +65,38 @@ def test_a_file_in_the_place_of_a_segment_is_set_aside(tmp_path: Path) -> None:
         opened.append([TWO])
     (aside,) = tmp_path.glob("journal.damaged-*")
     assert aside.read_text() == "no segment"
+
+
+def test_segments_of_a_containers_image_are_deleted_and_set_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = tmp_path / "journal"
+    build(journal)
+    first, second, *rest = [path for _, path in list_segments(journal)]
+    (second / "data.mdb").write_bytes(b"nonsense" * 4096)
+    as_image(tmp_path, monkeypatch)
+    with closing(checked(journal)) as opened:
+        assert opened.damaged == 1
+        (aside,) = tmp_path.glob("journal.damaged-*")
+        assert (aside / "data.mdb").read_bytes() == b"nonsense" * 4096
+        assert opened.trim(opened.last) > 0
+    assert [path for _, path in list_segments(journal)] == rest[-1:]
+    assert not first.exists()
+    assert not list(journal.glob(".*"))
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_kill_while_the_files_of_a_segment_are_moved_leaves_nothing(
+    tmp_path: Path, replaced: bool
+) -> None:
+    build(tmp_path)
+    _, middle, *_ = [path for _, path in list_segments(tmp_path)]
+    gone = middle.with_name(f".old-{middle.name}")
+    gone.mkdir()
+    (middle / "data.mdb").rename(gone / "data.mdb")
+    if replaced:
+        shutil.copytree(gone, middle.with_name(f".new-{middle.name}"))
+    with closing(checked(tmp_path)) as opened:
+        assert opened.damaged == 1 - replaced  # a segment in the middle is missing
+    assert middle.exists() == replaced
+    assert not list(tmp_path.glob(".*"))

@@ -18,6 +18,7 @@ import safetensors.torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from learning_world import build, differing, steps
+from overlay import as_image
 from table import table
 
 from stream_ssl.batch import Offset
@@ -508,6 +509,37 @@ def test_nothing_is_moved_or_pruned_before_the_new_one_is_durable(
     saved(tmp_path, count=3, keep=1)
     once = ["write_tensors"] * 5 + ["seal", "publish", "point"]
     assert events == [*once, *once, *once, "discard"], "two stay: see newest_kept"
+
+
+def test_checkpoints_of_a_containers_image_are_removed_and_set_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(tmp_path, count=3, keep=3)
+    flip(tmp_path / "step-000000003" / "model.safetensors")
+    as_image(tmp_path, monkeypatch)
+    checkpointer = Checkpointer(tmp_path, keep=1)
+    found = checkpointer.newest()
+    assert found is not None
+    assert found.step == 2
+    assert (tmp_path / "damaged-step-000000003" / "manifest.json").is_file()
+    learner = build(found.offset)
+    found.restore(learner)
+    for _ in range(2):
+        steps(learner, 1)
+        checkpointer.save(learner, CONFIG)
+    assert [path.name for path in steps_in(tmp_path)] == ["step-000000003", "step-000000004"]
+
+
+def test_a_checkpoint_is_written_although_an_old_one_cannot_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(folder: Path) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted", str(folder))
+
+    monkeypatch.setattr(checkpoint_folder, "discard", refused)
+    _, _, records = saved(tmp_path, count=3, keep=1)
+    assert [record.step for record in records] == [1, 2, 3]
+    assert "step-000000001 cannot be removed, and stays: Operation not permitted" in caplog.text
 
 
 @pytest.mark.parametrize("behind", [False, True])
