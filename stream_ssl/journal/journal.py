@@ -87,6 +87,7 @@ class Journal:
     Attributes:
         id: the id of this journal, which `identify` sets. Positions are valid for one id only.
         lock: the lock of the folder, which tells whether the folder is still in its place.
+        connected: name -> when a producer was last connected (time.monotonic); set by the receiver.
 
     Raises:
         ValueError: `budget` is too small, or `segment_bytes` is outside its range.
@@ -110,6 +111,7 @@ class Journal:
                 f"segment_bytes {segment_bytes}: must lie between {MIN_SEGMENT} and half of "
                 f"the budget, {budget // 2}"
             )
+        self.connected: dict[str, float] = {}
         self._limited_log = RateLimitedLogger(log)
         self._active: Segment | None = None
         self._active_bytes = 0
@@ -222,8 +224,7 @@ class Journal:
     def take_checked(self, wait: bool = False) -> None:
         """Replace the old segments that the background check found damaged; never raises.
 
-        Args:
-            wait: block until all old segments are checked.
+        `wait` blocks until all old segments are checked.
         """
         self._old.take_checked(wait)
 
@@ -309,7 +310,7 @@ class Journal:
         """
         self.lock.check()
         self._seal()
-        for name in self._states.forget_idle():
+        for name in self._states.forget_idle(self.connected):
             log.info("journal %s: producer %s is forgotten: long idle", self.path, name)
         path = segment_path(self.path, self._old.end)
         size = 2 * max(self.segment_bytes, need) + 4 * self._states.bytes + (1 << 20)

@@ -11,7 +11,8 @@ from stream_ssl.journal.segment import JournalEntry, ProducerState, state_bytes
 FORGET_SECONDS = 30 * 86_400
 """Idle time after which the journal deletes the state of a producer, when a new segment begins.
 
-The state takes up to 13 KB in each segment. Only time while a writer has the journal open counts.
+The state takes up to 13 KB in each segment. Only time while a writer has the journal open counts. A
+connected producer is not idle.
 """
 
 _CLOCK_SET = 1_577_836_800  # the year 2020; an earlier time comes from a clock that was not set
@@ -64,8 +65,16 @@ class ProducerStates:
             self._states[name] = state
             self.bytes += state_bytes(name, state)
 
-    def forget_idle(self) -> list[str]:
-        """Forget the producers that were idle for FORGET_SECONDS; return their names."""
+    def forget_idle(self, connected: Mapping[str, float]) -> list[str]:
+        """Forget the producers that were idle for FORGET_SECONDS; return their names.
+
+        Args:
+            connected: name -> time of time.monotonic when a producer was last connected.
+        """
+        for name, when in connected.items():
+            if (state := self._states.get(name)) is not None:
+                active = max(state.active, self._active_before + when - self._opened)
+                self._states[name] = replace(state, active=active)
         oldest = self.active_now() - FORGET_SECONDS
         names = [name for name, state in self._states.items() if state.active < oldest]
         for name in names:

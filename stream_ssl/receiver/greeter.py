@@ -172,7 +172,7 @@ class Greeter:
                 "names",
                 f"{name!r} would be one of more than {self._max_names} producers"
                 f"{'' if key is None else f' of the key {key!r}'}: use a name again, or raise "
-                "receiver.max_names; one that sends nothing for 30 days is forgotten",
+                "receiver.max_names; one that is away for 30 days is forgotten",
             )
 
     def _key_name(self, user: str | None) -> str | None:

@@ -207,6 +207,8 @@ class Receiver:
         if now >= self._probe_at:
             self._probe_at = now + _IDLE_SECONDS
             protocol.answers.probe(now)
+            known = (session for session in protocol.sessions if session.through)
+            self.journal.connected.update({session.producer: now for session in known})
             self.journal.clear_readers()
             self.journal.take_checked()
 

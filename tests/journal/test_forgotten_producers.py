@@ -93,3 +93,22 @@ def test_a_name_long_idle_is_forgotten_for_good_when_a_segment_begins(tmp_path, 
         assert set(journal.producers()) == {"new"}
         journal.append([entry(7, producer="old")])
         assert journal.state("old").sequence == 7
+
+
+def test_a_connected_producer_is_not_forgotten(tmp_path, monkeypatch):
+    """Such as a camera that sends only what moves, and whose source goes on by its position."""
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    with closing(Journal(tmp_path)) as journal:
+        journal.append([entry(1, producer="camera"), entry(1, producer="gone")])
+        now[0] += 1.5 * FORGET_SECONDS
+        journal.connected["camera"] = now[0]
+        now[0] += 0.5 * FORGET_SECONDS  # it is away for half of the time
+        journal.skip_to(100)
+        journal.append([entry(1, producer="other")])
+        assert set(journal.producers()) == {"camera", "other"}
+    with closing(Journal(tmp_path)) as journal:
+        assert journal.state("camera") == ProducerState(1, ["file", 1])
+        now[0] += 0.6 * FORGET_SECONDS
+        journal.append([entry(2, producer="other")])
+        assert set(journal.producers()) == {"other"}

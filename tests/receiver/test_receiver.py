@@ -52,6 +52,17 @@ def test_a_producer_without_memory_is_told_where_to_go_on(running):
         assert (welcome.resume, welcome.position) == (1, {"file": "a", "row": 7})
 
 
+def test_the_journal_knows_which_producers_are_connected(running):
+    """It forgets none of them, as long as they may be silent."""
+    with Peer(running.endpoint) as peer, Peer(running.endpoint) as new:
+        peer.hello("camera")
+        new.hello("new")  # has sent nothing that could be forgotten
+        peer.say(packet(1))
+        peer.acked(1)
+        until(lambda: running.journal.connected)
+        assert set(running.journal.connected) == {"camera"}
+
+
 def test_a_restarted_receiver_goes_on_where_its_journal_ends(tmp_path):
     with Running(tmp_path) as running, Peer(running.endpoint) as peer:
         peer.hello()
