@@ -56,6 +56,7 @@ class CheckpointFolder:
         self.path, self._keep = path, keep
         self.damaged = 0
         self._links_failed = False
+        self._disk: int | None = None  # device of the disk that has the newest checkpoint
 
     def open(self) -> None:
         """Create the folder, and remove what a killed process has left."""
@@ -113,6 +114,7 @@ class CheckpointFolder:
             if self.damaged:
                 self.point_back(path)
                 self._empty_damaged()
+            self._disk = path.stat().st_dev
             return Saved(path, facts)
         if self.damaged and updated is None:
             log.error("no checkpoint in %s is whole: the run starts from scratch", self.path)
@@ -143,15 +145,35 @@ class CheckpointFolder:
         return self.path / f"{INCOMPLETE}{target.name}"
 
     def make_scratch(self, scratch: Path) -> None:
-        """Make an empty folder for a checkpoint, and room on the disk."""
+        """Make an empty folder for a checkpoint, and room on the disk.
+
+        Raises:
+            OSError: the folder cannot be made, or the disk of the checkpoints is not mounted.
+        """
+        self._check_mounted()
         self.path.mkdir(exist_ok=True)  # a user may have removed the folder
         self._make_room()
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir()
 
+    def _check_mounted(self) -> None:
+        """Raise OSError if the disk that has the newest checkpoint is not mounted any more.
+
+        The empty folder of the mount point belongs to another disk. A checkpoint there would let
+        the receiver trim samples that the checkpoints on the first disk still need.
+        """
+        place = self.path if self.path.exists() else self.path.parent
+        if self._disk not in (None, place.stat().st_dev) and not steps_in(self.path):
+            raise OSError(
+                errno.ENODEV,
+                "the disk that has the earlier checkpoints is not mounted here: mount it again",
+                str(self.path),
+            )
+
     def add(self, scratch: Path, target: Path) -> None:
         """Give a sealed folder the name of its checkpoint, and make it the newest one."""
         publish(scratch, target)
+        self._disk = target.stat().st_dev
         self.choose(target)
 
     def choose(self, target: Path) -> None:

@@ -6,7 +6,9 @@ import errno
 import hashlib
 import json
 import logging
+import os
 import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -540,6 +542,35 @@ def test_a_checkpoint_is_written_although_an_old_one_cannot_be_removed(
     _, _, records = saved(tmp_path, count=3, keep=1)
     assert [record.step for record in records] == [1, 2, 3]
     assert "step-000000001 cannot be removed, and stays: Operation not permitted" in caplog.text
+
+
+def test_no_checkpoint_goes_to_the_mount_point_of_a_disk_that_is_away(tmp_path: Path) -> None:
+    memory = Path("/dev/shm")  # a disk of its own, in place of a mounted one
+    if not os.access(memory, os.W_OK) or memory.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("needs a second file system")
+    folder = tmp_path / "checkpoints"
+    with tempfile.TemporaryDirectory(dir=memory) as disk:
+        folder.symlink_to(disk)
+        checkpointer, learner, _ = saved(folder, count=1)
+        folder.unlink()
+        folder.mkdir()  # the disk is not mounted any more
+        steps(learner, 1)
+        with pytest.raises(OSError, match=r"not mounted here: mount it again: .*checkpoints"):
+            checkpointer.save(learner, CONFIG)
+        assert list(folder.iterdir()) == []
+        folder.rmdir()
+        with pytest.raises(OSError, match="not mounted here"):
+            checkpointer.save(learner, CONFIG)
+        folder.symlink_to(disk)
+        checkpointer.save(learner, CONFIG)
+        assert [path.name for path in steps_in(folder)] == ["step-000000001", "step-000000002"]
+        resumed = Checkpointer(folder)
+        assert resumed.newest().step == 2
+        folder.unlink()
+        folder.mkdir()
+        steps(learner, 1)
+        with pytest.raises(OSError, match="not mounted here"):
+            resumed.save(learner, CONFIG)
 
 
 @pytest.mark.parametrize("behind", [False, True])
