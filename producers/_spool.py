@@ -42,11 +42,10 @@ from stream_ssl.producers._spool_records import (
     packet_record,
     read_packet,
 )
-from stream_ssl.producers._spool_segments import Segments
+from stream_ssl.producers._spool_segments import OWNER, Segments
 from stream_ssl.wire import Position
 
 RETRY_SECONDS = 5.0  # pause after a failed write or read
-_OWNER = "spool.json"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # as on some network file systems
 _SPREAD = 1 << 30  # a second, in nanoseconds
@@ -356,7 +355,7 @@ def _prepare(folder: Path) -> None:
     """Create the folder of a spool, or check that it holds nothing else."""
     try:
         durable.make_folder(folder)
-        if (folder / _OWNER).exists() or (folder / "lock").is_symlink():  # `open_file` refuses it
+        if (folder / OWNER).exists() or (folder / "lock").is_symlink():  # `open_file` refuses it
             return
         names = sorted(path.name for path in folder.iterdir())
     except OSError as error:
@@ -389,7 +388,7 @@ def _is_ours(name: str) -> bool:
     """Return whether a spool writes files of this name, or a disk has it from the beginning."""
     if name.startswith(".") or name.endswith((".spool", ".damaged")):
         return True
-    return name in ("lost+found", "lock", _OWNER, f"{_OWNER}.part", *COPY_FILES)
+    return name in ("lost+found", "lock", OWNER, f"{OWNER}.part", *COPY_FILES)
 
 
 def _next_epoch(folder: Path, producer: str) -> int:
@@ -397,7 +396,7 @@ def _next_epoch(folder: Path, producer: str) -> int:
 
     If the disk is full, the spool keeps the epoch before, and only this process knows the new one.
     """
-    path, epoch, known = folder / _OWNER, time.time_ns(), None
+    path, epoch, known = folder / OWNER, time.time_ns(), None
     if path.exists():
         try:
             known = read_map(path)

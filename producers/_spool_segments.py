@@ -5,6 +5,7 @@ Records are appended to the last segment and never overwritten. Old segments are
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from collections import deque
@@ -17,6 +18,8 @@ from stream_ssl.producers._spool_records import MAGIC, Record, records_of
 from stream_ssl.rate_limited_logger import RateLimitedLogger
 
 SEGMENT_BYTES = 8 * 1024 * 1024
+OWNER = "spool.json"
+"""The file of each spool with the producer's name and epoch."""
 
 logger = logging.getLogger("stream_ssl.producers")
 
@@ -38,6 +41,7 @@ class Segments:
             path for path in sorted(durable.entries(folder, "*.spool")) if _is_segment(path)
         )
         self.bytes = sum(path.stat().st_size for path in self.paths)
+        self._disk = folder.stat().st_dev
         self._end = 0  # where the next record begins in the last segment
         self._limited_log = RateLimitedLogger(logger, seconds=60.0)
 
@@ -82,6 +86,7 @@ class Segments:
         path = self.folder / f"{number:020d}.spool" if new else self.paths[-1]
         if new:
             data = MAGIC + data
+        self._check_mounted()
         try:
             durable.make_folder(self.folder)
             with path.open("wb" if new else "r+b") as file:
@@ -102,6 +107,16 @@ class Segments:
         self._end += len(data)
         self.bytes += len(data)
         return path, self._end
+
+    def _check_mounted(self) -> None:
+        """Raise OSError if the disk of the spool is not mounted any more.
+
+        The empty folder of the mount point belongs to another disk. Samples there would be hidden
+        once the disk is back.
+        """
+        place = next(path for path in (self.folder, *self.folder.parents) if path.exists())
+        if place.stat().st_dev != self._disk and not (self.folder / OWNER).exists():
+            raise OSError(errno.ENODEV, "its disk is not mounted here; mount it again")
 
     def keep_from(self, path: Path | None) -> None:
         """Delete the segments before this one, but never the last segment.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -226,3 +227,27 @@ def test_a_segment_that_cannot_be_deleted_is_deleted_later(
     assert spool.stored_bytes == 0
     assert not list(spool.folder.glob("*.spool"))
     spool.close()
+
+
+def test_nothing_is_spooled_to_the_mount_point_of_a_disk_that_is_away(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    memory, folder = Path("/dev/shm"), tmp_path / "s"
+    if not os.access(memory, os.W_OK) or memory.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("needs a second file system")
+    with tempfile.TemporaryDirectory(dir=memory) as disk:
+        folder.symlink_to(disk)
+        spool = Spool(folder, "a", 1 << 20)
+        assert spool.append([packet("1")], 0, None) == 1
+        folder.unlink()
+        folder.mkdir()  # the disk is not mounted any more
+        assert spool.append([packet("2")], 0, None) == 0
+        assert "its disk is not mounted here; mount it again; it is tried again" in caplog.text
+        assert list(folder.iterdir()) == []
+        folder.rmdir()
+        folder.symlink_to(disk)
+        spool._retry_at = 0.0
+        assert spool.append([packet("2")], 0, None) == 1
+        spool = reopen(spool)
+        assert ids(spool) == ["1", "2"]
+        spool.close()
