@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import os
@@ -74,6 +75,7 @@ class CheckpointCopies:
         self._scratch, self._checkpoints = run / SCRATCH, checkpoints
         self._metrics, self._clock = metrics, clock
         self._copied = ""  # the name of the newest copied checkpoint
+        self._disk: int | None = None  # the device of the disk that has this copy
         self._due_since = math.nan  # since when a checkpoint waits to be copied
         self._failed = False
         self._closing = threading.Event()
@@ -107,11 +109,13 @@ class CheckpointCopies:
             name = found[-1]
             if math.isnan(self._due_since):
                 self._due_since = self._clock()
+            self._check_mounted()
             self._link(self._checkpoints / name)
             self._prune(name)  # before the copy, because a full disk has no room for one more
             # After a restart, the bucket may hold it. A copy that fails would destroy that one.
             if not self._bucket.holds(self._scratch, name):
                 self._bucket.upload(self._scratch, name)
+            self._disk = self._bucket.disk()
         except Exception as error:  # each protocol raises errors of its own
             self._metrics.copy_failed()
             if not self._failed:
@@ -131,6 +135,18 @@ class CheckpointCopies:
         while not self._closing.wait(self._settings.every_seconds):
             self.copy()
         self.copy()
+
+    def _check_mounted(self) -> None:
+        """Raise OSError if the disk that has the newest copy is not mounted any more.
+
+        A copy in the empty folder of the mount point would be on a disk of this machine.
+        """
+        if self._disk in (None, self._bucket.disk()) or self._copied in self._bucket.names():
+            return
+        raise OSError(
+            errno.ENODEV,
+            "the disk that has the earlier copies is not mounted here: mount it again",
+        )
 
     def _link(self, checkpoint: Path) -> None:
         """Link the checkpoint's files, because the learner may remove it during the copy."""

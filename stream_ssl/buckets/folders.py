@@ -14,7 +14,7 @@ from typing import Any
 
 from stream_ssl.bounded_files import parse_json
 from stream_ssl.durable import MANIFEST
-from stream_ssl.process.failures import Failure, first_line, writing
+from stream_ssl.process.failures import Failure, existing, first_line, writing
 
 log = logging.getLogger("stream_ssl.export")
 
@@ -82,6 +82,12 @@ class Bucket:
             ) from error
         if PACKAGES.get(protocol) == "s3":
             self._files.retries = 1  # botocore repeats, and s3fs would repeat all of its tries
+
+    def disk(self) -> int | None:
+        """Return the device of the disk that has the folder; None for a bucket of a server."""
+        if self.url.partition("://")[0] not in ("file", "local"):
+            return None
+        return existing(Path(self._root)).stat().st_dev
 
     def names(self, folder: str = "") -> set[str]:
         """Return the names of the files and folders in a folder; empty if there is no folder."""

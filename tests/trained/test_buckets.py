@@ -6,9 +6,11 @@ import errno
 import ftplib
 import json
 import logging
+import os
 import re
 import resource
 import socket
+import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -314,6 +316,30 @@ def test_a_place_with_room_for_three_copies_takes_the_next_ones(
     copies.copy()
     assert value(metrics, "copy_step") == 80
     assert {path.name for path in box.iterdir()} == {*whole, made[-1].name}
+
+
+def test_no_copy_goes_to_the_mount_point_of_a_disk_that_is_away(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    memory, nas = Path("/dev/shm"), tmp_path / "nas"
+    if not os.access(memory, os.W_OK) or memory.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("needs a second file system")
+    with tempfile.TemporaryDirectory(dir=memory) as disk:
+        nas.symlink_to(disk)
+        copies, metrics = copier(tmp_path, f"file://{nas}/laptop", [0.0])
+        checkpoint(tmp_path / "checkpoints", 10)
+        copies.copy()
+        nas.unlink()
+        nas.mkdir()  # the disk is not mounted any more
+        checkpoint(tmp_path / "checkpoints", 20)
+        copies.copy()
+        assert "earlier copies is not mounted here: mount it again" in caplog.text
+        assert list(nas.iterdir()) == []
+        nas.rmdir()
+        nas.symlink_to(disk)
+        copies.copy()
+        assert value(metrics, "copy_failures_total") == 1
+        assert len(list((nas / "laptop").iterdir())) == 2
 
 
 def test_failures_are_told_once_counted_and_end(
