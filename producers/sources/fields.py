@@ -63,6 +63,7 @@ AZURE = {
     *("skoid", "sktid", "skt", "ske", "sks", "skv"),
 }
 """Parameters of a shared access signature, whose signature is `sig`."""
+OLDEST = 631_152_000  # 1990: an earlier time is of a clock or a field that was not set
 PROBE = 2**16  # bytes
 MAX_FILE = 256 * 2**20  # bytes; far larger than any packet
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from stream_ssl.producers.sources.base import Facts, Skipped, own_fault
 from stream_ssl.producers.sources.fields import (
+    OLDEST,
     codec_of,
     digest,
     fitting_meta,
@@ -68,7 +69,8 @@ class RobotImages:
     """A selector of a robot's image messages, and their conversion to samples.
 
     Compressed images are sent unchanged, other images are encoded with `codec`. The capture time is
-    the header's stamp, or the log time if the stamp is no time. `RobotLogs` explains the arguments.
+    the header's stamp, or the log time if the stamp is before 1990: a camera's own clock may count
+    from its start. `RobotLogs` explains the arguments.
 
     Raises:
         ValueError: `quality` is out of range.
@@ -115,10 +117,11 @@ class RobotImages:
             self.skipped.note("undecodable", what, f"{type(error).__name__}: {error}")
             return None
         header = getattr(decoded, "header", decoded)  # Foxglove messages have no header
+        at = stamp(header)
         try:
             return Sample(
                 id=short_id(id_),
-                time=fitting_time(stamp(header) or math.nan, message.log_time * 1e-9),
+                time=fitting_time(at if at >= OLDEST else math.nan, message.log_time * 1e-9),
                 source=self.source,
                 meta=fitting_meta(
                     {**meta, "topic": message.topic, "frame_id": getattr(header, "frame_id", "")}

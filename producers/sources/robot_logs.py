@@ -26,7 +26,7 @@ class RobotLogs(Recordings):
     """A source of the images in log files, by topic or type, in the order of their log times.
 
     Compressed images are sent unchanged, other images are encoded with `codec`. The capture time is
-    the header's stamp, or the log time if the stamp is zero.
+    the header's stamp, or the log time if the stamp is before 1990.
 
     Args:
         files: paths, globs, or brace expansions such as "drive-{00..09}.mcap".

@@ -56,7 +56,8 @@ class Ros(LiveRobot):
     The robot runs foxglove_bridge or another server of this protocol. This machine needs no ROS
     installation. Messages are sensor_msgs Image and CompressedImage, and Foxglove's RawImage and
     CompressedImage as Protobuf or JSON. The capture time is the header's stamp, or the server's
-    time of the message if the stamp is zero. `LiveRobot` explains the ids and further arguments.
+    time of the message if the stamp is before 1990. `LiveRobot` explains the ids and further
+    arguments.
 
     Args:
         url: the server, as ws://HOST:8765, or wss://HOST:8765 for TLS.

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from stream_ssl.producers.sources.base import BrokenFileError, Skipped
 from stream_ssl.producers.sources.fields import (
+    OLDEST,
     check_pulled,
     file_name,
     fitting_meta,
@@ -49,7 +50,6 @@ BACK_SECONDS = (0, 2, 10, 60)
 """How far before a position to look for a key frame, before the file is read from its beginning."""
 BACK_KEYS = (1, 2, 10)  # the same in key frames, for files that are read without a seek
 ENCODERS = 2  # threads
-OLDEST = 631_152_000  # 1990: an earlier creation time is a clock or field that was not set
 GUESSED_RATE = 25  # frames per second, if the stream does not say
 
 

@@ -60,8 +60,8 @@ class ZenohRos(LiveRobot):
 
     The robot runs rmw_zenoh with its router, or zenoh-bridge-ros2dds. This machine needs no ROS
     installation. Messages are sensor_msgs Image and CompressedImage. The capture time is the
-    header's stamp, or the time of arrival if the stamp is zero. `LiveRobot` explains the ids and
-    further arguments.
+    header's stamp, or the time of arrival if the stamp is before 1990. `LiveRobot` explains the ids
+    and further arguments.
 
     Args:
         endpoint: the router or bridge, as tcp/HOST:7447. Zenoh's tls, quic, ws and udp work too.

@@ -252,22 +252,28 @@ def test_a_message_that_is_no_image_takes_no_other_with_it(tmp_path, caplog, mes
     assert "/bad" in caplog.text
 
 
-def test_a_stamp_of_zero_gives_way_to_the_log_time(tmp_path):
-    entry = ("/camera", IMAGE, BEGAN, image(ROS2, numbered(1), "rgb8", 0))
+@table("stamp", [0, 12 * SECOND])
+def test_a_stamp_before_1990_gives_way_to_the_log_time(tmp_path, stamp):
+    """The clock of a camera may count from its start."""
+    entry = ("/camera", IMAGE, BEGAN, image(ROS2, numbered(1), "rgb8", stamp))
     ((sample, _),) = McapFiles(str(write_mcap(tmp_path / "a.mcap", [entry]))).samples()
     assert sample.time == BEGAN / SECOND
 
 
 PNG = encoded(numbered(6))
+LATER = 1_700_000_007
 
 
 @table(
     ("fields", "time"),
     [
-        ({"timestamp": {"sec": 7, "nsec": 500_000_000}, "frame_id": "", "format": "png"}, 7.5),
-        ({"timestamp": {"sec": 7}}, 7.0),
-        ({"timestamp": {"nsec": 500_000_000}}, 0.5),
-        ({"timestamp": "1970-01-01T00:00:07.500000000Z", "format": None}, 7.5),
+        (
+            {"timestamp": {"sec": LATER, "nsec": 500_000_000}, "frame_id": "", "format": "png"},
+            LATER + 0.5,
+        ),
+        ({"timestamp": {"sec": LATER}}, LATER),
+        ({"timestamp": {"nsec": 500_000_000}}, 3.0),
+        ({"timestamp": "2023-11-14T22:13:27.500000000Z", "format": None}, LATER + 0.5),
         ({"timestamp": "noon", "frame_id": None}, 3.0),
         ({"timestamp": {"sec": "x"}}, 3.0),
         ({"timestamp": {"sec": 1_764_000_000_000}}, 3.0),  # milliseconds
