@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
-from stream_ssl.producers.sources.base import BrokenFileError
+from stream_ssl.producers.sources.base import BrokenFileError, SourceError
 from stream_ssl.producers.sources.frames import Frames
 from stream_ssl.producers.sources.live import Live, connection_id
 from stream_ssl.producers.sources.video import Film, film_of, lenient, silence, tells_no_times
@@ -104,7 +104,9 @@ class Camera(Live["LiveFrame"]):
     ) -> None:
         import av  # noqa: F401  # fail early if it is not installed
 
-        if "://" not in url and not url.startswith(DEVICES):
+        scheme, mark, rest = url.strip().partition("://")
+        url = scheme.lower() + mark + rest if mark else scheme  # FFmpeg knows small letters only
+        if not mark and not url.startswith(DEVICES):
             shown = url.rpartition("@")[2]
             raise ValueError(
                 f"url {shown!r}: must be a URL such as rtsp://HOST/PATH, or a device such as "
@@ -222,6 +224,12 @@ class Camera(Live["LiveFrame"]):
                 **lenient(),
             )
             return container
+        except av.error.ProtocolNotFoundError:  # no later attempt can succeed
+            scheme = self._url.partition("://")[0]
+            raise SourceError(
+                f"source {self.name!r}: url {scheme}://...: FFmpeg knows no such protocol; give a "
+                "URL such as rtsp://HOST/PATH"
+            ) from None
         except av.error.InvalidDataError:  # FFmpeg also raises it if an RTSP server is silent
             if time.monotonic() - began < self._wait:
                 raise

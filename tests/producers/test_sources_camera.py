@@ -473,6 +473,17 @@ def test_no_part_of_a_password_is_shown(url, shown):
     assert ("are written as %2F, %3F and %23)" in said) == (shown.endswith("...: "))
 
 
+def test_a_url_may_have_capitals_and_spaces_around_it():
+    picture = encoded(numbered(1), "JPEG")
+    with http_camera(lambda handler, _: answer(handler, picture)) as (_, url):
+        assert len(taken(Camera(f" HTTP{url[4:]}\n"), 1)) == 1
+
+
+def test_a_protocol_that_ffmpeg_does_not_know_ends_the_source():
+    with pytest.raises(SourceError, match=r"url rtps://\.\.\.: FFmpeg knows no such protocol"):
+        next(Camera("rtps://user:secret@host/path").samples())
+
+
 def test_a_device_of_another_program_is_named():
     said = Camera("/dev/video0").explained(os.strerror(errno.EBUSY))
     assert said.endswith("(another program uses the camera; find and end it: fuser -v /dev/video0)")
