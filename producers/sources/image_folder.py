@@ -16,6 +16,7 @@ from stream_ssl.producers.sources.fields import (
     no_image,
     read_image,
     source_name,
+    utf8_name,
 )
 from stream_ssl.producers.sources.finite import Finite
 from stream_ssl.producers.sources.folders import check_root, is_hidden, walk
@@ -84,5 +85,5 @@ class ImageFolder(Finite):
             codec=codec,
             source=self.name,
             label=label,
-            meta=None if label is None else fitting_meta({"class": self.classes[label]}),
+            meta=None if label is None else fitting_meta({"class": utf8_name(self.classes[label])}),
         )

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from stream_ssl.producers.sources.chunked import ChunkedFile
-from stream_ssl.producers.sources.fields import file_name
+from stream_ssl.producers.sources.fields import file_name, utf8_name
 from stream_ssl.producers.sources.frames import Codec
 from stream_ssl.producers.sources.mcap_file import MAGIC
 from stream_ssl.producers.sources.recordings import Recordings, Where
@@ -108,7 +108,7 @@ class RobotLogs(Recordings):
             if after is None or where > after:
                 number = f".{where[1]}" if where[1] else ""
                 id_ = f"{name}{message.topic}@{where[0]}{number}"
-                sample = self.images.sample(message, id_, path, file=path.name)
+                sample = self.images.sample(message, id_, path, file=utf8_name(path.name))
                 if sample is not None:
                     yield sample, where
         if where is None and after is None and not self._stopped.is_set():

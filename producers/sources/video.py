@@ -23,6 +23,7 @@ from stream_ssl.producers.sources.fields import (
     fitting_meta,
     fitting_time,
     short_id,
+    utf8_name,
 )
 from stream_ssl.producers.sources.frames import Frames
 from stream_ssl.producers.sources.recordings import Recordings, Where
@@ -107,7 +108,7 @@ class VideoFiles(Recordings):
                 id=short_id(f"{name}#{frame.pts}"),
                 time=fitting_time(zero + frame.time, zero),
                 source=self.name,
-                meta=fitting_meta({"file": path.name, "seconds": round(frame.time, 6)}),
+                meta=fitting_meta({"file": utf8_name(path.name), "seconds": round(frame.time, 6)}),
                 **payload,
             )
             yield sample, (frame.pts, 0)

@@ -321,6 +321,12 @@ def test_image_folder_takes_any_name(tmp_path):
     assert len(sample.id.encode()) <= 255
 
 
+def test_the_name_of_a_class_need_not_be_unicode(tmp_path):
+    write_images(tmp_path / os.fsdecode(b"caf\xe9"), 1)
+    ((sample, _),) = ImageFolder(tmp_path).samples()
+    assert sample.meta == {"class": r"caf\xe9"}
+
+
 def make(tmp_path, **passes):
     if not (tmp_path / "train-images-idx3-ubyte").exists():
         write_idx(tmp_path, "train", pixels(40, 2, 2), np.arange(40), packed=False)

@@ -191,7 +191,8 @@ def test_names_need_not_be_unicode(tmp_path, kind):
     source = (McapFiles if kind == "mcap" else RosBags)(str(path))
     stream = list(source.samples())
     assert len(stream) == 60
-    for _, position in stream:
+    for sample, position in stream:
+        assert sample.meta["file"] == r"caf\xe9" + path.suffix
         check_position(position)
     assert list(source.samples(stream[30][1])) == stream[31:]
 

@@ -81,6 +81,13 @@ def test_times_of_a_part_of_a_recording_are_those_of_its_frames(tmp_path, file, 
     )
 
 
+def test_the_name_of_a_film_need_not_be_unicode(tmp_path):
+    film = write_video(tmp_path / "a.mp4", 3).rename(tmp_path / os.fsdecode(b"caf\xe9.mp4"))
+    assert {sample.meta["file"] for sample, _ in VideoFiles(str(film)).samples()} == {
+        r"caf\xe9.mp4"
+    }
+
+
 @table(("fps", "step"), [(25, 1), (12.5, 2), (5, 5), (1, 25), (1000, 1)])
 def test_fps_takes_frames_evenly(tmp_path, fps, step):
     path = write_video(tmp_path / "a.mp4", 60)
