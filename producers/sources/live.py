@@ -192,7 +192,8 @@ class Live(ABC, Generic[Item]):
             ):
                 if self._take() is None:
                     return  # stopped
-                self.skipped.note("late", "the oldest frame that waits", "the sender is slower")
+                why = "the sender is slower; raise waiting if frames come in bursts, as with HLS"
+                self.skipped.note("late", "the oldest frame that waits", why)
             self._ready_bytes += size
             self._ready.put([(item, size)])
 

@@ -232,6 +232,7 @@ def test_what_the_sender_cannot_take_is_dropped_from_the_oldest(tmp_path, caplog
         source.stop()
     assert rest == [26, 27, 28, 29][all_came_first:]
     assert "the oldest frame that waits" in caplog.text
+    assert "raise waiting if frames come in bursts" in caplog.text
 
 
 def test_truncated_frames_of_motion_jpeg_are_left_out(tmp_path):
