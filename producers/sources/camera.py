@@ -116,7 +116,8 @@ class Camera(Live["LiveFrame"]):
         self._frames = Frames(**frames)
         self._gate = self._frames.gate()  # some cameras end each connection after a frame
         self._url, self._wait = url, timeout
-        self._options: dict[str, str] = dict(options or {})
+        # FFmpeg takes texts, and a number such as a frame rate is easily given as one.
+        self._options = {name: str(value) for name, value in (options or {}).items()}
         if url.startswith("rtsp"):
             # Do not replay frames that arrive while FFmpeg probes the stream, since their times are
             # wrong.

@@ -478,6 +478,7 @@ def test_a_url_may_have_capitals_and_spaces_around_it():
     picture = encoded(numbered(1), "JPEG")
     with http_camera(lambda handler, _: answer(handler, picture)) as (_, url):
         assert len(taken(Camera(f" HTTP{url[4:]}\n"), 1)) == 1
+        assert len(taken(Camera(url, options={"probesize": 100_000}), 1)) == 1  # a number
 
 
 def test_a_protocol_that_ffmpeg_does_not_know_ends_the_source():
