@@ -1,14 +1,49 @@
-"""Writes tensors to safetensors files, without a leak in a daemon that writes for weeks."""
+"""Reads and writes tensors in safetensors files, without a leak in a daemon that writes for weeks.
+
+Safetensors takes only paths in UTF-8. These functions take any path.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import safetensors.numpy
 import safetensors.torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
+
+
+def load_file(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a file by name.
+
+    Raises:
+        OSError: the file cannot be read.
+        SafetensorError: the file is damaged.
+    """
+    with _in_utf8(path) as place:
+        return safetensors.torch.load_file(place)
+
+
+def names_in(path: Path) -> list[str]:
+    """Return the names of the tensors of a file; see `load_file`."""
+    with _in_utf8(path) as place, safe_open(place, "pt") as tensors:
+        return list(tensors.keys())
+
+
+@contextmanager
+def _in_utf8(path: Path) -> Iterator[Path]:
+    """Yield a path of the same file in UTF-8."""
+    if str(path) == str(path).encode(errors="ignore").decode():
+        yield path
+        return
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        yield Path(f"/proc/self/fd/{folder}") / path.name
+    finally:
+        os.close(folder)
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
@@ -23,12 +58,13 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     """
     whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     try:
-        try:
-            arrays = {name: tensor.numpy() for name, tensor in whole.items()}
-        except TypeError:  # NumPy has no bfloat16
-            safetensors.torch.save_file(unshared(whole), path)
-        else:
-            safetensors.numpy.save_file(arrays, path)
+        with _in_utf8(path) as place:
+            try:
+                arrays = {name: tensor.numpy() for name, tensor in whole.items()}
+            except TypeError:  # NumPy has no bfloat16
+                safetensors.torch.save_file(unshared(whole), place)
+            else:
+                safetensors.numpy.save_file(arrays, place)
     except SafetensorError as error:  # safetensors raises it when the disk is full
         raise OSError(str(error)) from error
 

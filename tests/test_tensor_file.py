@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from stream_ssl import tensor_file
 from stream_ssl.tensor_file import write_tensors
 
 TENSORS = {
@@ -56,3 +57,14 @@ def test_tensors_of_many_sizes_leave_nothing_in_memory(tmp_path: Path) -> None:
 def test_a_disk_that_fails_is_an_error_of_the_system(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="absent"):
         write_tensors(TENSORS, tmp_path / "absent" / "tensors")
+
+
+def test_a_folder_whose_name_is_not_utf_8_holds_tensors(tmp_path: Path) -> None:
+    path = tmp_path / "caf\udce9" / "tensors"
+    path.parent.mkdir()
+    for dtype in (torch.float32, torch.bfloat16):
+        write_tensors({"other": torch.ones(4, dtype=dtype)}, path)
+        assert torch.equal(tensor_file.load_file(path)["other"], torch.ones(4, dtype=dtype))
+        assert tensor_file.names_in(path) == ["other"]
+    with pytest.raises(FileNotFoundError):
+        tensor_file.load_file(path.with_name("nothing"))

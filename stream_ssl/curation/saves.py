@@ -7,12 +7,11 @@ import shutil
 from pathlib import Path
 from typing import Any, Final
 
-from safetensors.torch import load_file
 from torch import Tensor
 
 from stream_ssl.bounded_files import read_map
 from stream_ssl.durable import damage, discard, entries, publish, seal, write_json
-from stream_ssl.tensor_file import write_tensors
+from stream_ssl.tensor_file import load_file, write_tensors
 
 log = logging.getLogger(__name__)
 

@@ -16,11 +16,11 @@ from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from stream_ssl.bounded_files import open_binary
 from stream_ssl.methods.norm import BatchNorm1d, BatchNorm2d, freeze
+from stream_ssl.tensor_file import load_file
 
 log = logging.getLogger("stream_ssl.learner")
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
+from safetensors import SafetensorError
 from torch import Tensor
 
 from stream_ssl.batch import START, Offset
@@ -35,6 +34,7 @@ from stream_ssl.learning.novelty import samples_of
 from stream_ssl.learning.origins import unpacked
 from stream_ssl.memory import WorkingMemory
 from stream_ssl.memory.shards import resharded
+from stream_ssl.tensor_file import load_file, names_in
 
 Divisions = Mapping[str, Sequence[Sequence[Mapping[str, int]]]]
 """Positions by rank, for each division of a journal, by the journal's id; see `Saved.divisions`."""
@@ -258,8 +258,7 @@ def checkpoint_damage(folder: Path) -> str | None:
         float(facts["created"])
         dict(facts["config"])
         for name in PARTS:
-            with safe_open(folder / file_of(name), "pt") as tensors:
-                tensors.keys()
+            names_in(folder / file_of(name))
     except (*UNREADABLE, SafetensorError) as error:
         return damage_of(error)
     return None

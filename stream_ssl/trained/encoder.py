@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, get_args
 import numpy as np
 import torch
 from jsonargparse import ArgumentParser, Namespace
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from stream_ssl.bounded_files import read_map
@@ -46,6 +45,7 @@ from stream_ssl.methods.base import unit
 from stream_ssl.methods.norm import Statistics, forget_statistics
 from stream_ssl.process.failures import unreadable, unreadable_folder
 from stream_ssl.producers._images import as_sample
+from stream_ssl.tensor_file import load_file
 
 if TYPE_CHECKING:
     from stream_ssl.producers.client import Image
