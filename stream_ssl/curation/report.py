@@ -77,6 +77,7 @@ def write_report(curator: Curator, path: Path, names: Sequence[str] = ()) -> Non
             pairs=_sheet(pair_2PCHW.flatten(0, 1), max(1, pair_2PCHW.shape[1])),
         ),
         encoding="utf-8",
+        errors="replace",  # names of files may not be UTF-8
     )
 
 

@@ -202,7 +202,8 @@ def write(folder: Path, evaluation: Evaluation, encoded: Encoded, names: Sequenc
     if evaluation.continual is not None:
         tasks = [short(task) for task in evaluation.continual.tasks]
         plots.continual_plot(folder / "continual.png", evaluation.continual.accuracy_TT, tasks)
-    (folder / "report.md").write_text("\n".join(_page(evaluation, names)) + "\n")
+    page = "\n".join(_page(evaluation, names)) + "\n"
+    (folder / "report.md").write_text(page, errors="replace")  # names may not be UTF-8
 
 
 def short(classes: Sequence[int]) -> str:

@@ -230,7 +230,9 @@ def write_onnx(encoder: Encoder, path: Path) -> float:
             f"torch {torch.__version__} cannot write this encoder as ONNX "
             f"({first_line(error)}): use torch {ONNX_TORCH} or newer, or --no-onnx"
         ) from error
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    # The content in place of the path, which must be UTF-8 for this library.
+    content = path.read_bytes()
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     parts = [image_BCHW[:count] for count in (1, 2, 16)]
     expected = torch.cat([encoder(part_bCHW) for part_bCHW in parts])
     answers = [session.run(None, {name: part_bCHW.numpy()})[0] for part_bCHW in parts]

@@ -206,4 +206,5 @@ def page(result: SearchResult) -> bytes:
     ]
     template = pages.get_template("search.html.j2")
     query = png_address(result.query_CHW.transpose(1, 2, 0))
-    return template.render(checkpoint=result.checkpoint, query=query, shown=shown).encode()
+    page = template.render(checkpoint=result.checkpoint, query=query, shown=shown)
+    return page.encode(errors="replace")  # names of files may not be UTF-8

@@ -106,10 +106,12 @@ def test_an_encoder_that_gives_only_zeros_is_written_too(run: Path, tmp_path: Pa
     with torch.no_grad():
         for weight in encoder.parameters():
             weight.zero_()
-    assert exporting.write_onnx(encoder, tmp_path / "encoder.onnx") == 0.0
+    file = tmp_path / "caf\udce9" / "encoder.onnx"  # a folder whose name is not UTF-8
+    file.parent.mkdir()
+    assert exporting.write_onnx(encoder, file) == 0.0
     with torch.no_grad():
         next(iter(encoder.parameters())).fill_(torch.nan)
-    assert math.isnan(exporting.write_onnx(encoder, tmp_path / "encoder.onnx"))
+    assert math.isnan(exporting.write_onnx(encoder, file))
 
 
 def test_an_encoder_that_torch_cannot_export_is_refused_in_words(run: Path, tmp_path: Path) -> None:

@@ -185,7 +185,8 @@ def test_names_from_producers_control_neither_terminal_nor_page() -> None:
     hit = Hit(0, 0.5, None, Origin("\x1b[2J", "<script>", "a", 1e300), image)
     assert "\x1b" not in "".join(search.table([hit]))
     assert hit.time == ""
-    shown = page(SearchResult(Path("run"), image, [hit])).decode()
+    shown = page(SearchResult(Path("caf\udce9"), image, [hit])).decode()
+    assert "caf?" in shown  # a folder whose name is not UTF-8
     assert "<script>" not in shown
     assert "&lt;script&gt;" in shown
 
