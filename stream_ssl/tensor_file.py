@@ -1,11 +1,14 @@
 """Reads and writes tensors in safetensors files, without a leak in a daemon that writes for weeks.
 
-Safetensors takes only paths in UTF-8. These functions take any path.
+Safetensors takes only paths in UTF-8, maps files into memory, and gives its errors no number. These
+functions take any path on any file system.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,14 +26,41 @@ def load_file(path: Path) -> dict[str, Tensor]:
         OSError: the file cannot be read.
         SafetensorError: the file is damaged.
     """
-    with _in_utf8(path) as place:
-        return safetensors.torch.load_file(place)
+    try:
+        with _numbered(path), _in_utf8(path) as place:
+            return safetensors.torch.load_file(place)
+    except OSError as error:
+        if error.errno != errno.ENODEV or not path.is_file():
+            raise
+        return safetensors.torch.load(path.read_bytes())  # its file system maps no files
 
 
 def names_in(path: Path) -> list[str]:
     """Return the names of the tensors of a file; see `load_file`."""
-    with _in_utf8(path) as place, safe_open(place, "pt") as tensors:
-        return list(tensors.keys())
+    try:
+        with _numbered(path), _in_utf8(path) as place, safe_open(place, "pt") as tensors:
+            return list(tensors.keys())
+    except OSError as error:
+        if error.errno != errno.ENODEV or not path.is_file():
+            raise
+        return list(safetensors.torch.load(path.read_bytes()))
+
+
+@contextmanager
+def _numbered(path: Path) -> Iterator[None]:
+    """Give an error of the system its number, without which a lack of descriptors means damage.
+
+    Safetensors says that a file does not exist, whatever the reason why it cannot be opened.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None and (number := re.search(r"\(os error (\d+)\)", str(error))):
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
+        if error.errno is None:
+            with path.open("rb"):  # raises the error with its number
+                pass
+        raise
 
 
 @contextmanager

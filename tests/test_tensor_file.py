@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import errno
 import gc
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -68,3 +71,53 @@ def test_a_folder_whose_name_is_not_utf_8_holds_tensors(tmp_path: Path) -> None:
         assert tensor_file.names_in(path) == ["other"]
     with pytest.raises(FileNotFoundError):
         tensor_file.load_file(path.with_name("nothing"))
+
+
+def test_an_error_of_the_system_keeps_its_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "tensors"
+    write_tensors({"other": torch.ones(4)}, path)
+    numbers = iter((errno.EMFILE, errno.ENODEV) * 2)
+    for read in (tensor_file.load_file, tensor_file.names_in):
+        with pytest.raises(FileNotFoundError) as missing:
+            read(tmp_path / "nothing")
+        assert missing.value.errno == errno.ENOENT
+
+    def refuse(*_: object) -> None:
+        raise OSError(f"In safetensors (os error {next(numbers)})")  # without errno
+
+    monkeypatch.setattr(tensor_file.safetensors.torch, "load_file", refuse)
+    monkeypatch.setattr(tensor_file, "safe_open", refuse)
+    with pytest.raises(OSError) as error:
+        tensor_file.load_file(path)
+    assert (error.value.errno, error.value.filename) == (errno.EMFILE, str(path))
+    assert tensor_file.load_file(path).keys() == {"other"}  # such a file system maps no files
+    with pytest.raises(OSError) as error:
+        tensor_file.names_in(path)
+    assert error.value.errno == errno.EMFILE
+    assert tensor_file.names_in(path) == ["other"]
+
+
+def test_a_lack_of_descriptors_is_no_missing_file(tmp_path: Path) -> None:
+    write_tensors({"other": torch.ones(4)}, tmp_path / "tensors")
+    program = """
+import os, resource, sys, torch
+from pathlib import Path
+from stream_ssl import tensor_file
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+held = []
+try:
+    while True:
+        held.append(os.open(os.devnull, os.O_RDONLY))
+except OSError:
+    pass
+for read in (tensor_file.load_file, tensor_file.names_in):
+    try:
+        read(Path(sys.argv[1]))
+    except OSError as error:
+        print(error.errno)
+"""
+    arguments = [sys.executable, "-c", program, str(tmp_path / "tensors")]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == [str(errno.EMFILE)] * 2, done.stderr
