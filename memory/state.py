@@ -508,7 +508,7 @@ def save(memory: WorkingMemory, path: Path | str) -> None:
     flat = {name: value.contiguous() for name, value in memory.state_dict().items()}
     scratch = path.with_name(f".{path.name}.{os.getpid()}.incomplete")
     try:
-        _safetensors().save_file(flat, scratch)
+        _safetensors().save_file(flat, _in_utf8(scratch))
         _sync(scratch)
         scratch.replace(path)
     finally:
@@ -538,7 +538,7 @@ def load(path: Path | str, eviction: Policy | None = None, **options: Any) -> Wo
     if path.exists() and not path.is_file():  # safetensors would block on a pipe
         raise ValueError(f"{path} holds no memory: it is no regular file; give one of save()")
     try:
-        state = library.load_file(path)
+        state = library.load_file(_in_utf8(path))
     except OSError:
         raise
     except Exception as error:
@@ -564,6 +564,12 @@ def load(path: Path | str, eviction: Policy | None = None, **options: Any) -> Wo
     memory = WorkingMemory(capacity, dim, eviction, image_shape, **options)
     memory.load_state_dict(state)
     return memory
+
+
+def _in_utf8(path: Path) -> Path:
+    """Return a path that safetensors takes: a relative path if the whole path is not UTF-8."""
+    text = str(path)
+    return path if text == text.encode(errors="ignore").decode() else Path(os.path.relpath(path))
 
 
 def _sync(path: Path) -> None:

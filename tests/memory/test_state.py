@@ -389,6 +389,18 @@ def test_a_file_that_is_no_memory_is_refused(tmp_path: Path) -> None:
     assert (tmp_path / "pipe").is_fifo()
 
 
+def test_a_memory_is_saved_in_a_folder_whose_name_is_not_utf_8(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "caf\udce9"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    for path in (Path("held"), Path.cwd() / "held"):
+        package.save(WorkingMemory(4, 2), path)
+        assert package.load(path).capacity == 4
+        path.unlink()
+
+
 def test_a_link_to_the_file_of_a_memory_stays(tmp_path: Path) -> None:
     (tmp_path / "latest").symlink_to("held")
     for _ in range(2):  # the file is absent, and then replaced
