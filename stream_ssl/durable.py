@@ -102,10 +102,9 @@ def entries(folder: Path, pattern: str) -> list[Path]:
         OSError: the folder cannot be listed for another reason, such as too many open files.
     """
     try:
-        names = os.listdir(folder)
+        return [path for path in folder.iterdir() if fnmatchcase(path.name, pattern)]
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return []
-    return [folder / name for name in names if fnmatchcase(name, pattern)]
 
 
 def make_folder(path: Path, mode: int = 0o777) -> None:

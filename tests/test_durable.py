@@ -93,7 +93,7 @@ def test_a_folder_that_cannot_be_listed_does_not_look_empty(
     def failing(folder: Path) -> list[str]:
         raise OSError(errno.EIO, os.strerror(errno.EIO), str(folder))
 
-    monkeypatch.setattr(os, "listdir", failing)
+    monkeypatch.setattr(Path, "iterdir", failing)
     with pytest.raises(OSError, match="Input/output error"):
         durable.entries(tmp_path, "step-*")
 
