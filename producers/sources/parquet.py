@@ -107,7 +107,7 @@ class ParquetFiles(FilePasses[tuple[int]]):
         Raises:
             BrokenFileError: the file cannot be read, or lacks a column.
         """
-        from pyarrow import parquet
+        from pyarrow import ArrowInvalid, parquet
 
         try:
             check_pulled(path)
@@ -119,7 +119,10 @@ class ParquetFiles(FilePasses[tuple[int]]):
             raise
         except Exception as error:  # the library raises errors of any type for damaged bytes
             check_is_damage(error, self.name)
-            raise BrokenFileError(f"{path} cannot be read: {error}") from error
+            why = str(error).rstrip(".")
+            if isinstance(error, ArrowInvalid):  # such as a file without its end
+                why += ". If it is a Parquet file, finish writing it, or fetch it again"
+            raise BrokenFileError(f"{path} cannot be read: {why}") from error
         return file
 
     def _group(
@@ -139,8 +142,9 @@ class ParquetFiles(FilePasses[tuple[int]]):
         facts = [self._label or "", *self._keep]
         columns = parts_of(image, schema.field(image).type) or [image]
         columns += [name for name in facts if name in schema.names]
+        group = file.metadata.row_group(number)
         try:
-            check_group(path, file.metadata.row_group(number), columns)
+            check_group(path, group, columns)
             for batch in file.iter_batches(ROWS, [number], columns, use_threads=False):
                 for at in range(batch.num_rows):
                     if self._stopped.is_set():
@@ -151,6 +155,9 @@ class ParquetFiles(FilePasses[tuple[int]]):
                         sample = self._sample(f"{path.stem}/{row - 1}", cells, image)
                         if sample is not None:
                             yield sample, (row,)
+            if row < (end := first + group.num_rows):  # the library ends where the file ends
+                missing = f"the last {end - row} rows are missing: the file became shorter"
+                raise BrokenFileError(f"{missing}. Write or fetch it again")
         except Exception as error:
             self.skipped.note_damage(f"{path} from row {row} to the end of its row group", error)
 
@@ -204,12 +211,16 @@ def image_column(path: Path, schema: Schema, name: str | None) -> str:
             "cells, or structures with a field 'bytes'"
         )
     found = structures or binary
-    if len(found) != 1:
-        has = "none" if not found else f"{len(found)}: {', '.join(map(repr, found))}"
+    if not found:
         names = ", ".join(map(repr, schema.names))
         raise BrokenFileError(
-            f"{path} must have one column that can hold images, and has {has}; set image to one "
-            f"of its columns, {names}"
+            f"{path} has no column that can hold images; it has {names}. Images are binary cells, "
+            "or structures with a field 'bytes'. For a column of URLs, use the source crawl"
+        )
+    if len(found) > 1:
+        names = ", ".join(map(repr, found))
+        raise BrokenFileError(
+            f"{path} has {len(found)} columns that can hold images: set image to one of {names}"
         )
     return found[0]
 

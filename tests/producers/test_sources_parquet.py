@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -68,13 +69,13 @@ def test_a_structure_goes_before_other_bytes(tmp_path: Path) -> None:
 @table(
     ("columns", "options", "message"),
     [
-        ({"a": [1], "b": ["x"]}, {}, "that can hold images, and has none; set image to one of its"),
+        ({"a": [1], "b": ["x"]}, {}, "no column that can hold images; it has 'a', 'b'. Images are"),
         (
-            {"a": cells(PNGS[:1]), "b": cells(PNGS[:1])},
+            {"a": cells(PNGS[:1]), "b": cells(PNGS[:1]), "c": [1]},
             {},
-            "and has 2: 'a', 'b'; set image to one of",
+            "has 2 columns that can hold images: set image to one of 'a', 'b'$",
         ),
-        ({"a": [b"x"], "b": [b"x"]}, {}, "and has 2: 'a', 'b'; set image to one of its columns"),
+        ({"a": [b"x"], "b": [b"x"]}, {}, "has 2 columns .*: set image to one of 'a', 'b'$"),
         ({"a": [b"x"]}, {"image": "b"}, "has no column 'b'; it has 'a': set image"),
         ({"a": [b"x"], "b": [1]}, {"image": "b"}, "column 'b' of .* is 'int64'; images are"),
         ({"a": [[b"x"]]}, {"image": "a"}, "column 'a' of .* is 'list<.*; images are binary"),
@@ -96,6 +97,13 @@ def test_what_is_no_table_ends_at_the_start(tmp_path: Path) -> None:
         ParquetFiles(str(tmp_path / "a.parquet"))
     with pytest.raises(FileNotFoundError):
         ParquetFiles(str(tmp_path / "b.parquet"))
+
+
+def test_a_file_without_its_end_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    file = Path(write(tmp_path / "a.parquet", {"image": cells(PNGS)}))
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(ValueError, match="is a Parquet file, finish writing it, or fetch it again"):
+        ParquetFiles(str(file))
 
 
 def test_rows_without_an_image_are_counted(
@@ -199,6 +207,22 @@ def test_damage_costs_the_rest_of_its_row_group(
     assert "to the end of its row group (damaged)" in caplog.text
 
 
+def test_rows_that_a_shortened_file_has_lost_are_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rng = np.random.default_rng(0)
+    images = [PNGS[0] + rng.bytes(200_000) for _ in range(12)]
+    file = Path(write(tmp_path / "a.parquet", {"image": cells(images)}, row_group_size=2))
+    second = parquet.ParquetFile(file).metadata.row_group(1).column(0)
+    source = ParquetFiles(str(file))
+    samples = source.samples()
+    next(samples)
+    os.truncate(file, second.data_page_offset)  # as a program that writes the file anew does
+    assert len(list(samples)) <= 3
+    assert source.skipped.by_reason["damaged"] >= 4  # a row group each
+    assert "the last 2 rows are missing: the file became shorter" in caplog.text
+
+
 def test_a_later_file_of_another_form_is_left_out_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -209,7 +233,7 @@ def test_a_later_file_of_another_form_is_left_out_alone(
     source = ParquetFiles(str(tmp_path / "*.parquet"))
     assert [name for name, *_ in given(source)] == ["a/0", "a/1", "d/0", "d/1"]
     assert source.skipped.by_reason == {"damaged": 2}
-    assert "b.parquet must have one column that can hold images" in caplog.text
+    assert "b.parquet has no column that can hold images" in caplog.text
 
 
 def test_a_column_that_unpacks_to_too_much_is_not_read(
