@@ -80,6 +80,7 @@ def test_the_command_tells_of_each_rule_and_fails_where_one_is_broken(capfd, mon
     said = capfd.readouterr().out
     assert "BROKEN     framing" in said
     assert "0 rules kept, 1 broken, 0 not tested" in said
+    assert "what the producer writes, add before --: --output --rules framing" in said
 
 
 def test_a_producer_that_ends_by_itself_is_named_with_its_status(capfd, monkeypatch):

@@ -55,6 +55,9 @@ def main(arguments: Sequence[str]) -> int:
     broken = sum(result.kept is False for result in results)
     untried = sum(result.kept is None for result in results)
     print(f"\n{len(results) - broken - untried} rules kept, {broken} broken, {untried} not tested")
+    if broken and not settings.output:
+        rules = " ".join(result.rule for result in results if result.kept is False)
+        print(f"To see what the producer writes, add before --: --output --rules {rules}")
     return 1 if broken else 0
 
 
