@@ -89,8 +89,8 @@ def take_weights(method: Method, checkpoint: Path) -> list[str]:
         there = tuple(saved[misfit[0]].shape) if misfit[0] in saved else "absent"
         raise ValueError(
             f"the encoder in {checkpoint} does not fit: {misfit[0]} has shape {there} "
-            f"there and {tuple(own[misfit[0]].shape)} here; use the `encoder` section and "
-            "decoder.channels of the old run"
+            f"there and {tuple(own[misfit[0]].shape)} here; use the old run's `encoder` "
+            "section and decoder.channels, or vectors.dim and vectors.widths for vectors"
         )
     method.load_state_dict(fitting, strict=False)
     if isinstance(method, Momentum) and any(name.startswith("key_") for name in missing):
@@ -116,7 +116,7 @@ def take_memory(learner: Learner, checkpoint: Path) -> tuple[int, str]:
     if columns["embeddings"].shape[1] != memory.dim:
         return 0, f"embeddings of {columns['embeddings'].shape[1]}, here {memory.dim} (projector)"
     if shape != memory.image_shape:
-        return 0, f"images of shape {shape}, here {memory.image_shape} (decoder)"
+        return 0, f"samples of shape {shape}, here {memory.image_shape} (decoder, vectors)"
     if "images" not in columns:
         return 0, "images in a file (memory.image_file), which is no longer supported"
     offered = 0

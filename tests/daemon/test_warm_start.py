@@ -110,6 +110,7 @@ def test_another_method_begins_with_the_same_encoder(tmp_path: Path, old: Path) 
     ("settings", "place", "message"),
     [
         ({"encoder": {"width": 8, "depths": [1, 1, 0, 0]}}, None, "the encoder in .* does not fit"),
+        ({"vectors": {"dim": 12}}, None, "or vectors.dim and vectors.widths for vectors"),
         ({}, "nowhere", "no checkpoint at nowhere"),
     ],
 )
