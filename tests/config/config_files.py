@@ -1,4 +1,4 @@
-"""A small configuration as a file."""
+"""A small configuration as a file, and the exit status of a command that refuses one."""
 
 from __future__ import annotations
 
@@ -15,3 +15,11 @@ def config_file(folder: Path, text: str | bytes | None = None, **sections: Any) 
     content = json.dumps(settings) if text is None else text
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
     return str(file)
+
+
+def refused(main: Any, *arguments: str) -> int:
+    """Exit status of a command, however it ends."""
+    try:
+        return int(main(arguments))
+    except SystemExit as end:  # argparse's own way to refuse
+        return int(end.code or 0)

@@ -6,9 +6,7 @@ import errno
 import hashlib
 import json
 import logging
-import os
 import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +18,7 @@ import safetensors.torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from learning_world import build, differing, steps
+from other_disk import on_another_disk
 from overlay import as_image
 from table import table
 
@@ -545,11 +544,8 @@ def test_a_checkpoint_is_written_although_an_old_one_cannot_be_removed(
 
 
 def test_no_checkpoint_goes_to_the_mount_point_of_a_disk_that_is_away(tmp_path: Path) -> None:
-    memory = Path("/dev/shm")  # a disk of its own, in place of a mounted one
-    if not os.access(memory, os.W_OK) or memory.stat().st_dev == tmp_path.stat().st_dev:
-        pytest.skip("needs a second file system")
     folder = tmp_path / "checkpoints"
-    with tempfile.TemporaryDirectory(dir=memory) as disk:
+    with on_another_disk(tmp_path) as disk:
         folder.symlink_to(disk)
         checkpointer, learner, _ = saved(folder, count=1)
         folder.unlink()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 from client_peer import Peer, arrived, image, until
+from other_disk import on_another_disk
 from spool_files import ids, packet, reopen
 
 from stream_ssl import durable
@@ -232,10 +232,8 @@ def test_a_segment_that_cannot_be_deleted_is_deleted_later(
 def test_nothing_is_spooled_to_the_mount_point_of_a_disk_that_is_away(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    memory, folder = Path("/dev/shm"), tmp_path / "s"
-    if not os.access(memory, os.W_OK) or memory.stat().st_dev == tmp_path.stat().st_dev:
-        pytest.skip("needs a second file system")
-    with tempfile.TemporaryDirectory(dir=memory) as disk:
+    folder = tmp_path / "s"
+    with on_another_disk(tmp_path) as disk:
         folder.symlink_to(disk)
         spool = Spool(folder, "a", 1 << 20)
         assert spool.append([packet("1")], 0, None) == 1

@@ -6,11 +6,9 @@ import errno
 import ftplib
 import json
 import logging
-import os
 import re
 import resource
 import socket
-import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +20,7 @@ import torch
 from evaluation_run import write_run
 from fsspec.implementations.local import LocalFileSystem
 from harness import BATCH, TINY, processes, stop, until
+from other_disk import on_another_disk
 from prometheus_client import CollectorRegistry
 
 import stream_ssl
@@ -321,10 +320,8 @@ def test_a_place_with_room_for_three_copies_takes_the_next_ones(
 def test_no_copy_goes_to_the_mount_point_of_a_disk_that_is_away(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    memory, nas = Path("/dev/shm"), tmp_path / "nas"
-    if not os.access(memory, os.W_OK) or memory.stat().st_dev == tmp_path.stat().st_dev:
-        pytest.skip("needs a second file system")
-    with tempfile.TemporaryDirectory(dir=memory) as disk:
+    nas = tmp_path / "nas"
+    with on_another_disk(tmp_path) as disk:
         nas.symlink_to(disk)
         copies, metrics = copier(tmp_path, f"file://{nas}/laptop", [0.0])
         checkpoint(tmp_path / "checkpoints", 10)
