@@ -268,7 +268,7 @@ class Spool:
         import fcntl
 
         if not self._records:
-            self.ack(self.end)  # delete what the disk did not let go before
+            self.ack(self.end)  # delete what the disk refused to delete before
         fcntl.flock(self._lock, fcntl.LOCK_UN)  # closing is not enough after a fork
         self._release()
 

@@ -75,7 +75,7 @@ class MarkCopies:
     def forget(self) -> None:
         """Delete the copies. The next segment syncs the folder, before a start could read both.
 
-        A copy that the disk does not let go stays. A start then finds that its packets are gone.
+        If the disk refuses to delete a copy, the copy stays. A start then finds its packets gone.
         """
         with contextlib.suppress(OSError, ValueError):
             self._mark.unlink(missing_ok=True)

@@ -121,7 +121,7 @@ class Segments:
     def keep_from(self, path: Path | None) -> None:
         """Delete the segments before this one, but never the last segment.
 
-        A segment that the disk does not let go stays, and the next call tries again.
+        If the disk refuses to delete a segment, the segment stays, and the next call tries again.
         """
         while len(self.paths) > 1 and self.paths[0] != path and self._delete_first():
             pass

@@ -76,7 +76,7 @@ def finished(
             stopped = False
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-            # Ctrl-C may come while a worker starts, before its run is in `on`.
+            # Ctrl-C may come when a worker has started and its run is not in `on` yet.
             for child in active_children() if stopped else ():
                 child.kill()
 

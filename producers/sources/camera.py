@@ -28,7 +28,7 @@ JUMP = 60.0  # seconds by which no network holds a stream back
 DEVICES = "/dev/"  # also /dev/v4l/by-id/..., which names a camera for good
 UNDECODABLE = "nothing could be decoded"
 NO_STREAM = "Invalid data found"
-"""What FFmpeg says about an answer that is no stream."""
+"""FFmpeg's text about an answer that is no stream."""
 
 LiveFrame = tuple["VideoFrame", str, float]
 """frame, sample id, capture time"""

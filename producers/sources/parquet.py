@@ -38,7 +38,8 @@ class ParquetFiles(FilePasses[tuple[int]]):
     a row group from its first damage on. A label or a fact that cannot be sent is left out alone.
 
     A position is the number of a row, and files may be added after its file. The source needs
-    memory for about twice the images of a row group, of which it reads at most 1 GiB.
+    about twice the memory of a row group's images. It rejects a row group with more than 1 GiB of
+    images.
 
     Args:
         files: paths, globs, or brace expansions such as "train-{00000..00004}-of-00005.parquet".
