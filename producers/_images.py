@@ -58,7 +58,12 @@ class SampleMaker:
             id = f"{self._epoch:x}-{next(self._numbers)}"  # noqa: A001
         if fields.get("source") is None:
             fields["source"] = self._source
-        return as_sample(image, id, **fields)
+        try:
+            return as_sample(image, id, **fields)
+        except ValueError as error:
+            if isinstance(image, str | os.PathLike):
+                raise ValueError(f"{os.fspath(image)}: {error}") from None
+            raise
 
 
 def given(label: Any, codec: Any, shape: Any, time: Any, source: Any, meta: Any) -> dict[str, Any]:

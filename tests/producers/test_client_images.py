@@ -214,6 +214,13 @@ def test_arguments_of_the_wrong_kind(error: type, match: str, given: dict[str, A
         Producer(**({"address": "tcp://127.0.0.1:5557", "name": "n"} | given))
 
 
+def test_a_file_that_is_no_picture_is_named(producer: Producer, tmp_path: Path) -> None:
+    for content, why in ((b"<html>404</html>", "are no JPEG, PNG or WebP"), (b"", "is empty")):
+        (tmp_path / "a.jpg").write_bytes(content)
+        with pytest.raises(ValueError, match=rf"{tmp_path}/a\.jpg: .*{why}"):
+            producer.send(tmp_path / "a.jpg")
+
+
 def test_a_moment_that_is_none_and_channels_that_come_first(producer: Producer) -> None:
     with pytest.raises(ValueError, match="time NaT: there is no such moment"):
         producer.send(image(), time=np.datetime64("NaT", "s"))
