@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,18 +15,33 @@ from stream_ssl.producers.sources.base import (
     check_is_damage,
     place,
 )
-from stream_ssl.producers.sources.fields import check_pulled, codec_of, content_id, no_image
+from stream_ssl.producers.sources.fields import (
+    check_pulled,
+    class_in,
+    codec_of,
+    content_id,
+    no_image,
+)
 from stream_ssl.producers.sources.finite import ENDLESS
 from stream_ssl.producers.sources.recordings import FilePasses
-from stream_ssl.producers.sources.tables import cell, check_group, kept_facts, label_in
+from stream_ssl.producers.sources.tables import (
+    cell,
+    check_group,
+    kept_facts,
+    label_in,
+    table_rows,
+)
 from stream_ssl.wire.sample import Position, Sample
 
 if TYPE_CHECKING:
     from pyarrow import DataType, Schema, parquet
 
+log = logging.getLogger(__name__)
+
 ROWS = 32  # read at once; few, because a row may have an image of many megabytes
 BUFFER = 2**18  # bytes of a column that are read at once
 LABEL = "label"
+MAX_NAMES = 2**16  # a column with more distinct texts has no names of classes
 
 
 class ParquetFiles(FilePasses[tuple[int]]):
@@ -44,16 +60,17 @@ class ParquetFiles(FilePasses[tuple[int]]):
     Args:
         files: paths, globs, or brace expansions such as "train-{00000..00004}-of-00005.parquet".
         image: column of the images; null: the only column that can hold images.
-        label: column of the class, a whole number, or empty or -1 for no class; null: no labels.
-            A file may lack the column `label`, but no other one.
+        label: column of the class: a whole number, or a name, or empty or -1 for no class; null: no
+            labels. A file may lack the column `label`, but no other one. The label of a name is its
+            place among the sorted names of all files.
         keep: columns that are sent as meta: text, numbers, and times as text. Other values are
             counted as `bad facts`, and so is a column that a file lacks.
         epochs: number of passes, 1 or more; null: endless.
         name: the source's name.
 
     Attributes:
-        classes: the names of the classes, as `datasets` writes them into a file; None if it has
-            none.
+        classes: the names of the classes, as `datasets` writes them into a file, or as the labels'
+            column has them; None if there are none.
 
     Raises:
         FileNotFoundError: a pattern matches no file.
@@ -78,8 +95,44 @@ class ParquetFiles(FilePasses[tuple[int]]):
         try:
             with self._opened(self._files[0]) as file:
                 self.classes = class_names(file.schema_arrow, label)
+                named = label in file.schema_arrow.names and is_text(file.schema_arrow, str(label))
         except BrokenFileError as error:
             raise SourceError(f"source {name!r}: {error}") from error
+        if named:
+            self.classes = self._names_in(str(label))
+        self._numbers = {name: at for at, name in enumerate(self.classes or ())} if named else {}
+
+    def _names_in(self, column: str) -> list[str] | None:
+        """Return the distinct names in a column of text, sorted; None if it has numbers."""
+        names: set[str] = set()
+        for text in self._texts(column):
+            try:
+                if text not in names and class_in(text) is not None:
+                    return None
+            except ValueError:
+                names.add(text)
+            if len(names) > MAX_NAMES:
+                log.warning(
+                    "source %s: column %r has more than %d different texts. They are no names of "
+                    "classes: set label to another column, or to null",
+                    self.name,
+                    column,
+                    MAX_NAMES,
+                )
+                return None
+        return sorted(names)
+
+    def _texts(self, column: str) -> Iterator[str]:
+        """Yield the texts in a column of all files, as far as they can be read."""
+        for path in self._files:
+            try:
+                cells = (row.get(column) for row in table_rows(path, [column]))
+                yield from (cell for cell in cells if isinstance(cell, str))
+            except Exception as error:  # the library raises errors of any type for damaged bytes
+                check_is_damage(error, self.name)
+                log.warning(
+                    "source %s: the labels of %s cannot be read: %s", self.name, path, error
+                )
 
     def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
         """Yield each sample with the position after it; see `Source`."""
@@ -176,6 +229,9 @@ class ParquetFiles(FilePasses[tuple[int]]):
             return None
         label = None
         if self._label is not None and (self._label in cells or self._label != LABEL):
+            text = cells.get(self._label)
+            if isinstance(text, str) and text in self._numbers:
+                cells = {**cells, self._label: self._numbers[text]}
             label = label_in(cells, self._label, self.skipped, name)
         meta = kept_facts(cells, self._keep, self.skipped, name)
         try:
@@ -245,6 +301,16 @@ def parts_of(name: str, kind: DataType) -> list[str]:
     if "bytes" not in fields or not types.is_binary(plain(fields["bytes"])):
         return []
     return [f"{name}.{part}" for part in ("bytes", "path") if part in fields]
+
+
+def is_text(schema: Schema, column: str) -> bool:
+    """Return whether a column holds text, perhaps as a dictionary."""
+    from pyarrow import types
+
+    kind = schema.field(column).type
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
 
 
 def class_names(schema: Schema, label: str | None) -> list[str] | None:

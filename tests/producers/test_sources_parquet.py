@@ -17,6 +17,7 @@ from source_files import encoded, pixels
 from table import table
 
 from stream_ssl.producers.sources import ParquetFiles
+from stream_ssl.producers.sources import parquet as parquet_source
 from stream_ssl.producers.sources import tables as limits
 
 PNGS = [encoded(image) for image in pixels(9, 6, 5, 3)]
@@ -137,6 +138,34 @@ def test_names_of_classes_are_read_if_they_are_there(
     found = pa.table({"image": cells(PNGS[:1]), "label": [0]})
     parquet.write_table(found.replace_schema_metadata({"huggingface": facts}), tmp_path / "a")
     assert ParquetFiles(str(tmp_path / "a")).classes == names
+
+
+@table("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())], ids=str)
+def test_names_in_the_labels_column_are_numbered_over_all_files(
+    tmp_path: Path, kind: pa.DataType, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, labels in (("a", ["cat", "ant", None]), ("b", ["bee", "", "cat"])):
+        columns = {"image": cells(PNGS[:3]), "kind": pa.array(labels).cast(kind)}
+        write(tmp_path / f"{name}.parquet", columns)
+    write(tmp_path / "c.parquet", {"image": cells(PNGS[:1]), "kind": [["cat"]]})
+    (tmp_path / "d.parquet").write_bytes(b"no table")
+    source = ParquetFiles(str(tmp_path / "*.parquet"), label="kind")
+    assert "the labels of" in caplog.text
+    assert source.classes == ["ant", "bee", "cat"]
+    assert [label for *_, label, _ in given(source)] == [2, 0, None, 1, None, 2, None]
+    assert source.skipped.by_reason == {"bad label": 1, "damaged": 1}
+
+
+def test_many_texts_are_no_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(parquet_source, "MAX_NAMES", 2)
+    columns = {"image": cells(PNGS[:3]), "label": ["a dog", "a cat", "two dogs"]}
+    source = ParquetFiles(write(tmp_path / "a.parquet", columns))
+    assert source.classes is None
+    assert [label for *_, label, _ in given(source)] == [None] * 3
+    assert source.skipped.by_reason == {"bad label": 3}
+    assert "'label' has more than 2 different texts. They are no names of classes" in caplog.text
 
 
 def test_labels_and_facts_that_cannot_be_sent_are_left_out_alone(tmp_path: Path) -> None:
