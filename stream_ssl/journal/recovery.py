@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
@@ -53,6 +54,8 @@ _CRASHES = {  # signals by which a damaged segment ends a process; SIGPROF: afte
     signal.SIGILL,
     signal.SIGPROF,
 }
+_ASIDE = "damaged-"  # a damaged segment's name begins so, or its journal's name precedes this
+_MOST_ASIDE = 16  # originals of damaged segments that are kept, because a failing disk makes many
 _AT_ONCE = 256  # segments that one process checks, because systems limit the length of a command
 
 
@@ -210,15 +213,21 @@ def _set_aside(damaged: Path, path: Path) -> Path:
     """Move a damaged segment out of the journal's folder, and return its new path.
 
     The segment stays within the folder, under another name, if the folder is a mount point or its
-    parent is not writable.
+    parent is not writable. Only the newest _MOST_ASIDE of such segments are kept.
     """
     folder = path.parent
-    name = f"damaged-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{path.name}"
+    name = f"{_ASIDE}{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{path.name}"
     try:
         aside = move(damaged, folder.with_name(f"{folder.name}.{name}"))
     except OSError:
         aside = move(damaged, folder / name)
     sync(folder)
+    beginning = aside.name.partition(_ASIDE)[0] + _ASIDE
+    with suppress(OSError):  # the parent may not be readable
+        kept = sorted(one for one in aside.parent.iterdir() if one.name.startswith(beginning))
+        for older in kept[:-_MOST_ASIDE]:
+            shutil.rmtree(older)
+            log.warning("%s was removed; %d newer damaged segments stay", older, _MOST_ASIDE)
     return aside
 
 

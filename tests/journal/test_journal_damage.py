@@ -463,6 +463,23 @@ def test_what_a_bad_sector_does_not_hit_is_taken_over(tmp_path, monkeypatch):
     assert list(recovery.salvage(path, 1, None)) == [1, 2, 3, 5, 6, 7, 8, 9, 10]
 
 
+def test_a_failing_disk_does_not_fill_with_damaged_segments(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(recovery, "_MOST_ASIDE", 2)
+    folder = tmp_path / "journal"
+    build(folder)
+    segments = list_segments(folder)
+    assert len(segments) > 2
+    for _, path in segments:
+        (path / "data.mdb").write_bytes(b"nonsense" * 4096)
+    mine = tmp_path / "journal.damages"
+    mine.write_text("somebody's notes")
+    checked(folder).close()
+    kept = sorted(one.name for one in tmp_path.glob("journal.damaged-*"))
+    assert [name[-20:] for name in kept] == [path.name[-20:] for _, path in segments[-2:]]
+    assert caplog.text.count("was removed; 2 newer damaged segments stay") == len(segments) - 2
+    assert mine.exists()
+
+
 def test_a_damaged_segment_stays_within_a_folder_that_is_a_disk_of_its_own(tmp_path, monkeypatch):
     """Or where nothing may be written beside it: no receiver could start there."""
     folder = tmp_path / "journal"
