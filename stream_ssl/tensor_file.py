@@ -96,7 +96,7 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
             else:
                 safetensors.numpy.save_file(arrays, place)
     except SafetensorError as error:  # safetensors raises it when the disk is full
-        raise OSError(str(error)) from error
+        raise OSError(f"{path}: {error}") from error
 
 
 def unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,9 +1,11 @@
 """Crawls of hosts with rules, of hosts that fail, and of hostile hosts."""
 
+import asyncio
 import itertools
 import math
 import time
 
+import httpx
 import pytest
 from crawling import PNG, crawl, gives_nothing, good, image, page, paths, robots, slow
 from table import table
@@ -251,6 +253,32 @@ def test_an_outage_of_the_own_network_costs_no_row(
     assert time.monotonic() - began > 2.0
     assert "the network seems down: " in caplog.text
     assert "The crawl waits and goes on by itself" in caplog.text
+
+
+def test_a_failure_just_before_the_first_answer_counts_as_the_outage(monkeypatch):
+    monkeypatch.setattr(outage, "ANSWER_SECONDS", 0)
+
+    class Backend:
+        async def connect_tcp(self, *_):
+            return self
+
+        async def aclose(self):
+            pass
+
+    async def main():
+        watch = outage.Outage(Backend(), lambda: None)
+        watch._pause = 0.0
+
+        def failure():
+            return Skip("unreachable", "a.test: failed", silent=True, offline=True)
+
+        assert await watch.waited(failure(), "crawl")  # nobody has answered yet
+        last = failure()
+        watch.answered(httpx.URL("http://b.test/"), time.monotonic())
+        assert await watch.waited(last, "crawl")
+        assert not await watch.waited(failure(), "crawl")
+
+    asyncio.run(main())
 
 
 def test_dead_hosts_do_not_stop_a_crawl(served, tmp_path, monkeypatch):

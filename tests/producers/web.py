@@ -35,7 +35,13 @@ class Web:
         self.answers: dict[str, Answer] = {}
         self.asked: list[str] = []  # HOST/PATH
         self.agents: set[str] = set()
+        self.open: set[asyncio.BaseTransport] = set()
         self.port = 0
+
+    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.open.add(writer.transport)
+        task = asyncio.get_running_loop().create_task(self.serve(reader, writer))
+        task.add_done_callback(lambda _: self.open.discard(writer.transport))
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with (
@@ -66,7 +72,7 @@ def web() -> Iterator[Web]:
     started = loop.create_future()
 
     async def run() -> None:
-        server = await asyncio.start_server(served.serve, "127.0.0.1", 0)
+        server = await asyncio.start_server(served.accept, "127.0.0.1", 0)
         served.port = server.sockets[0].getsockname()[1]
         started.set_result(None)
         with suppress(asyncio.CancelledError):
@@ -76,6 +82,8 @@ def web() -> Iterator[Web]:
         left = asyncio.all_tasks() - {asyncio.current_task()}
         for task in left:
             task.cancel()
+        for transport in served.open:  # of tasks that were cancelled before they began
+            transport.close()
         await asyncio.gather(*left, return_exceptions=True)
         await asyncio.sleep(0.01)  # for transports to close
 

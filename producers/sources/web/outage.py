@@ -36,10 +36,11 @@ class Outage:
         self._backend, self._on_return = backend, on_return
         self._probing = asyncio.Lock()
         self._answering: dict[tuple[str, int], None] = {}  # hosts and ports, the last one last
-        # When the last answered request and the last successful probe started, and the time of
-        # the end of the last outage.
+        # When the last answered request and the last successful probe started, and the time until
+        # which requests may have failed by the last outage.
         self._answered_at = self._probed_at = self._back_at = -math.inf
         self._told_at, self._pause = -math.inf, 1.0
+        self._down = False  # whether no host has answered since an outage began
 
     def answered(self, url: httpx.URL, started: float) -> None:
         """Record that the host of a URL answers a request that started at this time."""
@@ -47,6 +48,8 @@ class Outage:
         self._answered_at, self._pause = max(started, self._answered_at), 1.0
         self._answering.pop(place, None)
         self._answering[place] = None
+        if self._down:  # requests that failed until now may have failed by the outage
+            self._down, self._back_at = False, time.monotonic()
         if len(self._answering) > PROBED_HOSTS:
             del self._answering[next(iter(self._answering))]
 
@@ -69,6 +72,7 @@ class Outage:
             if up > skip.at or await self._probe(skip):
                 return False
             while not await self._probe(skip):
+                self._down = True
                 if time.monotonic() - self._told_at >= REPEAT_SECONDS:
                     hosts = ", ".join(host for host, _ in self._answering) or "any host"
                     log.warning(
@@ -81,6 +85,8 @@ class Outage:
                 self._pause = min(2 * self._pause, REPEAT_SECONDS)
                 if not self._answering:
                     break  # only another attempt shows whether the network is up
+            else:
+                self._down = False
             self._back_at = time.monotonic()
             self._on_return()
             return True
