@@ -16,7 +16,7 @@ from stream_ssl.batch import START, Offset
 from stream_ssl.buckets.copies import CheckpointCopies
 from stream_ssl.config import build, restart
 from stream_ssl.config.options import flat, resolved
-from stream_ssl.daemon import ranks
+from stream_ssl.daemon import ranks, torchrun
 from stream_ssl.daemon.endpoints import hold_role
 from stream_ssl.daemon.learner_server import LearnerServer
 from stream_ssl.daemon.notify import Notifier
@@ -68,7 +68,7 @@ def learn(parser: ArgumentParser, settings: Namespace, stop: Stop) -> None:
     with ExitStack() as stack:
         farewell = "stopped before the first step: nothing has changed that a checkpoint would hold"
         with configuring():
-            life = stack.enter_context(hold_role(settings.run, ranks.role()))
+            life = stack.enter_context(hold_role(settings.run, torchrun.role()))
             stop.interrupted = life.interrupted
             with stop.at_once(farewell, life.stopped):
                 process = Process(parser, settings, stack)

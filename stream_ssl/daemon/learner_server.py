@@ -10,7 +10,7 @@ from pathlib import Path
 from jsonargparse import Namespace
 from prometheus_client import CollectorRegistry
 
-from stream_ssl.daemon import ranks
+from stream_ssl.daemon import torchrun
 from stream_ssl.daemon.endpoints import Announcement
 from stream_ssl.daemon.page import announced, ending_of, page_sources, process_of, serve_page
 from stream_ssl.daemon.ranks import Part
@@ -59,7 +59,7 @@ class LearnerServer:
             settings, "learner", self.metrics, self.health, self.page, watched, stack, rank
         )
         self._run, self._addresses = run, {"http": address, **announced(settings)}
-        self.announcements = [Announcement(run, ranks.role(), **self._addresses)]
+        self.announcements = [Announcement(run, torchrun.role(), **self._addresses)]
         log.info("page at %s/, metrics at %s/metrics", address, address)
 
     def reads(self, part: Part) -> None:
@@ -75,7 +75,7 @@ class LearnerServer:
         if self._run.absolute() in (folder, folder.parent):
             return
         both = {**self._addresses, "receiver": str(folder)}
-        self.announcements = [Announcement(self._run, ranks.role(), **both)]
+        self.announcements = [Announcement(self._run, torchrun.role(), **both)]
         if part.number == 0:
-            ours = {**self._addresses, "record": str(self._run.absolute() / ranks.role())}
+            ours = {**self._addresses, "record": str(self._run.absolute() / torchrun.role())}
             self.announcements.append(Announcement(folder, "learner", **ours))

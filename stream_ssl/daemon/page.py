@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
@@ -13,6 +12,7 @@ from jsonargparse import Namespace
 
 from stream_ssl.background import Background
 from stream_ssl.config.options import split_address
+from stream_ssl.daemon import torchrun
 from stream_ssl.daemon.endpoints import holder, load
 from stream_ssl.daemon.run_states import silence
 from stream_ssl.observe.health import Health
@@ -51,7 +51,7 @@ def serve_page(
         The address of the page.
     """
     host, port = split_address(settings.http[role])
-    port += int(os.environ.get("LOCAL_RANK", 0)) if port and role == "learner" else 0
+    port += torchrun.local_rank() if port and role == "learner" else 0
     public, registry = settings.http.public, metrics.registry
     server = listening(lambda: Server(registry, health, role, host, port, public, sources))
     stack.enter_context(server)

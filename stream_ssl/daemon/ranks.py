@@ -24,6 +24,7 @@ import stream_ssl
 from stream_ssl import memory
 from stream_ssl.config.build import check_device
 from stream_ssl.config.options import flat
+from stream_ssl.daemon import torchrun
 from stream_ssl.durable import make_folder
 from stream_ssl.journal.segment import journal_id
 from stream_ssl.learning.checkpoint_layout import FOLDER
@@ -38,36 +39,30 @@ WAITS, PAUSE = 120, 0.5
 """How often, and after how many seconds, ranks look again for a journal that is missing."""
 
 
-def rank() -> int:
-    """Return the rank of this process, as torchrun set it."""
-    return int(os.environ.get("RANK", 0))
-
-
-def role() -> str:
-    """Return this process's role in the run's folder: "learner", "learner-1", "learner-2", ..."""
-    return f"learner-{rank()}" if rank() else "learner"
-
-
 def meet(settings: Namespace, stack: ExitStack) -> Ranks:
     """Join the other ranks. A process that torchrun did not start is alone.
 
     On GPUs each rank of a host uses one GPU, and the ranks communicate by NCCL; otherwise by gloo.
 
     Raises:
-        Misconfigured: the device does not exist, or this rank has no GPU.
+        Misconfigured: the device does not exist, this rank has no GPU, or torchrun did not start
+            this process, and a variable of torchrun is set.
         Failure: the others cannot be reached within `ranks.timeout`.
     """
     if not settings.learner.device.startswith("cuda"):
         with configuring():
             check_device(settings.learner.device, "--learner.device")
     device = torch.device(settings.learner.device)
-    if int(os.environ.get("WORLD_SIZE", 1)) == 1:
+    if torchrun.ranks() == 1:
         return Ranks(SINGLE_PROCESS, device)
+    on_gpu = ["LOCAL_RANK"] if device.type == "cuda" else []
+    torchrun.check_complete(["RANK", "MASTER_ADDR", "MASTER_PORT", *on_gpu])
+    rank = torchrun.rank()
     if device.type == "cuda":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        device = torch.device("cuda", torchrun.local_rank())
         if device.index >= torch.cuda.device_count():
             raise Misconfigured(
-                f"rank {rank()} is process {device.index} of this host, which has "
+                f"rank {rank} is process {device.index} of this host, which has "
                 f"{torch.cuda.device_count()} GPUs: start at most as many ranks with "
                 "--nproc-per-node"
             )
@@ -90,7 +85,7 @@ def meet(settings: Namespace, stack: ExitStack) -> Ranks:
         )
     except (RuntimeError, ValueError) as error:
         raise Failure(
-            f"rank {rank()} cannot connect to the other ranks at {where} "
+            f"rank {rank} cannot connect to the other ranks at {where} "
             f"({first_line(error)}): check that torchrun's --rdzv-endpoint is reachable "
             "from here, and that GLOO_SOCKET_IFNAME (or NCCL_SOCKET_IFNAME) names an "
             "interface that the other hosts reach"
@@ -144,7 +139,7 @@ def part_of(settings: Namespace, ranks: Ranks, saved: Saved | None) -> Part:
     if not any(ranks.tell(bool(folders))):
         journal = _one_journal(ranks, settings.run, begun=saved is not None)
         return Part(settings.run, rank, range(size), journal, apart=False)
-    local, here = (int(os.environ.get(f"LOCAL_{name}", 0)) for name in ("RANK", "WORLD_SIZE"))
+    local, here = torchrun.local_rank(), torchrun.local_ranks()
     if len(folders) > max(1, here):
         raise Misconfigured(
             f"ranks.receivers names {len(folders)} folders, and {max(1, here)} ranks of "

@@ -39,7 +39,8 @@ def configure(environment: Mapping[str, str] = os.environ) -> None:
     if form not in FORMATS:
         raise ValueError(f"STREAM_SSL_LOG_FORMAT is {form!r}: choose one of {', '.join(FORMATS)}")
     handler = logging.StreamHandler(sys.stderr)
-    rank = environment.get("RANK") if environment.get("WORLD_SIZE", "1") != "1" else None
+    alone = (environment.get("WORLD_SIZE") or "1") == "1"
+    rank = None if alone else environment.get("RANK") or None
     handler.addFilter(LibraryLimit())
     handler.setFormatter(JsonLines(rank) if form == "json" else Lines(rank))
     logging.basicConfig(level=level, handlers=[handler])

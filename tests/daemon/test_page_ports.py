@@ -21,6 +21,7 @@ def test_the_ranks_of_one_host_have_ports_in_a_row(
     role: Any, port: int, found: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The third pod of 8 ranks each begins at the same port as the first one."""
+    monkeypatch.setenv("WORLD_SIZE", "24")
     monkeypatch.setenv("RANK", "19")
     monkeypatch.setenv("LOCAL_RANK", "3")
     ports: list[int] = []
