@@ -231,6 +231,7 @@ def _in_float32() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
+@torch.inference_mode(False)  # in this mode torch makes weights that can never train
 @on_host
 @_in_float32()
 def load_encoder(
