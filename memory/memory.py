@@ -219,6 +219,8 @@ class WorkingMemory(Measurements, RandomDraws, Reencoding, Stateful):
             rows = meeting.rows
             assert rows.producers is not None
             self._names.meet(rows.producers, meeting.batch, self.group, self.device)
+        if rows.embeddings.dtype != self.dtype and len(rows):  # all inputs are valid now
+            self._widen()
         if self.shares is not None and (self._holdings is None or self._holdings.crowded):
             self._holdings = Holdings(self._columns, self.shares)
         found, added = self._find_duplicates(rows), self._totals.added
@@ -275,12 +277,10 @@ class WorkingMemory(Measurements, RandomDraws, Reencoding, Stateful):
         ]
         entries = check_payload(payload, columns.payload, count)
         key_B = None if producers is None else self._names.keys(producers, count, columns.producers)
-        is_wider = z_BD.dtype == torch.float64 != self.dtype and not self._fixed_dtype
+        is_wider = z_BD.dtype == torch.float64 and count > 0 and not self._fixed_dtype
         z_BD = z_BD if is_wider else z_BD.to(self.dtype)
         size = self.descriptors.shape[1]
         row_BA = descriptors_of(self.descriptor, z_BD, found, size, features, join=True)
-        if is_wider:  # all inputs are valid now
-            self._widen()
         return Rows(
             ids=integers[0],
             embeddings=z_BD,

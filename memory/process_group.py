@@ -67,7 +67,10 @@ class RankGroup:
         """Return the rows of all ranks, in order of rank.
 
         On each rank, all tensors must have the same number of rows. Ranks may have different
-        numbers.
+        numbers. The rows of a rank that has none may be of another floating point type.
+
+        Raises:
+            ValueError: rows of several ranks are of different types. Every rank raises it.
         """
         return row_R
 
@@ -124,9 +127,11 @@ class ProcessGroup(RankGroup):
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
 
     def all_gather(self, *row_R: Tensor) -> tuple[Tensor, ...]:
-        count = torch.tensor([len(row_R[0])], device=row_R[0].device)
-        lengths: list[int] = to_host(self.gather_equal(count)).tolist()
-        return tuple(self._gather(rows, lengths) for rows in row_R)
+        own = [len(row_R[0]), *(rows.element_size() for rows in row_R)]
+        told_WX = to_host(self.gather_equal(torch.tensor([own], device=row_R[0].device)))
+        lengths, *sizes = told_WX.T.tolist()
+        alike = [_in_one_type(rows, lengths, of) for rows, of in zip(row_R, sizes, strict=True)]
+        return tuple(self._gather(rows, lengths) for rows in alike)
 
     def _gather(self, row_R: Tensor, lengths: list[int]) -> Tensor:
         # Pad to the longest, because not every backend gathers different lengths.
@@ -187,3 +192,24 @@ class ProcessGroup(RankGroup):
         except RuntimeError as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise RankLost(f"rank {self.rank} waited for another in vain: {reason}") from error
+
+
+def _in_one_type(row_R: Tensor, lengths: list[int], sizes: list[int]) -> Tensor:
+    """Return this rank's rows in the type of all ranks that have rows.
+
+    Gloo ends the process if ranks send numbers of different types.
+
+    Args:
+        row_R: the rows of this rank.
+        lengths: the number of rows of each rank.
+        sizes: the bytes of a number of each rank.
+    """
+    used = {size for size, length in zip(sizes, lengths, strict=True) if length}
+    if len(used) > 1:
+        raise ValueError(
+            f"the numbers of ranks 0 to {len(sizes) - 1} have {', '.join(map(str, sizes))} bytes: "
+            "give embeddings of one type on all ranks, float32 or float64"
+        )
+    if not used or row_R.element_size() in used:
+        return row_R
+    return row_R.to(torch.float64 if used == {8} else torch.float32)

@@ -222,12 +222,13 @@ def test_a_first_float64_batch_widens_all_and_counts_again(name: str) -> None:
     memory.negatives(4, how="stratified", cells=3)
     state, held = memory.state_dict(), memory.ids.clone()
     memory.add(ids[:0], z_ND[:0], image_NCHW[:0])
-    assert memory.dtype == torch.float64
+    assert memory.dtype == torch.float32  # NumPy's empty arrays are float64
     assert torch.equal(memory.ids, held)
     wide = WorkingMemory(10, 5, MAKERS[name](), SHAPE, dtype=torch.float64)
     wide.load_state_dict(state)
-    assert wide.dtype == torch.float64
     for each in (memory, wide):
+        each.add(ids[14:15], z_ND[14:15], image_NCHW[14:15], ids[14:15] % 3)
+        assert each.dtype == torch.float64
         # Counts are float64 now, and check_valid compares them with float64 counts.
         assert each.check_valid() == (True, "")
         each.add(ids[15:], z_ND[15:], image_NCHW[15:], ids[15:] % 3)

@@ -311,3 +311,30 @@ def check_frames(ranks: int) -> None:
     assert (~admitted_N[61::3]).sum() > 8
     assert (~admitted_N[62::3]).sum() > 8
     assert all(told == alone for told in together(ranks, work))
+
+
+def check_types(ranks: int) -> None:
+    """A rank without newcomers may pass rows of another type, such as NumPy's empty array."""
+
+    def work(group: RankGroup) -> list[str]:
+        found, first = [], group.rank == 0
+        memory = WorkingMemory(SLOTS, DIM, Oldest(), group=group)
+        row_BD = torch.eye(DIM)[:3]
+        for own, empty in ((row_BD, np.zeros((0, DIM))), (row_BD.double(), torch.zeros(0, DIM))):
+            memory.add(torch.arange(3 * first), own if first else empty)
+            found.append(str(memory.dtype))
+        other = WorkingMemory(SLOTS, DIM, Oldest(), group=group)
+        try:
+            other.add(torch.arange(3), row_BD if first else row_BD.double())
+        except ValueError as error:
+            found.append(str(error))
+        other.add(torch.arange(3), row_BD)
+        assert memory.check_valid()[0]
+        assert other.check_valid()[0]
+        return [*found, str(other.dtype)]
+
+    for found in together(ranks, work):
+        narrow, wide, message, after = found
+        assert (narrow, wide, after) == ("torch.float32", "torch.float64", "torch.float32"), found
+        assert "have 4, 8" in message
+        assert "bytes: give embeddings of one type" in message

@@ -37,6 +37,7 @@ from rank_memory import (
     check_many_evictions,
     check_queue,
     check_shares,
+    check_types,
 )
 from rank_refusals import check_refusals
 
@@ -46,6 +47,7 @@ CHECKS: dict[str, tuple[Callable[[int], None], Sequence[int]]] = {
     "frames": (check_frames, (2, 3)),
     "queue": (check_queue, (3,)),
     "shares": (check_shares, (2, 3)),
+    "types": (check_types, (2, 3)),
     "losses": (check_losses, (2, 3)),
     "gradients": (check_gradients, (4,)),
     "batchnorm": (check_batchnorm, (2,)),
