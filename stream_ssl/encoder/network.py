@@ -346,8 +346,8 @@ def load_weights(encoder: nn.Module, file: Path, head: str | None = None) -> Non
         head: name of the layer that was removed.
 
     Raises:
-        ValueError: the file cannot be read, lacks a weight, has a weight of another shape, or one
-            that is NaN or infinite.
+        ValueError: the file cannot be read, lacks a weight, has several networks, or has a weight
+            of another shape, or one that is quantised, NaN or infinite.
     """
     try:
         with open_binary(file, links=True) as opened:  # rejects a pipe, which would block
@@ -365,12 +365,13 @@ def load_weights(encoder: nn.Module, file: Path, head: str | None = None) -> Non
     if isinstance(encoder, Model):
         found = {n.removeprefix("module."): tensor for n, tensor in found.items()}
         encoder = encoder.module
+    own = encoder.state_dict()
+    found = _without_prefix(found, own, file)
     if wrong := next((name for name, one in found.items() if not one.isfinite().all()), None):
         raise ValueError(
             f"encoder.weights {file}: the weights {wrong} are not finite, because their training "
             "has diverged: give another file"
         )
-    own = encoder.state_dict()
     # Many files lack BatchNorm's counters, which nothing reads.
     wanted = {n: t for n, t in own.items() if n in found or not n.endswith("num_batches_tracked")}
     for name, tensor in wanted.items():
@@ -381,11 +382,52 @@ def load_weights(encoder: nn.Module, file: Path, head: str | None = None) -> Non
                 f"{tuple(tensor.shape)} in the encoder; give the section encoder (model, width, "
                 "depths, stem, block) and decoder.channels that it was made with"
             )
+        if tensor.is_floating_point() and not _is_plain(found[name]):
+            raise ValueError(
+                f"encoder.weights {file}: {name} is {found[name].dtype}, which is quantised: give "
+                "weights in float32, float16 or bfloat16"
+            )
     more = sorted(set(found) - set(own))
     unused = [name for name in more if head is None or not name.startswith(f"{head}.")]
     if unused:
         log.warning("encoder.weights %s: not used: %s", file, ", ".join(unused))
     encoder.load_state_dict({name: found[name] for name in own if name in found}, strict=False)
+
+
+def _without_prefix(
+    found: dict[str, Tensor], own: Mapping[str, Tensor], file: Path
+) -> dict[str, Tensor]:
+    """Return the weights of a file whose names may have a prefix without it, such as "module.".
+
+    DistributedDataParallel, torch.compile and models that contain the encoder prepend one.
+
+    Args:
+        found: the file's weights by name.
+        own: the encoder's weights.
+        file: the file.
+
+    Raises:
+        ValueError: several prefixes fit.
+    """
+    needed = [name for name in own if not name.endswith("num_batches_tracked")]
+    if not needed or all(name in found for name in needed):
+        return found
+    begins = [name.removesuffix(needed[0]) for name in found if name.endswith(f".{needed[0]}")]
+    fitting = [begin for begin in begins if all(begin + name in found for name in needed)]
+    if not fitting:
+        return found
+    if len(fitting) > 1:
+        raise ValueError(
+            f"encoder.weights {file} holds several encoders, whose names begin with "
+            f"{', '.join(fitting)}: give a file with the weights of one of them"
+        )
+    log.info("encoder.weights %s: read the weights whose names begin with %s", file, fitting[0])
+    return {n.removeprefix(fitting[0]): t for n, t in found.items() if n.startswith(fitting[0])}
+
+
+def _is_plain(weight: Tensor) -> bool:
+    """Return whether a weight's numbers need no scale, which quantised weights do."""
+    return weight.is_floating_point() and weight.element_size() > 1
 
 
 def freeze_stages(encoder: nn.Module, names: Iterable[str]) -> None:

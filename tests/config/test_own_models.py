@@ -407,6 +407,31 @@ def test_weights_of_torch_save_are_refused_with_the_way_to_convert_them(
         load_weights(plain_resnet18(), file)
 
 
+def prefixed(*prefixes: str) -> dict[str, torch.Tensor]:
+    return {begin + name: one.clone() for begin in prefixes for name, one in without().items()}
+
+
+@table("prefix", ["module.", "_orig_mod.", "model.", "encoder_q."])
+def test_weights_of_a_wrapped_network_lose_its_prefix(prefix: str, tmp_path: Path) -> None:
+    """DistributedDataParallel, torch.compile and training libraries write such names."""
+    file, network = tmp_path / "weights.safetensors", plain_resnet18()
+    save_file(prefixed(prefix) | {"optimiser.step": torch.ones(1)}, file)
+    load_weights(network, file)
+    for name, weight in without().items():
+        assert torch.equal(network.state_dict()[name], weight)
+
+
+def test_several_networks_in_one_file_and_quantised_weights_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "weights.safetensors"
+    save_file(prefixed("encoder_k.", "encoder_q."), file)
+    with pytest.raises(ValueError, match=r"begin with encoder_k\., encoder_q\.: give a file"):
+        load_weights(plain_resnet18(), file)
+    for dtype in (torch.int8, torch.float8_e4m3fn):  # their scales are lost without an error
+        save_file({name: one.to(dtype) for name, one in without().items()}, file)
+        with pytest.raises(ValueError, match=r"conv1\.weight is torch\.\w+, which is quantised"):
+            load_weights(plain_resnet18(), file)
+
+
 @table(
     ("section", "says"),
     [
