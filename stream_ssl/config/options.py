@@ -117,8 +117,10 @@ class RanksSettings:
     lost: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        if not self.timeout > 0:
-            raise ValueError(f"ranks.timeout is {self.timeout}: must be more than 0 seconds")
+        if not 0 < self.timeout <= 1e9:  # the nanoseconds of more overflow in torch
+            raise ValueError(
+                f"ranks.timeout is {self.timeout}: must be more than 0 and at most 1e9 seconds"
+            )
 
 
 @dataclass

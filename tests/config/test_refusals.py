@@ -172,6 +172,15 @@ def test_a_seed_that_torch_does_not_take_is_named(
     assert f"learner: seed is {1 << 70}: must lie within 2**63 - 4 of 0" in caplog.text
 
 
+@table("seconds", ["0", "1e10", "1e300"])
+def test_a_timeout_that_torch_cannot_hold_is_named(
+    seconds: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its clock overflows, so a rank would give up at once."""
+    assert refused(check.main, config_file(tmp_path), "--ranks.timeout", seconds) == USAGE
+    assert "must be more than 0 and at most 1e9 seconds" in caplog.text
+
+
 def test_an_option_of_the_file_that_no_section_has_is_told_with_the_one_meant(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
