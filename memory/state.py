@@ -9,6 +9,7 @@ import copy
 import json
 import os
 import re
+import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple
 from pathlib import Path
@@ -506,7 +507,8 @@ def save(memory: WorkingMemory, path: Path | str) -> None:
             f"(mkdir -p {path.parent})"
         )
     flat = {name: value.contiguous() for name, value in memory.state_dict().items()}
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.incomplete")
+    # Processes of two containers may have one id, and threads of a process do.
+    scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}.incomplete")
     try:
         _safetensors().save_file(flat, _in_utf8(scratch))
         _sync(scratch)

@@ -360,6 +360,25 @@ def test_a_failed_save_leaves_the_file_before(
     assert equal(package.load(tmp_path / "held").state_dict(), before)
 
 
+def test_a_save_during_another_leaves_a_whole_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads of a process, and containers on one volume, have the same process id."""
+    memory, flush, begun = WorkingMemory(8, 6, image_shape=SHAPE), os.fsync, []
+    offer(memory, 0, 9)
+
+    def meanwhile(handle: int) -> None:
+        if not begun:
+            begun.append(handle)
+            package.save(memory, tmp_path / "held")
+        flush(handle)
+
+    monkeypatch.setattr(os, "fsync", meanwhile)
+    package.save(memory, tmp_path / "held")
+    assert [path.name for path in tmp_path.iterdir()] == ["held"]
+    assert equal(package.load(tmp_path / "held").state_dict(), memory.state_dict())
+
+
 def test_a_file_that_is_no_memory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("not a memory")
     safetensors.torch.save_file({"x": torch.ones(2)}, tmp_path / "other")
