@@ -31,7 +31,7 @@ from stream_ssl.memory.checks import (
 )
 from stream_ssl.memory.columns import Image
 from stream_ssl.memory.fixed import Fixed
-from stream_ssl.memory.frozen_weights import fingerprint_of, load_weights
+from stream_ssl.memory.frozen_weights import check_finite, fingerprint_of, load_weights
 from stream_ssl.memory.process_group import SINGLE_PROCESS, RankGroup
 
 CONTRAST = 1 / 64
@@ -386,7 +386,8 @@ class Frozen(Descriptor):
 
     Args:
         encoder: any module from normalised float images [B, C, H, W] to features of any shape,
-            which are flattened. It is put into evaluation mode and gets no gradient.
+            which are flattened. It is put into evaluation mode, also after a model that contains it
+            was put into training mode, and gets no gradient.
         weights: a safetensors file with the encoder's state. None keeps the current weights. A
             memory's state contains their hash, and a memory with other weights rejects the state.
         mean: subtracted from pixels in [0, 1]: one number per channel, or one for all.
@@ -395,7 +396,8 @@ class Frozen(Descriptor):
         batch: the largest number of images to encode at a time.
 
     Raises:
-        ValueError: the weights do not fit the encoder, or an argument is out of range.
+        ValueError: the weights do not fit the encoder or are not finite, or an argument is out of
+            range.
     """
 
     def __init__(
@@ -415,10 +417,12 @@ class Frozen(Descriptor):
             raise ValueError(f"std is {std}: must be above 0; pixels are divided by it")
         self.batch, self.centre = check_count("batch", batch, 1), bool(centre)
         self.mean, self.std = tuple(map(float, mean)), tuple(map(float, std))
+        plain = getattr(encoder, "_orig_mod", encoder)  # without torch.compile, which adds a prefix
         if weights is not None:
-            load_weights(encoder, Path(weights))
+            load_weights(plain, Path(weights))
+        check_finite(plain)
         self.encoder = encoder.eval().requires_grad_(False)
-        self.fingerprint = fingerprint_of(encoder)
+        self.fingerprint, self._name = fingerprint_of(plain), type(plain).__name__
 
     def dim(self, embedding_dim: int, image_shape: Image | None) -> int:
         del embedding_dim
@@ -441,6 +445,8 @@ class Frozen(Descriptor):
 
     @torch.no_grad()
     def _features(self, image_bCHW: Tensor) -> Tensor:
+        if self.encoder.training:  # a model that contains it was put into training mode
+            self.encoder.eval()
         pixels = image_bCHW.to(torch.float32) / 255
         mean, std = (pixels.new_tensor(value).view(1, -1, 1, 1) for value in (self.mean, self.std))
         feature_bF: Tensor = self.encoder((pixels - mean) / std)
@@ -450,8 +456,7 @@ class Frozen(Descriptor):
         self.encoder.to(device)
 
     def __repr__(self) -> str:
-        name = type(self.encoder).__name__
-        return f"Frozen({name}, weights={self.fingerprint}, centre={self.centre})"
+        return f"Frozen({self._name}, weights={self.fingerprint}, centre={self.centre})"
 
 
 class Weighted(Descriptor):

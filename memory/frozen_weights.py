@@ -34,6 +34,16 @@ def load_weights(encoder: nn.Module, path: Path) -> None:
         ) from error
 
 
+def check_finite(encoder: nn.Module) -> None:
+    """Raise ValueError if a weight is NaN or infinite, with which all pictures look alike."""
+    for name, weight in encoder.state_dict().items():
+        if not bool(torch.isfinite(weight).all()):
+            raise ValueError(
+                f"the weights {name} of {type(encoder).__name__} are not finite, because their "
+                "training has diverged: give an encoder with other weights"
+            )
+
+
 def fingerprint_of(module: nn.Module) -> str:
     """Return 64 bits of the BLAKE2b hash of all tensors of a module, in order of name."""
     digest = hashlib.blake2b(digest_size=8)

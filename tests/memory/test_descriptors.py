@@ -58,6 +58,12 @@ def encoder(seed: int = 0) -> nn.Module:
     )
 
 
+def diverged() -> nn.Module:
+    module = encoder()
+    nn.init.constant_(module.get_parameter("0.bias"), torch.nan)
+    return module
+
+
 def unit(row_BA: Tensor) -> bool:
     return bool(((torch.linalg.vector_norm(row_BA, dim=1) - 1).abs() < 1e-5).all())
 
@@ -184,6 +190,16 @@ def test_frozen_weights_come_from_a_file_and_are_known_by_their_hash(tmp_path: P
     assert loaded.fingerprint == same.fingerprint != Frozen(encoder(0)).fingerprint
     assert repr(loaded) == f"Frozen(Sequential, weights={same.fingerprint}, centre=True)"
     assert torch.equal(loaded(ONE, scenes(4)), same(ONE, scenes(4)))
+    compiled = Frozen(torch.compile(encoder(0), backend="eager"), tmp_path / "w")
+    assert repr(compiled) == repr(same)
+
+
+def test_a_model_that_trains_leaves_the_frozen_encoder_in_it_as_it_is() -> None:
+    model = nn.ModuleDict({"backbone": encoder()})
+    describe, image_BCHW = Frozen(model["backbone"]), scenes(4)
+    expected_BA = describe(ONE, image_BCHW)
+    model.train()
+    assert torch.equal(describe(ONE, image_BCHW), expected_BA)
 
 
 def test_a_weighted_cosine_is_the_mean_of_cosines() -> None:
@@ -234,6 +250,7 @@ def test_the_fixed_part_of_a_descriptor_is_of_images_alone() -> None:
         (lambda p: Frozen(encoder(), std=(0.2, 0)), r"std is \(0.2, 0\): must be above 0; pixels"),
         (lambda p: Frozen(encoder(), batch=0), "batch is 0: must be at least 1"),
         (lambda p: Frozen(encoder(), p / "no"), "no do not fit Sequential: .*must be a safetens"),
+        (lambda p: Frozen(diverged()), "weights 0.bias of Sequential are not finite, because"),
         (
             lambda p: Frozen(nn.Linear(3, 2), p / "w"),
             "(?s)w do not fit Linear: .*this module's state",
@@ -269,7 +286,7 @@ def test_the_fixed_part_of_a_descriptor_is_of_images_alone() -> None:
             "the memory is empty: add samples",
         ),
     ],
-    ids=range(25),
+    ids=range(26),
 )
 def test_errors_name_the_remedy(build: Callable[[Path], Any], message: str, tmp_path: Path) -> None:
     save_file(nn.Conv2d(3, 1, 1).state_dict(), tmp_path / "w")
