@@ -70,7 +70,7 @@ def nearest(z_BD: Tensor, row_KD: Tensor, k: int) -> tuple[Tensor, Tensor]:
     >>> cosine.tolist(), row.tolist()
     ([[1.0]], [[0]])
     """
-    check_count("k", k, least=1)
+    k = check_count("k", k, least=1)  # FAISS takes no integers of NumPy
     check_queries(z_BD, row_KD)
     k = min(k, check_count("the number of rows searched", len(row_KD), least=1))
     few_or_many = len(z_BD) <= NEAREST_FEW or len(z_BD) >= NEAREST_MANY

@@ -9,7 +9,8 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from numbers import Real
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -199,7 +200,8 @@ def check_temperature(temperature: float) -> float:
     Raises:
         ValueError: it is not a positive, finite number.
     """
-    number = isinstance(temperature, int | float) and not isinstance(temperature, bool)
+    given: Any = temperature  # may be a number of NumPy
+    number = isinstance(given, Real) and not isinstance(given, bool)
     if not (number and math.isfinite(temperature) and temperature > 0):
         raise ValueError(
             f"temperature is {temperature!r}: cosines are divided by it, so it must be a positive "

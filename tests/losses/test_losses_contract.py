@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import losses_naive as naive
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -327,6 +328,8 @@ def test_temperature_must_be_positive(name: str) -> None:
     for temperature in (0.0, -0.1, math.inf, math.nan):
         with pytest.raises(ValueError, match="temperature is"):
             LOSSES[name](temperature=temperature)
+    for number in (np.float32(0.5), np.int64(1)):  # of a sweep
+        assert LOSSES[name](temperature=number).temperature == float(number)
 
 
 @by_name

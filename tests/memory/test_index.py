@@ -45,7 +45,7 @@ def test_the_nearest_are_those_of_a_sorted_matrix(
     queries: int, count: int, k: int, kind: str, faiss: bool
 ) -> None:
     row_KD, z_BD = rows(kind, count), rows("uniform", queries, seed=1)
-    cosine, row = nearest(z_BD, row_KD, k)
+    cosine, row = nearest(z_BD, row_KD, np.int64(k))  # type: ignore[arg-type]
     ordered = torch.sort(z_BD @ row_KD.T, dim=1, descending=True).values[:, :k]
     assert (cosine.shape, row.dtype) == ((queries, min(k, count)), torch.int64)
     assert torch.allclose(cosine, ordered, atol=1e-6)
