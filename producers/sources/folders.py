@@ -17,7 +17,10 @@ OF_THE_SYSTEM = {
 
 
 def walk(
-    root: Path, leave_out: Callable[[str, str, object], None], hidden: tuple[str, ...] = ()
+    root: Path,
+    leave_out: Callable[[str, str, object], None],
+    hidden: tuple[str, ...] = (),
+    disks: dict[str, int] | None = None,
 ) -> Iterator[tuple[str, os.DirEntry[str]]]:
     """Yield the image files below the root, with their relative paths ("/" as separator).
 
@@ -28,6 +31,7 @@ def walk(
         root: the folder.
         leave_out: called with (reason, path, why) for each entry that cannot be listed.
         hidden: entries whose names start with one of these prefixes are ignored.
+        disks: receives the disk of each folder that is listed; see `is_away`.
 
     Raises:
         OSError: too many files are open.
@@ -47,6 +51,8 @@ def walk(
             listed.add((stat.st_dev, stat.st_ino))
             with os.scandir(folder) as found:
                 entries = list(found)
+            if disks is not None:
+                disks[folder] = stat.st_dev
         except OSError as error:
             if error.errno in OUT_OF_FILES:
                 raise
@@ -67,6 +73,35 @@ def walk(
 def is_hidden(name: str, beginnings: tuple[str, ...]) -> bool:
     """Return whether a name has one of these beginnings, or is that of a folder of the system."""
     return name.startswith(beginnings) or name.lower() in OF_THE_SYSTEM
+
+
+def is_away(folder: Path, disk: int) -> bool:
+    """Return whether the disk of a folder is away: it was unmounted, or it does not answer.
+
+    A folder that was only deleted is not away: the folder above it is on the same disk.
+
+    Args:
+        folder: the folder.
+        disk: the number of its device (st_dev) when it was listed.
+    """
+    for place in (folder, *folder.parents):
+        try:
+            return place.stat().st_dev != disk
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except PermissionError:
+            return False
+        except OSError:
+            return True
+    return True
+
+
+def away(name: str, folder: Path) -> str:
+    """Return the sentence about a source whose disk is away."""
+    return (
+        f"source {name!r}: the disk of {folder} is away, and the remaining files there are not "
+        "left out: mount it, and start the source again"
+    )
 
 
 def check_root(root: Path) -> None:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from stream_ssl.producers.sources.base import Skipped, check_is_damage
+from stream_ssl.producers.sources.base import Skipped, SourceError, check_is_damage
 from stream_ssl.producers.sources.fields import (
     SUFFIXES,
     codec_of,
@@ -19,7 +19,7 @@ from stream_ssl.producers.sources.fields import (
     utf8_name,
 )
 from stream_ssl.producers.sources.finite import Finite
-from stream_ssl.producers.sources.folders import check_root, is_hidden, walk
+from stream_ssl.producers.sources.folders import away, check_root, is_away, is_hidden, walk
 from stream_ssl.wire.sample import Sample
 
 HIDDEN = (".",)
@@ -54,11 +54,12 @@ class ImageFolder(Finite):
         skipped = Skipped(name or source_name(self._root.absolute().name))
         folders = (entry.name for entry in self._root.iterdir() if entry.is_dir())
         self.classes = sorted(name for name in folders if not is_hidden(name, HIDDEN))
+        self._disks: dict[str, int] = {}
         labels = {name: label for label, name in enumerate(self.classes)}
         self._files = sorted(
             (
                 (file, labels.get(file.split("/")[0]))
-                for file, _ in walk(self._root, skipped.note, HIDDEN)
+                for file, _ in walk(self._root, skipped.note, HIDDEN, self._disks)
             ),
             key=lambda file: (file[1] is None, file[1], file[0]),
         )
@@ -73,6 +74,9 @@ class ImageFolder(Finite):
             data = read_image(self._root / file)
         except OSError as error:
             check_is_damage(error, self.name)
+            folder = (self._root / file).parent
+            if is_away(folder, self._disks[str(folder)]):
+                raise SourceError(away(self.name, folder)) from error
             self.skipped.note("unreadable", file, error)
             return None
         codec = codec_of(data)

@@ -10,12 +10,14 @@ from typing import Any, Generic, TypeVar
 from stream_ssl.producers.sources.base import (
     Facts,
     Skipped,
+    SourceError,
     mark,
     place,
     wrong_position,
 )
 from stream_ssl.producers.sources.fields import files_of, utf8_name
 from stream_ssl.producers.sources.finite import ENDLESS
+from stream_ssl.producers.sources.folders import away, is_away
 from stream_ssl.producers.sources.passes import Passes
 from stream_ssl.producers.sources.shards import find_files
 from stream_ssl.wire.sample import Position, Sample
@@ -63,6 +65,8 @@ class FilePasses(Passes[tuple[int, At | None]], Generic[At]):
         super().__init__(skipped, epochs)
         self._files = find_files(files, what, self.FOLDERS)
         self._what, self._settings, self._key = what, settings, key
+        folders = {path.parent for path in self._files}
+        self._disks = {folder: folder.stat().st_dev for folder in folders}
 
     def _number(self, position: Position) -> int:
         """Return the number of the file that a position names, or 0 if it names none."""
@@ -96,9 +100,13 @@ class FilePasses(Passes[tuple[int, At | None]], Generic[At]):
         for number in range(first, len(self._files)):
             if self._stopped.is_set():
                 return
-            facts = self._facts(number)
-            for sample, at in self._readable(self._files[number], after):
+            facts, path = self._facts(number), self._files[number]
+            left_out = self.skipped.by_reason.total()
+            for sample, at in self._readable(path, after):
                 yield sample, mark([epoch, *at], facts)
+            lost = self.skipped.by_reason.total() > left_out
+            if lost and is_away(path.parent, self._disks[path.parent]):
+                raise SourceError(away(self.name, path.parent))
             after = None
 
     def _is_unfinished(self, path: Path) -> bool:  # noqa: ARG002

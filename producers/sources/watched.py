@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import threading
@@ -32,7 +33,7 @@ from stream_ssl.producers.sources.fields import (
     source_name,
     utf8_name,
 )
-from stream_ssl.producers.sources.folders import check_root, walk
+from stream_ssl.producers.sources.folders import check_root, is_away, walk
 from stream_ssl.rate_limited_logger import RateLimitedLogger, printable
 from stream_ssl.wire.sample import Position, Sample
 
@@ -130,6 +131,7 @@ class WatchedFolder:
         self.skipped = Skipped(self.name)
         self._left_out: set[tuple[str, str]] = set()
         self._away: list[str] = []  # folders that the current scan could not list
+        self._disks: dict[str, int] = {}  # of the folders that the current scan has listed
         # Files changed after now, because the clock was set back, and when they were found so.
         self._unchanged: dict[FoundFile, float] = {}
         self._log = RateLimitedLogger(log, seconds=60.0)
@@ -169,6 +171,7 @@ class WatchedFolder:
             # A file that comes after the scan begins may be older than files that the scan finds.
             now, began = self.wall(), self.monotonic()
             self._away.clear()
+            self._disks.clear()
             try:
                 files = sorted(self._look(), key=lambda found: found.key)
             except OSError as error:
@@ -179,8 +182,8 @@ class WatchedFolder:
             below = {found.key for found in files if found.key <= last}
             if passed is not None:
                 self._note_late(below - passed)
-                if self._away:
-                    below |= {key for key in passed if self._is_away(key[1])}
+                if self._away or not files:  # no files: the disk may be away
+                    below |= {key for key in passed if not files or self._is_away(key[1])}
             passed = below
             seen = self.monotonic()
             self._unchanged = {
@@ -223,7 +226,7 @@ class WatchedFolder:
         self._log.warning("busy", f"source {self.name}: waiting, no file is left out: {error}")
 
     def _look(self) -> Iterator[FoundFile]:
-        for path, entry in walk(self._root, self._leave_out, hidden=(".", "~")):
+        for path, entry in walk(self._root, self._leave_out, (".", "~"), self._disks):
             if self._stopped.is_set():
                 return
             found = look_at(entry.path, self._order, path)
@@ -263,6 +266,12 @@ class WatchedFolder:
                 *(self.name, printable(key[1], SHOWN_CHARS), seconds),
             )
 
+    def _check_disk(self, found: FoundFile) -> None:
+        """Raise OSError if the disk of a file is away, which says nothing about the file."""
+        folder = Path(found.path).parent
+        if is_away(folder, self._disks[str(folder)]):
+            raise OSError(errno.ENODEV, "its disk is away; mount it again", str(folder))
+
     def _read(self, found: FoundFile) -> Sample | None:
         path = found.key[1]
         while True:
@@ -271,10 +280,12 @@ class WatchedFolder:
             except OSError as error:
                 if error.errno in OUT_OF_FILES:
                     raise
+                self._check_disk(found)
                 self.skipped.note("unreadable", path, error)
                 return None
             again = look_at(found.path, self._order, path)
             if again is None:
+                self._check_disk(found)
                 self.skipped.note("unreadable", path, "it was taken away while it was read")
                 return None
             if again.key != found.key:

@@ -162,6 +162,25 @@ def test_a_folder_that_is_away_for_a_while_makes_no_file_late(tmp_path, caplog):
     assert "is not after that of a file already sent" not in caplog.text
 
 
+def test_a_disk_that_goes_away_during_a_backlog_loses_no_file(tmp_path, monkeypatch, caplog):
+    """The mount point is an empty folder then, until the disk is mounted again."""
+    folder, disk = tmp_path / "in", tmp_path / "disk"
+    for number, name in enumerate(("a.png", "b.png", "c.png")):
+        add(folder, name, number)
+    monkeypatch.setattr(watched, "is_away", lambda folder, disk: not (folder / "a.png").exists())
+    clock = Clock(2.0**33)
+    source = watch(folder, clock, idle_seconds=5)
+    stream = source.samples()
+    assert names([next(stream)]) == ["a.png"]
+    folder.rename(disk)
+    folder.mkdir()
+    scans = iter([lambda: None, lambda: None, lambda: disk.rename(folder)])
+    clock.on_sleep = lambda: next(scans, lambda: None)()
+    assert names(stream) == ["b.png", "c.png"]
+    assert not source.skipped.by_reason
+    assert "no file is left out: [Errno 19] its disk is away; mount it again" in caplog.text
+
+
 def test_a_file_dated_in_the_future_waits_for_its_time(tmp_path):
     add(tmp_path, "now.png", 5)
     add(tmp_path, "later.png", 2.0**34)
