@@ -78,7 +78,7 @@ CHECKPOINT_SECONDS, FIRST_CHECKPOINT_SECONDS = 3600.0, 300.0
 """The least age of unsaved updates that counts, with an older checkpoint and without any. Three
 intervals between two checkpoints also have to pass."""
 COPY_SECONDS = 1800.0
-DISK_BYTES, DISK_CHECKPOINTS = 1e9, 2
+DISK_BYTES, DISK_CHECKPOINTS, DISK_FILES = 1e9, 2, 1000
 CLOCK_SECONDS = 60.0
 """The limit for a jump of this machine's clock, and for its difference to a producer's clock."""
 CLOCK_JUMP_SHOWN_SECONDS = 600.0

@@ -7,6 +7,7 @@ conditions of each role are in `receiver_checks.py` and `learner_checks.py`.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -177,7 +178,13 @@ class Watch:
         for name, folder in self._watched.folders.items():
             folder = folder.absolute()
             disk, free = device(folder), figures.get("disk_free_bytes", folder=name)
-            if free < at.DISK_BYTES and disk not in reported:
+            if disk not in reported and (files := free_files(folder)) < at.DISK_FILES:
+                reported.add(disk)
+                short[folder] = (
+                    f"only {plural(files, 'more file')} can be made on the disk of {folder}, "
+                    "whatever its free bytes: delete files there (df -i shows their number)"
+                )
+            elif free < at.DISK_BYTES and disk not in reported:
                 reported.add(disk)
                 short[folder] = f"{free / 1e6:,.0f} MB are left on the disk of {folder}"
             elif name == "checkpoints" and at.DISK_BYTES <= free < least:
@@ -189,6 +196,21 @@ class Watch:
             full = " and of ".join(map(str, short))
             self._health.folders = {**self._health.folders, "full": full}
             yield "disk-low", "", "; ".join(short.values())
+
+
+def free_files(folder: Path) -> float:
+    """Return how many more files the disk of a folder takes, by its free inodes.
+
+    Return infinity if the file system sets no limit. A folder that does not exist yet is on the
+    disk of its nearest parent.
+    """
+    for path in (folder, *folder.parents):
+        try:
+            disk = os.statvfs(path)
+        except OSError:
+            continue
+        return disk.f_favail if disk.f_files else math.inf
+    return math.inf
 
 
 def device(folder: Path) -> int | None:

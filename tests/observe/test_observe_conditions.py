@@ -608,6 +608,23 @@ def test_one_disk_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert set(receiver.lit) == {("disk-low", "")}
 
 
+@pytest.mark.parametrize(
+    ("inodes", "free", "low"), [(10**6, 12, True), (10**6, 2000, False), (0, 0, False)]
+)
+def test_a_disk_without_inodes_is_low(
+    inodes: int, free: int, low: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """File systems without inodes, such as Btrfs, report zero of them."""
+    disk = SimpleNamespace(f_files=inodes, f_favail=free)
+    monkeypatch.setattr("stream_ssl.observe.watch.os.statvfs", lambda _: disk)
+    monkeypatch.setattr(exported, "free", lambda _: 5e11)
+    learner = World("learner", {"checkpoints": tmp_path / "new"})
+    learner.pass_(10)
+    assert (("disk-low", "") in learner.lit) == low
+    if low:
+        assert "only 12 more files can be made on the disk" in learner.lit["disk-low", ""]
+
+
 def test_a_disk_without_room_for_two_checkpoints_is_low(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
