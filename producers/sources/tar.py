@@ -304,6 +304,9 @@ class Members:
             return "link", f"a link to {info.linkname!r:.80}; {remedy}"
         if info.type == tarfile.GNUTYPE_SPARSE or any("GNU.sparse" in key for key in self._extra):
             return "sparse", "a file with holes; pack it without --sparse"
+        if not (info.isreg() or info.isdir()):
+            kind = info.type.decode("ascii", "backslashreplace")
+            return "kind", f"a member of type {kind!r}, which is no plain file; pack it as one"
         if size > limit:
             return "too large", f"{size} bytes; at most {limit} are read"
         return None

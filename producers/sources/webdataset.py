@@ -86,10 +86,10 @@ class WebDataset(FilePasses[tuple[int]]):
     no vector. Other members are ignored, and so is a vector beside an image. Sample ids are
     SHARD/KEY#DIGEST, with a digest of the image or of the vector's file.
 
-    A sample whose image is malformed, a link, sparse or too large is logged, counted in `skipped`
-    and left out. A label or facts that cannot be read are left out alone. At a damaged place, the
-    samples on both sides are left out, because they may lack members. If two members of a sample
-    have the same name, the later member is used, as in tar.
+    A sample whose image is malformed, a link, sparse, too large or no plain file is logged, counted
+    in `skipped` and left out. A label or facts that cannot be read are left out alone. At a damaged
+    place, the samples on both sides are left out, because they may lack members. If two members of
+    a sample have the same name, the later member is used, as in tar.
 
     A shard may be compressed with gzip, bzip2 or xz, and may consist of several concatenated
     archives. A position is a byte offset in a shard. To resume, the source seeks in a plain tar,

@@ -286,3 +286,18 @@ def test_whatever_is_flipped_or_cut_off_it_ends_soon(mode: str, tmp_path: Path) 
         assert sent == sorted(set(sent))
         assert len(sent) == 4 or counted
     assert time.perf_counter() - began < 30
+
+
+@pytest.mark.parametrize("kind", [b"M", b"Z", b"3"])
+def test_a_picture_that_is_no_plain_file_is_counted(tmp_path, kind):
+    """GNU tar continues a file in its next volume under the type M."""
+    size = 0 if kind == b"3" else len(PNG)
+    path = tmp_path / "s.tar"
+    path.write_bytes(member("a.png", PNG[:size], kind) + member("b.png", PNG) + END)
+    assert keys(path) == (["b"], {"kind": 1})
+
+
+def test_a_folder_with_the_name_of_a_picture_is_no_picture(tmp_path):
+    path = tmp_path / "s.tar"
+    path.write_bytes(header("a.png", 0, b"5") + member("a.png/b.png", PNG) + END)
+    assert keys(path) == (["a.png/b"], {})
