@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from stream_ssl import durable
-from stream_ssl.bounded_files import open_file, read_map
+from stream_ssl.bounded_files import open_file, read_bytes, read_map
 from stream_ssl.producers._packer import Packet
 from stream_ssl.producers._spool_marks import COPY_FILES, MarkCopies
 from stream_ssl.producers._spool_records import (
@@ -391,13 +391,28 @@ def _is_ours(name: str) -> bool:
     return name in ("lost+found", "lock", OWNER, f"{OWNER}.part", *COPY_FILES)
 
 
+def _is_blank(path: Path) -> bool:
+    """Return whether a power cut has left a file without its content: empty, or of zero bytes."""
+    try:
+        blank = not read_bytes(path).strip(b"\0")
+    except (OSError, ValueError):
+        return False
+    if blank:
+        logger.error(
+            "spool %s: has lost its content, as after a power cut. It is written again, and the "
+            "samples of the spool are sent",
+            path,
+        )
+    return blank
+
+
 def _next_epoch(folder: Path, producer: str) -> int:
     """Return an epoch above the epochs of all earlier runs, even if the clock was set back.
 
     If the disk is full, the spool keeps the epoch before, and only this process knows the new one.
     """
     path, epoch, known = folder / OWNER, time.time_ns(), None
-    if path.exists():
+    if path.exists() and not _is_blank(path):
         try:
             known = read_map(path)
             owner, last = known["producer"], known["epoch"]
@@ -405,7 +420,9 @@ def _next_epoch(folder: Path, producer: str) -> int:
                 raise ValueError(f"{path}: epoch is {last!r:.80}")
         except (ValueError, KeyError) as error:
             raise ValueError(
-                f"spool {path}: is no spool's ({error}); choose another folder"
+                f"spool {path}: is no spool's ({error}); choose another folder. If this folder is "
+                f"the producer's and only {path.name} is damaged, delete that file: the samples "
+                "of the spool are sent"
             ) from None
         if owner != producer:
             raise ValueError(

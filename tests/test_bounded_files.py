@@ -277,5 +277,5 @@ def test_a_spool_names_what_is_wrong_with_its_description(tmp_path: Path) -> Non
     ):
         (folder := tmp_path / str(number)).mkdir()
         planted(folder / "spool.json", kind)
-        with pytest.raises(ValueError, match=f"is no spool's.*{says}.*choose another folder"):
+        with pytest.raises(ValueError, match=f"is no spool's.*{says}.*another folder.*delete"):
             Spool(folder, "robot", 1 << 20)

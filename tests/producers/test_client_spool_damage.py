@@ -19,6 +19,22 @@ from stream_ssl.producers._spool import Spool
 from stream_ssl.wire import Sample
 
 
+@pytest.mark.parametrize("size", [0, 50])
+def test_a_description_that_a_power_cut_has_emptied_costs_no_sample(
+    spool: Spool, size: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    spool.append([packet("1"), packet("2")], 0, None)
+    epoch = spool.epoch
+    (spool.folder / "spool.json").write_bytes(bytes(size))
+    again = reopen(spool)
+    assert ids(again) == ["1", "2"]
+    assert again.epoch > epoch
+    again.close()
+    assert "spool.json: has lost its content, as after a power cut" in caplog.text
+    with pytest.raises(ValueError, match="belongs to producer 'a', not 'b'"):
+        Spool(spool.folder, "b", 1 << 20)
+
+
 @pytest.mark.parametrize("cut", [1, 20, 60])
 def test_a_torn_end_is_cut_off(spool: Spool, cut: int, caplog: pytest.LogCaptureFixture) -> None:
     spool.append([packet("1")], 0, None)
