@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sized
+from collections.abc import Collection, Iterator, Sized
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stream_ssl.feed.decode import BadSample, Pixels
+from stream_ssl.feed.decode import BadSample, Pixels, content_hashes
 from stream_ssl.feed.large_pictures import OneByOne
 from stream_ssl.wire.sample import Position, Sample
 
@@ -107,6 +107,7 @@ class Reader:
         refused: number of samples that were left out, because they could not be decoded or have
             no label, by reason.
         scaled: number of raw samples whose shape was not the decoder's.
+        hashes: hashes of the pixels of each part, a batch at a time.
     """
 
     def __init__(
@@ -123,6 +124,7 @@ class Reader:
         self.class_names: list[str] | None = names if isinstance(names, list) else None
         self.seen = self.scaled = 0
         self.refused: Counter[str] = Counter()
+        self.hashes: dict[Part, list[NDArray[np.int64]]] = {"reference": [], "query": []}
         self._met: Counter[int] = Counter()
         self._taken: Counter[tuple[Part, int]] = Counter()
 
@@ -149,7 +151,7 @@ class Reader:
             self._taken[part, label] += 1
             waiting[part].append((pixels, label, sample.id))
             if len(waiting[part]) == 2 * self._batch:
-                yield _batch(part, waiting[part][: self._batch])
+                yield self._batched(part, waiting[part][: self._batch])
                 del waiting[part][: self._batch]
         if self.seen and self.refused[NO_LABEL] == self.seen:
             raise ValueError(
@@ -161,7 +163,13 @@ class Reader:
             half = len(rest) if len(rest) <= self._batch else (len(rest) + 1) // 2
             for few in (rest[:half], rest[half:]):
                 if few:
-                    yield _batch(part, few)
+                    yield self._batched(part, few)
+
+    def _batched(self, part: Part, samples: list[tuple[Pixels, int, str]]) -> LabelledBatch:
+        pixels, labels, ids = zip(*samples, strict=True)
+        image_BHWC = np.stack(pixels)
+        self.hashes[part].append(content_hashes(image_BHWC))
+        return LabelledBatch(part, image_BHWC, np.array(labels, np.int64), ids)
 
     def _part(self, label: int) -> Part | None:
         """Return the part of a sample of this class; None if the part has enough of the class."""
@@ -211,6 +219,14 @@ def decoded(
         return error
 
 
+def shared_queries(readers: Collection[Reader]) -> tuple[int, int]:
+    """Return how many queries have the pixels of a reference, and the number of all queries."""
+    none = np.empty(0, np.int64)
+    hash_N = np.concatenate([none, *(h for reader in readers for h in reader.hashes["reference"])])
+    hash_Q = np.concatenate([none, *(h for reader in readers for h in reader.hashes["query"])])
+    return int(np.isin(hash_Q, hash_N).sum()), len(hash_Q)
+
+
 def length(source: Labelled) -> int | None:
     """Return the number of samples in a source; None if the source does not report it."""
     known: int | None = len(source) if isinstance(source, Sized) else None
@@ -237,8 +253,3 @@ def balanced(label_N: Tensor, seed: int = 0) -> Tensor:
         drawn = torch.randperm(len(of_class), generator=generator)[: int(count_C.min())]
         rows.append(of_class[drawn])
     return torch.cat(rows).sort().values
-
-
-def _batch(part: Part, samples: list[tuple[Pixels, int, str]]) -> LabelledBatch:
-    pixels, labels, ids = zip(*samples, strict=True)
-    return LabelledBatch(part, np.stack(pixels), np.array(labels, np.int64), ids)

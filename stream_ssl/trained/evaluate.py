@@ -20,7 +20,7 @@ from stream_ssl.config import build
 from stream_ssl.evaluation import sets
 from stream_ssl.evaluation.continual import divide, summarise
 from stream_ssl.evaluation.encoding import Encoded, encode
-from stream_ssl.evaluation.labelled import Division, Reader
+from stream_ssl.evaluation.labelled import Division, Reader, shared_queries
 from stream_ssl.evaluation.linear import PROBES
 from stream_ssl.evaluation.measures import Measures, check, measure, task_accuracies
 from stream_ssl.evaluation.neighbours import knn_accuracy
@@ -263,6 +263,12 @@ def _notes(readers: Sequence[Reader], encoded: Encoded) -> list[str]:
         notes.append(
             f"{scaled:,} of {seen:,} raw images had another size or colour format than "
             "the encoder was trained on, and were converted by the run's decoder."
+        )
+    shared, queries = shared_queries(readers)
+    if shared:
+        notes.append(
+            f"{shared:,} of {queries:,} queries have the same pixels as a reference, so the "
+            "accuracies are too high: give two sets without common pictures."
         )
     classes = len(torch.unique(encoded.label_Q))
     if len(encoded.label_Q) < 100 * classes:

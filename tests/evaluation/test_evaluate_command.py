@@ -264,6 +264,22 @@ def test_references_may_be_another_set(run: Path, tmp_path: Path) -> None:
     assert (content["queries"], content["references"]) == (24, 18)
 
 
+def test_queries_that_are_references_are_noted(
+    run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_images(tmp_path / "one", 2, 12)
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    for path in sorted((tmp_path / "two").rglob("*.png"))[:20]:
+        with Image.open(path) as image:
+            image.rotate(180).save(path)
+    one, two = (f"images:{tmp_path / name}" for name in ("one", "two"))
+    more = ["--references", two, "--k", "5", "--probes", "convex"]
+    assert evaluate.main([str(run), "--data", one, *more, "--out", str(tmp_path / "out")]) == 0
+    note = "4 of 24 queries have the same pixels as a reference, so the accuracies are too high"
+    assert note in caplog.text
+    assert f"> {note}: give two sets without" in (tmp_path / "out/report.md").read_text()
+
+
 def test_folders_that_are_no_classes_are_refused(
     run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
