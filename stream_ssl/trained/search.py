@@ -23,7 +23,7 @@ from stream_ssl.batch import Origin
 from stream_ssl.feed.decode import VectorDecoder
 from stream_ssl.learning.origins import Origins
 from stream_ssl.learning.saved import memory_of, origins_of
-from stream_ssl.memory.descriptors import Embedding
+from stream_ssl.memory.descriptors import Embedding, Thumbnail
 from stream_ssl.memory.index import nearest
 from stream_ssl.memory.state import columns_of, decode, part, upgraded, without_address
 from stream_ssl.pictures import image_of, png, png_address
@@ -36,8 +36,11 @@ BESIDE: Final = 255
 AGAIN: Final = 128
 """The slots that are encoded again at a time, with the query, because their embeddings may be old.
 
-At least this number of the nearest slots is encoded again.
+At least this number of the nearest slots is encoded again, and as many of those whose images look
+most like the picture.
 """
+
+THUMBNAILS: Final = 1024  # images that are shrunk at a time
 
 TILE: Final = 96  # pixels, the side of a picture on the sheet
 COLUMNS: Final = 8
@@ -86,8 +89,9 @@ def search(
         image: the file of the picture.
         k: the number of slots, at least 1.
         by: what is compared: embeddings, or the descriptors on which the memory counts duplicates.
-            The memory's embeddings are of different ages. The nearest slots are therefore encoded
-            again, in batches of AGAIN with the query. If the query is one of them, it comes first.
+            The memory's embeddings are of different ages. The nearest slots, and those with the
+            most similar thumbnails, are therefore encoded again, in batches of AGAIN with the
+            query. If the memory holds the query, it comes first.
         trust_code: import every class that the checkpoint names.
 
     Raises:
@@ -131,6 +135,8 @@ def search(
     cosine_1k, slot_1k = nearest(query_1X.to(row_KX.dtype), row_KX, max(k, AGAIN))
     if by == "embeddings":
         parts = []
+        near = [*slot_1k[0].tolist(), *_look_alike(query_CHW, columns)]
+        slot_1k = torch.tensor([list(dict.fromkeys(near))])
         for slot_1b in torch.split(slot_1k, AGAIN, dim=1):
             new_NX = _encoded(encoder, query_CHW, columns, slot_1b[0].tolist())
             parts.append(new_NX[:1] @ new_NX[1:].T)
@@ -153,6 +159,18 @@ def search(
         )
     ]
     return SearchResult(checkpoint, query_CHW.numpy(), hits)
+
+
+def _look_alike(query_CHW: Tensor, columns: dict[str, Tensor]) -> list[int]:
+    """Return the AGAIN slots whose thumbnails are most similar to that of the query."""
+    thumbnail, held = Thumbnail(), np.arange(len(columns["ids"]))
+    rows = [
+        thumbnail(torch.zeros(len(slots), 1), torch.from_numpy(images_of(columns, slots)))
+        for slots in np.array_split(held, -(-len(held) // THUMBNAILS))
+    ]
+    query_1A = thumbnail(torch.zeros(1, 1), query_CHW[None])
+    slots: list[int] = nearest(query_1A, torch.cat(rows), AGAIN)[1][0].tolist()
+    return slots
 
 
 def _encoded(

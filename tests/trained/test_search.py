@@ -135,6 +135,18 @@ def test_many_results_are_encoded_in_batches(
     assert sorted(int(row[1]) for row in rows) == list(range(300))
 
 
+def test_a_held_picture_is_found_though_its_embedding_is_old(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The embeddings of `write_run` are random, so those of old weights tell nothing."""
+    run = tmp_path / "run"
+    write_run(run, held=400, method=AVERAGE, memory={"capacity": 400})
+    for slot in range(0, 400, 40):
+        image = picture_of(run, slot, tmp_path)
+        assert search.main([str(run), str(image), "--k", "1"]) == 0
+        assert printed(capsys.readouterr().out)[0][:2] == ["1.0000", str(slot)]
+
+
 def test_an_embedding_of_a_batch_is_made_beside_images_of_the_memory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
