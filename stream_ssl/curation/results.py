@@ -22,6 +22,7 @@ from stream_ssl.curation.curator import Curator, Kept, batches
 from stream_ssl.curation.report import write_report
 from stream_ssl.memory.index import write_flat
 from stream_ssl.pictures import png
+from stream_ssl.producers.sources.fields import utf8_name
 
 CURATED: Final = "curated.parquet"
 DROPPED: Final = "dropped.parquet"
@@ -39,25 +40,9 @@ SCHEMA: Final = pa.schema(
         ("source", pa.string()),
         ("position", pa.string()),
         ("meta", pa.string()),
-    ],
-    metadata={
-        "huggingface": json.dumps(
-            {
-                "info": {
-                    "features": {
-                        "id": {"dtype": "string", "_type": "Value"},
-                        "image": {"_type": "Image"},
-                        "label": {"dtype": "int64", "_type": "Value"},
-                        "source": {"dtype": "string", "_type": "Value"},
-                        "position": {"dtype": "string", "_type": "Value"},
-                        "meta": {"dtype": "string", "_type": "Value"},
-                    }
-                }
-            }
-        )
-    },
+    ]
 )
-"""Columns of curated.parquet. The metadata names the images for Hugging Face's `datasets`."""
+"""Columns of curated.parquet."""
 
 _SAMPLE: Final = [
     *(("id", pa.string()), ("source", pa.string()), ("label", pa.int64())),
@@ -94,16 +79,34 @@ def write_results(
         curator: the curator at the end of its pass.
         folder: the folder, which exists.
         done: called with the number of pictures written so far.
-        classes: the names of the classes, by label, for the report.
+        classes: the names of the classes, by label.
 
     Raises:
         OSError: a file cannot be written, or an original is gone.
     """
-    _write_pictures(curator, folder, done)
+    _write_pictures(curator, folder, done, described(classes, curator.kept))
     _write_dropped(curator, folder / DROPPED)
     _write_rows(map(asdict, curator.bad()), BAD_SCHEMA, folder / BAD)
     write_flat(curator.memory.embeddings.numpy(), folder / INDEX)
     write_report(curator, folder / REPORT, classes)
+
+
+def described(classes: Sequence[str], kept: Sequence[Kept]) -> pa.Schema:
+    """Return the columns of curated.parquet with the features of Hugging Face's `datasets`.
+
+    They name the images, and the classes by label. `datasets` takes neither two classes of one name
+    nor a label without a name.
+    """
+    features: dict[str, Any] = {
+        name: {"dtype": "int64" if name == "label" else "string", "_type": "Value"}
+        for name in SCHEMA.names
+    }
+    features["image"] = {"_type": "Image"}
+    names = [utf8_name(name) for name in classes]
+    most = max((one.label for one in kept if one.label is not None), default=-1)
+    if most < len(set(names)) == len(names) > 0:
+        features["label"] = {"names": names, "_type": "ClassLabel"}
+    return SCHEMA.with_metadata({"huggingface": json.dumps({"info": {"features": features}})})
 
 
 def encoded(curator: Curator, one: Kept) -> tuple[bytes, str]:
@@ -115,15 +118,17 @@ def encoded(curator: Curator, one: Kept) -> tuple[bytes, str]:
     return png(np.frombuffer(data, np.uint8).reshape(one.shape)), "png"
 
 
-def _write_pictures(curator: Curator, folder: Path, done: Callable[[int], None]) -> None:
+def _write_pictures(
+    curator: Curator, folder: Path, done: Callable[[int], None], schema: pa.Schema
+) -> None:
     kept, written = curator.kept, 0
-    with parquet.ParquetWriter(folder / CURATED, SCHEMA) as table:
+    with parquet.ParquetWriter(folder / CURATED, schema) as table:
         for start in range(0, len(kept), SHARD):
             path = folder / f"curated-{start // SHARD:06d}.tar"
             with tarfile.open(path, "w") as shard:
                 rows = _add(curator, shard, kept[start : start + SHARD], start)
                 for group in batches(rows, lambda row: len(row["image"]["bytes"])):
-                    table.write_table(pa.Table.from_pylist(group, SCHEMA))
+                    table.write_table(pa.Table.from_pylist(group, schema))
                     written += len(group)
                     done(written)
 

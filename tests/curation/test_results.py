@@ -20,6 +20,7 @@ from forked import Forked
 from PIL import Image
 from pyarrow import parquet
 from safetensors import SafetensorError
+from table import table
 
 from stream_ssl.app import cli
 from stream_ssl.app.commands import curate
@@ -27,7 +28,7 @@ from stream_ssl.curation import Curator, write_results
 from stream_ssl.curation.report import write_report
 from stream_ssl.process.only_writer import only_writer
 from stream_ssl.process.signals import Stop
-from stream_ssl.producers.sources import ImageFolder, WebDataset
+from stream_ssl.producers.sources import ImageFolder, ParquetFiles, WebDataset
 from stream_ssl.wire.sample import Sample
 
 
@@ -76,6 +77,21 @@ def test_files_hold_the_same_pictures(tmp_path: Path) -> None:
     page = (out / "report.html").read_text()
     assert f"{len(kept):,} of 900 pictures kept" in page
     assert page.count("data:image/jpeg;base64,") == 2
+
+
+@table(
+    ("classes", "named"),
+    [(["cats", "d\udcffogs"], True), ([], False), (["cats"], False), (["cats", "cats"], False)],
+)
+def test_the_names_of_classes_are_kept(
+    folder: Path, tmp_path: Path, classes: list[str], named: bool
+) -> None:
+    curator = Curator(tmp_path / "state", keep=20)
+    list(curator.run(ImageFolder(folder)))
+    write_results(curator, tmp_path, classes=classes)
+    found = ParquetFiles(str(tmp_path / "curated.parquet"))
+    assert found.classes == (["cats", "d\\xffogs"] if named else None)
+    assert [sample.label for sample, _ in found.samples()] == [one.label for one in curator.kept]
 
 
 def test_the_facts_of_a_source_are_kept_also_after_a_stop(tmp_path: Path) -> None:
