@@ -49,6 +49,7 @@ from stream_ssl.trained.encoder import (
     load_encoder,
     stored_settings,
 )
+from stream_ssl.wire.sample import MAX_TIME
 
 ONNX = "encoder.onnx"
 MEMORY = "memory.json"
@@ -411,7 +412,8 @@ def _add(tar: tarfile.TarFile, key: str, member: tuple[str, bytes], row: dict[st
     members = dict([member]) | {"json": json.dumps(row).encode()}
     if row["label"] >= 0:
         members["cls"] = str(row["label"]).encode()
+    time = (row["origin"] or {}).get("time", 0.0)
     for suffix, data in members.items():
         info = tarfile.TarInfo(f"{key}.{suffix}")
-        info.size = len(data)
+        info.size, info.mtime = len(data), int(min(max(0.0, time), MAX_TIME))
         tar.addfile(info, io.BytesIO(data))

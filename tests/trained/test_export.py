@@ -275,6 +275,10 @@ def test_the_memory_is_written_as_the_checkpoint_holds_it(
         known = {"producer": "robot", "source": "left", "id": f"frame-{n}", "time": n / 4}
         assert row["origin"] == (known if n % 2 else None)
     assert {row["origin"] is None for row in rows} == {True, False}
+    with tarfile.open(folder / "memory-000001.tar") as tar:
+        times = {int(info.name[:9]): info.mtime for info in tar}
+    assert times == {k: int((rows[k]["origin"] or {}).get("time", 0)) for k in range(7, 14)}
+    assert any(times.values())
     assert np.array_equal(image_KHW, state["columns.images"][:, 0].numpy())
     assert np.array_equal(np.load(folder / "embeddings.npy"), state["columns.embeddings"].numpy())
     descriptor_KA = np.load(folder / "descriptors.npy")
