@@ -67,6 +67,7 @@ ALLOCATED = re.compile(r"allocate ([\d.]+ ?(?:bytes|[KMGTPE]iB))")
 NO_SPACE = "failed to map segment"
 """The loader's text about a library that does not fit into the address space (ulimit -v)."""
 
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 NO_TMPDIR = "No usable temporary directory"
 """Python's text if /tmp is full or read-only, as in a container without a volume there."""
 
@@ -220,7 +221,7 @@ def check_writable(folder: Path, what: str, remedy: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             folder.lstat()  # the name may be too long
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):  # a full disk is not a wrong folder
+        if error.errno in DISK_FULL:  # a full disk is not a wrong folder
             return
         raise ValueError(
             f"{what} {folder} cannot be written, because {above} accepts no file "
@@ -281,6 +282,9 @@ def reported(work: Callable[[], int | None]) -> int:
         raise
     except (OSError, Failure) as error:
         remedy = ": set TMPDIR to a folder that this user may write" * (NO_TMPDIR in str(error))
+        if isinstance(error, OSError) and error.filename is None and error.errno in DISK_FULL:
+            # Not a file of the command, which `writing` names.
+            remedy = ": free space where the output or a temporary file is, then repeat the command"
         log.error("%s%s", error, remedy, exc_info=log.isEnabledFor(logging.DEBUG))
         return FAILED
     except ImportError:  # the console script names the remedy

@@ -274,6 +274,17 @@ def test_output_to_a_full_disk_ends_in_one_line() -> None:
     assert done.stderr.startswith(told)
 
 
+def test_a_full_output_of_a_long_table_names_the_remedy(caplog: pytest.LogCaptureFixture) -> None:
+    """A short output fails at the end of the command, and a long one within it."""
+
+    def work() -> None:
+        with Path("/dev/full").open("w") as full:
+            print("row\n" * 10_000, file=full)
+
+    assert reported(work) == 1
+    assert "No space left on device: free space where the output or" in caplog.text
+
+
 def test_a_command_without_an_output_ends_without_a_traceback() -> None:
     """As `stream-ssl init >&-` does."""
     command = f"{shlex.quote(sys.executable)} -m stream_ssl init laptop >&-"
