@@ -33,7 +33,9 @@ def main(arguments: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    command = ["--standalone", f"--nproc-per-node={ranks}", "--max-restarts=0", "-m", "--"]
+    # The ranks meet on this host, whose own name need not have an address, as in containers.
+    where = ["--standalone", "--local-addr=localhost"]
+    command = [*where, f"--nproc-per-node={ranks}", "--max-restarts=0", "-m", "--"]
     try:
         run.main([*command, "stream_ssl", "learner", *rest])
     except ChildFailedError as error:

@@ -87,7 +87,8 @@ def meet(settings: Namespace, stack: ExitStack) -> Ranks:
         raise Failure(
             f"rank {rank} cannot connect to the other ranks at {where} "
             f"({first_line(error)}): check that torchrun's --rdzv-endpoint is reachable "
-            "from here, and that GLOO_SOCKET_IFNAME (or NCCL_SOCKET_IFNAME) names an "
+            "from here, that the hosts know this name (otherwise give torchrun --local-addr "
+            "ADDRESS), and that GLOO_SOCKET_IFNAME (or NCCL_SOCKET_IFNAME) names an "
             "interface that the other hosts reach"
         ) from error
     stack.callback(dist.destroy_process_group)

@@ -364,6 +364,18 @@ def test_ranks_import_nothing_from_the_working_folder(
     assert seen == ["1"]
 
 
+def test_ranks_of_one_host_meet_without_a_name_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a container the host's own name often has no address, and ranks waited for it."""
+    from torch.distributed import run
+
+    given: list[list[str]] = []
+    monkeypatch.setattr(run, "main", given.append)
+    monkeypatch.setattr(launch_ranks, "share_cores", lambda: None)
+    monkeypatch.setenv("PYTHONSAFEPATH", "")
+    assert launch_ranks.main(["2"]) == DONE
+    assert run.config_from_args(run.parse_args(given[0]))[0].local_addr == "localhost"
+
+
 CRASHES = "import os, signal; os.kill(os.getpid(), getattr(signal, '{}'))"
 
 
