@@ -185,8 +185,16 @@ def check_private(what: str, path: Path, content: str = "this secret") -> None:
     if mode & 0o007:
         raise ValueError(
             f"{what} {path}: everybody may read {content} (mode {mode & 0o777:04o}); "
-            f"run: chmod 600 {path}"
+            f"{private_remedy(path)}"
         )
+
+
+def private_remedy(path: Path) -> str:
+    """Return how to make a file private."""
+    return (
+        f"run: chmod 600 {path}. If the mode stays as it is, the disk keeps no modes, such as "
+        "/mnt/c of WSL, a FAT disk or a share: move the folder to another disk"
+    )
 
 
 def _check_regular(path: Path, mode: int) -> None:

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from stream_ssl.bounded_files import named, read_bytes
+from stream_ssl.bounded_files import named, private_remedy, read_bytes
 from stream_ssl.wire.address import is_loopback_host
 
 COOKIE = "stream-ssl-session"
@@ -97,7 +97,7 @@ class Token:
         if mode & 0o007:  # only now, because the remedy would harm a file of the system
             raise ValueError(
                 f"http.token_file {path}: other users may read the file (mode "
-                f"{mode & 511:04o}); run: chmod 600 {path}"
+                f"{mode & 511:04o}); {private_remedy(path)}"
             )
         return token
 

@@ -89,7 +89,7 @@ def test_errors_name_the_command_that_helps(tmp_path: Path) -> None:
 def test_a_secret_that_everybody_may_read_is_refused(tmp_path: Path) -> None:
     _, secret = PAIR.save(tmp_path)
     secret.chmod(0o644)
-    with pytest.raises(ValueError, match=r"mode 0644.*chmod 600"):
+    with pytest.raises(ValueError, match=r"mode 0644.*chmod 600.*keeps no modes"):
         Keys.load(secret)
 
 
