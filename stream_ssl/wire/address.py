@@ -5,8 +5,12 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
+
+HOST = re.compile(r"[A-Za-z0-9\[:][A-Za-z0-9.:%;\[\]_*-]*")
+"""The hosts that ZeroMQ takes. An address of its own machine may stand before, with a ";"."""
 
 
 def is_loopback(address: str) -> bool:
@@ -38,11 +42,17 @@ def check_address(address: str) -> str:
     """Return an address to connect to if it is valid.
 
     Raises:
-        ValueError: the address is neither tcp://HOST:PORT nor ipc://PATH.
+        ValueError: the address is neither tcp://HOST:PORT nor ipc://PATH, or ZeroMQ does not take
+            its host.
     """
     transport, _, rest = str(address).partition("://")
     host, _, port = rest.rpartition(":")
-    if transport == "tcp" and host not in ("", "*") and port.isdecimal():
+    if transport == "tcp" and host not in ("", "*") and port.isascii() and port.isdecimal():
+        if not HOST.fullmatch(host):
+            raise ValueError(
+                f"address {address!r}: the host may consist of the letters A to Z, digits and "
+                ".-_:%[] only; write a name with other letters in its form xn--..., and no user"
+            )
         if 1 <= int(port) <= 65_535:
             return address
     elif transport == "ipc" and rest:

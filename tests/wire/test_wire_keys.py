@@ -144,3 +144,8 @@ def test_addresses_to_connect_to() -> None:
     ):
         with pytest.raises(ValueError, match="tcp://HOST:PORT"):
             check_address(address)
+    for host in ("user@host", "bücher.example", "_host", "a/b"):  # ZeroMQ takes none of them
+        with pytest.raises(ValueError, match=f"'tcp://{host}:1': the host may consist of"):
+            check_address(f"tcp://{host}:1")
+    for own in ("eth0:0;10.0.0.1", "a_b.local"):
+        assert check_address(f"tcp://{own}:1")
