@@ -7,6 +7,8 @@ import platform
 from importlib import metadata
 from pathlib import Path
 
+from stream_ssl.process.threads import cores
+
 PACKAGES = ("torch", "numpy", "pyzmq", "faiss-cpu", "faiss-gpu", "lmdb", "pillow")
 
 
@@ -29,13 +31,6 @@ def processor() -> str:
         return platform.processor() or platform.machine()
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.machine())
-
-
-def cores() -> int:
-    """Return the number of cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def versions() -> dict[str, str]:

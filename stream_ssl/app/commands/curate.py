@@ -25,7 +25,7 @@ from stream_ssl.process.failures import (
 )
 from stream_ssl.process.only_writer import only_writer
 from stream_ssl.process.signals import stop_source_on_signals
-from stream_ssl.process.threads import share_cores
+from stream_ssl.process.threads import cores, share_cores
 from stream_ssl.producers.sources import SOURCES, NpyVectors, Source
 from stream_ssl.producers.sources.base import SourceError
 from stream_ssl.producers.sources.outside import (
@@ -151,7 +151,7 @@ def curate(settings: Namespace, cls: Callable[..., Source]) -> bool:
         with configuring(f"lower --keep, because {settings.keep:,} pictures do not fit"):
             _check_out(out)  # another process may have finished by now
             options = {name: settings[name] for name in ("keep", "features", "size", "seed", "fit")}
-            curator = Curator(out / STATE, **options)
+            curator = Curator(out / STATE, threads=cores(), **options)
         if settings.finish and not curator.progress.read:
             raise Failure(
                 f"--finish: no pass has read a sample for {out}; run the command without it first"

@@ -6,7 +6,6 @@ import argparse
 import hashlib
 import json
 import logging
-import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +31,7 @@ from stream_ssl.process.failures import (
 )
 from stream_ssl.process.only_writer import only_writer
 from stream_ssl.process.signals import stop_source_on_signals
-from stream_ssl.process.threads import share_cores
+from stream_ssl.process.threads import cores, share_cores
 from stream_ssl.producers.sources import Source
 
 if TYPE_CHECKING:
@@ -257,11 +256,11 @@ class Rows:
         from stream_ssl.feed.decode import BadSample
         from stream_ssl.trained.feature_file import Read
 
-        cores = os.cpu_count() or 1
+        threads = cores()
         samples = self._source.samples(self.read.position)
-        with ThreadPoolExecutor(cores) as pool:
+        with ThreadPoolExecutor(threads) as pool:
             # The first sample comes alone: it shows whether the source has images or vectors.
-            while some := list(islice(samples, 2 * cores if self.read.samples else 1)):
+            while some := list(islice(samples, 2 * threads if self.read.samples else 1)):
                 first = not self.read.samples
                 decode = partial(
                     decoded, decoder=self._decoder, source=self._source.name, first=first
