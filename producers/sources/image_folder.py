@@ -44,8 +44,7 @@ class ImageFolder(Finite):
         name: the source's name; null: the name of the folder.
 
     Raises:
-        FileNotFoundError: the folder does not exist.
-        ValueError: the folder contains no images.
+        FileNotFoundError: the folder does not exist or contains no images.
     """
 
     def __init__(self, root: Path, name: str | None = None, **passes: Any) -> None:
@@ -64,7 +63,10 @@ class ImageFolder(Finite):
             key=lambda file: (file[1] is None, file[1], file[0]),
         )
         if not self._files:
-            raise ValueError(f"{root}: no {', '.join(SUFFIXES)} in it or below")
+            raise FileNotFoundError(
+                f"{root}: no {', '.join(SUFFIXES)} in it or below; mount its disk, or give another "
+                "folder as the root of the source"
+            )
         content = digest(os.fsencode(file) + b"\0" for file, _ in self._files)
         super().__init__(skipped, len(self._files), content, **passes)
 
