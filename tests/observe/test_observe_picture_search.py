@@ -18,7 +18,8 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from stream_ssl.feed.decode import Decoder
+from stream_ssl.feed.decode import Decoder, content_hashes
+from stream_ssl.memory import WorkingMemory
 from stream_ssl.memory.descriptors import Thumbnail
 from stream_ssl.observe.page.api import BYTES, MOST_PICTURE, Sources
 from stream_ssl.observe.page.picture_search import PictureSearch
@@ -90,6 +91,20 @@ def test_the_nearest_slots_are_those_of_a_loop(world: tuple[str, Feed, Any]) -> 
                 [cosines[slot] for slot in best], abs=1e-3
             )
         assert told["seen"].startswith("data:image/")
+
+
+def test_the_picture_itself_comes_first_though_its_row_is_old() -> None:
+    memory = WorkingMemory(16, 8, image_shape=(3, SIDE, SIDE), seed=0)
+    image_BCHW = torch.randint(0, 256, (12, 3, SIDE, SIDE), dtype=torch.uint8)
+    hashes = torch.from_numpy(content_hashes(image_BCHW.permute(0, 2, 3, 1).contiguous().numpy()))
+    hashes[3] = hashes[7]  # a copy
+    image_BCHW[3] = image_BCHW[7]
+    old_BD = -encode(image_BCHW)[0]  # an encoder that has changed much since
+    memory.add(torch.arange(12), old_BD, image_BCHW, hashes=hashes)
+    near = PictureSearch(memory, decode, encode).nearest(image_BCHW[7], 4)["embedding"]
+    assert near[:2] == [(3, 1.0), (7, 1.0)]
+    assert len({slot for slot, _ in near}) == len(near) == 4
+    assert PictureSearch(memory, decode, encode).nearest(image_BCHW[7], 1)["embedding"] == near[:1]
 
 
 def test_a_search_leaves_everything_as_it_was(world: tuple[str, Feed, Any]) -> None:

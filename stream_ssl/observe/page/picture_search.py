@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from stream_ssl.feed.decode import content_hashes
 from stream_ssl.memory import WorkingMemory
 from stream_ssl.memory.compute import to_host
 from stream_ssl.memory.descriptors import descriptors_of
@@ -45,7 +46,8 @@ class PictureSearch:
     def nearest(self, image_CHW: Tensor, count: int) -> dict[str, list[tuple[int, float]]]:
         """Return the nearest (slot, cosine) of a picture, by space, on the learner's thread.
 
-        An empty memory has no slots.
+        Slots that hold the picture itself come first, with a cosine of 1, however old their rows
+        are. An empty memory has no slots.
         """
         memory = self._memory
         if not len(memory):
@@ -59,9 +61,18 @@ class PictureSearch:
         width = memory.descriptors.shape[1]
         row_1A = descriptors_of(memory.descriptor, z_1D, image_1CHW, width, feature_1F)
         rows = {"embeddings": z_1D, "descriptors": row_1A}
+        same = self._holding(image_CHW)[:count]
         found = {}
         for space, by in spaces(memory).items():
             cosine_1n, slot_1n = memory.nearest(rows[by].float(), count, by)
             pairs = zip(to_host(slot_1n[0]).tolist(), to_host(cosine_1n[0]).tolist(), strict=True)
-            found[space] = list(pairs)
+            others = [(slot, cosine) for slot, cosine in pairs if slot not in same]
+            found[space] = [*((slot, 1.0) for slot in same), *others][:count]
         return found
+
+    def _holding(self, image_CHW: Tensor) -> list[int]:
+        """Return the slots whose image has the pixels of this one."""
+        image_1HWC = image_CHW[None].permute(0, 2, 3, 1).contiguous().numpy()
+        same_k = self._memory.hashes == int(content_hashes(image_1HWC)[0])
+        slots: list[int] = to_host(same_k.nonzero()[:, 0]).tolist()
+        return slots
