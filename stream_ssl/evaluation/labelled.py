@@ -120,8 +120,7 @@ class Reader:
         self._source, self._decoder, self._division = source, decoder, division
         self._batch = batch
         self.length = length(source)
-        names = getattr(source, "classes", None)
-        self.class_names: list[str] | None = names if isinstance(names, list) else None
+        self.class_names = class_names(source)
         self.seen = self.scaled = 0
         self.refused: Counter[str] = Counter()
         self.hashes: dict[Part, list[NDArray[np.int64]]] = {"reference": [], "query": []}
@@ -225,6 +224,17 @@ def shared_queries(readers: Collection[Reader]) -> tuple[int, int]:
     hash_N = np.concatenate([none, *(h for reader in readers for h in reader.hashes["reference"])])
     hash_Q = np.concatenate([none, *(h for reader in readers for h in reader.hashes["query"])])
     return int(np.isin(hash_Q, hash_N).sum()), len(hash_Q)
+
+
+def class_names(source: object) -> list[str] | None:
+    """Return the names of a source's classes, by label; None if it has none, or only their number.
+
+    >>> from stream_ssl.producers.sources import Synthetic
+    >>> class_names(Synthetic(classes=10)) is None
+    True
+    """
+    names = getattr(source, "classes", None)
+    return names if isinstance(names, list) else None
 
 
 def length(source: Labelled) -> int | None:

@@ -183,6 +183,16 @@ def test_the_command_keeps_each_photo_once(folder: Path, tmp_path: Path) -> None
     assert "the source left" not in report
 
 
+def test_a_source_that_tells_only_the_number_of_its_classes_is_curated(tmp_path: Path) -> None:
+    options = ["--source.count", "60", "--keep", "10", "--out", str(tmp_path / "out")]
+    assert curate.main(["synthetic", *options]) == 0
+    labels = parquet.read_table(tmp_path / "out/curated.parquet").column("label").to_pylist()
+    assert len(labels) == 10
+    assert all(
+        f"<td>{label}</td>" in (tmp_path / "out/report.html").read_text() for label in labels
+    )
+
+
 def test_the_report_counts_what_the_source_left_out_once(tmp_path: Path) -> None:
     root, out = tmp_path / "in", tmp_path / "out"
     root.mkdir()

@@ -186,6 +186,7 @@ def _work(curator: Curator, source: Source, out: Path, finish: bool = False) -> 
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 
     from stream_ssl.curation import write_results
+    from stream_ssl.evaluation.labelled import class_names
     from stream_ssl.process.progress import ShownProgress
 
     if curator.progress.read and not finish:
@@ -213,7 +214,7 @@ def _work(curator: Curator, source: Source, out: Path, finish: bool = False) -> 
             wrote(0)
             shutil.rmtree(scratch, ignore_errors=True)
             scratch.mkdir()
-            write_results(curator, scratch, wrote, getattr(source, "classes", None) or ())
+            write_results(curator, scratch, wrote, class_names(source) or ())
         except SourceError as error:
             raise Failure(str(error)) from error
         except Stopped:
