@@ -234,7 +234,9 @@ def class_names(source: object) -> list[str] | None:
     True
     """
     names = getattr(source, "classes", None)
-    return names if isinstance(names, list) else None
+    if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names):
+        return list(names)
+    return None
 
 
 def length(source: Labelled) -> int | None:
