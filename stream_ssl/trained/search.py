@@ -40,8 +40,6 @@ At least this number of the nearest slots is encoded again, and as many of those
 most like the picture.
 """
 
-THUMBNAILS: Final = 1024  # images that are shrunk at a time
-
 TILE: Final = 96  # pixels, the side of a picture on the sheet
 COLUMNS: Final = 8
 CAPTION: Final = 14  # pixels
@@ -166,7 +164,7 @@ def _look_alike(query_CHW: Tensor, columns: dict[str, Tensor]) -> list[int]:
     thumbnail, held = Thumbnail(), np.arange(len(columns["ids"]))
     rows = [
         thumbnail(torch.zeros(len(slots), 1), torch.from_numpy(images_of(columns, slots)))
-        for slots in np.array_split(held, -(-len(held) // THUMBNAILS))
+        for slots in np.array_split(held, -(-len(held) // AGAIN))
     ]
     query_1A = thumbnail(torch.zeros(1, 1), query_CHW[None])
     slots: list[int] = nearest(query_1A, torch.cat(rows), AGAIN)[1][0].tolist()
