@@ -5,6 +5,7 @@ Shapes: T tasks.
 
 from __future__ import annotations
 
+import html
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -269,7 +270,7 @@ def _classes(measures: Measures, names: Sequence[str]) -> Iterator[str]:
     results = [*measures.knn.values(), *measures.linear.values()]
     for label, name in zip(measures.classes, names, strict=True):
         cells = (result.per_class.get(label) for result in results)
-        cell = name.replace("|", "\\|")
+        cell = html.escape(name, quote=False).replace("|", "\\|")  # Markdown may hold HTML
         yield f"| {cell} |" + "".join(
             " |" if share is None else f" {100 * share:.1f} % |" for share in cells
         )

@@ -243,6 +243,7 @@ def test_a_folder_of_images_is_divided_and_damaged_files_are_left_out(
     write_images(tmp_path / "images", 3, 20)
     (tmp_path / "images/class-1/3.png").write_bytes(b"\x89PNG\r\n\x1a\nnothing")
     (tmp_path / "images/class-2").rename(tmp_path / "images/$\\frac$|\udcff")
+    (tmp_path / "images/class-0").rename(tmp_path / "images/<i>")
     out = tmp_path / "out"
     arguments = [str(run), "--data", f"images:{tmp_path / 'images'}", "--query_share", "0.5"]
     more = ["--k", "5", "--probes", "convex", "--of", "embeddings", "--untrained", "false"]
@@ -251,7 +252,9 @@ def test_a_folder_of_images_is_divided_and_damaged_files_are_left_out(
     assert 27 <= content["queries"] <= 30
     assert 29 <= content["references"] <= 30
     assert any("1 of 60 samples were left out (damaged)" in n for n in content["notes"])
-    assert "\n| $\\frac$\\|? |" in (out / "report.md").read_text()
+    page = (out / "report.md").read_text()
+    assert "\n| $\\frac$\\|? |" in page
+    assert "\n| &lt;i&gt; |" in page
 
 
 def test_references_may_be_another_set(run: Path, tmp_path: Path) -> None:
