@@ -35,13 +35,13 @@ class Web:
         self.answers: dict[str, Answer] = {}
         self.asked: list[str] = []  # HOST/PATH
         self.agents: set[str] = set()
-        self.open: set[asyncio.BaseTransport] = set()
+        self.open: dict[asyncio.Task[None], asyncio.BaseTransport] = {}  # keeps the tasks, too
         self.port = 0
 
     def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.open.add(writer.transport)
         task = asyncio.get_running_loop().create_task(self.serve(reader, writer))
-        task.add_done_callback(lambda _: self.open.discard(writer.transport))
+        self.open[task] = writer.transport
+        task.add_done_callback(self.open.pop)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with (
@@ -82,7 +82,7 @@ def web() -> Iterator[Web]:
         left = asyncio.all_tasks() - {asyncio.current_task()}
         for task in left:
             task.cancel()
-        for transport in served.open:  # of tasks that were cancelled before they began
+        for transport in served.open.values():  # of tasks that were cancelled before they began
             transport.close()
         await asyncio.gather(*left, return_exceptions=True)
         await asyncio.sleep(0.01)  # for transports to close
