@@ -76,7 +76,7 @@ def web() -> Iterator[Web]:
         served.port = server.sockets[0].getsockname()[1]
         started.set_result(None)
         with suppress(asyncio.CancelledError):
-            await server.serve_forever()
+            await asyncio.Event().wait()  # serve_forever would wait for connections at its end
         server.close()
         await asyncio.sleep(0.01)  # for connections that were accepted just now to get their tasks
         left = asyncio.all_tasks() - {asyncio.current_task()}
