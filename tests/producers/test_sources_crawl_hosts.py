@@ -266,7 +266,8 @@ def test_a_failure_just_before_the_first_answer_counts_as_the_outage(monkeypatch
             pass
 
     async def main():
-        watch = outage.Outage(Backend(), lambda: None)
+        returned = []
+        watch = outage.Outage(Backend(), lambda: returned.append(time.monotonic()))
         watch._pause = 0.0
 
         def failure():
@@ -276,6 +277,7 @@ def test_a_failure_just_before_the_first_answer_counts_as_the_outage(monkeypatch
         last = failure()
         watch.answered(httpx.URL("http://b.test/"), time.monotonic())
         assert await watch.waited(last, "crawl")
+        assert len(returned) == 2, "what failed twice is forgotten twice"
         assert not await watch.waited(failure(), "crawl")
 
     asyncio.run(main())

@@ -29,7 +29,8 @@ class Outage:
 
     Args:
         backend: makes the connections that probe the network.
-        on_return: is called when the network is up again.
+        on_return: is called when the network is up again, and before a failed request is repeated.
+            It forgets failures that were kept.
     """
 
     def __init__(self, backend: GuardedBackend, on_return: Callable[[], None]) -> None:
@@ -66,6 +67,7 @@ class Outage:
         await asyncio.sleep(ANSWER_SECONDS)
         async with self._probing:
             if skip.at <= self._back_at:
+                self._on_return()  # this failure may be kept since the network is up again
                 return True
             # A connection may outlive the name server.
             up = self._probed_at if skip.offline else max(self._probed_at, self._answered_at)
