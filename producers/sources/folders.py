@@ -52,7 +52,7 @@ def walk(
             with os.scandir(folder) as found:
                 entries = list(found)
             if disks is not None:
-                disks[folder] = stat.st_dev
+                disks[str(Path(folder))] = stat.st_dev  # without "." at the beginning
         except OSError as error:
             if error.errno in OUT_OF_FILES:
                 raise

@@ -67,3 +67,15 @@ def test_a_source_leaves_out_files_that_are_deleted(tmp_path):
     paths[1].unlink()
     assert len(list(stream)) == 2
     assert source.skipped.by_reason == {"unreadable": 1}
+
+
+def test_the_working_folder_can_be_the_root(tmp_path, monkeypatch):
+    (tmp_path / "below").mkdir()
+    paths = write_images(tmp_path / "below", 3)
+    monkeypatch.chdir(tmp_path)
+    source = ImageFolder(".", shuffle=False, name="here")
+    stream = source.samples()
+    next(stream)
+    paths[1].unlink()
+    assert len(list(stream)) == 1
+    assert source.skipped.by_reason == {"unreadable": 1}
