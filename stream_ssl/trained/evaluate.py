@@ -267,7 +267,7 @@ def _notes(readers: Sequence[Reader], encoded: Encoded) -> list[str]:
     shared, queries = shared_queries(readers)
     if shared:
         notes.append(
-            f"{shared:,} of {queries:,} queries have the same pixels as a reference, so the "
+            f"Queries with the same pixels as a reference: {shared:,} of {queries:,}. So the "
             "accuracies are too high: give two sets without common pictures."
         )
     classes = len(torch.unique(encoded.label_Q))

@@ -278,7 +278,7 @@ def test_queries_that_are_references_are_noted(
     one, two = (f"images:{tmp_path / name}" for name in ("one", "two"))
     more = ["--references", two, "--k", "5", "--probes", "convex"]
     assert evaluate.main([str(run), "--data", one, *more, "--out", str(tmp_path / "out")]) == 0
-    note = "4 of 24 queries have the same pixels as a reference, so the accuracies are too high"
+    note = "Queries with the same pixels as a reference: 4 of 24. So the accuracies are too high"
     assert note in caplog.text
     assert f"> {note}: give two sets without" in (tmp_path / "out/report.md").read_text()
 
