@@ -99,8 +99,8 @@ def is_away(folder: Path, disk: int) -> bool:
 def away(name: str, folder: Path) -> str:
     """Return the sentence about a source whose disk is away."""
     return (
-        f"source {name!r}: the disk of {folder} is away, and the remaining files there are not "
-        "left out: mount it, and start the source again"
+        f"source {name!r}: the disk of {folder} is away: mount it, and start the source again, "
+        "which then sends the remaining files"
     )
 
 

@@ -54,7 +54,7 @@ _CRASHES = {  # signals by which a damaged segment ends a process; SIGPROF: afte
     signal.SIGILL,
     signal.SIGPROF,
 }
-_ASIDE = "damaged-"  # a damaged segment's name begins so, or its journal's name precedes this
+_ASIDE = "damaged-"  # in the names of damaged segments
 _MOST_ASIDE = 16  # originals of damaged segments that are kept, because a failing disk makes many
 _AT_ONCE = 256  # segments that one process checks, because systems limit the length of a command
 
