@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import io
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -23,9 +23,10 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ft2font import FT2Font
-from PIL import Image, ImageDraw, ImageFont, ImageOps
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from benchmarks.duplicates import KINDS, tensor
 from stream_ssl.memory import WorkingMemory
 from stream_ssl.memory.near_duplicates import NearDuplicates
 
@@ -114,7 +115,7 @@ def spectrograms(generator: np.random.Generator) -> Iterator[Image.Image]:
         yield Image.fromarray((255 * colours).astype(np.uint8))
 
 
-KINDS: dict[str, tuple[Callable[[np.random.Generator], Iterator[Image.Image]], int]] = {
+DRAWN: dict[str, tuple[Callable[[np.random.Generator], Iterator[Image.Image]], int]] = {
     "pages of code": (pages, 500),
     "characters": (characters, 2000),
     "plots": (plots, 500),
@@ -123,23 +124,7 @@ KINDS: dict[str, tuple[Callable[[np.random.Generator], Iterator[Image.Image]], i
 }
 
 
-def as_jpeg(image: Image.Image) -> Image.Image:
-    image.save(data := io.BytesIO(), "JPEG", quality=50)
-    return Image.open(data)
-
-
-COPIES: dict[str, Callable[[Image.Image], Image.Image]] = {
-    "JPEG of quality 50": as_jpeg,
-    "resized by 0.75": lambda image: image.resize((SIDE * 3 // 4,) * 2).resize((SIDE, SIDE)),
-    "mirrored": ImageOps.mirror,
-    "20 % darker": lambda image: image.point(lambda level: round(0.8 * level)),
-}
-
-
-def tensor(images: Sequence[Image.Image]) -> Tensor:
-    """Return the images, uint8 [N, C, H, W]."""
-    picture_NHWC = torch.from_numpy(np.stack([np.asarray(image) for image in images]))
-    return picture_NHWC.permute(0, 3, 1, 2).contiguous()
+COPIES = ("JPEG, quality 50", "resized by 0.75 and back", "mirrored", "20 % darker")
 
 
 def admit(door: NearDuplicates, memory: WorkingMemory, picture_NCHW: Tensor) -> list[Pair]:
@@ -167,22 +152,23 @@ def main() -> None:
     )
     parser.add_argument("--pairs", type=Path, help="the picture to write")
     chosen = parser.parse_args()
-    shown = Image.new("RGB", (SHOWN * 210, len(KINDS) * 110), "grey")
-    for row, (kind, (draw, count)) in enumerate(KINDS.items()):
+    shown = Image.new("RGB", (SHOWN * 210, len(DRAWN) * 110), "grey")
+    for row, (kind, (draw, count)) in enumerate(DRAWN.items()):
         every = islice(draw(np.random.default_rng(0)), count)
-        images = [image.resize((SIDE, SIDE)) for image in every]
+        pictures = np.stack([np.asarray(image.resize((SIDE, SIDE))) for image in every])
         memory = WorkingMemory(count, 2, image_shape=(3, SIDE, SIDE))
         door = NearDuplicates(memory)
-        pairs = admit(door, memory, tensor(images))
-        print(f"{kind}: {len(pairs) / len(images):.1%} of {len(images)} dropped")
-        for name, change in COPIES.items():
-            copies = tensor([change(image) for image in images[:100]])
-            ids_B = torch.arange(-100, 0)
-            test = door.find(copies, copies[:0], "refuse", ids_B)
+        pairs = admit(door, memory, tensor(pictures))
+        print(f"{kind}: {len(pairs) / len(pictures):.1%} of {len(pictures)} dropped")
+        for name in COPIES:
+            copies = tensor(np.stack([KINDS[name](picture) for picture in pictures[:100]]))
+            test = door.find(copies, copies[:0], "refuse", torch.arange(-100, 0))
             print(f"  {name}: {100 - test.admitted_B.sum()} of 100 copies found")
         for column, pair in enumerate(pairs[:: max(1, len(pairs) // SHOWN)][:SHOWN]):
             for side, number in enumerate(pair):
-                shown.paste(images[number], (column * 210 + side * 98, row * 110 + 7))
+                shown.paste(
+                    Image.fromarray(pictures[number]), (column * 210 + side * 98, row * 110 + 7)
+                )
     if chosen.pairs is not None:
         shown.save(chosen.pairs)
 

@@ -119,9 +119,9 @@ def jpeg(picture: Pictures) -> Pictures:
 
 def resized(factor: float) -> Callable[[Pictures], Pictures]:
     def change(picture: Pictures) -> Pictures:
-        side = round(32 * factor)
+        whole, side = len(picture), round(len(picture) * factor)
         image = Image.fromarray(picture).resize((side, side), Image.Resampling.BILINEAR)
-        return np.asarray(image.resize((32, 32), Image.Resampling.BILINEAR))
+        return np.asarray(image.resize((whole, whole), Image.Resampling.BILINEAR))
 
     return change
 
