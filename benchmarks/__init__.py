@@ -1,4 +1,4 @@
-"""Benchmarks of speed and memory. Each module has `run() -> rows` and can also run alone."""
+"""Benchmarks of speed and memory. Most modules have `run() -> rows`, which __main__ calls."""
 
 from stream_ssl.process.threads import share_cores
 

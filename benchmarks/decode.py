@@ -250,12 +250,4 @@ def peak(way: str) -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:]:
-        print(peak(sys.argv[1]))
-    else:
-        from rich.console import Console
-
-        from benchmarks.report import Result, table
-
-        begun = time.monotonic()
-        Console(width=160).print(table(Result("decode", run(), time.monotonic() - begun)))
+    print(peak(sys.argv[1]))

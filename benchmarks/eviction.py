@@ -1,11 +1,7 @@
-"""Speed of the memory's eviction for every score, exact and approximate, compared with the papers.
-
-python -m benchmarks.eviction [--quick]
-"""
+"""Speed of the memory's eviction for every score, exact and approximate, beside the papers'."""
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -302,11 +298,10 @@ def peak() -> float:
     raise OSError("/proc/self/status states no VmHWM: Linux is needed to measure memory")
 
 
-def rows(quick: bool) -> Iterator[EvictionRow]:
+def run() -> Iterator[EvictionRow]:
     """Yield the lines one by one. The largest memories come last."""
-    if not quick:  # must come first, while the process is still small
-        yield extra_memory(Linear())
-        yield extra_memory(SHARP)
+    yield extra_memory(Linear())  # first, while the process is still small
+    yield extra_memory(SHARP)
     yield from against_printed(Linear(), 2048, times=4000)
     yield from against_printed(SHARP, 2048, times=1000, batches=12)
     for score in (Linear(), SHARP):
@@ -318,10 +313,7 @@ def rows(quick: bool) -> Iterator[EvictionRow]:
     for sharp in (SHARP, Quadratic(), Gaussian()):
         for kind in ("clustered", "uniform"):
             yield exact(sharp, 2048, kind, 10_000, batches=100)
-            if not quick:
-                yield exact(sharp, 16_384, kind, 3_000, batches=128)
-    if quick:
-        return
+            yield exact(sharp, 16_384, kind, 3_000, batches=128)
     yield exact(Linear(), 262_144, "clustered", 15_000, batches=2048)
     yield exact(Linear(), MILLION, "clustered", 4_000, batches=2000)
     yield exact(SHARP, 65_536, "clustered", 800, batches=128)
@@ -333,28 +325,3 @@ def rows(quick: bool) -> Iterator[EvictionRow]:
     for score in (Linear(), SHARP):
         for capacity, batches in ((16_384, 12), (65_536, 4)):
             yield against_plain(score, capacity, "clustered", batches)
-
-
-def run(quick: bool = False) -> list[EvictionRow]:
-    """Return the table. `quick` leaves out the lines that take minutes."""
-    found = []
-    for row in rows(quick):
-        print(f"  {row.work}, {row.score} K {row.capacity:,} {row.stream}", flush=True)
-        found.append(row)
-    return found
-
-
-def main() -> None:
-    from rich.console import Console
-
-    from benchmarks.report import Result, plain, table
-
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="memories of 2,048 slots and 65k only")
-    quick, start = parser.parse_args().quick, time.monotonic()
-    found = [plain(row) for row in run(quick)]
-    Console(width=180).print(table(Result("eviction", found, time.monotonic() - start)))
-
-
-if __name__ == "__main__":
-    main()

@@ -240,8 +240,3 @@ def _peak_mb(act: Callable[[], None], device: torch.device) -> float | None:
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-if __name__ == "__main__":
-    for row in run():
-        print(row)

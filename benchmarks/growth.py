@@ -1,13 +1,9 @@
-"""Growth of the cost of an eviction with the size of the memory and of the batch.
-
-python -m benchmarks.growth [PICTURE.png]
-"""
+"""Growth of the cost of an eviction with the size of the memory and of the batch."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +35,7 @@ class GrowthRow:
     microseconds: float
 
 
-def rows() -> Iterator[GrowthRow]:
+def run() -> Iterator[GrowthRow]:
     """Yield the points over the memory's size, then the points over the batch size."""
     for name, maker in MAKERS.items():
         capacity = 1 << 10
@@ -56,11 +52,6 @@ def measured(name: str, policy: Policy, capacity: int, sizes: Sequence[int]) -> 
     for batch in sizes:
         batches = max(6, min(30, 8192 // batch))
         yield GrowthRow(name, capacity, batch, 1e6 / rate(memory, stream, batches, batch))
-
-
-def run() -> list[GrowthRow]:
-    """Return every point of the plot."""
-    return list(rows())
 
 
 def plot(found: Sequence[Mapping[str, Any]], path: Path) -> None:
@@ -82,15 +73,3 @@ def plot(found: Sequence[Mapping[str, Any]], path: Path) -> None:
         axes.grid(alpha=0.3)
     by_size.legend(fontsize=8)
     figure.savefig(path, dpi=110)
-
-
-def main() -> None:
-    found = [asdict(row) for row in run()]
-    for row in found:
-        print("  ".join(f"{name} {value}" for name, value in row.items()))
-    if len(sys.argv) > 1:
-        plot(found, Path(sys.argv[1]))
-
-
-if __name__ == "__main__":
-    main()

@@ -136,7 +136,7 @@ def receiver(folder: Path, curve: bool) -> Iterator[tuple[str, dict[str, float]]
         pair = Keys.generate("bench")
         pair.save(folder)
         AllowList.enter(folder / "allow.json", "bench", pair.public)
-    command = [sys.executable, "-m", "benchmarks.ingest", "receive", str(folder)]
+    command = [sys.executable, "-m", "benchmarks.ingest", str(folder)]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent.parent
     )
@@ -185,13 +185,4 @@ def peak_rss() -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["receive"]:
-        receive(Path(sys.argv[2]))
-    else:
-        from rich.console import Console
-
-        from benchmarks.report import Result, table
-
-        begun = time.monotonic()
-        rows = run()
-        Console(width=160).print(table(Result("ingest", rows, time.monotonic() - begun)))
+    receive(Path(sys.argv[1]))

@@ -1,6 +1,6 @@
 """The learner's steps: seconds by phase, speed of the stream against RAM, and memory growth.
 
-`python -m benchmarks.learner`. Small settings for a CPU: ResNet of width 16 with four blocks, 28 x
+`python -m benchmarks learner`. Small settings for a CPU: ResNet of width 16 with four blocks, 28 x
 28 grey images, batch 128, 2,048 slots.
 """
 
@@ -223,8 +223,3 @@ def rss_mb(trim: bool) -> float:
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
     return float(psutil.Process().memory_info().rss / 2**20)
-
-
-if __name__ == "__main__":
-    for row in run():
-        print(row)

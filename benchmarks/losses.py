@@ -1,11 +1,7 @@
-"""Speed and memory use of the losses, compared with plain and published implementations.
-
-python -m benchmarks.losses [--quick]
-"""
+"""Speed and memory use of the losses, compared with plain and published implementations."""
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import gc
 import statistics
@@ -263,15 +259,14 @@ def against_metric_learning(name: str, count: int) -> LossRow:
     return compare(work, count + BATCH, lambda: step(ours, same), their_step, repeats=3)
 
 
-def rows(quick: bool) -> Iterator[LossRow]:
+def run() -> Iterator[LossRow]:
     """Yield the lines one by one."""
     small = inputs(1024, masked=True)
     for build, plain in PAIRS.values():  # warm up: libraries allocate some memory once
         step(build(), small)
         plain_step(plain, small)
-    if not quick:  # must come first, while the process is still small
-        for name in ("InfoNCE", "Debiased", "SelfLabeling"):
-            yield a_million(name)
+    for name in ("InfoNCE", "Debiased", "SelfLabeling"):  # first, while the process is small
+        yield a_million(name)
     yield against_plain("InfoNCE", masked=False)
     for name in PAIRS:
         yield against_plain(name, masked=True)
@@ -280,28 +275,3 @@ def rows(quick: bool) -> Iterator[LossRow]:
         yield against_lightly(SLOTS)
         yield against_metric_learning("SupConLoss", SLOTS)
         yield against_metric_learning("NTXentLoss", 1024)
-
-
-def run(quick: bool = False) -> list[LossRow]:
-    """Return the table. `quick` leaves out the million negatives."""
-    found = []
-    for row in rows(quick):
-        print(f"  {row.work}, N {row.negatives:,}", flush=True)
-        found.append(row)
-    return found
-
-
-def main() -> None:
-    from rich.console import Console
-
-    from benchmarks.report import Result, plain, table
-
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="no million negatives")
-    quick, start = parser.parse_args().quick, time.monotonic()
-    found = [plain(row) for row in run(quick)]
-    Console(width=180).print(table(Result("losses", found, time.monotonic() - start)))
-
-
-if __name__ == "__main__":
-    main()

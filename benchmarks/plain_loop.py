@@ -119,8 +119,3 @@ def _rows(settings: Any) -> list[dict[str, Any]]:
             row |= {"target": f"<= {MOST}", "met": ratio <= MOST}
         rows.append(row)
     return rows
-
-
-if __name__ == "__main__":
-    for row in run():
-        print(row)

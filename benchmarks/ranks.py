@@ -1,6 +1,6 @@
 """Speed of one and of two ranks, and the time that training waits for a checkpoint.
 
-`python -m benchmarks.ranks`. The ranks are processes on this machine that communicate with gloo, on
+`python -m benchmarks ranks`. The ranks are processes on this machine that communicate with gloo, on
 one thread each. torchrun starts them as in a real run, with this file as their program.
 """
 

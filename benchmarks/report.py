@@ -87,7 +87,7 @@ def table(result: Result) -> Table:
 
 def markdown(result: Result) -> str:
     """Return the rows as Markdown for the report."""
-    head = f"## {result.name}\n\n`python -m benchmarks.{result.name}`, {result.seconds:.0f} s\n\n"
+    head = f"## {result.name}\n\n`python -m benchmarks {result.name}`, {result.seconds:.0f} s\n\n"
     if result.error:
         return f"{head}Failed: {result.error}\n"
     names = columns(result.rows)

@@ -99,7 +99,7 @@ def write_clip(path: Path) -> Path:
 @contextmanager
 def host() -> Iterator[int]:
     """Run a process that answers every request with an image, and return its port."""
-    command = [sys.executable, "-m", "benchmarks.sources", "serve"]
+    command = [sys.executable, "-m", "benchmarks.sources"]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent.parent
     )
@@ -132,12 +132,4 @@ async def serve() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["serve"]:
-        asyncio.run(serve())
-    else:
-        from rich.console import Console
-
-        from benchmarks.report import Result, table
-
-        begun = time.monotonic()
-        Console(width=160).print(table(Result("sources", run(), time.monotonic() - begun)))
+    asyncio.run(serve())

@@ -314,7 +314,7 @@ def report(path: Path, result: Result) -> None:
     """Put a gate's figures into the day's report, in place of its earlier ones."""
     told = path.read_text() if path.exists() else ""
     parts = {part.partition("\n")[0]: part for part in told.split("\n## ")[1:]}
-    text = markdown(result).replace("python -m benchmarks.", "make chaos GATES=")
+    text = markdown(result).replace("python -m benchmarks ", "make chaos GATES=")
     parts[result.name] = text.removeprefix("## ")
     facts = machine.hardware() | machine.versions()
     head = [
