@@ -14,6 +14,7 @@ import psutil
 import torch
 
 from benchmarks.approximate import MOST_REGRET, measure
+from benchmarks.ingest import peak_rss
 from benchmarks.minred import published_step, redundancy
 from benchmarks.unit_rows import BATCH, DIM, UnitVectors
 from stream_ssl.memory import WorkingMemory
@@ -278,7 +279,7 @@ def extra_memory(score: Score) -> EvictionRow:
             plan = counts.choose(x_BD)
             columns.embeddings[plan[-1:]] = x_BD[len(plan) - 1 : len(plan)]
             x_BD = x_BD[len(plan) :]
-    grown = peak() - before
+    grown = peak_rss() / 2**20 - before
     return EvictionRow(
         work="memory over the slots",
         score=repr(score),
@@ -288,14 +289,6 @@ def extra_memory(score: Score) -> EvictionRow:
         target=f"< {MOST_EXTRA_MB:,} MB",
         met=grown < MOST_EXTRA_MB,
     )
-
-
-def peak() -> float:
-    """Return the peak memory of this process since the last reset, in MB."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) / 1024
-    raise OSError("/proc/self/status states no VmHWM: Linux is needed to measure memory")
 
 
 def run() -> Iterator[EvictionRow]:

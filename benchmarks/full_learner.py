@@ -21,6 +21,7 @@ from stream_ssl.config import build, options
 from stream_ssl.daemon.observers import Observers
 from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.records import StepRecord
+from stream_ssl.memory import WorkingMemory
 from stream_ssl.observe.metrics import WORKING, LearnerMetrics
 
 FILL = 4096  # samples that join the memory at a time
@@ -71,20 +72,24 @@ def settings_of(arguments: Sequence[str]) -> Any:
     return settings
 
 
-def fill(learner: Learner, settings: Any) -> None:
-    """Fill the memory with random keys and images."""
-    memory, draw = learner.memory, torch.Generator().manual_seed(0)
-    width: Any = learner.method.encoder.dim
-    for start in range(0, memory.capacity, FILL):
-        number = min(FILL, memory.capacity - start)
-        z_BD = normalize(torch.randn(number, memory.dim, generator=draw), dim=1)
-        shape = number, *build.image_shape(settings)
-        features = torch.rand(number, width, generator=draw)
+def fill(memory: WorkingMemory, width: Any = 0) -> None:
+    """Fill a memory with random keys and images, and with features of this width if it counts them.
+
+    The ids are 0 to K - 1.
+    """
+    draw = torch.Generator().manual_seed(0)
+    for ids_B in torch.arange(memory.capacity).split(FILL):
+        count, images = len(ids_B), None
+        z_BD = normalize(torch.randn(count, memory.dim, generator=draw), dim=1)
+        features = torch.rand(count, width, generator=draw)
+        if memory.image_shape is not None:
+            shape = count, *memory.image_shape
+            images = torch.randint(256, shape, dtype=torch.uint8, generator=draw)
         memory.add(
-            torch.arange(start, start + number),
+            ids_B,
             z_BD,
-            images=torch.randint(256, shape, dtype=torch.uint8, generator=draw),
-            producers=[f"producer-{n % 3}" for n in range(number)],
+            images=images,
+            producers=[f"producer-{n % 3}" for n in range(count)],
             features=features if memory.descriptor.needs_features else None,
         )
 

@@ -92,7 +92,7 @@ def _steps(device: torch.device, sizes: Sizes) -> Iterator[dict[str, Any]]:
             settings = full_learner.settings_of([*given, *sizes.options])
             stream = full_learner.noise(settings, sizes.warm_up + 2 * sizes.steps + PROFILED)
             learner = build.learner(settings, stream, START)
-            full_learner.fill(learner, settings)
+            full_learner.fill(learner.memory, learner.method.encoder.dim)
             records = full_learner.steps(learner, settings)
             for _ in range(sizes.warm_up):
                 next(records)
@@ -159,8 +159,9 @@ def _host_seconds(records: Iterator[Any], steps: int) -> dict[str, float]:
 
 def _admissions(device: torch.device, sizes: Sizes) -> Iterator[dict[str, Any]]:
     """Yield the median milliseconds in which a full memory admits a batch."""
-    for name in POLICIES:
-        memory = _filled(name, device, sizes)
+    for name, policy in POLICIES.items():
+        memory = WorkingMemory(sizes.slots, sizes.dim, policy(), device=device)
+        full_learner.fill(memory)
         draw, first = torch.Generator().manual_seed(1), iter(range(1 << 40, 1 << 50, sizes.batch))
         z_BD = _rows(sizes.batch, sizes.dim, draw).to(device)
 
@@ -197,16 +198,6 @@ def _losses(device: torch.device, sizes: Sizes) -> Iterator[dict[str, Any]]:
                     "ms": _median_ms(learn, device, sizes),
                     "MB": _peak_mb(learn, device),
                 }
-
-
-def _filled(name: str, device: torch.device, sizes: Sizes) -> WorkingMemory:
-    """Return a full memory with this policy."""
-    memory = WorkingMemory(sizes.slots, sizes.dim, POLICIES[name](), device=device)
-    draw = torch.Generator().manual_seed(0)
-    for start in range(0, sizes.slots, 4096):
-        z_BD = _rows(min(4096, sizes.slots - start), sizes.dim, draw)
-        memory.add(torch.arange(start, start + len(z_BD)), z_BD)
-    return memory
 
 
 def _rows(count: int, dim: int, draw: torch.Generator) -> Tensor:

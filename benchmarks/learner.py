@@ -21,7 +21,7 @@ import numpy as np
 import psutil
 import torch
 
-from stream_ssl.batch import Batch, Offset
+from benchmarks.full_learner import Repeated, fill
 from stream_ssl.encoder.network import Projector, ResNet
 from stream_ssl.feed.batches import Batches
 from stream_ssl.feed.decode import Decoder
@@ -35,8 +35,9 @@ from stream_ssl.learning.records import PHASES, StepRecord
 from stream_ssl.learning.views import Views
 from stream_ssl.losses import InfoNCE
 from stream_ssl.memory import WorkingMemory
-from stream_ssl.memory.descriptors import Embedding, Thumbnail, Weighted
+from stream_ssl.memory.descriptors import Descriptor, Embedding, Thumbnail, Weighted
 from stream_ssl.memory.eviction import MostDuplicated, Policy
+from stream_ssl.memory.process_group import SINGLE_PROCESS, RankGroup
 from stream_ssl.memory.scores import Score, VonMisesFisher
 from stream_ssl.methods import MoCo
 from stream_ssl.wire import Data, Sample
@@ -53,34 +54,16 @@ MOST_SHARE = {SLOTS: 10.0, LARGE: 30.0}
 """Allowed share of the memory in a step, in percent, by number of slots."""
 
 
-class Ram:
-    """A stream that repeats batches made beforehand."""
-
-    def __init__(self) -> None:
-        draw = np.random.default_rng(0)
-        self._images = draw.integers(0, 256, (16, BATCH, SIZE, SIZE, 1), dtype=np.uint8)
-        self._next = 0
-
-    def next(self, timeout: float) -> Batch:  # noqa: ARG002
-        self._next += 1
-        ids_B = np.arange(BATCH, dtype=np.int64) + BATCH * self._next
-        return Batch(
-            images_BCHW=self._images[self._next % len(self._images)].transpose(0, 3, 1, 2),
-            ids_B=ids_B,
-            hashes_B=ids_B,
-            labels_B=ids_B % 10,
-            received_B=np.zeros(BATCH),
-            offset=Offset(self._next + 1, 0),
-            rejected={},
-        )
-
-    def lag(self) -> float:
-        return 0.0
+def in_ram() -> Repeated:
+    """Return a stream that repeats batches made beforehand."""
+    shape = 16, BATCH, 1, SIZE, SIZE
+    images_NBCHW = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    return Repeated(images_NBCHW, classes=10)
 
 
 def run() -> list[dict[str, Any]]:
     """Return rows of step seconds by phase, stream against RAM, and growth of resident memory."""
-    ram = steps_of(learner(Ram()))
+    ram = steps_of(learner(in_ram()))
     warm(ram)
     rows = [phases(ram, "default"), *fed_by_the_stream()]
     rows.append(growth(ram))
@@ -96,23 +79,30 @@ def run() -> list[dict[str, Any]]:
 
 def filled(slots: int, score: Score | None) -> Learner:
     """Return a learner with the daemon's descriptor, whose memory is full."""
-    subject = learner(Ram(), slots, MostDuplicated(score, index="auto"))
-    draw = torch.Generator().manual_seed(0)
-    for start in range(0, slots, 4096):
-        count = min(4096, slots - start)
-        z_BD = torch.nn.functional.normalize(torch.randn(count, DIM, generator=draw), dim=1)
-        image_BCHW = torch.randint(256, (count, 1, SIZE, SIZE), dtype=torch.uint8, generator=draw)
-        subject.memory.add(torch.arange(start, start + count), z_BD, images=image_BCHW)
+    subject = learner(in_ram(), slots, MostDuplicated(score, index="auto"))
+    fill(subject.memory)
     return subject
 
 
-def learner(stream: Stream, slots: int = SLOTS, policy: Policy | None = None) -> Learner:
-    """Return a MoCo learner on a stream, whose descriptor has both parts."""
+def learner(
+    stream: Stream,
+    slots: int = SLOTS,
+    policy: Policy | None = None,
+    descriptor: Descriptor | None = None,
+    group: RankGroup = SINGLE_PROCESS,
+) -> Learner:
+    """Return a MoCo learner on a stream, whose descriptor has both parts if none is given."""
     seed_everything(0)
     encoder = ResNet(width=16, depths=(1, 1, 1, 1), channels=1)
     method = MoCo(encoder, Projector(encoder.dim, DIM), InfoNCE(0.2))
-    descriptor = Weighted([Embedding(), Thumbnail(side=8)])
-    memory = WorkingMemory(slots, DIM, policy, image_shape=(1, SIZE, SIZE), descriptor=descriptor)
+    memory = WorkingMemory(
+        slots,
+        DIM,
+        policy,
+        image_shape=(1, SIZE, SIZE),
+        descriptor=descriptor or Weighted([Embedding(), Thumbnail(side=8)]),
+        group=group,
+    )
     return Learner(method, memory, Views(SIZE, channels=1), stream)
 
 
@@ -149,7 +139,7 @@ def phases(records: Iterator[StepRecord], name: str, most: float | None = None) 
 def fed_by_the_stream() -> Iterator[dict[str, Any]]:
     """Yield samples per second fed from the journal and from RAM, measured in turns."""
     with journalled(BATCH * (WARM_UP + ROUNDS * ROUND + 8)) as batches:
-        sources = {"RAM": steps_of(learner(Ram())), "journal": steps_of(learner(batches))}
+        sources = {"RAM": steps_of(learner(in_ram())), "journal": steps_of(learner(batches))}
         rates: dict[str, list[float]] = {name: [] for name in sources}
         for records in sources.values():
             warm(records)

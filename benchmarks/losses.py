@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks import losses_plain as plain_losses
-from benchmarks.eviction import peak, timed
+from benchmarks.eviction import timed
+from benchmarks.ingest import peak_rss
 from stream_ssl.losses import (
     Debiased,
     Decoupled,
@@ -120,7 +121,7 @@ def grown(work: Callable[[], object]) -> float:
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = psutil.Process().memory_info().rss / 2**20
     work()
-    return peak() - before
+    return peak_rss() / 2**20 - before
 
 
 def spent(work: Callable[[], object]) -> tuple[float, float]:

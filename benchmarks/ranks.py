@@ -22,17 +22,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.learner import BATCH, DIM, SIZE, SLOTS, Ram, steps_of
-from stream_ssl.encoder.network import Projector, ResNet
+from benchmarks.full_learner import fill
+from benchmarks.learner import BATCH, SLOTS, in_ram, learner, steps_of
 from stream_ssl.learning.checkpoint import Checkpointer
 from stream_ssl.learning.learner import Learner
-from stream_ssl.learning.randomness import seed_everything
-from stream_ssl.learning.views import Views
-from stream_ssl.losses import InfoNCE
-from stream_ssl.memory import WorkingMemory
 from stream_ssl.memory.descriptors import Thumbnail
 from stream_ssl.memory.process_group import SINGLE_PROCESS, ProcessGroup, RankGroup
-from stream_ssl.methods import MoCo
 
 WARM_UP, STEPS, ROUNDS = 20, 30, 2
 LARGE = 640_000
@@ -84,7 +79,7 @@ def as_rank(result: Path) -> None:
     if int(os.environ["WORLD_SIZE"]) > 1:
         dist.init_process_group("gloo", timeout=timedelta(seconds=120))
         group = ProcessGroup()
-    subject = learner(SLOTS, group)
+    subject = rank_learner(SLOTS, group)
     records = steps_of(subject)
     for _ in islice(records, WARM_UP):
         pass
@@ -107,13 +102,8 @@ def as_rank(result: Path) -> None:
 
 def checkpoint_rows() -> Iterator[dict[str, Any]]:
     """Yield the seconds that training waits for synchronous and for background checkpoints."""
-    subject = learner(LARGE, SINGLE_PROCESS)
-    draw = torch.Generator().manual_seed(0)
-    for start in range(0, LARGE, 16_384):
-        count = min(16_384, LARGE - start)
-        z_BD = torch.nn.functional.normalize(torch.randn(count, DIM, generator=draw), dim=1)
-        image_BCHW = torch.randint(256, (count, 1, SIZE, SIZE), dtype=torch.uint8, generator=draw)
-        subject.memory.add(torch.arange(start, start + count), z_BD, images=image_BCHW)
+    subject = rank_learner(LARGE, SINGLE_PROCESS)
+    fill(subject.memory)
     waited: dict[bool, list[float]] = {False: [], True: []}
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
         by_kind = {
@@ -144,18 +134,12 @@ def checkpoint_rows() -> Iterator[dict[str, Any]]:
     }
 
 
-def learner(slots: int, group: RankGroup) -> Learner:
+def rank_learner(slots: int, group: RankGroup) -> Learner:
     """Return a learner like the daemon's in all that affects ranks.
 
     Its descriptors do not change, and its counts are exact.
     """
-    seed_everything(0)
-    encoder = ResNet(width=16, depths=(1, 1, 1, 1), channels=1)
-    method = MoCo(encoder, Projector(encoder.dim, DIM), InfoNCE(0.2))
-    memory = WorkingMemory(
-        slots, DIM, image_shape=(1, SIZE, SIZE), descriptor=Thumbnail(side=8), group=group
-    )
-    return Learner(method, memory, Views(SIZE, channels=1), Ram())
+    return learner(in_ram(), slots, descriptor=Thumbnail(side=8), group=group)
 
 
 if __name__ == "__main__":

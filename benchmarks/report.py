@@ -19,6 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from stream_ssl.demo import machine
+from stream_ssl.process.threads import cores
 
 Row = Mapping[str, Any]
 
@@ -105,11 +106,19 @@ def path_of(folder: Path, day: date, gpu: bool = False) -> Path:
 
     Reports of a GPU use the name of the GPU.
     """
-    hardware = f"{machine.processor()} {machine.cores()} cores"
+    hardware = f"{machine.processor()} {cores()} cores"
     if gpu:
         hardware = gpu_name() or "no gpu"
-    slug = re.sub(r"[^a-z0-9]+", "-", hardware.lower()).strip("-")
-    return folder / f"{day.isoformat()}-{slug}.md"
+    return folder / f"{day.isoformat()}-{slug(hardware)}.md"
+
+
+def slug(text: str) -> str:
+    """Return the text in lower-case letters, digits and hyphens.
+
+    >>> slug("AMD EPYC, 2 cores")
+    'amd-epyc-2-cores'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
 def gpu_name() -> str:

@@ -298,7 +298,7 @@ def simulate(arguments: Sequence[str] = (str(CONFIG),)) -> dict[str, Any]:
         with warnings.catch_warnings(), MeasuredGpu(meter):
             warnings.filterwarnings("ignore", "CUDA is not available")  # autocast says so
             learner = _learner(settings, hollow, type(encoder))
-            full_learner.fill(learner, settings)
+            full_learner.fill(learner.memory, learner.method.encoder.dim)
             _run(learner, settings, meter)
     finally:
         fused.sound.cache_clear()

@@ -13,7 +13,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from stream_ssl.process import logs
 from stream_ssl.process.failures import DONE, INTERRUPTED, Failure, configuring, reported
-from stream_ssl.process.threads import share_cores
+from stream_ssl.process.threads import cores, share_cores
 
 if TYPE_CHECKING:
     from benchmarks.experiments.data import LabelledData
@@ -120,7 +120,6 @@ def experiment(settings: Namespace, source: str | None) -> int:
     from rich.console import Console
 
     from stream_ssl.config.build import check_device
-    from stream_ssl.demo import machine
 
     with configuring():
         for name in ("seeds", "workers", "minutes"):
@@ -143,7 +142,7 @@ def experiment(settings: Namespace, source: str | None) -> int:
     console = Console(width=None if sys.stdout.isatty() else 180)
     stopped = False
     if not settings.report:
-        workers = settings.workers or (machine.cores() if chosen.device == "cpu" else 1)
+        workers = settings.workers or (cores() if chosen.device == "cpu" else 1)
         stopped = chosen.train(
             runs, lambda: load(settings, source), workers, settings.minutes, console
         )

@@ -61,7 +61,7 @@ def gather(parts: Iterable[LabelledBatch]) -> LabelledData:
             f"the training images hold {classes} classes and none of {missing or 'another'}: a "
             "biased stream is drawn from two or more, numbered from 0 without a gap"
         )
-    return LabelledData(train, _balanced(test), classes)
+    return LabelledData(train, first_of_each(test, len(test)), classes)
 
 
 def first_of_each(images: LabelledImages, each: int) -> LabelledImages:
@@ -70,10 +70,6 @@ def first_of_each(images: LabelledImages, each: int) -> LabelledImages:
     each = min(each, min(map(len, rows)))
     chosen = np.sort(np.concatenate([row[:each] for row in rows]))
     return LabelledImages(images.image_NHWC[chosen], images.label_N[chosen])
-
-
-def _balanced(images: LabelledImages) -> LabelledImages:
-    return first_of_each(images, len(images))
 
 
 def store(data: LabelledData, folder: Path) -> None:

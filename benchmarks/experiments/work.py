@@ -19,10 +19,11 @@ from benchmarks.experiments.data import LabelledData, store
 from benchmarks.experiments.pool import finished
 from benchmarks.experiments.results import AnyRun, Results
 from stream_ssl.demo import machine
+from stream_ssl.process.threads import cores
 
 R = TypeVar("R", bound=AnyRun)
 
-MACHINE = f"{machine.processor()}, {machine.cores()} cores"
+MACHINE = f"{machine.processor()}, {cores()} cores"
 """The name of this machine in reports."""
 
 

@@ -126,12 +126,13 @@ def robot(folder: Path, size: int) -> Recording:
         np.arange(len(rows)),
         [frozenset(name for name, pixels in row[7].items() if pixels >= SEEN) for row in rows],
     )
-    last = [rows[-int(LEG * len(rows)) :] for rows in _rows_of(label_N)]
+    last = [rows[-int(LEG * len(rows)) :] for rows in rows_by(label_N)]
     tested = np.sort(np.concatenate(last))
     return Recording(frames.at(np.setdiff1d(np.arange(len(rows)), tested)), frames.at(tested))
 
 
-def _rows_of(label_N: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+def rows_by(label_N: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """Return the rows of each label."""
     return [np.flatnonzero(label_N == label) for label in np.unique(label_N)]
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, normalize
 
 from benchmarks.experiments.data import LabelledImages
-from benchmarks.experiments.footage.recordings import Footage, Recording
+from benchmarks.experiments.footage.recordings import Footage, Recording, rows_by
 from benchmarks.experiments.training import features
 from benchmarks.full_learner import settings_of
 from stream_ssl.batch import START, Batch, Offset, Origin
@@ -233,13 +233,9 @@ def holdings(held: Footage, seen: Footage) -> dict[str, float]:
         "labels": len(np.unique(held.label_N[held.label_N >= 0])),
         "scenes": len(np.unique(held.scene_N)),
         "kinds": len(frozenset().union(*held.kinds)),
-        "gap": float(np.mean([gap_N[rows].mean() for rows in _places(seen.scene_N)])),
+        "gap": float(np.mean([gap_N[rows].mean() for rows in rows_by(seen.scene_N)])),
         "worst_gap": float(np.quantile(gap_N, 0.99)),
     }
-
-
-def _places(scene_N: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    return [np.flatnonzero(scene_N == scene) for scene in np.unique(scene_N)]
 
 
 def near_duplicates(image_KHWC: NDArray[np.uint8]) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from benchmarks.experiments.papers import plots
 from benchmarks.experiments.papers.arms import Experiment
 from benchmarks.experiments.papers.verdicts import MEASURES, Judgement, verdicts
 from benchmarks.experiments.tables import TextTable
+from benchmarks.report import slug
 
 RULE = """Verdicts are computed from the runs. A claim *agrees* if the difference is above 0 with
 p < 0.05, *disagrees* if it is below 0 with p < 0.05, and is *not settled* otherwise. p is of a
@@ -146,15 +146,6 @@ def together(experiment: Experiment, found: FinishedRuns, names: Sequence[str]) 
     return TextTable(
         "Also measured", ["", "arm", *(MEASURES[name].heading for name in names)], rows
     )
-
-
-def slug(text: str) -> str:
-    """Return the text in lower-case letters, digits and hyphens.
-
-    >>> slug("AMD EPYC, 2 cores")
-    'amd-epyc-2-cores'
-    """
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
 def _summary(judged: Sequence[Judgement]) -> str:
