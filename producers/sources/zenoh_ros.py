@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from stream_ssl.producers.sources.fields import without_secrets
 from stream_ssl.producers.sources.live_robot import AdvertisedTopics, LiveRobot
 from stream_ssl.producers.sources.robot_images import Message, RobotImages
-from stream_ssl.producers.sources.robot_messages import Schema, decoder_of
+from stream_ssl.producers.sources.robot_messages import decoder
 
 log = logging.getLogger(__name__)
 
@@ -27,24 +27,7 @@ TOKENS = ("@ros2_lv/*/*/*/*/MP/**", "@/*/@ros2_lv/MP/**")
 POLL_SECONDS = 0.1
 MAX_MESSAGE = 2**26  # bytes
 WAITING_BYTES, WAITING_TOKENS = 2**28, 4096  # from Zenoh's threads to this source's thread
-
-HEADER = f"""
-{"=" * 80}
-MSG: std_msgs/Header
-builtin_interfaces/Time stamp
-string frame_id
-{"=" * 80}
-MSG: builtin_interfaces/Time
-int32 sec
-uint32 nanosec
-"""
-DEFINITIONS = {
-    "sensor_msgs/msg/Image": "std_msgs/Header header\nuint32 height\nuint32 width\n"
-    "string encoding\nuint8 is_bigendian\nuint32 step\nuint8[] data" + HEADER,
-    "sensor_msgs/msg/CompressedImage": "std_msgs/Header header\nstring format\nuint8[] data"
-    + HEADER,
-}
-"""The definitions of the types that are read. Zenoh does not carry them, as bags and bridges do."""
+KINDS = ("sensor_msgs/msg/Image", "sensor_msgs/msg/CompressedImage")
 
 
 class Publisher(NamedTuple):
@@ -177,12 +160,12 @@ class Subscriptions(AdvertisedTopics):
             return
         if not self._is_wanted(found.topic, found.kind):
             return
-        if found.kind not in DEFINITIONS:
+        if found.kind not in KINDS:
             why = f"{found.kind} is not read over Zenoh"
             self._images.skipped.note("undecodable", found.topic, why)
             return
-        schema = Schema(0, found.kind, "ros2msg", DEFINITIONS[found.kind].encode())
-        arrived = partial(self._arrived, found, decoder_of("cdr", schema))
+        # Zenoh does not carry the types' definitions, as bags and bridges do.
+        arrived = partial(self._arrived, found, decoder(found.kind, "", ros1=False))
         try:
             self._subscribed[found] = self._session.declare_subscriber(found.key, arrived)
         except zenoh.ZError as error:  # the topic's name is none that can be a key
