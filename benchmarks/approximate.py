@@ -39,8 +39,6 @@ class Line:
         median_rate: median of the batches' rates. The median ignores the few slow batches that draw
             a pool.
         regret: mean of (largest - evicted's) / largest exact count over judged evictions.
-        worst_regret: the largest regret.
-        judged: number of judged evictions.
         watched: number of slots among which the largest count was searched.
         error: mean relative error of the counts at the end.
         bias: mean signed relative error of the counts at the end.
@@ -66,10 +64,7 @@ class Judge:
     """Exact counts of the watched slots, updated with each eviction.
 
     Args:
-        score: the score h.
-        z_KD: rows of the memory, which are copied.
         watched: distinct slots; None: all slots.
-        device: device of the counts.
     """
 
     def __init__(
@@ -160,8 +155,6 @@ def measure(
     """Run `batches` batches and judge the last ones.
 
     Args:
-        capacity: slots of the memory.
-        batches: number of batches.
         judged: number of batches at the end whose evictions are judged.
         device: device of the judge. On "cuda" the judge keeps the exact counts of all slots, on
             other devices those that `watch` returns. None, or no judged batch: no judge.

@@ -156,9 +156,6 @@ def row(
     """Return the row of one image.
 
     Args:
-        what: the name of the row.
-        data: the JPEG.
-        rounds: number of rounds.
         least: target of the ratio Pillow / ours; None: no target.
         most: largest allowed peak in MB; None: no limit.
     """

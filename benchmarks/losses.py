@@ -47,8 +47,6 @@ class LossRow:
             affect less.
         extra_mb: largest growth of the process with ours, in MB.
         other_extra_mb: largest growth of the process with the other, in MB.
-        memory_ratio: extra_mb / other_extra_mb.
-        difference: absolute difference of the two losses.
     """
 
     work: str

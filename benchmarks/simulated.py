@@ -212,7 +212,6 @@ class Hollow:
         twin: the encoder, without numbers.
         features: F.
         half: whether the encoder computes in bfloat16, with float32 weights.
-        meter: counts the operators of the forward and the backward pass.
     """
 
     def __init__(self, twin: nn.Module, features: int, half: bool, meter: Meter) -> None:
@@ -282,9 +281,6 @@ class _Pass(torch.autograd.Function):
 
 def simulate(arguments: Sequence[str] = (str(CONFIG),)) -> dict[str, Any]:
     """Return the costs of a step of this configuration on a full memory.
-
-    Args:
-        arguments: the configuration, and options over it, as for `stream-ssl learner`.
 
     Returns:
         `kernels`, `host_waits`, `images_per_s` and `memory_share` of a step, and its `parts`.

@@ -112,11 +112,7 @@ def parser_of(name: str) -> ArgumentParser:
 
 
 def experiment(settings: Namespace, source: str | None) -> int:
-    """Do what the command line asks; return 0, or 130 when interrupted.
-
-    Raises:
-        Misconfigured, Failure: an error of the user.
-    """
+    """Do what the command line asks; return 0, or 130 when interrupted."""
     from rich.console import Console
 
     from stream_ssl.config.build import check_device
@@ -196,11 +192,7 @@ def load(settings: Namespace, source: str | None) -> LabelledData:
 
 
 def data_of(settings: Namespace, source: str) -> str:
-    """Return the name of the data set in results, which does not contain its path.
-
-    Raises:
-        Failure: the data set does not exist.
-    """
+    """Return the name of the data set in results, which does not contain its path."""
     from stream_ssl.evaluation import sets
 
     options = settings.source.as_dict()

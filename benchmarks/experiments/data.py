@@ -99,11 +99,7 @@ class Biased:
     its own id. Its content hash identifies the image.
 
     Args:
-        images: images of all classes.
-        classes: number of classes.
         bias: 1 or more; 1 is balanced.
-        batch: samples per batch.
-        seed: seed of all draws.
         block: number of consecutive samples of one class; 1 is iid.
 
     Raises:

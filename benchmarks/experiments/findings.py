@@ -98,7 +98,6 @@ def pooled_deviation(
 
     Args:
         families: the runs, by settings that differences do not cross.
-        number: the number that is compared.
         condition: the only condition to use; None: all.
     """
     squares = freedom = 0.0

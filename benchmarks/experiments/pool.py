@@ -40,13 +40,9 @@ def finished(
     estimated from the finished runs, in proportion to the cost.
 
     Args:
-        once: makes a run, in a worker.
-        runs: the runs to make.
         data: a folder that `data.store` wrote.
-        workers: number of processes, 1 or more.
         minutes: time limit; None: no limit.
         on_cpu: whether each worker computes on one thread.
-        clock: returns seconds.
     """
     began = clock()
     waiting, on = list(runs), dict[Future[Any], tuple[AnyRun, float]]()

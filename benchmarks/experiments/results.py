@@ -35,7 +35,6 @@ class RunResult:
     """The numbers of a finished run.
 
     Attributes:
-        numbers: the measurements of the run.
         made: "day" and "machine" of the run, and the "device" if it is no CPU; empty in old files.
     """
 

@@ -35,7 +35,6 @@ class Measurements:
 
     Args:
         measure: returns the measurements of a step. Values that are not finite are left out.
-        steps: number of updates of the run.
         every: updates between two measurements. The last update is always measured.
     """
 

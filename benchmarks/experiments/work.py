@@ -28,14 +28,7 @@ MACHINE = f"{machine.processor()}, {cores()} cores"
 
 
 class ExperimentWork(ABC, Generic[R]):
-    """An experiment with its results in a folder. Worker processes receive a pickled copy.
-
-    Attributes:
-        name: the experiment's name on the command line.
-        folder: the folder of results and reports.
-        device: the device of the runs.
-        results: the finished runs.
-    """
+    """An experiment with its results in a folder. Worker processes receive a pickled copy."""
 
     name: str
     folder: Path
@@ -55,11 +48,7 @@ class ExperimentWork(ABC, Generic[R]):
         """Print tables and write the report of the finished runs."""
 
     def runs(self, only: Sequence[str]) -> list[R]:
-        """Return the planned runs whose name contains all texts of `only`.
-
-        Raises:
-            ValueError: no run's name contains them.
-        """
+        """Return the planned runs whose name contains all texts of `only`."""
         runs = [run for run in self.planned() if all(part in run.name for part in only)]
         if not runs:
             raise ValueError(
@@ -78,11 +67,8 @@ class ExperimentWork(ABC, Generic[R]):
         """Make the missing runs, in order; return True if the user interrupted.
 
         Args:
-            runs: the runs to make.
             load: reads the images. It is called only if a run is missing.
-            workers: number of processes.
             minutes: no run begins that would end later; None: no limit.
-            console: shows the progress.
         """
         missing = [run for run in runs if self.results.get(run) is None]
         if not missing:

@@ -136,9 +136,5 @@ def text(made: Mapping[str, TextTable]) -> str:
 
 
 def written(page: str, made: Mapping[str, TextTable]) -> str:
-    """Return the text of a page with these tables.
-
-    Raises:
-        KeyError: the page names a table that does not exist.
-    """
+    """Return the text of a page with these tables."""
     return PLACE.sub(lambda place: place[1] + markdown(made[place[2]]) + place[3], page)

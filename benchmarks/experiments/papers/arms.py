@@ -22,7 +22,6 @@ class PaperArm:
         method: a name of `stream_ssl.methods.METHODS`.
         loss: a name of `stream_ssl.losses.LOSSES`.
         method_options: arguments of the method, except encoder, projector and loss.
-        loss_options: arguments of the loss.
         memory: "queue" (FIFO), or the score of DUEL's rule: "linear", "quadratic", "gaussian",
             "vmf0.1", "vmf0.3".
         raw: whether the memory is the small memory of raw images (D-SimCLR).
@@ -32,7 +31,6 @@ class PaperArm:
         share: how many times the preset's samples the run learns from; 0: the network stays
             untrained.
         bias: how many times as frequent class 0 is in the stream as each other class.
-        crop: whether views are cropped.
         blur: probability of a blur in views.
         cosine: whether the learning rate falls to 0 by a half cosine; otherwise it is constant.
         anchors: see `Learner`. With "memory", fresh keys are written back and are not augmented.
@@ -103,11 +101,9 @@ class Claim:
     """A statement that the sum of weighted cells is above 0, which the runs check.
 
     Args:
-        text: the statement.
         source: its origin, as "paper, table", or "ours".
         terms: (weight, row, column). For example, (1, A, x27), (-1, B, x27) says that A is above B
             at x27.
-        measure: the number that is compared.
     """
 
     text: str
@@ -127,11 +123,9 @@ class Experiment:
 
     Args:
         name: the name on the command line.
-        title: the heading of the report.
         says: the comparison, its method, and the differences from the paper, in Markdown.
         arms: the arms, the most informative first.
         columns: the columns in the order of tables and plots.
-        claims: the claims to check.
         measures: the measures of the tables. The first ones are shown with gains and the paper's
             figures.
         paper: the papers' figures by measure and cell, in the unit of the tables.

@@ -18,18 +18,13 @@ class Preset:
             torchvision's, with SimCLR's small first convolution.
         samples: number of samples that a run learns from, by experiment; "" is the default.
         batch: samples per update, by experiment; "" is the default.
-        capacity: slots of the memory.
         raw_capacity: slots of D-SimCLR's memory, which are all encoded at each step.
         dim: dimensions of an embedding. The projector is one linear layer, as in DUEL.
         learning_rate: learning rate of Adam, by experiment; "" is the default.
-        momentum: momentum of the key encoder.
-        hue: strength of the changes of hue.
-        precision: precision of the network's arithmetic.
         probe: "convex" (L-BFGS, fast on a CPU), or "paper" for the probe of each experiment.
         references: number of labelled images per class that the probes may use.
         seeds: number of seeds of the key arms.
         repeat_all: whether the other arms use all seeds, too.
-        device: device of the runs.
         networks: networks of experiments that do not use `network`.
         cropped: experiments whose views are cropped here, although the paper does not crop.
     """

@@ -32,17 +32,6 @@ def write(
     """Write report and plots, and replace older ones of the same experiment and preset.
 
     They depend only on stored results: the same results give the same bytes.
-
-    Args:
-        experiment: the experiment.
-        found: finished runs, at least one.
-        planned: the number of planned runs.
-        preset: the name of the preset.
-        settings: the settings of the preset, and the data.
-        folder: the folder, which is created if it does not exist.
-
-    Returns:
-        The path of the report.
     """
     made = [result.made for cell in found.results.values() for result in cell.values()]
     days = sorted({one["day"] for one in made})

@@ -25,10 +25,7 @@ class Reproduction(ExperimentWork[PaperRun]):
     """An experiment at a preset.
 
     Args:
-        experiment: the experiment.
         size: the name of the preset.
-        preset: the settings of the preset.
-        folder: the folder of results and reports.
         data: the name of the data set; None: the data set of the stored results.
 
     Raises:

@@ -55,10 +55,7 @@ def compared(
     """Return the loss of anchors with one target each.
 
     Args:
-        loss: the contrastive loss.
-        anchor_BD: unit rows.
         target_BD: unit rows; row b is the positive of anchor b.
-        samples: ids and hashes of the anchors.
         negative_ND: the negatives. If it is None, they are the targets of the other samples.
         others: ids and hashes of the negatives. If it is None, they are those of `samples`.
     """
@@ -87,15 +84,8 @@ class Distilled(MoCo):
     samples of the past.
 
     Args:
-        encoder, projector, loss: see `MoCo`.
         period: updates between two renewals of the copy. With 480, 2,400 updates have the five
             parts that CaSSLe's runs have.
-        weight: weight of L_D.
-        hidden: width of the predictor's hidden layer.
-        common: see `MoCo`.
-
-    Raises:
-        ValueError: an argument is outside its range.
     """
 
     def __init__(
@@ -147,10 +137,8 @@ class Replaying(MoCo):
     last R samples of the batch. All samples of the batch join the memory.
 
     Args:
-        encoder, projector, loss: see `MoCo`.
         augment: makes a view of the memory's images.
         replayed: R. Updates train on the stream alone while the memory holds fewer samples.
-        common: see `MoCo`.
 
     Attributes:
         replay: views and samples that `prepare` drew for the next update, or None.
@@ -220,11 +208,7 @@ class Aligned(Replaying):
     here it is MoCo.
 
     Args:
-        encoder, projector, loss, augment, replayed: see `Replaying`.
         past_momentum: share of the slow average that each update keeps.
-        weight: weight of L_A.
-        hidden: width of the predictor's hidden layer.
-        common: see `MoCo`.
     """
 
     def __init__(
@@ -281,10 +265,6 @@ class Osiris(Replaying):
     Osiris uses L_current alone in its first task, and then copies the second projector from the
     first. A stream has no tasks, so here the second projector begins as a copy of the first. All
     losses are used as soon as the memory has R samples.
-
-    Args:
-        encoder, projector, loss, augment, replayed: see `Replaying`.
-        common: see `MoCo`.
     """
 
     def __init__(self, encoder: nn.Module, projector: nn.Module, loss: Loss, **common: Any) -> None:

@@ -75,11 +75,7 @@ VARIANTS = {
 
 
 class StoredRuns:
-    """All stored runs of the study.
-
-    Args:
-        path: the file of runs.
-    """
+    """All stored runs of the study."""
 
     def __init__(self, path: Path) -> None:
         self._path, self.deviation = path, report.deviations(path)
@@ -316,11 +312,7 @@ TABLES: Mapping[str, Callable[[StoredRuns], TextTable]] = {
 
 
 def made(text: str, stored: StoredRuns) -> str:
-    """Return the text of a page with the tables of these runs.
-
-    Raises:
-        KeyError: the page names a table that is none of TABLES.
-    """
+    """Return the text of a page with the tables of these runs."""
     return PLACE.sub(lambda found: found[1] + markdown(TABLES[found[2]](stored)) + found[3], text)
 
 

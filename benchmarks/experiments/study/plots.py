@@ -22,13 +22,7 @@ BASE_COLOUR, COLOUR, REST = "#c1662f", "#2a78d6", "#9aa5b1"
 
 
 def streams(images: LabelledImages, path: Path, seed: int = 0) -> None:
-    """Draw two lines of frames of each stream, every eighth frame in order.
-
-    Args:
-        images: the streams are made of these images.
-        path: the path of the picture. Its suffix selects the format.
-        seed: the seed of the streams.
-    """
+    """Draw two lines of frames of each stream, every eighth frame in order."""
     figure = Figure(figsize=(10, 0.75 * len(PICTURED)), layout="constrained")
     for axes, name in zip(figure.subplots(len(PICTURED)), PICTURED, strict=True):
         samples = itertools.islice(
@@ -47,11 +41,6 @@ def accuracies(found: FinishedRuns, path: Path, ours: str) -> None:
 
     The dashed line is the queue on the shuffled stream. If there are no such runs, no file is
     written.
-
-    Args:
-        found: the finished runs.
-        path: the path of the PNG.
-        ours: the arm to highlight.
     """
     parts = {
         stream: [arm for arm in arms if arm in NAMES]

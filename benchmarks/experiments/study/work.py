@@ -19,12 +19,7 @@ from benchmarks.experiments.work import ExperimentWork
 
 
 class Study(ExperimentWork[StudyRun]):
-    """The study under some settings, with its runs in FOLDER/runs.jsonl.
-
-    Args:
-        settings: the settings that all runs share.
-        folder: the folder of results, tables and plot.
-    """
+    """The study under some settings, with its runs in FOLDER/runs.jsonl."""
 
     name = "study"
 
