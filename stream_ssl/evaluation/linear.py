@@ -5,7 +5,6 @@ Shapes: N references, Q queries, B batch, F features, C classes.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -30,7 +29,6 @@ class LinearSettings:
         weight_decay: weight decay of torch's optimisers; for L-BFGS the factor of the weights'
             squares.
         batch_size: number of references in a step.
-        decay: "cosine" to 0 over all steps, or "none".
         standardise: whether to scale each feature to mean 0 and variance 1, by the references.
         seed: seed of the order of the references.
 
@@ -44,15 +42,12 @@ class LinearSettings:
     momentum: float = 0.9
     weight_decay: float = 1e-6
     batch_size: int = 256
-    decay: Literal["cosine", "none"] = "none"
     standardise: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
         if self.optimiser not in ("sgd", "adam", "lbfgs"):
             raise ValueError(f'optimiser {self.optimiser!r}: choose "sgd", "adam" or "lbfgs"')
-        if self.decay not in ("cosine", "none"):
-            raise ValueError(f'decay {self.decay!r}: choose "cosine" or "none"')
         for name in ("epochs", "batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} {getattr(self, name)}: must be at least 1")
@@ -130,7 +125,7 @@ class LinearProbe:
         nn.init.zeros_(self._layer.bias)
         row_NF = self._scaled(row_NF)
         fit = _by_lbfgs if settings.optimiser == "lbfgs" else _by_batches
-        fit(self._layer, row_NF, target_N, settings, tell or _silent)
+        fit(self._layer, row_NF, target_N, settings, tell or (lambda *_: None))
 
     @torch.no_grad()
     def predict(self, query_QF: Array) -> Tensor:
@@ -173,10 +168,6 @@ def linear_probe(
     return score(LinearProbe(reference_NF, label_N, settings, tell).predict(query_QF), truth_Q)
 
 
-def _silent(_done: int, _total: int) -> None:
-    """Ignore the progress."""
-
-
 @torch.enable_grad()
 def _by_batches(
     layer: nn.Linear, row_NF: Tensor, target_N: Tensor, settings: LinearSettings, tell: Told
@@ -190,19 +181,13 @@ def _by_batches(
     else:
         optimiser = torch.optim.Adam(layer.parameters(), rate, weight_decay=decay)
     generator = torch.Generator().manual_seed(settings.seed)
-    total = settings.epochs * math.ceil(len(row_NF) / settings.batch_size)
-    step = 0
     for epoch in range(settings.epochs):
         order_N = torch.randperm(len(row_NF), generator=generator).to(row_NF.device)
         for index_B in torch.split(order_N, settings.batch_size):
-            if settings.decay == "cosine":
-                for group in optimiser.param_groups:
-                    group["lr"] = rate * 0.5 * (1 + math.cos(math.pi * step / total))
             optimiser.zero_grad()
             loss = cross_entropy(layer(row_NF[index_B]), target_N[index_B])
             loss.backward()  # type: ignore[no-untyped-call]
             optimiser.step()
-            step += 1
         tell(epoch + 1, settings.epochs)
 
 
