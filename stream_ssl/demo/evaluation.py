@@ -17,6 +17,7 @@ from torch import Tensor
 
 from stream_ssl.demo import data
 from stream_ssl.evaluation.neighbours import knn_accuracy
+from stream_ssl.evaluation.scores import ProbeResult
 from stream_ssl.learning.checkpoint_layout import IDS, IMAGES, LABELS, facts_in, file_of
 
 Extractor = Callable[[Tensor], Tensor]
@@ -27,25 +28,12 @@ NEIGHBOURS = 20
 
 
 @dataclass(frozen=True)
-class Probe:
-    """Accuracy of the nearest neighbours' vote on the held-out query images.
-
-    Args:
-        overall: accuracy over all queries.
-        by_class: accuracy over the queries of each class.
-    """
-
-    overall: float
-    by_class: tuple[float, ...]
-
-
-@dataclass(frozen=True)
 class DemoEvaluation:
     """The measured accuracies, and the content of the working memory.
 
     Args:
-        probes: by representation: "memory" (encoder trained from the working memory), "queue"
-            (encoder trained with a queue), "untrained" and "pixels".
+        probes: kNN on the held-out queries, by representation: "memory" and "queue" (encoders that
+            were trained from the working memory and with a queue), "untrained" and "pixels".
         image_KHW: the memory's images.
         label_K: their classes.
         key_K: the keys of their samples.
@@ -55,7 +43,7 @@ class DemoEvaluation:
         queue_samples: samples of the stream that the queue's learner read.
     """
 
-    probes: Mapping[str, Probe]
+    probes: Mapping[str, ProbeResult]
     image_KHW: NDArray[np.uint8]
     label_K: NDArray[np.int64]
     key_K: NDArray[np.int64]
@@ -95,22 +83,20 @@ def memory_content(
     return tensors[IMAGES][:, 0], tensors[LABELS], tensors[IDS]
 
 
-def probe_all(extractors: Mapping[str, Extractor]) -> dict[str, Probe]:
+def probe_all(extractors: Mapping[str, Extractor]) -> dict[str, ProbeResult]:
     """Probe each representation on the same held-out images."""
     image_NHW, label_N = data.load()
     parts = data.split(label_N)
-    probes = {}
-    for name, extract in extractors.items():
-        result = knn_accuracy(
+    return {
+        name: knn_accuracy(
             features(extract, image_NHW[parts.query]),
             torch.from_numpy(label_N[parts.query]),
             features(extract, image_NHW[parts.reference]),
             torch.from_numpy(label_N[parts.reference]),
             k=NEIGHBOURS,
         )
-        by_class = tuple(result.per_class[label] for label in range(len(data.CLASSES)))
-        probes[name] = Probe(result.accuracy, by_class)
-    return probes
+        for name, extract in extractors.items()
+    }
 
 
 @torch.inference_mode()

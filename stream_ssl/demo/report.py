@@ -202,13 +202,13 @@ def plots(history: History, evaluation: DemoEvaluation, facts: DemoFacts) -> dic
             [
                 (
                     REPRESENTATION_TITLES[name],
-                    probe.overall,
+                    probe.accuracy,
                     COLOURS.get(name, charts.PLAIN),
                 )
                 for name, probe in probes.items()
             ],
             "Bar chart of kNN accuracy: "
-            + ", ".join(f"{REPRESENTATION_TITLES[n]} {p.overall:.1%}" for n, p in probes.items()),
+            + ", ".join(f"{REPRESENTATION_TITLES[n]} {p.accuracy:.1%}" for n, p in probes.items()),
         ),
     }
 
@@ -243,7 +243,7 @@ def accuracy_rows(evaluation: DemoEvaluation) -> list[tuple[str, list[float], in
     probes = list(evaluation.probes.values())
     rows = []
     for c, name in enumerate(CLASSES):
-        values = [probe.by_class[c] for probe in probes]
+        values = [probe.per_class[c] for probe in probes]
         rows.append((name, values, max(range(len(values)), key=values.__getitem__)))
     return rows
 

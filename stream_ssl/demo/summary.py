@@ -154,9 +154,9 @@ def _resources(history: History) -> Figures:
 def _accuracy(evaluation: DemoEvaluation) -> Figures:
     found: Figures = {}
     for name, probe in evaluation.probes.items():
-        found[f"knn_{name}_accuracy"] = probe.overall
-        for title, accuracy in zip(CLASSES, probe.by_class, strict=True):
-            word = title.lower().replace("-", "_").replace("/", "_").replace(" ", "_")
+        found[f"knn_{name}_accuracy"] = probe.accuracy
+        for label, accuracy in probe.per_class.items():
+            word = CLASSES[label].lower().replace("-", "_").replace("/", "_").replace(" ", "_")
             found[f"knn_{name}_{word}_accuracy"] = accuracy
     return found
 

@@ -5,9 +5,10 @@ import math
 import numpy as np
 
 from stream_ssl.demo import data
-from stream_ssl.demo.evaluation import DemoEvaluation, Probe
+from stream_ssl.demo.evaluation import DemoEvaluation
 from stream_ssl.demo.report import DemoFacts
 from stream_ssl.demo.stream import Replay
+from stream_ssl.evaluation.scores import ProbeResult
 from stream_ssl.observe.scrape import History, Snapshot, key
 
 DOMINANT = 0
@@ -66,7 +67,7 @@ def made_up_evaluation(slots: int = 640) -> DemoEvaluation:
     image_NHW, label_N = data.load()
     rows = data.split(label_N).streamed[:slots]
     probes = {
-        name: Probe(overall, tuple(overall + 0.02 * (c - 4.5) for c in range(10)))
+        name: ProbeResult(overall, {c: overall + 0.02 * (c - 4.5) for c in range(10)}, 1000)
         for name, overall in (
             ("memory", 0.78),
             ("queue", 0.66),
