@@ -8,6 +8,7 @@ import math
 import os
 import pydoc
 import re
+from argparse import RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from itertools import pairwise, zip_longest
 from pathlib import Path
@@ -257,6 +258,17 @@ class Parser(ArgumentParser):
             if (line := _line_of(root, option)) is not None:
                 return f"{file}, line {line}: "
         return ""
+
+
+def command_parser(usage: str, description: str, examples: str) -> Parser:
+    """Return the parser of `stream-ssl USAGE`, whose help keeps the lines of both texts."""
+    return Parser(
+        prog=f"stream-ssl {usage.partition(' ')[0]}",
+        usage=f"stream-ssl {usage}",
+        description=description,
+        epilog=examples,
+        formatter_class=RawDescriptionHelpFormatter,
+    )
 
 
 def run_function(function: Callable[..., int], arguments: Sequence[str]) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import logging
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 from jsonargparse import Namespace
 
-from stream_ssl.config.parser import Parser
+from stream_ssl.config.parser import Parser, command_parser
 from stream_ssl.observe.conditions import plural
 from stream_ssl.process.failures import (
     DONE,
@@ -72,13 +71,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def embed_parser() -> Parser:
     """Return the parser of all options except the source's own."""
-    parser = Parser(
-        prog="stream-ssl embed",
-        usage="stream-ssl embed RUN --data NAME:PLACE [OPTIONS]",
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser("embed RUN --data NAME:PLACE [OPTIONS]", DESCRIPTION, EXAMPLES)
     add = parser.add_argument
     add("run", type=Path, help="folder of a run, a checkpoint or an export")
     add(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from stream_ssl.config.parser import Parser
+from stream_ssl.config.parser import Parser, command_parser
 from stream_ssl.process.failures import TRUST_CODE, reported
 from stream_ssl.process.threads import share_cores
 
@@ -46,12 +45,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def evaluate_parser() -> Parser:
     """Return the parser of all options except the source's own."""
-    parser = Parser(
-        prog="stream-ssl evaluate",
-        usage="stream-ssl evaluate CHECKPOINT --data NAME:PLACE [OPTIONS]",
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = command_parser(
+        "evaluate CHECKPOINT --data NAME:PLACE [OPTIONS]", DESCRIPTION, EXAMPLES
     )
     add = parser.add_argument
     add("checkpoint", type=Path, help="folder of a run (its newest checkpoint) or of a checkpoint")

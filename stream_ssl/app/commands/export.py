@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,7 +12,7 @@ from typing import Literal
 from jsonargparse import ActionYesNo, Namespace
 
 from stream_ssl.buckets.folders import Target, resolved, target
-from stream_ssl.config.parser import Parser
+from stream_ssl.config.parser import Parser, command_parser
 from stream_ssl.observe.conditions import plural
 from stream_ssl.process.failures import TRUST_CODE, configuring, reported, writing
 from stream_ssl.process.threads import share_cores
@@ -38,12 +37,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def export_parser() -> Parser:
     """Return the parser of all options."""
-    parser = Parser(
-        prog="stream-ssl export",
-        usage="stream-ssl export RUN [--encoder DIR] [--memory DIR] [--hub DIR] [OPTIONS]",
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = command_parser(
+        "export RUN [--encoder DIR] [--memory DIR] [--hub DIR] [OPTIONS]", DESCRIPTION, EXAMPLES
     )
     add = parser.add_argument
     add("run", type=Path, help="folder of a run (its newest whole checkpoint) or of a checkpoint")

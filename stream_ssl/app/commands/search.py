@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from jsonargparse import Namespace
 
-from stream_ssl.config.parser import Parser
+from stream_ssl.config.parser import Parser, command_parser
 from stream_ssl.process.failures import (
     TRUST_CODE,
     Failure,
@@ -46,13 +45,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def search_parser() -> Parser:
     """Return the parser of all options."""
-    parser = Parser(
-        prog="stream-ssl search",
-        usage="stream-ssl search RUN IMAGE [OPTIONS]",
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_parser("search RUN IMAGE [OPTIONS]", DESCRIPTION, EXAMPLES)
     add = parser.add_argument
     add("run", type=Path, help="folder of a run (its newest whole checkpoint) or of a checkpoint")
     add("image", type=Path, help="the picture: a JPEG, PNG or WebP file")
