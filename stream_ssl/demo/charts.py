@@ -19,44 +19,27 @@ from matplotlib.figure import Figure
 
 from stream_ssl.demo.data import CLASSES
 from stream_ssl.demo.measures import HOLDERS, TITLES, Holder
+from stream_ssl.evaluation.plots import style
 from stream_ssl.observe.scrape import Points
 
 # matplotlib draws with stand-in colours, which the page's CSS variables replace in the SVG.
 INK, MUTED, GRID = "#00000a", "#00000b", "#00000c"
 STREAM, QUEUE, DUEL, PLAIN = "#00000d", "#00000e", "#00000f", "#00001a"
 VARIABLES = {
-    INK: "ink",
-    MUTED: "muted",
-    GRID: "grid",
-    STREAM: "stream",
-    QUEUE: "queue",
-    DUEL: "duel",
+    INK: "ink", MUTED: "muted", GRID: "grid", STREAM: "stream", QUEUE: "queue", DUEL: "duel",
     PLAIN: "plain",
-}
+}  # fmt: skip
 COLOUR: Mapping[Holder, str] = {"stream": STREAM, "queue": QUEUE, "working": DUEL}
 
 STYLE: Any = {
+    **style(INK, MUTED, GRID),
     "svg.fonttype": "none",
     "svg.hashsalt": "stream-ssl",
-    "font.family": "sans-serif",
-    "font.size": 10,
-    "text.color": INK,
-    "axes.edgecolor": GRID,
-    "axes.labelcolor": MUTED,
     "axes.titlesize": 10.5,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
     "axes.grid": True,
     "axes.axisbelow": True,
     "grid.color": GRID,
     "grid.linewidth": 0.7,
-    "xtick.color": GRID,
-    "ytick.color": GRID,
-    "xtick.labelcolor": MUTED,
-    "ytick.labelcolor": MUTED,
-    "legend.frameon": False,
     "lines.linewidth": 1.8,
 }
 

@@ -35,24 +35,30 @@ NARROWEST = 0.99  # largest cosine at which the histogram of cosines begins
 INK, MUTED, GRID = "#1c2127", "#667079", "#e3e7eb"
 INTRA, INTER = "#1668c7", "#b9770e"
 
-STYLE: Any = {
-    "font.family": "sans-serif",
-    "font.size": 10,
-    "text.color": INK,
-    "text.parse_math": False,  # names of classes may hold dollar signs
-    "axes.edgecolor": GRID,
-    "axes.labelcolor": MUTED,
-    "axes.titlesize": 11,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "xtick.color": GRID,
-    "ytick.color": GRID,
-    "xtick.labelcolor": MUTED,
-    "ytick.labelcolor": MUTED,
-    "legend.frameon": False,
-}
+
+def style(ink: str, muted: str, grid: str) -> Any:
+    """Return matplotlib's settings of a plot in these colours."""
+    return {
+        "font.family": "sans-serif",
+        "font.size": 10,
+        "text.color": ink,
+        "text.parse_math": False,  # names of classes may hold dollar signs
+        "axes.edgecolor": grid,
+        "axes.labelcolor": muted,
+        "axes.titlesize": 11,
+        "axes.titleweight": "bold",
+        "axes.titlelocation": "left",
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "xtick.color": grid,
+        "ytick.color": grid,
+        "xtick.labelcolor": muted,
+        "ytick.labelcolor": muted,
+        "legend.frameon": False,
+    }
+
+
+STYLE = style(INK, MUTED, GRID)
 
 
 def _style(names: Sequence[str]) -> Any:
