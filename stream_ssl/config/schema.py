@@ -153,10 +153,16 @@ def _arguments(cls: type, definitions: dict[str, Schema], skip: set[str]) -> Sch
     return {"description": _first_line(cls), **_sections(parser, definitions)}
 
 
+def table_of(cls: Any) -> Mapping[str, type]:
+    """Return our classes with a short name that an option of type `cls` accepts, by that name."""
+    names = sys.modules.get("stream_ssl.config.names")  # the learner's parser imports it, and torch
+    table: Mapping[str, type] = names.TABLES.get(cls, ("", {}))[1] if names else {}
+    return table
+
+
 def classes_of(cls: type) -> dict[type, list[str]]:
     """Return our classes that an option of type `cls` accepts, each with its names."""
-    names = sys.modules.get("stream_ssl.config.names")  # the learner's parser imports it, and torch
-    _, table = names.TABLES.get(cls, ("", {})) if names else ("", {})
+    table = table_of(cls)
     ours = cls.__module__.startswith("stream_ssl.")  # not torch.nn.Module, which any part is
     found = [*table.values(), *(_subclasses(cls) if ours else ())]
     return {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
-import sys
 import types
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,6 +12,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import shtab
 from jsonargparse import capture_parser
+
+from stream_ssl.config.schema import table_of
 
 DESCRIPTION = (
     "Print a script with which a shell completes commands, options and their values. A command "
@@ -125,6 +126,4 @@ def values_of(hint: Any) -> list[str]:
         return [str(value) for value in get_args(hint)]
     if get_origin(hint) in (Union, types.UnionType):
         return [word for part in get_args(hint) for word in values_of(part)]
-    names = sys.modules.get("stream_ssl.config.names")  # the learner's parser imports it, and torch
-    _, table = names.TABLES.get(hint, ("", {})) if names and isinstance(hint, type) else ("", {})
-    return [*table]
+    return [*table_of(hint)] if isinstance(hint, type) else []
