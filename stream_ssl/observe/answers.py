@@ -21,6 +21,7 @@ from stream_ssl.observe.conditions import (
     hung_remedy,
     of_role,
     plural,
+    problem,
 )
 from stream_ssl.observe.learning_evidence import (
     LEAST_LABELLED,
@@ -148,18 +149,7 @@ def problems_of(states: Mapping[str, State]) -> list[dict[str, Any]]:
             severity, remedy = "warning", f"Start it again with: {ended['again']}"
         elif ended is not None:
             remedy = f"{BEFORE_START[ended['end']]}, then start it again with: {ended['again']}"
-        found.append(
-            {
-                "name": fault,
-                "producer": "",
-                "severity": severity,
-                "says": error,
-                "remedy": remedy,
-                "where": "",
-                "since": None,
-                "runbook": f"runbooks/{fault}",
-            }
-        )
+        found.append(problem(fault, error, severity, remedy))
     for one in found:
         if one["name"] == "process-hung":
             one["remedy"] = hung_remedy(one["says"])

@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from stream_ssl.observe.metric_spec import Role
 
@@ -169,18 +169,27 @@ class Lit:
 
     def facts(self) -> dict[str, object]:
         """Return the condition as plain values, for JSON."""
-        one = self.condition
         return {
-            "name": one.name,
+            **problem(self.condition.name, self.says, self.condition.severity, self.remedy),
             "producer": self.producer,
-            "severity": one.severity,
-            "says": self.says,
-            "remedy": self.remedy,
             "where": self.where,
             "since": round(self.since, 1),
             "over": self.over,
-            "runbook": f"runbooks/{one.name}",
         }
+
+
+def problem(name: str, says: str, severity: str, remedy: str) -> dict[str, Any]:
+    """Return a fault of a process, which concerns no producer, as plain values for JSON."""
+    return {
+        "name": name,
+        "producer": "",
+        "severity": severity,
+        "says": says,
+        "remedy": remedy,
+        "where": "",
+        "since": None,
+        "runbook": f"runbooks/{name}",
+    }
 
 
 TABLE: tuple[Condition, ...] = (

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from stream_ssl.observe.conditions import CONDITIONS, OF_CHECK, Lit
+from stream_ssl.observe.conditions import CONDITIONS, OF_CHECK, Lit, problem
 
 STARTING = "starting"
 """The detail of the check "started" until the main loop runs."""
@@ -123,18 +123,13 @@ class Health:
             detail = part.get("detail") or (
                 f"the {name}'s main loop has made no round for {part.get('seconds_since_tick')} s"
             )
-            problems.append(
-                {
-                    "name": condition.name if condition else name,
-                    "producer": "",
-                    "severity": condition.severity if condition else "warning",
-                    "says": f"{name}: {detail}",
-                    "remedy": condition.advice(self.folders) if condition else "",
-                    "where": condition.where(self.folders) if condition else "",
-                    "since": None,
-                    "runbook": f"runbooks/{condition.name}" if condition else None,
-                }
-            )
+            says = f"{name}: {detail}"
+            if condition is None:
+                problems.append({**problem(name, says, "warning", ""), "runbook": None})
+                continue
+            advice, where = condition.advice(self.folders), condition.where(self.folders)
+            found = problem(condition.name, says, condition.severity, advice)
+            problems.append({**found, "where": where})
         return problems
 
 
