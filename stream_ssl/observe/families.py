@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from prometheus_client import (
     CollectorRegistry,
@@ -42,6 +43,7 @@ SETTINGS = 256
 """The most settings that config_info has as labels."""
 
 Family = Counter | Gauge | Histogram
+F = TypeVar("F", Counter, Gauge, Histogram)
 
 
 class Measured(Collector):
@@ -130,20 +132,15 @@ class Families:
 
     def add(self, name: str, value: float = 1.0, /, **labels: str) -> None:
         """Add to a counter."""
-        child = self._child(name, labels)
-        assert isinstance(child, Counter), f"{name} is not a counter"
-        child.inc(value)
+        self._child(Counter, name, labels).inc(value)
 
     def set(self, name: str, value: float, /, **labels: str) -> None:
         """Set a gauge."""
-        child = self._child(name, labels)
-        assert isinstance(child, Gauge), f"{name} is not a gauge"
-        child.set(value)
+        self._child(Gauge, name, labels).set(value)
 
     def observe(self, name: str, /, *values: float, **labels: str) -> None:
         """Add values to a histogram."""
-        child = self._child(name, labels)
-        assert isinstance(child, Histogram), f"{name} is not a histogram"
+        child = self._child(Histogram, name, labels)
         for value in values:
             child.observe(value)
 
@@ -186,21 +183,20 @@ class Families:
 
     def compute(self, name: str, value: Callable[[], float], /, **labels: str) -> None:
         """Compute a gauge whenever it is read. It has no value while the result is NaN."""
-        child = self._child(name, labels)
-        assert isinstance(child, Gauge), f"{name} is not a gauge"
-        child.set_function(value)
+        self._child(Gauge, name, labels).set_function(value)
 
     def watch(self, folders: Mapping[str, Path]) -> None:
         """Export the free space of the disks of these folders, by name."""
         for name, folder in folders.items():
             self.compute("disk_free_bytes", partial(free, folder), folder=name)
 
-    def _child(self, name: str, labels: Mapping[str, str]) -> Family:
+    def _child(self, kind: type[F], name: str, labels: Mapping[str, str]) -> F:
         family = self._families[name]
-        if not labels:
-            return family
-        bounded = {label: self._labels[name, label].fold(labels[label]) for label in labels}
-        return family.labels(**bounded)
+        if labels:
+            bounded = {label: self._labels[name, label].fold(labels[label]) for label in labels}
+            family = family.labels(**bounded)
+        assert isinstance(family, kind), f"{name} is not a {kind.__name__.lower()}"
+        return family
 
     def _create(self, spec: Spec) -> Family:
         # The library appends the unit itself, and shows it as UNIT in OpenMetrics.
