@@ -161,11 +161,7 @@ class _Parser(Parser):
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return (host, port) of an address HOST:PORT.
-
-    Raises:
-        ValueError: the address has another form, or its port is above 65535.
-    """
+    """Return (host, port) of an address HOST:PORT, or raise ValueError."""
     host, colon, port = address.rpartition(":")
     if not (host and colon and port.isdecimal()) or host == "*" or "/" in host:
         raise ValueError(

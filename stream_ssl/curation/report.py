@@ -40,9 +40,6 @@ def write_report(curator: Curator, path: Path, names: Sequence[str] = ()) -> Non
         curator: the curator at the end of its pass.
         path: the file.
         names: the names of the classes, by label.
-
-    Raises:
-        OSError: the file cannot be written.
     """
     kept, counts = curator.kept, curator.progress
     dropped_sources: Counter[str] = Counter()

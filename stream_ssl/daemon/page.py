@@ -64,11 +64,7 @@ def serve_page(
 
 
 def page_sources(settings: Namespace) -> Sources:
-    """Return what a process's page can show from its start.
-
-    Raises:
-        ValueError: the token file cannot be used.
-    """
+    """Return what a process's page can show, or raise ValueError about the token file."""
     file, run = settings.http.token_file, settings.run
     token = None if file is None else Token.load(file)
     gone = partial(ending_of, run)

@@ -345,11 +345,7 @@ def _role_of(run: Path, name: str) -> tuple[Path, str]:
 
 
 def token_of(endpoints: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """Return the token that the run's processes require; None if they require none.
-
-    Raises:
-        ValueError: this user may not read the token file.
-    """
+    """Return the token that the processes require, or None. Raise ValueError if unreadable."""
     files = {entry["token_file"] for entry in endpoints.values() if "token_file" in entry}
     return Token.load(Path(files.pop())).secret if files else None
 

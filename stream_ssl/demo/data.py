@@ -63,11 +63,7 @@ def folder() -> Traversable:
 
 
 def check(where: Traversable | None = None) -> None:
-    """Compare the embedded files with their checksums.
-
-    Raises:
-        DataDamaged: a file is missing or differs.
-    """
+    """Compare the embedded files with their checksums. Raise DataDamaged if one differs."""
     for name, expected in SHA256.items():
         file = (where or folder()).joinpath(name)
         try:

@@ -24,14 +24,8 @@ VOTES = 1 << 24
 class Neighbours:
     """The k nearest references of each query by cosine, for several measures with one search.
 
-    Args:
-        query_QF: features of any length; they are normalised.
-        reference_NF: features of the labelled references.
-        label_N: classes of the references, 0 or more.
-        k: largest number of neighbours that will be used, 1 to N.
-
-    Raises:
-        ValueError: shapes or labels do not fit, or there are fewer than k references.
+    The arguments and errors are those of `knn_classify`. `k` is the largest number of neighbours
+    that will be used.
     """
 
     def __init__(self, query_QF: Array, reference_NF: Array, label_N: Array, k: int) -> None:

@@ -108,11 +108,7 @@ def has_splits(name: str, options: Mapping[str, Any]) -> bool:
 
 
 def check_ends(name: str, options: Mapping[str, Any]) -> None:
-    """Reject a source that never ends.
-
-    Raises:
-        ValueError: the source is the synthetic one, without a count.
-    """
+    """Raise ValueError for the synthetic source without a count, which never ends."""
     if name == "synthetic" and options.get("count") is None:
         raise ValueError("the synthetic source never ends: limit it with --source.count 2000")
 

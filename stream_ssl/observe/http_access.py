@@ -75,11 +75,7 @@ class Token:
 
     @classmethod
     def load(cls, path: Path) -> Token:
-        """Load a token from a file that holds nothing else.
-
-        Raises:
-            ValueError: the file cannot be read, everybody may read it, or it holds no token.
-        """
+        """Load a token from a file that holds nothing else and is private, or raise ValueError."""
         remedy = (
             "make one with: (umask 077; "
             f"python3 -c 'import secrets; print(secrets.token_urlsafe(32))' > {path})"

@@ -16,10 +16,6 @@ class JsonResponse(JSONResponse):
     """
 
     def render(self, content: Any) -> bytes:
-        """Return the bytes of the body.
-
-        Raises:
-            ValueError: a number is not finite.
-        """
+        """Return the bytes of the body. A number that is not finite raises ValueError."""
         text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         return text.encode("utf-8", "backslashreplace")

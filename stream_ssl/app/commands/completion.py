@@ -91,11 +91,7 @@ def copy_options(words: Sequence[str], target: argparse.ArgumentParser) -> None:
 
 
 def options(words: Sequence[str]) -> Iterator[argparse.Action]:
-    """Yield the options of a command.
-
-    Raises:
-        ModuleNotFoundError: the command needs an extra that is not installed.
-    """
+    """Yield the options of a command. Without its extra, raise ModuleNotFoundError."""
     from stream_ssl.config import options
 
     name = words[0]

@@ -190,9 +190,6 @@ class FigureHistory:
         Args:
             track: "recent" or "whole", which also ends with the newest row.
             since: a value of `time`; the result has only later rows.
-
-        Raises:
-            KeyError: there is no such track.
         """
         with self._lock:
             rows = self._tracks[track].rows(since - RATE_SECONDS)

@@ -20,11 +20,7 @@ NAMES = frozenset(
 
 
 def render(name: str) -> str:
-    """Return a runbook as HTML.
-
-    Raises:
-        LookupError: there is no such runbook.
-    """
+    """Return a runbook as HTML. An unknown name raises LookupError."""
     if name not in NAMES:
         raise LookupError(
             f"unknown runbook {name[:40]!r}: must be one of {', '.join(sorted(NAMES))}"
