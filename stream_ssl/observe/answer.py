@@ -14,7 +14,6 @@ class Answer:
     """The answer to one question.
 
     Attributes:
-        question: the name of the question.
         level: good, watch (worth a look), bad, wait (nothing is known yet), or unknown (the process
             that knows it does not answer).
         says: one or two sentences with a number.

@@ -85,8 +85,6 @@ class Census:
     """The names of all conditions, each in one of three groups.
 
     Attributes:
-        present: the conditions that hold.
-        absent: the conditions that do not hold.
         unknown: the conditions that only a process without an answer could decide.
     """
 
@@ -165,11 +163,7 @@ def problems_of(states: Mapping[str, State]) -> list[dict[str, Any]]:
 
 
 def answers(states: Mapping[str, State]) -> list[Answer]:
-    """Return the five answers, in the order of the questions.
-
-    Args:
-        states: the state of each process, by its name, such as "learner" or "receiver-1".
-    """
+    """Return the five answers, in the order of the questions."""
     problems = problems_of(states)
     receivers = [one for name, one in states.items() if name.startswith("receiver")]
     if receivers and "learner" in states and not any(map(_may_receive, receivers)):

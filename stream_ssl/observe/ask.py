@@ -31,10 +31,7 @@ def ask(
     """Return the status and the body of an answer.
 
     Args:
-        address: the HTTP address of the process.
-        path: the path of the question below the address.
         seconds: the time-out of each wait, and of the whole body.
-        headers: further headers.
         body: bytes to post; None: ask by GET.
 
     Raises:
@@ -85,7 +82,6 @@ def state_in(role: str, where: str, status: int, body: bytes) -> dict[str, Any]:
     """Return the state of a process from its answer to the question `state` of `page/api.py`.
 
     Args:
-        role: the role of the process.
         where: the place of the process, for an error, such as "at its address".
         status, body: the answer, as `ask` returns it.
 

@@ -26,10 +26,8 @@ class CheckpointMetrics:
     """The metrics of the checkpoints of a learner.
 
     Args:
-        families: the learner's metrics.
         folder: the folder of the checkpoints; None if it is unknown.
         clock: returns seconds since the Unix epoch, for the age of a checkpoint.
-        monotonic: returns monotonic seconds.
     """
 
     def __init__(

@@ -49,7 +49,6 @@ class Calibration:
         """Take pairs of known kind.
 
         Args:
-            cosine: the cosines of the pairs.
             same: bool, whether each pair is the same; the shape of `cosine`.
         """
         for counts_N, pairs in ((self._same_N, cosine[same]), (self._all_N, cosine)):
@@ -133,7 +132,6 @@ class NearDuplicateShare:
 
     Args:
         test: the test of this memory; None: the memory keeps no images.
-        memory: the working memory.
     """
 
     def __init__(self, test: NearDuplicates | None, memory: WorkingMemory) -> None:

@@ -113,8 +113,6 @@ class Condition:
 
     Attributes:
         name: the value of the metric's label, and the file name of the runbook.
-        role: the role of the process that watches the condition.
-        severity: the severity of the alert.
         summary: one sentence without figures, for an alert. "{producer}" stands for the producer.
         remedy: the action to take, in one or two sentences. "{journal}" stands for a folder of
             FOLDERS.
@@ -150,7 +148,6 @@ class Lit:
     """A condition that is present.
 
     Attributes:
-        condition: the condition.
         producer: the producer that it concerns; "" if it concerns none.
         says: a sentence that names the cause, with figures.
         since: the Unix time at which it began.

@@ -70,11 +70,6 @@ GAUGES: Mapping[Role, tuple[str, ...]] = {
 class Facts:
     """The facts of one process, from its metrics. Call `sample` every two seconds.
 
-    Args:
-        registry: the metrics to read.
-        role: the role of the process.
-        clock: returns monotonic seconds.
-
     Attributes:
         history: the figures of the process over time.
     """

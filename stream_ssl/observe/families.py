@@ -73,7 +73,6 @@ class Labels:
     add a series for the life of the process.
 
     Args:
-        known: values that are known in advance.
         limit: the most values. Further values become "other".
     """
 
@@ -165,7 +164,6 @@ class Families:
 
         Args:
             record: a record of the class that `Spec.field` names.
-            labels: further labels of the metrics.
         """
         put = {"counter": self.add, "gauge": self.set, "histogram": self.observe}
         for spec in self._specs:

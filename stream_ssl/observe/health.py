@@ -27,9 +27,6 @@ class Health:
     All methods may be called from any thread. After `expect`, a loop counts as alive for its
     `patience`, even before its first tick.
 
-    Args:
-        clock: returns monotonic seconds.
-
     Attributes:
         conditions: the conditions that `watch.py` found at its last look, the worst first.
         folders: the folders that the process writes, by the names of FOLDERS in `conditions.py`.

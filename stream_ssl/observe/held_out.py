@@ -92,7 +92,6 @@ class Answered:
 
     Attributes:
         at: monotonic seconds.
-        step: the step of the learner.
         found_Q: the class of each query by kNN.
         near_Pn: the references nearest to the pictures that the page shows, the nearest first.
     """
@@ -107,8 +106,6 @@ class HeldOutProbe:
     """A probe that keeps the set as uint8 images and encodes all of it each time.
 
     Args:
-        settings: the source and the numbers of the probe.
-        decoder: the decoder of the run.
         features: maps uint8 images [B, C, H, W] to features [B, F], in evaluation mode.
 
     Attributes:

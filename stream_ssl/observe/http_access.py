@@ -56,7 +56,6 @@ class Token:
 
     Args:
         secret: at least LEAST_TOKEN printable ASCII characters without blanks.
-        clock: returns seconds since the Unix epoch.
 
     Raises:
         ValueError: the secret is too short or has other characters.

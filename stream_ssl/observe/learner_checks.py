@@ -18,7 +18,6 @@ class LearnerChecks:
     """The checks of a learner's figures.
 
     Args:
-        trends: the rises of the process.
         checkpoint_seconds: the configured seconds between two checkpoints.
         first: whether this process reports for all ranks.
         clock: returns monotonic seconds.

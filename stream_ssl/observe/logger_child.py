@@ -36,12 +36,7 @@ LONGEST = 500
 
 
 class Wandb:
-    """A run of Weights & Biases, which continues after a restart. Its files are in RUN/wandb.
-
-    Args:
-        run: the run folder.
-        config: the resolved configuration.
-    """
+    """A run of Weights & Biases, which continues after a restart. Its files are in RUN/wandb."""
 
     def __init__(self, run: Path, config: Mapping[str, Any]) -> None:
         folder = run / "wandb"
@@ -96,12 +91,7 @@ class Wandb:
 
 
 class Mlflow:
-    """A run on the server MLFLOW_TRACKING_URI, which continues after a restart.
-
-    Args:
-        run: the run folder.
-        config: the resolved configuration.
-    """
+    """A run on the server MLFLOW_TRACKING_URI, which continues after a restart."""
 
     def __init__(self, run: Path, config: Mapping[str, Any]) -> None:
         folder = run / "mlflow"

@@ -45,8 +45,6 @@ class LoggerProcess:
 
     Args:
         name: wandb or mlflow.
-        run: the run folder.
-        config: the resolved configuration.
         deadline: the latest time at which the process may still run.
 
     Raises:

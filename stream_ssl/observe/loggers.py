@@ -79,7 +79,6 @@ class TensorBoard:
     """Event files that `tensorboard --logdir RUN` shows.
 
     Args:
-        folder: the folder of the event files.
         config: the resolved configuration, shown as text.
         step: the step at which the run continues. Events of later steps of an earlier process are
             hidden.
@@ -139,12 +138,8 @@ class Logging:
     10 minutes. Training never waits for a logger, and goes on.
 
     Args:
-        name: the name of the logger.
         opener: opens the logger at a step.
-        registry: the learner's metrics.
         view: the memory; it is asked between two steps.
-        failed: called at each failure.
-        clock: returns monotonic seconds.
     """
 
     def __init__(

@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 
 class MemoryMetrics:
-    """The metrics of all memories of a learner.
-
-    Args:
-        families: the learner's metrics.
-    """
+    """The metrics of all memories of a learner."""
 
     def __init__(self, families: Families) -> None:
         self._families = families

@@ -22,13 +22,10 @@ class Spec:
     """The description of one metric.
 
     Attributes:
-        role: the role of the processes that export the metric.
-        kind: the Prometheus type.
         name: the name without prefix. It ends in `_total` for a counter, in `_info` for an info.
         unit: the unit of the value. OpenMetrics shows it if the name ends in the unit.
         help: one sentence that is exported with the metric.
         look: what an operator should look for.
-        labels: the label names.
         buckets: the upper bounds of a histogram.
         field: the attribute that fills the metric, such as "StepRecord.batch". The receiver
             has ReceiverRecord. The learner has StepRecord, CheckpointRecord and MemoryStats; fields

@@ -52,9 +52,7 @@ class ProcessMetrics:
     """The metrics that both roles have.
 
     Args:
-        families: the metrics of the role.
         folders: the folders that the process writes, by purpose.
-        monotonic: returns monotonic seconds.
 
     Attributes:
         registry: the registry of the metrics, which the server exposes.
@@ -87,7 +85,6 @@ class ReceiverMetrics(ProcessMetrics):
 
     Args:
         registry: a registry for these metrics alone.
-        folders: the folders that the receiver writes, by purpose.
     """
 
     def __init__(
@@ -117,13 +114,6 @@ class LearnerMetrics(ProcessMetrics):
         registry: a registry for these metrics alone.
         memories: the names of all memories: the working memory first, then the shadows.
         classes: the number of classes if it is known in advance; their series then start at 0.
-        folders: the folders that the learner writes, by purpose.
-        clock: returns seconds since the Unix epoch, for the age of a checkpoint.
-        monotonic: returns monotonic seconds.
-
-    Attributes:
-        of_memories: the metrics of the memories.
-        of_checkpoints: the metrics of the checkpoints.
     """
 
     def __init__(
@@ -292,7 +282,6 @@ class LearnerMetrics(ProcessMetrics):
         Args:
             busy: busy seconds by rank, from `stream_ssl.learning.ranks.Work`.
             slots: the occupied slots of all shards.
-            group: the group that this rank belongs to.
         """
         for rank, seconds in enumerate(busy):
             self._raise_to("rank_busy_seconds_total", seconds, rank=str(rank))

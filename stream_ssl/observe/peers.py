@@ -34,10 +34,6 @@ class Peers:
     """A record of how long each peer has not answered.
 
     Call `ask` every ASK_EVERY seconds.
-
-    Args:
-        find: returns the peers that exist now.
-        clock: returns monotonic seconds.
     """
 
     def __init__(

@@ -59,8 +59,6 @@ class ReceiverChecks:
     """The checks of a receiver's figures.
 
     Args:
-        trends: the rises of the process.
-        health: the loops and checks of the process.
         clock: returns monotonic seconds.
         wall: returns seconds since the Unix epoch.
     """

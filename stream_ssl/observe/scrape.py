@@ -75,7 +75,6 @@ class Scraper:
         urls: returns the HTTP address by role. It is called at each scrape, because a restarted
             process has another port.
         timeout: seconds to wait for one process.
-        clock: returns monotonic seconds.
         token: the token in http.token_file, or None if there is none.
     """
 

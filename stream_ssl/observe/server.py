@@ -70,10 +70,7 @@ class Server:
     The server runs in a daemon thread. It is a context manager.
 
     Args:
-        registry: the metrics to expose.
         health: the state that /healthz and /readyz report.
-        role: the role of this process, "receiver" or "learner".
-        host: the address to listen on.
         port: the port to listen on. 0 chooses a free port; `address` holds the actual port.
         public: allow an address other than loopback without a token. Everybody who reaches the
             port can then read the metrics, the names of the producers and the images.
@@ -373,12 +370,7 @@ def _not_found(request: Request, _: Exception) -> Response:
 
 
 def check_public(host: str, public: bool) -> None:
-    """Raise ValueError if the page would be reachable from other machines without permission.
-
-    Args:
-        host: the address to listen on.
-        public: whether the configuration allows other machines.
-    """
+    """Raise ValueError if the page would be reachable from other machines without permission."""
     if not public and not is_loopback_host(host):
         raise ValueError(
             f"metrics address {host!r} is not loopback, and there is no token: everybody "

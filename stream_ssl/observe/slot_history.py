@@ -48,12 +48,10 @@ class Eviction:
 
     Attributes:
         at: the time of the eviction, in seconds since the Unix epoch.
-        id: the id of the sample.
         age: samples offered to the memory between its arrival and its eviction.
         origin: the origin of the sample; None if unknown.
         by: the origin of the sample that had its slot at the end of the same step. None if unknown,
             such as for a sample of another rank.
-        slot: the slot that the sample left.
     """
 
     at: float
@@ -80,7 +78,6 @@ class SlotHistory:
     Only the learner's thread may use it. A step costs some microseconds per sample.
 
     Args:
-        memory: the working memory.
         pictures: keeps the pictures of evicted samples; by default a new `EvictedPictures`.
 
     Attributes:
@@ -152,7 +149,6 @@ class EvictedPictures:
 
     Args:
         memory: the working memory. A memory without images has no pictures.
-        clock: returns monotonic seconds.
     """
 
     def __init__(

@@ -23,7 +23,6 @@ def thumbnails(keys_BD: Tensor, image_BCHW: Tensor) -> Tensor:
     count as colours, and A would be SIDE^2 times their number.
 
     Args:
-        keys_BD: the embeddings.
         image_BCHW: uint8 images, or the bytes of vectors, [B, bytes, 1, 1].
     """
     if image_BCHW.shape[2:] == (1, 1):

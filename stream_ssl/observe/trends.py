@@ -24,11 +24,7 @@ An empty sentence stands for the condition's summary."""
 
 
 class Figures:
-    """The metrics at one moment.
-
-    Args:
-        registry: the registry to read.
-    """
+    """The metrics at one moment."""
 
     def __init__(self, registry: CollectorRegistry | RestrictedRegistry) -> None:
         self._samples: dict[str, list[tuple[Mapping[str, str], float]]] = defaultdict(list)

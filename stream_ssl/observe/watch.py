@@ -52,14 +52,9 @@ class Watch:
     The start of a condition is logged as a WARNING, its end as INFO.
 
     Args:
-        role: the role of the process.
-        registry: the metrics of the process.
         health: the loops and checks of the process. The watch sets `health.conditions`.
         light: exports the present conditions as metrics, by name and producer.
-        watched: the process's folders and settings.
         hung: returns a sentence for each other process of the run that hangs.
-        clock: returns monotonic seconds.
-        wall: returns seconds since the Unix epoch.
     """
 
     def __init__(

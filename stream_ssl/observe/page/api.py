@@ -91,16 +91,13 @@ class Sources:
     Any thread may set an attribute as soon as the data exists.
 
     Attributes:
-        run: the run's folder.
         memory: the view of a learner's memory; None until the memory is built.
         originals: the files of the memory's samples as they were sent; None: none are kept.
         group: the view of a learner's ranks; None until the ranks have connected.
         held_out: the view of a learner's held-out set; None: it has no set.
-        producers: the view of a receiver's producers.
         peer: returns the address of the other process.
         gone: returns the state of a process that ended, starts or never ran here; {} otherwise.
         hung: returns a sentence if the process at an address hangs, else an empty string.
-        token: the token of both processes.
     """
 
     run: Path | None = None
@@ -116,14 +113,7 @@ class Sources:
 
 
 class Api:
-    """The handler of all questions under `api/`.
-
-    Args:
-        role: the role of this process.
-        health: the health of this process.
-        facts: the figures and facts of this process.
-        sources: the other data of this process.
-    """
+    """The handler of all questions under `api/`."""
 
     def __init__(self, role: Role, health: Health, facts: Facts, sources: Sources) -> None:
         self._role, self._health, self._facts = role, health, facts

@@ -19,11 +19,7 @@ PAIRS = 24
 
 
 class DroppedPairs:
-    """The newest dropped samples that have a picture, with their twins.
-
-    Args:
-        reader: knows whether the page can show the pictures of this memory.
-    """
+    """The newest dropped samples that have a picture, with their twins."""
 
     def __init__(self, reader: MemoryReader) -> None:
         self._reader = reader

@@ -23,7 +23,6 @@ class Member:
     """The facts of one rank that only change when the group starts again.
 
     Attributes:
-        host: the name of the rank's host.
         journal: the id of the journal that the rank reads; None if it has none yet.
     """
 
@@ -35,10 +34,8 @@ class GroupView:
     """A thread-safe view of the ranks: the learner's loop fills it, and the page reads it.
 
     Args:
-        members: the members by rank.
         parked: the ids of the run's journals that no rank reads.
         capacity: the capacity of the memory, in slots of all shards.
-        clock: returns monotonic seconds.
     """
 
     def __init__(
@@ -59,7 +56,6 @@ class GroupView:
         """Record the work of all ranks up to this step.
 
         Args:
-            step: the number of steps so far.
             work: the work so far, by rank.
             slots: the occupied slots of all shards.
             offsets: the position in the stream, by rank.

@@ -28,7 +28,6 @@ class HeldOutView:
 
     Args:
         probe: the probe of the learner. It has run at least once, unless the run was resumed.
-        clock: returns monotonic seconds.
     """
 
     def __init__(self, probe: HeldOutProbe, clock: Callable[[], float] = time.monotonic) -> None:

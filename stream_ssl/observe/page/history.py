@@ -34,8 +34,6 @@ class Series:
     """One line of a chart.
 
     Attributes:
-        metric: the name of the metric in the catalogue.
-        labels: the labels of the series.
         rate: show the rise per second of a counter.
     """
 
@@ -140,10 +138,8 @@ class FigureHistory:
     """The values of a process's metrics over time. Call `sample` every EVERY seconds.
 
     Args:
-        registry: the metrics to read.
         role: the role, which chooses the SERIES.
         clock: returns monotonic seconds, so that a change of the system clock has no effect.
-        wall: returns seconds since the Unix epoch.
     """
 
     def __init__(

@@ -16,13 +16,7 @@ from stream_ssl.observe.slot_history import Eviction, SlotHistory, shrunk
 
 
 class LastEvictions:
-    """The newest evictions, as the page shows them.
-
-    Args:
-        slots: keeps the evictions and small pictures of the samples that left.
-        reader: reads the samples that took their slots.
-        jobs: runs jobs on the learner's thread.
-    """
+    """The newest evictions, as the page shows them."""
 
     def __init__(self, slots: SlotHistory, reader: MemoryReader, jobs: StepJobs) -> None:
         self._slots, self._reader, self._jobs = slots, reader, jobs

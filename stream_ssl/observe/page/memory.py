@@ -49,10 +49,6 @@ class MemoryView:
     search. The thread that asks computes everything else from the snapshot. Nothing is copied
     unless a viewer asks. Snapshots keep to SNAPSHOT_SHARE, and other jobs to the share of `jobs`.
 
-    Args:
-        memory: the working memory.
-        origins: the origins of the samples, as the learner keeps them.
-
     Attributes:
         jobs: runs jobs on the learner's thread.
         slots: the recent past of the slots.
@@ -187,7 +183,6 @@ class MemoryView:
 
         Args:
             data: the bytes of a JPEG, PNG or WebP file.
-            count: the number of slots.
 
         Raises:
             LookupError: this memory keeps no pictures.

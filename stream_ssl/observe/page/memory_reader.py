@@ -75,12 +75,7 @@ class SlotsCopy:
 
 
 class MemoryReader:
-    """The reads of a memory that only the learner's thread may make, between two steps.
-
-    Args:
-        memory: the working memory.
-        origins: the origins of the samples, as the learner keeps them.
-    """
+    """The reads of a memory that only the learner's thread may make, between two steps."""
 
     def __init__(self, memory: WorkingMemory, origins: Origins) -> None:
         self._memory, self._origins = memory, origins

@@ -78,7 +78,6 @@ class ProducersView:
             sort: one of SORTS.
             find: a part of the name; upper and lower case are the same.
             offset: the number of the first producer, from 0.
-            limit: the number of producers.
             name: the whole name of the only producer; None: all producers.
         """
         at, records, earlier = self._read()

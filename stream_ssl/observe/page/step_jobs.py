@@ -46,7 +46,6 @@ class StepJobs:
     SHARE holds for any jobs and any number of viewers.
 
     Args:
-        clock: returns monotonic seconds.
         cost: returns the processor time of the thread that calls `serve`, in seconds. A job during
             which other programs held the processor costs no more for it.
     """
@@ -72,7 +71,6 @@ class StepJobs:
         Any other thread may call this method.
 
         Args:
-            job: the function to run.
             timeout: seconds to wait until the job begins.
             metered: False for a caller that limits its own share. Such a job runs at the next
                 pause, and does not count against the share of the other jobs.

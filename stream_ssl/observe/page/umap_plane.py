@@ -57,7 +57,6 @@ class UmapPlane(Generic[T]):
 
         Args:
             key: identifies the rows, such as the snapshot that they come from.
-            z_nD: the embeddings.
             begin_n2: start points, so that a new map has the orientation of the last one.
         """
         with self._lock:
