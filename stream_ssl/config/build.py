@@ -278,8 +278,6 @@ def originals(
     """Return what keeps the bytes of samples as they were sent; None without a budget.
 
     Args:
-        settings: the settings.
-        ranks: the number of ranks.
         held: names of the files that the newest checkpoint holds.
 
     Raises:
@@ -390,7 +388,6 @@ def loggers(
     """Return a function for each logger that opens it at a step.
 
     Args:
-        settings: the settings.
         config: the resolved configuration, as plain values.
         deadline: the time by which the processes of loggers must end.
 
@@ -513,7 +510,6 @@ def dry_run(settings: Namespace, ranks: int = 1) -> Learner:
     """Build the objects of a learner's process, in a temporary folder. Return its learner.
 
     Args:
-        settings: the settings to check.
         ranks: the number of ranks of the run. Only the first rank is built.
 
     Raises:

@@ -558,7 +558,6 @@ def _wrong_names(node: yaml.Node, path: str, lines: dict[str, int]) -> Iterator[
     """Yield an error for each key that is no text or repeated. YAML silently keeps the last.
 
     Args:
-        node: a part of the document.
         path: the beginning of the options in this part, such as "memory.".
         lines: the lines of the options before it. `memory.capacity` may be a key, too.
     """

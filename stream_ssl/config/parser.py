@@ -336,10 +336,8 @@ def hinted(
     """Return an error of jsonargparse with the options as users write them, and a suggestion.
 
     Args:
-        message: the error.
         written: the written form of each option by its name, such as
             {"learner.seed": "--learner.seed", "run": "RUN"}.
-        given: the command line.
         needed: the names of the required options.
     """
     if (number := NOT_FINITE.search(message)) and (keys := KEY.findall(message)):

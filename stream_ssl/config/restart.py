@@ -131,7 +131,6 @@ def resume(parser: ArgumentParser, settings: Namespace, run: Mapping[str, Any]) 
 
     Args:
         parser: the parser that returned `settings`.
-        settings: the settings of the restart.
         run: the configuration stored in the checkpoint.
 
     Raises:

@@ -27,9 +27,6 @@ class EndedSources:
     The file has the name of each producer and the time of its latest packet. It is absent while any
     producer may send more. Without it, a receiver that starts again after a bulk upload would
     report that producers are missing.
-
-    Args:
-        run: the folder of the run.
     """
 
     def __init__(self, run: Path) -> None:

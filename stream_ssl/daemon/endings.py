@@ -38,11 +38,7 @@ MOST_WORDS = 300
 
 
 class Life(logging.Handler):
-    """The record of one process's life, in the run's folder.
-
-    Args:
-        run, role: the folder of the run, and the role of the process.
-    """
+    """The record of one process's life, in the run's folder."""
 
     def __init__(self, run: Path, role: str) -> None:
         super().__init__(logging.INFO)

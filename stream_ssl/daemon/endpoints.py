@@ -107,11 +107,7 @@ def _alive(pid: int) -> bool:
 
 
 class Announcement:
-    """The addresses of a role in endpoints.json, kept there while the process runs.
-
-    Args:
-        run, role, addresses: as for `publish`.
-    """
+    """The addresses of a role in endpoints.json, kept there while the process runs."""
 
     def __init__(self, run: Path, role: str, **addresses: str) -> None:
         self._run, self._role, self._addresses = run, role, addresses

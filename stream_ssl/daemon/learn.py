@@ -63,7 +63,6 @@ def learn(parser: ArgumentParser, settings: Namespace, stop: Stop) -> None:
     Args:
         parser: the parser that returned `settings`.
         settings: parsed, not yet instantiated.
-        stop: set to end the process.
     """
     with ExitStack() as stack:
         farewell = "stopped before the first step: nothing has changed that a checkpoint would hold"
@@ -84,7 +83,6 @@ class Process:
         stack: closes the process's resources.
 
     Attributes:
-        learner: the learner.
         health: the state of the process and of its loop.
     """
 

@@ -28,7 +28,6 @@ class LearnerServer:
 
     Args:
         settings: parsed, not yet instantiated.
-        rank: the number of this rank.
         stack: closes the server and its threads.
 
     Attributes:

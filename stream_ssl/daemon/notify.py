@@ -26,7 +26,6 @@ class Notifier:
     waits for samples.
 
     Args:
-        health: the state of the loops and checks.
         environment: names systemd's socket (NOTIFY_SOCKET, WATCHDOG_USEC).
     """
 

@@ -35,14 +35,11 @@ class Observers:
     They consume the learner's records, and never change the state that is trained.
 
     Args:
-        metrics: the exported metrics.
-        memory: the working memory.
         test: finds near-duplicates of the memory's pictures; None: it has no pictures.
         shadows: memories that see the same stream under other policies.
         batches, reader: report how far the learner is behind.
         held_out: probes a held-out labelled set; None: no such set.
         recent_rank: detects a collapse.
-        clock: monotonic seconds.
     """
 
     def __init__(

@@ -40,8 +40,6 @@ def serve_page(
     """Serve a process's metrics and page, ask its peers, and watch over its conditions.
 
     Args:
-        settings: the settings of the process.
-        role: the role of the process.
         metrics, health, sources: the data of the page. `sources.hung` is set.
         watched: the process's folders and settings that the watch needs.
         stack: closes the server and its threads.
@@ -98,7 +96,6 @@ def peers_of(run: Path, role: str) -> dict[str, tuple[str, int]]:
 
     Args:
         run: this process's own run folder.
-        role: this process's role.
     """
     found: dict[str, tuple[str, int]] = {}
     for folder in (run.parent, run, *sorted(run.glob("receiver-*"))):

@@ -23,11 +23,9 @@ class RankReports:
     """The reports of all ranks. All ranks must construct it together.
 
     Args:
-        ranks: the ranks of the run.
         part: the journal of this rank.
         checkpointer: knows the journals of the run.
         saved: the checkpoint that the run resumes from.
-        settings: the learner's settings.
         server: its metrics, health and page show the reports.
     """
 

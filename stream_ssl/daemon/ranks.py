@@ -124,8 +124,6 @@ def part_of(settings: Namespace, ranks: Ranks, saved: Saved | None) -> Part:
     """Return the journal that this rank reads.
 
     Args:
-        settings: the learner's settings.
-        ranks: all ranks of the run.
         saved: the checkpoint that the run resumes from. If it holds several journals, the ranks
             have journals of their own, even if the settings name no folders.
 
@@ -167,7 +165,6 @@ def _journals(ranks: Ranks, folder: Path, waits: int) -> list[str | None]:
     Receivers that start at the same time as the ranks make their journals soon.
 
     Args:
-        ranks: all ranks of the run.
         folder: the run folder of this rank's receiver.
         waits: how often to look again while a rank finds none, PAUSE seconds apart.
     """

@@ -60,9 +60,7 @@ def receive(settings: Namespace, resolved: Mapping[str, Any], stop: Stop) -> Non
     """Receive samples until `stop` is set. Then commit and acknowledge the samples held.
 
     Args:
-        settings: the settings, as the receiver's parser returns them.
         resolved: the same settings as plain values, for the metrics.
-        stop: set to end the process.
     """
     allow_connections()
     with configuring():
@@ -155,8 +153,6 @@ def listen_again(listen: Callable[[str], T], bind: str, run: Path) -> T:
     run folder belongs to the original run.
 
     Args:
-        listen: listens at an address.
-        bind: the address in the settings.
         run: the run's folder, with the endpoints.json of the previous receiver.
     """
     host, _, port = bind.rpartition(":")

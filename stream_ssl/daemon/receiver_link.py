@@ -28,7 +28,6 @@ class ReceiverLink:
     """The messages of a learner to its receiver, through a file in the receiver's run folder.
 
     Args:
-        learner: the learner.
         batches: the reader of this rank's journal.
         checkpointer: knows the records that checkpoints would replay.
         part: the journal of this rank. Only its first reader writes to the receiver.
@@ -121,9 +120,6 @@ class ReceiverLink:
 
         Call this after the learner has read the whole journal. Without another checkpoint the
         receiver trims nothing. Without new samples no checkpoint is due.
-
-        Args:
-            save: begins a checkpoint.
         """
         if self._part.number or self._learner.divergence.halted or not self._offsets.journal_full:
             return

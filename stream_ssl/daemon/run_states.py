@@ -43,7 +43,6 @@ class Reading:
 
     Attributes:
         states: the state of each process, by its name, such as "learner" or "receiver-1".
-        answers: the five answers.
     """
 
     states: Mapping[str, State]
@@ -75,11 +74,7 @@ class Run(Protocol):
 
 
 class RunFolder:
-    """A run on this machine, by its folder. Each question reads the addresses again.
-
-    Args:
-        folder: the run's folder.
-    """
+    """A run on this machine, by its folder. Each question reads the addresses again."""
 
     def __init__(self, folder: Path) -> None:
         self.title, self._folder = str(folder), folder
@@ -320,10 +315,6 @@ def check_no_copy(run: Path, answering: Collection[str]) -> None:
 
     The folder is then a copy. A receiver's own folder has the learner's address too, but no
     checkpoints.
-
-    Args:
-        run: the folder.
-        answering: the names of the processes that answer.
     """
     for name, entry in load(run).items() if (run / "checkpoints").is_dir() else ():
         if name in answering and (original := original_of(run, entry)) is not None:

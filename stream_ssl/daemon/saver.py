@@ -21,8 +21,6 @@ class Saver:
     """The checkpoints of a run: begins them, reports them, and reloads one after a divergence.
 
     Args:
-        learner: the learner.
-        checkpointer: writes and finds the checkpoints.
         config: the run's configuration, which each checkpoint stores.
         first: the state before the first step; None: the run has a checkpoint.
         originals: keeps the files of the samples that a checkpoint holds; None: no files are kept.
@@ -96,7 +94,6 @@ class Saver:
         """Run `work`, and record the checkpoint that it returns. Log and count a failed write.
 
         Args:
-            work: writes the checkpoint.
             then: how the run continues after a failed write, for the log.
         """
         try:

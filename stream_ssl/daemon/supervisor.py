@@ -128,7 +128,6 @@ class Supervisor:
         stop_seconds: seconds that a process may take to stop after SIGTERM before it is killed.
 
     Attributes:
-        children: the processes.
         fault: why no process is restarted; "" if there is no such reason.
     """
 

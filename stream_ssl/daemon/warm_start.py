@@ -43,10 +43,6 @@ def warm_start(settings: Namespace, learner: Learner) -> None:
 
     The optimiser, the schedule and the counters start from the beginning.
 
-    Args:
-        settings: the settings of the new run.
-        learner: the learner that was built from them.
-
     Raises:
         ValueError: no whole checkpoint exists, or its encoder has other shapes.
     """

@@ -150,7 +150,6 @@ def writing(
     """Report a full disk in the block by the option that names the place.
 
     Args:
-        option: the name of the option.
         place: the file or folder that is written, or its address.
         remedy: the end of the error, after "free space there".
     """
@@ -202,7 +201,6 @@ def check_writable(folder: Path, what: str, remedy: str) -> None:
     The check creates a file without a name in the folder, or in the nearest folder above it.
 
     Args:
-        folder: the folder.
         what: the name of the folder in the error, such as "run folder".
         remedy: the end of the error.
 
@@ -298,8 +296,6 @@ def missing_extra(error: ImportError, command: str = "learner", source: str | No
     """Return the command that installs a missing module, or the remedy if a library is too large.
 
     Args:
-        error: the error of the import.
-        command: the command that needs the module.
         source: the source that the command `produce` sends.
 
     Raises:

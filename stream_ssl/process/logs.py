@@ -90,7 +90,6 @@ class LibraryLimit(logging.Filter):
         lines: most lines of one kind within a window. A kind is a logger, a level and the beginning
             of the text before its arguments are filled in.
         seconds: length of a window.
-        clock: monotonic seconds.
     """
 
     OURS = ("stream_ssl", "__main__")
@@ -179,9 +178,7 @@ class StepLog:
     """A log line of training progress every `every` seconds; none while no updates are made.
 
     Args:
-        log: the logger.
         every: seconds between two lines.
-        clock: monotonic seconds.
     """
 
     def __init__(

@@ -139,11 +139,6 @@ def check_learner(
 
     A run that resumes needs no initial weights: its checkpoint has the weights of its encoder.
 
-    Args:
-        parser, settings: the parser, and the settings that it returned.
-        checkpoint: the checkpoint from which the run continues, or None.
-        ranks: how many ranks there are.
-
     Raises:
         ValueError: the settings cannot work.
     """
@@ -211,8 +206,6 @@ def rank_lines(settings: Namespace, ranks: int, megabytes: float) -> str:
     """Return lines on what each of several ranks would do.
 
     Args:
-        settings: the learner's settings.
-        ranks: how many ranks there are.
         megabytes: size of all slots of all ranks together.
     """
     folders = [str(folder) for folder in settings.ranks.receivers]

@@ -175,14 +175,7 @@ def _check_out(out: Path) -> None:
 
 
 def _work(curator: Curator, source: Source, out: Path, finish: bool = False) -> bool:
-    """Read the rest of the source and write the result. Return False if a signal stopped it.
-
-    Args:
-        curator: the pass.
-        source: the source.
-        out: the folder of the result.
-        finish: do not read the rest.
-    """
+    """Read the source unless `finish`, and write the result. Return False if a signal stops it."""
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 
     from stream_ssl.curation import write_results

@@ -105,7 +105,6 @@ def embed(settings: Namespace, name: str) -> bool:
     """Encode the data set of the command line and write the file.
 
     Args:
-        settings: the parsed options.
         name: name of the source in `settings.data`.
 
     Returns:
@@ -232,8 +231,6 @@ class Rows:
     """The images of a source that can be decoded, in order.
 
     Args:
-        source: the source.
-        decoder: the decoder of the encoder's run.
         read: the part of the source to leave out.
 
     Attributes:

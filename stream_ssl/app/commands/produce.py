@@ -172,8 +172,6 @@ def produce(settings: Namespace, cls: Callable[..., Source], given: Namespace) -
     """Send a source's samples until it ends or SIGTERM arrives.
 
     Args:
-        settings: all options.
-        cls: class of the source.
         given: the options that the user named.
     """
     with configuring():
@@ -274,11 +272,7 @@ def send_all(
     """Send from where the receiver's journal ends. Return once all samples are on its disk.
 
     Args:
-        source: the source.
-        producer: sends its samples.
         patience: seconds to wait for the receiver.
-        stop: set it to stop.
-        broker: the broker of the source, if it has one.
         spools: the source is live and has a spool. It then starts without a receiver, too, and the
             spool keeps the pictures that come before the receiver answers.
     """

@@ -87,7 +87,6 @@ def counts(
     """Return a parser for errors, the numbers of ranks and receivers, and the other arguments.
 
     Args:
-        command: the name of the command.
         arguments: the command line. A number that cannot be ends the process with its error.
     """
     prog = f"stream-ssl {command}"
@@ -131,7 +130,6 @@ class LearnerParsed:
 
     Args:
         marker: the file that the learner creates; see `PARSED`.
-        learner: the supervised process.
     """
 
     def __init__(self, marker: Path, learner: Child) -> None:
@@ -182,7 +180,6 @@ def leave_other_receivers(run: Path, commands: Container[str]) -> None:
     """Withdraw the addresses of receivers that this run does not start, and name their journals.
 
     Args:
-        run: the run folder.
         commands: the names of the processes that are started.
     """
     folders = {"receiver": run} | receivers_below(run)

@@ -255,7 +255,6 @@ def check_health(role: str, address: str | None, broken: str | None = None) -> i
     """Print the answer of /healthz, and return the exit status.
 
     Args:
-        role: role of the process.
         address: address of its page; None: unknown.
         broken: why endpoints.json cannot be used; None: it can be used.
     """

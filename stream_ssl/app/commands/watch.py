@@ -183,11 +183,7 @@ class Look:
 
 
 class Asker:
-    """Asks a run for a `Look`, and seldom for the slots by producer, which cost the learner time.
-
-    Args:
-        run: the run.
-    """
+    """Asks a run for a `Look`, and seldom for the slots by producer, which take longer."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -224,11 +220,7 @@ class Asker:
 
 
 class View:
-    """The screen of a run: it has the newest look, and shows it in any size.
-
-    Args:
-        title: the name of the run.
-    """
+    """The screen of a run: it has the newest look, and shows it in any size."""
 
     def __init__(self, title: str) -> None:
         self._title = title
