@@ -164,7 +164,6 @@ class Curator:
             "pretrained" features of EfficientNet-lite0 (the extra `pretrained`).
         size: the side to which pictures are decoded for comparison, in pixels, at least 32.
         seed: the seed of the random evictions.
-        threads: the threads that decode.
         fit: compare the middle of a picture ("crop"), or the whole ("letterbox"); see `Decoder`.
 
     Raises:
@@ -445,7 +444,6 @@ def _left_out(source: Source, before: Counter[str], again: bool) -> Callable[[],
     """Return a function that returns how much was left out by now, by reason.
 
     Args:
-        source: the source, before it yields samples.
         before: how much it had left out when the state was saved.
         again: whether the pass continues. The list of files was then made and counted again.
     """

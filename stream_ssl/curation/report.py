@@ -38,7 +38,6 @@ def write_report(curator: Curator, path: Path, names: Sequence[str] = ()) -> Non
 
     Args:
         curator: the curator at the end of its pass.
-        path: the file.
         names: the names of the classes, by label.
     """
     kept, counts = curator.kept, curator.progress

@@ -15,9 +15,6 @@ from stream_ssl.durable import sync
 class Rows:
     """The rows in a file, one JSON map a line.
 
-    Args:
-        path: the file.
-
     Every method raises OSError if the disk is full or failed.
     """
 

@@ -37,7 +37,6 @@ class Saves:
         """Save a state, and delete the earlier ones.
 
         Args:
-            tensors: tensors by name.
             facts: a map that JSON can represent.
 
         Raises:

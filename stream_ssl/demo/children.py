@@ -18,13 +18,7 @@ class ChildFailed(RuntimeError):
 
 
 class DemoProcess:
-    """One process whose output goes to a file.
-
-    Args:
-        name: the name of the process in errors.
-        command: the command line.
-        log: the file.
-    """
+    """One process whose output goes to a file."""
 
     def __init__(self, name: str, command: Sequence[str], log: Path) -> None:
         self.name, self.command, self.log = name, list(command), log

@@ -48,7 +48,6 @@ class DemoProgress:
 
     Args:
         total: seconds that the stream runs.
-        stage: the current stage.
         elapsed: seconds since the start of the stream.
         detail: a few words on the current wait.
     """
@@ -65,7 +64,6 @@ class Sparkline:
 
     Args:
         values: values in order of time.
-        style: style of rich.
         span: values at the bottom and at the top. None: the lowest and the highest value.
     """
 
@@ -261,12 +259,9 @@ class Display:
     """A context that shows history and progress.
 
     Args:
-        history: the scraped metrics.
-        progress: the progress of the demo.
         console: a terminal shows a live page. Another console gets a line every `every` seconds,
             and a line at each change of stage.
         every: seconds between two lines.
-        now: monotonic seconds.
     """
 
     def __init__(

@@ -94,9 +94,7 @@ class Demo:
     """One run of the demo.
 
     Args:
-        seconds: how long the stream runs.
         out: the run's folder, empty.
-        console: the console of the display.
         stop: set when the user interrupts the demo.
     """
 

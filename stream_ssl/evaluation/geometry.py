@@ -157,9 +157,6 @@ def rank_me(feature_NF: Array) -> float:
     The result is in [1, min(N, F)], or 0 if all features are zero. RankMe (Garrido et al., 2023)
     uses the features without centring or scaling. The effective rank that a run reports
     (`memory.stats`) is smaller: it uses the squares of the singular values.
-
-    Args:
-        feature_NF: rows of any length.
     """
     row_NF = as_rows(feature_NF).double()
     gram = row_NF.T @ row_NF if row_NF.shape[1] <= len(row_NF) else row_NF @ row_NF.T

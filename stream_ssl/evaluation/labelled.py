@@ -97,7 +97,6 @@ class Reader:
     Args:
         source: the source, which must end by itself.
         decoder: the decoder of the encoder's run, which gives images of the encoder's shape.
-        division: the rule that selects samples.
         batch: number of images in a batch.
 
     Attributes:
@@ -194,9 +193,7 @@ def decoded(
     """Return the pixels of a sample, or the error if it cannot be decoded.
 
     Args:
-        sample: the sample.
         decoder: the decoder of the encoder's run.
-        source: the name of the source.
         first: whether no sample of the source was decoded yet. One vector among many images is
             only left out.
 

@@ -91,8 +91,6 @@ class LinearProbe:
     Args:
         reference_NF: frozen features.
         label_N: classes of the references, at least two different ones.
-        settings: training settings.
-        tell: progress callback.
 
     Raises:
         ValueError: shapes or labels do not fit, or there is only one class.
@@ -158,7 +156,6 @@ def linear_probe(
         query_QF: features to test the layer on.
         query_label_Q: classes of the queries.
         settings: `DUEL`, `DEBIASED`, `CONVEX` or the caller's own.
-        tell: progress callback.
 
     Raises:
         ValueError: shapes or labels do not fit, or there is only one class.

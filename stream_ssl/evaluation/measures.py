@@ -124,11 +124,8 @@ def measure(
     """Return all measures of one encoder's features.
 
     Args:
-        encoded: the features.
         ks: numbers of neighbours of the kNN probe.
         probes: names in `linear.PROBES`.
-        device: the device for the computation.
-        tell: progress callback.
 
     Raises:
         ValueError: see `check`.

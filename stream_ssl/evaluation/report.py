@@ -33,7 +33,6 @@ class ContinualMeasures:
         accuracy_TT: accuracy by stage (row) and task (column).
         untrained_T: accuracy of the encoder before its first update; None if it was not evaluated.
         k: number of neighbours of the probe.
-        result: the measures of these accuracies.
     """
 
     tasks: Sequence[Sequence[int]]
@@ -60,7 +59,6 @@ class Recovered:
         """Return the recovered shares of these accuracies.
 
         Args:
-            accuracy: accuracy of the trained encoder.
             decorrelated: accuracy of the encoder trained on the decorrelated stream.
             untrained: accuracy of the untrained encoder; None if unknown.
         """
@@ -176,7 +174,6 @@ def write(folder: Path, evaluation: Evaluation, encoded: Encoded, names: Sequenc
 
     Args:
         folder: the output folder, created if it does not exist.
-        evaluation: the results.
         encoded: the trained encoder's features, for the plots.
         names: names of the classes, in the order of the confusion's rows.
     """

@@ -147,7 +147,6 @@ def readers(
         name, options: the source.
         references: NAME:PLACE of a set that is used whole as references; None: use the source.
         decoder: the decoder of the encoder's run.
-        division: which samples are used.
         batch: images in a batch.
         seed: seed of the order.
 

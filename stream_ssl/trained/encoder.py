@@ -311,7 +311,6 @@ def stored_settings(
     """Return SECTIONS of a checkpoint's configuration in the form that `build` takes.
 
     Args:
-        stored: the configuration.
         of_memory: options of the memory to return beside its capacity.
         trust_code: import every class that the configuration names.
 
@@ -390,9 +389,6 @@ def _fill(
     """Load weights into the network that the configuration beside them describes.
 
     Args:
-        network: the network.
-        weights: its weights by name.
-        place: their folder.
         assign: put the weights in the place of the network's own, in place of a copy.
 
     Raises:

@@ -41,7 +41,6 @@ def evaluate(settings: Namespace, name: str) -> Evaluation:
     """Evaluate as the command line asks, write the report and print the table.
 
     Args:
-        settings: the parsed options.
         name: name of the source in `settings.data`.
     """
     with configuring():

@@ -129,11 +129,9 @@ def export_encoder(
     """Write a checkpoint's encoder into a folder.
 
     Args:
-        checkpoint: the checkpoint's folder.
         folder: the folder to replace.
         of: what the encoder returns, "features" or "embeddings".
         onnx: write an ONNX model too, and compare it with torch.
-        trust_code: import every class that the checkpoint names.
 
     Returns:
         The largest difference between ONNX and torch, relative to the largest value; None without
@@ -280,10 +278,8 @@ def export_memory(
     """Write the samples of a checkpoint's memory, in the order of their slots.
 
     Args:
-        checkpoint: the checkpoint's folder.
         folder: the folder to replace.
         tell: progress callback: (slots written, total slots).
-        trust_code: import every eviction policy that the checkpoint names.
 
     Raises:
         ValueError: a later version wrote the memory, or its policy is a class that is not trusted.

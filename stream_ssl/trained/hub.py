@@ -60,9 +60,7 @@ def export_hub(checkpoint: Path, folder: Path, trust_code: bool = False) -> Meas
     """Write a checkpoint's encoder, its code if transformers has none, and a model card.
 
     Args:
-        checkpoint: the checkpoint's folder.
         folder: the folder to replace.
-        trust_code: import every class that the checkpoint names.
 
     Returns:
         The accuracy in the model card.

@@ -83,14 +83,11 @@ def search(
     """Return the k slots of a checkpoint's memory that are most similar to a picture.
 
     Args:
-        checkpoint: the checkpoint's folder.
-        image: the file of the picture.
         k: the number of slots, at least 1.
         by: what is compared: embeddings, or the descriptors on which the memory counts duplicates.
             The memory's embeddings are of different ages. The nearest slots, and those with the
             most similar thumbnails, are therefore encoded again, in batches of AGAIN with the
             query. If the memory holds the query, it comes first.
-        trust_code: import every class that the checkpoint names.
 
     Raises:
         ValueError: the file is not a picture that the run would accept, the run learns from
