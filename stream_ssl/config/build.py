@@ -417,11 +417,7 @@ def loggers(
 
 
 def check_device(device: str, option: str = "--device") -> None:
-    """Reject a device that this machine lacks.
-
-    Raises:
-        ValueError: the device cannot be used.
-    """
+    """Raise ValueError if this machine cannot use the device."""
     try:
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError) as error:
@@ -430,11 +426,7 @@ def check_device(device: str, option: str = "--device") -> None:
 
 
 def check_descriptor(settings: Namespace) -> None:
-    """Reject a descriptor of pictures in a run on vectors, and a descriptor of vectors on pictures.
-
-    Raises:
-        ValueError: `memory.descriptor` does not fit the samples.
-    """
+    """Raise ValueError if `memory.descriptor` does not fit the samples: pictures or vectors."""
     found, descriptor = vectors(settings), settings.memory.descriptor or Embedding()
     if found is not None and descriptor.needs_images and not isinstance(descriptor, Vector):
         raise ValueError(
@@ -451,11 +443,7 @@ def check_descriptor(settings: Namespace) -> None:
 
 
 def check_memory(settings: Namespace, dim: int) -> None:
-    """Reject a memory and shadows that this machine cannot hold, before they are allocated.
-
-    Raises:
-        ValueError: they need more than the machine's main memory, or more than the GPU's memory.
-    """
+    """Raise ValueError if this machine or its GPU cannot hold the memory and the shadows."""
     memory = settings.memory
     descriptor = memory.descriptor or Embedding()
     apart = 0
@@ -532,11 +520,7 @@ def dry_run(settings: Namespace, ranks: int = 1) -> Learner:
 
 
 def without_effect(config: Mapping[str, Any]) -> list[str]:
-    """Return a line for each option that differs from its default and changes nothing.
-
-    Args:
-        config: the resolved configuration, as plain values.
-    """
+    """Return a line for each option of a resolved configuration that is set and changes nothing."""
     decoder, learner, loss = config["decoder"], config["learner"], config["loss"]
     replays = Pace(**config["pace"]).replays(config["batches"]["batch_size"])
     mixed = (loss.get("init_args") or {}).get("aggregation") == "mixed"

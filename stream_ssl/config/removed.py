@@ -108,11 +108,7 @@ def without(config: Mapping[str, Any], path: str = "") -> tuple[dict[str, Any], 
 
 
 def check_run(config: Mapping[str, Any]) -> None:
-    """Reject a run that depends on a removed feature.
-
-    Raises:
-        ValueError: the run depends on one. The message names it.
-    """
+    """Raise ValueError if a run depends on a removed feature. The message names it."""
     memory = config.get("memory") or {}
     policy = str((memory.get("eviction") or {}).get("class_path"))
     anchors = (config.get("learner") or {}).get("anchors")

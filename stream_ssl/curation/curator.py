@@ -323,11 +323,7 @@ class Curator:
     def _not_seen(
         self, good: list[Decoded], row_n: Tensor, image_BCHW: Tensor, ids_B: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Drop those of the rows that repeat a picture seen before.
-
-        Returns:
-            The other rows, and their grey thumbnails.
-        """
+        """Drop rows that repeat a picture seen before. Return the others, and grey thumbnails."""
         grey_nCHW = _grey(image_BCHW[row_n])
         found = self._doors[1].find(grey_nCHW, grey_nCHW[:0], "refuse", ids_B[row_n])
         distance_n, held = found.distance_B, len(self._seen)
@@ -405,11 +401,7 @@ class Curator:
         }
 
     def _restore(self) -> None:
-        """Load the newest undamaged state, if there is one.
-
-        Raises:
-            ValueError: the state belongs to other arguments.
-        """
+        """Load the newest undamaged state. Raise ValueError if it belongs to other arguments."""
         found = self._saves.read()
         if found is None:
             self._dropped_rows.go_back(0)
@@ -521,11 +513,7 @@ def _grey(image_BCHW: Tensor) -> Tensor:
 
 
 def _describer(features: Features) -> Callable[[Tensor], Tensor]:
-    """Return a function from images, uint8 [B, C, H, W], to unit rows, float32 [B, D].
-
-    Raises:
-        ValueError: the name is unknown, or the pretrained weights are not installed.
-    """
+    """Return a function from uint8 images [B, C, H, W] to unit rows [B, D], or raise ValueError."""
     if features == "thumbnail":
         thumbnail = Thumbnail(side=8)
         return lambda image_BCHW: thumbnail(torch.zeros(len(image_BCHW), 1), image_BCHW)

@@ -203,12 +203,7 @@ def fault(run: Path) -> str | None:
 
 
 def _read(run: Path) -> dict[str, dict[str, Any]]:
-    """Return the entries by role.
-
-    Raises:
-        ValueError: the file is damaged, or is not a regular file.
-        OSError: the file does not exist, or cannot be read.
-    """
+    """Return the entries by role; raise ValueError or OSError if the file cannot be used."""
     endpoints = read_map(run / FILE)
     try:
         return {role: entry for role, entry in endpoints.items() if isinstance(entry["http"], str)}

@@ -79,10 +79,7 @@ def process_of(run: Path, role: str) -> str | None:
 
 
 def ending_of(run: Path, role: str) -> Mapping[str, Any]:
-    """Return the state of one of the run's processes if it ended, starts or never ran, else {}.
-
-    The receivers of `run --receivers` have their folders in the learner's run folder.
-    """
+    """Return the state of one of the run's processes if it ended, starts or never ran, else {}."""
     folder = run.parent if role not in load(run) and role in load(run.parent) else run
     state = silence(folder, load(folder), [role])[role]
     return state if {"ended", "absent", "pid"} & state.keys() else {}
@@ -93,9 +90,6 @@ def peers_of(run: Path, role: str) -> dict[str, tuple[str, int]]:
 
     A process lives if it holds its role's lock and has published its address. A process that has
     stopped, is starting, or runs on another machine is left out.
-
-    Args:
-        run: this process's own run folder.
     """
     found: dict[str, tuple[str, int]] = {}
     for folder in (run.parent, run, *sorted(run.glob("receiver-*"))):

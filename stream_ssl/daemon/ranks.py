@@ -230,11 +230,7 @@ def check_shared(ranks: Ranks, run: Path) -> None:
 
 
 def check_alike(ranks: Ranks, config: Mapping[str, Any]) -> None:
-    """Reject ranks whose configuration, code or torch differ.
-
-    Raises:
-        Misconfigured: some differ. The message names the first difference, and both values.
-    """
+    """Raise Misconfigured, with the first difference, if configuration, code or torch differ."""
     if ranks.alone:
         return
     own = flat(config) | {"the code's hash": code_hash(), "torch": torch.__version__}

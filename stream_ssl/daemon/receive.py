@@ -233,11 +233,7 @@ def access_of(settings: Namespace, run: Path) -> Access | None:
 
 
 def dry_run(settings: Namespace) -> None:
-    """Build what `receive` builds, in a temporary folder and without a port.
-
-    Raises:
-        ValueError: the settings cannot work.
-    """
+    """Build what `receive` builds, in a temporary folder without a port, or raise ValueError."""
     check_bind(settings.receiver.bind)
     with TemporaryDirectory() as folder:
         made = (settings.run / KEYS).exists()

@@ -39,11 +39,7 @@ State = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Reading:
-    """The states and the answers of one moment.
-
-    Attributes:
-        states: the state of each process, by its name, such as "learner" or "receiver-1".
-    """
+    """The states of the processes at one moment, by names such as "receiver-1", and the answers."""
 
     states: Mapping[str, State]
     answers: Sequence[Answer]
@@ -172,11 +168,7 @@ class RunPage:
 
 
 def _reading(run: Mapping[str, Any]) -> Reading:
-    """Return the states and the answers of a page.
-
-    Raises:
-        LookupError, TypeError, AttributeError, ValueError: the map is from another program.
-    """
+    """Return the states and the answers of a page. A map of another program raises an error."""
     states = {name: dict(state) for name, state in run["states"].items()}
     for state in states.values():
         for name, value in state.get("figures", {}).items():

@@ -91,11 +91,7 @@ class Saver:
     def _record(
         self, work: Callable[[], CheckpointRecord | None], then: str = "training continues"
     ) -> None:
-        """Run `work`, and record the checkpoint that it returns. Log and count a failed write.
-
-        Args:
-            then: how the run continues after a failed write, for the log.
-        """
+        """Run `work`, and record its checkpoint. Log a failed write, and how the run continues."""
         try:
             record = work()
         except OSError as error:

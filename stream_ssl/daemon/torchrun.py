@@ -52,11 +52,7 @@ def check_complete(names: Iterable[str]) -> None:
 
 
 def _number(name: str, default: int) -> int:
-    """Return the number in a variable. An empty variable counts as a missing one.
-
-    Raises:
-        Misconfigured: the variable holds no whole number.
-    """
+    """Return the number in a variable, `default` if it is empty; else raise Misconfigured."""
     value = os.environ.get(name) or str(default)
     if not (value.isascii() and value.isdigit()):
         raise Misconfigured(

@@ -82,11 +82,7 @@ ORDER = {condition.name: number for number, condition in enumerate(TABLE)}
 
 @dataclass(frozen=True, slots=True)
 class Census:
-    """The names of all conditions, each in one of three groups.
-
-    Attributes:
-        unknown: the conditions that only a process without an answer could decide.
-    """
+    """The names of all conditions. Only a process without an answer could decide `unknown` ones."""
 
     present: Sequence[str]
     absent: Sequence[str]

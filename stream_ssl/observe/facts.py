@@ -68,11 +68,7 @@ GAUGES: Mapping[Role, tuple[str, ...]] = {
 
 
 class Facts:
-    """The facts of one process, from its metrics. Call `sample` every two seconds.
-
-    Attributes:
-        history: the figures of the process over time.
-    """
+    """The facts of one process, from its metrics. Call `sample` every two seconds."""
 
     def __init__(
         self,

@@ -161,9 +161,6 @@ class Families:
         """Fill the metrics whose `Spec.field` names an attribute of the record.
 
         A value that is None or not finite leaves its metric unchanged.
-
-        Args:
-            record: a record of the class that `Spec.field` names.
         """
         put = {"counter": self.add, "gauge": self.set, "histogram": self.observe}
         for spec in self._specs:

@@ -48,11 +48,7 @@ class Health:
             self._loops[loop] = (self._clock(), patience)
 
     def tick(self, loop: str) -> None:
-        """Record that the loop has completed one turn.
-
-        Raises:
-            KeyError: `expect` was not called for this loop.
-        """
+        """Record that the loop, which `expect` announced, has completed one turn."""
         with self._lock:
             self._loops[loop] = (self._clock(), self._loops[loop][1])
 

@@ -81,11 +81,7 @@ class ProcessMetrics:
 
 
 class ReceiverMetrics(ProcessMetrics):
-    """The metrics of the receiver.
-
-    Args:
-        registry: a registry for these metrics alone.
-    """
+    """The metrics of the receiver, in a registry for them alone."""
 
     def __init__(
         self, registry: CollectorRegistry, folders: Mapping[str, Path] | None = None
@@ -185,13 +181,7 @@ class LearnerMetrics(ProcessMetrics):
     def observe_drift(
         self, shift: float, image_shift: float, detections: Mapping[str, int]
     ) -> None:
-        """Report the drift of the stream.
-
-        Args:
-            shift: the shift of the embeddings.
-            image_shift: the shift of the thumbnails.
-            detections: changes found since the last call, by signal.
-        """
+        """Report the shifts of embeddings and thumbnails, and the new detections by signal."""
         self._families.set("embedding_shift", shift)
         self._families.set("image_shift", image_shift)
         for signal, found in detections.items():
@@ -277,12 +267,7 @@ class LearnerMetrics(ProcessMetrics):
             self._raise_to("unkept_samples_total", samples, folder=folder, reason=reason)
 
     def observe_ranks(self, busy: Sequence[float], slots: int, group: RankGroup) -> None:
-        """Report the work of the ranks so far.
-
-        Args:
-            busy: busy seconds by rank, from `stream_ssl.learning.ranks.Work`.
-            slots: the occupied slots of all shards.
-        """
+        """Report the ranks' busy seconds, the slots of all shards, and the group's totals."""
         for rank, seconds in enumerate(busy):
             self._raise_to("rank_busy_seconds_total", seconds, rank=str(rank))
             held = -(-(slots - rank) // group.size)

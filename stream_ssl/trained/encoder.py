@@ -157,11 +157,7 @@ class Encoder(nn.Module):
         return None
 
     def _checked(self, image_BCHW: Tensor) -> Tensor:
-        """Return results of `preprocess` on the encoder's device, in one memory layout.
-
-        Raises:
-            ValueError: the argument has another shape or type.
-        """
+        """Return images on the encoder's device in one memory layout, or raise ValueError."""
         is_tensor = isinstance(image_BCHW, Tensor)
         if not is_tensor or image_BCHW.ndim != 4 or image_BCHW.shape[1] != self.channels:
             found = f"{type(image_BCHW).__name__} {tuple(getattr(image_BCHW, 'shape', ()))}"
@@ -411,11 +407,7 @@ def _fill(
 
 
 def _described(folder: Path) -> dict[str, Any]:
-    """Return the content of an export's encoder.json.
-
-    Raises:
-        ValueError: a key is missing, or its value has another type or is none of the choices.
-    """
+    """Return the content of an export's encoder.json, or raise ValueError if a value is wrong."""
     found = {"projector": None, "vectors": None} | read_map(folder / ENCODER, links=True)
     sections = ("views", "normalisation", "decoder", "encoder")
     due = dict.fromkeys(sections, dict) | {"format": int, "of": str, "statistics": str}

@@ -38,11 +38,7 @@ STAGE = "stage {}"
 
 
 def evaluate(settings: Namespace, name: str) -> Evaluation:
-    """Evaluate as the command line asks, write the report and print the table.
-
-    Args:
-        name: name of the source in `settings.data`.
-    """
+    """Evaluate on the source `name` as the command line asks, write the report, print the table."""
     with configuring():
         check_settings(settings)
         sets.check_ends(name, _source_options(settings))
@@ -77,11 +73,7 @@ def evaluate(settings: Namespace, name: str) -> Evaluation:
 
 
 def check_settings(settings: Namespace) -> None:
-    """Reject wrong options before anything is read.
-
-    Raises:
-        ValueError: the options cannot work.
-    """
+    """Raise ValueError if the options cannot work, before anything is read."""
     if min(settings.k) < 1:
         raise ValueError(f"--k {min(settings.k)}: must be at least 1")
     for probe in settings.probes:

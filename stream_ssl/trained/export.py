@@ -184,11 +184,7 @@ def describe(encoder: Encoder, stored: Mapping[str, Any], trust_code: bool) -> d
 
 
 def check_onnx() -> None:
-    """Reject the option of an ONNX model if a package for it is not installed.
-
-    Raises:
-        ValueError: a package is missing.
-    """
+    """Raise ValueError if a package for an ONNX model is not installed."""
     for module in ("onnx", "onnxscript", "onnxruntime"):
         if find_spec(module) is None:
             hint = missing_extra(ModuleNotFoundError(name=module))

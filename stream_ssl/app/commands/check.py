@@ -71,11 +71,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def check_receiver(settings: Namespace) -> None:
-    """Check the run's folder, the receiver's settings, its keys and allow-list, and access by HTTP.
-
-    Raises:
-        ValueError: the settings cannot work.
-    """
+    """Raise ValueError if the receiver's folder, settings, keys or access by HTTP cannot work."""
     from stream_ssl.daemon import receive
 
     for name in ("", "journal", "checkpoints", "quarantine", "originals"):
@@ -103,11 +99,7 @@ def check_receiver(settings: Namespace) -> None:
 
 
 def check_pages(settings: Namespace, ranks: int, receivers: int) -> None:
-    """Check that the pages of the receiver and of the ranks have different ports.
-
-    Raises:
-        ValueError: two of them have one address.
-    """
+    """Raise ValueError if pages of the receiver and of the ranks have one address."""
     address = settings.http.learner
     if settings.http.receiver == address and not address.endswith(":0"):
         raise ValueError(
@@ -203,11 +195,7 @@ def summary(learner: Learner, settings: Namespace, start: restart.Start, ranks: 
 
 
 def rank_lines(settings: Namespace, ranks: int, megabytes: float) -> str:
-    """Return lines on what each of several ranks would do.
-
-    Args:
-        megabytes: size of all slots of all ranks together.
-    """
+    """Return lines on what each of several ranks would do. All slots take `megabytes`."""
     folders = [str(folder) for folder in settings.ranks.receivers]
     reads = f"one of every {ranks} records of {settings.run}/journal, from record r"
     if folders:

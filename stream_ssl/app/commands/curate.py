@@ -160,11 +160,7 @@ def curate(settings: Namespace, cls: Callable[..., Source]) -> bool:
 
 
 def _check_out(out: Path) -> None:
-    """Reject a folder that holds anything but an unfinished pass.
-
-    Raises:
-        ValueError: the folder is rejected.
-    """
+    """Raise ValueError if a folder holds anything but an unfinished pass."""
     check_writable(out, "--out", "choose a new or an empty folder")
     names = {path.name for path in out.iterdir()} if out.is_dir() else set()
     if MARKER in names:

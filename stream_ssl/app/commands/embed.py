@@ -102,14 +102,7 @@ def embed_parser() -> Parser:
 
 
 def embed(settings: Namespace, name: str) -> bool:
-    """Encode the data set of the command line and write the file.
-
-    Args:
-        name: name of the source in `settings.data`.
-
-    Returns:
-        Whether the file is written. False: a signal stopped the command.
-    """
+    """Encode the source `name` and write the file. Return False if a signal stopped the command."""
     from stream_ssl.config import build
     from stream_ssl.durable import make_folder
     from stream_ssl.evaluation import sets
@@ -228,10 +221,7 @@ class Row(NamedTuple):
 
 
 class Rows:
-    """The images of a source that can be decoded, in order.
-
-    Args:
-        read: the part of the source to leave out.
+    """The images of a source that can be decoded, in order, after the part `read`.
 
     Attributes:
         read: the part of the source that was read so far.

@@ -162,11 +162,7 @@ def _written(one: Target, what: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def check_settings(settings: Namespace) -> None:
-    """Reject options that contradict each other.
-
-    Raises:
-        ValueError: nothing is exported, or a target is empty, is another one or lies in it.
-    """
+    """Raise ValueError if nothing is exported, or a target is empty, is another or lies in it."""
     options = {}
     for name in ("encoder", "memory", "hub"):
         if settings[name] == "":  # an unset variable of a shell; it would be the working directory

@@ -169,11 +169,7 @@ def source_parser(name: str) -> Parser:
 
 
 def produce(settings: Namespace, cls: Callable[..., Source], given: Namespace) -> None:
-    """Send a source's samples until it ends or SIGTERM arrives.
-
-    Args:
-        given: the options that the user named.
-    """
+    """Send a source until it ends or SIGTERM arrives. `given` has the options of the user."""
     with configuring():
         # This may list a million files, so a signal still ends it at once.
         # A class without arguments has no options.
@@ -243,11 +239,7 @@ def _refuse(given: Namespace, section: str, switch: str) -> None:
 
 
 def _check_broker(settings: Namespace, source: Shaped, broker: Acknowledged) -> None:
-    """Reject options that would separate a broker's messages from their acknowledgements.
-
-    Raises:
-        ValueError: a wrapper is on, or the buffer may drop samples.
-    """
+    """Raise ValueError if an option would separate a broker's messages and acknowledgements."""
     if source.source is not broker or not source.plain:
         raise ValueError(
             f"source {broker.name!r}: a broker's messages are sent one by one, so only "

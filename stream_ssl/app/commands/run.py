@@ -86,8 +86,7 @@ def counts(
 ) -> tuple[argparse.ArgumentParser, argparse.Namespace, list[str]]:
     """Return a parser for errors, the numbers of ranks and receivers, and the other arguments.
 
-    Args:
-        arguments: the command line. A number that cannot be ends the process with its error.
+    A number that cannot be ends the process with its error.
     """
     prog = f"stream-ssl {command}"
     usage = f"{prog} CONFIG [--SECTION.OPTION VALUE ...] [--ranks N] [--receivers N]"
@@ -127,9 +126,6 @@ class LearnerParsed:
 
     It also holds after a timeout and after a restart of the learner: a learner that is slow or
     fails for another reason must not block the receivers.
-
-    Args:
-        marker: the file that the learner creates; see `PARSED`.
     """
 
     def __init__(self, marker: Path, learner: Child) -> None:
@@ -177,11 +173,7 @@ def receivers(
 
 
 def leave_other_receivers(run: Path, commands: Container[str]) -> None:
-    """Withdraw the addresses of receivers that this run does not start, and name their journals.
-
-    Args:
-        commands: the names of the processes that are started.
-    """
+    """Withdraw the addresses of receivers that this run does not start, and name their journals."""
     folders = {"receiver": run} | receivers_below(run)
     others = {name: folder for name, folder in folders.items() if name not in commands}
     for folder in others.values():

@@ -191,11 +191,7 @@ class Asker:
         self._next = -math.inf
 
     def look(self) -> Look:
-        """Return the answers of the run at this moment.
-
-        Raises:
-            ValueError: nothing can be asked.
-        """
+        """Return the answers of the run at this moment. Without any, raise ValueError."""
         reading = self._run.read()
         rows = [
             row

@@ -20,11 +20,7 @@ WINDOW = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """The facts of one rank that only change when the group starts again.
-
-    Attributes:
-        journal: the id of the journal that the rank reads; None if it has none yet.
-    """
+    """The host of a rank, and the id of the journal that it reads; None if it has none yet."""
 
     host: str
     journal: str | None
@@ -53,13 +49,7 @@ class GroupView:
     def consume(
         self, step: int, work: Sequence[Work], slots: int, offsets: Sequence[Offset]
     ) -> None:
-        """Record the work of all ranks up to this step.
-
-        Args:
-            work: the work so far, by rank.
-            slots: the occupied slots of all shards.
-            offsets: the position in the stream, by rank.
-        """
+        """Record the work and the offsets by rank so far, and the occupied slots of all shards."""
         now = self._clock()
         with self._lock:
             self._slots, self._offsets = slots, list(offsets)

@@ -31,11 +31,7 @@ POINTS = 900
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a chart.
-
-    Attributes:
-        rate: show the rise per second of a counter.
-    """
+    """One line of a chart: a metric, or with `rate` the rise per second of a counter."""
 
     metric: str
     labels: Mapping[str, str] = field(default_factory=dict)

@@ -48,13 +48,13 @@ class MemoryView:
     milliseconds for 65,536 slots), reads the pictures of at most `TILES` slots, or makes one
     search. The thread that asks computes everything else from the snapshot. Nothing is copied
     unless a viewer asks. Snapshots keep to SNAPSHOT_SHARE, and other jobs to the share of `jobs`.
+    Each question raises Busy if the learner has no time.
 
     Attributes:
         jobs: runs jobs on the learner's thread.
         slots: the recent past of the slots.
         reader: reads the memory between two steps.
-        dropped: the samples that were dropped lately.
-        evictions: the samples that were evicted lately.
+        dropped, evictions: the samples that were dropped and evicted lately.
         search: finds slots that look like a picture; None until the learner sets it.
     """
 
@@ -81,11 +81,7 @@ class MemoryView:
     # Questions, from any other thread.
 
     def summary(self) -> dict[str, Any]:
-        """Return the balance and histograms of the slots.
-
-        Raises:
-            Busy: the learner has no time.
-        """
+        """Return the balance and histograms of the slots."""
         snapshot = self.snapshot()
         ages_k = snapshot.added - snapshot.born_k
         histograms = {
@@ -123,9 +119,6 @@ class MemoryView:
             offset: the number of the first slot, from 0.
             limit: the number of slots, 1 to 512.
             producer: only slots with samples of this producer; None: all slots.
-
-        Raises:
-            Busy: the learner has no time.
         """
         snapshot = self.snapshot()
         order = slot_rows.order(snapshot, sort)
@@ -140,11 +133,7 @@ class MemoryView:
 
         The jobs for neighbours, images and the snapshot are given to the learner together, because
         each job may wait for a step. `pictures` has the form of `pictures`; None if the memory
-        keeps no images.
-
-        Raises:
-            LookupError: there is no such slot, or it is empty.
-            Busy: the learner has no time.
+        keeps no images. A slot that does not exist or is empty raises LookupError.
         """
         reader, memory = self.reader, self._memory
         self._check_exists(slot)
@@ -167,12 +156,7 @@ class MemoryView:
         return {**slot_rows.row(snapshot, slot), "near": near, "pictures": pictures}
 
     def origin(self, slot: int) -> dict[str, Any] | None:
-        """Return the origin of the sample in a slot, as `slot` does, without a job for the learner.
-
-        Raises:
-            LookupError: there is no such slot, or it is empty.
-            Busy: the learner has no time.
-        """
+        """Return the origin of the sample in a slot as `slot` does, without a job."""
         self._check_exists(slot)
         snapshot = self.snapshot()
         _check_filled(slot, len(snapshot))
@@ -187,7 +171,6 @@ class MemoryView:
         Raises:
             LookupError: this memory keeps no pictures.
             ValueError: the bytes are not a picture that the run would accept.
-            Busy: the learner has no time.
         """
         if (search := self.search) is None or not self.reader.most_pictures:
             raise LookupError("this memory keeps no pictures, so none can look like another")
@@ -207,7 +190,6 @@ class MemoryView:
 
         Raises:
             LookupError: the memory keeps no images.
-            Busy: the learner has no time.
         """
         if self._memory.image_shape is None:
             raise LookupError("this memory keeps no images")
@@ -226,7 +208,6 @@ class MemoryView:
 
         Raises:
             LookupError: UMAP is not installed.
-            Busy: the learner has no time.
         """
         if by == "umap" and not self._plane.umap.installed():
             raise LookupError("UMAP is not installed: pip install 'stream-ssl[umap]'")
@@ -238,11 +219,7 @@ class MemoryView:
         self._plane.umap.close()
 
     def producers(self, limit: int) -> dict[str, Any]:
-        """Return for each producer its slots, its newest slot, and the fate of its samples.
-
-        Raises:
-            Busy: the learner has no time.
-        """
+        """Return for each producer its slots, its newest slot, and the fate of its samples."""
         snapshot = self.snapshot()
         held: Counter[str] = Counter()
         newest: dict[str, int] = {}  # slot by producer
