@@ -17,7 +17,7 @@ import pytest
 import torch
 from table import table
 
-from stream_ssl.app.commands.run import LearnerParsed
+from stream_ssl.app.commands.run import learner_parsed
 from stream_ssl.daemon import launch_ranks
 from stream_ssl.daemon.launch_ranks import status_of
 from stream_ssl.daemon.supervisor import (
@@ -329,7 +329,7 @@ def test_a_child_starts_once_it_may(tmp_path: Path) -> None:
 
 def test_receivers_wait_for_a_learner_that_parses_and_for_no_other(tmp_path: Path) -> None:
     learner, marker = Child("learner", []), tmp_path / "parsed"
-    parsed = LearnerParsed(marker, learner)
+    parsed = learner_parsed(marker, learner)
     assert not parsed()
     marker.touch()
     assert parsed()

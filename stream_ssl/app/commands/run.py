@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
             marker = Path(stack.enter_context(TemporaryDirectory())) / "parsed"
             os.environ[PARSED] = str(marker)
             *receiving, learner = supervisor.children
-            parsed = LearnerParsed(marker, learner)
+            parsed = learner_parsed(marker, learner)
             for child in receiving:
                 child.may_start = parsed
             leave_other_receivers(settings.run, commands)
@@ -121,20 +121,14 @@ def lacks_config(settings: Namespace, arguments: Sequence[str]) -> bool:
     return not (settings.config or given or os.environ.keys() & LEARNER_NEEDS.values())
 
 
-class LearnerParsed:
-    """A condition that holds once the learner has parsed its settings. The receivers start then.
+def learner_parsed(marker: Path, learner: Child) -> Callable[[], bool]:
+    """Return whether the learner has parsed its settings, as a function. The receivers start then.
 
-    It also holds after a timeout and after a restart of the learner: a learner that is slow or
-    fails for another reason must not block the receivers.
+    It also returns True after a timeout and after a restart of the learner: a learner that is slow
+    or fails for another reason must not block the receivers.
     """
-
-    def __init__(self, marker: Path, learner: Child) -> None:
-        self._marker, self._learner = marker, learner
-        self._deadline = time.monotonic() + PARSE_SECONDS
-
-    def __call__(self) -> bool:
-        late = time.monotonic() > self._deadline
-        return late or self._learner.restarts > 0 or self._marker.exists()
+    deadline = time.monotonic() + PARSE_SECONDS
+    return lambda: time.monotonic() > deadline or learner.restarts > 0 or marker.exists()
 
 
 def receivers(
