@@ -50,6 +50,7 @@ HIDDEN = ("vp8", "vp9", "av1")  # codecs in which some packets are not shown
 BACK_SECONDS = (0, 2, 10, 60)
 """How far before a position to look for a key frame, before the file is read from its beginning."""
 BACK_KEYS = (1, 2, 10)  # the same in key frames, for files that are read without a seek
+PROBED = 32  # packets that show whether a file stores the times of its frames
 ENCODERS = 2  # threads
 GUESSED_RATE = 25  # frames per second, if the stream does not say
 
@@ -151,10 +152,12 @@ class VideoFiles(Recordings):
 
     def _from(self, path: Path, after: int | None) -> Iterator[VideoFrame]:
         """Yield frames, beginning with the frame at `after` or an earlier frame."""
-        for start in starts(path, after):
+        ordered = stores_order_alone(path)
+        for start in starts(path, after, ordered):
             with opened(path) as (container, stream):
                 note = self.skipped.note if start is beginning else ignore
-                film = Film(container, stream, note, path, self._frames.key_frames, after)
+                key_frames = self._frames.key_frames
+                film = Film(container, stream, note, path, key_frames, after, ordered=ordered)
                 frames = film.frames(start(container, stream))
                 first = next(frames, None)
                 if start is not beginning and (first is None or (first.pts or 0) > (after or 0)):
@@ -256,10 +259,11 @@ def beginning(container: InputContainer, stream: VideoStream) -> Packets:
     return container.demux(stream)
 
 
-def starts(path: Path, after: int | None) -> Iterator[Start]:
+def starts(path: Path, after: int | None, ordered: bool) -> Iterator[Start]:
     """Yield places from which to read, nearest first, to reach the frame at `after`.
 
-    A place may turn out to lie after that frame. The last place is the beginning of the file.
+    A place may turn out to lie after that frame. The last place is the beginning of the file. It
+    is the only place if the file is `ordered` (`stores_order_alone`).
     """
     import av
 
@@ -273,7 +277,7 @@ def starts(path: Path, after: int | None) -> Iterator[Start]:
     def behind(count: int, container: InputContainer, stream: VideoStream) -> Packets:
         return itertools.islice(container.demux(stream), count, None)
 
-    if after is not None:
+    if after is not None and not ordered:
         with opened(path) as (container, stream):
             name, unit = container.format.name, time_base(stream)
             counted = tells_no_times(container, stream)
@@ -310,6 +314,20 @@ def tells_no_times(container: InputContainer, stream: VideoStream) -> bool:
     return bare or (container.format.name == "avi" and stream.codec_context.has_b_frames)
 
 
+def stores_order_alone(path: Path) -> bool:
+    """Return whether a file other than AVI has B frames, and stores no times at which to show them.
+
+    An example is an MP4 file that was made from a bare H.264 stream. The decoder returns the frames
+    in the order in which they are shown, so they take the times of the packets in rising order.
+    """
+    with opened(path) as (container, stream):
+        if container.format.name == "avi" or not stream.codec_context.has_b_frames:
+            return False
+        first = itertools.islice(container.demux(stream), PROBED)
+        times = [packet.pts for packet in first if packet.size]
+    return all(a is not None and b is not None and a < b for a, b in itertools.pairwise(times))
+
+
 class Film:
     """Decodes packets to frames with times, and counts the packets that gave no frame.
 
@@ -323,6 +341,7 @@ class Film:
             counted again.
         live: whether the stream is live. Data before its first key frame then does not count as a
             loss.
+        ordered: whether the file stores no times of frames; see `stores_order_alone`.
     """
 
     def __init__(
@@ -334,14 +353,16 @@ class Film:
         key_frames: bool = False,
         after: int | None = None,
         live: bool = False,
+        ordered: bool = False,
     ) -> None:
         self.note, self._stream, self._what, self._after = note, stream, what, after
         self._avi = container.format.name == "avi"
-        self._waiting: list[int] = []  # a heap of the times of AVI packets without a frame yet
+        self._ordered = ordered or self._avi
+        self._waiting: list[int] = []  # a heap of the times of ordered packets without a frame yet
         self._last: int | None = None
         self._due = 0  # packets after `after`, minus their frames and counted losses
         # If frames are counted to find their times, all frames must be decoded.
-        partly = key_frames and not tells_no_times(container, stream)
+        partly = key_frames and not (ordered or tells_no_times(container, stream))
         self._counts = not (partly or live or stream.codec_context.name in HIDDEN)
         if partly:
             # NONKEY also skips key frames of open GOPs in H.264 without recovery points.
@@ -373,8 +394,8 @@ class Film:
         if packet is not None and packet.size:
             time = packet.dts if self._avi or packet.pts is None else packet.pts
             due = not packet.is_discard and (self._after is None or (time or 0) > self._after)
-            if self._avi and packet.dts is not None:  # AVI stores the order of frames, no times
-                heapq.heappush(self._waiting, packet.dts)
+            if self._ordered and time is not None and not packet.is_discard:
+                heapq.heappush(self._waiting, time)
                 packet.pts = None
         elif packet is not None and packet.dts is not None:
             return  # AVI's sign for "repeat the frame", which a decoder would take for the end

@@ -101,6 +101,37 @@ def test_a_program_stream_whose_frames_share_packs_is_gone_on_from(tmp_path):
         assert list(VideoFiles(str(path), codec="raw").samples(stream[at][1])) == stream[at + 1 :]
 
 
+def without_times_of_frames(path, out):
+    """Copy a film as programs do that read a bare stream: each frame has the time of its packet."""
+    with av.open(str(path)) as film, av.open(str(out), "w") as copy:
+        stream = copy.add_stream_from_template(film.streams.video[0])
+        first = None
+        for packet in film.demux(video=0):
+            if packet.dts is not None:
+                first = packet.dts if first is None else first
+                packet.pts = packet.dts = packet.dts - first
+                packet.stream = stream
+                copy.mux(packet)
+    return out
+
+
+@pytest.mark.parametrize("file", ["a.mp4", "a.mkv", "a.ts"])
+def test_frames_without_times_are_sent_in_the_order_in_which_they_are_shown(tmp_path, file):
+    whole = film(tmp_path / "whole.mp4", [numbered(n) for n in range(40)], options=OPEN)
+    path = without_times_of_frames(whole, tmp_path / file)
+    source = VideoFiles(str(path), codec="raw")
+    stream = list(source.samples())
+    assert [number_of(sample) for sample, _ in stream] == decoded(path) == list(range(40))
+    seconds = [sample.meta["seconds"] for sample, _ in stream]
+    np.testing.assert_allclose(np.diff(seconds), 1 / RATE, atol=1e-3)
+    assert source.skipped.by_reason == {}
+    for at in (0, 11, 13, 24, 38):
+        rest = list(VideoFiles(str(path), codec="raw").samples(stream[at][1]))
+        assert rest == stream[at + 1 :]
+    keys = VideoFiles(str(path), codec="raw", key_frames=True)
+    assert [number_of(sample) for sample, _ in keys.samples()] == [0, 12, 24, 36]
+
+
 def without_recovery_points(path, out):
     """Copy an H.264 film, and leave out the messages that mark key frames of open GOPs."""
     with av.open(str(path)) as film, av.open(str(out), "w") as copy:
