@@ -51,6 +51,9 @@ Row = Mapping[str, Any]
 
 _INTEGER = frozenset({int})
 _MOST_SIDE = 8192
+# Begins a frame of a lossless JPEG. libjpeg-turbo never decodes such a frame at a smaller size, but
+# simplejpeg then reserves memory for the smaller size: the decoder writes beyond its end.
+_LOSSLESS = re.compile(rb"\xff[\xc3\xc7\xcb\xcf]")
 _MAGIC = {"jpeg": b"\xff\xd8", "png": b"\x89PNG\r\n\x1a\n", "webp": b"RIFF"}
 
 
@@ -479,7 +482,7 @@ class Decoder:
     def _opened(self, data: bytes, codec: str) -> Pixels:
         with Image.open(BytesIO(data), formats=(codec.upper(),)) as image:
             self._check(data, codec, *image.size)
-            if codec == "jpeg" and image.mode in ("L", "RGB"):
+            if codec == "jpeg" and image.mode in ("L", "RGB") and not _LOSSLESS.search(data):
                 image.draft("L" if self.channels == 1 else image.mode, self._inner(*image.size))
             return self._shape(image)
 
@@ -496,10 +499,10 @@ class Decoder:
         """
         try:
             height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
-        except ValueError:
+        except (ValueError, KeyError):  # KeyError: rare sampling of colours, such as 4:4:1
             return None
         self._check(data, "jpeg", width, height)
-        if colours not in ("Gray", "YCbCr", "RGB"):
+        if colours not in ("Gray", "YCbCr", "RGB") or _LOSSLESS.search(data):
             return None
         how = None
         if has_app1(data):
