@@ -275,7 +275,14 @@ def starts(path: Path, after: int | None, ordered: bool) -> Iterator[Start]:
         return container.demux(stream)
 
     def behind(count: int, container: InputContainer, stream: VideoStream) -> Packets:
-        return itertools.islice(container.demux(stream), count, None)
+        colours = None  # AVI stores the palette of its frames only before the first of them
+        for number, packet in enumerate(container.demux(stream)):
+            if packet.has_sidedata("palette"):
+                colours = packet.get_sidedata("palette")
+            elif colours is not None and number == count:
+                packet.set_sidedata(colours)
+            if number >= count:
+                yield packet
 
     if after is not None and not ordered:
         with opened(path) as (container, stream):
@@ -304,6 +311,8 @@ def key_packets(container: InputContainer, stream: VideoStream, last: int) -> li
                 break
             if packet.is_keyframe and packet.pts is not None and packet.pts <= last:
                 found.append(number)
+            if packet.pts == last:  # behind it, the times of a joined file may begin again
+                break
     return found
 
 

@@ -132,6 +132,36 @@ def test_frames_without_times_are_sent_in_the_order_in_which_they_are_shown(tmp_
     assert [number_of(sample) for sample, _ in keys.samples()] == [0, 12, 24, 36]
 
 
+def test_frames_of_a_palette_keep_their_colours_when_they_are_gone_on_from(tmp_path):
+    path, colours = tmp_path / "a.avi", np.full((256, 4), 255, np.uint8)
+    colours[:, 1:] = np.arange(256)[::-1, None]  # alpha, then levels: 255 is black
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("rawvideo", rate=RATE)
+        stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "pal8"
+        for n in range(20):
+            pixels_HW = 255 - numbered(n)[..., 0]
+            container.mux(stream.encode(av.VideoFrame.from_ndarray((pixels_HW, colours), "pal8")))
+        container.mux(stream.encode())
+    stream = list(VideoFiles(str(path), codec="raw").samples())
+    assert [number_of(sample) for sample, _ in stream] == list(range(20))
+    for at in (0, 9, 18):
+        rest = list(VideoFiles(str(path), codec="raw").samples(stream[at][1]))
+        assert rest == stream[at + 1 :]
+
+
+def test_joined_films_are_gone_on_from(tmp_path):
+    later = write_video(tmp_path / "later.ts", 20, begin=3)
+    joined = tmp_path / "joined.ts"
+    joined.write_bytes(later.read_bytes() + write_video(tmp_path / "first.ts", 20).read_bytes())
+    source = VideoFiles(str(joined), codec="raw")
+    stream = list(source.samples())
+    assert [number_of(sample) for sample, _ in stream] == list(range(20))
+    assert source.skipped.by_reason == {"out of order": 20}
+    for at in range(20):
+        rest = list(VideoFiles(str(joined), codec="raw").samples(stream[at][1]))
+        assert rest == stream[at + 1 :]
+
+
 def without_recovery_points(path, out):
     """Copy an H.264 film, and leave out the messages that mark key frames of open GOPs."""
     with av.open(str(path)) as film, av.open(str(out), "w") as copy:
