@@ -55,7 +55,8 @@ def report_errors(environment: Mapping[str, str] = os.environ) -> None:
     """Send log records from level ERROR on, and uncaught exceptions, if SENTRY_DSN is set.
 
     Sentry's other variables apply too, such as SENTRY_ENVIRONMENT. The values of local variables
-    are not sent, because they contain samples. A server that does not answer holds nothing up.
+    are not sent, because they contain samples. The command line is not sent, because a camera's URL
+    may contain a password. A server that does not answer holds nothing up.
 
     Raises:
         ValueError: SENTRY_DSN is not the address of a project.
@@ -65,6 +66,7 @@ def report_errors(environment: Mapping[str, str] = os.environ) -> None:
         return
     try:
         import sentry_sdk
+        from sentry_sdk.integrations.argv import ArgvIntegration
     except ModuleNotFoundError:
         log.warning(
             "SENTRY_DSN is set and sentry-sdk is not installed, so errors are only logged: "
@@ -76,6 +78,7 @@ def report_errors(environment: Mapping[str, str] = os.environ) -> None:
             address,
             release=f"stream-ssl@{__version__}",
             auto_enabling_integrations=False,
+            disabled_integrations=[ArgvIntegration()],
             include_local_variables=False,
             max_breadcrumbs=20,
         )

@@ -75,7 +75,11 @@ def sentry() -> Iterator[Sentry]:
 def test_errors_are_sent_without_the_values_of_variables(sentry: Sentry) -> None:
     environment = {**os.environ, "SENTRY_DSN": sentry.address, "SENTRY_ENVIRONMENT": "lab"}
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", SCRIPT, "--source.url", "rtsp://user:hidden@camera/"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert "RuntimeError: uncaught" in done.stderr
     logged, uncaught = sentry.events
@@ -86,6 +90,7 @@ def test_errors_are_sent_without_the_values_of_variables(sentry: Sentry) -> None
     assert "secretsecret" not in json.dumps([event["exception"] for event in sentry.events]), (
         "a variable's value"
     )
+    assert "hidden" not in json.dumps(sentry.events), "a password on the command line"
 
 
 def test_a_missing_client_is_said_and_stops_nothing(
