@@ -43,6 +43,8 @@ COMMANDS = {
     "watch": "show a running daemon live in a terminal: answers, speed, memory and producers",
 }
 DAEMONS = ("run", "receiver", "learner", "produce")
+NEEDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD)
+"""Signals that must not stay blocked."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _use_utf8()
         _write_any_text()
     _clean_environment()
+    _restore_signals()
     trace_crashes()
     parser = ChoiceParser(
         prog="stream-ssl",
@@ -156,6 +159,17 @@ def _clean_environment() -> None:
     # Prometheus's client would read and write our metrics in files of this folder.
     for name in ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir"):
         os.environ.pop(name, None)
+
+
+def _restore_signals() -> None:
+    """Undo what the program that started this one did to its signals.
+
+    While SIGCHLD is ignored, the system does not keep the status with which a child ends. Each
+    child then seems to end with status 0. A blocked SIGTERM would not stop a daemon.
+    """
+    if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, NEEDED)
 
 
 def _drop_output() -> None:

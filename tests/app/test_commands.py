@@ -53,6 +53,24 @@ def test_help_names_every_command_and_loads_nothing_heavy() -> None:
         assert line.split(":")[0] in " ".join(done.stdout.split())
 
 
+def test_signals_are_those_of_a_fresh_process_whoever_starts_it() -> None:
+    probe = (
+        "import signal, subprocess, sys\n"
+        "from stream_ssl.app.cli import main\n"
+        "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1})\n"
+        "main(['init', 'laptop'])\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'raise SystemExit(3)'])\n"
+        "assert child.wait() == 3\n"
+        "blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())\n"
+        "assert not blocked, blocked\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
 class Replaced(Exception):
     """The program would be replaced here."""
 
