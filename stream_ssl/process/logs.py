@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -44,11 +45,30 @@ def configure(environment: Mapping[str, str] = os.environ) -> None:
     handler.addFilter(LibraryLimit())
     handler.setFormatter(JsonLines(rank) if form == "json" else Lines(rank))
     logging.basicConfig(level=level, handlers=[handler])
+    if form == "json":
+        _log_all_text()
     # These libraries log every attempt to reach a server and every rewrite of a model. Some also
     # log where credentials lie, and signed URLs.
     quiet = ("faiss", "onnx_ir", "onnxscript", "aiobotocore", "botocore", "httpcore", "hpack")
     for library in quiet:
         logging.getLogger(library).setLevel(logging.WARNING)
+
+
+def _log_all_text() -> None:
+    """Log Python's warnings and uncaught exceptions, which would otherwise be lines of plain text.
+
+    A program that reads the log could not parse these lines.
+    """
+    logging.captureWarnings(True)
+    sys.excepthook = lambda *error: log.critical("stopped by an uncaught error", exc_info=error)
+    threading.excepthook = _log_end_of_thread
+
+
+def _log_end_of_thread(ended: threading.ExceptHookArgs) -> None:
+    if ended.exc_value is not None and not isinstance(ended.exc_value, SystemExit):
+        name = ended.thread.name if ended.thread is not None else "unknown"
+        error = (ended.exc_type, ended.exc_value, ended.exc_traceback)
+        log.error("the thread %s was ended by an uncaught error", name, exc_info=error)
 
 
 def report_errors(environment: Mapping[str, str] = os.environ) -> None:

@@ -63,6 +63,38 @@ def test_an_object_is_one_line_whatever_it_says() -> None:
     }
 
 
+def test_warnings_and_uncaught_errors_are_objects_too() -> None:
+    script = (
+        "import threading, warnings\n"
+        "from stream_ssl.process import logs\n"
+        "logs.configure()\n"
+        "warnings.warn('torn\\nin two', stacklevel=1)\n"
+        "for error in (SystemExit, OSError('lost')):\n"
+        "    def fail(error=error): raise error\n"
+        "    thread = threading.Thread(target=fail, name='writer')\n"
+        "    thread.start()\n"
+        "    thread.join()\n"
+        "raise KeyError('a bug')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={"STREAM_SSL_LOG_FORMAT": "json"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    warned, ended, stopped = (json.loads(line) for line in done.stderr.splitlines())
+    assert "UserWarning: torn\nin two" in warned["message"]
+    assert ended["message"] == "the thread writer was ended by an uncaught error"
+    assert ended["exception"].endswith("OSError: lost")
+    assert (stopped["level"], stopped["exception"].splitlines()[-1]) == (
+        "CRITICAL",
+        "KeyError: 'a bug'",
+    )
+
+
 def test_a_line_has_no_control_characters_and_an_end() -> None:
     line = Lines().format(record("%s", "a\x1b[2J\x9b31m\r\tb\nc"))
     assert line.endswith("stream_ssl.x: a?[2J?31m?\tb\nc")
