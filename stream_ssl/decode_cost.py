@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,10 +31,11 @@ WORK_PER_CHARGED_BYTE = 16
 bytes."""
 
 SOS = b"\xff\xda"  # begins a scan of a JPEG
-APP1 = b"\xff\xe1"  # begins EXIF or XMP in a JPEG, which may tell an orientation
+_APP1 = 0xE1  # begins EXIF or XMP in a JPEG
 _SCAN_BYTES = 10  # of the shortest marker of a scan
 _MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")  # EOI, or one that a length follows
 _SOF = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # markers that give the size of a JPEG
+_LOSSLESS = {0xC3, 0xC7, 0xCB, 0xCF}  # those of a lossless JPEG
 _MOST_PARTS = 1000  # parts of a header that are read; a colour profile may take 255
 _UNKNOWN = 1 << 62  # pixels assumed for an image whose header has more or shorter parts
 _MARKS = 1000
@@ -69,22 +70,34 @@ def scans_of(data: View) -> int:
     return scans
 
 
-def has_app1(data: View) -> bool:
-    """Return whether a JPEG has an APP1 segment before its first scan.
+class JpegHeader(NamedTuple):
+    """What a JPEG says before its first scan, without its thumbnails.
 
-    The scan of a thumbnail in an earlier segment does not count. The result is True for a header
-    with too many parts to read.
+    Both are True for a header with too many parts to read.
+
+    Attributes:
+        app1: whether it has an APP1 segment, which may tell an orientation.
+        lossless: whether its frame is lossless. libjpeg-turbo never decodes such a frame at a
+            smaller size, but simplejpeg then reserves memory for the smaller size: the decoder
+            writes beyond its end.
     """
+
+    app1: bool
+    lossless: bool
+
+
+def jpeg_header(data: View) -> JpegHeader:
+    """Read the markers of a JPEG before its first scan, as libjpeg does."""
+    markers = set()
     at = 2  # after SOI
     for _ in _parts(data):
         found = _MARKER.search(data, at)
-        if found is None or found[0] in (SOS, b"\xff\xd9"):
-            return False
-        if found[0] == APP1:
-            return True
+        if found is None or found[0][-1] in (0xD9, SOS[-1]):
+            return JpegHeader(_APP1 in markers, not _LOSSLESS.isdisjoint(markers))
+        markers.add(found[0][-1])
         at = found.end()
         at += int.from_bytes(data[at : at + 2], "big")
-    return True
+    return JpegHeader(app1=True, lossless=True)
 
 
 def decode_cost(codec: str, payload: View) -> int:

@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from xxhash import xxh3_64
 
 from stream_ssl.batch import Batch, Origin
-from stream_ssl.decode_cost import MOST_SCANS, SOS, decode_work, has_app1, most_work, scans_of
+from stream_ssl.decode_cost import MOST_SCANS, SOS, decode_work, jpeg_header, most_work, scans_of
 from stream_ssl.pictures import image_of, over_white, plain, turn, without_texts
 from stream_ssl.wire import Sample, sample_of
 from stream_ssl.wire.sample import DTYPES, MAX_ID_BYTES, is_capture_time
@@ -51,9 +51,6 @@ Row = Mapping[str, Any]
 
 _INTEGER = frozenset({int})
 _MOST_SIDE = 8192
-# Begins a frame of a lossless JPEG. libjpeg-turbo never decodes such a frame at a smaller size, but
-# simplejpeg then reserves memory for the smaller size: the decoder writes beyond its end.
-_LOSSLESS = re.compile(rb"\xff[\xc3\xc7\xcb\xcf]")
 _MAGIC = {"jpeg": b"\xff\xd8", "png": b"\x89PNG\r\n\x1a\n", "webp": b"RIFF"}
 
 
@@ -482,7 +479,7 @@ class Decoder:
     def _opened(self, data: bytes, codec: str) -> Pixels:
         with Image.open(BytesIO(data), formats=(codec.upper(),)) as image:
             self._check(data, codec, *image.size)
-            if codec == "jpeg" and image.mode in ("L", "RGB") and not _LOSSLESS.search(data):
+            if codec == "jpeg" and image.mode in ("L", "RGB") and not jpeg_header(data).lossless:
                 image.draft("L" if self.channels == 1 else image.mode, self._inner(*image.size))
             return self._shape(image)
 
@@ -502,10 +499,11 @@ class Decoder:
         except (ValueError, KeyError):  # KeyError: rare sampling of colours, such as 4:4:1
             return None
         self._check(data, "jpeg", width, height)
-        if colours not in ("Gray", "YCbCr", "RGB") or _LOSSLESS.search(data):
+        header = jpeg_header(data)
+        if colours not in ("Gray", "YCbCr", "RGB") or header.lossless:
             return None
         how = None
-        if has_app1(data):
+        if header.app1:
             with Image.open(BytesIO(data), formats=("JPEG",)) as image:
                 how = turn(image)
         sides = self._inner(width, height)

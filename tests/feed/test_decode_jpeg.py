@@ -10,6 +10,7 @@ from batches_naive import encoded
 from numpy.typing import NDArray
 from PIL import Image
 
+from stream_ssl.decode_cost import jpeg_header
 from stream_ssl.feed.decode import Decoder, checked
 
 
@@ -44,3 +45,11 @@ def test_a_jpeg_with_four_rows_of_pixels_for_one_of_colours() -> None:
     assert data[frame + 11] == 0x22  # 2 x 2 pixels for a colour: as many as 1 x 4
     tall = data[: frame + 11] + b"\x14" + data[frame + 12 :]
     assert (decode(tall) == decode(data)).all()
+
+
+def test_a_lossless_frame_is_found_behind_other_segments_and_not_in_them() -> None:
+    plain, data = encoded(Image.new("L", (400, 400), 90), "JPEG"), lossless_jpeg(400)
+    fake = b"\xff\xe2\0\x0a" + b"\xff\xda\xff\xc3\xff\xd9" + b"\0\0"
+    assert jpeg_header(plain[:2] + fake + plain[2:]) == (False, False)
+    assert jpeg_header(data[:2] + fake + b"\xff\xff" + data[2:]) == (False, True)
+    assert jpeg_header(b"\xff\xd8" + b"\xff\xe2\0\2" * 5000 + data[2:]).lossless
