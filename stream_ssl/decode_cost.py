@@ -71,7 +71,7 @@ def scans_of(data: View) -> int:
 
 
 class JpegHeader(NamedTuple):
-    """What a JPEG says before its first scan, without its thumbnails.
+    """Facts that a JPEG states before its first scan, without those of its thumbnails.
 
     Both are True for a header with too many parts to read.
 
@@ -88,7 +88,7 @@ class JpegHeader(NamedTuple):
 
 def jpeg_header(data: View) -> JpegHeader:
     """Read the markers of a JPEG before its first scan, as libjpeg does."""
-    markers = set()
+    markers: set[int] = set()
     at = 2  # after SOI
     for _ in _parts(data):
         found = _MARKER.search(data, at)
