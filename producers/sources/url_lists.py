@@ -6,6 +6,7 @@ import bz2
 import codecs
 import csv
 import gzip
+import itertools
 import json
 import lzma
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -52,7 +53,13 @@ def read_rows(path: Path, column: str, facts: Sequence[str] = ()) -> Iterator[Ur
             yield from parquet_rows(path, column, facts)
             return
         with opener(path, "rb") as file:
-            wide = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+            head = file.read(4)
+        wide = head[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+        if head == codecs.BOM_UTF32_LE or (b"\0" in head and not wide):
+            raise SourceError(
+                f"{path} is UTF-16 without a byte-order mark, or UTF-32: save it as UTF-8, such as "
+                "with `iconv -f UTF-16LE -t UTF-8`"
+            )
         # Spreadsheets begin their files with a byte-order mark, which both encodings remove.
         encoding = "utf-16" if wide else "utf-8-sig"
         with opener(path, "rt", encoding=encoding, errors="replace", newline="") as file:
@@ -120,6 +127,7 @@ def parquet_rows(path: Path, column: str, facts: Sequence[str]) -> Iterator[UrlR
 def csv_rows(path: Path, lines: Iterable[str], column: str, tabs: bool = False) -> Iterator[UrlRow]:
     """Yield the rows of a CSV file, or of a TSV file, in which quotes have no meaning."""
     how: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if tabs else {}
+    lines = itertools.dropwhile(str.isspace, lines)  # the first line with a text names the columns
     reader = csv.DictReader(lines, **how)
     if column not in (reader.fieldnames or []):
         raise absent(path, column, list(reader.fieldnames or []))

@@ -23,6 +23,13 @@ def test_a_bad_url_takes_no_other_with_it(served, tmp_path, url):
     assert source.skipped.by_reason.total() == 1
 
 
+def test_a_url_whose_bytes_are_not_utf_8_is_not_asked_for(served, tmp_path, caplog):
+    source = crawl(served, tmp_path, [*good(1), "http://good.test/caf\ufffd.png"])
+    assert paths(source.samples()) == ["0.png"]
+    assert source.skipped.by_reason == {"bad URL": 1}
+    assert "bytes of it are not UTF-8: save the list as UTF-8" in caplog.text
+
+
 @table(
     "address",
     [

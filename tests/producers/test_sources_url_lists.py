@@ -88,6 +88,12 @@ def test_a_list_is_read_in_each_form_compression_and_encoding(
     assert url_lists.count_rows(path) == LINES[kind].count("\n")
 
 
+@pytest.mark.parametrize("kind", [".csv", ".tsv"])
+def test_empty_lines_before_the_names_of_columns_are_ignored(kind: str, tmp_path: Path) -> None:
+    (tmp_path / f"a{kind}").write_text("\n \r\n" + LINES[kind])
+    assert list(read_rows(tmp_path / f"a{kind}", "url")) == ROWS
+
+
 QUICK_XZ = partial(lzma.compress, preset=0)
 
 
@@ -157,6 +163,9 @@ UNREAD = {
     "a.csv": (b"url;label\nhttp://host/1;2\n", "separated by ';': separate them by commas$"),
     "b.csv": (b"url\tlabel\nu\t2\n", r"separated by '\\t': .* by commas, or name the file \.tsv"),
     "a.tsv": (b"url,label\nu,2\n", r"separated by ',': .* by tabs, or name the file \.csv"),
+    "d.csv": ("url\nhttp://host/1\n".encode("utf-16-le"), "without a byte-order mark, .*iconv"),
+    "e.csv": ("url\nhttp://host/1\n".encode("utf-32"), "or UTF-32: save it as UTF-8, .*iconv"),
+    "a.txt": ("http://host/1\n".encode("utf-16-be"), "without a byte-order mark, .*iconv"),
     "c.csv": (b"http://host/1\nhttp://host/2\n", "first line must name the columns, and is 'http"),
 }
 

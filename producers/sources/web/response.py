@@ -99,6 +99,11 @@ def parsed(url: str, base: httpx.URL | None = None) -> httpx.URL:
                 found = found.copy_with(query=b"")
     except (httpx.InvalidURL, ValueError, TypeError) as error:
         raise Skip("bad URL", f"{error}") from error
+    if "\ufffd" in url:
+        iconv = "`iconv -f LATIN1 -t UTF-8`"
+        raise Skip(
+            "bad URL", f"bytes of it are not UTF-8: save the list as UTF-8, such as by {iconv}"
+        )
     if found.scheme not in ("http", "https") or not found.host or not url:
         raise Skip("bad URL", "must be http://HOST/... or https://HOST/...")
     if found.port is not None and not 0 < found.port < 1 << 16:
