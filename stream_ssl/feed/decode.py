@@ -309,7 +309,7 @@ class Decoder:
         channels: 1 or 3.
         max_pixels: the most pixels of an image; a larger image is rejected by its header. A JPEG is
             also rejected if its pixels times its scans exceed 16 times this number. Decoding takes
-            up to 16 bytes of memory and 45 ns per pixel: with the default, up to 400 MB and 1.1 s
+            up to 20 bytes of memory and 45 ns per pixel: with the default, up to 500 MB and 1.1 s
             in each worker. The default accepts the full frame of a 24-megapixel camera. Above
             178,956,970 pixels, only JPEGs in grey or colour are decoded, because Pillow refuses the
             others. An image with more than 2^20 pixels is also rejected ("expensive") if it has

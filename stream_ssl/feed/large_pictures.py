@@ -9,7 +9,7 @@ from stream_ssl.feed.decode import BadSample, Decoder, Pixels
 from stream_ssl.wire.sample import Sample
 
 LARGEST: Final = 64_000_000
-"""Most pixels of a picture. Decoding it takes up to 16 bytes of memory a pixel."""
+"""Most pixels of a picture. Decoding it takes up to 20 bytes of memory a pixel."""
 LARGEST_JPEG: Final = 200_000_000
 """Most pixels of a JPEG, which is decoded at a reduced scale. Telephones take such photos."""
 _one_at_a_time = threading.Lock()
