@@ -292,6 +292,25 @@ def test_output_to_a_full_disk_ends_in_one_line() -> None:
     assert done.stderr.startswith(told)
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has /dev/full")
+def test_an_error_that_cannot_be_written_keeps_its_status(tmp_path: Path) -> None:
+    """A supervisor would start a command with another status than 2 again."""
+    wrong = ("keys", "a b", "--folder", str(tmp_path / "keys"))
+    unknown = ("receiver", "--no-such-option", "1")
+    reader, closed = os.pipe()
+    os.close(reader)
+    with Path("/dev/full").open("wb") as full, os.fdopen(closed, "wb") as pipe:
+        for output in (full, pipe):
+            for command in (wrong, unknown):
+                done = subprocess.run(
+                    [sys.executable, "-m", "stream_ssl", *command],
+                    stderr=output,
+                    check=False,
+                    timeout=60,
+                )
+                assert done.returncode == USAGE, command
+
+
 def test_a_full_output_of_a_long_table_names_the_remedy(caplog: pytest.LogCaptureFixture) -> None:
     """A short output fails at the end of the command, and a long one within it."""
 
