@@ -71,6 +71,14 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 NO_TMPDIR = "No usable temporary directory"
 """Python's text if /tmp is full or read-only, as in a container without a volume there."""
 
+NO_THREAD = "can't start new thread"
+"""Python's text if the system lets the process start no more threads."""
+
+THREAD_LIMITS = (
+    "the limit of processes and threads (ulimit -u, TasksMax of a systemd unit, or the pids limit "
+    "of a container)"
+)
+
 FULL = re.compile(r"No space left|Disk quota|requested and \d+ written")
 """The system, safetensors, faiss and numpy report a full disk with these texts."""
 
@@ -287,8 +295,13 @@ def reported(work: Callable[[], int | None]) -> int:
         return FAILED
     except ImportError:  # the console script names the remedy
         raise
-    except Exception:
-        log.exception("stopped by an unexpected error")
+    except Exception as error:
+        if isinstance(error, RuntimeError) and NO_THREAD in str(error):
+            log.error(
+                "%s: raise %s", error, THREAD_LIMITS, exc_info=log.isEnabledFor(logging.DEBUG)
+            )
+        else:
+            log.exception("stopped by an unexpected error")
         return FAILED
 
 

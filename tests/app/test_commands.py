@@ -322,6 +322,16 @@ def test_a_full_output_of_a_long_table_names_the_remedy(caplog: pytest.LogCaptur
     assert "No space left on device: free space where the output or" in caplog.text
 
 
+def test_a_lack_of_threads_names_the_limits(caplog: pytest.LogCaptureFixture) -> None:
+    def work() -> None:
+        raise RuntimeError("can't start new thread")  # Python's text
+
+    assert reported(work) == 1
+    (line,) = caplog.records
+    assert line.getMessage().startswith("can't start new thread: raise the limit of processes")
+    assert not line.exc_info
+
+
 def test_a_command_without_an_output_ends_without_a_traceback() -> None:
     """As `stream-ssl init >&-` does."""
     command = f"{shlex.quote(sys.executable)} -m stream_ssl init laptop >&-"
