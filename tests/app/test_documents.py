@@ -68,6 +68,14 @@ def test_links_lead_somewhere() -> None:
     assert not missing
 
 
+def test_no_command_copies_a_file_of_a_container_to_the_terminal() -> None:
+    """For "-", Docker writes a tar archive, and not the content of the file."""
+    page = (ROOT / "deploy" / "README.md").read_text()
+    copies = [line for line in page.splitlines() if "compose cp" in line]
+    assert copies
+    assert not [line for line in copies if re.search(r"compose cp \S+ -(\W|$)", line)]
+
+
 def test_the_page_on_upgrades_names_the_formats_that_are_written() -> None:
     from stream_ssl.journal import segment
     from stream_ssl.learning import checkpoint_layout
