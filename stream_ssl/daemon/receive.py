@@ -47,13 +47,37 @@ MOST_FILES = 65_536
 """The most open files, which include connections. It exceeds the most sessions by far."""
 
 
-def allow_connections() -> None:
-    """Raise the limit of open files as far as the system allows, because 1,024 are too few."""
+def raise_limits() -> None:
+    """Raise the limits of open files and of the size of files as far as the system allows.
+
+    1,024 open files are too few for the connections.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
     if most > soft != resource.RLIM_INFINITY:
         with suppress(OSError, ValueError):  # the system may have a lower limit of its own
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+
+
+def check_file_size(segment: int) -> None:
+    """Reject a limit of the size of files (ulimit -f) below a whole segment of the journal.
+
+    The journal's library calls a write beyond the limit an error of the disk.
+
+    Args:
+        segment: the size of a whole segment, in bytes.
+
+    Raises:
+        ValueError: the limit is too low.
+    """
+    most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if most != resource.RLIM_INFINITY and most < segment:
+        raise ValueError(
+            f"this process may write files of at most {most:,} bytes, and a segment has up to "
+            f"{segment:,}: raise the limit (ulimit -f; LimitFSIZE in a systemd unit)"
+        )
 
 
 def receive(settings: Namespace, resolved: Mapping[str, Any], stop: Stop) -> None:
@@ -62,7 +86,7 @@ def receive(settings: Namespace, resolved: Mapping[str, Any], stop: Stop) -> Non
     Args:
         resolved: the same settings as plain values, for the metrics.
     """
-    allow_connections()
+    raise_limits()
     with configuring():
         sources = page_sources(settings)
         sources.producers = ProducersView()
@@ -81,7 +105,8 @@ def receive(settings: Namespace, resolved: Mapping[str, Any], stop: Stop) -> Non
             access = access_of(settings, settings.run)
             with section("journal"):
                 journal = _opened(settings)
-            stack.callback(journal.close)
+                stack.callback(journal.close)
+                check_file_size(journal.segment_bytes)
             offsets = ConsumerOffsets(settings.run)
 
             def listen(bind: str) -> Receiver:

@@ -1,8 +1,10 @@
-"""A receiver allows itself more connections than a shell's usual limit of open files."""
+"""Limits of the system that a receiver raises, or names if it may not."""
 
 from __future__ import annotations
 
 import resource
+import subprocess
+import sys
 from pathlib import Path
 
 from harness import processes
@@ -18,3 +20,20 @@ def test_a_receiver_raises_its_limit_of_open_files(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert raised == (min(hard, 65_536), hard)
+
+
+def test_a_limit_of_file_sizes_below_a_segment_is_named(tmp_path: Path) -> None:
+    """LMDB would call each write beyond the limit an error of the disk."""
+    command = [sys.executable, "-m", "stream_ssl", "receiver", "--run", str(tmp_path / "run")]
+    ports = ["--receiver.bind", "tcp://127.0.0.1:0", "--http.receiver", "127.0.0.1:0"]
+    done = subprocess.run(
+        [*command, *ports],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20)),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "journal: this process may write files of at most 1,048,576 bytes" in done.stderr
+    assert "ulimit -f" in done.stderr
