@@ -401,19 +401,32 @@ def loggers(
             "set: set it to the address of the server, such as http://127.0.0.1:5000"
         )
 
-    def in_process(name: str, _step: int) -> Logger:  # it keeps the rows of later steps
-        return LoggerProcess(name, settings.run, config, deadline)
+    shown = in_utf8(config)
 
-    openers: dict[str, Callable[[int], Logger]] = {}
-    for name in dict.fromkeys(settings.loggers):
+    def opened(name: str, step: int) -> Logger:
+        if (place := str(settings.run.absolute())) != in_utf8(place):
+            raise OSError(
+                f"{place!r} is not UTF-8, and {name} needs a folder whose whole path is: rename it"
+            )
+        if name == "tensorboard":
+            return TensorBoard(settings.run / "tensorboard", shown, step)
+        return LoggerProcess(name, settings.run, shown, deadline)  # it keeps rows of later steps
+
+    for name in settings.loggers:
         if name == "tensorboard":
             importlib.import_module("torch.utils.tensorboard")
-            openers[name] = lambda step: TensorBoard(settings.run / "tensorboard", config, step)
-            continue
-        if importlib.util.find_spec(name) is None:
+        elif importlib.util.find_spec(name) is None:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-        openers[name] = partial(in_process, name)
-    return openers
+    return {name: partial(opened, name) for name in settings.loggers}
+
+
+def in_utf8(value: Any) -> Any:
+    """Return plain values whose texts have "?" in place of bytes of a path that are not UTF-8."""
+    if isinstance(value, Mapping):
+        return {name: in_utf8(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [in_utf8(one) for one in value]
+    return value.encode(errors="replace").decode() if isinstance(value, str) else value
 
 
 def check_device(device: str, option: str = "--device") -> None:

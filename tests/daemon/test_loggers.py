@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import psutil
 import pytest
 from harness import BATCH, TINY, processes, stop, until
+from jsonargparse import Namespace
 
 from stream_ssl.app.commands import check
+from stream_ssl.config import build
 from stream_ssl.observe.logger_child import LAST
+from stream_ssl.observe.logger_process import Deadline
 
 
 @pytest.mark.timeout(300)
@@ -63,3 +67,17 @@ def test_a_logger_that_is_none_is_refused(
         check.main([str(file)])
     assert end.value.code == 2
     assert "printer" in capsys.readouterr().err
+
+
+def test_a_path_that_is_not_utf8_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The libraries of the loggers cannot write below such a path."""
+    config = {"observe": {"held_out": os.fsdecode(b"set\xff")}, "pair": (1, "a")}
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    for name in ("tensorboard", "wandb"):
+        run = tmp_path / os.fsdecode(b"run\xff")
+        settings = Namespace(run=run, loggers=[name])
+        with pytest.raises(OSError, match=rf"is not UTF-8, and {name} needs .* rename it"):
+            build.loggers(settings, config, Deadline())[name](0)
+    settings = Namespace(run=tmp_path, loggers=["tensorboard"])
+    build.loggers(settings, config, Deadline())["tensorboard"](0).close()
+    assert build.in_utf8(config) == {"observe": {"held_out": "set?"}, "pair": [1, "a"]}
