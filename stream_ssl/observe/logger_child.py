@@ -107,6 +107,11 @@ class Mlflow:
         if not self._id:
             name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "stream-ssl")
             found = self._client.get_experiment_by_name(name)
+            if found and found.lifecycle_stage == "deleted":  # its name stays taken
+                raise ValueError(
+                    f"the experiment {name!r} is deleted on the server: set MLFLOW_EXPERIMENT_NAME "
+                    f"to another, or: mlflow experiments restore -x {found.experiment_id}"
+                )
             experiment = found.experiment_id if found else self._client.create_experiment(name)
             self._id = self._client.create_run(experiment, run_name=run.name).info.run_id
             keep_id(folder, self._id)

@@ -187,6 +187,19 @@ def test_a_run_that_was_deleted_in_mlflow_begins_anew(tmp_path: Path, store: Pat
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.usefixtures("store")
+def test_a_deleted_experiment_of_mlflow_is_named(tmp_path: Path) -> None:
+    from mlflow import MlflowClient  # takes two seconds
+
+    client = MlflowClient()
+    known = client.create_experiment("stream-ssl")
+    client.delete_experiment(known)
+    remedy = f"'stream-ssl' is deleted on the server: .* mlflow experiments restore -x {known}"
+    with pytest.raises(OSError, match=remedy):
+        LoggerProcess("mlflow", tmp_path, CONFIG, Deadline())
+
+
+@pytest.mark.timeout(240)
 def test_servers_that_are_absent_failing_or_hanging_are_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
