@@ -26,9 +26,14 @@ from stream_ssl.observe.scrape import Points
 INK, MUTED, GRID = "#00000a", "#00000b", "#00000c"
 STREAM, QUEUE, DUEL, PLAIN = "#00000d", "#00000e", "#00000f", "#00001a"
 VARIABLES = {
-    INK: "ink", MUTED: "muted", GRID: "grid", STREAM: "stream", QUEUE: "queue", DUEL: "duel",
+    INK: "ink",
+    MUTED: "muted",
+    GRID: "grid",
+    STREAM: "stream",
+    QUEUE: "queue",
+    DUEL: "duel",
     PLAIN: "plain",
-}  # fmt: skip
+}
 COLOUR: Mapping[Holder, str] = {"stream": STREAM, "queue": QUEUE, "working": DUEL}
 
 STYLE: Any = {
