@@ -367,11 +367,6 @@ def load_weights(encoder: nn.Module, file: Path, head: str | None = None) -> Non
         encoder = encoder.module
     own = encoder.state_dict()
     found = _without_prefix(found, own, file)
-    if wrong := next((name for name, one in found.items() if not one.isfinite().all()), None):
-        raise ValueError(
-            f"encoder.weights {file}: the weights {wrong} are not finite, because their training "
-            "has diverged: give another file"
-        )
     # Many files lack BatchNorm's counters, which nothing reads.
     wanted = {n: t for n, t in own.items() if n in found or not n.endswith("num_batches_tracked")}
     for name, tensor in wanted.items():
@@ -386,6 +381,11 @@ def load_weights(encoder: nn.Module, file: Path, head: str | None = None) -> Non
             raise ValueError(
                 f"encoder.weights {file}: {name} is {found[name].dtype}, which is quantised: give "
                 "weights in float32, float16 or bfloat16"
+            )
+        if not found[name].isfinite().all():
+            raise ValueError(
+                f"encoder.weights {file}: the weights {name} are not finite, because their "
+                "training has diverged: give another file"
             )
     more = sorted(set(found) - set(own))
     unused = [name for name in more if head is None or not name.startswith(f"{head}.")]
