@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ from pathlib import Path
 import safetensors.numpy
 import safetensors.torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def load_file(path: Path) -> dict[str, Tensor]:
@@ -33,6 +34,17 @@ def load_file(path: Path) -> dict[str, Tensor]:
         if error.errno != errno.ENODEV or not path.is_file():
             raise
         return safetensors.torch.load(path.read_bytes())  # its file system maps no files
+
+
+def as_state(tensors: Mapping[str, Tensor], network: nn.Module) -> OrderedDict[str, Tensor]:
+    """Return a file's tensors as the state of a network, with the versions of its layers.
+
+    `state_dict` keeps these versions beside the tensors, and a file holds only tensors. Some layers
+    refuse a state without a version, such as those of torchvision's MNASNet.
+    """
+    state = OrderedDict(tensors)
+    state._metadata = network.state_dict()._metadata  # type: ignore[attr-defined]
+    return state
 
 
 def names_in(path: Path) -> list[str]:

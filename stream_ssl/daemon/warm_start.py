@@ -20,6 +20,7 @@ from stream_ssl.memory.state import part, producer_names, upgraded
 from stream_ssl.methods import Method
 from stream_ssl.methods.momentum import Momentum, move_towards
 from stream_ssl.process.failures import Misconfigured
+from stream_ssl.tensor_file import as_state
 from stream_ssl.trained.encoder import facts, find
 from stream_ssl.trained.export import images_of, kept_shape
 
@@ -88,7 +89,7 @@ def take_weights(method: Method, checkpoint: Path) -> list[str]:
             f"there and {tuple(own[misfit[0]].shape)} here; use the old run's `encoder` "
             "section and decoder.channels, or vectors.dim and vectors.widths for vectors"
         )
-    method.load_state_dict(fitting, strict=False)
+    method.load_state_dict(as_state(fitting, method), strict=False)
     if isinstance(method, Momentum) and any(name.startswith("key_") for name in missing):
         # The old run had no key encoder: it begins as a copy of the encoder, as in every new run.
         move_towards(method.encoder, method.key_encoder, 1.0)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from stream_ssl.bounded_files import open_binary
 from stream_ssl.methods.norm import BatchNorm1d, BatchNorm2d, freeze
-from stream_ssl.tensor_file import load_file
+from stream_ssl.tensor_file import as_state, load_file
 
 log = logging.getLogger("stream_ssl.learner")
 
@@ -391,7 +391,8 @@ def load_weights(encoder: nn.Module, file: Path, head: str | None = None) -> Non
     unused = [name for name in more if head is None or not name.startswith(f"{head}.")]
     if unused:
         log.warning("encoder.weights %s: not used: %s", file, ", ".join(unused))
-    encoder.load_state_dict({name: found[name] for name in own if name in found}, strict=False)
+    fitting = {name: found[name] for name in own if name in found}
+    encoder.load_state_dict(as_state(fitting, encoder), strict=False)
 
 
 def _without_prefix(

@@ -47,6 +47,7 @@ from stream_ssl.memory import WorkingMemory
 from stream_ssl.memory.compute import all_to_host, to_host
 from stream_ssl.memory.near_duplicates import NearDuplicates
 from stream_ssl.methods import Method
+from stream_ssl.tensor_file import as_state
 
 POLL = 0.1  # seconds between two checks of `stop` while no batch comes
 RANK_SEEDS = 1000  # difference of the seeds of two ranks
@@ -378,7 +379,7 @@ def _none(memory: WorkingMemory, offset: Offset) -> Batch[Tensor]:
 
 def _load_weights(method: Method, weights: Mapping[str, Tensor]) -> None:
     try:
-        method.load_state_dict(dict(weights), strict=True)
+        method.load_state_dict(as_state(weights, method), strict=True)
     except RuntimeError as error:
         raise ValueError(
             f"the checkpoint's weights do not fit this model: {error}. "

@@ -45,7 +45,7 @@ from stream_ssl.methods.base import unit
 from stream_ssl.methods.norm import Statistics, forget_statistics
 from stream_ssl.process.failures import unreadable, unreadable_folder
 from stream_ssl.producers._images import as_sample
-from stream_ssl.tensor_file import load_file
+from stream_ssl.tensor_file import as_state, load_file
 
 if TYPE_CHECKING:
     from stream_ssl.producers.client import Image
@@ -397,7 +397,7 @@ def _fill(
             "earlier checkpoint"
         )
     try:
-        network.load_state_dict(weights, assign=assign)
+        network.load_state_dict(as_state(weights, network), assign=assign)
     except RuntimeError as error:
         first = " ".join(str(error).split("\n\t")[:2])  # a line for each weight follows
         raise ValueError(

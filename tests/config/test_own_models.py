@@ -82,6 +82,17 @@ class Converted(Small):
         return super().forward(image_BCHW).to(self.result)
 
 
+class Versioned(Small):
+    """A network that loads only states with its version, as torchvision's MNASNet."""
+
+    _version = 2
+
+    def _load_from_state_dict(self, state: Any, prefix: str, local: Any, *more: Any) -> None:
+        if local.get("version") != 2:
+            raise ValueError(f"version should be 2 instead of {local.get('version')}")
+        super()._load_from_state_dict(state, prefix, local, *more)
+
+
 class Tied(Small):
     """A network that uses one layer twice, under two names."""
 
@@ -281,6 +292,24 @@ def test_a_network_transform_and_decoder_of_one_s_own(tmp_path: Path) -> None:
     assert (view_BCHW.flatten(1)[:, 0].std() > 0.3).item()
     weights = load_file(tmp_path / "out" / "encoder.safetensors")
     assert "backbone.module.stem.0.weight" in weights
+
+
+def test_a_network_that_needs_its_version_resumes_and_is_exported(tmp_path: Path) -> None:
+    parts: dict[str, Any] = {"encoder": {"model": own(Versioned)}}
+    (checkpoint,) = write_run(tmp_path / "run", **parts)
+    settings, _ = settings_of(tmp_path, **parts)
+    again = build.learner(settings, build.EmptyStream(), START)
+    saved = Checkpointer(tmp_path / "run" / "checkpoints").newest()
+    assert saved is not None
+    saved.restore(again)
+    words = ["export", str(checkpoint), "--encoder", str(tmp_path / "out"), "--no-onnx"]
+    assert cli.main([*words, "--trust-code"]) == 0
+    image_BCHW = torch.randint(0, 256, (4, 1, 12, 12)).to(torch.uint8)
+    expected_BF = again.method.features(build.views(settings).plain(image_BCHW))
+    for place in (checkpoint, tmp_path / "out"):
+        found_BF = stream_ssl.load_encoder(place, trust_code=True)(image_BCHW)
+        assert torch.equal(found_BF, expected_BF)
+    load_weights(build.backbone(settings), tmp_path / "out" / "encoder.safetensors")
 
 
 def test_a_network_with_two_names_for_one_layer_is_exported(tmp_path: Path) -> None:
