@@ -8,15 +8,16 @@ import math
 import os
 import pydoc
 import re
-from argparse import RawDescriptionHelpFormatter
+from argparse import SUPPRESS, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import replace
 from itertools import pairwise, zip_longest
 from pathlib import Path
 from types import NoneType
 from typing import Any, NoReturn, get_args
 
 import yaml
-from jsonargparse import ArgumentParser, Namespace, auto_cli
+from jsonargparse import ArgumentParser, Namespace, _signatures, auto_cli
 from jsonargparse.typing import register_type
 
 from stream_ssl.bounded_files import read_bytes
@@ -419,3 +420,28 @@ def _instead(wrong: str, written: Mapping[str, str]) -> str:
     if section and of_section:
         return f"; the options of {section} are {', '.join(written[n] for n in sorted(of_section))}"
     return ""
+
+
+FINDER = "get_signature_parameters"
+"""jsonargparse finds the parameters of a class or function with this private function."""
+
+_parameters: Callable[..., list[Any]] = getattr(_signatures, FINDER)
+
+
+def _with_plain_defaults(*arguments: Any, **options: Any) -> list[Any]:
+    """Return the parameters of a class or function, without defaults that are code.
+
+    Such a default is a class, a function or a partial function. jsonargparse would write it as a
+    class path with all options of the class, or as text that nobody can read back. The result often
+    fits neither the class nor a checkpoint. An option without a default is left out of the call.
+    """
+    return [
+        replace(one, default=SUPPRESS)
+        if callable(one.default) and one.default is not inspect.Parameter.empty
+        else one
+        for one in _parameters(*arguments, **options)
+    ]
+
+
+# jsonargparse has no public way to leave out a default.
+setattr(_signatures, FINDER, _with_plain_defaults)

@@ -28,6 +28,7 @@ from stream_ssl.encoder.network import Model, load_weights
 from stream_ssl.feed.decode import Decoder, Pixels
 from stream_ssl.learning.checkpoint import Checkpointer
 from stream_ssl.process.failures import USAGE
+from stream_ssl.trained.encoder import stored_settings
 from stream_ssl.wire import Sample
 
 RESNET18 = {"class_path": "torchvision.models.resnet18"}
@@ -292,6 +293,32 @@ def test_a_network_transform_and_decoder_of_one_s_own(tmp_path: Path) -> None:
     assert (view_BCHW.flatten(1)[:, 0].std() > 0.3).item()
     weights = load_file(tmp_path / "out" / "encoder.safetensors")
     assert "backbone.module.stem.0.weight" in weights
+
+
+SWIN = {"embed_dim": 8, "depths": [1, 1], "num_heads": [1, 1]}
+SWIN |= {"patch_size": [4, 4], "window_size": [4, 4], "num_classes": 5}
+VIT = {"image_size": 32, "patch_size": 16, "num_layers": 1, "num_heads": 2}
+VIT |= {"hidden_dim": 16, "mlp_dim": 16, "num_classes": 5}
+
+
+@table(
+    ("name", "arguments"),
+    [
+        ("SwinTransformer", SWIN),
+        ("SwinTransformer", {**SWIN, "norm_layer": "torch.nn.LayerNorm"}),
+        ("shufflenet_v2_x0_5", {"num_classes": 5}),
+        ("VisionTransformer", VIT),
+    ],
+    ids=range(4),
+)
+def test_a_default_that_is_a_class_or_a_function_stays_the_network_s_own(
+    name: str, arguments: dict[str, Any], tmp_path: Path
+) -> None:
+    spec = {"class_path": f"torchvision.models.{name}", "init_args": arguments}
+    parts = {"decoder": {"size": 32, "channels": 3}, "encoder": {"model": spec}}
+    settings, stored = settings_of(tmp_path, **parts)
+    assert build.backbone(settings).dim == 5
+    assert build.backbone(stored_settings(stored)).dim == 5
 
 
 def test_a_network_that_needs_its_version_resumes_and_is_exported(tmp_path: Path) -> None:
