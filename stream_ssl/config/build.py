@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from jsonargparse import Namespace
-from torch import Tensor
+from torch import Tensor, nn
 
 from stream_ssl.batch import START, Offset
 from stream_ssl.buckets.folders import Bucket
@@ -102,13 +102,27 @@ def backbone(settings: Namespace) -> ResNet | MLP | Model:
         with section("encoder"):
             encoder = ResNet(channels=settings.decoder.channels, **own)
     else:
-        with section("encoder.model"):
-            network = called(model)
+        network = _network(model)
         encoder = Model(network, image_shape(settings), head)
     if weights is not None:
         load_weights(encoder, weights, head)
     freeze_stages(encoder, frozen)
     return encoder
+
+
+def _network(model: Any) -> nn.Module:
+    """Return the network that `encoder.model` names."""
+    with section("encoder.model"):
+        try:
+            network: nn.Module = called(model)
+        except (ValueError, ImportError, OSError, MemoryError):
+            raise
+        except Exception as error:  # a user's network may raise any exception
+            raise ValueError(
+                f"{model['class_path']} cannot be made ({type(error).__name__}: {error}); change "
+                "its init_args or dict_kwargs"
+            ) from error
+    return network
 
 
 def forget_first_weights(settings: Namespace) -> None:

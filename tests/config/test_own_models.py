@@ -35,6 +35,13 @@ RESNET18 = {"class_path": "torchvision.models.resnet18"}
 STAGES = ["conv1", "bn1", "layer1", "layer2"]
 
 
+class Fussy(nn.Module):
+    """A network whose constructor raises an error of its own kind, as timm's builders do."""
+
+    def __init__(self, name: str = "tiny") -> None:
+        raise RuntimeError(f"Unknown model ({name})")
+
+
 class Small(nn.Module):
     """A user's own network, with a dropout and a name that ours uses, too."""
 
@@ -417,6 +424,8 @@ def test_features_of_another_type_become_float32(dtype: str) -> None:
         ({"model": {**RESNET18, "init_args": {"widht": 2}}}, "'widht' is not accepted"),
         ({"model": "torchvision.models.wide_resnet50_2"},
          "encoder.model: The parameter 'width_per_group' expected value 128 but got 64"),
+        ({"model": own(Fussy, name="resnet81")},
+         "test_own_models.Fussy cannot be made (RuntimeError: Unknown model (resnet81)); change"),
         ({"model": own(Small)}, "encoder.model Small takes no images of (3, 12, 12)"),
         ({"model": own(Small, flat=False)}, "takes no images"),
         ({**RESNET, "head": "top"}, "encoder.head 'top': ResNet has no such part; it has conv1"),
