@@ -98,11 +98,14 @@ def as_tensor(name: str, value: Array, device: torch.device | None = None) -> Te
     """
     if isinstance(value, Checked):
         value = value.tensor
-    # torch rejects views with negative strides, and warns about read-only arrays.
+    # torch rejects views with negative strides and numbers of another byte order, and warns about
+    # read-only arrays.
     if isinstance(value, np.ndarray) and (
         not value.flags.writeable or min(value.strides, default=0) < 0
     ):
         value = value.copy()
+    if isinstance(value, np.ndarray) and not value.dtype.isnative:
+        value = value.astype(value.dtype.newbyteorder("="))
     try:
         # A default device of torch would move a tensor there.
         tensor = value if isinstance(value, Tensor) else torch.as_tensor(value)
@@ -123,6 +126,13 @@ def check_embeddings(z: Array, dim: int, device: torch.device, what: str = "embe
             finite or not of unit norm. The error names the first such row.
     """
     z_BD = as_tensor(f"{what}s", z, device).contiguous()  # sums do not depend on the memory layout
+    try:
+        z_BD.data_ptr()
+    except RuntimeError:
+        raise ValueError(
+            f"{what}s are within a transform of torch.func, which hides their values: return them "
+            "from the transformed function (has_aux=True), and pass them on afterwards"
+        ) from None
     if z_BD.ndim != 2 or z_BD.shape[1] != dim:
         raise ValueError(f"{what}s have shape {tuple(z_BD.shape)}: must be [B, {dim}]")
     if not z_BD.is_floating_point():

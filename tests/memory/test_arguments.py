@@ -183,8 +183,12 @@ def test_negatives(arguments: dict[str, Any], message: str) -> None:
             "hashes hold 9223372036854775808: must be below",
         ),
         (lambda m: m.add([7], Z[:1], payload=[Z[:1]]), r"payload is \[tensor.*: must be a dict"),
+        (
+            lambda m: torch.func.grad(lambda z: m.add([7], z.detach()) and z.sum())(Z[:1]),
+            r"embeddings are within a transform of torch\.func.* \(has_aux=True\)",
+        ),
     ],
-    ids=range(30),
+    ids=range(31),
 )
 def test_operations_change_nothing(call: Callable[[WorkingMemory], Any], message: str) -> None:
     memory = filled()
@@ -200,6 +204,11 @@ def test_arrays_are_taken_however_they_lie() -> None:
     layouts = [z_ND, np.asfortranarray(z_ND), z_ND[::-1].copy()[::-1], np.tile(z_ND, 2)[:, :2]]
     evicted = [
         WorkingMemory(20, 2, MostDuplicated()).add(np.arange(60), z).evicted.tolist()
-        for z in (*layouts, frozen, torch.from_numpy(z_ND).requires_grad_())
+        for z in (
+            *layouts,
+            frozen,
+            z_ND.astype(z_ND.dtype.newbyteorder()),
+            torch.from_numpy(z_ND).requires_grad_(),
+        )
     ]
     assert all(ids == evicted[0] for ids in evicted)
