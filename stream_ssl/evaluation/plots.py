@@ -37,8 +37,13 @@ INTRA, INTER = "#1668c7", "#b9770e"
 
 
 def style(ink: str, muted: str, grid: str) -> Any:
-    """Return matplotlib's settings of a plot in these colours."""
+    """Return all of matplotlib's settings for a plot in these colours.
+
+    They replace those of the user's matplotlibrc, such as text.usetex, which needs LaTeX.
+    """
+    defaults = mpl.rcParamsDefault.items()
     return {
+        **{name: value for name, value in defaults if not name.startswith("backend")},
         "font.family": "sans-serif",
         "font.size": 10,
         "text.color": ink,
@@ -67,7 +72,8 @@ def _style(names: Sequence[str]) -> Any:
     A character that no font has is drawn as a box, by matplotlib's font of last resort.
     """
     families, lacking = ["sans-serif"], {ord(character) for name in names for character in name}
-    lacking -= FT2Font(findfont(FontProperties(family=["sans-serif"]))).get_charmap().keys()
+    with mpl.rc_context(STYLE):
+        lacking -= FT2Font(findfont(FontProperties(family=["sans-serif"]))).get_charmap().keys()
     for font in sorted(fontManager.ttflist, key=lambda font: font.name) if lacking else []:
         if font.name.startswith("Last Resort"):
             continue

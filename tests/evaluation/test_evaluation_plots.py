@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 
+import matplotlib as mpl
 import pytest
 import torch
 from matplotlib.figure import Figure
@@ -68,6 +69,14 @@ def test_long_and_foreign_names_leave_room_for_the_plot(tmp_path: Path) -> None:
     for name in ("a.png", "b.png"):
         with Image.open(tmp_path / name) as image:
             assert max(image.size) < 2000
+
+
+def test_plots_do_not_depend_on_the_user_s_matplotlibrc(tmp_path: Path) -> None:
+    confusion_CC, names = torch.eye(2, dtype=torch.int64), ["a_cat", "a_dog"]
+    plots.confusion_plot(tmp_path / "plain.png", confusion_CC, names, "title")
+    with mpl.rc_context({"text.usetex": True, "savefig.dpi": 5, "axes.grid": True}):
+        plots.confusion_plot(tmp_path / "own.png", confusion_CC, names, "title")
+    assert (tmp_path / "own.png").read_bytes() == (tmp_path / "plain.png").read_bytes()
 
 
 def test_similarities_of_a_collapsed_encoder_are_drawn(tmp_path: Path) -> None:
