@@ -186,6 +186,8 @@ def _clean_environment() -> None:
     # Prometheus's client would read and write our metrics in files of this folder.
     for name in ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir"):
         os.environ.pop(name, None)
+    # Notebooks name a module of theirs, and matplotlib cannot be imported without it.
+    os.environ.pop("MPLBACKEND", None)
 
 
 def _restore_signals() -> None:

@@ -141,6 +141,15 @@ def test_metrics_are_kept_in_no_files_of_another_program(tmp_path: Path) -> None
     assert not list(tmp_path.iterdir())
 
 
+def test_plots_are_drawn_under_a_backend_of_a_notebook() -> None:
+    """As if a cell of a notebook started the command from another environment."""
+    code = "from stream_ssl.app import cli; cli.main(['init']); import matplotlib"
+    environment = {**os.environ, "MPLBACKEND": "backend-of-another-environment"}
+    subprocess.run(
+        [sys.executable, "-c", code], env=environment, stdout=subprocess.DEVNULL, check=True
+    )
+
+
 def test_a_library_that_does_not_fit_into_memory_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
