@@ -260,10 +260,12 @@ def check_fits(
         there = kept[name]
         converted = name in ("embeddings", "descriptors") and there.dtype in ROW_TYPES
         if there.shape[1:] != column.shape[1:] or not (converted or there.dtype == column.dtype):
+            remedy = "build it with the state's dim, image_shape and payload"
+            if there.shape[1:] == column.shape[1:] and not name.startswith("payload."):
+                remedy = "pass the tensors with the dtypes that state_dict() gave them"
             raise ValueError(
                 f"each slot's {name} in the state are {there.dtype} {tuple(there.shape[1:])}, in "
-                f"this memory {column.dtype} {tuple(column.shape[1:])}: build it with the state's "
-                "dim, image_shape and payload"
+                f"this memory {column.dtype} {tuple(column.shape[1:])}: {remedy}"
             )
     check_whole(state, columns)
     # Older checkpoints do not store the search state. It only affects how ties are broken.

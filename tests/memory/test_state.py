@@ -332,9 +332,9 @@ def test_columns_of_another_type_are_refused() -> None:
     saved, memory = of()(), of()()
     offer(saved, 0, 60)
     state = saved.state_dict()
-    for name in ("ids", "born", "images"):
-        column = state[f"columns.{name}"].float()
-        with pytest.raises(ValueError, match=f"{name} in the state are torch.float32 .* build"):
+    for name in ("ids", "born", "images", "embeddings"):
+        column = state[f"columns.{name}"].half()
+        with pytest.raises(ValueError, match=f"{name} .* torch.float16 .* dtypes that"):
             memory.load_state_dict(state | {f"columns.{name}": column})
 
 
