@@ -425,7 +425,7 @@ def _instead(wrong: str, written: Mapping[str, str]) -> str:
 FINDER = "get_signature_parameters"
 """jsonargparse finds the parameters of a class or function with this private function."""
 
-_parameters: Callable[..., list[Any]] = getattr(_signatures, FINDER)
+_parameters: Callable[..., list[Any]] | None = getattr(_signatures, FINDER, None)
 
 
 def _with_plain_defaults(*arguments: Any, **options: Any) -> list[Any]:
@@ -435,6 +435,7 @@ def _with_plain_defaults(*arguments: Any, **options: Any) -> list[Any]:
     class path with all options of the class, or as text that nobody can read back. The result often
     fits neither the class nor a checkpoint. An option without a default is left out of the call.
     """
+    assert _parameters is not None, "only then is this function called"
     return [
         replace(one, default=SUPPRESS)
         if callable(one.default) and one.default is not inspect.Parameter.empty
@@ -443,5 +444,5 @@ def _with_plain_defaults(*arguments: Any, **options: Any) -> list[Any]:
     ]
 
 
-# jsonargparse has no public way to leave out a default.
-setattr(_signatures, FINDER, _with_plain_defaults)
+if _parameters is not None:  # jsonargparse has no public way to leave out a default
+    setattr(_signatures, FINDER, _with_plain_defaults)
