@@ -453,7 +453,7 @@ def check_device(device: str, option: str = "--device") -> None:
 
 
 def check_descriptor(settings: Namespace) -> None:
-    """Raise ValueError if `memory.descriptor` does not fit the samples: pictures or vectors."""
+    """Raise ValueError if `memory.descriptor` needs pictures and a run has vectors, or reversed."""
     found, descriptor = vectors(settings), settings.memory.descriptor or Embedding()
     if found is not None and descriptor.needs_images and not isinstance(descriptor, Vector):
         raise ValueError(

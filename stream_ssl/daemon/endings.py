@@ -38,7 +38,7 @@ MOST_WORDS = 300
 
 
 class Life(logging.Handler):
-    """The record of one process's life, in the run's folder."""
+    """Records in the run's folder when a process started, its last words, and how it ended."""
 
     def __init__(self, run: Path, role: str) -> None:
         super().__init__(logging.INFO)

@@ -168,7 +168,11 @@ class RunPage:
 
 
 def _reading(run: Mapping[str, Any]) -> Reading:
-    """Return the states and the answers of a page. A map of another program raises an error."""
+    """Return the states and the answers of a page.
+
+    Raises:
+        LookupError, TypeError, AttributeError, ValueError: the map is from another program.
+    """
     states = {name: dict(state) for name, state in run["states"].items()}
     for state in states.values():
         for name, value in state.get("figures", {}).items():

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class MemoryMetrics:
-    """The metrics of all memories of a learner."""
+    """The metrics of a learner's working memory and of its shadows."""
 
     def __init__(self, families: Families) -> None:
         self._families = families

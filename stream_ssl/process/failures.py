@@ -72,7 +72,7 @@ NO_TMPDIR = "No usable temporary directory"
 """Python's text if /tmp is full or read-only, as in a container without a volume there."""
 
 NO_THREAD = "can't start new thread"
-"""Python's text if the system lets the process start no more threads."""
+"""The text of Python's error if the system refuses to start another thread."""
 
 THREAD_LIMITS = (
     "the limit of processes and threads (ulimit -u, TasksMax of a systemd unit, or the pids limit "

@@ -55,9 +55,9 @@ def configure(environment: Mapping[str, str] = os.environ) -> None:
 
 
 def _log_all_text() -> None:
-    """Log Python's warnings and uncaught exceptions, which would otherwise be lines of plain text.
+    """Log Python's warnings and uncaught exceptions as JSON, so that programs can parse the log.
 
-    A program that reads the log could not parse these lines.
+    Python writes them as plain text otherwise.
     """
     logging.captureWarnings(True)
     sys.excepthook = lambda *error: log.critical("stopped by an uncaught error", exc_info=error)

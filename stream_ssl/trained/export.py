@@ -184,7 +184,7 @@ def describe(encoder: Encoder, stored: Mapping[str, Any], trust_code: bool) -> d
 
 
 def check_onnx() -> None:
-    """Raise ValueError if a package for an ONNX model is not installed."""
+    """Raise ValueError if a package that writes or runs ONNX models is not installed."""
     for module in ("onnx", "onnxscript", "onnxruntime"):
         if find_spec(module) is None:
             hint = missing_extra(ModuleNotFoundError(name=module))

@@ -35,6 +35,20 @@ def handlers() -> Iterator[None]:
         signal.signal(number, handler)
 
 
+def output_of(code: str, **environment: str) -> str:
+    """Run Python code in a new process, which must end with status 0, and return its output."""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def test_help_names_every_command_and_loads_nothing_heavy() -> None:
     probe = (
         "import sys\n"
@@ -44,13 +58,10 @@ def test_help_names_every_command_and_loads_nothing_heavy() -> None:
         "heavy = {'torch', 'numpy', 'zmq', 'jsonargparse', 'rich', 'lmdb'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    output = output_of(probe)
     for name, line in cli.COMMANDS.items():
-        assert name in done.stdout
-        assert line.split(":")[0] in " ".join(done.stdout.split())
+        assert name in output
+        assert line.split(":")[0] in " ".join(output.split())
 
 
 def test_signals_are_those_of_a_fresh_process_whoever_starts_it() -> None:
@@ -65,10 +76,7 @@ def test_signals_are_those_of_a_fresh_process_whoever_starts_it() -> None:
         "blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())\n"
         "assert not blocked, blocked\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    output_of(probe)
 
 
 class Replaced(Exception):
@@ -143,11 +151,13 @@ def test_metrics_are_kept_in_no_files_of_another_program(tmp_path: Path) -> None
 
 def test_plots_are_drawn_under_a_backend_of_a_notebook() -> None:
     """As if a cell of a notebook started the command from another environment."""
-    code = "from stream_ssl.app import cli; cli.main(['init']); import matplotlib"
-    environment = {**os.environ, "MPLBACKEND": "backend-of-another-environment"}
-    subprocess.run(
-        [sys.executable, "-c", code], env=environment, stdout=subprocess.DEVNULL, check=True
+    code = (
+        "from stream_ssl.app import cli\n"
+        "cli.main(['init'])\n"
+        "import matplotlib\n"
+        "print('backend', matplotlib.get_backend())\n"
     )
+    assert "backend agg" in output_of(code, MPLBACKEND="module://of_a_notebook").lower()
 
 
 def test_a_library_that_does_not_fit_into_memory_is_named(

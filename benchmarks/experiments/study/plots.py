@@ -22,7 +22,7 @@ BASE_COLOUR, COLOUR, REST = "#c1662f", "#2a78d6", "#9aa5b1"
 
 
 def streams(images: LabelledImages, path: Path, seed: int = 0) -> None:
-    """Draw two lines of frames of each stream, every eighth frame in order."""
+    """Draw two rows of frames for each stream. They show every eighth frame, in order."""
     figure = Figure(figsize=(10, 0.75 * len(PICTURED)), layout="constrained")
     for axes, name in zip(figure.subplots(len(PICTURED)), PICTURED, strict=True):
         samples = itertools.islice(
