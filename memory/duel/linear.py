@@ -137,7 +137,7 @@ class LinearCounts:
             self._scans = max(self._scans, len(x_BA))
             if self._pool is not None and self._pool.slots is not None:
                 self._drop_pool()
-        if len(x_BA) == 1 and shared is None and self._columns.capacity <= POOL_ROWS:
+        if len(x_BA) == 1 and shared is None:
             return self._replace_one(x_BA)
         plan = torch.empty(0, dtype=torch.int64)
         while not len(plan):
@@ -150,18 +150,33 @@ class LinearCounts:
 
     def _replace_one(self, x_1A: Tensor) -> Tensor:
         """Return the slot of a single newcomer, and update the sum: Algorithm 2 as it stands."""
-        pool = self._pool = self._pool or self._draw_pool()
         x_A = x_1A[0].to(torch.float64)
-        sum_A = self._sum_A + x_A if self._compete else self._sum_A
-        place_1 = pool.largest(sum_A, self._norms[1])
+        query_A = self._sum_A + x_A if self._compete else self._sum_A
+        pool, place_1 = self._leaving(query_A)
         self._since += 1
-        if self._compete and x_A @ self._sum_A > pool.gains(sum_A, place_1)[0]:
+        if self._compete and x_A @ self._sum_A > pool.gains(query_A, place_1)[0]:
             return torch.full((1,), REFUSED)
-        slot_1 = to_host(place_1)
-        self._sum_A = self._sum_A + x_A - pool.row_PA[int(slot_1)]
-        pool.replace(to_device(slot_1, x_A.device), x_1A)
+        slot_1 = to_host(place_1 if pool.slots is None else pool.slots[place_1])
+        self._sum_A = self._sum_A + x_A - self._columns.descriptors[int(slot_1)]
+        pool.replace(place_1, x_1A)
         self._widen(x_1A)
         return slot_1
+
+    def _leaving(self, query_A: Tensor) -> tuple[Pool, Tensor]:
+        """Return a pool, and the place of its row that has the largest count of all slots."""
+        while True:
+            pool = self._pool = self._pool or self._draw_pool()
+            place_1 = pool.largest(query_A, self._norms[1])
+            if self._columns.capacity <= POOL_ROWS:
+                return pool, place_1
+            is_outside = False
+            if pool.bound is not None:
+                gain_1 = pool.gains(query_A, place_1) + ties(pool.row_PA, query_A[None])
+                most_1 = pool.bound(query_A[None]) - self._norms[0].square()
+                is_outside = bool(to_host(most_1 > gain_1))
+            self._adapt(1, int(not is_outside), 0, outside=is_outside, unsure=False)
+            if not is_outside:
+                return pool, place_1
 
     def _draw_pool(self) -> Pool:
         row_KA = self._columns.descriptors
@@ -177,17 +192,15 @@ class LinearCounts:
         groups, gate, barred = None, None, None
         if shared is not None:  # the pool is the whole column
             groups = Groups(shared, gain_P.device)
-        few = self._candidates(pool, gain_P, x_TA, groups)
+        turns = STEPS if self._scans else len(x_TA)  # a scan costs more than its candidates
+        few = candidates(pool, gain_P, x_TA, groups, CANDIDATES + 2 * turns)
         if shared is not None:
             gate = Gate(shared, few)
         proposal = propose(pool.row_PA[few], x_TA, self._sum_A, self._compete, gate)
         x_TA = x_TA[: len(proposal.column_T)]
         if gate is not None and groups is not None:
             barred = gate.barred(len(x_TA), groups)
-        # Gains of equal rows may differ by rounding, and either row may leave.
-        moved_T = torch.linalg.vector_norm(proposal.query_TA - first_A, dim=1)
-        tie_T = 4 * torch.finfo(pool.row_PA.dtype).eps * (1 + moved_T)
-        tie_T += rounding(proposal.query_TA) * (1 + proposal.query_TA.norm(dim=1))
+        tie_T = ties(pool.row_PA, proposal.query_TA)
         proposal = proposal._replace(gain_T=proposal.gain_T + tie_T)
         more_T, unsure_T, close = self._others(pool, gain_P, few, proposal, barred)
         if every:
@@ -197,25 +210,6 @@ class LinearCounts:
             outside_T = pool.bound(proposal.query_TA) - self._norms[0].square() > proposal.gain_T
         doubt_3T = torch.stack([outside_T, unsure_T, more_T])
         return self._keep(pool, proposal, x_TA, few, doubt_3T, close)
-
-    def _candidates(
-        self, pool: Pool, gain_P: Tensor, x_TA: Tensor, groups: Groups | None
-    ) -> Tensor:
-        """Return the rows with the largest gains, now or after the batch.
-
-        The gains after the batch assume that the rows with the largest gains leave for the
-        newcomers.
-        """
-        open_P = gain_P if groups is None else gain_P.masked_fill(~groups.open_n, -torch.inf)
-        leave_A = pool.row_PA[largest(open_P, len(x_TA))].sum(dim=0)
-        move_A = x_TA.sum(dim=0).to(leave_A.dtype) - leave_A
-        later_P = gain_P + products(move_A, pool.row_PA)
-        best_P = torch.maximum(gain_P - gain_P.max(), later_P - later_P.max())
-        first_P = gain_P if groups is None else gain_P.masked_fill(~groups.first_n, -torch.inf)
-        best_P.index_fill_(0, first_P.argmax()[None], torch.inf)  # even if many rows tie
-        turns = STEPS if self._scans else len(x_TA)  # a scan costs more than its candidates
-        count = CANDIDATES + 2 * turns
-        return largest(best_P, count) if groups is None else groups.largest(best_P, count)
 
     def _others(
         self, pool: Pool, gain_P: Tensor, few: Tensor, proposal: Proposal, barred: Barred | None
@@ -384,6 +378,23 @@ class LinearCounts:
         if not off <= 1e-9 * max(1, self._columns.occupied):  # it may be NaN
             return False, f"the sum of the rows is off by {off:.3g}"
         return True, ""
+
+
+def candidates(
+    pool: Pool, gain_P: Tensor, x_TA: Tensor, groups: Groups | None, count: int
+) -> Tensor:
+    """Return `count` rows of a pool with the largest gains, now or after the batch.
+
+    The gains after the batch assume that the rows with the largest gains leave for the newcomers.
+    """
+    open_P = gain_P if groups is None else gain_P.masked_fill(~groups.open_n, -torch.inf)
+    leave_A = pool.row_PA[largest(open_P, len(x_TA))].sum(dim=0)
+    move_A = x_TA.sum(dim=0).to(leave_A.dtype) - leave_A
+    later_P = gain_P + products(move_A, pool.row_PA)
+    best_P = torch.maximum(gain_P - gain_P.max(), later_P - later_P.max())
+    first_P = gain_P if groups is None else gain_P.masked_fill(~groups.first_n, -torch.inf)
+    best_P.index_fill_(0, first_P.argmax()[None], torch.inf)  # even if many rows tie
+    return largest(best_P, count) if groups is None else groups.largest(best_P, count)
 
 
 class Proposal(NamedTuple):
@@ -622,6 +633,15 @@ def squares(row_RA: Tensor) -> Tensor:
     """Return z . z of each row."""
     norm_R: Tensor = torch.linalg.vector_norm(row_RA, dim=1)
     return norm_R.square()
+
+
+def ties(row_PA: Tensor, query_TA: Tensor) -> Tensor:
+    """Return how far the gains of equal rows may differ by rounding, [T]. Either row may leave."""
+    moved_T = torch.linalg.vector_norm(query_TA - query_TA[0], dim=1)
+    norm_T = torch.linalg.vector_norm(query_TA, dim=1)
+    tie_T: Tensor = 4 * torch.finfo(row_PA.dtype).eps * (1 + moved_T)
+    tie_T += rounding(query_TA) * (1 + norm_T)
+    return tie_T
 
 
 def largest(gain_S: Tensor, count: int) -> Tensor:

@@ -212,6 +212,32 @@ def test_every_step_of_single_newcomers(stream: str) -> None:
         judge.check()
 
 
+@FORMS
+@pytest.mark.parametrize(
+    ("narrow", "expected"),
+    [
+        (LARGE["pools"], {"another pool", "no more pools", "scan"}),
+        (LARGE["pools alone"], {"another pool"}),
+    ],
+    ids=["pools", "pools alone"],
+    indirect=["narrow"],
+)
+def test_single_newcomers_of_a_memory_larger_than_a_pool(
+    narrow: None, expected: set[str], compete: bool, ways: Counter[str]
+) -> None:
+    for stream, dtype in (("clustered", torch.float64), ("uniform", torch.float32)):
+        z_ND = unit_rows(np.random.default_rng(0), stream, 480, 6).to(dtype)
+        judge, loaded = (Judge(240, 6, Linear(), compete) for _ in range(2))
+        for turn, part_BD in enumerate(z_ND.split([240, *[1] * 100, 40, *[1] * 100])):
+            judge.add(part_BD)
+            loaded.add(part_BD)
+            if turn % 16 == 15:
+                loaded.reload()
+        assert loaded.plan == judge.plan
+        judge.check()
+    assert expected <= set(ways)
+
+
 @pytest.mark.parametrize("stream", STREAMS)
 def test_counts_of_nearly_nothing(stream: str) -> None:
     run_cases(stream, SHARP, 32, largest=9)
@@ -225,9 +251,10 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     def watch(engine: type, name: str, look: Any) -> None:
         method = getattr(engine, name)
 
-        def watched(self: Any, *given: Any) -> Any:
+        def watched(self: Any, *given: Any, **named: Any) -> Any:
             before = dict(vars(self))
-            result = method(self, *given)
+            result = method(self, *given, **named)
+            given += tuple(named.values())
             seen.update(way for way, taken in look(before, self, given, result).items() if taken)
             return result
 
@@ -362,10 +389,10 @@ def test_candidates_that_rounding_chose_badly(
 ) -> None:
     """Products in the rows' own dtype are made useless, so all gains must be computed exactly."""
 
-    def candidates(_: Any, __: Any, gain_P: Tensor, *___: Any) -> Tensor:
+    def candidates(_: Any, gain_P: Tensor, *__: Any) -> Tensor:
         return gain_P.argmax()[None] if gain_P.dtype == torch.float64 else gain_P.argmin()[None]
 
-    monkeypatch.setattr(LinearCounts, "_candidates", candidates)
+    monkeypatch.setattr("stream_ssl.memory.duel.linear.candidates", candidates)
     z_ND = unit_rows(np.random.default_rng(0), "clustered", 360, 8).float()
     judge = Judge(300, 8, Linear())
     for part_BD in z_ND.split([300, 2, 18, 40]):
