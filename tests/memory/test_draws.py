@@ -6,6 +6,7 @@ Shapes: B anchors, C cells, D embedding, N negatives, k occupied slots, n slots 
 from __future__ import annotations
 
 from collections import Counter
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -105,6 +106,25 @@ def test_epochs_draw_newcomers_first_and_each_slot_once_before_any_again() -> No
         orders[tuple(memory.sample(3, how="epochs").slots.sort().values.tolist())] += 1
         assert len(set(memory.draws.tolist())) == 1
     assert set(orders) == {(0, 1, 2)}
+
+
+@table("few", [0, 1000], ids=["one after the other", "a permutation"])
+def test_every_ordered_choice_is_equally_likely(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draws, "FEW", few)
+    generator, cpu = torch.Generator().manual_seed(0), torch.device("cpu")
+    for count, total in ((1, 5), (2, 5), (4, 4)):
+        drawn = Counter(
+            tuple(draws.uniform(count, total, generator, cpu).tolist()) for _ in range(DRAWN // 5)
+        )
+        assert follows(drawn, alike(list(permutations(range(total), count))))
+
+
+def test_a_few_of_many_numbers_are_distinct() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(100):
+        drawn = draws.uniform(300, 300 * draws.FEW, generator, torch.device("cpu"))
+        assert len(set(drawn.tolist())) == 300
+    assert not len(draws.uniform(0, 10, generator, torch.device("cpu")))
 
 
 def test_uniform_negatives_are_distinct_rows_of_their_ids() -> None:
