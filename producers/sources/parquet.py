@@ -287,8 +287,10 @@ def plain(kind: DataType) -> DataType:
     import pyarrow
     from pyarrow import types
 
-    forms = (types.is_large_binary, types.is_binary_view, types.is_fixed_size_binary)
-    return pyarrow.binary() if any(form(kind) for form in forms) else kind
+    held = kind.value_type if types.is_dictionary(kind) else kind
+    forms = (types.is_binary, types.is_large_binary, types.is_binary_view)
+    is_bytes = any(form(held) for form in (*forms, types.is_fixed_size_binary))
+    return pyarrow.binary() if is_bytes else kind
 
 
 def parts_of(name: str, kind: DataType) -> list[str]:

@@ -51,7 +51,10 @@ def test_rows_of_images_are_sent_as_they_are(tmp_path: Path) -> None:
     assert not source.skipped.by_reason
 
 
-@table("kind", [pa.binary(), pa.large_binary(), pa.binary(len(PNGS[0]))], ids=str)
+FIXED, CATEGORIES = pa.binary(len(PNGS[0])), pa.dictionary(pa.int32(), pa.binary())
+
+
+@table("kind", [pa.binary(), pa.large_binary(), FIXED, CATEGORIES], ids=str)
 def test_plain_cells_may_hold_the_images(tmp_path: Path, kind: pa.DataType) -> None:
     images = [image for image in PNGS if len(image) == len(PNGS[0])]
     columns = {"picture.png": pa.array(images, kind), "path": ["x"] * len(images)}
