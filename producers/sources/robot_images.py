@@ -23,6 +23,7 @@ from stream_ssl.producers.sources.fields import (
     short_id,
 )
 from stream_ssl.producers.sources.frames import Codec, FrameEncoder
+from stream_ssl.producers.sources.robot_messages import package_and_name
 from stream_ssl.wire.sample import Sample
 
 IMAGES = {"Image", "RawImage", "CompressedImage"}
@@ -148,12 +149,6 @@ def is_image(kind: str) -> bool:
     """Return whether messages of this type are images that can be read."""
     package, name = package_and_name(kind)
     return package in PACKAGES and name in IMAGES
-
-
-def package_and_name(kind: str) -> tuple[str, str]:
-    """Return the package and the name of a type, such as sensor_msgs/msg/Image."""
-    names = kind.replace("/", ".").split(".")
-    return names[0], names[-1]
 
 
 def stamp(header: Any) -> float:

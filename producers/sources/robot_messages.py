@@ -1,7 +1,8 @@
 """Decoders of image messages: of ROS 1 and ROS 2, and of Foxglove in Protobuf or JSON.
 
-The layouts of ROS are constants, because the types of images have never changed. A definition in a
-file is untrusted input: it is compared with the layout, and never compiled to a decoder.
+The layouts of ROS are constants, because the types of images only ever grow at their end. A
+definition in a file is untrusted input: it is compared with the layout, and never compiled to a
+decoder.
 """
 
 from __future__ import annotations
@@ -50,11 +51,15 @@ FOXGLOVE_COMPRESSED = (
     ("uint8[]", "data"),
     ("string", "format"),
 )
+PLAIN_CDR = (0x00, 0x01, 0x02, 0x03, 0x06, 0x07, 0x10, 0x11)
+"""Kinds of CDR in which fields follow each other. Those with an odd number are little-endian."""
 LAYOUTS: dict[tuple[str, str], Layout] = {
     ("sensor_msgs", "Image"): IMAGE,
     ("sensor_msgs", "CompressedImage"): COMPRESSED,
     ("foxglove_msgs", "RawImage"): FOXGLOVE_RAW,
     ("foxglove_msgs", "CompressedImage"): FOXGLOVE_COMPRESSED,
+    ("foxglove", "RawImage"): FOXGLOVE_RAW,
+    ("foxglove", "CompressedImage"): FOXGLOVE_COMPRESSED,
 }
 """Layouts by the package and name of the message type."""
 
@@ -101,6 +106,20 @@ def decoder_of(encoding: str, schema: Schema) -> Callable[[bytes], Any]:
     )
 
 
+def package_and_name(kind: str) -> tuple[str, str]:
+    """Return the package and the name of a type.
+
+    >>> package_and_name("sensor_msgs/msg/Image")
+    ('sensor_msgs', 'Image')
+    >>> package_and_name("foxglove.RawImage")
+    ('foxglove', 'RawImage')
+    >>> package_and_name("sensor_msgs::msg::dds_::Image_")  # as DDS names it
+    ('sensor_msgs', 'Image')
+    """
+    names = kind.replace("::", "/").replace(".", "/").split("/")
+    return names[0], names[-1].removesuffix("_") if "dds_" in names else names[-1]
+
+
 def decode(kind: str, definition: str, ros1: bool, data: bytes) -> Any:
     """Return a decoded ROS message; see `decoder`."""
     return decoder(kind, definition, ros1)(data)
@@ -118,7 +137,7 @@ def decoder(kind: str, definition: str, ros1: bool) -> Callable[[bytes], Any]:
     Raises:
         ValueError: the type is not in LAYOUTS, or the file defines the type differently.
     """
-    layout = LAYOUTS.get((kind.split("/")[0], kind.split("/")[-1]))
+    layout = LAYOUTS.get(package_and_name(kind))
     if layout is None:
         raise ValueError(f"type {kind!r:.80}: known are {', '.join(map('/'.join, LAYOUTS))}")
     if definition.strip():
@@ -138,6 +157,8 @@ def plain(data: bytes, ros1: bool) -> bytes:
 def check_definition(kind: str, definition: str, layout: Layout, ros1: bool) -> None:
     """Compare a file's definition of a type with the layout that decodes its messages.
 
+    The type may have further fields at its end, as those of a newer version have.
+
     Raises:
         ValueError: they differ.
     """
@@ -153,7 +174,8 @@ def check_definition(kind: str, definition: str, layout: Layout, ros1: bool) -> 
     header = ((("uint32", "seq"),) if ros1 else ()) + HEADER
     for part, expected in (("", layout), ("header", header)):
         found = sections.get(part)
-        if found is not None and found != list(expected):
+        compared = found if part or found is None else found[: len(layout)]
+        if compared is not None and compared != list(expected):
             raise ValueError(
                 f"the file defines {part or kind} as {found!r:.200}, and not as ROS does"
             )
@@ -165,9 +187,12 @@ class MessageDecoder:
     def __init__(self, data: bytes, ros1: bool) -> None:
         self._data, self._ros1 = data, ros1
         self._at = 0 if ros1 else 4  # CDR begins with a header of four bytes
-        self._order = "<" if ros1 or data[1:2] in (b"\1", b"\3") else ">"
         if not ros1 and len(data) < 4:
             raise ValueError(f"a message of {len(data)} bytes")
+        if not ros1 and data[1] not in PLAIN_CDR:
+            kinds = ", ".join(f"0x{kind:02x}" for kind in PLAIN_CDR)
+            raise ValueError(f"CDR of kind 0x{data[1]:02x}: only plain kinds are read: {kinds}")
+        self._order = "<" if ros1 or data[1] % 2 else ">"
 
     def message(self, layout: Layout) -> SimpleNamespace:
         """Return the fields of a layout, by name."""

@@ -6,11 +6,13 @@ import json
 import os
 import shutil
 import sqlite3
+import struct
 from contextlib import closing
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from mcap.writer import Writer as McapWriter
 from robot_files import (
     BEGAN,
     COMPRESSED,
@@ -34,7 +36,7 @@ from video_files import number_of, numbered
 from stream_ssl.producers.shaping import Shaped
 from stream_ssl.producers.sources import McapFiles, RosBags
 from stream_ssl.producers.sources.robot_images import BAYER, Message, RobotImages, demosaic, pixels
-from stream_ssl.producers.sources.robot_messages import json_image
+from stream_ssl.producers.sources.robot_messages import decoder, json_image
 from stream_ssl.wire.sample import check_position
 
 LOGS = {
@@ -259,6 +261,51 @@ def test_a_stamp_before_1990_gives_way_to_the_log_time(tmp_path, stamp):
     entry = ("/camera", IMAGE, BEGAN, image(ROS2, numbered(1), "rgb8", stamp))
     ((sample, _),) = McapFiles(str(write_mcap(tmp_path / "a.mcap", [entry]))).samples()
     assert sample.time == BEGAN / SECOND
+
+
+@table("ros1", [False, True])
+def test_a_type_may_have_grown_at_its_end(ros1):
+    """Foxglove has appended fields to its images."""
+    types = ROS1 if ros1 else ROS2
+    text, _ = types.generate_msgdef(IMAGE, ros_version=1 if ros1 else 2)
+    own, rest = text.split("\n===", 1)
+    grown = f"{own}\nstring message_id\nother_msgs/LineageInfo lineage\n==={rest}"
+    data = types.serialize_ros1 if ros1 else types.serialize_cdr
+    message = bytes(data(image(types, numbered(4), "rgb8", BEGAN), IMAGE))
+    decoded = decoder(IMAGE, grown, ros1)(message + struct.pack("<I", 0))
+    assert (pixels(decoded) == numbered(4)).all()
+
+
+@table(
+    "name",
+    ["sensor_msgs/msg/Image", "sensor_msgs::msg::Image", "sensor_msgs::msg::dds_::Image_"],
+)
+def test_recorders_of_dds_name_types_in_their_own_way(tmp_path, name):
+    data = bytes(ROS2.serialize_cdr(image(ROS2, numbered(4), "rgb8", BEGAN), IMAGE))
+    path = tmp_path / "a.mcap"
+    with path.open("wb") as file:
+        writer = McapWriter(file)
+        writer.start()
+        schema = writer.register_schema(name, "omgidl", b"module sensor_msgs {};")
+        writer.add_message(writer.register_channel("rt/front", "cdr", schema), BEGAN, data, BEGAN)
+        writer.finish()
+    source = McapFiles(str(path))
+    ((sample, _),) = source.samples()
+    assert number_of(sample) == 4
+    assert source.skipped.by_reason == {}
+
+
+def test_kinds_of_plain_cdr_are_read_and_others_are_named():
+    read = decoder(IMAGE, "", ros1=False)
+    little = bytes(ROS2.serialize_cdr(image(ROS2, numbered(4), "rgb8", BEGAN), IMAGE))
+    big = bytes(
+        ROS2.serialize_cdr(image(ROS2, numbered(4), "rgb8", BEGAN), IMAGE, little_endian=False)
+    )
+    for kind in (0x01, 0x03, 0x07, 0x11):
+        assert (pixels(read(bytes([0, kind]) + little[2:])) == numbered(4)).all()
+        assert (pixels(read(bytes([0, kind - 1]) + big[2:])) == numbered(4)).all()
+    with pytest.raises(ValueError, match="CDR of kind 0x09: only plain kinds are read: 0x00, 0x01"):
+        read(b"\0\x09" + little[2:])
 
 
 PNG = encoded(numbered(6))
