@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 ROWS = 32  # read at once; few, because a row may have an image of many megabytes
 BUFFER = 2**18  # bytes of a column that are read at once
 LABEL = "label"
+ARROW = (b"ARROW1", b"\xff\xff\xff\xff")  # first bytes of Arrow's files and of its streams
 MAX_NAMES = 2**16  # a column with more distinct texts has no names of classes
 
 
@@ -174,7 +175,12 @@ class ParquetFiles(FilePasses[tuple[int]]):
         except Exception as error:  # the library raises errors of any type for damaged bytes
             check_is_damage(error, self.name)
             why = str(error).rstrip(".")
-            if isinstance(error, ArrowInvalid):  # such as a file without its end
+            if is_arrow(path):
+                why = (
+                    "it is an Arrow (Feather) file, such as save_to_disk of datasets writes. Write "
+                    "it as Parquet: datasets.load_from_disk(FOLDER).to_parquet(FILE)"
+                )
+            elif isinstance(error, ArrowInvalid):  # such as a file without its end
                 why += ". If it is a Parquet file, finish writing it, or fetch it again"
             raise BrokenFileError(f"{path} cannot be read: {why}") from error
         return file
@@ -241,6 +247,15 @@ class ParquetFiles(FilePasses[tuple[int]]):
         except ValueError as error:
             self.skipped.note("malformed", name, error)
             return None
+
+
+def is_arrow(path: Path) -> bool:
+    """Return whether a file begins as Arrow's own files do."""
+    try:
+        with path.open("rb") as file:
+            return file.read(8).startswith(ARROW)
+    except OSError:  # reading it tells the error
+        return False
 
 
 def image_column(path: Path, schema: Schema, name: str | None) -> str:

@@ -115,6 +115,17 @@ def test_a_file_without_its_end_is_refused_with_the_remedy(tmp_path: Path) -> No
         ParquetFiles(str(file))
 
 
+@table("form", ["stream", "file"])
+def test_the_own_files_of_arrow_are_named_with_the_remedy(tmp_path: Path, form: str) -> None:
+    """As `datasets.Dataset.save_to_disk` and Feather write them."""
+    rows, path = pa.table({"image": cells(PNGS)}), tmp_path / f"{form}.arrow"
+    create = {"stream": pa.ipc.new_stream, "file": pa.ipc.new_file}[form]
+    with create(path, rows.schema) as writer:
+        writer.write_table(rows)
+    with pytest.raises(ValueError, match=r"is an Arrow \(Feather\) file.* as Parquet: datasets"):
+        ParquetFiles(str(path))
+
+
 def test_rows_without_an_image_are_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
