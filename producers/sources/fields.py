@@ -34,6 +34,8 @@ MAGIC = {
     b"BM": "BMP",
     b"II*\0": "TIFF",
     b"MM\0*": "TIFF",
+    b"II+\0": "BigTIFF",
+    b"MM\0+": "BigTIFF",
     b"GIF8": "GIF",
     b"\0\0\0\x0cjP": "JPEG 2000",
     b"\0\0\0\x0cJXL": "JPEG XL",

@@ -432,11 +432,13 @@ def test_folders_that_cannot_be_listed_are_counted(tmp_path, monkeypatch):
     assert source.skipped.by_reason == {"unlisted": 1}
 
 
-@table("kind", ["BMP", "TIFF", "GIF", "PPM"])
+@table("kind", ["BMP", "TIFF", "BigTIFF", "GIF", "PPM"])
 def test_images_of_other_formats_are_counted(tmp_path, caplog, kind):
     write_images(tmp_path / "ant", 1)
-    image = encoded(pixels(1, 4, 4, 3)[0], kind)
-    (tmp_path / "ant" / f"b.{kind}").write_bytes(image)
+    image = encoded(pixels(1, 4, 4, 3)[0], kind.removeprefix("Big"))
+    if kind == "BigTIFF":
+        image = b"II+\0" + image[4:]
+    (tmp_path / "ant" / f"b.{kind.removeprefix('Big')}").write_bytes(image)
     (tmp_path / "ant" / "c.tif").write_bytes(encoded(pixels(1, 4, 4, 3)[0]))  # PNG in truth
     source = ImageFolder(tmp_path, shuffle=False)
     with caplog.at_level(logging.WARNING):
