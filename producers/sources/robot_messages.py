@@ -88,9 +88,9 @@ def decoder_of(encoding: str, schema: Schema) -> Callable[[bytes], Any]:
     form = encoding, schema.encoding
     if form in (("cdr", "ros2msg"), ("ros1", "ros1msg")):
         return decoder(schema.name, schema.data.decode(errors="replace"), form[0] == "ros1")
-    if form in (("cdr", "ros2idl"), ("cdr", "omgidl")):
-        return decoder(schema.name, "", ros1=False)
-    if form == ("json", "jsonschema"):
+    if form in (("cdr", "ros2idl"), ("cdr", "omgidl"), ("cdr", "")):
+        return decoder(schema.name, "", ros1=False)  # rosbag2 may lack the definition of a type
+    if form in (("json", "jsonschema"), ("json", "")):
         return json_image
     if form == ("protobuf", "protobuf"):
         from mcap.records import Schema as Record
@@ -101,8 +101,9 @@ def decoder_of(encoding: str, schema: Schema) -> Callable[[bytes], Any]:
         assert found is not None
         return found
     raise ValueError(
-        f"{form[0]!r:.80} messages with a schema in {form[1]!r:.80}: only cdr with ros2msg or "
-        "ros2idl, ros1 with ros1msg, protobuf, and json with jsonschema are known"
+        f"{form[0]!r:.80} messages with a schema in {form[1]!r:.80}: only cdr with ros2msg, "
+        "ros2idl, omgidl or none, ros1 with ros1msg, protobuf, and json with jsonschema or none "
+        "are known"
     )
 
 

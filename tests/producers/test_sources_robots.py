@@ -295,6 +295,25 @@ def test_recorders_of_dds_name_types_in_their_own_way(tmp_path, name):
     assert source.skipped.by_reason == {}
 
 
+@table("json", [False, True])
+def test_a_channel_may_have_no_definition_of_its_type(tmp_path, json):
+    """As rosbag2 records a type whose package is not installed; JSON needs no definition."""
+    data = bytes(ROS2.serialize_cdr(image(ROS2, numbered(4), "rgb8", BEGAN), IMAGE))
+    if json:
+        data = b'{"format": "png", "data": "' + base64.b64encode(encoded(numbered(4))) + b'"}'
+    path = tmp_path / f"{json}.mcap"
+    with path.open("wb") as file:
+        writer = McapWriter(file)
+        writer.start()
+        schema = writer.register_schema("foxglove.CompressedImage" if json else IMAGE, "", b"")
+        channel = writer.register_channel("/front", "json" if json else "cdr", schema)
+        writer.add_message(channel, BEGAN, data, BEGAN)
+        writer.finish()
+    source = McapFiles(str(path))
+    assert [number_of(sample) for sample, _ in source.samples()] == [4]
+    assert source.skipped.by_reason == {}
+
+
 def test_kinds_of_plain_cdr_are_read_and_others_are_named():
     read = decoder(IMAGE, "", ros1=False)
     little = bytes(ROS2.serialize_cdr(image(ROS2, numbered(4), "rgb8", BEGAN), IMAGE))
