@@ -134,7 +134,7 @@ class RobotImages:
             return None
 
     def _payload(self, decoded: Any, kind: str) -> dict[str, Any]:
-        if not kind.endswith("CompressedImage"):
+        if package_and_name(kind)[1] != "CompressedImage":
             return self._encoder(pixels(decoded))
         data = bytes(decoded.data)
         codec, form = codec_of(data), getattr(decoded, "format", "")

@@ -278,10 +278,17 @@ def test_a_type_may_have_grown_at_its_end(ros1):
 
 @table(
     "name",
-    ["sensor_msgs/msg/Image", "sensor_msgs::msg::Image", "sensor_msgs::msg::dds_::Image_"],
+    [
+        *("sensor_msgs/msg/Image", "sensor_msgs::msg::Image", "sensor_msgs::msg::dds_::Image_"),
+        *("sensor_msgs::msg::CompressedImage", "sensor_msgs::msg::dds_::CompressedImage_"),
+    ],
 )
 def test_recorders_of_dds_name_types_in_their_own_way(tmp_path, name):
-    data = bytes(ROS2.serialize_cdr(image(ROS2, numbered(4), "rgb8", BEGAN), IMAGE))
+    if "Compressed" in name:
+        message = compressed(ROS2, encoded(numbered(4), "JPEG"), "jpeg", BEGAN)
+        data = bytes(ROS2.serialize_cdr(message, COMPRESSED))
+    else:
+        data = bytes(ROS2.serialize_cdr(image(ROS2, numbered(4), "rgb8", BEGAN), IMAGE))
     path = tmp_path / "a.mcap"
     with path.open("wb") as file:
         writer = McapWriter(file)
