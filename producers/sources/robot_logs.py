@@ -70,7 +70,7 @@ class RobotLogs(Recordings):
         if path.is_dir() or path.suffix == ".db3":
             return not (path if path.is_dir() else path.parent).joinpath("metadata.yaml").is_file()
         with contextlib.suppress(OSError), path.open("rb") as file:  # reading it tells the error
-            if path.suffix == ".bag":
+            if path.suffix in (".bag", ".active"):
                 return UNINDEXED in file.read(BAG_HEAD)
             file.seek(max(0, path.stat().st_size - len(MAGIC)))
             return path.suffix == ".mcap" and file.read() != MAGIC

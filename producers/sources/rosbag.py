@@ -16,28 +16,30 @@ from typing import Any
 from urllib.parse import quote
 
 from stream_ssl.producers.sources.bag_file import BagFile
-from stream_ssl.producers.sources.base import BrokenFileError
+from stream_ssl.producers.sources.base import BrokenFileError, Facts
 from stream_ssl.producers.sources.chunked import MAX_BYTES, PIECE
 from stream_ssl.producers.sources.mcap_file import McapFile
 from stream_ssl.producers.sources.robot_images import Message
 from stream_ssl.producers.sources.robot_logs import RobotLogs
 from stream_ssl.producers.sources.robot_messages import decode
+from stream_ssl.wire.sample import Position
 
 STORED = re.compile(r"^\s*-\s*['\"]?(?:.*/)?([^/'\"\s]+\.(?:db3|mcap)(?:\.zstd)?)['\"]?\s*$", re.M)
 MAX_METADATA = 1 << 24  # bytes
 GROWTH, ROOM = 1000, 1 << 30  # an unpacked bag may have GROWTH * its packed size + ROOM bytes
 STEPS, STEPS_EACH = 10_000_000, 200  # SQLite's steps: for any file, and per byte of the file
 LOOK = 10_000  # steps between two checks
+RECORDED = ".active"  # rosbag of ROS 1 appends it to the name of a bag until the bag is complete
 
 
 class RosBags(RobotLogs):
     """Images of ROS 1 bags (.bag) and ROS 2 bags (folders, or .db3 and .mcap files).
 
     A ROS 1 bag without an index, for example after a power failure, is read from its beginning up
-    to the damage. The files in a ROS 2 folder are read one after the other. A damaged file does not
-    affect the others. metadata.yaml is used only to find missing files. Files and messages that are
-    compressed with zstd are unpacked. Sample ids are FILE~DIGEST/TOPIC@LOGTIME, with the log time
-    in nanoseconds.
+    to the damage. Its name may still end in .active, as while it is recorded. The files in a ROS 2
+    folder are read one after the other. A damaged file does not affect the others. metadata.yaml is
+    used only to find missing files. Files and messages that are compressed with zstd are unpacked.
+    Sample ids are FILE~DIGEST/TOPIC@LOGTIME, with the log time in nanoseconds.
 
     Args:
         files: paths, globs, or brace expansions such as "drive-{00..09}.bag".
@@ -56,6 +58,10 @@ class RosBags(RobotLogs):
         import zstandard  # noqa: F401
 
         super().__init__(files, name=name, **logs)
+
+    def _facts(self, number: int, position: Position = None) -> Facts:
+        facts = super()._facts(number, position)
+        return {**facts, "file": str(facts["file"]).removesuffix(RECORDED)}
 
     def _messages(self, path: Path, start: int) -> Iterator[Message]:
         if not path.is_dir():
@@ -80,7 +86,7 @@ class RosBags(RobotLogs):
                 plain = Path(folder, path.stem)
                 self._unpack(path, plain)
                 yield from self._file(plain, start)
-        elif path.suffix == ".bag":
+        elif path.name.endswith((".bag", f".bag{RECORDED}")):
             yield from self._chunked(BagFile, path, start)
         elif path.suffix == ".mcap":
             yield from self._chunked(McapFile, path, start)

@@ -62,6 +62,19 @@ def test_a_log_that_still_grows_is_gone_on_from(tmp_path, kind):
         cls(str(path)).samples(position)
 
 
+def test_a_bag_that_rosbag_still_records_is_gone_on_from_under_its_last_name(tmp_path):
+    """ROS 1 appends .active to the name until the bag is complete; a crash leaves it so."""
+    bag = write_bag(tmp_path / "a.bag", drive(ROS1, 60))
+    whole, expected = bag.read_bytes(), sent(RosBags(str(bag)))
+    head = re.sub(rb"index_pos=.{8}", b"index_pos=" + bytes(8), whole, count=1, flags=re.DOTALL)
+    active = bag.rename(tmp_path / "a.bag.active")
+    active.write_bytes(head[: len(head) // 2])
+    stream = list(RosBags(str(active)).samples())
+    active.rename(bag).write_bytes(whole)
+    rest = RosBags(str(tmp_path / "a.bag*")).samples(stream[-1][1])
+    assert [number_of(sample) for sample, _ in (*stream, *rest)] == expected
+
+
 @table("kind", ["mcap", "bag"])
 def test_a_log_that_is_removed_before_its_turn_costs_itself_alone(tmp_path, kind):
     write, cls = (write_plain, McapFiles) if kind == "mcap" else (write_ros1, RosBags)
