@@ -50,6 +50,7 @@ MAX_TASKS = 100_000
 COLUMNS = ["frame_index", "timestamp", "task_index"]
 PARTS = ("chunk_index", "file_index")
 """The numbers in the path of a file of v3.0."""
+UNFINISHED = "If it is still recorded, end the recording: LeRobotDataset.finalize()"
 FORM = re.compile(r"(0?\d{1,2})?[ds]?")
 """The formats that a number or a name may have in the path of a file."""
 
@@ -139,7 +140,7 @@ class LeRobot(VideoFiles):
         for number, (episode, camera) in enumerate(clips[first:], start=first):
             try:
                 if episode not in rows:
-                    raise BrokenFileError("meta/episodes does not have it")
+                    raise BrokenFileError(f"meta/episodes does not have it. {UNFINISHED}")
                 clip = clip_of(self._root, self._info, rows[episode], camera)
                 for sample, frame in self._filmed(clip, last if number == first else -1):
                     yield sample, (number, frame)
@@ -308,7 +309,8 @@ def whole_rows(root: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
             rows = itertools.chain.from_iterable(table_rows(file, names) for file in files)
         yield from (row for row in rows if type(row.get("episode_index")) is int)
     except (OSError, ValueError) as error:
-        raise BrokenFileError(f"what meta says of the episodes cannot be read: {error}") from error
+        why = f"what meta says of the episodes cannot be read: {str(error).rstrip('.')}"
+        raise BrokenFileError(f"{why}. {UNFINISHED}") from error
 
 
 def tasks(root: Path) -> Iterator[tuple[int, str]]:

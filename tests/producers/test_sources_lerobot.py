@@ -236,6 +236,22 @@ def test_a_damaged_file_costs_no_other_episode(
     assert (f"{TOP} of episode 1" in caplog.text) == costs
 
 
+@table("there", [True, False])
+def test_a_recording_that_has_not_ended_is_named_with_the_remedy(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, there: bool
+) -> None:
+    """LeRobot 0.4 writes the end of its tables, or the tables themselves, when it ends."""
+    root = write_lerobot(tmp_path / "set", "v3.0")
+    (file,) = (root / "meta" / "episodes").rglob("*.parquet")
+    if there:
+        file.write_bytes(file.read_bytes()[:-99])
+    else:
+        file.unlink()
+    with pytest.raises(ValueError, match="not one sample"):
+        list(LeRobot(root).samples())
+    assert "If it is still recorded, end the recording: LeRobotDataset.finalize()" in caplog.text
+
+
 def test_a_small_file_of_many_rows_takes_little_memory(tmp_path: Path) -> None:
     file, sentences = tmp_path / "meta/episodes/a.parquet", tmp_path / "meta/tasks.parquet"
     names = (*COLUMNS, "episode_index", "length")
