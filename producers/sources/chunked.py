@@ -22,6 +22,12 @@ MAX_BYTES = 1 << 28  # of a chunk, packed or unpacked, and of a message; far lar
 MAX_WAITING = 1 << 29  # maximum bytes of messages that are held while chunks overlap in time
 FEW_RECORDS = 1 << 16  # records allowed in any chunk; more need one packed byte each
 PIECE = 1 << 20
+OTHERS = {
+    b"#ROSBAG": "; it is a ROS 1 bag: use the source rosbag",
+    b"SQLite": "; it may be a ROS 2 bag: use the source rosbag",
+    b"\x28\xb5\x2f\xfd": "; it is compressed with Zstandard: unpack it with zstd -d",
+}
+"""By its first bytes: the format of another file, and the remedy."""
 
 BadRecord = (BrokenFileError, ValueError, KeyError, struct.error)
 """The errors that reading damaged bytes of a recording raises."""
@@ -88,8 +94,10 @@ class ChunkedFile(ABC):
         self._file, self._wanted, self._stopped = file, wanted, stopped
         self._drop, self._no_index = drop, no_index
         self._size = file.seek(0, io.SEEK_END)
-        if self._read(0, len(self.magic)) != self.magic:
-            raise BrokenFileError(f"it does not begin as {self.kind} do")
+        head = self._read(0, len(self.magic))
+        if head != self.magic:
+            known = (remedy for begin, remedy in OTHERS.items() if head.startswith(begin))
+            raise BrokenFileError(f"it does not begin as {self.kind} do{next(known, '')}")
         self._known: dict[int, bool] = {}  # whether a channel is wanted
         self._forget()
 

@@ -71,7 +71,10 @@ class RosBags(RobotLogs):
         for name in missing:
             self.damaged(path, name, "metadata.yaml names it, and it is not there")
         if not files:
-            raise BrokenFileError("no .db3 or .mcap file lies in the folder")
+            raise BrokenFileError(
+                "no .db3 or .mcap file lies in the folder. If its folders are bags, give a pattern "
+                f"of them, in quotes: '{path / '*'}'"
+            )
         for file in files:
             try:
                 for message in self._file(file, start):

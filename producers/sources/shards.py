@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -45,8 +46,11 @@ def find_files(patterns: str | Sequence[str], what: str, folders: bool = False) 
             wanted = [path for path in map(Path, found) if folders or not path.is_dir()]
             if not wanted:
                 folder = Path(found[0])
-                suffixes = [path.suffix for path in sorted(folder.iterdir()) if path.is_file()]
-                files_in = folder / f"*{max(suffixes, key=suffixes.count, default='')}"
+                sizes = Counter[str]()  # files that describe others are smaller than these
+                for path in sorted(folder.iterdir()):
+                    if path.is_file():
+                        sizes[path.suffix] += path.stat().st_size + 1
+                files_in = folder / f"*{max(sizes, key=sizes.__getitem__, default='')}"
                 raise ValueError(
                     f"{folder} is a folder, and a file is needed ({what}): give a pattern of its "
                     f"files, in quotes: '{files_in}'"

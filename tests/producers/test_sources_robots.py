@@ -236,6 +236,33 @@ def test_a_file_that_is_no_log_takes_no_other_with_it(tmp_path, caplog, suffix, 
 
 
 @table(
+    ("head", "remedy"),
+    [
+        (b"#ROSBAG V2.0\n", "it is a ROS 1 bag: use the source rosbag"),
+        (b"SQLite format 3\0", "it may be a ROS 2 bag: use the source rosbag"),
+        (b"\x28\xb5\x2f\xfd" + bytes(9), "compressed with Zstandard: unpack it with zstd -d"),
+    ],
+)
+def test_a_log_of_another_format_is_named_with_the_remedy(tmp_path, caplog, head, remedy):
+    path = tmp_path / "a.mcap"
+    path.write_bytes(head)
+    with pytest.raises(ValueError, match="not one sample"):
+        list(McapFiles(str(path)).samples())
+    assert remedy in caplog.text
+
+
+def test_a_folder_that_is_no_single_log_is_named_with_the_remedy(tmp_path, caplog):
+    """Bags are folders, and metadata.yaml beside a log is none."""
+    bag = write_bag2(tmp_path / "bags" / "a", drive(ROS2, 3), mcap=True)
+    with pytest.raises(ValueError, match=r"in quotes: '.*a/\*\.mcap'"):
+        McapFiles(str(bag))
+    with pytest.raises(ValueError, match="not one sample"):
+        list(RosBags(str(bag.parent)).samples())
+    assert f"give a pattern of them, in quotes: '{bag.parent}/*'" in caplog.text
+    assert len(list(RosBags(f"{bag.parent}/*").samples())) == 3
+
+
+@table(
     ("message", "why"),
     [
         (image(ROS2, numbered(1), "yuv9", 0), "encoding 'yuv9' is none of mono8"),
