@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +18,11 @@ from stream_ssl.producers.sources.fields import (
 from stream_ssl.wire.sample import Scalar
 
 if TYPE_CHECKING:
-    from pyarrow.parquet import RowGroupMetaData
+    from pyarrow.parquet import FileMetaData, RowGroupMetaData
 
 MAX_COLUMN = 2**30  # bytes of a column in a row group of a Parquet file
+ROWS = 4096  # read at once
+MAX_BATCH = 2**26  # bytes of texts that are read at once, if each is as long as its column
 
 
 def table_rows(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -36,13 +38,31 @@ def table_rows(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
     schema = parquet.read_schema(path)
     wanted = [name for name in dict.fromkeys(columns) if name in schema.names]
     # Read as dictionaries, repeated texts are in memory once. A small file may repeat a long text.
-    texts = [name for name in wanted if str(schema.field(name).type) in ("string", "large_string")]
-    with parquet.ParquetFile(path, read_dictionary=texts) as file:
+    texts = {name for name in wanted if str(schema.field(name).type) in ("string", "large_string")}
+    metadata = parquet.read_metadata(path)
+    whole = delta_bytes(metadata, texts)
+    rows = min(ROWS, max(1, MAX_BATCH // max(whole.values(), default=1)))
+    with parquet.ParquetFile(path, read_dictionary=sorted(texts - whole.keys())) as file:
         for number in range(file.metadata.num_row_groups):
             check_group(path, file.metadata.row_group(number), wanted)
-        for batch in file.iter_batches(4096, columns=wanted):
+        for batch in file.iter_batches(rows, columns=wanted):
             for row in range(batch.num_rows):
                 yield {name: cell(batch.column(name)[row]) for name in wanted}
+
+
+def delta_bytes(metadata: FileMetaData, columns: Collection[str]) -> dict[str, int]:
+    """Return the columns that Arrow cannot read as dictionaries, with their most bytes in a group.
+
+    These columns have delta encodings, as DuckDB, Spark and Rust write them in Parquet's version 2.
+    """
+    found: dict[str, int] = {}
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        for part in map(group.column, range(group.num_columns)):
+            name = part.path_in_schema
+            if name in columns and any(one.startswith("DELTA") for one in part.encodings):
+                found[name] = max(found.get(name, 0), part.total_uncompressed_size)
+    return found
 
 
 def check_group(path: Path, group: RowGroupMetaData, columns: Sequence[str]) -> None:

@@ -57,7 +57,7 @@ FIXED, CATEGORIES = pa.binary(len(PNGS[0])), pa.dictionary(pa.int32(), pa.binary
 @table("kind", [pa.binary(), pa.large_binary(), FIXED, CATEGORIES], ids=str)
 def test_plain_cells_may_hold_the_images(tmp_path: Path, kind: pa.DataType) -> None:
     images = [image for image in PNGS if len(image) == len(PNGS[0])]
-    columns = {"picture.png": pa.array(images, kind), "path": ["x"] * len(images)}
+    columns = {"picture.png": pa.array(images).cast(kind), "path": ["x"] * len(images)}
     source = ParquetFiles(write(tmp_path / "a.parquet", columns))
     assert [data for _, data, *_ in given(source)] == images
 
@@ -173,6 +173,17 @@ def test_names_in_the_labels_column_are_numbered_over_all_files(
     assert source.classes == ["ant", "bee", "cat"]
     assert [label for *_, label, _ in given(source)] == [2, 0, None, 1, None, 2, None]
     assert source.skipped.by_reason == {"bad label": 1, "damaged": 1}
+
+
+@table("encoding", ["DELTA_LENGTH_BYTE_ARRAY", "DELTA_BYTE_ARRAY"])
+def test_names_of_classes_may_have_any_encoding(tmp_path: Path, encoding: str) -> None:
+    """Arrow reads texts of these encodings, but not as a dictionary."""
+    how = {"use_dictionary": ["image"], "column_encoding": {"label": encoding}}
+    columns = {"image": PNGS[:3], "label": ["cat", "ant", "cat"]}
+    source = ParquetFiles(write(tmp_path / f"{encoding}.parquet", columns, **how))
+    assert source.classes == ["ant", "cat"]
+    assert [label for *_, label, _ in given(source)] == [1, 0, 1]
+    assert source.skipped.by_reason == {}
 
 
 def test_many_texts_are_no_names(

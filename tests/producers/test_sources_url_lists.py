@@ -10,10 +10,12 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
+from table import table
 
 from stream_ssl.producers.sources import tables, url_lists
 from stream_ssl.producers.sources.base import SourceError
@@ -44,6 +46,19 @@ def test_a_text_that_all_rows_share_is_held_once(stored: bool, tmp_path: Path) -
         rows = list(zip(read_rows(path, "url", ["label"]), range(5000), strict=False))
     assert len(rows) == 4096
     assert rows[-1][0] == UrlRow(text, {"label": text})
+    assert pool.max_memory() < 2**24
+
+
+@table("encoding", ["DELTA_LENGTH_BYTE_ARRAY", "DELTA_BYTE_ARRAY"])
+def test_texts_of_delta_encodings_are_read_a_few_at_a_time(encoding: str, tmp_path: Path) -> None:
+    """As DuckDB, Spark and Rust write them; 80 MB of a text that is in the file almost once."""
+    text, path = "http://host/" + "a" * 20_000, tmp_path / f"{encoding}.parquet"
+    texts = [text] * (4096 if encoding == "DELTA_BYTE_ARRAY" else 3)
+    how = {"use_dictionary": False, "column_encoding": {"url": encoding}}
+    parquet.write_table(pa.table({"url": texts}), path, compression="zstd", **how)
+    with measured() as pool, mock.patch.object(tables, "MAX_BATCH", 2**22):
+        rows = list(read_rows(path, "url"))
+    assert rows == [UrlRow(text)] * len(texts)
     assert pool.max_memory() < 2**24
 
 
