@@ -1,4 +1,4 @@
-"""A source of LeRobot data sets (v2.1 or v3.0), whose images lie in Parquet or MP4 files."""
+"""A source of LeRobot data sets (v2.0 to v3.0), whose images lie in Parquet or MP4 files."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from stream_ssl.wire.sample import MAX_META_BYTES, Sample
 if TYPE_CHECKING:
     from av import VideoFrame
 
-VERSIONS = ("v2.1", "v3.0")
+VERSIONS = ("v2.0", "v2.1", "v3.0")  # v2.0 differs from v2.1 only in its statistics
 MAX_INFO = 2**24  # bytes of meta/info.json
 MAX_EPISODES = 10_000_000
 MAX_FRAMES = 1_000_000  # of an episode: nine hours of 30 frames per second
@@ -249,8 +249,8 @@ def described(root: Path) -> dict[str, Any]:
         raise ValueError(f"{file}: not what LeRobot writes: {error!r}") from None
     if version not in VERSIONS:
         raise ValueError(
-            f"{file}: format {version!r}; {' and '.join(VERSIONS)} are read. LeRobot's scripts "
-            "convert older ones"
+            f"{file}: format {version!r}; read are {', '.join(VERSIONS)}. The scripts of lerobot "
+            "0.3 convert older ones"
         )
     return found
 

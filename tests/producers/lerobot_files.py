@@ -1,4 +1,4 @@
-"""Small LeRobot data sets, written by PyArrow and PyAV in the layout of formats v2.1 and v3.0."""
+"""Small LeRobot data sets, written by PyArrow and PyAV in the layout of formats v2.0 to v3.0."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ V3_VIDEO = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4
 
 
 def write_lerobot(root: Path, version: str, films: bool = True) -> Path:
-    """Three episodes of two cameras; v2.1 has a film of each, v3.0 one of all of them.
+    """Three episodes of two cameras; v2.0 and v2.1 have a film of each, v3.0 one of all of them.
 
     Without films the images lie in the tables, as PNG files.
     """

@@ -33,7 +33,7 @@ from stream_ssl.producers.sources.lerobot import (
 
 BEGAN = 1_714_979_289.0  # what the videos tell
 TOP, WRIST = CAMERAS
-VERSIONS = ("v2.1", "v3.0")
+VERSIONS = ("v2.0", "v2.1", "v3.0")
 
 
 def told(source: LeRobot, position: Any = None) -> list[tuple[int, str, int, int]]:
@@ -307,7 +307,7 @@ def test_a_film_that_ends_early_is_told(tmp_path: Path) -> None:
 @table(
     ("change", "says"),
     [
-        ({"codebase_version": "v1.6"}, "format 'v1.6'; v2.1 and v3.0 are read"),
+        ({"codebase_version": "v1.6"}, "format 'v1.6'; read are v2.0, v2.1, v3.0"),
         ({"fps": 0}, "not what LeRobot writes"),
         ({"features": 3}, "not what LeRobot writes"),
         ({"features": {"a": 3}}, "not what LeRobot writes"),
