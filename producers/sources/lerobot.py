@@ -405,19 +405,31 @@ def inside(root: Path, name: str) -> Path:
 def stored_frames(
     clip: Clip, columns: list[str], first: int = 0, batch: int = 2**14
 ) -> Iterator[dict[str, Any]]:
-    """Yield the rows of an episode's frames from frame `first` on, read `batch` rows at a time."""
+    """Yield the rows of an episode's frames from frame `first` on, read `batch` rows at a time.
+
+    Some tools, such as those of GR00T, write no numbers of frames: rows are then counted.
+    """
     from pyarrow import dataset
 
-    episode, number = dataset.field("episode_index"), dataset.field("frame_index")
-    scanner = dataset.dataset(clip.table).scanner(
-        columns=columns,
-        filter=(episode == clip.episode) & (number >= first) & (number < clip.length),
+    table = dataset.dataset(clip.table)
+    numbered = "frame_index" in table.schema.names
+    chosen = dataset.field("episode_index") == clip.episode
+    if numbered:
+        number = dataset.field("frame_index")
+        chosen &= (number >= first) & (number < clip.length)
+    scanner = table.scanner(
+        columns=columns if numbered else [name for name in columns if name != "frame_index"],
+        filter=chosen,
         batch_size=batch,
         batch_readahead=1,
         fragment_readahead=1,
     )
-    for rows in scanner.to_batches():
-        yield from rows.to_pylist()
+    rows = itertools.chain.from_iterable(rows.to_pylist() for rows in scanner.to_batches())
+    if numbered:
+        yield from rows
+        return
+    for count, row in itertools.islice(enumerate(rows), first, clip.length):
+        yield {**row, "frame_index": count}
 
 
 def picture(root: Path, cell: Any) -> VideoFrame:
@@ -468,6 +480,8 @@ def frame_rows(clip: Clip) -> dict[int, dict[str, Any]]:
     try:
         schema = parquet.read_schema(clip.table)
         for name in COLUMNS:
+            if name == "frame_index" and name not in schema.names:
+                continue  # `stored_frames` counts
             kind = schema.field(name).type
             if not (types.is_integer(kind) or types.is_floating(kind)):  # texts may be of any size
                 raise ValueError(f"column {name!r} is {kind}, and holds no numbers")

@@ -236,6 +236,19 @@ def test_a_damaged_file_costs_no_other_episode(
     assert (f"{TOP} of episode 1" in caplog.text) == costs
 
 
+@table("films", [True, False])
+def test_rows_without_numbers_of_frames_are_counted(tmp_path: Path, films: bool) -> None:
+    """As tools that write data for GR00T make them."""
+    root = write_lerobot(tmp_path / f"{films}", "v2.0", films)
+    for file in root.glob("data/**/*.parquet"):
+        parquet.write_table(parquet.read_table(file).drop_columns(["frame_index"]), file)
+    source = LeRobot(root)
+    assert told(source) == expected("v2.0")
+    assert source.skipped.by_reason == {}
+    positions = [position for _, position in source.samples()]
+    assert told(source, positions[8]) == expected("v2.0")[9:]
+
+
 @table("there", [True, False])
 def test_a_recording_that_has_not_ended_is_named_with_the_remedy(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, there: bool
