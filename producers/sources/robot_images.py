@@ -54,6 +54,8 @@ YUV = {
     **dict.fromkeys(("yuv422_yuy2", "yuyv"), (0, 1, 3)),
 }
 """By encoding: the indices of the first level, U and V in the four bytes of two pixels."""
+PLANES = {"nv12": (2, 0), "nv21": (2, 1), "nv24": (1, 0)}
+"""By encoding: the pixels a side that share a U and a V, and the index of U in each pair."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,11 +173,13 @@ def pixels(message: Any) -> NDArray[np.uint8]:
     """
     encoding, height, width = message.encoding, message.height, message.width
     channels = CHANNELS.get(encoding) or BAYER.get(encoding, [])[:1]
-    if not channels and encoding not in YUV:
-        known = ", ".join([*CHANNELS, *BAYER, *YUV])
+    if not channels and encoding not in YUV and encoding not in PLANES:
+        known = ", ".join([*CHANNELS, *BAYER, *YUV, *PLANES])
         raise ValueError(f"encoding {encoding!r:.80} is none of {known}")
     if height * width > MAX_PIXELS:
         raise ValueError(f"{height} x {width} pixels; at most {MAX_PIXELS} are read")
+    if encoding in PLANES:
+        return from_planes(message, *PLANES[encoding])
     wide = "16" in encoding
     row = width * (len(channels) or 2) * (1 + wide)
     step = getattr(message, "step", 0) or row
@@ -207,15 +211,51 @@ def from_yuv(pair_HW: NDArray[np.uint8], places: tuple[int, int, int]) -> NDArra
     if row % 4:
         raise ValueError(f"width {row // 2}: must be even, for two pixels share their colours")
     level, blue, red = places
-    pair_HWC = pair_HW.reshape(height, row // 4, 4).astype(np.float32)
-    level_HW = 1.164 * (pair_HWC[..., [level, level + 2]].reshape(height, row // 2) - 16)
-    blue_HW, red_HW = (np.repeat(pair_HWC[..., at] - 128, 2, axis=1) for at in (blue, red))
+    pair_HWC = pair_HW.reshape(height, row // 4, 4)
+    level_HW = pair_HWC[..., [level, level + 2]].reshape(height, row // 2)
+    blue_HW, red_HW = (np.repeat(pair_HWC[..., at], 2, axis=1) for at in (blue, red))
+    return colours(level_HW, blue_HW, red_HW)
+
+
+def from_planes(message: Any, side: int, blue: int) -> NDArray[np.uint8]:
+    """Return the colours [H, W, 3] of a plane of levels and a plane of pairs of U and V.
+
+    Args:
+        message: the image. Its `step` is the bytes of a row of levels.
+        side: the pixels a side that share a U and a V.
+        blue: the index of U in each pair.
+
+    Raises:
+        ValueError: there are too few bytes, or a side is odd and its pixels share colours.
+    """
+    height, width, encoding = message.height, message.width, message.encoding
+    step = getattr(message, "step", 0) or width
+    raw = np.frombuffer(message.data, np.uint8)
+    high, wide = height // side, width // side * 2  # rows of pairs, and their bytes
+    behind, stride = step * height, step * 2 // side
+    whole = behind + stride * (high - 1) + wide
+    if height % side or width % side:
+        raise ValueError(f"{height} x {width}: must be even, for {encoding} shares colours")
+    if not (high > 0 and wide > 0 and step >= width and len(raw) >= whole):
+        raise ValueError(
+            f"{len(raw)} bytes in rows of {step} do not fill {height} x {width} {encoding}"
+        )
+    level_HW = np.lib.stride_tricks.as_strided(raw, (height, width), (step, 1))
+    pair_HWC = np.lib.stride_tricks.as_strided(
+        raw[behind:], (high, wide // 2, 2), (stride, 2, 1)
+    ).repeat(side, axis=0)
+    pair_HWC = pair_HWC.repeat(side, axis=1)
+    return colours(level_HW, pair_HWC[..., blue], pair_HWC[..., 1 - blue])
+
+
+def colours(
+    level_HW: NDArray[np.uint8], blue_HW: NDArray[np.uint8], red_HW: NDArray[np.uint8]
+) -> NDArray[np.uint8]:
+    """Return the colours [H, W, 3] of the levels, U and V of each pixel, by BT.601."""
+    y_HW = 1.164 * (level_HW.astype(np.float32) - 16)
+    u_HW, v_HW = (one_HW.astype(np.float32) - 128 for one_HW in (blue_HW, red_HW))
     image_HWC = np.stack(
-        [
-            level_HW + 1.596 * red_HW,
-            level_HW - 0.392 * blue_HW - 0.813 * red_HW,
-            level_HW + 2.017 * blue_HW,
-        ],
+        [y_HW + 1.596 * v_HW, y_HW - 0.392 * u_HW - 0.813 * v_HW, y_HW + 2.017 * u_HW],
         axis=-1,
     )
     return image_HWC.round().clip(0, 255).astype(np.uint8)

@@ -122,6 +122,35 @@ def test_yuv_is_told_as_colours(encoding, order):
         assert np.abs(pixels(made).astype(int) - rgb).max() <= 2
 
 
+@table("encoding", ["nv12", "nv21", "nv24"])
+@table("padding", [0, 10])
+def test_planes_of_levels_and_of_pairs_are_told_as_colours(encoding, padding):
+    """The upper left 2 x 2 pixels are red and the others blue, of 4 x 6."""
+    side = 1 if encoding == "nv24" else 2
+    (level, blue, red), (others) = (81, 90, 240), (41, 240, 110)
+    level_HW = np.full((4, 6 + padding), others[0], np.uint8)
+    level_HW[:2, :2] = level
+    pair_HWC = np.full((4 // side, (6 + padding) // side, 2), others[1:], np.uint8)
+    pair_HWC[: 2 // side, : 2 // side] = blue, red
+    if encoding == "nv21":
+        pair_HWC = pair_HWC[..., ::-1]
+    data = np.frombuffer(level_HW.tobytes() + pair_HWC.tobytes(), np.uint8)
+    last = padding * 2 // side  # bytes after the pixels of the last row, which may be missing
+    for whole in (data, data[: len(data) - last]):
+        made = replace(claimed(4, 6, encoding, 6 + padding, 24), data=whole)
+        image_HWC = pixels(made).astype(int)
+        assert np.abs(image_HWC[:2, :2] - (255, 0, 0)).max() <= 2
+        assert np.abs(image_HWC[2:] - (0, 0, 255)).max() <= 2
+        assert np.abs(image_HWC[:, 2:] - (0, 0, 255)).max() <= 2
+    with pytest.raises(ValueError, match=f"do not fill 4 x 6 {encoding}"):
+        pixels(replace(made, data=whole[:-1]))
+    with pytest.raises(ValueError, match="do not fill"):
+        pixels(replace(made, step=0xFFFFFFFF))
+    if side == 2:
+        with pytest.raises(ValueError, match="3 x 6: must be even, for nv"):
+            pixels(replace(made, height=3))
+
+
 def test_depths_and_video_are_counted(tmp_path, caplog):
     depth = compressed(ROS2, bytes(12) + b"\x89PNG\r\n\x1a\n", "16UC1; compressedDepth png", 1)
     path = tmp_path / "a.mcap"
