@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import shutil
@@ -25,6 +26,7 @@ from stream_ssl.producers.sources.robot_messages import decode
 from stream_ssl.wire.sample import Position
 
 STORED = re.compile(r"^\s*-\s*['\"]?(?:.*/)?([^/'\"\s]+\.(?:db3|mcap)(?:\.zstd)?)['\"]?\s*$", re.M)
+PACKED = (".zstd", ".zst")  # as rosbag2 and the command zstd name compressed files
 MAX_METADATA = 1 << 24  # bytes
 GROWTH, ROOM = 1000, 1 << 30  # an unpacked bag may have GROWTH * its packed size + ROOM bytes
 STEPS, STEPS_EACH = 10_000_000, 200  # SQLite's steps: for any file, and per byte of the file
@@ -84,7 +86,7 @@ class RosBags(RobotLogs):
                 self.damaged(file, "the rest of it", error)
 
     def _file(self, path: Path, start: int) -> Iterator[Message]:
-        if path.suffix == ".zstd":
+        if path.suffix in PACKED:
             with tempfile.TemporaryDirectory() as folder:
                 plain = Path(folder, path.stem)
                 self._unpack(path, plain)
@@ -195,17 +197,12 @@ def parts(folder: Path) -> tuple[list[Path], list[str]]:
 
     If a file exists both packed and unpacked, the unpacked file is used.
     """
-    there = {
-        file.name: file
-        for pattern in ("*.db3", "*.mcap", "*.db3.zstd", "*.mcap.zstd")
-        for file in folder.glob(pattern)
-        if file.is_file() and not file.name.startswith(".")  # not the ._ files of macOS
-    }
-    files = [
-        file
-        for name, file in there.items()
-        if not (name.endswith(".zstd") and name.removesuffix(".zstd") in there)
-    ]
+    there: dict[str, Path] = {}  # by the name of the unpacked file
+    for suffix in ("", *PACKED):
+        for file in itertools.chain(folder.glob(f"*.db3{suffix}"), folder.glob(f"*.mcap{suffix}")):
+            if file.is_file() and not file.name.startswith("."):  # not the ._ files of macOS
+                there.setdefault(file.name.removesuffix(suffix), file)
+    files = list(there.values())
     files.sort(
         key=lambda file: [int(p) if p.isdecimal() else p for p in re.split(r"(\d+)", file.name)]
     )
@@ -215,9 +212,7 @@ def parts(folder: Path) -> tuple[list[Path], list[str]]:
         with metadata.open(encoding="utf-8", errors="replace") as lines:
             text = lines.read(MAX_METADATA)
     named = dict.fromkeys(STORED.findall(text))
-    return files, [
-        name for name in named if name not in there and name.removesuffix(".zstd") not in there
-    ]
+    return files, [name for name in named if name.removesuffix(PACKED[0]) not in there]
 
 
 def cut_off(header: bytes, size: int) -> str:

@@ -145,6 +145,11 @@ def test_bags_compressed_by_zstd_are_read(tmp_path, mcap, mode):
     if mode == CompressionMode.FILE:
         assert names[0].endswith(".zstd")
         assert sent(RosBags(str(bag / names[0]))) == [0, 1, 2]
+        short = (bag / names[2]).rename(bag / f"{names[2].removesuffix('.zstd')}.zst")
+        assert sent(RosBags(str(short))) == [6, 7, 8]  # as the command zstd names it
+        source = RosBags(str(bag))
+        assert sent(source) == list(range(9))
+        assert source.skipped.by_reason == {}
         packed = (bag / names[1]).read_bytes()
         (bag / names[1]).write_bytes(packed[: len(packed) // 2])
         source = RosBags(str(bag))
