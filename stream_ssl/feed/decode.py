@@ -51,6 +51,7 @@ Row = Mapping[str, Any]
 
 _INTEGER = frozenset({int})
 _MOST_SIDE = 8192
+_RARE = {"jpeg": ". If it opens elsewhere, it is JPEG-LS or has 12 bits a level: convert it to PNG"}
 _MAGIC = {"jpeg": b"\xff\xd8", "png": b"\x89PNG\r\n\x1a\n", "webp": b"RIFF"}
 
 
@@ -470,7 +471,8 @@ class Decoder:
         except Exception as error:  # a hostile file can make Pillow raise any exception
             if isinstance(error, UnidentifiedImageError):
                 if _begins_like(sample.codec, data):
-                    raise BadSample("damaged", f"its bytes make no {sample.codec} image") from None
+                    why = f"its bytes make no {sample.codec} image{_RARE.get(sample.codec, '')}"
+                    raise BadSample("damaged", why) from None
                 raise BadSample(
                     "format", f"came as {sample.codec}, begins with {data[:8]!r}"
                 ) from None

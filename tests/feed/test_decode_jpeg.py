@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from stream_ssl.decode_cost import jpeg_header
-from stream_ssl.feed.decode import Decoder, checked
+from stream_ssl.feed.decode import BadSample, Decoder, checked
 
 
 def decode(data: bytes, **options: Any) -> NDArray[np.uint8]:
@@ -45,6 +45,14 @@ def test_a_jpeg_with_four_rows_of_pixels_for_one_of_colours() -> None:
     assert data[frame + 11] == 0x22  # 2 x 2 pixels for a colour: as many as 1 x 4
     tall = data[: frame + 11] + b"\x14" + data[frame + 12 :]
     assert (decode(tall) == decode(data)).all()
+
+
+@pytest.mark.parametrize("frame", [b"\xff\xf7\0\x0b\x08", b"\xff\xc1\0\x0b\x0c"])
+def test_forms_of_medical_pictures_are_named_with_the_remedy(frame: bytes) -> None:
+    """JPEG-LS, and a JPEG of 12 bits a level."""
+    data = lossless_jpeg(400).replace(b"\xff\xc3\0\x0b\x08", frame)
+    with pytest.raises(BadSample, match="it is JPEG-LS or has 12 bits a level: convert it to PNG"):
+        decode(data)
 
 
 def test_a_lossless_frame_is_found_behind_other_segments_and_not_in_them() -> None:
