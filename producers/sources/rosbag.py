@@ -79,7 +79,7 @@ class RosBags(RobotLogs):
             )
         for file in files:
             try:
-                for message in self._file(file, start):
+                for message in self._file(present(file), start):
                     start = 0  # the next files may begin with earlier messages, which also count
                     yield message
             except Exception as error:  # damaged bytes can cause errors of any type
@@ -213,6 +213,12 @@ def parts(folder: Path) -> tuple[list[Path], list[str]]:
             text = lines.read(MAX_METADATA)
     named = dict.fromkeys(STORED.findall(text))
     return files, [name for name in named if name.removesuffix(PACKED[0]) not in there]
+
+
+def present(file: Path) -> Path:
+    """Return a file, or the packed file that a recorder has put in its place meanwhile."""
+    packed = (file.with_name(file.name + suffix) for suffix in PACKED)
+    return file if file.exists() else next(filter(Path.is_file, packed), file)
 
 
 def cut_off(header: bytes, size: int) -> str:

@@ -157,6 +157,22 @@ def test_bags_compressed_by_zstd_are_read(tmp_path, mcap, mode):
         assert source.skipped.by_reason["damaged"] >= 1
 
 
+@table("mcap", [False, True])
+def test_a_file_that_is_compressed_before_its_turn_is_read(tmp_path, mcap):
+    """rosbag2 compresses a file of a bag once the next one is recorded."""
+    folder = tmp_path / f"{mcap}"
+    folder.mkdir()
+    bag, names = split(folder, mcap)
+    source = RosBags(str(bag))
+    stream = source.samples()
+    numbers = [number_of(next(stream)[0])]
+    plain = bag / names[1]
+    (bag / f"{names[1]}.zstd").write_bytes(zstandard.compress(plain.read_bytes()))
+    plain.unlink()
+    assert [*numbers, *(number_of(sample) for sample, _ in stream)] == list(range(9))
+    assert source.skipped.by_reason == {}
+
+
 def test_a_packed_bag_that_grows_too_much_is_refused(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("stream_ssl.producers.sources.rosbag.ROOM", 1000)
     (tmp_path / "a.db3.zstd").write_bytes(zstandard.compress(bytes(1 << 26)))
