@@ -11,16 +11,13 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from stream_ssl import __version__
 from stream_ssl.app.choices import ChoiceParser
 from stream_ssl.process import logs
-from stream_ssl.process.crashes import STDERR, trace_crashes
+from stream_ssl.process.crashes import trace_crashes
 from stream_ssl.process.first_process import leave_first_process
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
+from stream_ssl.process.standard_error import STDERR, lose_what_cannot_be_written
 
 COMMANDS = {
     "demo": "run the whole system on embedded real images, and write a report",
@@ -57,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         _use_utf8()
         _write_any_text()
-        _lose_errors_that_cannot_be_written()
+        lose_what_cannot_be_written()
     _clean_environment()
     _restore_signals()
     trace_crashes()
@@ -154,28 +151,6 @@ def _write_any_text() -> None:
         errors = "surrogateescape" if sys.stdout.encoding.lower() == "utf-8" else "replace"
         with suppress(OSError):  # such as for a file whose position cannot be read
             sys.stdout.reconfigure(errors=errors)
-
-
-class _Lossy(io.FileIO):
-    """A file that takes text which cannot be written, such as on a full disk, and loses it."""
-
-    def write(self, text: ReadableBuffer) -> int:
-        written = None
-        with suppress(OSError):
-            written = super().write(text)
-        return memoryview(text).nbytes if written is None else written
-
-
-def _lose_errors_that_cannot_be_written() -> None:
-    """Let no command fail because its log or its error message cannot be written.
-
-    Otherwise a wrong configuration would not end with status 2, and a supervisor would start the
-    process again for ever.
-    """
-    if isinstance(sys.stderr, io.TextIOWrapper):
-        file = io.BufferedWriter(_Lossy(sys.stderr.fileno(), "wb", closefd=False))
-        form = sys.stderr.encoding, sys.stderr.errors
-        sys.stderr = io.TextIOWrapper(file, *form, line_buffering=True)
 
 
 def _clean_environment() -> None:

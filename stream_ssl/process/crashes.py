@@ -5,7 +5,7 @@ from __future__ import annotations
 import faulthandler
 import signal
 
-STDERR = 2
+from stream_ssl.process.standard_error import STDERR
 
 
 def trace_crashes() -> None:

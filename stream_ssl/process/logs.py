@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from stream_ssl import __version__
+from stream_ssl.process import standard_error
 from stream_ssl.rate_limited_logger import LineLimit
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def configure(environment: Mapping[str, str] = os.environ) -> None:
     alone = (environment.get("WORLD_SIZE") or "1") == "1"
     rank = None if alone else environment.get("RANK") or None
     handler.addFilter(LibraryLimit())
+    handler.addFilter(tell_of_lost_lines)
     handler.setFormatter(JsonLines(rank) if form == "json" else Lines(rank))
     logging.basicConfig(level=level, handlers=[handler])
     if form == "json":
@@ -104,6 +106,13 @@ def report_errors(environment: Mapping[str, str] = os.environ) -> None:
         )
     except sentry_sdk.utils.BadDsn as error:
         raise ValueError(f"SENTRY_DSN is not the address of a Sentry project: {error}") from error
+
+
+def tell_of_lost_lines(record: logging.LogRecord) -> bool:
+    """Let a line say how many lines before it were lost because nobody read the log."""
+    if lost := standard_error.lost():
+        record.msg = f"{record.msg} (before this line, {lost} were lost: nobody read the log)"
+    return True
 
 
 class LibraryLimit(logging.Filter):

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING
 
+from stream_ssl.process.standard_error import PATIENCE_SECONDS, STDERR, has_room
+
 if TYPE_CHECKING:
     from stream_ssl.producers.sources import Source
 
@@ -157,7 +159,8 @@ def _end_at_once(number: int, stop: Stop) -> None:
         text = f"ended at once by a second signal ({signal.Signals(number).name})"
         record = log.makeRecord(log.name, logging.WARNING, __file__, 0, text, (), None)
         formats = [handler.format for handler in logging.getLogger().handlers]
-        os.write(2, f"{formats[0](record) if formats else text}\n".encode())
+        if has_room(STDERR, PATIENCE_SECONDS):
+            os.write(STDERR, f"{formats[0](record) if formats else text}\n".encode())
         last = threading.Thread(target=stop.interrupted, daemon=True)  # the disk may hang
         last.start()
         last.join(LAST_SECONDS)
