@@ -76,6 +76,12 @@ class Life(logging.Handler):
         """Record that a second signal ended the process while it was stopping."""
         self._write(end="interrupted", ended=time.time())
 
+    def child_ended(self, name: str, how: str) -> None:
+        """Record how a child ended. A child that ends early in its start leaves no record."""
+        ends = self._facts.get("children", {})
+        self._facts["children"] = ends | {name: f"the {name} {how} at {_local(time.time())}"}
+        self._write()
+
     def _write(self, **more: object) -> None:
         with self._writing:
             if not self._is_over:  # a beat must not replace the end
@@ -149,7 +155,7 @@ def ending(run: Path, role: str) -> Ending | None:
         words, again = (printable(saved[name], MOST_BYTES) for name in ("words", "command"))
         parent = int(saved["parent"])
         end, when = saved.get("end"), saved.get("ended", (run / f"{role}.lock").stat().st_mtime)
-        at = datetime.fromtimestamp(when).astimezone().isoformat(" ", "seconds")
+        at = _local(when)
         boss = _boss(run, parent)
     except (OSError, ValueError, LookupError, TypeError, OverflowError):
         return None
@@ -167,6 +173,19 @@ def ending(run: Path, role: str) -> Ending | None:
         says = f"the {role} stopped at {at}, because {boss.says.replace('the ', 'its ', 1)}"
         return Ending("killed", says, "", again, parent)
     return Ending("stopped", f"the {role} stopped normally at {at}", "", again, parent)
+
+
+def last_end_of_child(run: Path, name: str, supervisor: int | None) -> str:
+    """Return how a child of this supervisor last ended, as a sentence; "" if none has ended."""
+    try:
+        saved = read_map(run / "supervisor.last.json")
+        return printable(saved["children"][name], MOST_BYTES) if saved["pid"] == supervisor else ""
+    except (OSError, ValueError, LookupError, TypeError):
+        return ""
+
+
+def _local(when: float) -> str:
+    return datetime.fromtimestamp(when).astimezone().isoformat(" ", "seconds")
 
 
 def _boss(run: Path, parent: int) -> Ending | None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlencode, urlsplit
 
-from stream_ssl.daemon.endings import ending
+from stream_ssl.daemon.endings import ending, last_end_of_child
 from stream_ssl.daemon.endpoints import fault, holder, load
 from stream_ssl.observe.answer import WORDS, Answer
 from stream_ssl.observe.answers import answers
@@ -276,6 +276,8 @@ def silence(
             found[name] = {"role": role, "starting": True, "pid": pid}
             if last is not None and last.end != "stopped" and last.parent == pid:
                 found[name]["before"] = last.state()["error"]
+            elif own is None and (before := last_end_of_child(run, name, pid)):
+                found[name]["before"] = before
         elif own is None and last is not None:
             found[name] = last.state()
         elif entry is None:

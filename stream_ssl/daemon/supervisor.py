@@ -24,10 +24,11 @@ CRASHES, CRASH_SECONDS = 3, 300.0
 NATIVE = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
 """Signals of faults in native code. A child writes the stacks of its threads before it ends."""
 NATIVE_REMEDY = (
-    "native code failed, and a restart does not repair it. The stacks above name the "
-    "call. For the learner, try encoder.width 16 or more, learner.threads 1, "
-    "learner.device cpu, or ONEDNN_MAX_CPU_ISA=AVX2 in the environment. Otherwise install "
-    "other versions of the libraries in the stacks"
+    "native code failed, and a restart does not repair it. If bad_alloc is above, raise the limit "
+    "of memory (ulimit -v). Otherwise the stacks above name the call. For the learner, try "
+    "encoder.width 16 or more, learner.threads 1, learner.device cpu, or "
+    "ONEDNN_MAX_CPU_ISA=AVX2 in the environment. If nothing helps, install other versions of the "
+    "libraries in the stacks"
 )
 KILLED_REMEDY = (
     "the system kills processes like this when memory runs out (see dmesg). Lower "
@@ -129,7 +130,10 @@ class Supervisor:
 
     Attributes:
         fault: why no process is restarted; "" if there is no such reason.
+        ended: called with the name of a process that will be restarted, and how it ended.
     """
+
+    ended: Callable[[str, str], None] = staticmethod(lambda *_: None)
 
     def __init__(self, commands: dict[str, Sequence[str]], stop_seconds: float = 60.0) -> None:
         self.children = [Child(name, command) for name, command in commands.items()]
@@ -193,6 +197,7 @@ class Supervisor:
         child.start_at = now + wait
         child.restarts += 1
         child.last_end = why.partition(";")[0]
+        self.ended(child.name, child.last_end)
         log.warning("%s %s; restart in %.1f s", child.name, why, wait)
 
     def _stop_all(self) -> int:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -18,7 +19,10 @@ from stream_ssl.app.commands import status
 from stream_ssl.daemon import endings
 from stream_ssl.daemon.endings import ending
 from stream_ssl.daemon.endpoints import hold_role, holder
+from stream_ssl.daemon.supervisor import Supervisor
 from stream_ssl.process.signals import TOGETHER
+
+CRASH = "import os, signal; os.kill(os.getpid(), signal.SIGABRT)"
 
 TWICE = """
 import sys
@@ -198,6 +202,24 @@ def test_a_process_that_the_supervisor_starts_again_says_how_it_ended(
             killed = "restarting (the learner was killed or crashed at about"
             assert (killed in said) == shown_again
             assert ("the last line of its log: step 7" in said) == shown_again
+
+
+def test_a_process_that_ends_before_it_has_a_record_is_not_just_starting(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such as a learner that crashes while it imports torch."""
+    supervisor, stop = Supervisor({"learner": [sys.executable, "-c", CRASH]}), threading.Event()
+    with hold_role(tmp_path, "supervisor") as life:
+        supervisor.ended = life.child_ended
+        work = threading.Thread(target=supervisor.run, args=(stop, 0.01))
+        work.start()
+        try:
+            until(lambda: supervisor.children[0].restarts, lambda: "")
+            said = shown(tmp_path, capsys)
+        finally:
+            stop.set()
+            work.join()
+    assert "restarting (the learner was killed by SIGABRT (signal 6) at 20" in said
 
 
 @pytest.mark.parametrize(

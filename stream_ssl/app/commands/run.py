@@ -72,7 +72,7 @@ def main(arguments: Sequence[str]) -> int:
             leave_other_receivers(settings.run, commands)
             prepare_receivers(settings.run, commands)
             stop = stop_on_signals()
-            stop.interrupted = life.interrupted
+            stop.interrupted, supervisor.ended = life.interrupted, life.child_ended
             status = supervisor.run(stop)
             if supervisor.fault:
                 life.failed(f"{supervisor.fault}; its message is in the log")
