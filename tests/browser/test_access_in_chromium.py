@@ -185,6 +185,7 @@ def test_axe_finds_nothing_serious(chromium: Any, scheme: str, width: int) -> No
         page.fill("#token", SECRET)
         page.press("#token", "Enter")
         page.wait_for_selector("#verdict.ok")
+        assert serious(page) == [], "before charts are drawn"
         learner.health.set("checkpoint", False, "the disk is full")
         page.wait_for_selector("#verdict.bad")
         page.locator("#charts").scroll_into_view_if_needed()

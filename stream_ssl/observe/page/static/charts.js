@@ -206,7 +206,7 @@ class Chart {
   constructor({ title, lines, format, zero, some, levels = {}, reach, counts, smooth }, choose, hovered) {
     Object.assign(this, { title, lines, format, zero, some, reach, counts, smooth, choose, hovered, levelsOf: levels, levels: [] });
     this.keys = element("span", { class: "keys" });
-    this.plot = element("div", { class: "plot", role: "img" });
+    this.plot = element("div", { class: "plot", role: "img", "aria-label": title });
     this.figure = element("figure", { class: "card chart" }, element("figcaption", {}, title, this.keys), this.plot);
     this.values = lines.map(() => element("b", {}, "–"));
     new ResizeObserver(() => this.chart?.setSize({ width: this.plot.clientWidth, height: this.plot.clientHeight })).observe(this.plot);
@@ -362,7 +362,7 @@ function clock(at, seconds, day = false) {
 /** A histogram of bars. It has no axis of counts, because only the shape matters. */
 export class Histogram {
   constructor(title, metric, note) {
-    this.plot = element("div", { class: "plot", role: "img" });
+    this.plot = element("div", { class: "plot", role: "img", "aria-label": title });
     this.note = element("span", { class: "keys" }, note);
     this.figure = element("figure", { class: "card chart" }, element("figcaption", {}, metric ? element("a", { class: "help", href: `docs/metrics#stream_ssl_${metric}`, title: `The memory's ${note}.` }, title) : element("span", { title: `The memory's ${note}.` }, title), this.note), this.plot);
     this.title = title;
