@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import socket
@@ -413,10 +414,14 @@ def _listen(host: str, port: int) -> socket.socket:
             (host, port), family=family, backlog=BACKLOG, dualstack_ipv6=both
         )
     except OSError as error:
+        remedy = "give an address of this machine, such as 127.0.0.1 or [::1]"
+        if error.errno in (errno.EADDRINUSE, errno.EACCES):
+            remedy = "choose another port, or 0 for a free one"
+        why = str(error.strerror).partition(" (while")[0]  # Python adds the address
         raise OSError(
             error.errno,
-            f"cannot listen on {host} port {port} for metrics ({error.strerror}); choose another "
-            f"port, or 0 for a free one (http.receiver, http.learner)",
+            f"cannot listen on {host} port {port} for metrics ({why}); {remedy} (http.receiver, "
+            "http.learner)",
         ) from None
 
 

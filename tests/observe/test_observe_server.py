@@ -261,6 +261,16 @@ def test_a_taken_port_is_named(server: Server, health: Health) -> None:
         Server(CollectorRegistry(), health, "learner", port=port)
 
 
+@table("host", ["192.0.2.1", "no-such-host.invalid"])
+def test_an_address_of_another_machine_is_named(host: str, health: Health) -> None:
+    """The address 192.0.2.1 is for documentation alone."""
+    told = (
+        rf"cannot listen on {host} port 0 for metrics \([\w ]+\); give an address of this machine"
+    )
+    with pytest.raises(OSError, match=told):
+        Server(CollectorRegistry(), health, "learner", host, public=True)
+
+
 def test_a_port_that_cannot_exist_is_named(health: Health) -> None:
     with pytest.raises(ValueError, match="port 65536 for metrics is above 65535: choose a lower"):
         Server(CollectorRegistry(), health, "learner", port=65_536)
