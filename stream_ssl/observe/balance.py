@@ -80,14 +80,14 @@ class Balance:
             self.recent[label] = self.recent.get(label, 0.0) + count
 
     @property
-    def effective_rank(self) -> float:
-        """The effective rank of the embeddings of the recent stream; 0 before the first batch.
+    def effective_rank(self) -> float | None:
+        """The effective rank of the embeddings of the recent stream; None before the first batch.
 
         It is not a number of classes, because a contrastive encoder spreads a frequent class over
         many directions; see docs/numbers.md. It costs O(D^3), a few milliseconds, so do not read it
         at every step.
         """
-        return 0.0 if self._moment_DD is None else spectral_rank(self._moment_DD)
+        return None if self._moment_DD is None else spectral_rank(self._moment_DD)
 
     @property
     def class_entropy(self) -> float:

@@ -161,7 +161,8 @@ class LearnerMetrics(ProcessMetrics):
     def observe_balance(self, balance: Balance) -> None:
         """Report the effective rank and the classes of the stream."""
         put = self._families.set
-        put("stream_effective_rank", balance.effective_rank)
+        if (rank := balance.effective_rank) is not None:  # 0 would look like a collapse
+            put("stream_effective_rank", rank)
         put("stream_class_entropy_nats", balance.class_entropy)
         for label, samples in balance.take_new().items():
             self._families.add(

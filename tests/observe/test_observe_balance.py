@@ -103,7 +103,7 @@ def test_labels_that_never_come_again_cost_a_bounded_memory() -> None:
 
 def test_before_the_first_and_without_labels() -> None:
     balance = Balance()
-    assert balance.effective_rank == 0
+    assert balance.effective_rank is None
     assert balance.class_entropy == 0
     balance.update(torch.eye(3), torch.full((3,), -1))
     assert balance.class_entropy == 0

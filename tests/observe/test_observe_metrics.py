@@ -25,6 +25,7 @@ from stream_ssl.memory import MemoryStats
 from stream_ssl.memory.process_group import RankGroup
 from stream_ssl.memory.shares import Holding
 from stream_ssl.observe import catalogue
+from stream_ssl.observe.balance import Balance
 from stream_ssl.observe.families import LIMIT, settings
 from stream_ssl.observe.metrics import LearnerMetrics, ReceiverMetrics
 from stream_ssl.receiver.records import ReceiverRecord
@@ -427,6 +428,13 @@ class FixedBalance:
 
     def take_new(self) -> dict[int, int]:
         return {2: 5, 70: 1}
+
+
+def test_the_rank_of_a_stream_without_a_batch_is_unknown() -> None:
+    """A restarted learner would otherwise show a collapse until its first batch."""
+    metrics = learner()
+    metrics.observe_balance(Balance())
+    assert value(metrics, "stream_effective_rank") is None
 
 
 def test_balance_drift_and_journal() -> None:
