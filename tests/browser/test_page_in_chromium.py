@@ -128,7 +128,8 @@ def test_answers_of_a_process_that_has_gone_are_said_to_be_old(chromium: Any) ->
         receiver.close()
         page.wait_for_selector("#verdict.bad >> text=no answer")
         page.wait_for_selector("#no-answer .bad >> text=or the network is away")
-        assert re.search(r"answers below are from \d", page.inner_text("#no-answer"))
+        said = page.inner_text("#no-answer")
+        assert re.search(r"answers below are from \d+/\d+/\d{4}, \d", said), "a tab stays for days"
         assert page.title().startswith("▲ no answer — ")
         visit.picture("gone")
         assert all("ERR_CONNECTION_REFUSED" in one for one in visit.wrong)
@@ -168,6 +169,11 @@ def test_the_page_of_a_proxy_is_no_answer(chromium: Any) -> None:
         page.route("**/api/run", lambda route: route.fulfill(**proxy))
         page.wait_for_selector("#verdict.bad >> text=no answer")
         page.wait_for_selector("#no-answer .bad >> text=The answer is not JSON (status 200)")
+        page.unroute("**/api/run")
+        page.wait_for_selector("#verdict.ok >> text=healthy")
+        page.route("**/api/run", lambda route: route.fulfill(**proxy | {"status": 502}))
+        page.wait_for_selector("#no-answer .bad >> text=has stopped or is restarting")
+        visit.wrong.clear()
 
 
 def test_times_are_those_of_the_machine_of_the_run(chromium: Any) -> None:

@@ -18,11 +18,15 @@ async function send(address, { headers = {}, ...options } = {}) {
   const answer = await fetch(address, { signal: AbortSignal.timeout(LONGEST), ...options, headers: { accept: "application/json", ...headers } })
     .catch(() => { throw new Error("the process that serves this page does not answer: it has stopped or is restarting, or the network is away"); });
   if (answer.status === 401) location.href = "login";
-  const body = await answer.json().catch(() => {
-    throw new Error(answer.status === 413 ? "the proxy of this page refuses a file of this size (status 413)" : `the answer is not JSON (status ${answer.status})`);
-  });
+  const body = await answer.json().catch(() => { throw new Error(notJson(answer.status)); });
   if (!answer.ok) throw new Error(body.error ?? `status ${answer.status}`);
   return body;
+}
+
+function notJson(status) {
+  if (status === 413) return "the proxy of this page refuses a file of this size (status 413)";
+  if ([502, 503, 504].includes(status)) return `the proxy of this page does not reach the process that serves it (status ${status}): it has stopped or is restarting`;
+  return `the answer is not JSON (status ${status})`;
 }
 
 /** Return an error as the end of a sentence with "because"; the list of conditions has its address. */

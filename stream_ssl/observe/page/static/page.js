@@ -116,7 +116,7 @@ function unreachable(says) {
 
 function showAnswers(answers, problem) {
   answered = answers ? new Date() : answered;
-  const old = answered ? ` The answers below are from ${answered.toLocaleTimeString()}.` : "";
+  const old = answered ? ` The answers below are from ${answered.toLocaleString()}.` : "";
   document.querySelector("#no-answer").replaceChildren(...(answers ? [] : [element("li", { class: "bad" },
     element("b", {}, "No answer"), element("span", { class: "level" }, "now"), element("p", {}, `${problem.says[0].toUpperCase()}${problem.says.slice(1)}.${old}`),
     element("span", { class: "links" }, element("a", { href: problem.runbook }, problem.name)))]));
