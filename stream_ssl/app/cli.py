@@ -44,6 +44,8 @@ COMMANDS = {
     "watch": "show a running daemon live in a terminal: answers, speed, memory and producers",
 }
 DAEMONS = ("run", "receiver", "learner", "produce")
+MAY_NOT_BE_FIRST = ("run", "learner")
+"""Commands that continue in a child if they are process 1, such as in a container."""
 NEEDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD)
 """Signals that must not stay blocked."""
 
@@ -72,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, line in COMMANDS.items():
         commands.add_parser(name, help=line, add_help=False)
     chosen, rest = parser.parse_known_args(argv)
-    if chosen.command == "learner":
+    if chosen.command in MAY_NOT_BE_FIRST:
         leave_first_process()
     if chosen.command in DAEMONS:  # before the command handles SIGTERM, there is nothing to drain
         signal.signal(signal.SIGTERM, lambda *_: os._exit(0))

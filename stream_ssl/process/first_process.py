@@ -1,4 +1,7 @@
-"""Run the learner as the first process of a container.
+"""Run the learner and the supervisor as the first process of a container.
+
+The first process must wait for orphans, which stay as zombies otherwise. The supervisor waits only
+for its own children. If a learner is killed, its children become orphans.
 
 LMDB identifies the processes that read a journal by their process ids: each locks the byte of its
 id. A receiver in a container of its own is process 1, so the learner must have another id.

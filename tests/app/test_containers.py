@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 from table import table
 
 from stream_ssl import __version__
+from stream_ssl.app import cli
 from stream_ssl.app.commands import status
 from stream_ssl.config import options
 from stream_ssl.daemon.endpoints import publish
@@ -58,6 +59,16 @@ def test_a_learner_that_is_process_1_takes_another_id() -> None:
         assert waiting.wait(30) == 7
     killed = subprocess.run([*words, "die"], capture_output=True, timeout=30)
     assert killed.returncode == 128 + signal.SIGKILL
+
+
+def test_the_supervisor_leaves_process_1_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A receiver stays process 1. In a container of its own, it must not get the learner's id."""
+    left: list[str] = []
+    for command in cli.DAEMONS:
+        monkeypatch.setattr(cli, "leave_first_process", lambda name=command: left.append(name))
+        with pytest.raises(SystemExit):
+            cli.main([command, "--no-such-option", "1"])
+    assert sorted(left) == ["learner", "run"]
 
 
 def test_the_health_check_sees_a_loop_that_hangs(
