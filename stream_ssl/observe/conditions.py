@@ -198,7 +198,8 @@ TABLE: tuple[Condition, ...] = (
     Condition(
         "restarting", "both", "warning",
         "a process has died and was started again",
-        "Read the exit status in the supervisor's log. The lines above it have the reason.",
+        "Read the exit status in the supervisor's log. The lines above it have the reason. After "
+        "SIGKILL, look into dmesg for a lack of memory.",
     ),
     Condition(
         "loop-stopped", "both", "critical",
