@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 DOMAIN = "stream-ssl"
 _RELOAD_SECONDS = 0.2
+_SETTLED_SECONDS = 3.0
+"""Age of a change after which another one has another time, on any file system."""
 
 
 class AllowList:
@@ -50,6 +52,7 @@ class AllowList:
         self.path = Path(path)
         self.broken = False
         self._loaded_stat = self._stat()
+        self._settled = self._is_settled()
         self._names = self._read()  # key -> producer
         self._checked = time.monotonic()
         self._errors = 0
@@ -88,13 +91,17 @@ class AllowList:
         if time.monotonic() - self._checked < _RELOAD_SECONDS:
             return
         self._checked = time.monotonic()
-        stat = self._stat()
-        if stat == self._loaded_stat:
+        before, self._loaded_stat = self._loaded_stat, self._stat()
+        is_new = self._loaded_stat != before
+        if not is_new and self._settled:
             return
-        self._loaded_stat = stat
+        self._settled = self._is_settled()
+        names = self._names
         try:
             self._names = self._read()
         except ValueError as error:
+            if not is_new and self.broken:
+                return
             self._errors += 1
             self.broken = True
             if isinstance(error.__cause__, OSError):  # such as no free descriptor: retry
@@ -102,8 +109,9 @@ class AllowList:
             text = f"{error}; the list before it stays in force"
             self._limited_log.log(logging.ERROR, "list", text)
         else:
+            if is_new or self.broken or self._names != names:
+                log.info("allow-list %s: %d keys", self.path, len(self._names))
             self.broken = False
-            log.info("allow-list %s: %d keys", self.path, len(self._names))
 
     def take_errors(self) -> int:
         """Return how often a changed file was invalid since the last call."""
@@ -116,6 +124,16 @@ class AllowList:
         except OSError:
             return None
         return stat.st_mtime_ns, stat.st_ino, stat.st_size
+
+    def _is_settled(self) -> bool:
+        """Return whether a further change would show in the file's facts.
+
+        Some file systems keep times in whole seconds. A second change within the same second can
+        then leave the facts as they are.
+        """
+        if self._loaded_stat is None:
+            return True
+        return abs(time.time() - self._loaded_stat[0] * 1e-9) > _SETTLED_SECONDS
 
     def _read(self) -> dict[str, str]:
         try:

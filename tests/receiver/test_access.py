@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import threading
+import time
 
 import pytest
 import zmq
@@ -172,6 +173,24 @@ def test_a_list_that_could_not_be_opened_is_read_at_the_next_look(listed, monkey
     assert names.name_of(ROBOT.public) == "robot"
     names.reload()
     assert names.name_of(ROBOT.public) is None
+
+
+def test_two_changes_at_one_time_of_the_file_system_are_both_seen(listed, monkeypatch, caplog):
+    """Some file systems keep times in whole seconds. A revoked key would stay in force."""
+    monkeypatch.setattr(access, "_RELOAD_SECONDS", 0.0)
+    monkeypatch.setattr(access, "_SETTLED_SECONDS", 3600.0)
+    caplog.set_level("INFO")
+    now = int(time.time())
+    os.utime(listed, (now, now))
+    names = AllowList(listed)
+    names.reload()
+    assert "keys" not in caplog.text, "a list without a change is not logged"
+    other = Keys.generate("robot").public
+    listed.write_text(listed.read_text().replace(ROBOT.public, other))
+    os.utime(listed, (now, now))
+    names.reload()
+    assert (names.name_of(ROBOT.public), names.name_of(other)) == (None, "robot")
+    assert caplog.text.count("keys") == 1
 
 
 @pytest.mark.parametrize("harm", ["edited", "deleted"])
