@@ -57,7 +57,7 @@ export class ProducersSection {
         await Promise.race([this.asking, new Promise((done) => { setTimeout(done, PATIENCE); })]);
       }
       const gap = this.fates ? "" : `. Their used and dropped samples and their slots are not known, because ${reason(this.why)}.`;
-      note.textContent = `${number(got.total)} known, ${number(got.connected)} connected${got.found < got.total ? `, ${number(got.found)} found` : ""}${gap}`;
+      note.textContent = `${number(got.total)} since the receiver started, ${number(got.connected)} connected${got.found < got.total ? `, ${number(got.found)} found` : ""}${gap}`;
       const uses = this.fates?.uses ?? {}, use = (one) => uses[one.name] ?? {};
       const weight = this.sort === "bad" ? (one) => total(one.rejected) + total(use(one).bad) : OF_LEARNER[this.sort] && ((one) => OF_LEARNER[this.sort](use(one)));
       if (weight) got.producers = got.producers.sort((one, other) => weight(other) - weight(one)).slice(0, this.limit);
