@@ -91,8 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         command = importlib.import_module(f"stream_ssl.app.commands.{chosen.command}")
         status = command.main(rest)
-        if sys.stdout is not None:  # the user may have closed it
-            sys.stdout.flush()
+        sys.stdout.flush()
     except ImportError as error:
         from stream_ssl.process.failures import USAGE, missing_extra
 
@@ -127,11 +126,14 @@ def _open_standard_files() -> None:
     """Open /dev/null as each of the files 0 to 2 that the caller has closed, such as by `2>&-`.
 
     Otherwise the next file gets this number, such as the lock of a run, and the stacks of a crash
-    are written into it.
+    are written into it. Python has None as such a file, for which code would fail.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= STDERR:
         os.set_inheritable(number, True)
     os.close(number)
+    for number, name in enumerate(("stdout", "stderr"), 1):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w", closefd=False))
 
 
 def _use_utf8() -> None:

@@ -358,6 +358,14 @@ def test_a_command_without_an_output_ends_without_a_traceback() -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+def test_a_view_without_an_output_says_what_it_needs(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "stream_ssl", "watch", str(tmp_path)]
+    command = f"{' '.join(map(shlex.quote, words))} >&-"
+    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, check=False, timeout=60)
+    assert done.returncode == USAGE
+    assert done.stderr.startswith(b"the output is not a terminal"), done.stderr
+
+
 def test_no_file_takes_the_number_of_a_closed_output(tmp_path: Path) -> None:
     """As of a daemon that a script starts with `<&- >&- 2>&-`: a crash writes its stacks to 2."""
     file = tmp_path / "other"
