@@ -324,8 +324,8 @@ def missing_extra(error: ImportError, command: str = "learner", source: str | No
         raise error
     if command not in SLIM and extra in ("receiver", "images"):
         extra = "learner,cpu"
-    if command == "curate" and module == "pyarrow":
-        extra = command
+    if command == "curate":  # it needs pyarrow too
+        extra = command if module == "pyarrow" else f"{extra},{command}"
     if source in (
         *EXTRAS.values(),
         "lerobot",

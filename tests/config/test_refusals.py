@@ -309,6 +309,7 @@ def test_a_log_level_that_is_none_is_refused() -> None:
     [
         ("torch", ("learner", "CONFIG"), "learner,cpu"),
         ("torch", ("evaluate", "runs/x", "--data", "synthetic"), "learner,cpu"),
+        ("torch", ("curate", "synthetic", "--keep", "2", "--out", "x"), "learner,cpu,curate"),
         ("lmdb", ("receiver", "CONFIG"), "receiver"),
         ("lmdb", ("run", "CONFIG"), "learner,cpu"),
         ("rich", ("status", "runs/x"), "receiver"),
