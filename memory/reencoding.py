@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from stream_ssl.memory.checks import Array, Checked, check_count, check_embeddings, check_slots
-from stream_ssl.memory.compute import changes_memory, in_full_precision
+from stream_ssl.memory.compute import changes_memory
 from stream_ssl.memory.descriptors import check_features
 from stream_ssl.memory.draws import Strata
 from stream_ssl.memory.slots import Slots
@@ -110,7 +110,7 @@ class Reencoding(Slots):
             new_RD[start : start + batch] = z_bD
         return self.refresh(Checked(chosen), new_RD)
 
-    @in_full_precision
+    @torch.no_grad()
     def describe_again(self, features: Callable[[Tensor], Tensor], batch: int = 256) -> None:
         """Compute the descriptors of all slots with the present encoder, and count again.
 
@@ -135,8 +135,13 @@ class Reencoding(Slots):
         for slots in every.tensor_split(-(-len(every) // check_count("batch", batch, least=1))):
             image_bCHW = self.images_of(Checked(slots))
             parts.append(check_features(features(image_bCHW), len(slots), self.device))
+        self._describe(every, torch.cat(parts))
+
+    @changes_memory
+    def _describe(self, every: Tensor, feature_kF: Tensor) -> None:
+        """Replace the descriptors of all slots by those of these features [k, F]."""
         before_kA = self._columns.descriptor_kA.clone()
-        row_kA = self.descriptor.redescribed(before_kA, torch.cat(parts), self.group)
+        row_kA = self.descriptor.redescribed(before_kA, feature_kF, self.group)
         self._columns.descriptor_kA.copy_(row_kA)
         self.eviction.on_update(every, before_kA)
         self._strata.changed(len(every))

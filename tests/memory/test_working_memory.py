@@ -28,8 +28,8 @@ from table import table
 from torch import Tensor
 
 from stream_ssl.memory import WorkingMemory
-from stream_ssl.memory.descriptors import Thumbnail
-from stream_ssl.memory.eviction import POLICIES, MinimumRedundancy, MostDuplicated, Policy
+from stream_ssl.memory.descriptors import Features, Thumbnail
+from stream_ssl.memory.eviction import POLICIES, Duel, MinimumRedundancy, MostDuplicated, Policy
 from stream_ssl.memory.scores import Score, Threshold, VonMisesFisher
 from tests.naive import unit_rows
 
@@ -299,6 +299,32 @@ def interrupted(name: str) -> int:
 def test_an_interrupt_leaves_a_whole_memory(name: str, tmp_path: Path) -> None:
     log = tmp_path / "log"
     assert Forked(interrupted, name, output=log).wait(120) == 0, log.read_text()
+
+
+def interrupted_description() -> int:
+    """Interrupt a memory by Ctrl-C after its descriptors have changed and before it counts."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    rng = np.random.default_rng(0)
+    z_BD, image_BCHW = unit_rows(rng, "uniform", 64, 8), images(rng, 64)
+    memory = WorkingMemory(64, 8, Duel(), SHAPE, descriptor=Features(4))
+    feature_BF = image_BCHW.flatten(1).float()
+    memory.add(torch.arange(64), z_BD, images=image_BCHW, features=feature_BF)
+    count_again = memory.eviction.on_update
+
+    def interrupt(slots: Tensor, before_RA: Tensor) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        count_again(slots, before_RA)
+
+    memory.eviction.on_update = interrupt  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        memory.describe_again(lambda image_bCHW: image_bCHW.flatten(1).float().square())
+    assert memory.check_valid() == (True, "")
+    return 0
+
+
+def test_an_interrupt_leaves_a_whole_memory_if_it_is_described_again(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert Forked(interrupted_description, output=log).wait(120) == 0, log.read_text()
 
 
 @contextmanager
