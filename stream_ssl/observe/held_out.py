@@ -6,6 +6,7 @@ the page shows, n nearest references of each.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import time
@@ -176,14 +177,16 @@ class HeldOutProbe:
         except (OSError, ValueError) as error:
             log.warning("%s; the accuracy at the start of the run is unknown", error)
             return
-        accuracy = saved.pop("accuracy", None)
-        if saved == self._set() and type(accuracy) in (int, float) and 0 <= accuracy <= 1:
+        accuracy, due = saved.pop("accuracy", None), self._set()
+        saved = {"digest": due["digest"], **saved}  # older files have none
+        if saved == due and type(accuracy) in (int, float) and 0 <= accuracy <= 1:
             self.first = float(accuracy)
 
     def _set(self) -> dict[str, Any]:
         """Return what must be equal for two accuracies to be comparable, as JSON."""
         numbers = {"references": len(self.references[1]), "queries": len(self.queries[1])}
-        return {"source": self.settings.source.name, "k": self.settings.k, **numbers}
+        source, digest = self.settings.source.name, _digest(*self.references, *self.queries)
+        return {"source": source, "digest": digest, "k": self.settings.k, **numbers}
 
     def consume(self, record: StepRecord | Idle) -> HeldOutRecord | None:
         """Probe after every `settings.every` steps; return None at all other steps."""
@@ -258,6 +261,15 @@ def _joined(parts: list[tuple[NDArray[Any], NDArray[Any]]]) -> tuple[Tensor, Ten
     image_NHWC = np.concatenate([image for image, _ in parts])
     label_N = np.concatenate([label for _, label in parts])
     return torch.from_numpy(image_NHWC).permute(0, 3, 1, 2), torch.from_numpy(label_N)
+
+
+def _digest(*parts: Tensor) -> str:
+    """Return a digest of the numbers in these tensors."""
+    found = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        for rows in torch.split(part, BATCH):  # a copy of all rows may be large
+            found.update(rows.numpy().tobytes())
+    return found.hexdigest()
 
 
 def _spread(label_Q: Tensor, count: int) -> Tensor:

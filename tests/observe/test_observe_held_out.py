@@ -123,12 +123,25 @@ def test_the_accuracy_at_the_start_outlives_a_restart(tmp_path: Path) -> None:
     assert again.first == found.first
 
 
-@pytest.mark.parametrize("change", [{"k": 4}, {"queries_per_class": 7}, {"classes": 3}])
+@pytest.mark.parametrize(
+    "change", [{"k": 4}, {"queries_per_class": 7}, {"classes": 3}, {"noise": 47}]
+)
 def test_another_set_has_no_accuracy_at_the_start(change: dict[str, Any], tmp_path: Path) -> None:
     probe().begin(tmp_path)
     other = probe(**change)
     other.resume(tmp_path)
     assert other.first is None
+
+
+def test_a_file_of_an_older_version_has_no_digest_of_the_set(tmp_path: Path) -> None:
+    found = probe()
+    found.begin(tmp_path)
+    saved = json.loads((tmp_path / FILE).read_text())
+    del saved["digest"]
+    (tmp_path / FILE).write_text(json.dumps(saved))
+    again = probe()
+    again.resume(tmp_path)
+    assert again.first == found.first
 
 
 def test_without_a_file_the_accuracy_at_the_start_is_unknown(tmp_path: Path) -> None:
