@@ -205,7 +205,10 @@ class Encoder(nn.Module):
     def _encode(self, view_BCHW: Tensor) -> Tensor:
         weight = next(self.backbone.parameters(), view_BCHW)  # `half()` casts weights, not views
         feature_BF: Tensor = self.backbone(view_BCHW.to(weight.dtype))
-        return feature_BF.float() if self.projector is None else unit(self.projector(feature_BF))
+        if self.projector is None:
+            return feature_BF.float()
+        weight = next(self.projector.parameters())  # networks of users give float32 features
+        return unit(self.projector(feature_BF.to(weight.dtype)))
 
     def extra_repr(self) -> str:
         return f"of={self.of}, dim={self.dim}, size={self.size}, channels={self.channels}"

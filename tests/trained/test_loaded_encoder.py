@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from evaluation_run import write_run
 from pictures_of_a_run import images
 from PIL import Image
 from table import table
@@ -75,7 +76,13 @@ def test_torch_saves_it_whole(run: Path) -> None:
 
 
 @table("dtype", [torch.bfloat16, torch.float16])
-def test_it_computes_in_half_precision(run: Path, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("network", ["the shipped ResNet", "encoder.model"])
+def test_it_computes_in_half_precision(
+    network: str, run: Path, tmp_path: Path, dtype: torch.dtype
+) -> None:
+    if network == "encoder.model":
+        run = tmp_path / "own"
+        write_run(run, encoder={"model": "torch.nn.Flatten"})
     for of in ("features", "embeddings"):
         encoder = stream_ssl.load_encoder(run, of)  # type: ignore[arg-type]
         for part in ("forward", "view"):
