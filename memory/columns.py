@@ -33,6 +33,14 @@ INTEGER_COLUMNS = (
 )
 
 
+WRITTEN_AS = {
+    torch.uint16: torch.int16,
+    torch.uint32: torch.int32,
+    torch.uint64: torch.int64,
+}
+"""The types of the same size as which entries are written that torch cannot write by index."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Newcomers, checked and on the memory's device.
@@ -218,7 +226,9 @@ class Columns:
         else:
             self.producers[slots] = to_device(rows.producers, self.device)
         for name, value in rows.payload.items():
-            self.payload[name][slots] = value
+            column = self.payload[name]
+            same = WRITTEN_AS.get(column.dtype, column.dtype)
+            column.view(same)[slots] = value.view(same)
         if self.images is not None and rows.images is not None:
             self.images.write(slots, rows.images)
 

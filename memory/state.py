@@ -498,7 +498,7 @@ def save(memory: WorkingMemory, path: Path | str) -> None:
     Raises:
         ImportError: safetensors is not installed.
         OSError: the folder does not exist, or the disk rejects the write.
-        ValueError: the path is a folder or a device.
+        ValueError: the path is a folder or a device, or safetensors lacks the dtype of a column.
     """
     path = Path(path).resolve()
     if path.exists() and not path.is_file():  # a rename would replace a device such as /dev/null
@@ -512,7 +512,12 @@ def save(memory: WorkingMemory, path: Path | str) -> None:
     # Processes of two containers may have one id, and threads of a process do.
     scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}.incomplete")
     try:
-        _safetensors().save_file(flat, _in_utf8(scratch))
+        try:
+            _safetensors().save_file(flat, _in_utf8(scratch))
+        except KeyError as error:
+            raise ValueError(
+                f"a file of safetensors holds no {error.args[0]}: give the payload another dtype"
+            ) from error
         _sync(scratch)
         scratch.replace(path)
     finally:

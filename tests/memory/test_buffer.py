@@ -217,6 +217,31 @@ def test_payload_may_be_a_view_of_an_array_that_cannot_be_written():
     assert memory.payload["action"].tolist() == [2, 1, 0]
 
 
+@pytest.mark.parametrize(
+    "dtype", ["bool", "uint8", "uint16", "uint32", "uint64", "int16", "bfloat16", "complex64"]
+)
+def test_payload_has_any_dtype(dtype, tmp_path):
+    """Depth images of a robot are uint16."""
+    kept = getattr(torch, dtype)
+    depth_NP = torch.randint(0, 1 << 15, (40, 2)).to(kept)
+    memory = WorkingMemory(16, 4, payload={"depth": torch.zeros(2, dtype=kept)})
+    for ids in torch.arange(40).split(5):
+        memory.add(ids, embeddings(40)[ids], payload={"depth": depth_NP[ids[0] : ids[-1] + 1]})
+    memory.remove([3, 5])
+    save(memory, tmp_path / "memory")
+    for held in (memory, load(tmp_path / "memory")):
+        assert torch.equal(held.payload["depth"], depth_NP[held.ids])
+        draw = held.sample(4)
+        assert torch.equal(draw.payload["depth"], depth_NP[draw.ids])
+
+
+def test_a_file_that_lacks_the_dtype_is_refused(tmp_path):
+    memory = WorkingMemory(2, 4, payload={"wave": torch.zeros((), dtype=torch.complex128)})
+    with pytest.raises(ValueError, match=r"torch\.complex128: give the payload another dtype"):
+        save(memory, tmp_path / "memory")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_large_weights_have_their_proportions():
     drawn = filled().sample(4000, weights=torch.full((16,), 1e308, dtype=torch.float64))
     assert drawn.slots.bincount(minlength=16).min() > 150
