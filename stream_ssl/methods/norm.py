@@ -5,14 +5,16 @@ Shapes: B samples, C channels, W ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
 
 from stream_ssl.losses.group import Group
 
@@ -92,8 +94,46 @@ def synchronised(group: Group, module: nn.Module) -> Iterator[None]:
 
 
 def _forward_of_all(layer: _BatchNorm, group: Group, value: Tensor) -> Tensor:
-    if not (layer.training or layer.running_mean is None):
-        return type(layer).forward(layer, value)
+    forward = type(layer).forward  # timm's layers apply an activation, too
+    if forward in (_SingleValue.forward, nn.SyncBatchNorm.forward):
+        forward = _BatchNorm.forward  # each rank takes part, also with a single value
+    with _OfAll(group):
+        return forward(layer, value)
+
+
+class _OfAll(TorchFunctionMode):
+    """Make torch's batch_norm normalise by the statistics of all ranks' batches together."""
+
+    def __init__(self, group: Group) -> None:
+        super().__init__()
+        self._group = group
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        del types
+        with_group = partial(_batch_norm, self._group)
+        return (with_group if function is F.batch_norm else function)(*args, **(kwargs or {}))
+
+
+def _batch_norm(
+    group: Group,
+    value: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Return what torch's batch_norm would return for the batches of all ranks together."""
+    if not training:
+        return F.batch_norm(value, running_mean, running_var, weight, bias, False, momentum, eps)
     axes, shape = [0, *range(2, value.ndim)], [1, -1] + [1] * (value.ndim - 2)
     wide = value.float()
     variance_C, mean_C = torch.var_mean(wide, axes, correction=0)
@@ -104,24 +144,17 @@ def _forward_of_all(layer: _BatchNorm, group: Group, value: Tensor) -> Tensor:
     mean_C = (count_W1 * mean_WC).sum(0) / total
     apart_WC = variance_WC + (mean_WC - mean_C).square()  # Chan et al. 1979, eq. 2.1
     variance_C = (count_W1 * apart_WC).sum(0) / total
-    if layer.training and layer.track_running_stats:
-        _follow(layer, mean_C.detach(), variance_C.detach() * total / (total - 1))
-    out: Tensor = (wide - mean_C.view(shape)) * torch.rsqrt(variance_C.view(shape) + layer.eps)
-    if layer.affine:
-        out = out * layer.weight.view(shape) + layer.bias.view(shape)
+    with torch.no_grad():  # the running averages move as torch moves them
+        if running_mean is not None:
+            running_mean.lerp_(mean_C, momentum)
+        if running_var is not None:
+            running_var.lerp_(variance_C * total / (total - 1), momentum)
+    out: Tensor = (wide - mean_C.view(shape)) * torch.rsqrt(variance_C.view(shape) + eps)
+    if weight is not None:
+        out = out * weight.view(shape)
+    if bias is not None:
+        out = out + bias.view(shape)
     return out.to(value.dtype)
-
-
-@torch.no_grad()
-def _follow(layer: _BatchNorm, mean_C: Tensor, variance_C: Tensor) -> None:
-    """Move the running averages towards a batch's statistics, as torch does."""
-    assert layer.running_mean is not None, "averages are kept together"
-    assert layer.running_var is not None, "averages are kept together"
-    assert layer.num_batches_tracked is not None, "averages are kept together"
-    layer.num_batches_tracked += 1
-    share = 1 / layer.num_batches_tracked if layer.momentum is None else layer.momentum
-    layer.running_mean.lerp_(mean_C, share)
-    layer.running_var.lerp_(variance_C, share)
 
 
 class _Gathered(torch.autograd.Function):

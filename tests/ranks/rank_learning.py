@@ -112,6 +112,27 @@ class Small(ResNet):
         super().__init__(width=4, depths=(1, 1, 0, 0), channels=1)
 
 
+class Rectified(nn.BatchNorm2d):
+    """A BatchNorm that applies an activation, too, as timm's layers do."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        return super().forward(value).relu()
+
+
+class SmallRectified(nn.Module):
+    """A network with such a BatchNorm."""
+
+    dim = 6
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(1, self.dim, 3), Rectified(self.dim))
+
+    def forward(self, image_BCHW: Tensor) -> Tensor:
+        feature_BFHW: Tensor = self.stem(image_BCHW)
+        return feature_BFHW.mean((2, 3))
+
+
 class Random(nn.Module):
     """An encoder that uses one of two layers of different sizes, and assigns a new buffer."""
 
@@ -198,10 +219,10 @@ def check_batchnorm(ranks: int) -> None:
 
     This also holds if ranks train on other samples than the stream's.
     """
-    for kind in ("moco", "simclr"):
+    for kind, encoder in (("moco", Small), ("simclr", Small), ("simclr", SmallRectified)):
         options: dict[str, Any] = {
             "kind": kind,
-            "as_one": Small,
+            "as_one": encoder,
             "optimiser": OptimiserSettings("sgd", clip=None),
         }
 
