@@ -19,7 +19,12 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from stream_ssl.bounded_files import open_binary
-from stream_ssl.methods.norm import BatchNorm1d, BatchNorm2d, freeze
+from stream_ssl.methods.norm import (
+    BatchNorm1d,
+    BatchNorm2d,
+    accept_single_values,
+    freeze,
+)
 from stream_ssl.tensor_file import as_state, load_file
 
 log = logging.getLogger("stream_ssl.learner")
@@ -184,7 +189,7 @@ class Model(nn.Module):
     """Any network from images [B, C, H, W] to features [B, F], F = `dim`.
 
     Args:
-        module: the network. Its BatchNorm layers are changed to layers that accept a single value
+        module: the network. Its BatchNorm layers are changed so that they accept a single value
             per channel.
         shape: (C, H, W) of the images.
         head: name of the layer to remove, such as "fc" of torchvision's ResNets; None removes none.
@@ -200,11 +205,7 @@ class Model(nn.Module):
         if head is not None:
             _stage(module, head, "encoder.head")
             module.set_submodule(head, nn.Identity())
-        for layer in module.modules():
-            if type(layer) is nn.BatchNorm2d:
-                layer.__class__ = BatchNorm2d
-            elif type(layer) is nn.BatchNorm1d:
-                layer.__class__ = BatchNorm1d
+        accept_single_values(module)
         self.module = module
         widths = [m.out_channels for m in module.modules() if isinstance(m, nn.Conv2d)]
         self._narrow = min(widths, default=CHANNELS_LAST_FROM) < CHANNELS_LAST_FROM

@@ -52,6 +52,48 @@ class BatchNorm2d(_SingleValue, nn.BatchNorm2d):
     """torch's BatchNorm2d, but it accepts a single value per channel."""
 
 
+def accept_single_values(network: nn.Module) -> None:
+    """Make every BatchNorm of a network accept one value per channel, as the classes above do.
+
+    Layers with a forward pass of their own keep it. timm's layers apply an activation there.
+    """
+    for layer in network.modules():
+        if type(layer) is nn.BatchNorm2d:
+            layer.__class__ = BatchNorm2d
+        elif type(layer) is nn.BatchNorm1d:
+            layer.__class__ = BatchNorm1d
+        elif isinstance(layer, _BatchNorm) and type(layer) not in (BatchNorm1d, BatchNorm2d):
+            layer.register_forward_pre_hook(_use_averages)
+            layer.register_forward_hook(_use_own_mode, always_call=True)
+
+
+_MODE = ("training", "running_mean", "running_var")
+"""The attributes of a BatchNorm that decide how it normalises."""
+
+
+def _use_averages(layer: _BatchNorm, given: tuple[Tensor, ...]) -> None:
+    """Let a layer normalise a single value by its averages, or by the value itself if it has none.
+
+    Under `synchronised` the layer normalises by the values of all ranks.
+    """
+    value = given[0]
+    if value.numel() != value.shape[1] or "forward" in vars(layer):
+        return
+    if not (layer.training or layer.running_mean is None):
+        return
+    vars(layer)["_mode"] = [getattr(layer, name) for name in _MODE]
+    if not layer.track_running_stats or layer.running_mean is None:
+        layer.running_mean = value.detach().flatten()
+        layer.running_var = torch.ones_like(layer.running_mean)
+    layer.training = False
+
+
+def _use_own_mode(layer: _BatchNorm, *_: Any) -> None:
+    if (mode := vars(layer).pop("_mode", None)) is not None:
+        for name, value in zip(_MODE, mode, strict=True):
+            setattr(layer, name, value)
+
+
 def forget_statistics(module: nn.Module) -> None:
     """Make every BatchNorm use the statistics of its batch, also in evaluation mode."""
     for layer in batchnorms(module):

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from typing import Any
+
 import pytest
 import torch
 from table import table
 from torch import Tensor, nn
 
-from stream_ssl.methods.norm import BatchNorm1d, BatchNorm2d, forget_statistics, normalising_by
+from stream_ssl.methods.norm import (
+    BatchNorm1d,
+    BatchNorm2d,
+    accept_single_values,
+    forget_statistics,
+    normalising_by,
+)
 
 SHAPES = {
     "1d": (5, 3),
@@ -66,6 +75,36 @@ def test_without_averages_a_single_value_gives_the_bias(shape: tuple[int, ...]) 
         assert torch.equal(out.flatten(), ours.bias)
         out.sum().backward()
         assert not value.grad.any()
+
+
+class Rectified(nn.BatchNorm2d):
+    """A BatchNorm that applies an activation, too, as timm's layers do."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        return super().forward(value).relu()
+
+
+@table("forgets", [True, False])
+@table("how", ["batch", "average", None])
+def test_layers_with_an_activation_accept_a_single_value(how: Any, forgets: bool) -> None:
+    ours, theirs = nn.Sequential(BatchNorm2d(3), nn.ReLU()), nn.Sequential(Rectified(3))
+    for network in (ours, theirs):
+        accept_single_values(network)
+        network(values((8, 3, 2, 2)))
+        nn.init.uniform_(network[0].weight, generator=torch.Generator().manual_seed(0))
+        nn.init.normal_(network[0].bias, generator=torch.Generator().manual_seed(1))
+        if forgets:
+            forget_statistics(network)
+    for mode in (True, False):
+        for shape in ((1, 3, 1, 1), (4, 3, 1, 1), (1, 3, 2, 2)):
+            found = []
+            for network in (ours.train(mode), theirs.train(mode)):
+                with nullcontext() if how is None else normalising_by(how, network):
+                    found.append(network(values(shape)))
+                assert network[0].training == mode
+            torch.testing.assert_close(*found)
+    for one, other in zip(ours.state_dict().values(), theirs.state_dict().values(), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_statistics_can_be_chosen_for_a_while() -> None:
