@@ -257,6 +257,10 @@ def check_payload(
 def check_examples(payload: Mapping[str, Tensor] | None) -> None:
     """Check the examples of further columns."""
     for name, example in _by_name(payload).items():
+        if not isinstance(name, str):
+            raise ValueError(
+                f"payload has a column {name!r}: a name must be text, such as '{name}'"
+            )
         if not isinstance(example, Tensor):
             raise ValueError(
                 f"payload {name!r} is {reprlib.repr(example)}: must be a tensor with the shape and "

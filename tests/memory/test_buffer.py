@@ -209,6 +209,12 @@ def test_an_example_that_is_no_tensor_is_refused():
         WorkingMemory(16, 4, payload={"action": 0.5})
 
 
+def test_a_column_without_a_text_as_name_is_refused():
+    """A file would return it under another name."""
+    with pytest.raises(ValueError, match=r"column 1: a name must be text, such as '1'"):
+        WorkingMemory(16, 4, payload={1: torch.zeros(2)})
+
+
 def test_payload_may_be_a_view_of_an_array_that_cannot_be_written():
     memory = WorkingMemory(16, 4, payload={"action": torch.zeros((), dtype=torch.int64)})
     actions = np.arange(3)[::-1]
