@@ -29,6 +29,22 @@ SUMMED_TOGETHER = 256
 """The numbers that are summed in their own dtype, before these sums are added in float64."""
 
 
+class Generator(torch.Generator):
+    """A generator on the CPU that can be sent to a process that is spawned.
+
+    torch pickles a generator with a tensor that no longer exists when the process starts.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _generator, (self.get_state().numpy().tobytes(),)
+
+
+def _generator(state: bytes) -> Generator:
+    generator = Generator()
+    generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+    return generator
+
+
 def sum_in_float64(value: Tensor, dim: int) -> Tensor:
     """Return the sum over a dimension of a matrix, float64.
 

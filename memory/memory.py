@@ -31,7 +31,7 @@ from stream_ssl.memory.checks import (
     check_slots,
 )
 from stream_ssl.memory.columns import Columns, Image, Rows, image_column
-from stream_ssl.memory.compute import changes_memory, on_host
+from stream_ssl.memory.compute import Generator, changes_memory, on_host
 from stream_ssl.memory.descriptors import Descriptor, Embedding, check_descriptor, descriptors_of
 from stream_ssl.memory.draws import RandomDraws, Strata
 from stream_ssl.memory.duplicates import Duplicates, Found
@@ -163,7 +163,7 @@ class WorkingMemory(Measurements, RandomDraws, Reencoding, Stateful):
             self.capacity, dim, apart, where, dtype or torch.float32, images, group, payload
         )
         self._columns.moving = self.descriptor.moving
-        self._generator = torch.Generator().manual_seed(self._seed + RANK_SEEDS * group.rank)
+        self._generator = Generator().manual_seed(self._seed + RANK_SEEDS * group.rank)
         self._totals, self._strata = Totals(), Strata(self._seed + 2)
         self._drift = torch.ones(2, dtype=torch.float64)  # mean and minimum of the last refresh
         self.eviction.bind(self._columns, self._seed + 1)

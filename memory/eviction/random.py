@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stream_ssl.memory.columns import Columns, Rows
-from stream_ssl.memory.compute import to_host
+from stream_ssl.memory.compute import Generator, to_host
 from stream_ssl.memory.eviction.base import Policy
 from stream_ssl.memory.shares import SlotWalk, Turns
 
@@ -33,7 +33,7 @@ class Random(Policy):
 
     def bind(self, columns: Columns, seed: int) -> None:
         super().bind(columns, seed)
-        self._generator = torch.Generator().manual_seed(seed)
+        self._generator = Generator().manual_seed(seed)
 
     def choose(self, rows: Rows) -> Tensor:
         return self.uniform(torch.full((len(rows),), self.columns.capacity))

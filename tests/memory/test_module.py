@@ -53,6 +53,20 @@ def test_a_model_is_saved_and_loaded_with_its_memory(name: str, tmp_path: Path) 
     assert equal(again.state_dict(), model.state_dict())
 
 
+def draw(memory: WorkingMemory, file: Path) -> None:
+    file.write_text(str(memory.sample(5).ids.tolist()))
+
+
+def test_a_spawned_process_draws_as_its_parent_does(tmp_path: Path) -> None:
+    """Workers of torch's DataLoader are such processes on some systems."""
+    memory, file = fed(eviction=POLICIES["reservoir"]()).memory, tmp_path / "drawn"
+    process = torch.multiprocessing.get_context("spawn").Process(target=draw, args=(memory, file))
+    process.start()
+    process.join(100)
+    assert process.exitcode == 0
+    assert file.read_text() == str(memory.sample(5).ids.tolist())
+
+
 def test_loading_tells_of_keys_as_modules_do() -> None:
     missing, unexpected = fed().memory.load_state_dict(fed().memory.state_dict())
     assert (missing, unexpected) == ([], [])
