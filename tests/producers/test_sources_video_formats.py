@@ -407,7 +407,8 @@ def test_a_call_that_a_library_does_not_know_is_no_damage(tmp_path, monkeypatch)
     lenient = "stream_ssl.producers.sources.video.lenient"
     monkeypatch.setattr(lenient, lambda: {"metadata_error": "x"})
     monkeypatch.setattr(np.lib.format, "open_memmap", lambda file: None)
-    monkeypatch.setattr(dataset, "dataset", lambda file: SimpleNamespace(scanner=lambda: None))
+    table = SimpleNamespace(schema=SimpleNamespace(names=["frame_index"]), scanner=lambda: None)
+    monkeypatch.setattr(dataset, "dataset", lambda file: table)
     for read in (
         lambda: list(VideoFiles(str(tmp_path / "a.mp4")).samples()),
         lambda: list(LeRobot(root).samples()),
