@@ -159,7 +159,7 @@ def test_phones_and_thousands(chromium: Any, scheme: str) -> None:
             page.wait_for_selector(".tile >> nth=127")
             visit.picture(f"phone-{scheme}")
             page.locator("#producers").scroll_into_view_if_needed()
-            page.wait_for_selector("#producers-note >> text=1,001 known")
+            page.wait_for_selector("#producers-note >> text=1,001 since the receiver started")
             page.click("#producers-more")
             page.wait_for_selector("#producers-table bdi >> nth=299")
             wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
