@@ -101,14 +101,15 @@ class Http:
 
 @dataclass
 class RanksSettings:
-    """Settings of the ranks that torchrun started. A run in one process ignores them.
+    """Settings of the ranks that torchrun started, and of receivers in other folders.
 
     Args:
         timeout: seconds that a rank waits for another one before it gives up, so that torchrun
             starts all ranks again. Choose more than a checkpoint takes.
         receivers: the run folders of this host's receivers, if hosts or ranks have journals of
             their own. If there are n, the host's rank l reads folder l modulo n. Other hosts may
-            name other folders. Empty: all ranks read the journal of the run.
+            name other folders. A folder of another run is refused. Empty: all ranks read the
+            journal of the run.
         lost: ids of parked journals whose disks are lost. `parked_journals` does not count them.
     """
 

@@ -27,7 +27,7 @@ from stream_ssl.config.options import flat
 from stream_ssl.daemon import torchrun
 from stream_ssl.durable import make_folder
 from stream_ssl.journal.segment import journal_id
-from stream_ssl.learning.checkpoint_layout import FOLDER
+from stream_ssl.learning.checkpoint_layout import FOLDER, steps_in
 from stream_ssl.learning.ranks import Ranks
 from stream_ssl.learning.saved import Saved
 from stream_ssl.memory.process_group import SINGLE_PROCESS, ProcessGroup
@@ -128,7 +128,7 @@ def part_of(settings: Namespace, ranks: Ranks, saved: Saved | None) -> Part:
             have journals of their own, even if the settings name no folders.
 
     Raises:
-        Misconfigured: a host has fewer ranks than receivers.
+        Misconfigured: a host has fewer ranks than receivers, or a folder is of another run.
         Failure: a receiver has not created its journal yet.
     """
     rank, size = ranks.group.rank, ranks.group.size
@@ -146,6 +146,7 @@ def part_of(settings: Namespace, ranks: Ranks, saved: Saved | None) -> Part:
             "a receiver (its producers first)"
         )
     folder = folders[local % len(folders)] if folders else settings.run
+    _check_no_other_run(folder, settings.run)
     journals = _journals(ranks, folder, WAITS)
     journal = journals[rank]
     if None in journals:
@@ -157,6 +158,19 @@ def part_of(settings: Namespace, ranks: Ranks, saved: Saved | None) -> Part:
         )
     readers = [other for other, read in enumerate(journals) if read == journal]
     return Part(folder, rank, readers, journal, apart=True)
+
+
+def _check_no_other_run(folder: Path, run: Path) -> None:
+    """Reject a receiver's folder in which another learner writes checkpoints.
+
+    This learner would tell the receiver to trim samples that the other learner still needs.
+    """
+    if steps_in(folder / FOLDER) and not folder.samefile(run):
+        raise Misconfigured(
+            f"ranks.receivers names {folder}, which holds the checkpoints of another run, and one "
+            "journal serves one run: name the folder of a receiver without a learner. If that run "
+            f"has ended for good, move {folder / FOLDER} elsewhere"
+        )
 
 
 def _journals(ranks: Ranks, folder: Path, waits: int) -> list[str | None]:

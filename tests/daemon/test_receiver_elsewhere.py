@@ -5,11 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import httpx
+import pytest
+import torch
 from harness import TINY, processes, stop, until
+from jsonargparse import Namespace
 
+from stream_ssl.config.options import RanksSettings
 from stream_ssl.daemon.endpoints import load
 from stream_ssl.daemon.page import ending_of
+from stream_ssl.daemon.ranks import Part, part_of
 from stream_ssl.daemon.run_states import RunFolder, receivers_of
+from stream_ssl.journal.segment import ID_FILE
+from stream_ssl.learning.ranks import Ranks
+from stream_ssl.memory.process_group import SINGLE_PROCESS
+from stream_ssl.process.failures import Misconfigured
 
 
 def test_status_and_pages_find_the_whole_run(tmp_path: Path) -> None:
@@ -48,3 +57,22 @@ def test_receivers_elsewhere_have_names_that_are_free(tmp_path: Path) -> None:
         "receiver-1": tmp_path / "receiver-1",
         "receiver-2": Path("/b"),
     }
+
+
+def test_the_folder_of_another_run_is_refused(tmp_path: Path) -> None:
+    """Else the receiver trims samples that the other run still needs."""
+    run, other = tmp_path / "run", tmp_path / "other"
+    for folder in (run, other):
+        (folder / "checkpoints" / "step-000000001").mkdir(parents=True)
+        (folder / "journal").mkdir()
+        (folder / "journal" / ID_FILE).write_text(f"{folder.name}\n{folder.name}\n")
+    group = Ranks(SINGLE_PROCESS, torch.device("cpu"))
+
+    def part(receiver: Path) -> Part:
+        return part_of(Namespace(run=run, ranks=RanksSettings(receivers=[receiver])), group, None)
+
+    with pytest.raises(Misconfigured, match="other, which holds the checkpoints of another run"):
+        part(other)
+    assert part(run / ".." / "run").readers == [0], "the run's own folder"
+    (other / "checkpoints").rename(tmp_path / "elsewhere")
+    assert part(other).folder == other
