@@ -131,7 +131,11 @@ class Parser(ArgumentParser):
             if not word.isascii() and word != word.encode(errors="ignore").decode():
                 self.error(f"{word!r}: is not UTF-8; rename the file or folder, or link to it")
         given = None if args is None else self._with_values(args)
+        given, carried = (None, {}) if given is None else self._without_carried(given)
         found: Namespace = super().parse_args(given, *arguments, **options)
+        for section, values in carried.items():  # jsonargparse would replace the file's section
+            of_file = found[section] if isinstance(found[section], Mapping) else {}
+            found[section] = {**of_file, **values}
         for name, value in found.items():
             for option, number in _not_finite(name, value):
                 self.error(self._place(option) + finite(option, number))
@@ -160,6 +164,20 @@ class Parser(ArgumentParser):
             carried = word.startswith(self.carried) and "=" not in word and ends
             found.append(f"{word}=true" if is_bare or carried else word)
         return found
+
+    def _without_carried(self, given: Sequence[str]) -> tuple[list[str], dict[str, dict[str, str]]]:
+        """Return a command line without the carried options, and their values by section."""
+        left: list[str] = []
+        found: dict[str, dict[str, str]] = {}
+        words = iter(given)
+        for word in words:
+            if word.startswith(self.carried):
+                name, is_joined, value = word.partition("=")
+                section, _, option = name.removeprefix("--").partition(".")
+                found.setdefault(section, {})[option] = value if is_joined else next(words)
+            else:
+                left.append(word)
+        return left, found
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         written = {one.dest: (*one.option_strings, one.dest.upper())[0] for one in self._actions}

@@ -112,6 +112,20 @@ def test_a_learner_compares_options_of_the_receiver_as_values(stored: Any, asked
     ]
 
 
+@pytest.mark.parametrize("given", [["--journal.budget", "8388608"], ["--journal.budget=8388608"]])
+def test_a_learner_knows_options_of_the_receiver_by_their_names(
+    tmp_path: Path, given: list[str]
+) -> None:
+    """Else its log says that an option of the command line got its default."""
+    file = config_file(tmp_path)
+    run, now = plain(file), plain(file, *given, "--receiver.max_packet", "4096")
+    assert sorted(restart.merge(now, run).changed) == [
+        f"journal.budget: {run['journal']['budget']} -> 8388608",
+        f"receiver.max_packet: {run['receiver'].get('max_packet', 'default')} -> 4096",
+    ]
+    assert now["receiver"] == run["receiver"] | {"max_packet": "4096"}
+
+
 def test_an_option_that_the_run_is_older_than_comes_from_the_file(tmp_path: Path) -> None:
     asked = plain(config_file(tmp_path))
     run = copy.deepcopy(asked)
