@@ -26,6 +26,7 @@ from stream_ssl.durable import damage
 from stream_ssl.encoder.network import Projector
 from stream_ssl.feed.decode import BadSample, Decoder, VectorDecoder
 from stream_ssl.feed.large_pictures import for_own_files
+from stream_ssl.journal.consumer_offsets import ConsumerOffsets
 from stream_ssl.learning.checkpoint_layout import (
     FOLDER,
     LATEST,
@@ -484,6 +485,8 @@ def find(path: Path) -> Path:
         )
         if (path / "journal").is_dir():
             missing = "is a run that has written none yet, which its first update brings"
+            if step := ConsumerOffsets(path).load().step:
+                missing = f"is a run that had one at step {step}: mount the disk of {path / FOLDER}"
         raise FileNotFoundError(
             f"no checkpoint at {path}: it {missing}. Give the folder of a run that has "
             "written its first checkpoint (the folder that contains checkpoints/), or the "

@@ -22,6 +22,7 @@ import stream_ssl
 from stream_ssl.app import cli
 from stream_ssl.app.commands import search
 from stream_ssl.durable import seal
+from stream_ssl.journal.consumer_offsets import ConsumerOffsets
 from stream_ssl.process.failures import FAILED, unreadable_folder
 from stream_ssl.trained import encoder
 from stream_ssl.trained.encoder import Encoder
@@ -233,6 +234,12 @@ def young_run(run: Path, image: Path) -> list[str]:
     return [str(run.parent / "young"), str(image)]
 
 
+def checkpoints_away(run: Path, image: Path) -> list[str]:
+    (run.parent / "away/journal").mkdir(parents=True)
+    ConsumerOffsets(run.parent / "away").publish(2, 2, step=7)
+    return [str(run.parent / "away"), str(image)]
+
+
 def no_bytes(run: Path, image: Path) -> list[str]:
     image.write_bytes(b"")
     return [str(run), str(image)]
@@ -270,6 +277,11 @@ REFUSED: dict[str, tuple[Callable[[Path, Path], list[str]], int, str]] = {
         young_run,
         1,
         "a run that has written none yet, which its first",
+    ),
+    "checkpoints on a disk that is away": (
+        checkpoints_away,
+        1,
+        "a run that had one at step 7: mount the disk of .*away/checkpoints",
     ),
     "an empty memory": (
         empty_memory,
