@@ -41,6 +41,24 @@ WRITTEN_AS = {
 """The types of the same size as which entries are written that torch cannot write by index."""
 
 
+def put(column: Tensor, slots: Tensor, value: Tensor) -> None:
+    """Write entries of the same dtype to these slots of a column."""
+    same = WRITTEN_AS.get(column.dtype, column.dtype)
+    column.view(same)[slots] = value.view(same)
+
+
+def check_dtype(name: str, dtype: torch.dtype) -> None:
+    """Check that this version of torch can write and read single entries of a payload's dtype."""
+    try:
+        column, slot = torch.zeros(1, dtype=dtype), torch.zeros(1, dtype=torch.int64)
+        put(column, slot, column[slot])
+    except RuntimeError as error:
+        raise ValueError(
+            f"payload {name!r} is {dtype}, and torch {torch.__version__} cannot write or read "
+            "single entries of it: convert it, such as to float32 or int32"
+        ) from error
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Newcomers, checked and on the memory's device.
@@ -103,6 +121,9 @@ class Columns:
         images: the images kept beside the embeddings, or None.
         group: the ranks that hold the shards, with equally many slots each.
         payload: an example of one slot's entry in each further column, by name.
+
+    Raises:
+        ValueError: torch cannot write or read single entries of a further column's dtype.
     """
 
     ids: Tensor
@@ -139,6 +160,8 @@ class Columns:
             self._apart = torch.zeros(capacity, descriptor_dim, dtype=dtype, device=device)
         for name in INTEGER_COLUMNS:
             setattr(self, name, torch.zeros(capacity, dtype=torch.int64, device=device))
+        for name, example in (payload or {}).items():
+            check_dtype(name, example.dtype)
         self.payload = {
             name: torch.zeros(capacity, *example.shape, dtype=example.dtype, device=device)
             for name, example in (payload or {}).items()
@@ -226,9 +249,7 @@ class Columns:
         else:
             self.producers[slots] = to_device(rows.producers, self.device)
         for name, value in rows.payload.items():
-            column = self.payload[name]
-            same = WRITTEN_AS.get(column.dtype, column.dtype)
-            column.view(same)[slots] = value.view(same)
+            put(self.payload[name], slots, value)
         if self.images is not None and rows.images is not None:
             self.images.write(slots, rows.images)
 

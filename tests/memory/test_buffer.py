@@ -241,6 +241,13 @@ def test_payload_has_any_dtype(dtype, tmp_path):
         assert torch.equal(draw.payload["depth"], depth_NP[draw.ids])
 
 
+def test_a_dtype_without_single_entries_is_refused_at_once():
+    """An older torch has none of uint16 either, and `add` would fail midway."""
+    example = torch.zeros(2, dtype=torch.uint8).view(torch.bits8)
+    with pytest.raises(ValueError, match=r"'x' is torch\.bits8, and torch [\w.+]+ cannot write or"):
+        WorkingMemory(16, 4, payload={"x": example})
+
+
 def test_a_file_that_lacks_the_dtype_is_refused(tmp_path):
     memory = WorkingMemory(2, 4, payload={"wave": torch.zeros((), dtype=torch.complex128)})
     with pytest.raises(ValueError, match=r"torch\.complex128: give the payload another dtype"):
