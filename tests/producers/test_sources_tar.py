@@ -98,6 +98,11 @@ BOMBS = {
     ),
     "hard link": (header("b.png", 0, b"1", "a.png"), ["a", "z"], "link"),
     "symbolic link": (header("b.png", 0, b"2", "a.png"), ["a", "z"], "link"),
+    "label behind a linked image": (
+        header("b.png", 0, b"2", "a.png") + member("b.cls", b"1"),
+        ["a", "z"],
+        "link",
+    ),
     "linked label": (
         member("b.png", PNG) + header("b.cls", 0, b"2", "x"),
         ["a", "b", "z"],
