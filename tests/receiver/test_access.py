@@ -161,6 +161,7 @@ def test_a_key_that_is_listed_under_another_name_speaks_for_that_alone(running, 
 def test_a_list_that_could_not_be_opened_is_read_at_the_next_look(listed, monkeypatch):
     """Else a key that was revoked in that moment would stay in force for good."""
     monkeypatch.setattr(access, "_RELOAD_SECONDS", 0.0)
+    monkeypatch.setattr(access, "_SETTLED_SECONDS", 0.0)
     names = AllowList(listed)
     allow(listed, mallory=MALLORY)
 
