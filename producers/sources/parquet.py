@@ -254,7 +254,7 @@ def is_arrow(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             return file.read(8).startswith(ARROW)
-    except OSError:  # reading it tells the error
+    except OSError:  # reading it raises the error
         return False
 
 

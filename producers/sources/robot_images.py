@@ -55,7 +55,7 @@ YUV = {
 }
 """By encoding: the indices of the first level, U and V in the four bytes of two pixels."""
 PLANES = {"nv12": (2, 0), "nv21": (2, 1), "nv24": (1, 0)}
-"""By encoding: the pixels a side that share a U and a V, and the index of U in each pair."""
+"""By encoding: the side of the squares of pixels with one U and V, and the index of U in a pair."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +222,7 @@ def from_planes(message: Any, side: int, blue: int) -> NDArray[np.uint8]:
 
     Args:
         message: the image. Its `step` is the bytes of a row of levels.
-        side: the pixels a side that share a U and a V.
+        side: the side of the squares of pixels with one U and V, in pixels.
         blue: the index of U in each pair.
 
     Raises:
@@ -251,7 +251,7 @@ def from_planes(message: Any, side: int, blue: int) -> NDArray[np.uint8]:
 def colours(
     level_HW: NDArray[np.uint8], blue_HW: NDArray[np.uint8], red_HW: NDArray[np.uint8]
 ) -> NDArray[np.uint8]:
-    """Return the colours [H, W, 3] of the levels, U and V of each pixel, by BT.601."""
+    """Convert the level, U and V of each pixel, [H, W] each, to colours [H, W, 3] by BT.601."""
     y_HW = 1.164 * (level_HW.astype(np.float32) - 16)
     u_HW, v_HW = (one_HW.astype(np.float32) - 128 for one_HW in (blue_HW, red_HW))
     image_HWC = np.stack(

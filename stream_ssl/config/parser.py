@@ -450,8 +450,8 @@ def _with_plain_defaults(*arguments: Any, **options: Any) -> list[Any]:
     """Return the parameters of a class or function, without defaults that are code.
 
     Such a default is a class, a function or a partial function. jsonargparse would write it as a
-    class path with all options of the class, or as text that nobody can read back. The result often
-    fits neither the class nor a checkpoint. An option without a default is left out of the call.
+    class path with all options of the class, or as text that cannot be parsed again. The class may
+    reject such a value, and a checkpoint cannot store it. The call omits an option without default.
     """
     assert _parameters is not None, "only then is this function called"
     return [

@@ -168,7 +168,7 @@ class RunPage:
 
 
 def _reading(run: Mapping[str, Any]) -> Reading:
-    """Return the states and the answers of a page.
+    """Check the map that a page gave, and return its states and its answers.
 
     Raises:
         LookupError, TypeError, AttributeError, ValueError: the map is from another program.

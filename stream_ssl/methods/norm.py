@@ -68,7 +68,7 @@ def accept_single_values(network: nn.Module) -> None:
 
 
 _MODE = ("training", "running_mean", "running_var")
-"""The attributes of a BatchNorm that decide how it normalises."""
+"""The attributes that decide whether a BatchNorm uses its averages or the batch's statistics."""
 
 
 def _use_averages(layer: _BatchNorm, given: tuple[Tensor, ...]) -> None:

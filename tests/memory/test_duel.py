@@ -85,6 +85,11 @@ LARGE = {
         "stream_ssl.memory.duel.linear.STEPS": 20,
     },
 }
+POOLS = [
+    (LARGE["pools"], {"another pool", "no more pools", "scan"}),
+    (LARGE["pools alone"], {"another pool"}),
+]
+"""The constants, and the branches that they lead to."""
 EXACT = {
     "as it is": {},
     "candidates": {"stream_ssl.memory.duel.exact.ON_CPU": replace(ON_CPU, candidates=3)},
@@ -215,11 +220,8 @@ def test_every_step_of_single_newcomers(stream: str) -> None:
 @FORMS
 @pytest.mark.parametrize(
     ("narrow", "expected"),
-    [
-        (LARGE["pools"], {"another pool", "no more pools", "scan"}),
-        (LARGE["pools alone"], {"another pool"}),
-    ],
-    ids=["pools", "pools alone"],
+    POOLS,
+    ids=list(LARGE)[:2],
     indirect=["narrow"],
 )
 def test_single_newcomers_of_a_memory_larger_than_a_pool(
@@ -296,11 +298,7 @@ def test_proposals_of_few_candidates_are_overruled(narrow: None, ways: Counter[s
 @FORMS
 @pytest.mark.parametrize(
     ("narrow", "expected"),
-    [
-        (LARGE["pools"], {"another pool", "no more pools", "scan"}),
-        (LARGE["pools alone"], {"another pool"}),
-        (LARGE["close rows"], {"compare more"}),
-    ],
+    [*POOLS, (LARGE["close rows"], {"compare more"})],
     ids=LARGE,
     indirect=["narrow"],
 )
