@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from stream_ssl.bit_depth import eight_bits
+
 _ORIENTATION = 0x0112  # EXIF tag
 _TURN = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -32,7 +34,8 @@ _LEVELS = {"L;2": 85, "L;4": 17}  # Pillow scales these pixels to 8 bits, but no
 def plain(image: Image.Image) -> Image.Image:
     """Return the image as L, RGB or RGBA, in its stored orientation.
 
-    16-bit grey keeps its high byte. This function may change `image.info` and load the pixels.
+    16-bit grey becomes 8 bits, see `eight_bits`. This function may change `image.info` and load the
+    pixels.
 
     Raises:
         ValueError: the image lacks the palette that its pixels need.
@@ -42,7 +45,7 @@ def plain(image: Image.Image) -> Image.Image:
         raise ValueError("its pixels are numbers of colours, and it has no palette")
     if image.mode.startswith("I"):  # 16-bit grey
         level_HW = np.asarray(image).clip(0, 65_535)
-        grey = Image.fromarray((level_HW >> 8).astype(np.uint8))
+        grey = Image.fromarray(eight_bits(level_HW))
         if "transparency" not in image.info:
             return grey
         opaque_HW = level_HW != image.info["transparency"]

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 LINKED = ("memory", "producers")
 """Folders at the top of the repository that `stream_ssl/` links to."""
 SHARED = {
-    *("background", "batch", "decode_cost", "durable", "originals", "pictures"),
+    *("background", "batch", "bit_depth", "decode_cost", "durable", "originals", "pictures"),
     *("rate_limited_logger", "tensor_file"),
 }
 """Small modules that every part except memory may import."""

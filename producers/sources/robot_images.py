@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stream_ssl.bit_depth import eight_bits
 from stream_ssl.producers.sources.base import Facts, Skipped, own_fault
 from stream_ssl.producers.sources.fields import (
     OLDEST,
@@ -166,7 +167,7 @@ def stamp(header: Any) -> float:
 def pixels(message: Any) -> NDArray[np.uint8]:
     """Return the uint8 pixels [H, W, C] of sensor_msgs/Image or foxglove.RawImage, C in {1, 3, 4}.
 
-    Only the upper 8 bits of 16-bit values are kept.
+    16-bit levels become 8 bits, see `eight_bits`.
 
     Raises:
         ValueError: the encoding is unknown, there are too few bytes, or too many pixels.
@@ -194,7 +195,7 @@ def pixels(message: Any) -> NDArray[np.uint8]:
         return from_yuv(image_HWC, YUV[encoding])
     if wide:
         order = ">u2" if getattr(message, "is_bigendian", 0) else "<u2"
-        image_HWC = (image_HWC.view(order) >> 8).astype(np.uint8)
+        image_HWC = eight_bits(image_HWC.view(order))
     image_HWC = image_HWC.reshape(height, width, len(channels))
     if encoding in BAYER:
         return demosaic(image_HWC[..., 0], BAYER[encoding])

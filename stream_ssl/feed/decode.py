@@ -300,10 +300,10 @@ class Decoder:
     """A decoder of images to uint8 [size, size, channels].
 
     Conversion of colours: grey is repeated over 3 channels, and 3 channels become grey by Rec. 601
-    luma. Transparent pixels are drawn over white. 16-bit grey keeps its high byte. CMYK and
-    palettes become RGB. Only the first frame of an animation is used. EXIF orientation is applied.
-    A JPEG is decoded at the smallest n/8 of its size that is no smaller than the result, and is
-    then scaled down. Safe to call from several threads.
+    luma. Transparent pixels are drawn over white. 16-bit grey keeps the upper 8 of its used bits
+    (bit_depth.py). CMYK and palettes become RGB. Only the first frame of an animation is used. EXIF
+    orientation is applied. A JPEG is decoded at the smallest n/8 of its size that is no smaller
+    than the result, and is then scaled down. Safe to call from several threads.
 
     Args:
         size: side of the result, in pixels; at most 8,192.

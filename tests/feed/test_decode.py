@@ -141,11 +141,14 @@ def test_cmyk_jpeg() -> None:
     assert np.abs(grey.astype(int) - 76).max() <= 4
 
 
-def test_sixteen_bit_grey_keeps_its_high_byte() -> None:
-    values_HW = RNG.integers(0, 65_536, (8, 8)).astype(np.uint16)
+@pytest.mark.parametrize("bits", [8, 10, 12, 14, 16])
+def test_grey_of_a_camera_with_more_bits_keeps_its_brightness(bits: int) -> None:
+    values_HW = RNG.integers(0, 2**bits, (8, 8)).astype(np.uint16)
+    values_HW[0, 0] = 2**bits - 1
     png = encoded(Image.fromarray(values_HW), "PNG")
-    np.testing.assert_array_equal(decode(png, channels=1)[:, :, 0], values_HW >> 8)
-    np.testing.assert_array_equal(decode(png)[:, :, 2], values_HW >> 8)
+    bright_HW = values_HW // 2 ** (bits - 8)
+    np.testing.assert_array_equal(decode(png, channels=1)[:, :, 0], bright_HW)
+    np.testing.assert_array_equal(decode(png)[:, :, 2], bright_HW)
     assert decode(encoded(Image.fromarray(np.repeat(values_HW, 3, 1)), "PNG")).shape == (8, 8, 3)
 
 

@@ -435,11 +435,19 @@ def test_channels_lie_where_the_encoding_says(encoding, order):
 
 
 @pytest.mark.parametrize("big", [0, 1])
-def test_of_16_bits_the_upper_8_are_sent(big):
-    array = np.array([[0, 255, 256, 65535, 4660]], ">u2" if big else "<u2")
-    assert pixels(message(array, "mono16", is_bigendian=big))[..., 0].tolist() == [
-        [0, 0, 1, 255, 18]
-    ]
+@pytest.mark.parametrize(
+    ("values", "sent"),
+    [
+        ([0, 255, 256, 65535, 4660], [0, 0, 1, 255, 18]),
+        ([0, 1, 16, 4095, 256], [0, 0, 1, 255, 16]),  # a camera of 12 bits
+        ([0, 8191, 8192, 5000, 100], [0, 127, 128, 78, 1]),  # a thermal camera of 14 bits
+        ([0, 1, 128, 255, 254], [0, 1, 128, 255, 254]),
+        ([0, 0, 0, 0, 0], [0, 0, 0, 0, 0]),
+    ],
+)
+def test_of_16_bits_the_upper_8_that_are_used_are_sent(big, values, sent):
+    array = np.array([values], ">u2" if big else "<u2")
+    assert pixels(message(array, "mono16", is_bigendian=big))[..., 0].tolist() == [sent]
 
 
 def naive_demosaic(image_HW, pattern):
