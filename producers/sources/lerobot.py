@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stream_ssl.bounded_files import read_bytes
-from stream_ssl.producers.sources.base import BrokenFileError, Skipped, own_fault
+from stream_ssl.producers.sources.base import BrokenFileError, Facts, Skipped, own_fault
 from stream_ssl.producers.sources.fields import (
     check_pulled,
     codec_of,
@@ -37,7 +37,7 @@ from stream_ssl.producers.sources.robot_images import MAX_PIXELS
 from stream_ssl.producers.sources.tables import table_rows
 from stream_ssl.producers.sources.url_lists import bounded_lines
 from stream_ssl.producers.sources.video import VideoFiles, ahead, opened, time_base, time_of_zero
-from stream_ssl.wire.sample import MAX_META_BYTES, Sample
+from stream_ssl.wire.sample import MAX_META_BYTES, Position, Sample
 
 if TYPE_CHECKING:
     from av import VideoFrame
@@ -125,11 +125,19 @@ class LeRobot(VideoFiles):
             self._episodes = sorted({*self._episodes, *indices(self._root)})
         if not self._episodes:
             raise ValueError(f"{root}: episodes {episodes!r} of {count}: none")
-        chosen = digest([json.dumps([self._episodes, self._cameras]).encode()])
-        facts = {**self._frames.facts, "chosen": chosen}
-        info = str(self._root / "meta" / "info.json")
+        info, facts = str(self._root / "meta" / "info.json"), self._frames.facts
         Recordings.__init__(self, info, epochs, Skipped(name), "LeRobot data set", facts)
         self._tasks = dict(tasks(self._root))
+
+    def _facts(self, number: int, position: Position = None) -> Facts:
+        """Return the facts of the set. Episodes may be added after those of a position."""
+        made = position.get("of") if isinstance(position, Mapping) else None
+        count = made.get("episodes") if isinstance(made, Mapping) else None
+        if type(count) is not int or not 0 < count <= len(self._episodes):
+            count = len(self._episodes)
+        chosen = digest([json.dumps([self._episodes[:count], self._cameras]).encode()])
+        own: Facts = {"bytes": None, "episodes": count, "chosen": chosen}
+        return {**super()._facts(number, position), **own}
 
     def _recorded(self, path: Path, after: Where | None) -> Iterator[tuple[Sample, Where]]:
         """Yield the samples; a place is [index of the clip, frame]."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import lerobot_files
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -101,6 +102,26 @@ def test_a_sample_tells_episode_task_and_time(version: str, tmp_path: Path) -> N
     }
     begins = LENGTHS[0] / RATE if version == "v3.0" else 0
     assert sample.time == pytest.approx(BEGAN + begins + 4 / RATE)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_set_may_gain_episodes_but_not_lose_them(
+    version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(lerobot_files, "LENGTHS", LENGTHS[:2])
+        first = LeRobot(write_lerobot(tmp_path / "early", version))
+        positions = [position for _, position in first.samples()]
+    assert len(positions) == 2 * sum(LENGTHS[:2])
+    grown = LeRobot(write_lerobot(tmp_path / "late", version))
+    for sent in (3, len(positions) - 1, len(positions)):
+        assert told(grown, positions[sent - 1]) == expected(version)[sent:]
+    for wrong in (LeRobot(tmp_path / "early"), LeRobot(tmp_path / "late", "1:")):
+        *_, (_, position) = grown.samples()
+        with pytest.raises(ValueError, match=r"position does not fit: .*episodes was 3 and is 2"):
+            next(wrong.samples(position))
+    with pytest.raises(ValueError, match=r"position does not fit: .*chosen was"):
+        next(LeRobot(tmp_path / "late", [0, 2, 1]).samples(positions[0]))
 
 
 @pytest.mark.parametrize("version", VERSIONS)
