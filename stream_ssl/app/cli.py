@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _open_standard_files()
     if argv is None:
         _use_utf8()
-        _write_any_text()
+        _print_any_character()
         lose_what_cannot_be_written()
     _clean_environment()
     _restore_signals()
@@ -103,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if chosen.command in DAEMONS:
             logging.getLogger("stream_ssl").error("%s", error)
             return 1
-        _drop_output()  # its reader has ended, such as `head`
+        _drop_output()  # the program that reads it, such as `head`, has ended
         return 128 + signal.SIGPIPE
     except OSError as error:
         if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -125,8 +125,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _open_standard_files() -> None:
     """Open /dev/null as each of the files 0 to 2 that the caller has closed, such as by `2>&-`.
 
-    Otherwise the next file gets this number, such as the lock of a run, and the stacks of a crash
-    are written into it. Python has None as such a file, for which code would fail.
+    Otherwise the next file that is opened, such as the lock of a run, gets the free number, and
+    the stacks of a crash are written into this file. Python sets `sys.stdout` or `sys.stderr` to
+    None if its file is closed, and code that prints would fail.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= STDERR:
         os.set_inheritable(number, True)
@@ -146,26 +147,26 @@ def _use_utf8() -> None:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606
 
 
-def _write_any_text() -> None:
-    """Let no text fail that the encoding of standard output lacks, as with PYTHONIOENCODING=ascii.
+def _print_any_character() -> None:
+    """Make standard output accept characters that its encoding lacks (PYTHONIOENCODING=ascii).
 
-    A "?" replaces each such sign. A name of a file that is not UTF-8 keeps its bytes.
+    A "?" replaces each such character. The name of a file that is not UTF-8 keeps its bytes.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         errors = "surrogateescape" if sys.stdout.encoding.lower() == "utf-8" else "replace"
-        with suppress(OSError):  # such as for a file whose position cannot be read
+        with suppress(OSError):  # the position of some files cannot be read
             sys.stdout.reconfigure(errors=errors)
 
 
 def _clean_environment() -> None:
-    """Remove variables of other programs with which a library would do something else."""
+    """Remove variables, set for other programs, that would change how our libraries work."""
     for name in ("COLUMNS", "LINES"):  # 0 if a terminal tells no size: tables would be empty
         if os.environ.get(name) == "0":
             del os.environ[name]
     # Prometheus's client would read and write our metrics in files of this folder.
     for name in ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir"):
         os.environ.pop(name, None)
-    # Notebooks name a module of theirs, and matplotlib cannot be imported without it.
+    # Notebooks name a module of their own, without which matplotlib could not be imported.
     os.environ.pop("MPLBACKEND", None)
 
 
@@ -181,7 +182,7 @@ def _restore_signals() -> None:
 
 
 def _drop_output() -> None:
-    """Send the rest of the output nowhere, because Python flushes once more at its exit."""
+    """Discard the rest of the output, because Python flushes it once more at its exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
