@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -56,7 +55,7 @@ PIXEL_BYTES: Final = 12
 SEEN: Final = 65_536
 """The number of different pictures that are remembered, as grey thumbnails of 1 KB."""
 SAVE_SECONDS: Final = 30.0
-SAVE_SHARE: Final = 0.05  # of the time, at most, goes into saving
+SAVE_SHARE: Final = 0.05  # the largest share of the time that goes into saving
 DROPPED: Final = "dropped.jsonl"
 BAD: Final = "bad.jsonl"
 PAIRS: Final = 24
@@ -148,11 +147,6 @@ class Progress:
 class Curator:
     """A memory of K different pictures, with their original bytes, that survives a stop.
 
-    Attributes:
-        memory: the memory of the kept pictures.
-        originals: their bytes.
-        pair_P2CHW: a sample of dropped pictures, each with the picture that it repeats, uint8.
-
     A picture is dropped if it repeats a kept picture, or one of the last 65,536 different pictures
     (docs/duplicates.md). So a picture that occurs often is not kept more often. When K pictures are
     kept, each new picture evicts the most duplicated one, and otherwise a random one (`Redundant`).
@@ -164,7 +158,13 @@ class Curator:
             "pretrained" features of EfficientNet-lite0 (the extra `pretrained`).
         size: the side to which pictures are decoded for comparison, in pixels, at least 32.
         seed: the seed of the random evictions.
+        threads: the number of threads that decode.
         fit: compare the middle of a picture ("crop"), or the whole ("letterbox"); see `Decoder`.
+
+    Attributes:
+        memory: the memory of the kept pictures.
+        originals: the bytes of the kept pictures, as the source sent them.
+        pair_P2CHW: a sample of dropped pictures, each with the picture that it repeats, uint8.
 
     Raises:
         ValueError: an argument is outside its range, the folder belongs to other arguments, or the
@@ -180,7 +180,7 @@ class Curator:
         features: Features = "thumbnail",
         size: int = 64,
         seed: int = 0,
-        threads: int | None = None,
+        threads: int = 1,
         fit: Literal["crop", "letterbox"] = "crop",
     ) -> None:
         if keep < 1:
@@ -193,13 +193,13 @@ class Curator:
         self._settings: dict[str, Any] = named
         self._folder = folder
         self._decoder = LargePictures(Decoder(size, fit=fit))
-        self._threads = threads or os.cpu_count() or 1
+        self._threads = threads
         shape = (3, size, size)
         self._describe = _describer(features)
         dim = self._describe(torch.zeros(1, *shape, dtype=torch.uint8)).shape[1]
         self.memory = WorkingMemory(keep, dim, Redundant(), shape, seed=seed)
         self._seen = WorkingMemory(SEEN, 1, Oldest(), (1, SIDE, SIDE))
-        self._doors = NearDuplicates(self.memory), NearDuplicates(self._seen)
+        self._near_kept, self._near_seen = NearDuplicates(self.memory), NearDuplicates(self._seen)
         make_folder(folder)
         self.originals = Originals(folder / "originals")
         self._kept: list[Kept | None] = [None] * keep
@@ -304,8 +304,8 @@ class Curator:
             self._names[slot] = good[b][0].source, good[b][0].id
 
     def _not_kept(self, good: list[Decoded], image_BCHW: Tensor, ids_B: Tensor) -> Tensor:
-        """Drop samples that repeat a kept picture or one of the batch; return the other rows."""
-        found = self._doors[0].find(image_BCHW, image_BCHW[:0], "refuse", ids_B)
+        """Drop samples that repeat a kept picture or another of the batch; return the other rows."""
+        found = self._near_kept.find(image_BCHW, image_BCHW[:0], "refuse", ids_B)
         held, distance_B = len(self.memory), found.distance_B
         assert distance_B is not None  # "refuse" measures it
         for b in np.flatnonzero(~found.admitted_B).tolist():
@@ -325,7 +325,7 @@ class Curator:
     ) -> tuple[Tensor, Tensor]:
         """Drop rows that repeat a picture seen before. Return the others, and grey thumbnails."""
         grey_nCHW = _grey(image_BCHW[row_n])
-        found = self._doors[1].find(grey_nCHW, grey_nCHW[:0], "refuse", ids_B[row_n])
+        found = self._near_seen.find(grey_nCHW, grey_nCHW[:0], "refuse", ids_B[row_n])
         distance_n, held = found.distance_B, len(self._seen)
         assert distance_n is not None  # "refuse" measures it
         new_n = found.admitted_B.copy()
@@ -396,8 +396,8 @@ class Curator:
         return {
             "memory": self.memory.state_dict(),
             "seen": self._seen.state_dict(),
-            "door": self._doors[0].state(),
-            "seen_door": self._doors[1].state(),
+            "door": self._near_kept.state(),
+            "seen_door": self._near_seen.state(),
         }
 
     def _restore(self) -> None:
@@ -417,8 +417,8 @@ class Curator:
                 )
         self.memory.load_state_dict(part(tensors, "memory"))
         self._seen.load_state_dict(part(tensors, "seen"))
-        self._doors[0].load(part(tensors, "door"))
-        self._doors[1].load(part(tensors, "seen_door"))
+        self._near_kept.load(part(tensors, "door"))
+        self._near_seen.load(part(tensors, "seen_door"))
         self.pair_P2CHW = tensors["pairs"]
         self._names = [(source, name) for source, name in facts["names"]]
         for slot, row in enumerate(facts["kept"]):
@@ -433,11 +433,12 @@ class Curator:
 
 
 def _left_out(source: Source, before: Counter[str], again: bool) -> Callable[[], Counter[str]]:
-    """Return a function that returns how much was left out by now, by reason.
+    """Return a function that returns how many samples the source has left out, by reason.
 
     Args:
-        before: how much it had left out when the state was saved.
-        again: whether the pass continues. The list of files was then made and counted again.
+        before: the counts in the saved state.
+        again: whether the pass continues. Then the constructor of the source has listed the files
+            once more, and has counted what it left out a second time.
     """
     found = getattr(source, "skipped", None)
     skipped = found.by_reason if isinstance(found, Skipped) else Counter[str]()
