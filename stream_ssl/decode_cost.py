@@ -7,7 +7,6 @@ that a small file with an expensive decode uses as much credit as a large file.
 from __future__ import annotations
 
 import re
-from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -38,7 +37,6 @@ _SOF = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # markers that give the size o
 _LOSSLESS = {0xC3, 0xC7, 0xCB, 0xCF}  # those of a lossless JPEG
 _MOST_PARTS = 1000  # parts of a header that are read; a colour profile may take 255
 _UNKNOWN = 1 << 62  # pixels assumed for an image whose header has more or shorter parts
-_MARKS = 1000
 
 View = bytes | memoryview
 
@@ -213,34 +211,3 @@ def _accepted(work: int, data: View) -> int:
 
 
 _WORK = {"jpeg": _jpeg_work, "png": _png_work, "webp": _webp_work}
-
-
-class UnreadCost:
-    """The extra decode cost of the journal records that the learner has not read yet.
-
-    Neighbouring records share a mark. Their cost counts until the last of them is read. After the
-    receiver restarts, the records already in the journal have no extra cost.
-
-    Attributes:
-        waiting: the extra cost of all unread records.
-        most: the extra cost above which the receiver accepts no expensive packet. A mark covers at
-            most a thousandth of it, so that there are about a thousand marks.
-    """
-
-    def __init__(self) -> None:
-        self.waiting = self.most = 0
-        self._marks: deque[tuple[int, int]] = deque()  # (last record of the mark, cost)
-
-    def add(self, last: int, cost: int) -> None:
-        """Add the extra cost of new records; `last` is the position of the last of them."""
-        if not cost:
-            return
-        self.waiting += cost
-        if self._marks and self._marks[-1][1] + cost <= self.most // _MARKS:
-            cost += self._marks.pop()[1]
-        self._marks.append((last, cost))
-
-    def read(self, position: int) -> None:
-        """Remove the cost of the records before `position`, which the learner has read."""
-        while self._marks and self._marks[0][0] < position:
-            self.waiting -= self._marks.popleft()[1]

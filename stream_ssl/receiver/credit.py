@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stream_ssl.decode_cost import UnreadCost
 from stream_ssl.receiver.answers import Answers
 from stream_ssl.receiver.group_commit import CommitBatch, GroupCommit
 from stream_ssl.receiver.sessions import TURN_SECONDS, Session, Sessions
+from stream_ssl.receiver.unread_cost import UnreadCost
 
 QUIET_SECONDS = 0.05  # length of a turn of a producer that does not send
 DRAIN_SECONDS = 0.1  # seconds without a message after which a revoked turn has drained

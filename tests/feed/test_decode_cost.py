@@ -15,7 +15,6 @@ from receiver_peer import KIB, MIB, Peer, Running, until
 
 from stream_ssl.decode_cost import (
     WORK_PER_CHARGED_BYTE,
-    UnreadCost,
     decode_cost,
     extra_cost,
     scans_of,
@@ -195,21 +194,6 @@ def test_a_packet_costs_the_sum_of_its_samples() -> None:
     payload = b"".join(payload for _, payload in data)
     extra = sum(decode_cost(*one) - len(one[1]) for one in data)
     assert extra_cost(rows, memoryview(payload)) == extra > 60_000
-
-
-def test_unread_cost_is_that_of_the_records_behind_the_reader() -> None:
-    unread, costs, draw = UnreadCost(), {}, np.random.default_rng(0)
-    unread.most = 10_000
-    for last in range(2, 20_001, 2):
-        costs[last] = int(draw.integers(0, 3))
-        unread.add(last, costs[last])
-    assert unread.waiting == sum(costs.values())
-    assert len(unread._marks) <= 2000
-    for position in range(1, 20_002, 100):
-        unread.read(position)
-        waiting = sum(cost for last, cost in costs.items() if last >= position)
-        assert waiting <= unread.waiting <= waiting + 10  # neighbours count together
-    assert (unread.waiting, len(unread._marks)) == (0, 0)
 
 
 # -- shares

@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ from stream_ssl.journal.errors import JournalError
 from stream_ssl.receiver import journal_room
 from stream_ssl.receiver.credit import DRAIN_SECONDS, QUIET_SECONDS, CreditPolicy
 from stream_ssl.receiver.sessions import TURN_SECONDS
+from stream_ssl.receiver.unread_cost import UnreadCost
 from stream_ssl.wire import Ack
 
 SMALL = {"max_packet": 64 * KIB, "credit": 256 * KIB, "total_credit": 256 * KIB}
@@ -402,3 +404,18 @@ def test_many_greedy_producers_are_served_alike(tmp_path):
         assert min(sent) >= 0.5 * max(sent), sent  # none has had two turns more than another
         for peer in peers:
             peer.close()
+
+
+def test_unread_cost_is_that_of_the_records_behind_the_reader() -> None:
+    unread, costs, draw = UnreadCost(), {}, np.random.default_rng(0)
+    unread.most = 10_000
+    for last in range(2, 20_001, 2):
+        costs[last] = int(draw.integers(0, 3))
+        unread.add(last, costs[last])
+    assert unread.waiting == sum(costs.values())
+    assert len(unread._marks) <= 2000
+    for position in range(1, 20_002, 100):
+        unread.read(position)
+        waiting = sum(cost for last, cost in costs.items() if last >= position)
+        assert waiting <= unread.waiting <= waiting + 10  # neighbours count together
+    assert (unread.waiting, len(unread._marks)) == (0, 0)
