@@ -373,7 +373,7 @@ def held_out(settings: Namespace, learner: Learner) -> HeldOutProbe | None:
 def _labelled(spec: str) -> Labelled:
     """Return the source of NAME:PLACE, with its test images if it separates them."""
     try:
-        source: Labelled = sets.make(*sets.place(spec), seed=None)
+        source: Labelled = sets.make(*sets.source_of(spec), seed=None)
     except (ValueError, FileNotFoundError) as error:
         raise ValueError(f"observe.held_out: {error}") from error
     return source

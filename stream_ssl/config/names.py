@@ -128,7 +128,7 @@ def with_source(arguments: Sequence[str]) -> list[str]:
 
 def _source(value: str) -> str:
     with suppress(ValueError):  # the learner's own error is about the option
-        name, options = sets.place(value)
+        name, options = sets.source_of(value)
         return json.dumps({"source": {"class_path": name, "init_args": options}})
     return value
 

@@ -79,8 +79,8 @@ def add_source(
     return name
 
 
-def place(spec: str) -> tuple[str, dict[str, Any]]:
-    """Return a source's name and options for NAME:PLACE: its test images, in stored order.
+def source_of(spec: str) -> tuple[str, dict[str, Any]]:
+    """Return the name and the options of the source NAME:PLACE: its test images in stored order.
 
     Raises:
         ValueError: the source is unknown, or the place is not given.

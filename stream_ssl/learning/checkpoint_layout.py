@@ -66,11 +66,11 @@ def steps_in(folder: Path) -> list[Path]:
 
 def file_of(name: str, rank: int = 0) -> str:
     """Return the name of a file of tensors. Rank 0 uses the names of a single process."""
-    return f"{name}{suffix_of(rank)}.safetensors"
+    return f"{name}{rank_suffix(rank)}.safetensors"
 
 
-def suffix_of(rank: int) -> str:
-    """Return the suffix that the names of a rank's own files have."""
+def rank_suffix(rank: int) -> str:
+    """Return the end of the names of a rank's own files, before ".safetensors"."""
     return f"-{rank}" if rank else ""
 
 
@@ -112,7 +112,7 @@ def made_by(facts: Mapping[str, Any]) -> int:
     return int(facts.get("updated", facts["step"]))
 
 
-def place(offset: Offset) -> dict[str, int]:
+def offset_as_json(offset: Offset) -> dict[str, int]:
     """Return an offset in the form that JSON stores."""
     return {"record": offset.record, "sample": offset.sample}
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from stream_ssl.batch import START, Batch, Offset, Origin
 from stream_ssl.learning.capture import Capture
-from stream_ssl.learning.checkpoint_layout import made_by, place
+from stream_ssl.learning.checkpoint_layout import made_by, offset_as_json
 from stream_ssl.learning.collisions import true_collisions
 from stream_ssl.learning.compatibility import check_batch, check_labels, check_parts
 from stream_ssl.learning.divergence import Divergence
@@ -46,11 +46,11 @@ from stream_ssl.learning.views import Views
 from stream_ssl.memory import WorkingMemory
 from stream_ssl.memory.compute import all_to_host, to_host
 from stream_ssl.memory.near_duplicates import NearDuplicates
+from stream_ssl.memory.shards import RANK_SEEDS
 from stream_ssl.methods import Method
 from stream_ssl.tensor_file import as_state
 
 POLL = 0.1  # seconds between two checks of `stop` while no batch comes
-RANK_SEEDS = 1000  # difference of the seeds of two ranks
 IDLE = 1.0  # seconds without a record after which an Idle is yielded
 
 log = logging.getLogger("stream_ssl.learner")
@@ -228,7 +228,7 @@ class Learner:
             "step": self.step,
             "samples": self.samples,
             "batch_size": self._batch_size,
-            "offset": place(self.offset),
+            "offset": offset_as_json(self.offset),
             "pace": self.pace.state_dict(),
             "schedule": {"factor": factor_at(self.schedule, self.pace.updates)},
             "updated": self.divergence.updated,

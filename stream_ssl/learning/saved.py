@@ -24,10 +24,10 @@ from stream_ssl.learning.checkpoint_layout import (
     facts_in,
     file_of,
     made_by,
+    offset_as_json,
     offset_of,
-    place,
+    rank_suffix,
     step_in,
-    suffix_of,
 )
 from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.novelty import samples_of
@@ -154,7 +154,7 @@ class Saved:
         tensors = {name: load_file(self.path / file_of(name)) for name in SHARED}
         if ranks == self.ranks:
             for path in self.path.glob(file_of("*", rank)):
-                name = path.stem.removesuffix(suffix_of(rank))
+                name = path.stem.removesuffix(rank_suffix(rank))
                 if name in OWN:
                     tensors[name] = load_file(path)
         else:
@@ -166,7 +166,7 @@ class Saved:
             # Each rank keeps only the origins of samples in its own shard.
             tensors["origins"] = _joined(self._parts("origins"))
             facts["batch_size"] = facts["batch_size"] * self.ranks // ranks
-        facts["offset"] = place(start)
+        facts["offset"] = offset_as_json(start)
         return Capture(tensors, facts)
 
     def _parts(self, name: str) -> list[dict[str, Tensor]]:

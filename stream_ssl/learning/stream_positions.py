@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from stream_ssl.batch import START, Offset
-from stream_ssl.learning.checkpoint_layout import offset_of, place
+from stream_ssl.learning.checkpoint_layout import offset_as_json, offset_of
 from stream_ssl.learning.ranks import Ranks
 from stream_ssl.learning.saved import Divisions, Saved
 
@@ -52,7 +52,7 @@ class StreamPositions:
             self._journals |= saved.journals
         elif saved is not None and saved.journal is not None:
             self._journals[saved.journal] = [
-                [place(one) for one in offsets] for offsets in saved.divisions()
+                [offset_as_json(one) for one in offsets] for offsets in saved.divisions()
             ]
 
     def follow(self, journal: str | None) -> bool:
@@ -97,8 +97,8 @@ class StreamPositions:
         divisions = [*self._before, offsets]
         return {
             "ranks": self._ranks.group.size,
-            "offset": place(least),
-            "divisions": [[place(one) for one in offsets] for offsets in divisions],
+            "offset": offset_as_json(least),
+            "divisions": [[offset_as_json(one) for one in offsets] for offsets in divisions],
         }
 
     def _divided(self, journals: dict[str, Any], offset: Mapping[str, int]) -> Divisions:
@@ -113,5 +113,7 @@ class StreamPositions:
             if before and len(before[-1]) == len(offsets):
                 before.pop()  # the earlier position of the same ranks
             before = [ended for ended in before if max(ended) > min(offsets)]
-            journals[journal] = [[place(one) for one in ended] for ended in (*before, offsets)]
+            journals[journal] = [
+                [offset_as_json(one) for one in ended] for ended in (*before, offsets)
+            ]
         return dict(journals)
