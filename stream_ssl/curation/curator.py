@@ -304,7 +304,7 @@ class Curator:
             self._names[slot] = good[b][0].source, good[b][0].id
 
     def _not_kept(self, good: list[Decoded], image_BCHW: Tensor, ids_B: Tensor) -> Tensor:
-        """Drop samples that repeat a kept picture or another of the batch; return the other rows."""
+        """Drop samples that repeat a kept picture or another of the batch. Return the rest."""
         found = self._near_kept.find(image_BCHW, image_BCHW[:0], "refuse", ids_B)
         held, distance_B = len(self.memory), found.distance_B
         assert distance_B is not None  # "refuse" measures it
