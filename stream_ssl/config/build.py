@@ -38,7 +38,7 @@ from stream_ssl.feed.batches import Batches
 from stream_ssl.feed.decode import Decoder, VectorDecoder
 from stream_ssl.feed.journal_tasks import JournalShare
 from stream_ssl.feed.originals import KeptOriginals
-from stream_ssl.feed.quarantine import Quarantine
+from stream_ssl.feed.quarantine import Quarantine, quarantine_folder
 from stream_ssl.journal.reader import JournalReader
 from stream_ssl.learning import randomness
 from stream_ssl.learning.checkpoint import Checkpointer
@@ -267,9 +267,8 @@ def batches(
             f"batches.batch_size {total} takes {needed / 1e9:,.1f} GB for the samples of one batch "
             f"alone, and this machine has {room / 1e9:,.1f} GB: lower batches.batch_size"
         )
-    quarantine = f"quarantine-{rank}" if rank else "quarantine"
     with section("quarantine"):
-        rejected = Quarantine(settings.run / quarantine)
+        rejected = Quarantine(quarantine_folder(settings.run, rank))
     found = decoder(settings)
     if decodes_in_processes(settings):
         _check_pickles(found)

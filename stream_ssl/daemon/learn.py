@@ -109,7 +109,7 @@ class Process:
         settings = parser.instantiate(settings)
         # The stream.
         part = _divide_journal(settings, group, checkpointer, saved)
-        server.reads(part)
+        server.link_receiver(part)
         self._reports = RankReports(group, part, checkpointer, saved, settings, server)
         reader = JournalReader(part.folder / "journal")
         stack.callback(reader.close)

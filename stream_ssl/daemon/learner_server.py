@@ -14,6 +14,8 @@ from stream_ssl.daemon import torchrun
 from stream_ssl.daemon.endpoints import Announcement
 from stream_ssl.daemon.page import announced, ending_of, page_sources, process_of, serve_page
 from stream_ssl.daemon.ranks import Part
+from stream_ssl.feed.quarantine import quarantine_folder
+from stream_ssl.learning.checkpoint_layout import FOLDER
 from stream_ssl.observe.health import STARTING, Health
 from stream_ssl.observe.metrics import WORKING, LearnerMetrics
 from stream_ssl.observe.watch import Watched
@@ -27,18 +29,19 @@ class LearnerServer:
     The learner is built afterwards, because this may take minutes.
 
     Args:
-        settings: parsed, not yet instantiated.
+        settings: the parsed options, whose parts are not built yet.
+        rank: the number of this process among the ranks.
         stack: closes the server and its threads.
 
     Attributes:
-        metrics, health, page: the parts of the learner fill them.
+        metrics, health, page: what the server shows; the parts of the learner fill them.
         announcements: write this process's addresses into the run folder, and into the folder of
-            a receiver elsewhere.
+            a receiver outside the run folder.
     """
 
     def __init__(self, settings: Namespace, rank: int, stack: ExitStack) -> None:
-        run, suffix = Path(settings.run), f"-{rank}" if rank else ""
-        folders = {"checkpoints": run / "checkpoints", "quarantine": run / f"quarantine{suffix}"}
+        run = Path(settings.run)
+        folders = {"checkpoints": run / FOLDER, "quarantine": quarantine_folder(run, rank)}
         self.metrics = LearnerMetrics(
             CollectorRegistry(),
             memories=(WORKING, *settings.shadows),
@@ -61,12 +64,13 @@ class LearnerServer:
         self.announcements = [Announcement(run, torchrun.role(), **self._addresses)]
         log.info("page at %s/, metrics at %s/metrics", address, address)
 
-    def reads(self, part: Part) -> None:
+    def link_receiver(self, part: Part) -> None:
         """Connect the page with the receiver whose journal this rank reads.
 
-        A receiver outside the run folder and this process name each other's folder or address.
-        `stream-ssl status` of either folder, and the receiver's page, then find the whole run. The
-        receiver's folder also names the record of how this process ended.
+        If the receiver is outside the run folder, this process announces the receiver's folder in
+        the run folder, and its own address in the receiver's folder. `stream-ssl status` of either
+        folder, and the receiver's page, then find the whole run. The receiver's folder also names
+        the record of how this process ended.
         """
         folder = part.folder.absolute()
         self.page.peer = partial(process_of, folder)

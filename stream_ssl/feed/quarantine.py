@@ -201,6 +201,11 @@ class Quarantine:
             log.warning("quarantine: %d samples not written, the last: %s", count, failure)
 
 
+def quarantine_folder(run: Path, rank: int = 0) -> Path:
+    """Return the quarantine of a rank in the folder of a run."""
+    return run / (f"quarantine-{rank}" if rank else "quarantine")
+
+
 def newest(folder: Path, limit: int) -> list[dict[str, Any]]:
     """Return the notes on the newest samples in a quarantine, the last first.
 
