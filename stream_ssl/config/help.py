@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import re
 import sys
 from importlib.resources import files
@@ -59,6 +60,11 @@ class HelpFormatter(DefaultHelpFormatter):
             return self._expand_help(action)
         finally:
             action.help = kept
+
+
+def summary(cls: Any) -> str:
+    """Return the first line of a class's docstring, or the name of the class if it has none."""
+    return (inspect.getdoc(cls) or str(cls.__name__)).partition("\n")[0]
 
 
 def print_learner_help() -> NoReturn:

@@ -17,6 +17,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from jsonargparse import ArgumentParser, Namespace
 
+from stream_ssl.config.help import summary
+
 Schema = dict[str, Any]
 
 BASIC = {
@@ -143,14 +145,14 @@ def _of_class(cls: type, definitions: dict[str, Schema], skip: set[str]) -> Sche
     if cases:
         by_path["allOf"] = cases
     alone = [_arguments(cls, definitions, skip)] if list(known) == [cls] else []
-    return {"description": _first_line(cls), **_any_of([path, by_path, *alone])}
+    return {"description": summary(cls), **_any_of([path, by_path, *alone])}
 
 
 def _arguments(cls: type, definitions: dict[str, Schema], skip: set[str]) -> Schema:
     """Return an object with the arguments of a class's constructor."""
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(cls, skip=skip)
-    return {"description": _first_line(cls), **_sections(parser, definitions)}
+    return {"description": summary(cls), **_sections(parser, definitions)}
 
 
 def table_of(cls: Any) -> Mapping[str, type]:
@@ -207,10 +209,6 @@ def _any_of(schemas: Sequence[Schema]) -> Schema:
 
 def _takes_null(schema: Schema) -> bool:
     return schema.get("type") == "null" or any(map(_takes_null, schema.get("anyOf", ())))
-
-
-def _first_line(cls: type) -> str:
-    return (inspect.getdoc(cls) or cls.__name__).partition("\n")[0]
 
 
 def _plain(value: object) -> Any:

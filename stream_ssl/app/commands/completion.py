@@ -51,7 +51,7 @@ def command_line() -> argparse.ArgumentParser:
     """Return one parser of all commands, as a shell has to know them."""
     from stream_ssl.app.cli import COMMANDS
     from stream_ssl.app.commands.curate import is_curated
-    from stream_ssl.app.commands.produce import first_line
+    from stream_ssl.config.help import summary
     from stream_ssl.producers.sources import SOURCES
 
     top = argparse.ArgumentParser(prog="stream-ssl")
@@ -64,7 +64,7 @@ def command_line() -> argparse.ArgumentParser:
             for source, cls in SOURCES.items():
                 if name == "curate" and not is_curated(cls):
                     continue
-                copy_options([name, source], sources.add_parser(source, help=first_line(cls)))
+                copy_options([name, source], sources.add_parser(source, help=summary(cls)))
         else:
             copy_options([name], command)
     return top

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from jsonargparse import Namespace
 
+from stream_ssl.config.help import summary
 from stream_ssl.config.options import check_files
 from stream_ssl.config.parser import Parser
 from stream_ssl.process.failures import Failure, configuring, reported
@@ -73,7 +74,7 @@ def main(arguments: Sequence[str]) -> int:
         epilog="stream-ssl produce SOURCE --help lists a source's options.",
         formatter_class=argparse.RawTextHelpFormatter,
     )
-    lines = [f"{name:<11} {first_line(cls)}" for name, cls in SOURCES.items()]
+    lines = [f"{name:<11} {summary(cls)}" for name, cls in SOURCES.items()]
     lines += [f"{name:<11} {entry.value}" for name, entry in listed().items()]
     lines.append("or the path of your own class, such as my_package.sources.Mine")
     names.add_argument("source", metavar="SOURCE", help="\n".join(lines))
@@ -101,7 +102,7 @@ def source_parser(name: str) -> Parser:
     parser = Parser(
         prog=f"stream-ssl produce {name}",
         usage=f"stream-ssl produce {name} (--run FOLDER | --to ADDRESS) --name NAME [OPTIONS]",
-        description=first_line(cls),
+        description=summary(cls),
     )
     parser.add_argument("--config", action="config", help="YAML file with these options")
     parser.add_argument(
@@ -446,8 +447,3 @@ class Report:
             f", {stats.dropped.samples} dropped" if stats.dropped.samples else "",
             "" if lag is None else f", {lag} waiting at the broker",
         )
-
-
-def first_line(cls: object) -> str:
-    """Return the first line of a class's docstring."""
-    return next(iter((cls.__doc__ or "").strip().splitlines()), "")
