@@ -118,9 +118,14 @@ class Originals:
         return self._folder / name[:2] / name
 
 
+def codec_in(data: bytes) -> str:
+    """Return the codec of a sent picture by its first bytes: jpeg, png or webp."""
+    return {b"\xff\xd8": "jpeg", b"\x89P": "png"}.get(data[:2], "webp")
+
+
 def suffix_of(data: bytes) -> str:
-    """Return the suffix of a picture's file by its first bytes: jpg, png or webp."""
-    return {b"\xff\xd8": "jpg", b"\x89P": "png"}.get(data[:2], "webp")
+    """Return the suffix of the file of a sent picture: jpg, png or webp."""
+    return codec_in(data).replace("jpeg", "jpg")
 
 
 def name_of(data: bytes | memoryview) -> str:

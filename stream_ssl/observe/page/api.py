@@ -45,7 +45,7 @@ from stream_ssl.observe.page.producers import SORTS as PRODUCER_SORTS
 from stream_ssl.observe.page.producers import ProducersView
 from stream_ssl.observe.page.questions import Query, Refused
 from stream_ssl.observe.page.step_jobs import Busy
-from stream_ssl.originals import suffix_of
+from stream_ssl.originals import codec_in
 from stream_ssl.version import version
 
 if TYPE_CHECKING:
@@ -332,7 +332,7 @@ class Api:
                 f"the original of slot {slot} has {len(data)} bytes, and the page "
                 f"shows up to {MOST_ORIGINAL}",
             )
-        codec = suffix_of(data).replace("jpg", "jpeg")
+        codec = codec_in(data)
         return {"bytes": len(data), "url": f"data:image/{codec};base64,{b64encode(data).decode()}"}
 
     def _pictures(self, query: Query) -> object:

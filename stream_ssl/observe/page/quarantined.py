@@ -10,7 +10,7 @@ from typing import Any
 from stream_ssl.bounded_files import read_bytes
 from stream_ssl.feed.decode import Decoder
 from stream_ssl.feed.quarantine import newest
-from stream_ssl.originals import suffix_of
+from stream_ssl.originals import codec_in
 from stream_ssl.pictures import png_address
 from stream_ssl.wire import CODECS, Sample
 
@@ -46,7 +46,7 @@ def remains(data: bytes) -> str | None:
     The codec is the one that the file begins with, whatever its producer declared. The lower part
     of a JPEG that was cut off is grey. None: nothing can be decoded within the decoder's limits.
     """
-    codec = suffix_of(data).replace("jpg", "jpeg")
+    codec = codec_in(data)
     if codec == "jpeg":
         data += END_OF_JPEG  # without it, the decoder refuses the part before the cut, too
     with suppress(ValueError):  # BadSample, or no bytes
