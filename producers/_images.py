@@ -162,8 +162,8 @@ def _seconds(time: Any, id: str) -> Any:  # noqa: A002
     if isinstance(time, np.datetime64):
         if np.isnat(time):
             raise ValueError(
-                f"sample {short(id)}: time NaT: there is no such moment; leave time out for the "
-                "one of sending"
+                f"sample {short(id)}: time NaT: there is no such moment; leave time out, and the "
+                "time of sending is used"
             )
         whole = time.astype("datetime64[s]")  # nanoseconds overflow outside of 1678 to 2262
         return float(whole.astype(np.int64) + (time - whole) / np.timedelta64(1, "s"))
@@ -173,7 +173,7 @@ def _seconds(time: Any, id: str) -> Any:  # noqa: A002
         except (ValueError, OverflowError, OSError) as error:
             raise ValueError(
                 f"sample {short(id)}: time {time.isoformat()} has no seconds since the Unix epoch "
-                f"({error}); leave time out for the one of sending"
+                f"({error}); leave time out, and the time of sending is used"
             ) from None
     return time.item() if isinstance(time, np.generic) else time
 

@@ -413,5 +413,5 @@ def _chosen(addresses: str | Sequence[str], name: str, what: str) -> str | None:
     for one in listed:
         check_address(one)
     if len(set(listed)) < len(listed):
-        raise ValueError(f"{what} {', '.join(listed)}: a receiver stands in it twice; remove one")
+        raise ValueError(f"{what} {', '.join(listed)}: it names a receiver twice; remove one")
     return receiver_of(name, listed) if listed else None

@@ -23,7 +23,7 @@ class Finite(Passes[int]):
     A sample that cannot be read is logged, counted in `skipped` and left out.
 
     Args:
-        skipped: counts the samples that cannot be read. It has the source's name.
+        skipped: the counter of samples that are left out, made with the source's name.
         count: number of samples.
         content: identifies the files, so that a position is rejected if the files change.
         shuffle: whether to send each pass in a new order, computed from the seed and the number of
@@ -91,7 +91,7 @@ class Finite(Passes[int]):
 
     @abstractmethod
     def _sample(self, index: int) -> Sample | None:
-        """Return the sample stored at `index`, or None if `skipped` has the reason of its absence.
+        """Return the sample stored at `index`, or None if `skipped` has counted why it is left out.
 
         Raises:
             OSError: the file of the sample cannot be read.

@@ -95,7 +95,7 @@ class Nats:
         check_above_0(in_flight=in_flight, ack_wait=ack_wait, idle_seconds=idle_seconds)
         if "@" in servers:
             raise ValueError(
-                "servers: a password in a URL would stand in the process list; pass it in a file: "
+                "servers: the process list would show a password in a URL; pass it in a file: "
                 "credentials"
             )
         self.name = name

@@ -18,7 +18,7 @@ class Passes(ABC, Generic[Start]):
     """A source that sends its samples in passes, and ends if a whole pass gives no sample.
 
     Args:
-        skipped: counts what cannot be read and is left out. It has the source's name.
+        skipped: the counter of samples that are left out, made with the source's name.
         epochs: number of passes, 1 or more; null: endless.
 
     Raises:
@@ -36,7 +36,10 @@ class Passes(ABC, Generic[Start]):
         self._stopped.set()
 
     def _passes(self, epoch: int, start: Start | None) -> Iterator[tuple[Sample, Position]]:
-        """Yield the samples of pass `epoch` from the place `start` on, and of all later passes."""
+        """Yield the samples of pass `epoch` after the place `start`, and of all later passes.
+
+        None as `start` is the beginning of the pass.
+        """
         for current in itertools.count(epoch):
             if self.epochs is not None and current >= self.epochs:
                 break
@@ -53,7 +56,7 @@ class Passes(ABC, Generic[Start]):
 
     @abstractmethod
     def _pass(self, epoch: int, start: Start | None) -> Iterator[tuple[Sample, Position]]:
-        """Yield the samples of one pass from a place on, or until `stop`; None: the beginning."""
+        """Yield the samples of one pass after a place, until `stop`; None: from the beginning."""
 
 
 def no_sample(name: str) -> SourceError:
@@ -66,5 +69,5 @@ def nothing_readable(name: str, skipped: Skipped) -> SourceError:
     if not skipped.by_reason:
         return no_sample(name)
     return SourceError(
-        f"source {name!r}: not one sample of a whole pass can be read; the log says why of each"
+        f"source {name!r}: not one sample of a whole pass can be read; the log has the reasons"
     )

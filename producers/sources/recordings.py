@@ -38,7 +38,7 @@ class FilePasses(Passes[tuple[int, At | None]], Generic[At]):
     Args:
         files: paths, globs, or brace expansions such as "drive-{00..09}.mp4".
         epochs: number of passes, 1 or more; null: endless.
-        skipped: counts the parts that cannot be read. It has the source's name.
+        skipped: the counter of parts that are left out, made with the source's name.
         what: the word for a file in messages.
         settings: further facts for which positions are valid.
         key: the name of a file's number among these facts.

@@ -30,19 +30,19 @@ DATA_HEADER = struct.Struct("<BIQ")  # opcode, subscription, log time in ns
 MAX_TEXT = 16 * 2**20  # bytes of a JSON message; 1,000 topics with their schemas have about 5 MB
 MAX_SCHEMA = 2**20  # bytes
 MAX_NAME = 1024  # characters of a topic or type
-SCHEMA_ENCODINGS = {
+DEFAULT_SCHEMA_ENCODINGS = {
     "cdr": "ros2msg",
     "ros1": "ros1msg",
     "protobuf": "protobuf",
     "json": "jsonschema",
 }
-"""By encoding of messages: the encoding of a schema that states none, as in the protocol."""
+"""The encoding of a channel's schema by the encoding of its messages, if the channel names none."""
 BINARY_SCHEMAS = ("protobuf", "flatbuffer")  # these travel as base64
 
 
 @dataclass(frozen=True, slots=True)
-class AdvertisedTopic:
-    """A topic that the server advertises."""
+class Channel:
+    """A topic that the server advertises, with the encoding and the schema of its messages."""
 
     id: int
     topic: str
@@ -122,7 +122,7 @@ class Subscriptions(AdvertisedTopics):
         return {channel.topic for channel, _ in self._subscribed.values()}
 
     def follow(self, text: str) -> None:
-        """Subscribe to the wanted channels that a JSON message advertises; drop those that end.
+        """Subscribe to the wanted channels that a JSON message advertises, and forget ended ones.
 
         Messages of other kinds are ignored. A message that cannot be read is logged and counted.
 
@@ -148,7 +148,7 @@ class Subscriptions(AdvertisedTopics):
         if message.get("op") == "advertise":
             self._subscribe(listed)
         else:
-            self._drop(listed)
+            self._forget(listed)
 
     def message(self, content: bytes | bytearray) -> Message | None:
         """Return the image message in a binary message; None if there is none.
@@ -161,7 +161,7 @@ class Subscriptions(AdvertisedTopics):
             self._unreadable(f"a message of {len(content)} bytes", "it has no whole header")
             return None
         _, subscription, log_time = DATA_HEADER.unpack_from(content)
-        if subscription not in self._subscribed:  # it ended while the message travelled
+        if subscription not in self._subscribed:  # unsubscribed while the message travelled
             return None
         channel, decode = self._subscribed[subscription]
         data = bytes(memoryview(content)[DATA_HEADER.size :])
@@ -189,7 +189,7 @@ class Subscriptions(AdvertisedTopics):
             self._log_subscribed(topics)
             self._server.send(json.dumps({"op": "subscribe", "subscriptions": asked}))
 
-    def _decoder(self, channel: AdvertisedTopic) -> Callable[[bytes], Any] | None:
+    def _decoder(self, channel: Channel) -> Callable[[bytes], Any] | None:
         try:
             return decoder_of(channel.encoding, channel.schema)
         except Exception as error:  # a damaged schema can cause errors of any type
@@ -198,7 +198,7 @@ class Subscriptions(AdvertisedTopics):
             self._images.skipped.note("undecodable", channel.topic, error)
             return None
 
-    def _drop(self, ids: list[Any]) -> None:
+    def _forget(self, ids: list[Any]) -> None:
         for id_ in ids:
             subscription = self._by_channel.pop(id_, None) if type(id_) is int else None
             if subscription is not None:
@@ -208,7 +208,7 @@ class Subscriptions(AdvertisedTopics):
         self._images.skipped.note("unreadable", f"{what} from {self._origin}", why)
 
 
-def channel_of(entry: object) -> AdvertisedTopic:
+def channel_of(entry: object) -> Channel:
     """Return the channel of an entry of the message "advertise".
 
     Raises:
@@ -225,13 +225,13 @@ def channel_of(entry: object) -> AdvertisedTopic:
         if not isinstance(value, str) or len(value) > limit:
             raise ValueError(f"{name} {value!r:.80}: must be a text of at most {limit} characters")
     encoding = entry["encoding"]
-    schema_encoding = entry.get("schemaEncoding") or SCHEMA_ENCODINGS.get(encoding, "")
+    schema_encoding = entry.get("schemaEncoding") or DEFAULT_SCHEMA_ENCODINGS.get(encoding, "")
     if not isinstance(schema_encoding, str):
         raise ValueError(f"schemaEncoding {schema_encoding!r:.80}: must be a text")
     schema = entry["schema"].encode(errors="replace")
     if schema_encoding in BINARY_SCHEMAS:
         schema = base64.b64decode(schema)
-    return AdvertisedTopic(
+    return Channel(
         id_, entry["topic"], encoding, Schema(0, entry["schemaName"], schema_encoding, schema)
     )
 
@@ -251,7 +251,7 @@ def check_url(url: str) -> str:
     if not valid or parts.fragment:
         raise ValueError(f"url {without_secrets(url)!r}: {example}")
     if "@" in parts.netloc:
-        raise ValueError("url: a password in it would stand in the process list; leave it out")
+        raise ValueError("url: the process list would show the password in it; leave it out")
     return url
 
 
@@ -259,7 +259,7 @@ def tls_of(url: str, ca: Path | None) -> ssl.SSLContext | None:
     """Return the TLS context of a URL; None for ws.
 
     Raises:
-        ValueError: the file cannot be used, or the URL is not of TLS.
+        ValueError: the file cannot be used, or there is a file and the URL does not use TLS.
     """
     if not url.startswith("wss:"):
         if ca is not None:

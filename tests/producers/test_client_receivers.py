@@ -135,7 +135,11 @@ def test_a_receiver_that_is_gone_is_waited_for_unless_it_is_abandoned() -> None:
 
 @table(
     ("addresses", "message"),
-    [([], "an empty list"), (FOUR[:1] * 2, "stands in it twice"), (["host:1"], "must be tcp://")],
+    [
+        ([], "an empty list"),
+        (FOUR[:1] * 2, "it names a receiver twice"),
+        (["host:1"], "must be tcp://"),
+    ],
 )
 def test_a_list_that_cannot_be_is_refused(addresses: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):

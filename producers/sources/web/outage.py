@@ -18,7 +18,7 @@ from stream_ssl.rate_limited_logger import printable
 
 log = logging.getLogger(__name__)
 
-PROBED_HOSTS = 4  # that answered last, and show whether the network is up
+PROBED_HOSTS = 4  # the hosts that answered last, by which the network is probed
 ANSWER_SECONDS = 1.0  # after a failure, to wait for the answer of another host
 PROBE_SECONDS = 5.0  # to connect to a host that answered before
 REPEAT_SECONDS = 60.0  # between two log lines, and the longest pause, while the network is down
@@ -29,8 +29,8 @@ class Outage:
 
     Args:
         backend: makes the connections that probe the network.
-        on_return: is called when the network is up again, and before a failed request is repeated.
-            It forgets failures that were kept.
+        on_return: called when the network is up again, and before a failed request is repeated, to
+            forget the failures that the fetcher remembers, such as a robots.txt that did not come.
     """
 
     def __init__(self, backend: GuardedBackend, on_return: Callable[[], None]) -> None:
@@ -55,10 +55,10 @@ class Outage:
             del self._answering[next(iter(self._answering))]
 
     async def waited(self, skip: Skip, name: str) -> bool:
-        """Return whether the network was down when a request failed, after it is up again.
+        """Return whether the network was down when a request failed. Wait until it is up again.
 
-        The network is up if a host answers or lets itself be connected to. Before the first answer
-        of any host, only the error shows that the network is down.
+        The network is up if a host answers a request or accepts a connection. Before the first
+        answer of any host, only the error shows that the network is down.
 
         Args:
             skip: the failure of the request.
@@ -67,9 +67,9 @@ class Outage:
         await asyncio.sleep(ANSWER_SECONDS)
         async with self._probing:
             if skip.at <= self._back_at:
-                self._on_return()  # this failure may be kept since the network is up again
+                self._on_return()  # a failure during the outage may still be remembered
                 return True
-            # A connection may outlive the name server.
+            # An open connection still gets answers when the name server cannot be reached.
             up = self._probed_at if skip.offline else max(self._probed_at, self._answered_at)
             if up > skip.at or await self._probe(skip):
                 return False
