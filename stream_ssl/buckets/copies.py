@@ -20,10 +20,10 @@ from stream_ssl.observe.checkpoint_metrics import CheckpointMetrics
 
 log = logging.getLogger("stream_ssl.learner")
 
-LAST = 20.0
-"""Seconds in which the last checkpoint of a run may be copied after the run's end."""
+LAST_COPY_SECONDS = 20.0
+"""The longest time for which the end of a run waits for the copy of its last checkpoint."""
 KEEP = 3
-"""Number of newest copies that stay in the bucket."""
+"""The number of the newest copies that stay in the bucket."""
 SCRATCH = ".copying"
 """The folder of the run that holds links to the files of the checkpoint that is being copied."""
 
@@ -55,8 +55,8 @@ class CopySettings:
 class CheckpointCopies:
     """A thread that copies the newest checkpoint to a bucket from time to time.
 
-    Training never waits for it. If a copy fails, the next one is tried at its time. The settings
-    must have an address.
+    Training never waits for a copy. A copy that fails is tried again `every_seconds` later. The
+    settings must have an address.
 
     Raises:
         ValueError: the address cannot be used.
@@ -76,7 +76,7 @@ class CheckpointCopies:
         self._metrics, self._clock = metrics, clock
         self._copied = ""  # the name of the newest copied checkpoint
         self._disk: int | None = None  # the device of the disk that has this copy
-        self._due_since = math.nan  # since when a checkpoint waits to be copied
+        self._due_since = math.nan  # the time at which a checkpoint began to wait; NaN: none
         self._failed = False
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="copies", daemon=True)
@@ -87,15 +87,15 @@ class CheckpointCopies:
         self._thread.start()
 
     def close(self) -> None:
-        """Copy the last checkpoint, and give it LAST seconds."""
+        """Copy the last checkpoint, and wait at most LAST_COPY_SECONDS for it."""
         self._closing.set()
-        self._thread.join(LAST)
+        self._thread.join(LAST_COPY_SECONDS)
         if self._thread.is_alive():
             text = "the last checkpoint was not copied to %s within %.0f s. It is in %s"
-            log.warning(text, self._bucket.url, LAST, self._checkpoints)
+            log.warning(text, self._bucket.url, LAST_COPY_SECONDS, self._checkpoints)
 
     def late(self) -> float:
-        """Return the seconds since which a checkpoint waits to be copied; 0: none waits."""
+        """Return for how many seconds a checkpoint has waited to be copied; 0: none waits."""
         since = self._due_since
         return 0.0 if math.isnan(since) else self._clock() - since
 
@@ -112,7 +112,8 @@ class CheckpointCopies:
             self._check_mounted()
             self._link(self._checkpoints / name)
             self._prune(name)  # before the copy, because a full disk has no room for one more
-            # After a restart, the bucket may hold it. A copy that fails would destroy that one.
+            # After a restart, the bucket may hold this checkpoint. A second copy could fail, and
+            # would then have destroyed the first.
             if not self._bucket.holds(self._scratch, name):
                 self._bucket.upload(self._scratch, name)
             self._disk = self._bucket.disk()

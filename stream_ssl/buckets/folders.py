@@ -102,7 +102,7 @@ class Bucket:
         return names - {""}
 
     def listed(self, folder: str = "", manifest: str = MANIFEST) -> set[str]:
-        """Return the names of the files in a folder's manifest, and its own; empty without one."""
+        """Return the name of a manifest and of the files that it lists; empty if it is missing."""
         try:
             text = self._files.cat_file(self._place(folder, manifest), end=MOST_MANIFEST)
             entries = parse_json(text.decode())["files"]
@@ -131,10 +131,10 @@ class Bucket:
     def upload(
         self, folder: Path, target: str = "", tell: Callable[[int], object] = lambda _: None
     ) -> None:
-        """Copy a sealed folder. It is whole once it has a manifest, which is written last.
+        """Copy a sealed folder. The copy is whole once it has a manifest, which is written last.
 
-        Files of an earlier sealed folder are replaced or removed, so it is lost if the copy fails.
-        BEGUN lists the files that are there then, and the next copy removes them.
+        The copy replaces or removes the files of an earlier sealed folder. If the copy fails, the
+        earlier folder is lost. BEGUN then lists the files of both, and the next copy removes them.
 
         Args:
             folder: the sealed folder.

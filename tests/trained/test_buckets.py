@@ -418,7 +418,7 @@ def test_a_hanging_server_is_an_error_after_four_tries(
 def test_a_hanging_server_delays_neither_the_caller_nor_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(copying, "LAST", 0.5)
+    monkeypatch.setattr(copying, "LAST_COPY_SECONDS", 0.5)
     with hanging() as server:
         for name, told in {**KEYS, "AWS_ENDPOINT_URL": address(server)}.items():
             monkeypatch.setenv(name, told)
