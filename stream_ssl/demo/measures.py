@@ -1,6 +1,6 @@
 """Figures that the demo computes from metrics: class shares, collisions, effective classes.
 
-C classes.
+Shapes: C classes.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def newest_counts(history: History, holder: Holder) -> list[float]:
     return [0.0] * len(CLASSES)
 
 
-def meeting(a: Sequence[float], b: Sequence[float]) -> float:
+def same_class_probability(a: Sequence[float], b: Sequence[float]) -> float:
     """Return the probability that a draw from `a` and a draw from `b` have the same class.
 
     This is the sum of the products of their shares.
@@ -76,7 +76,7 @@ def true_collisions(history: History, holder: Holder) -> list[tuple[float, float
     for snapshot in history.snapshots:
         held, streamed = counts(snapshot.values, holder), counts(snapshot.values, "stream")
         if sum(held) and sum(streamed):
-            points.append((snapshot.time, meeting(streamed, held)))
+            points.append((snapshot.time, same_class_probability(streamed, held)))
     return points
 
 

@@ -1,6 +1,6 @@
 """The demo's stream: embedded images in the order of a camera on a robot that is mostly parked.
 
-N images, K slots.
+Shapes: N images, K slots, H height, W width.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import pytest
 from stream_ssl.demo import report
 from stream_ssl.demo.measures import (
     entropy_classes,
-    meeting,
+    same_class_probability,
     shares,
     side_by_side,
     true_collisions,
@@ -20,10 +20,12 @@ def test_shares_sum_to_one_and_empty_is_zero():
     assert shares([0, 0]) == [0, 0]
 
 
-def test_meeting_of_balanced_and_of_disjoint():
-    assert meeting([1] * 10, [5] * 10) == pytest.approx(0.1)
-    assert meeting([1, 0], [0, 1]) == 0
-    assert meeting([27] + [1] * 9, [27] + [1] * 9) == pytest.approx((27**2 + 9) / 36**2)
+def test_two_draws_of_one_class_from_balanced_and_disjoint_stocks():
+    assert same_class_probability([1] * 10, [5] * 10) == pytest.approx(0.1)
+    assert same_class_probability([1, 0], [0, 1]) == 0
+    assert same_class_probability([27] + [1] * 9, [27] + [1] * 9) == pytest.approx(
+        (27**2 + 9) / 36**2
+    )
 
 
 def test_effective_classes():
