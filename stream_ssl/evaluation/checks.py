@@ -22,12 +22,14 @@ def as_rows(features: Array, what: str = "features") -> Tensor:
     """Return rows [N, F] as float32 or float64. Half precision becomes float32.
 
     Raises:
-        ValueError: the value is no array, has not two dimensions, is empty, has integers, or has
-            values that are not finite.
+        ValueError: the value is no array, does not have two dimensions, is empty, has integers, or
+            has values that are not finite.
     """
     row_NF = as_tensor(what, features)
     if row_NF.ndim != 2 or 0 in row_NF.shape:
-        raise ValueError(f"{what} have shape {list(row_NF.shape)}: need [N, F] with N, F of 1 up")
+        raise ValueError(
+            f"{what} have shape {list(row_NF.shape)}: must be [N, F], with N and F at least 1"
+        )
     if not row_NF.is_floating_point():
         raise ValueError(f"{what} are {row_NF.dtype}: pass floating-point features")
     row_NF = row_NF.to(torch.promote_types(row_NF.dtype, torch.float32))
@@ -56,7 +58,7 @@ def as_labels(labels: Array, rows: Tensor, what: str = "labels") -> Tensor:
         )
     label_N = label_N.to(rows.device, torch.int64)
     if int(label_N.min()) < 0:
-        raise ValueError(f"{what} hold negative ones, which mean no label; leave such rows out")
+        raise ValueError(f"{what} hold negative values, which mean no label; leave such rows out")
     return label_N
 
 

@@ -104,8 +104,8 @@ def check(encoded: Encoded, ks: Sequence[int]) -> None:
         )
     if max(ks) > count:
         raise ValueError(
-            f"{count} references are fewer than k = {max(ks)}: give more references, or ask fewer "
-            "neighbours with --k"
+            f"{count} references are fewer than k = {max(ks)}: give more references, or ask for "
+            "fewer neighbours with --k"
         )
     if len(encoded.label_Q) <= len(queries):
         raise ValueError(

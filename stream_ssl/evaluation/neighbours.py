@@ -190,9 +190,9 @@ def _others(row_Qk: Tensor) -> Tensor:
 
 def _check_k(k: int, references: int) -> None:
     if k < 1:
-        raise ValueError(f"k is {k}: at least 1 neighbour is asked")
+        raise ValueError(f"k is {k}: must be at least 1 neighbour")
     if k > references:
         raise ValueError(
-            f"k is {k} and there are {references} references: ask fewer neighbours, or pass more "
-            "references"
+            f"k is {k} and there are {references} references: ask for fewer neighbours, or pass "
+            "more references"
         )

@@ -156,10 +156,10 @@ def test_the_error_is_that_of_a_share() -> None:
     ("change", "message"),
     [
         ({"k": 0}, "at least 1 neighbour"),
-        ({"k": 4}, "3 references: ask fewer neighbours, or pass more"),
+        ({"k": 4}, "3 references: ask for fewer neighbours, or pass more"),
         ({"temperature": 0.0}, "must be above 0"),
         ({"query_QF": torch.ones(2, 3)}, "with the same F"),
-        ({"query_QF": torch.ones(0, 2)}, "need .N, F. with"),
+        ({"query_QF": torch.ones(0, 2)}, "must be .N, F., with"),
         ({"query_QF": "rows"}, "queries are 'rows': must be a tensor or an array"),
         ({"query_QF": torch.ones(2, 2, dtype=torch.uint8)}, "floating-point"),
         ({"label_N": torch.tensor([0, 1])}, "whole numbers .3., one for each row"),
