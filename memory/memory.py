@@ -206,7 +206,7 @@ class WorkingMemory(Measurements, RandomDraws, Reencoding, Stateful):
             features: the encoder's features, floating point [B, F], required if the descriptor
                 reads features.
             payload: an entry [B, ...] of each further column, by name.
-            measure: return the newcomers' collisions, too, for less than a call of `collisions`.
+            measure: whether to return the newcomers' collisions too. `collisions` costs more.
 
         Raises:
             ValueError: an input is invalid, and the memory is unchanged. Also raised if a custom

@@ -48,7 +48,7 @@ class Slots(nn.Module):
 
     @property
     def written(self) -> int:
-        """The number of writes of slots by newcomers so far, or by a load of a state."""
+        """How many slots were written so far. A load of a state writes all of them."""
         return self._columns.written
 
     @property

@@ -54,7 +54,7 @@ class Origin(NamedTuple):
         return {name: value for name, value in self._asdict().items() if value is not None}
 
     def row(self) -> tuple[object, ...]:
-        """Return the fields in the form that `Origin(*row)` reads, in the shortest one."""
+        """Return the fields as a tuple for `Origin(*row)`, without an `original` that is None."""
         return tuple(self) if self.original is not None else tuple(self[:-1])
 
 

@@ -23,7 +23,7 @@ from stream_ssl.wire import CODECS
 log = logging.getLogger(__name__)
 
 _OWN = re.compile(r"[A-Za-z0-9_-]{1,40}\.[0-9a-f]{8}\.[0-9]{12,}\.[0-9]{4,}\.[a-z]{1,5}(\.part)?")
-_MAX_TEXT = 1024  # most characters of any text that a producer chose
+_MAX_TEXT = 1024  # most characters of a text that a producer chose
 _MOST_NAMES = 256  # producers with a count of their own; the samples of others count as OTHER
 OTHER = "other"
 
@@ -49,7 +49,8 @@ class Quarantine:
         clock: returns seconds, as `time.monotonic`.
 
     Attributes:
-        counts: rejected samples by reason and producer; from the 257th producer on as "other".
+        counts: rejected samples by reason and producer. The 257th and all later producers count
+            as "other".
         unkept: rejected samples that are not on disk, by reason: "rate" or "disk".
 
     Raises:
@@ -86,7 +87,7 @@ class Quarantine:
         return sum(map(len, self._files.values()))
 
     def label(self, producer: str) -> str:
-        """Return the name under which a producer is counted; "other" from the 257th producer on."""
+        """Return the name under which a producer is counted; "other" after 256 other names."""
         if len(self._names) < _MOST_NAMES:
             self._names.add(producer)
         return producer if producer in self._names else OTHER
@@ -157,7 +158,7 @@ class Quarantine:
         return True
 
     def _make_room(self, size: int, files: int) -> bool:
-        """Delete the oldest samples until `size` bytes in `files` files fit; return if they do."""
+        """Delete the oldest samples until `size` bytes in `files` files fit; return whether."""
         while self.bytes + size > self.max_bytes or self.files + files > self.max_files:
             if not self._files:
                 return False
@@ -166,8 +167,8 @@ class Quarantine:
                 try:
                     (self.folder / name).unlink(missing_ok=True)
                 except OSError as failure:
-                    text = f"quarantine: cannot drop {name}: {failure}"
-                    self._limited_log.warning("drop", text)
+                    text = f"quarantine: cannot delete {name}: {failure}"
+                    self._limited_log.warning("delete", text)
                     return False
                 self.bytes -= self._files[stem].pop(name)
             del self._files[stem]
@@ -227,7 +228,10 @@ def newest(folder: Path, limit: int) -> list[dict[str, Any]]:
 
 
 def _stem(producer: str, sequence: int, index: int) -> str:
-    """Return the file name of a sample, in safe characters; a digest keeps short names distinct."""
+    """Return the name of a sample's files without a suffix, in safe characters.
+
+    The name of the producer is shortened, so a digest of the whole name keeps producers apart.
+    """
     clean = re.sub(r"[^A-Za-z0-9_-]", "_", producer)[:40] or "_"
     digest = blake2b(producer.encode(errors="surrogatepass"), digest_size=4).hexdigest()
     return f"{clean}.{digest}.{sequence:012d}.{index:04d}"

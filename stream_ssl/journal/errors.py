@@ -31,7 +31,7 @@ def as_journal_error(error: Exception, path: Path) -> JournalError:
         word in text for word in ("No space left", "Disk quota", "Errno 28", "Errno 122")
     )
     kind = JournalFull if full else JournalError
-    invalid = isinstance(error, lmdb.Error) and os.strerror(errno.EINVAL) in text  # of 9p
+    invalid = isinstance(error, lmdb.Error) and os.strerror(errno.EINVAL) in text  # from 9p
     if (invalid or is_unsuited(text)) and LOCAL_DISK not in text:
         text = f"{text}: its file system cannot map or lock files; {LOCAL_DISK}"
     return kind(f"journal {path}: {text}")
@@ -40,6 +40,6 @@ def as_journal_error(error: Exception, path: Path) -> JournalError:
 def is_unsuited(text: str) -> bool:
     """Return whether an error comes from a file system that cannot map or lock files.
 
-    Some network shares, and folders that a virtual machine shares with its host, are such.
+    Some network shares cannot, and some folders that a virtual machine shares with its host.
     """
     return any(os.strerror(number) in text for number in (errno.ENODEV, errno.ENOLCK))
