@@ -168,8 +168,8 @@ class WorkingMemory(Measurements, RandomDraws, Reencoding, Stateful):
         self._drift = torch.ones(2, dtype=torch.float64)  # mean and minimum of the last refresh
         self.eviction.bind(self._columns, self._seed + 1)
         self._description = describe(self.eviction, image_shape, duplicates, self.descriptor)
-        closely = duplicates is not None and duplicates.threshold == "auto"
-        self._closely = NearDuplicates(self) if closely else None
+        of_pictures = duplicates is not None and duplicates.threshold == "auto"
+        self._near_duplicates = NearDuplicates(self) if of_pictures else None
 
     # Admission.
 
@@ -248,10 +248,10 @@ class WorkingMemory(Measurements, RandomDraws, Reencoding, Stateful):
     def _find_duplicates(self, rows: Rows) -> Found | None:
         if self.duplicates is None:
             return None
-        if self._closely is None:
+        if (test := self._near_duplicates) is None:
             return self.duplicates.find(rows.descriptors, self._columns.descriptor_kA, self.group)
         assert rows.images is not None  # NearDuplicates checked this
-        return self._closely.find(rows.images, rows.images[:0], self.duplicates.action, rows.ids)
+        return test.find(rows.images, rows.images[:0], self.duplicates.action, rows.ids)
 
     def _rows(
         self,
@@ -326,8 +326,8 @@ class WorkingMemory(Measurements, RandomDraws, Reencoding, Stateful):
         self.eviction.bind_after_removal(
             self._columns, self._seed + 1 + self._totals.evicted, len(stays) / before
         )
-        if self._closely is not None:
-            self._closely = NearDuplicates(self)
+        if self._near_duplicates is not None:
+            self._near_duplicates = NearDuplicates(self)
         return ids
 
     def clear(self) -> None:

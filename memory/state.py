@@ -321,7 +321,7 @@ class Stateful(Slots):
     _generator: torch.Generator
     _drift: Tensor
     _holdings: Holdings | None
-    _closely: NearDuplicates | None
+    _near_duplicates: NearDuplicates | None
     _fixed_dtype: bool
     _seed: int
     _description: dict[str, Any]
@@ -357,8 +357,8 @@ class Stateful(Slots):
             state["shard"] = torch.tensor([self.group.rank, self.group.size])
         state["description"] = encode(self._description)
         state |= named("descriptor", self.descriptor.state())
-        if self._closely is not None:
-            state |= named("near_duplicates", self._closely.state())
+        if self._near_duplicates is not None:
+            state |= named("near_duplicates", self._near_duplicates.state())
         state["drift"] = self._drift.clone()
         state["generator"] = self._generator.get_state()
         state["seed"] = torch.tensor(self._seed)
@@ -461,8 +461,8 @@ class Stateful(Slots):
             self.eviction.load(part(state, "eviction"))
         if columns["embeddings"].dtype != self.dtype:
             self._count_again(columns.get("descriptors", columns["embeddings"]).to(self.device))
-        if self._closely is not None:
-            self._closely.load(part(state, "near_duplicates"))
+        if self._near_duplicates is not None:
+            self._near_duplicates.load(part(state, "near_duplicates"))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move to another device together with the containing module. Rows keep their dtype."""
