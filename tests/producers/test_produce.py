@@ -104,7 +104,7 @@ def test_a_camera_with_a_spool_starts_without_the_receiver(tmp_path, monkeypatch
     monkeypatch.setattr(produce, "SPOOL_PATIENCE", 0.1)
     stop, spool = threading.Event(), str(tmp_path / "spool")
     monkeypatch.setattr(produce, "stop_on_signals", lambda: stop)
-    monkeypatch.setattr(produce.Report, "now_and_then", lambda report: stop.set())
+    monkeypatch.setattr(produce.Report, "write_if_due", lambda report: stop.set())
     with Peer() as peer, peer.serving():
         address = peer.address
     command = ["test_produce.Snapshots", "--to", address, "--name", "robot"]

@@ -128,14 +128,14 @@ def test_a_stop_does_not_wait_for_a_broker_that_says_nothing(caplog):
         threading.Thread(target=stop_once_it_connects).start()
         with Producer(peer.address, "robot") as producer:
             produce.send_all(Shaped(source), producer, 10.0, stop, source)  # else it says why
-        produce.part(source, stop)
+        produce.close_broker(source, stop)
         assert not source._thread.is_alive()
         held[0].close()
     assert not caplog.records
 
 
 def test_a_stop_does_not_wait_for_the_goodbye_of_a_broker_that_is_gone(caplog, monkeypatch):
-    monkeypatch.setattr(produce, "PART_SECONDS", 0.01)
+    monkeypatch.setattr(produce, "BROKER_SECONDS", 0.01)
     stop, answers = threading.Event(), threading.Event()
 
     class Gone:
@@ -146,7 +146,7 @@ def test_a_stop_does_not_wait_for_the_goodbye_of_a_broker_that_is_gone(caplog, m
             answers.wait(20)
 
     with caplog.at_level(logging.WARNING):
-        produce.part(Gone(), stop)
+        produce.close_broker(Gone(), stop)
     answers.set()
     assert "source gone: the broker does not answer" in caplog.text
 

@@ -40,12 +40,12 @@ REPORT_SECONDS = 5.0
 STOP_SECONDS = 20.0
 """Longest time in seconds that a flush may take once a stop is requested."""
 STALL_SECONDS = 1.0
-"""Seconds without an acknowledgement after which such a flush gives up."""
+"""Seconds without an acknowledgement after which a flush gives up, once a stop is requested."""
 SOURCE_SECONDS = 5.0
 """Seconds from a stop request until the log says that the source has not stopped."""
 SPOOL_PATIENCE = 3.0
 """Seconds to wait for the receiver before a live source begins to fill its spool."""
-PART_SECONDS = 1.5
+BROKER_SECONDS = 1.5
 """Seconds to wait for a broker to take the last acknowledgements once a stop is requested."""
 OWN = {
     *("address", "run", "name", "keys", "server_key", "source", "takeover", "before", "abandon"),
@@ -170,10 +170,13 @@ def source_parser(name: str) -> Parser:
 
 
 def produce(settings: Namespace, cls: Callable[..., Source], given: Namespace) -> None:
-    """Send a source until it ends or SIGTERM arrives. `given` has the options of the user."""
+    """Send a source until it ends or SIGTERM arrives.
+
+    `settings` has all options, and `given` only the options that the user named.
+    """
     with configuring():
-        # This may list a million files, so a signal still ends it at once.
-        # A class without arguments has no options.
+        # A source may list a million files here, so a signal still ends the process at once.
+        # A class without arguments has no section of options.
         origin = build_source(cls, settings.get("source") or {})
         check_text("--source.name", origin.name, MAX_SOURCE_BYTES)  # may be the folder's name
         stop = stop_on_signals()
@@ -207,13 +210,13 @@ def produce(settings: Namespace, cls: Callable[..., Source], given: Namespace) -
         raise Failure(str(error)) from error
     finally:
         if broker is not None:  # after the producer's last callback
-            part(broker, stop)
+            close_broker(broker, stop)
 
 
 def stream(source: Source, settings: Namespace, given: Namespace) -> Source:
     """Return the source, divided into tasks or wrapped as the options ask.
 
-    `given` holds the options that the user named.
+    `settings` has all options, and `given` only the options that the user named.
 
     Raises:
         ValueError: an option belongs to a wrapper that is off.
@@ -266,8 +269,8 @@ def send_all(
 
     Args:
         patience: seconds to wait for the receiver.
-        spools: the source is live and has a spool. It then starts without a receiver, too, and the
-            spool keeps the pictures that come before the receiver answers.
+        spools: whether the source is live and has a spool. Then it also starts without a receiver,
+            and the spool keeps the pictures that come before the receiver answers.
     """
     try:
         patience = min(patience, SPOOL_PATIENCE) if spools else patience
@@ -281,15 +284,38 @@ def send_all(
         if welcome is None:
             return
         position = welcome.position
-        going_on = "; going on" if position is not None else ""
-        log.info("connected to %s%s", producer.address, going_on)
+        resumed = "; going on" if position is not None else ""
+        log.info("connected to %s%s", producer.address, resumed)
     report = Report(producer, broker)
+    early = _send_samples(source, position, producer, stop, broker, report)
+    log.info("waiting until the receiver has all samples on disk")
+    flush(producer, report, stop)
+    if early:
+        log.info("stopped by a signal before the end of the source; the same command goes on")
+    if position is not None and not producer.stats.sent.samples and not stop.is_set():
+        log.info(
+            "nothing to send: the receiver already has all samples of this source from an "
+            "earlier start"
+        )
+
+
+def _send_samples(
+    source: Shaped,
+    position: Position,
+    producer: Producer,
+    stop: threading.Event,
+    broker: Acknowledged | None,
+    report: Report,
+) -> bool:
+    """Send the samples after a position. Return whether a stop was requested before their end."""
     ended = threading.Event()
     threading.Thread(target=_stop_source, args=(source, stop, ended), daemon=True).start()
     with configuring():
         try:
             samples = source.samples(position)
-        except SourceError as error:  # the broker is away, which is no fault of the settings
+        except (
+            SourceError
+        ) as error:  # the broker does not answer, which is no fault of the settings
             raise Failure(str(error)) from error
     deliveries = None if broker is None else Deliveries(broker)
     too_large = Skipped(source.name)
@@ -306,20 +332,12 @@ def send_all(
         except ValueError as error:  # such as a position that no packet can hold
             why = f"source {source.name!r}: at sample {short(sample.id)}: {error}"
             raise Failure(why) from error
-        report.now_and_then()
+        report.write_if_due()
     early = stop.is_set()
     ended.set()
     if too_large.by_reason:
         log.warning("%s", too_large)
-    log.info("waiting until the receiver has all samples on disk")
-    flush(producer, report, stop)
-    if early:
-        log.info("stopped by a signal before the end of the source; the same command goes on")
-    if position is not None and not producer.stats.sent.samples and not stop.is_set():
-        log.info(
-            "nothing to send: the receiver already has all samples of this source from an "
-            "earlier start"
-        )
+    return early
 
 
 def connect(producer: Producer, patience: float, stop: threading.Event) -> Welcome | None:
@@ -339,13 +357,16 @@ def connect(producer: Producer, patience: float, stop: threading.Event) -> Welco
     return None
 
 
-def part(broker: Acknowledged, stop: threading.Event) -> None:
-    """Close the source of a broker. Once a stop is requested, give up on an absent broker."""
+def close_broker(broker: Acknowledged, stop: threading.Event) -> None:
+    """Close the source of a broker, which gets the last acknowledgements.
+
+    Once a stop is requested, a broker that does not answer is given up after BROKER_SECONDS.
+    """
     closing = threading.Thread(target=broker.close, name=f"close {broker.name}", daemon=True)
     closing.start()
     while closing.is_alive() and not stop.is_set():
         closing.join(0.05)
-    closing.join(PART_SECONDS)
+    closing.join(BROKER_SECONDS)
     if closing.is_alive():
         log.warning(
             "source %s: the broker does not answer: messages without an acknowledgement "
@@ -355,9 +376,9 @@ def part(broker: Acknowledged, stop: threading.Event) -> None:
 
 
 def _stop_source(source: Shaped, stop: threading.Event, ended: threading.Event) -> None:
-    """Stop the source when `stop` is set: a source that waits for files does not see `stop`.
+    """Stop the source once `stop` is set, because a source that waits for files does not see it.
 
-    Log a warning if the source has not `ended` after a while.
+    Log a warning if the source has not `ended` SOURCE_SECONDS later.
     """
     stop.wait()
     source.stop()
@@ -403,7 +424,7 @@ def flush(producer: Producer, report: Report, stop: threading.Event) -> None:
         try:
             producer.flush(STALL_SECONDS if stop.is_set() else 0.2)
         except DeadlineError as error:
-            report.now_and_then()
+            report.write_if_due()
             if not stop.is_set():
                 continue
             before, acked = acked, producer.stats.acked.samples
@@ -427,8 +448,8 @@ class Report:
         self._last = time.monotonic()
         self._acked = 0
 
-    def now_and_then(self) -> None:
-        """Write a line if one is due."""
+    def write_if_due(self) -> None:
+        """Write a line if the last one is REPORT_SECONDS old."""
         if time.monotonic() - self._last >= REPORT_SECONDS:
             self.write()
 
