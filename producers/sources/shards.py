@@ -17,14 +17,14 @@ MOST_NAMES = 1_000_000
 def find_files(patterns: str | Sequence[str], what: str, folders: bool = False) -> list[Path]:
     """Return the files that names, globs and brace expansions match, each glob sorted.
 
-    In a glob, ** stands for any number of folders. A file that links make appear at several places
-    is then returned once.
+    In a glob, ** stands for any number of folders. Such a glob returns a file once, even if links
+    make it appear in several folders.
 
     Args:
         patterns: one pattern, or several patterns in order.
         what: the word for a file in messages, such as "shard".
-        folders: whether a folder counts as a file, as a ROS 2 bag does. Else a glob passes over
-            folders.
+        folders: whether a folder counts as a file, as a ROS 2 bag does. Otherwise a glob leaves
+            folders out.
 
     Raises:
         FileNotFoundError: a pattern matches no file.
@@ -46,14 +46,9 @@ def find_files(patterns: str | Sequence[str], what: str, folders: bool = False) 
             wanted = [path for path in map(Path, found) if folders or not path.is_dir()]
             if not wanted:
                 folder = Path(found[0])
-                sizes = Counter[str]()  # files that describe others are smaller than these
-                for path in sorted(folder.iterdir()):
-                    if path.is_file():
-                        sizes[path.suffix] += path.stat().st_size + 1
-                files_in = folder / f"*{max(sizes, key=sizes.__getitem__, default='')}"
                 raise ValueError(
                     f"{folder} is a folder, and a file is needed ({what}): give a pattern of its "
-                    f"files, in quotes: '{files_in}'"
+                    f"files, in quotes: '{pattern_in(folder)}'"
                 )
             for path in wanted:
                 if path.exists() and not (path.is_file() or path.is_dir()):  # opening it may block
@@ -65,6 +60,18 @@ def find_files(patterns: str | Sequence[str], what: str, folders: bool = False) 
     if not files:
         raise FileNotFoundError(f"no {what}: pass a path, a glob or a{{00..09}}")
     return files
+
+
+def pattern_in(folder: Path) -> Path:
+    """Return a glob for the files of a folder that have the suffix with the most bytes.
+
+    Files that describe other files, such as labels, are smaller than these.
+    """
+    sizes = Counter[str]()
+    for path in sorted(folder.iterdir()):
+        if path.is_file():
+            sizes[path.suffix] += path.stat().st_size + 1
+    return folder / f"*{max(sizes, key=sizes.__getitem__, default='')}"
 
 
 def matches(pattern: str) -> list[str]:
