@@ -60,6 +60,7 @@ class RosBags(RobotLogs):
         import zstandard  # noqa: F401
 
         super().__init__(files, name=name, **logs)
+        self._files = bags_among(self._files)
 
     def _facts(self, number: int, position: Position = None) -> Facts:
         facts = super()._facts(number, position)
@@ -192,16 +193,20 @@ def select(table: str, query: str, order: str) -> str:
     return f"SELECT timestamp, topic_id, id FROM {table} WHERE {query} {order}"  # noqa: S608
 
 
-def parts(folder: Path) -> tuple[list[Path], list[str]]:
-    """Return the files of a ROS 2 bag in numeric order, and the names of missing files.
+def bags_among(paths: list[Path]) -> list[Path]:
+    """Leave out paths that a glob with ** matches beside bags.
 
-    If a file exists both packed and unpacked, the unpacked file is used.
+    These are the files of ROS 2 folders that are listed themselves, and folders above bags.
     """
-    there: dict[str, Path] = {}  # by the name of the unpacked file
-    for suffix in ("", *PACKED):
-        for file in itertools.chain(folder.glob(f"*.db3{suffix}"), folder.glob(f"*.mcap{suffix}")):
-            if file.is_file() and not file.name.startswith("."):  # not the ._ files of macOS
-                there.setdefault(file.name.removesuffix(suffix), file)
+    folders = {path for path in paths if path.is_dir()}
+    bags = {folder for folder in folders if stored(folder)}
+    above = {folder for path in paths for folder in path.parents} - bags
+    return [path for path in paths if path.parent not in bags and path not in above]
+
+
+def parts(folder: Path) -> tuple[list[Path], list[str]]:
+    """Return the files of a ROS 2 bag in numeric order, and the names of missing files."""
+    there = stored(folder)
     files = list(there.values())
     files.sort(
         key=lambda file: [int(p) if p.isdecimal() else p for p in re.split(r"(\d+)", file.name)]
@@ -213,6 +218,19 @@ def parts(folder: Path) -> tuple[list[Path], list[str]]:
             text = lines.read(MAX_METADATA)
     named = dict.fromkeys(STORED.findall(text))
     return files, [name for name in named if name.removesuffix(PACKED[0]) not in there]
+
+
+def stored(folder: Path) -> dict[str, Path]:
+    """Return the files of a ROS 2 bag by the names of the unpacked files.
+
+    If a file exists both packed and unpacked, the unpacked file is used.
+    """
+    there: dict[str, Path] = {}
+    for suffix in ("", *PACKED):
+        for file in itertools.chain(folder.glob(f"*.db3{suffix}"), folder.glob(f"*.mcap{suffix}")):
+            if file.is_file() and not file.name.startswith("."):  # not the ._ files of macOS
+                there.setdefault(file.name.removesuffix(suffix), file)
+    return there
 
 
 def present(file: Path) -> Path:

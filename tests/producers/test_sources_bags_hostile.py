@@ -133,6 +133,20 @@ def test_a_bag_of_several_files_loses_only_what_is_damaged(tmp_path, mcap, harm,
     assert list(source.samples(stream[3][1])) == stream[4:]
 
 
+def test_a_glob_of_all_folders_sends_each_bag_once(tmp_path):
+    (tmp_path / "days").mkdir()
+    for day, mcap in (("tuesday", True), ("monday", False)):
+        (tmp_path / day).mkdir()
+        bag, names = split(tmp_path / day, mcap)
+        bag.rename(tmp_path / "days" / f"{day} bag")
+    write_bag(tmp_path / "days" / "ros 1.bag", drive(ROS1, 2))
+    source = RosBags(str(tmp_path / "days" / "**"), codec="raw")
+    assert sent(source) == [*range(9), 0, 1, *range(9)]  # monday, ros 1, tuesday
+    assert source.skipped.by_reason == {}
+    by_name = RosBags([str(tmp_path / "days" / "monday bag" / name) for name in names])
+    assert sent(by_name) == list(range(9))
+
+
 @table("mcap", [False, True])
 @table("mode", [CompressionMode.FILE, CompressionMode.MESSAGE, CompressionMode.STORAGE])
 def test_bags_compressed_by_zstd_are_read(tmp_path, mcap, mode):
