@@ -126,7 +126,7 @@ def test_rank_as_by_singular_values(shape: tuple[int, int]) -> None:
         (lambda: alignment(torch.eye(2), torch.eye(2), 0), "alpha is 0"),
         (lambda: uniformity(torch.ones(1, 2)), "at least 2"),
         (lambda: uniformity(torch.eye(2), t=-1), "t is -1"),
-        (lambda: rank_me(torch.ones(3)), "need .N, F."),
+        (lambda: rank_me(torch.ones(3)), "must be .N, F."),
     ],
     ids=["class", "pairs", "views", "alpha", "one", "t", "shape"],
 )
