@@ -9,6 +9,7 @@ import gzip
 import itertools
 import json
 import lzma
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -125,21 +126,62 @@ def parquet_rows(path: Path, column: str, facts: Sequence[str]) -> Iterator[UrlR
 
 
 def csv_rows(path: Path, lines: Iterable[str], column: str, tabs: bool = False) -> Iterator[UrlRow]:
-    """Yield the rows of a CSV file, or of a TSV file, in which quotes have no meaning."""
-    how: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if tabs else {}
+    """Yield the rows of a CSV file, or of a TSV file, in which quotes have no meaning.
+
+    A row with more fields than there are columns has a text that is not a URL, because the comma in
+    a URL without quotes would cut the URL and move the other fields.
+    """
     lines = itertools.dropwhile(str.isspace, lines)  # the first line with a text names the columns
-    reader = csv.DictReader(lines, **how)
-    if column not in (reader.fieldnames or []):
-        raise absent(path, column, list(reader.fieldnames or []))
+    how: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if tabs else {}
+    names = next(csv.reader(lines, **how), [])
+    if column not in names:
+        raise absent(path, column, names)
+    if names.count(column) > 1:
+        raise SourceError(f"{path} has several columns {column!r}: rename all but one of them")
+    for fields in csv_fields(lines, how):
+        while len(fields) > len(names) and not fields[-1]:  # spreadsheets end rows with commas
+            fields.pop()
+        if len(fields) > len(names):
+            sign = "tabs" if tabs else "commas without quotes"
+            yield UrlRow(f"a row of {len(fields)} fields for {len(names)} columns: it has {sign}")
+        elif fields:
+            facts: dict[str, Any] = dict(itertools.zip_longest(names, fields))
+            yield UrlRow(text(facts.pop(column)), facts)
+
+
+def csv_fields(lines: Iterator[str], how: dict[str, Any]) -> Iterator[list[str]]:
+    """Yield the fields of each row of a CSV or TSV file; one empty field if it cannot be read.
+
+    A quote that is never closed would make one row of all lines behind it. The line of such a quote
+    is a row of its own, in which quotes have no meaning.
+    """
+    taken: list[str] = []  # the lines of the row that is read
+    returned: deque[str] = deque()  # lines that were taken for a part of the row before them
+
+    def each() -> Iterator[str]:
+        while (line := returned.popleft() if returned else next(lines, None)) is not None:
+            taken.append(line)
+            yield line
+
+    reader = csv.reader(each(), strict=True, **how)
     while True:
+        taken.clear()
         try:
-            facts = next(reader)
+            yield next(reader)
         except StopIteration:
             return
-        except csv.Error:  # a field is too long; the next line is a new row
-            yield UrlRow("")
-        else:
-            yield UrlRow(text(facts.pop(column)), facts)
+        except csv.Error:
+            first, *rest = taken
+            returned.extendleft(reversed(rest))
+            reader = csv.reader(each(), strict=True, **how)
+            try:
+                both = iter([first, ""])
+                fields = next(csv.reader(both, **how))
+                if next(both, None) is None:  # the quote is still open at the end of the line
+                    fields = next(csv.reader([first], quoting=csv.QUOTE_NONE))
+                yield fields
+            except csv.Error:  # a field is too long
+                yield [""]
 
 
 def json_rows(path: Path, lines: Iterator[str], column: str) -> Iterator[UrlRow]:

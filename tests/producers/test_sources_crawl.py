@@ -130,7 +130,7 @@ BAD_LISTS = {
         lambda a, b: f"url\n{a}\n" + "x" * 200_000 + f"\n{b}\n",
         {"bad URL": 1},
     ),
-    "short rows": ("a.csv", lambda a, b: f"c,url\n1,{a}\n2\n\n3,{b},4,5\n", {"bad URL": 1}),
+    "short rows": ("a.csv", lambda a, b: f"c,url\n1,{a}\n2\n\n3,{b},,\n", {"bad URL": 1}),
     "zeros": ("a.csv", lambda a, b: f"url\n{a}\n\0\0\0\n{b}\n", {"bad URL": 1}),
     "bytes": ("a.txt", lambda a, b: f"{a}\n\xff\xfe\x01\n{b}\n".encode("latin-1"), {"bad URL": 1}),
     "no objects": (

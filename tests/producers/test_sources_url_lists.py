@@ -109,6 +109,43 @@ def test_empty_lines_before_the_names_of_columns_are_ignored(kind: str, tmp_path
     assert list(read_rows(tmp_path / f"a{kind}", "url")) == ROWS
 
 
+QUOTED = """url,caption,label
+http://host/1,"open,1
+http://host/2,two,2
+http://host/3,"three
+lines",3
+http://host/4,"4" long,4
+http://host/5,"the end,5"""
+
+
+def test_a_quote_that_is_never_closed_costs_no_row(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(QUOTED)
+    rows = list(read_rows(tmp_path / "a.csv", "url"))
+    assert [row.url for row in rows] == [f"http://host/{n}" for n in range(1, 6)]
+    assert [row.facts["label"] for row in rows] == list("12345")
+    captions = ['"open', "two", "three\nlines", "4 long", '"the end']
+    assert [row.facts["caption"] for row in rows] == captions
+
+
+def test_many_quotes_that_are_never_closed_nest_nothing(tmp_path: Path) -> None:
+    lines = ["url,caption", *(f'http://host/{n},"open' for n in range(50_000))]
+    (tmp_path / "a.csv").write_text("\n".join(lines))
+    assert sum(row.url.startswith("http") for row in read_rows(tmp_path / "a.csv", "url")) == 50_000
+
+
+@pytest.mark.parametrize(("kind", "sign"), [(".csv", ","), (".tsv", "\t")])
+def test_a_row_of_too_many_fields_gives_no_url(kind: str, sign: str, tmp_path: Path) -> None:
+    lines = ["url,label", "http://host/a,7,1", "http://host/b,2,,", "http://host/c,3"]
+    path = tmp_path / f"a{kind}"
+    path.write_text("\n".join(lines).replace(",", sign))
+    cut, *whole = read_rows(path, "url")
+    assert cut.url.startswith("a row of 3 fields for 2 columns")
+    assert whole == [
+        UrlRow("http://host/b", {"label": "2"}),
+        UrlRow("http://host/c", {"label": "3"}),
+    ]
+
+
 QUICK_XZ = partial(lzma.compress, preset=0)
 
 
@@ -181,6 +218,7 @@ UNREAD = {
     "d.csv": ("url\nhttp://host/1\n".encode("utf-16-le"), "without a byte-order mark, .*iconv"),
     "e.csv": ("url\nhttp://host/1\n".encode("utf-32"), "or UTF-32: save it as UTF-8, .*iconv"),
     "a.txt": ("http://host/1\n".encode("utf-16-be"), "without a byte-order mark, .*iconv"),
+    "f.csv": (b"url,label,url\na,1,b\n", "several columns 'url': rename"),
     "c.csv": (b"http://host/1\nhttp://host/2\n", "first line must name the columns, and is 'http"),
 }
 
