@@ -63,7 +63,8 @@ class ParquetFiles(FilePasses[tuple[int]]):
         image: column of the images; null: the only column that can hold images.
         label: column of the class: a whole number, or a name, or empty or -1 for no class; null: no
             labels. A file may lack the column `label`, but no other one. The label of a name is its
-            place among the sorted names of all files.
+            place among the sorted names of all files. If `datasets` has named the classes of the
+            first file, its numbers hold for all files.
         keep: columns that are sent as meta: text, numbers, and times as text. Other values are
             counted as `bad facts`, and so is a column that a file lacks.
         epochs: number of passes, 1 or more; null: endless.
@@ -101,7 +102,7 @@ class ParquetFiles(FilePasses[tuple[int]]):
             raise SourceError(f"source {name!r}: {error}") from error
         if named:
             self.classes = self._names_in(str(label))
-        self._numbers = {name: at for at, name in enumerate(self.classes or ())} if named else {}
+        self._numbers = {name: at for at, name in enumerate(self.classes or ())}
 
     def _names_in(self, column: str) -> list[str] | None:
         """Return the distinct names in a column of text, sorted; None if it has numbers."""
@@ -203,6 +204,8 @@ class ParquetFiles(FilePasses[tuple[int]]):
         columns = parts_of(image, schema.field(image).type) or [image]
         columns += [name for name in facts if name in schema.names]
         group = file.metadata.row_group(number)
+        names = class_names(schema, self._label)
+        others = names if names != self.classes else None
         try:
             check_group(path, group, columns)
             for batch in file.iter_batches(ROWS, [number], columns, use_threads=False):
@@ -212,7 +215,7 @@ class ParquetFiles(FilePasses[tuple[int]]):
                     row += 1
                     if row > start:
                         cells = {name: cell(batch.column(name)[at]) for name in batch.schema.names}
-                        sample = self._sample(f"{path.stem}/{row - 1}", cells, image)
+                        sample = self._sample(f"{path.stem}/{row - 1}", cells, image, others)
                         if sample is not None:
                             yield sample, (row,)
             if row < (end := first + group.num_rows):  # the library ends where the file ends
@@ -221,8 +224,17 @@ class ParquetFiles(FilePasses[tuple[int]]):
         except Exception as error:
             self.skipped.note_damage(f"{path} from row {row} to the end of its row group", error)
 
-    def _sample(self, name: str, cells: dict[str, Any], image: str) -> Sample | None:
-        """Return the sample of a row, or None if it has no image."""
+    def _sample(
+        self, name: str, cells: dict[str, Any], image: str, classes: list[str] | None
+    ) -> Sample | None:
+        """Return the sample of a row, or None if it has no image.
+
+        Args:
+            name: the name of the row.
+            cells: the row, by column.
+            image: the images' column.
+            classes: the names of the classes by the row's file, if it numbers others.
+        """
         held: Any = cells.get(image)
         path = None
         if isinstance(held, Mapping):
@@ -235,9 +247,11 @@ class ParquetFiles(FilePasses[tuple[int]]):
             return None
         label = None
         if self._label is not None and (self._label in cells or self._label != LABEL):
-            text = cells.get(self._label)
-            if isinstance(text, str) and text in self._numbers:
-                cells = {**cells, self._label: self._numbers[text]}
+            value = cells.get(self._label)
+            if classes and self._numbers and isinstance(value, int) and 0 <= value < len(classes):
+                value = classes[value]
+            if isinstance(value, str):
+                cells = {**cells, self._label: self._numbers.get(value, value)}
             label = label_in(cells, self._label, self.skipped, name)
         meta = kept_facts(cells, self._keep, self.skipped, name)
         try:

@@ -6,6 +6,7 @@ import argparse
 import inspect
 import re
 from collections.abc import Mapping, Sequence, Set
+from itertools import zip_longest
 from typing import Any
 
 from jsonargparse import ArgumentParser
@@ -183,10 +184,12 @@ def readers(
     ]
     first, second = (reader.class_names for reader in found)
     if first is not None and second is not None and first != second:
-        apart = sorted({*first} ^ {*second})
+        at = next(n for n, (a, b) in enumerate(zip_longest(first, second)) if a != b)
+        one, other = (repr(names[at]) if at < len(names) else "none" for names in (first, second))
         raise ValueError(
-            f"references and queries have different classes, such as {apart[0]}: classes "
-            "are numbered by the sorted names of their folders, so both sets need the "
-            "same folders"
+            f"references and queries have different classes: class {at} is {one} in the references "
+            f"and {other} in the queries. Classes are numbered by the sorted names of their "
+            "folders, or as a Parquet file names them, so both sets need the same names in the "
+            "same order"
         )
     return found

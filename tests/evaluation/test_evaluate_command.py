@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from evaluation_run import write_run
 from PIL import Image
+from pyarrow import parquet
 from safetensors.torch import load_file, save_file
 from table import table
 
@@ -298,8 +300,22 @@ def test_folders_that_are_no_classes_are_refused(
     assert_told(caplog, "contains train, val, and .* --data images:.*/val --references .*/train")
     data = ["--data", f"images:{tmp_path}/set/Test", "--references", f"images:{tmp_path}/set/train"]
     assert evaluate.main([str(run), *data, "--out", str(tmp_path / "out")]) == 2
-    assert_told(caplog, "such as class-2: classes are numbered by")
+    assert_told(caplog, "class 2 is 'class-2' in the references and none in the queries")
     assert not (tmp_path / "out").exists()
+
+
+def test_sets_whose_classes_have_another_order_are_refused(
+    run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, classes in (("one", ["cat", "dog"]), ("two", ["dog", "cat"])):
+        facts = json.dumps({"info": {"features": {"label": {"names": classes}}}})
+        rows = pa.table({"image": [b""], "label": [0]})
+        path = tmp_path / f"{name}.parquet"
+        parquet.write_table(rows.replace_schema_metadata({"huggingface": facts}), path)
+    data = ["--data", f"parquet:{tmp_path}/one.parquet"]
+    data += ["--references", f"parquet:{tmp_path}/two.parquet"]
+    assert evaluate.main([str(run), *data, "--out", str(tmp_path / "out")]) == 2
+    assert_told(caplog, "class 0 is 'dog' in the references and 'cat' in the queries")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import logging
 import os
 from pathlib import Path
@@ -157,6 +158,28 @@ def test_names_of_classes_are_read_if_they_are_there(
     found = pa.table({"image": cells(PNGS[:1]), "label": [0]})
     parquet.write_table(found.replace_schema_metadata({"huggingface": facts}), tmp_path / "a")
     assert ParquetFiles(str(tmp_path / "a")).classes == names
+
+
+def named(path: Path, labels: list[object], names: list[str]) -> None:
+    """Write a file whose labels have these names, as `datasets` does."""
+    facts = json.dumps({"info": {"features": {"label": {"names": names}}}})
+    found = pa.table({"image": cells(PNGS[: len(labels)]), "label": labels})
+    parquet.write_table(found.replace_schema_metadata({"huggingface": facts}), path)
+
+
+def test_files_that_number_their_classes_otherwise_get_the_numbers_of_the_first(
+    tmp_path: Path,
+) -> None:
+    named(tmp_path / "a.parquet", [0, 1, None], ["dog", "cat"])
+    named(tmp_path / "b.parquet", [0, 1, 2], ["cat", "dog", "emu"])
+    named(tmp_path / "c.parquet", [0, -1, 7], ["cat"])
+    write(tmp_path / "d.parquet", {"image": cells(PNGS[:2]), "label": ["cat", "dog"]})
+    write(tmp_path / "e.parquet", {"image": cells(PNGS[:2]), "label": [0, 1]})
+    source = ParquetFiles(str(tmp_path / "*.parquet"))
+    assert source.classes == ["dog", "cat"]
+    labels = [label for *_, label, _ in given(source)]
+    assert labels == [0, 1, None, 1, 0, None, 1, None, 7, 1, 0, 0, 1]
+    assert source.skipped.by_reason == {"bad label": 1}
 
 
 @table("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())], ids=str)
