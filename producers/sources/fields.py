@@ -306,6 +306,8 @@ def class_in(value: object) -> int | None:
     text = value.decode("utf-8-sig", errors="replace") if isinstance(value, bytes) else value
     try:
         number = -1.0 if text is None or not str(text).strip() else float(text)  # type: ignore[arg-type]
+        if isinstance(text, str) and "_" in text:  # the name 1_2 is no number, as it is in Python
+            number = math.inf
     except (ValueError, TypeError, OverflowError):
         number = math.inf
     if math.isnan(number) or number == -1:

@@ -198,6 +198,13 @@ def test_names_in_the_labels_column_are_numbered_over_all_files(
     assert source.skipped.by_reason == {"bad label": 1, "damaged": 1}
 
 
+def test_names_of_digits_and_underscores_are_no_numbers(tmp_path: Path) -> None:
+    columns = {"image": cells(PNGS[:3]), "label": ["1_2", "1_10", "1_2"]}
+    source = ParquetFiles(write(tmp_path / "a.parquet", columns))
+    assert source.classes == ["1_10", "1_2"]
+    assert [label for *_, label, _ in given(source)] == [1, 0, 1]
+
+
 @table("encoding", ["DELTA_LENGTH_BYTE_ARRAY", "DELTA_BYTE_ARRAY"])
 def test_names_of_classes_may_have_any_encoding(tmp_path: Path, encoding: str) -> None:
     """Arrow reads texts of these encodings, but not as a dictionary."""
