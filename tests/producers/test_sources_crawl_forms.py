@@ -1,5 +1,6 @@
 """Forms of lists, redirects and robots.txt as hosts have them, and addresses that are public."""
 
+import base64
 import contextlib
 import gzip
 import ipaddress
@@ -80,6 +81,45 @@ def test_a_redirect_is_followed_as_it_is_written(served, tmp_path, location, ask
     paths, source = crawled(served, listed(served, tmp_path, "/dir/a"))
     assert paths == ["/dir/a", asked]
     assert source.skipped.by_reason == {}
+
+
+@table(
+    ("location", "known"),
+    [
+        (None, True),
+        ("/b", True),
+        ("http://a.test:PORT/b", True),
+        ("http://b.test:PORT/b", False),
+    ],
+)
+def test_the_user_and_the_password_of_a_url_reach_its_host_alone(served, tmp_path, location, known):
+    got = {}
+
+    async def asked(request):
+        got[request.path] = request.headers.get("authorization")
+        where = str(location).replace("PORT", str(served.port))
+        moved = location is not None and request.path == "/a"
+        await (request.send(status=302, location=where) if moved else request.send(PNG))
+
+    served.answers |= {"/a": asked, "/b": asked}
+    path = tmp_path / "urls.txt"
+    path.write_text(f"http://me%40home:p%40ss:w@a.test:{served.port}/a\n")
+    crawled(served, path)
+    header = f"Basic {base64.b64encode(b'me@home:p@ss:w').decode()}".lower()
+    target = {"/b": header if known else None} if location else {}
+    assert got == {"/a": header} | target
+
+
+def test_a_url_without_a_user_sends_no_authorization(served, tmp_path):
+    got = []
+
+    async def asked(request):
+        got.append("authorization" in request.headers)
+        await request.send(PNG)
+
+    served.answers["/a"] = asked
+    crawled(served, listed(served, tmp_path, "/a"))
+    assert got == [False]
 
 
 def test_spaces_around_urls_are_taken_off_in_every_list(served, tmp_path):

@@ -21,7 +21,14 @@ from protego import Protego
 from stream_ssl.producers.sources.fields import check_above_0, check_ranges
 from stream_ssl.producers.sources.web.network import GuardedBackend, error_number
 from stream_ssl.producers.sources.web.outage import Outage
-from stream_ssl.producers.sources.web.response import Response, body, location, parsed, retry_after
+from stream_ssl.producers.sources.web.response import (
+    Response,
+    authorization,
+    body,
+    location,
+    parsed,
+    retry_after,
+)
 from stream_ssl.producers.sources.web.robots import is_robots_text, opted_out, robots_text
 from stream_ssl.producers.sources.web.skip import Skip
 
@@ -298,6 +305,7 @@ class Fetcher:
             "host": url.netloc.decode(),
             "user-agent": self._agent,
             "accept-encoding": "identity",
+            **authorization(url),
         }
         answered = False
         try:

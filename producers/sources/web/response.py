@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import email.utils
 import time
@@ -111,8 +112,16 @@ def parsed(url: str, base: httpx.URL | None = None) -> httpx.URL:
     return found
 
 
+def authorization(url: httpx.URL) -> dict[str, str]:
+    """Return the header with the user and the password of a URL; empty if it has none."""
+    if not url.userinfo:
+        return {}
+    secret = base64.b64encode(f"{url.username}:{url.password}".encode())
+    return {"authorization": f"Basic {secret.decode()}"}
+
+
 def location(response: Response, base: httpx.URL) -> httpx.URL:
-    """Return the target of a redirect.
+    """Return the target of a redirect. The user and the password go to the same origin alone.
 
     Raises:
         Skip: the response contains no valid http or https URL.
@@ -121,10 +130,12 @@ def location(response: Response, base: httpx.URL) -> httpx.URL:
     raw = response.header("location").encode("latin-1")
     target = "".join(chr(byte) if byte < 128 else f"%{byte:02X}" for byte in raw)
     try:
-        return parsed(target, base)
+        found = parsed(target, base)
     except Skip as skip:
         where = f"to {target[:200]!r}" if target else "without a target"
         raise Skip(skip.reason, f"it redirects {where}: {skip}") from skip
+    same = (found.scheme, found.host, found.port) == (base.scheme, base.host, base.port)
+    return found.copy_with(userinfo=base.userinfo) if same and not found.userinfo else found
 
 
 def retry_after(value: str, otherwise: float, date: str = "") -> float:
