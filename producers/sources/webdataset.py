@@ -132,8 +132,9 @@ class WebDataset(FilePasses[tuple[int]]):
                     continue
                 key, extension = split_key(member.name)
                 base = posixpath.basename(key)
-                if member.name and (not base or base.startswith("__")):
-                    continue  # a hidden file, or one about the shard, belongs to no sample
+                about = base.startswith("__") and base.endswith("__")  # about the shard
+                if member.name and (about or not base):  # a hidden file has no base
+                    continue
                 if group is not None and (not member.name or key != group.key):
                     sample = self._sample(stem, group)
                     if sample is not None:

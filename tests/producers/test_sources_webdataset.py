@@ -81,6 +81,18 @@ def test_members_group_by_folder_and_name_up_to_the_first_dot(tmp_path):
     ]
 
 
+def test_a_sample_whose_name_begins_with_underscores_is_sent(tmp_path):
+    names = ["_a", "__x94e2r3Z0s_17", "__b", "_c__"]  # such as the ids of videos
+    members = [
+        (f"x/{name}{end}", what) for name in names for end, what in ((".cls", b"4"), (".png", PNG))
+    ]
+    write_tar(tmp_path / "data.tar", [*members, ("x/__meta__.cls", b"no sample")])
+    source = WebDataset(str(tmp_path / "data.tar"))
+    stream = [(named(sample), sample.label) for sample, _ in source.samples()]
+    assert stream == [(f"data/x/{name}", 4) for name in names]
+    assert source.skipped.by_reason == {}
+
+
 @pytest.mark.parametrize("hidden", ["x/._a.cls", "._a.cls", "__meta__.json", "x/.DS_Store"])
 def test_a_hidden_member_between_two_parts_of_a_sample_does_not_part_them(tmp_path, hidden):
     parts = [("x/a.png", PNG), (hidden, b"not a sample"), ("x/a.cls", b"4")]
