@@ -252,7 +252,10 @@ class WatchedFolder:
     def _note_late(self, keys: set[Key]) -> None:
         remedy = 'touch it, or watch with order="ctime"'
         if self._order == "ctime":
-            remedy = "the clock was set back: touch it once the clock has passed that time"
+            remedy = (
+                "its folder was moved here with it: touch it. If the clock was set back, touch it "
+                "once the clock has passed that time"
+            )
         for stamp, path in sorted(keys):
             why = f"its time {stamp * 1e-9:.3f} is not after that of a file already sent"
             self.skipped.note("late", path, f"{why}; {remedy}")

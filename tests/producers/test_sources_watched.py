@@ -108,6 +108,26 @@ def test_by_ctime_files_moved_in_with_an_old_time_are_sent(tmp_path):
     assert not source.skipped.by_reason["late"]
 
 
+def test_files_of_a_folder_that_was_moved_in_are_late_for_this_reason(tmp_path, caplog):
+    inside, outside = tmp_path / "in", tmp_path / "out"
+    rested = add(outside, "old.png", 3).stat().st_ctime_ns
+    until(lambda: add(inside, "new.png", 9).stat().st_ctime_ns != rested)
+    clock = Clock(2.0**33)
+
+    def move():
+        if outside.exists():
+            outside.rename(inside / "out")  # changes no time of the file in it
+
+    clock.on_sleep = move
+    source = watch(inside, clock, order="ctime")
+    assert names(source.samples()) == ["new.png"]
+    assert source.skipped.by_reason == {"late": 1}
+    assert "; its folder was moved here with it: touch it. If the clock" in caplog.text
+    (inside / "out" / "old.png").touch()
+    clock.on_sleep = lambda: None
+    assert names(watch(inside, order="ctime").samples())[-1] == "out/old.png"
+
+
 def test_a_rewritten_file_is_sent_again_under_another_id(tmp_path):
     add(tmp_path, "a.png", 1, seed=1)
     clock = Clock(2.0**33)
