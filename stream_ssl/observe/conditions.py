@@ -93,7 +93,12 @@ SLOW_COMMIT_SHARE, SLOW_COMMITS, SLOW_SECONDS = 0.01, 5, 600.0
 EVENT_SECONDS = 3600.0
 """Seconds that single events are shown, such as a damaged segment."""
 COLLISION_PROBABILITY, NEAR_DUPLICATE_SHARE, QUALITY_SECONDS = 0.5, 0.5, 1800.0
-SLOW_RANK, SLOW_RANK_SECONDS = 1.5, 900.0
+SLOW_RANK, SLOW_RANK_BUSY, SLOW_RANK_SECONDS = 1.5, 0.1, 900.0
+"""A slow rank is busy SLOW_RANK times as long as the others, and for at least SLOW_RANK_BUSY of the
+time. While the stream pauses, ranks work a little between two looks, and none waits for a step.
+"""
+SLOWEST_RANK = 1.1
+"""A rank is shown as the slowest if it is busy this many times as long as the fastest rank."""
 
 
 FOLDERS = {

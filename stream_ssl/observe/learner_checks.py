@@ -214,9 +214,11 @@ class LearnerChecks:
         busy = self._trends.rise(
             "busy", at.SLOW_RANK_SECONDS, figures.by("rank_busy_seconds_total", "rank")
         )
-        if len(busy) > 1 and self._trends.span("busy") > 0.9 * at.SLOW_RANK_SECONDS:
+        span = self._trends.span("busy")
+        if len(busy) > 1 and span > 0.9 * at.SLOW_RANK_SECONDS:
             usual = sorted(busy.values())[(len(busy) - 1) // 4]
-            slow = [rank for rank, spent in busy.items() if spent > at.SLOW_RANK * usual]
+            least = max(at.SLOW_RANK * usual, at.SLOW_RANK_BUSY * span)
+            slow = [rank for rank, spent in busy.items() if spent > least]
             if slow:
                 says = f"rank {', '.join(slow)} needs longer for each step than the others"
                 yield "slow-rank", "", says

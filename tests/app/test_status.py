@@ -26,9 +26,17 @@ from stream_ssl.observe.health import STARTING, Health
 from stream_ssl.observe.http_access import Token
 from stream_ssl.observe.metrics import LearnerMetrics, ReceiverMetrics
 from stream_ssl.observe.page.api import Sources
-from stream_ssl.observe.scrape import Snapshot
+from stream_ssl.observe.scrape import History, Snapshot
 from stream_ssl.observe.server import Server
 from stream_ssl.receiver.records import ReceiverRecord
+
+LISTS = ("conditions", "not_ready", "starting", "unknown", "hung", "ended", "absent", "silent")
+NOTHING: dict[str, Any] = {
+    **{name: {} for name in LISTS},
+    "up": {"receiver": True, "learner": True},
+    **dict.fromkeys(("receiver", "learner", "group")),
+}
+"""The figures of a run whose processes are up and have no figures yet."""
 
 
 def started() -> LearnerMetrics:
@@ -90,16 +98,33 @@ def test_a_path_is_shown_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_a_learner_that_falls_behind_is_not_called_healthy() -> None:
-    quiet = {"up": {"receiver": True, "learner": True}, "receiver": None, "learner": None}
-    keys = ("conditions", "not_ready", "starting", "unknown", "hung", "ended", "absent", "silent")
-    none: dict[str, Any] = {name: {} for name in keys}
-    figures = {**quiet, **none, "group": None}
     levels: dict[Level, str] = {"good": "healthy", "watch": "worth a look"}
     for level, said in levels.items():
         console = Console(record=True, width=100)
         found = [Answer("Health", level, "None of 37 conditions holds.", [])]
-        console.print(status.table(Path("runs/one"), {}, figures, found))
+        console.print(status.table(Path("runs/one"), {}, NOTHING, found))
         assert re.search(rf"health +│ {said}", console.export_text())
+
+
+def test_the_slowest_rank_is_that_of_the_page() -> None:
+    """The page names none without an update, or if all ranks are about as busy."""
+    for steps, busy, says in (
+        (9, (3.0, 6.0), "rank 1 is the slowest: it is busy for 60 % of the time, and the fastest"),
+        (9, (3.6, 3.8), "2 ranks; each is busy for at most 38 % of the time"),
+        (0, (0.3, 0.6), "2 ranks; each is busy for at most 6.0 % of the time"),
+    ):
+        history = History()
+        for now in (0.0, 10.0):
+            values = {"stream_ssl_steps_total": steps * now}
+            for rank, worked in enumerate(busy):
+                label = f'{{rank="{rank}"}}'
+                values[f"stream_ssl_rank_busy_seconds_total{label}"] = worked * now / 10
+                values[f"stream_ssl_rank_shard_slots{label}"] = 8.0
+            history.append(Snapshot(now, values))
+        console = Console(record=True, width=200)
+        figures = {**NOTHING, "group": status.group_figures(history)}
+        console.print(status.table(Path("runs/one"), {}, figures, []))
+        assert says in console.export_text()
 
 
 def test_a_learner_that_starts_shows_no_zeros_of_a_memory_that_it_has_not_loaded(

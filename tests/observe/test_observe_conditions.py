@@ -432,6 +432,19 @@ def test_a_condition_is_told_everywhere_and_ends(
     assert f"{name}: " in printed
 
 
+def test_no_rank_is_slow_while_the_stream_pauses() -> None:
+    world = World("learner")
+    going_well(world, "learner")
+
+    def look() -> None:
+        for rank, share in enumerate((0.01, 0.03)):
+            worked = share * (world.now - 1000)
+            world.learner._raise_to("rank_busy_seconds_total", worked, rank=str(rank))
+
+    world.pass_(1000, look)
+    assert ("slow-rank", "") not in world.lit
+
+
 def test_skipped_updates_are_counted_on_while_training_diverges() -> None:
     """A divergence and its reloads do not freeze the count of an earlier look."""
     world, state = World("learner"), Divergence()

@@ -39,7 +39,7 @@ from stream_ssl.daemon.run_states import (
 from stream_ssl.observe.answer import Answer
 from stream_ssl.observe.answers import MOST_PRODUCERS, answers, as_json
 from stream_ssl.observe.ask import ask, bearer, map_in
-from stream_ssl.observe.conditions import OF_CHECK, few, plural
+from stream_ssl.observe.conditions import OF_CHECK, SLOWEST_RANK, few, plural
 from stream_ssl.observe.health import STARTING
 from stream_ssl.observe.metric_spec import ROLES, role_of
 from stream_ssl.observe.scrape import History, Scraper
@@ -353,15 +353,19 @@ def _summed(figures: Sequence[Mapping[str, Any]], parts: Set[str]) -> Mapping[st
     }
 
 
-def group_figures(first: History) -> dict[str, float]:
-    """Return the figures of the group, from the metrics of the first rank."""
+def group_figures(first: History) -> dict[str, float | None]:
+    """Return the figures of the group, from the metrics of the first rank.
+
+    As on the page, no rank is the slowest if all are about as busy, or if no update was made.
+    """
     busy = [
         first.rate("stream_ssl_rank_busy_seconds_total", rank=str(rank))
         for rank in range(_ranks(first))
     ]
+    differ = first.rate("stream_ssl_steps_total") > 0 and max(busy) > SLOWEST_RANK * min(busy)
     return {
         "ranks": len(busy),
-        "slowest_rank": max(range(len(busy)), key=busy.__getitem__),
+        "slowest_rank": busy.index(max(busy)) if differ else None,
         "slowest_busy_ratio": min(1.0, max(busy)),  # ranks report rarely, so a rate may exceed 1
         "fastest_busy_ratio": min(1.0, min(busy)),
         "sent_bytes_per_second": first.rate("stream_ssl_rank_sent_bytes_total"),
@@ -464,13 +468,22 @@ def table(
         parked = group["parked_journals"]
         shown.add_row(
             "group",
-            f"{plural(group['ranks'], 'rank')}; rank {group['slowest_rank']:.0f} is the "
-            f"slowest: it is busy for {percent(group['slowest_busy_ratio'])} of the time, and "
-            f"the fastest for {percent(group['fastest_busy_ratio'])}; each rank sends about "
+            f"{plural(group['ranks'], 'rank')}; {_busy(group)}; each rank sends about "
             f"{group['sent_bytes_per_second'] / 1e6:.1f} MB/s"
             + (f"; [red]{plural(parked, 'journal')} parked[/]" if parked else ""),
         )
     return shown
+
+
+def _busy(group: Mapping[str, Any]) -> str:
+    """Return how busy the ranks are."""
+    most = percent(group["slowest_busy_ratio"])
+    if group["slowest_rank"] is None:
+        return f"each is busy for at most {most} of the time"
+    return (
+        f"rank {group['slowest_rank']} is the slowest: it is busy for {most} of the time, and "
+        f"the fastest for {percent(group['fastest_busy_ratio'])}"
+    )
 
 
 def _state(role: str, address: str | None, figures: Mapping[str, Any]) -> str:

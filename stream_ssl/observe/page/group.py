@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from stream_ssl.batch import START, Offset
 from stream_ssl.learning.ranks import Work
+from stream_ssl.observe.conditions import SLOWEST_RANK
 
 WINDOW = 10.0
 """Seconds that the rates and means cover."""
@@ -61,7 +62,7 @@ class GroupView:
         """Return the figures of the last WINDOW seconds, for JSON.
 
         Figures per step are None if there was no step. `slowest` is the rank with the longest busy
-        time. It is None if no rank was busy more than 1.1 times as long as the least busy rank.
+        time. It is None if no rank was busy SLOWEST_RANK times as long as the least busy rank.
         """
         with self._lock:
             if not self._past:
@@ -91,5 +92,7 @@ class GroupView:
             "ranks": ranks,
             "parked": list(self._parked),
             "steps_per_second": steps / seconds if seconds else None,
-            "slowest": busy.index(max(busy)) if steps and max(busy) > 1.1 * min(busy) else None,
+            "slowest": busy.index(max(busy))
+            if steps and max(busy) > SLOWEST_RANK * min(busy)
+            else None,
         }
