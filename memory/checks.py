@@ -91,10 +91,15 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def as_tensor(name: str, value: Array, device: torch.device | None = None) -> Tensor:
+def as_tensor(
+    name: str,
+    value: Array,
+    device: torch.device | None = None,
+    rule: str = "a tensor or an array",
+) -> Tensor:
     """Return `value` on `device`, without gradient, and without a copy if possible.
 
-    Without `device`, a tensor stays on its own device.
+    Without `device`, a tensor stays on its own device. `rule` is the rule that the error states.
     """
     if isinstance(value, Checked):
         value = value.tensor
@@ -110,9 +115,7 @@ def as_tensor(name: str, value: Array, device: torch.device | None = None) -> Te
         # A default device of torch would move a tensor there.
         tensor = value if isinstance(value, Tensor) else torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(
-            f"{name} are {reprlib.repr(value)}: must be a tensor or an array; {error}"
-        ) from None
+        raise ValueError(f"{name} are {reprlib.repr(value)}: must be {rule}; {error}") from None
     if tensor.layout != torch.strided:
         raise ValueError(f"{name} are {tensor.layout}: must be dense; convert them by to_dense()")
     return tensor.detach() if device is None else to_device(tensor.detach(), device)
@@ -161,7 +164,7 @@ def check_integers(
     name: str, value: Array, device: torch.device, count: int | None = None
 ) -> Tensor:
     """Return an int64 column, of `count` values if given."""
-    column = as_tensor(name, value, device)
+    column = as_tensor(name, value, device, "a tensor, an array or a list of int64")
     other = column.is_floating_point() or column.is_complex() or column.dtype == torch.bool
     if other and column.numel():  # an empty list becomes float32
         raise ValueError(f"{name} are {column.dtype}: must be integers (int64)")

@@ -141,6 +141,12 @@ def upgraded(state: Mapping[str, Any]) -> State:
     Raises:
         ValueError: the mapping is not a memory state, or it has a later version.
     """
+    for name, value in state.items():
+        if not isinstance(value, Tensor):  # as safetensors.numpy reads them
+            raise ValueError(
+                f"the state's {name} is of type {type(value).__name__}: pass tensors, such as "
+                "torch.from_numpy gives for an array"
+            )
     version = int(state["counters"][0]) if "counters" in state else 0
     if version > VERSION:
         raise ValueError(

@@ -168,6 +168,8 @@ def test_negatives(arguments: dict[str, Any], message: str) -> None:
         (lambda m: m.add([7], Z[:1], torch.zeros(1, 3, 2, 2)), "leave images= out"),
         (lambda m: m.add(None, Z), "ids are None"),
         (lambda m: m.add([object()], Z[:1]), "ids are .*<object obj"),
+        (lambda m: m.add(["a"], Z[:1]), r"ids are \['a'\]: must be .* a list of int64"),
+        (lambda m: m.add([2**63], Z[:1]), r"ids are \[9.*8\]: must be .* a list of int64"),
         (lambda m: m.add([7], None), "embeddings are None"),
         (lambda m: m.effective_cells(0), "cells is 0"),
         (
@@ -188,7 +190,7 @@ def test_negatives(arguments: dict[str, Any], message: str) -> None:
             r"embeddings are within a transform of torch\.func.* \(has_aux=True\)",
         ),
     ],
-    ids=range(31),
+    ids=range(33),
 )
 def test_operations_change_nothing(call: Callable[[WorkingMemory], Any], message: str) -> None:
     memory = filled()

@@ -281,6 +281,16 @@ def test_a_damaged_state_is_refused_and_changes_nothing(
     assert memory.check_valid() == (True, "")
 
 
+def test_a_state_of_arrays_is_not_called_damaged() -> None:
+    saved, memory = of()(), of()()
+    offer(saved, 0, 60)
+    state: dict[str, Any] = {name: value.numpy() for name, value in saved.state_dict().items()}
+    with pytest.raises(ValueError, match=r"is of type ndarray: pass tensors, .* torch.from_numpy"):
+        memory.load_state_dict(state)
+    memory.load_state_dict({name: torch.from_numpy(value) for name, value in state.items()})
+    assert equal(memory.state_dict(), saved.state_dict())
+
+
 @table("lack", ["CUDA out of memory.", "DefaultCPUAllocator: can't allocate memory: you tried"])
 def test_a_lack_of_memory_is_no_damage(lack: str, monkeypatch: pytest.MonkeyPatch) -> None:
     saved, memory = of()(), of()()
