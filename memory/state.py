@@ -15,6 +15,7 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.modules.module import _IncompatibleKeys
@@ -371,7 +372,7 @@ class Stateful(Slots):
         keys = torch.unique(self._columns.producers[: len(self)])
         state["producer_names"] = encode_names(self._names.held(to_host(keys).tolist()))
         for name, value in state.items():
-            destination[prefix + name] = value
+            destination[prefix + name] = value if value.numel() or keep_vars else _apart(value)
 
     def _load_from_state_dict(
         self,
@@ -493,6 +494,16 @@ class Stateful(Slots):
         """Make the policy recompute what it counted of these rows, which had another dtype."""
         every = torch.arange(len(self), device=self.device)
         self.eviction.on_update(every, before_kA)
+
+
+def _apart(empty: Tensor) -> Tensor:
+    """Return the tensor, which has no elements, at an address of its own on the CPU.
+
+    Torch gives all such tensors the address 0. Accelerate takes them for one tensor, and saves only
+    one of them.
+    """
+    storage = torch.from_numpy(np.empty(0, np.uint8)).untyped_storage()
+    return torch.empty(0, dtype=empty.dtype).set_(storage, 0, empty.shape, empty.stride())
 
 
 def save(memory: WorkingMemory, path: Path | str) -> None:

@@ -281,6 +281,21 @@ def test_a_damaged_state_is_refused_and_changes_nothing(
     assert memory.check_valid() == (True, "")
 
 
+@table("offered", [0, 60])
+def test_no_tensors_of_a_state_have_one_address(offered: int) -> None:
+    """Accelerate saves only one of them, also of those without elements."""
+    memory = of()()
+    if offered:
+        offer(memory, 0, offered)
+    state = memory.state_dict()
+    assert len({value.untyped_storage().data_ptr() for value in state.values()}) == len(state)
+    other = of()()
+    offer(other, 0, 60)
+    other.load_state_dict(state)
+    assert equal(other.state_dict(), state)
+    assert other.check_valid() == (True, "")
+
+
 def test_a_state_of_arrays_is_not_called_damaged() -> None:
     saved, memory = of()(), of()()
     offer(saved, 0, 60)
