@@ -4,7 +4,6 @@ import io
 import re
 import sys
 import types
-from dataclasses import dataclass
 from datetime import date
 
 import pytest
@@ -47,8 +46,10 @@ def test_markdown_sets_numbers_to_the_right():
 
 def test_table_marks_a_missed_target():
     console = Console(width=120, record=True, file=io.StringIO())
-    console.print(table(Result("ingest", ROWS, 1)))
+    found = table(Result("ingest", ROWS, 1))
+    console.print(found)
     assert "93.2" in console.export_text()
+    assert [row.style for row in found.rows] == [None, "red"]
 
 
 def test_report_is_named_by_day_and_hardware(tmp_path):
@@ -90,13 +91,6 @@ def test_one_that_fails_does_not_take_the_others_with_it(fake, tmp_path):
     assert "Failed: OSError: no room" in report
     assert "## eviction" in report
     assert "## learner" not in report
-
-
-@dataclass
-class Measured:
-    score: str
-    ratio: float | None
-    same_sequence: bool | None
 
 
 def test_an_unknown_name_is_refused(tmp_path, capsys):

@@ -98,11 +98,15 @@ def test_a_reason_of_any_bytes_is_told_on_one_line(tmp_path: Path) -> None:
         assert systemd.next().splitlines() == [told, "WATCHDOG=1"]
 
 
-def test_without_systemd_nothing_is_told_and_a_deaf_one_stops_nothing(tmp_path: Path) -> None:
+def test_without_systemd_nothing_is_sent_and_a_missing_socket_stops_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with Notifier(Health(), {}):
         pass
+    assert not caplog.records, "a message without an address would fail, and be logged"
     with Notifier(Health(), {"NOTIFY_SOCKET": str(tmp_path / "nobody")}):
         pass
+    assert "cannot send 'READY=1' to systemd" in caplog.text
 
 
 def options(unit: str) -> dict[str, list[str]]:

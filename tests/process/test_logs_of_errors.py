@@ -102,10 +102,13 @@ def test_a_missing_client_is_said_and_stops_nothing(
     assert "pip install 'stream-ssl[sentry]'" in caplog.text
 
 
-def test_without_an_address_no_client_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_address_no_client_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setitem(sys.modules, "sentry_sdk", None)
     report_errors({})
     report_errors({"SENTRY_DSN": ""})
+    assert not caplog.records, "an attempt to load the missing client is logged"
 
 
 def test_a_wrong_address_is_an_error_in_one_line() -> None:
