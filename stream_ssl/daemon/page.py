@@ -56,7 +56,7 @@ def serve_page(
     peers = Peers(partial(peers_of, settings.run, f"{role}-{rank}" if rank else role))
     stack.enter_context(Background("peers", peers.ask, ASK_EVERY))
     sources.hung = peers.why
-    watch = Watch(role, registry, health, metrics.light, watched, peers.hung)
+    watch = Watch(role, registry, health, metrics.set_conditions, watched, peers.hung)
     stack.enter_context(Background("watch", watch.try_look, EVERY))
     return server.address
 

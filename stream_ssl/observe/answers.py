@@ -205,13 +205,13 @@ def _learning(
     loss, chance = figures.get("loss"), facts.get("chance")
     limit = "" if chance is None else f"; chance is {chance:.2f}"
     numbers = [*accuracy, *([] if loss is None else [f"Loss {loss:.2f}{limit}"])]
-    lit = _named(OF_LEARNING, problems)
-    if lit and lit[0]["name"] in BREAKS:
-        says = _sentences([_sentence(lit[0]), *best_accuracy(facts, None, before=True)[1]])
-        return Answer("Learning", _level(lit), says, [*_runbooks(lit), *links])
-    if lit:
-        says = _sentences([_sentence(lit[0]), *numbers])
-        return Answer("Learning", _level(lit), says, [*_runbooks(lit), *links])
+    named = _named(OF_LEARNING, problems)
+    if named and named[0]["name"] in BREAKS:
+        says = _sentences([_sentence(named[0]), *best_accuracy(facts, None, before=True)[1]])
+        return Answer("Learning", _level(named), says, [*_runbooks(named), *links])
+    if named:
+        says = _sentences([_sentence(named[0]), *numbers])
+        return Answer("Learning", _level(named), says, [*_runbooks(named), *links])
     updates, done = facts.get("updates", 0.0), facts.get("updates_done", 0.0)
     if is_idle(facts):
         level, why = _no_update(facts, problems, ended, waits)
@@ -299,7 +299,7 @@ def _producers(
     if waits and not speed:
         parts.append(WAITING.capitalize())
     uses = learner.get("facts", {}).get("producers") or {}
-    lit = _named(OF_PRODUCERS, problems)
+    named = _named(OF_PRODUCERS, problems)
     best, rows = uses.get("best"), uses.get("worst") or []
     if best is not None:
         used, span = percent(best["used"]), seconds(learner["facts"].get("span", 0.0))
@@ -310,21 +310,21 @@ def _producers(
             rows = []
         else:
             parts.append(f"Best of the last {span}: {best['name']}, {used} of its samples are used")
-    faulty = {one["producer"] for one in lit}  # the conditions name them below
+    faulty = {one["producer"] for one in named}  # the conditions name them below
     useless = [row for row in rows if row["used"] < LITTLE_USE and row["name"] not in faulty]
     worst = useless or [row for row in rows[:1] if row["name"] not in faulty]
     if worst and best is not None and percent(worst[0]["used"]) != percent(best["used"]):
         parts.append(f"Worst: {_worst(worst)}")
     if connected and "error" in learner:
         parts.append("The learner, which knows how many of their samples are used, does not answer")
-    for name in list(dict.fromkeys(one["name"] for one in lit))[:MOST_NAMED]:
-        of_name = _named((name,), lit)
+    for name in list(dict.fromkeys(one["name"] for one in named))[:MOST_NAMED]:
+        of_name = _named((name,), named)
         parts += [_sentence(one) for one in of_name if not one["producer"]]
         parts += [_sentence(one) for one in of_name if one["producer"]][:1]
         if others := _names(of_name)[1:]:
             parts.append(f"The same condition holds for {few(others, MOST_PRODUCERS)}")
-    if lit:
-        return Answer("Producers", _level(lit), _sentences(parts), [*_runbooks(lit), *links])
+    if named:
+        return Answer("Producers", _level(named), _sentences(parts), [*_runbooks(named), *links])
     # A condition begins when nobody has been connected for a while.
     level: Level = "watch" if connected else "wait"
     level = "good" if (connected and (speed or waits)) or ended is not None else level
@@ -365,14 +365,14 @@ def _memory(learner: State, problems: Sequence[Mapping[str, Any]]) -> Answer:
         parts.append("The pictures hardly differ for the encoder; look at the mosaic")
     if (most := uses.get("most_slots")) is not None:
         parts.append(f"{most} has {percent(uses['most_slots_share'])} of the slots")
-    lit = _named(OF_MEMORY, problems)
+    named = _named(OF_MEMORY, problems)
     level: Level = "watch" if few or (alike or 0.0) > CROWDED else "good"
-    parts += [_sentence(one) for one in lit]
+    parts += [_sentence(one) for one in named]
     return Answer(
         "Memory",
-        level if not lit else _level(lit),
+        level if not named else _level(named),
         _sentences(parts),
-        [*_runbooks(lit), *links],
+        [*_runbooks(named), *links],
     )
 
 
@@ -585,13 +585,13 @@ def _sentence(one: Mapping[str, Any]) -> str:
     return str(says if who and says.startswith(who) else says[:1].upper() + says[1:])
 
 
-def _level(lit: Iterable[Mapping[str, Any]]) -> Level:
-    now = [one["severity"] for one in lit if not one.get("over")]
+def _level(problems: Iterable[Mapping[str, Any]]) -> Level:
+    now = [one["severity"] for one in problems if not one.get("over")]
     return "bad" if "critical" in now else "watch"
 
 
-def _runbooks(lit: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    pairs = dict.fromkeys((one["name"], one["runbook"]) for one in lit if one.get("runbook"))
+def _runbooks(problems: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    pairs = dict.fromkeys((one["name"], one["runbook"]) for one in problems if one.get("runbook"))
     return list(pairs)[:MOST_NAMED]
 
 

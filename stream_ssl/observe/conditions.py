@@ -149,8 +149,8 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True)
-class Lit:
-    """A condition that is present.
+class PresentCondition:
+    """A condition that is present, or was until less than HOLD_SECONDS ago.
 
     Attributes:
         producer: the producer that it concerns; "" if it concerns none.
@@ -158,7 +158,7 @@ class Lit:
         since: the Unix time at which it began.
         remedy: the action to take, with the paths of the process's folders.
         where: the folders that the remedy names, or "".
-        over: whether it has ended, and is shown until HOLD_SECONDS have passed.
+        over: whether it has ended.
     """
 
     condition: Condition

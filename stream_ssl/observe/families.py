@@ -126,8 +126,8 @@ class Families:
         self._infos["build_info"].info(build)
         self.add("restarts_total", int(os.environ.get(RESTARTS, 0)))
         self.set("starting", 1.0)
-        self._were_lit: set[tuple[str, str]] = set()
-        self.light(())
+        self._were_present: set[tuple[str, str]] = set()
+        self.set_conditions(())
 
     def add(self, name: str, value: float = 1.0, /, **labels: str) -> None:
         """Add to a counter."""
@@ -143,14 +143,14 @@ class Families:
         for value in values:
             child.observe(value)
 
-    def light(self, lit: Collection[tuple[str, str]]) -> None:
+    def set_conditions(self, present: Collection[tuple[str, str]]) -> None:
         """Export the conditions that are present, by name and producer. All others are 0."""
-        known = {(one.name, "") for one in conditions.of_role(self.role)} | self._were_lit
-        self._were_lit |= set(lit)
+        known = {(one.name, "") for one in conditions.of_role(self.role)} | self._were_present
+        self._were_present |= set(present)
         # The 0s come before the 1s, because several producers may share "other".
-        for name, producer in known - set(lit):
+        for name, producer in known - set(present):
             self.set("condition", 0.0, name=name, producer=producer)
-        for name, producer in lit:
+        for name, producer in present:
             self.set("condition", 1.0, name=name, producer=producer)
 
     def describe(self, config: Mapping[str, object]) -> None:

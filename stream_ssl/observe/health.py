@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from stream_ssl.observe.conditions import CONDITIONS, OF_CHECK, Lit, problem
+from stream_ssl.observe.conditions import CONDITIONS, OF_CHECK, PresentCondition, problem
 
 STARTING = "starting"
 """The detail of the check "started" until the main loop runs."""
@@ -34,7 +34,7 @@ class Health:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.conditions: tuple[Lit, ...] = ()
+        self.conditions: tuple[PresentCondition, ...] = ()
         self.folders: Mapping[str, object] = {}
         self.refused: Mapping[str, str] = {}
         self._clock = clock
@@ -87,9 +87,9 @@ class Health:
                 name: {"ok": ok, "detail": detail} for name, (ok, detail) in self._checks.items()
             }
         unready: dict[str, dict[str, object]] = {
-            lit.condition.name: {"ok": False, "detail": lit.says}
-            for lit in self.conditions
-            if lit.condition.unready
+            present.condition.name: {"ok": False, "detail": present.says}
+            for present in self.conditions
+            if present.condition.unready
         }
         return _status({**self.live().parts, **parts, **unready})
 
@@ -105,8 +105,8 @@ class Health:
         The list has the present conditions, the worst first. The failing checks follow, if their
         condition is not present yet.
         """
-        problems = [lit.facts() for lit in self.conditions]
-        known = {lit.condition.name for lit in self.conditions}
+        problems = [present.facts() for present in self.conditions]
+        known = {present.condition.name for present in self.conditions}
         for name, part in self.ready().parts.items():
             condition = CONDITIONS.get(OF_CHECK.get(name, ""))
             if part["ok"] or name in known or (condition and condition.name in known):

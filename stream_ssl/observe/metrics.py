@@ -56,7 +56,7 @@ class ProcessMetrics:
 
     Attributes:
         registry: the registry of the metrics, which the server exposes.
-        light: exports which conditions are present; see `Families.light`.
+        set_conditions: exports which conditions are present; see `Families`.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class ProcessMetrics:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._families, self._monotonic = families, monotonic
-        self.registry, self.light = families.registry, families.light
+        self.registry, self.set_conditions = families.registry, families.set_conditions
         self._ticked = math.nan
         families.watch(folders or {})
         families.compute("loop_age_seconds", lambda: monotonic() - self._ticked)

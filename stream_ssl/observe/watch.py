@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 
 from stream_ssl.observe import conditions as at
 from stream_ssl.observe.catalogue import LAST_END
-from stream_ssl.observe.conditions import CONDITIONS, OF_CHECK, Lit, plural
+from stream_ssl.observe.conditions import CONDITIONS, OF_CHECK, PresentCondition, plural
 from stream_ssl.observe.health import Health
 from stream_ssl.observe.learner_checks import LearnerChecks
 from stream_ssl.observe.metric_spec import Role
@@ -53,7 +53,7 @@ class Watch:
 
     Args:
         health: the loops and checks of the process. The watch sets `health.conditions`.
-        light: exports the present conditions as metrics, by name and producer.
+        export: exports the present conditions as metrics, by name and producer.
         hung: returns a sentence for each other process of the run that hangs.
     """
 
@@ -62,13 +62,13 @@ class Watch:
         role: Role,
         registry: CollectorRegistry,
         health: Health,
-        light: Callable[[Collection[tuple[str, str]]], None],
+        export: Callable[[Collection[tuple[str, str]]], None],
         watched: Watched | None = None,
         hung: Callable[[], Sequence[str]] = tuple,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self._role, self._registry, self._health, self._light = role, registry, health, light
+        self._role, self._registry, self._health, self._export = role, registry, health, export
         self._watched = watched = watched or Watched()
         self._hung, self._clock, self._wall = hung, clock, wall
         health.folders = {name: folder.absolute() for name, folder in watched.folders.items()}
@@ -80,7 +80,7 @@ class Watch:
         else:
             seconds_between = watched.checkpoint_seconds
             self._checks = LearnerChecks(self._trends, seconds_between, watched.first, clock)
-        self._lit: dict[tuple[str, str], Lit] = {}
+        self._present: dict[tuple[str, str], PresentCondition] = {}
         self._seen: dict[tuple[str, str], float] = {}
         self._said: dict[tuple[str, str], str] = {}
         self._log = RateLimitedLogger(log, seconds=600.0, lines=3)
@@ -102,26 +102,26 @@ class Watch:
         found = {(name, who): says for name, who, says in self._findings(figures)}
         for key, says in found.items():
             self._seen[key] = now
-            condition, old = CONDITIONS[key[0]], self._lit.get(key)
+            condition, old = CONDITIONS[key[0]], self._present.get(key)
             says = says or condition.summary.replace("{producer}", key[1] or "a producer")
             self._said[key] = says
             since, folders = old.since if old else self._wall(), self._health.folders
             remedy, where = condition.advice(folders), condition.where(folders)
-            self._lit[key] = Lit(condition, key[1], says, since, remedy, where)
+            self._present[key] = PresentCondition(condition, key[1], says, since, remedy, where)
             if old is None:
                 text = f"{key[0]} begins: {says}. {remedy} (runbook {key[0]}.md)"
                 self._log.warning("/".join(key), text)
-        for key in self._lit.keys() - found.keys():
+        for key in self._present.keys() - found.keys():
             says = f"{self._said[key]} (this ended {seconds(now - self._seen[key])} ago)"
-            self._lit[key] = replace(self._lit[key], says=says, over=True)
-        for key in [one for one in self._lit if now - self._seen[one] >= at.HOLD_SECONDS]:
-            del self._lit[key]
+            self._present[key] = replace(self._present[key], says=says, over=True)
+        for key in [one for one in self._present if now - self._seen[one] >= at.HOLD_SECONDS]:
+            del self._present[key]
             text = f"{key[0]} ends; its last state: {self._said.pop(key)}"
             self._log.log(logging.INFO, "/".join((*key, "end")), text)
-        self._light(tuple(self._lit))
+        self._export(tuple(self._present))
         severe = sorted(
-            self._lit.values(),
-            key=lambda lit: (lit.condition.severity != "critical", lit.since, lit.producer),
+            self._present.values(),
+            key=lambda one: (one.condition.severity != "critical", one.since, one.producer),
         )
         self._health.conditions = tuple(severe)
 

@@ -18,7 +18,7 @@ from test_observe_picture_search import png
 
 from stream_ssl.feed.decode import BadSample, Decoder
 from stream_ssl.feed.quarantine import Quarantine
-from stream_ssl.observe.conditions import CONDITIONS, Lit
+from stream_ssl.observe.conditions import CONDITIONS, PresentCondition
 from stream_ssl.observe.facts import Facts
 from stream_ssl.observe.held_out import HeldOut, HeldOutProbe
 from stream_ssl.observe.page.held_out import HeldOutView
@@ -213,8 +213,10 @@ def test_each_condition_is_told_once_and_in_one_colour(chromium: Any) -> None:
         page = visit.page
         page.wait_for_selector("#verdict.ok")
         lag = CONDITIONS["lag"]
-        lit = Lit(lag, "", "the learner is 37 min behind the stream", time.time(), lag.remedy)
-        learner.health.conditions = (lit,)
+        late = PresentCondition(
+            lag, "", "the learner is 37 min behind the stream", time.time(), lag.remedy
+        )
+        learner.health.conditions = (late,)
         page.wait_for_selector("#verdict.warn >> text=1 condition needs attention")
         page.wait_for_selector("#answers .watch >> text=37 min behind")
         page.wait_for_selector("#marks-note >> text=when a condition began: lag,")
@@ -234,7 +236,7 @@ def test_producers_with_one_fault_share_a_line(chromium: Any) -> None:
         page.wait_for_selector("#verdict.ok")
         assert not page.is_visible("#marks-note")
         learner.health.conditions = tuple(
-            Lit(one, f"kiosk-{n}", f"kiosk-{n} is broken", began, "Read /q.", "/q")
+            PresentCondition(one, f"kiosk-{n}", f"kiosk-{n} is broken", began, "Read /q.", "/q")
             for n in range(7)
         )
         page.wait_for_selector("#answers >> text=The same condition holds for kiosk-1, kiosk-2")

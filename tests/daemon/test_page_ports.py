@@ -40,7 +40,7 @@ def test_the_ranks_of_one_host_have_ports_in_a_row(
     monkeypatch.setattr(page, "Background", lambda *_: ExitStack())
     monkeypatch.setattr(page, "Watch", lambda *_: SimpleNamespace(try_look=None))
     http = Namespace(public=False, **{role: f"127.0.0.1:{port}"})
-    parts: Any = SimpleNamespace(registry=None, light=None)
+    parts: Any = SimpleNamespace(registry=None, set_conditions=None)
     with ExitStack() as stack:
         settings = Namespace(http=http, run=tmp_path)
         page.serve_page(settings, role, parts, parts, parts, parts, stack, rank=19)

@@ -40,7 +40,7 @@ class World:
             role,
             metrics.registry,
             self.health,
-            metrics.light,
+            metrics.set_conditions,
             Watched(folders or {}, **options),
             clock=clock,
             wall=lambda: self.wall,
@@ -55,7 +55,7 @@ class World:
             self.watch.look()
 
     @property
-    def lit(self) -> dict[tuple[str, str], str]:
+    def present(self) -> dict[tuple[str, str], str]:
         """Sentences by condition and producer."""
         return {(one.condition.name, one.producer): one.says for one in self.health.conditions}
 

@@ -12,7 +12,7 @@ def test_a_time_of_capture_beyond_all_clocks_is_told_in_few_words() -> None:
     world = World("receiver")
     world.pass_(10, sent(world, producer_captured={"yard": 1e300}))
     says = "yard's clock is more than 100 years ahead of this machine's clock"
-    assert world.lit["clock", "yard"] == says
+    assert world.present["clock", "yard"] == says
 
 
 OLD = {"yard": 50.0 - 40 * DAYS, "gate": 50.0 - 30 * DAYS}
@@ -23,8 +23,8 @@ def test_a_receiver_behind_all_producers_is_told() -> None:
     world = World("receiver")
     ahead = {"yard": 19_000 * DAYS, "gate": 19_000 * DAYS + 5}
     world.pass_(10, sent(world, producer_clock=ahead, producer_captured=OLD))
-    assert "this machine's clock is more than 100 years" not in world.lit["clock", ""]
-    assert "19000 days behind the clocks of all 2 producers" in world.lit["clock", ""]
+    assert "this machine's clock is more than 100 years" not in world.present["clock", ""]
+    assert "19000 days behind the clocks of all 2 producers" in world.present["clock", ""]
 
 
 def test_recordings_and_producers_without_a_clock_light_no_clock() -> None:
@@ -32,10 +32,10 @@ def test_recordings_and_producers_without_a_clock_light_no_clock() -> None:
     world = World("receiver")
     clocks = {"yard": 0.2, "gate": -1.0}
     world.pass_(120, sent(world, producer_clock=clocks, producer_captured=OLD))
-    assert not any(name == "clock" for name, _ in world.lit)
+    assert not any(name == "clock" for name, _ in world.present)
     world = World("receiver")
     world.pass_(120, sent(world, producer_captured=OLD))
-    assert not any(name == "clock" for name, _ in world.lit)
+    assert not any(name == "clock" for name, _ in world.present)
 
 
 @table("who", ["receiver", "producers"])
@@ -44,12 +44,12 @@ def test_a_clock_that_is_set_right_is_seen_without_a_new_hello(who: str) -> None
     wrong = {"yard": -40 * DAYS, "gate": -40 * DAYS}
     captured = dict.fromkeys(wrong, 50.0 - 40 * DAYS)
     world.pass_(60, sent(world, producer_clock=wrong, producer_captured=captured))
-    assert "40 days ahead of" in world.lit["clock", ""]
+    assert "40 days ahead of" in world.present["clock", ""]
     if who == "receiver":
         world.wall -= 40 * DAYS
         world.pass_(30, sent(world, producer_captured=captured))
-        assert "jumped back by 40 days" in world.lit["clock", ""]
+        assert "jumped back by 40 days" in world.present["clock", ""]
         world.pass_(720, sent(world, producer_captured=captured))
     else:
         world.pass_(120, sent(world))
-    assert not any(name == "clock" for name, _ in world.lit)
+    assert not any(name == "clock" for name, _ in world.present)

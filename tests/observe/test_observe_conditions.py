@@ -1,4 +1,4 @@
-"""Each condition is lit by real records, is told everywhere, and ends."""
+"""Each condition is present on real records, is shown everywhere, and ends."""
 
 from __future__ import annotations
 
@@ -371,8 +371,8 @@ ELSEWHERE = {"learner-halted"}
 
 
 def test_each_condition_has_a_test_that_lights_it() -> None:
-    lit = {name.partition(" ")[0] for name in {**RECEIVER, **LEARNER}} | ELSEWHERE
-    assert lit == {condition.name for condition in TABLE}
+    shown = {name.partition(" ")[0] for name in {**RECEIVER, **LEARNER}} | ELSEWHERE
+    assert shown == {condition.name for condition in TABLE}
 
 
 def going_well(world: World, role: str) -> None:
@@ -407,14 +407,14 @@ def test_a_condition_is_told_everywhere_and_ends(
     monkeypatch.setattr(exported.shutil, "disk_usage", lambda _: SimpleNamespace(free=free[0]))
     world = World(role, folders)
     going_well(world, role)
-    assert world.lit == {}
+    assert world.present == {}
     assert world.gauge(name) == 0
     free[0] = {"disk-low": 5e8}.get(name, 5e11)
     fault(world, tmp_path)
 
     others = {("updates-skipped", "")} if name == "divergence" else set()
-    assert set(world.lit) - others == {(name, producer)}
-    assert says in world.lit[name, producer]
+    assert set(world.present) - others == {(name, producer)}
+    assert says in world.present[name, producer]
     assert world.gauge(name, producer) == 1  # what the alert asks for
     (begun,) = [line for line in messages(caplog) if line.startswith(f"{name} begins")]
     assert says in begun
@@ -453,8 +453,8 @@ def test_skipped_updates_are_counted_on_while_training_diverges() -> None:
         while state.skipped_in_a_row < skipped:
             diverging(world, state)()
         world.pass_(10)
-        assert world.lit["updates-skipped", ""].startswith(f"{skipped} updates within an hour")
-    assert "60 updates in a row" in world.lit["divergence", ""]
+        assert world.present["updates-skipped", ""].startswith(f"{skipped} updates within an hour")
+    assert "60 updates in a row" in world.present["divergence", ""]
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -469,7 +469,7 @@ def test_a_run_that_began_anew_because_all_checkpoints_are_damaged_says_so(
     checkpoint_damaged(world, tmp_path)
     world.learner.of_checkpoints.resumed(9, world.wall)
     world.pass_(10)
-    assert ("began anew" in world.lit["checkpoint-damaged", ""]) is not whole
+    assert ("began anew" in world.present["checkpoint-damaged", ""]) is not whole
 
 
 def test_damage_that_a_new_run_finds_later_did_not_make_it_begin_anew(tmp_path: Path) -> None:
@@ -480,7 +480,7 @@ def test_damage_that_a_new_run_finds_later_did_not_make_it_begin_anew(tmp_path: 
     world.learner.of_checkpoints.resumed(0, 1.0)
     (tmp_path / "damaged-step-000000000").mkdir()
     world.pass_(10)
-    assert "anew" not in world.lit["checkpoint-damaged", ""]
+    assert "anew" not in world.present["checkpoint-damaged", ""]
 
 
 def test_a_condition_ends_after_a_minute_without_it(caplog: pytest.LogCaptureFixture) -> None:
@@ -489,11 +489,11 @@ def test_a_condition_ends_after_a_minute_without_it(caplog: pytest.LogCaptureFix
     going_well(world, "receiver")
     producer_silent(world, Path())
     world.pass_(50, sent(world))
-    held = world.lit["producer-silent", "yard"]
+    held = world.present["producer-silent", "yard"]
     assert held.endswith(" (this ended 50 s ago)"), "a past state is not told as the present one"
     assert world.gauge("producer-silent", "yard") == 1  # held, so that it does not flap
     world.pass_(20, sent(world))
-    assert world.lit == {}
+    assert world.present == {}
     assert world.gauge("producer-silent", "yard") == 0
     (over,) = messages(caplog, logging.INFO)
     assert over.startswith("producer-silent ends; its last state: yard has sent nothing")
@@ -515,7 +515,7 @@ def test_a_restart_names_how_the_process_ended(monkeypatch: pytest.MonkeyPatch) 
     world = World("learner")
     world.learner._families.add("restarts_total", 3)
     world.pass_(10, stepped(world))
-    (says,) = world.lit.values()
+    (says,) = world.present.values()
     told = "was killed by SIGKILL (signal 9) and was started again 10 s ago; 3 restarts since"
     assert told in says
 
@@ -550,14 +550,14 @@ def test_what_was_counted_before_the_first_look_lights_its_condition(case: str) 
     world = World(role)
     fault(world, Path())
     world.pass_(60)
-    assert case.partition(" ")[0] in {name for name, _ in world.lit}
+    assert case.partition(" ")[0] in {name for name, _ in world.present}
 
 
 def test_samples_that_wait_for_their_batch_count_as_good() -> None:
     world = World("learner")
     world.learner.observe_journal(0, 20, 0, {("damaged", "bad2"): 6}, {"bad2": 20})
     world.pass_(10)
-    assert world.lit["bad-samples", "bad2"].startswith("23 % of bad2's samples within")
+    assert world.present["bad-samples", "bad2"].startswith("23 % of bad2's samples within")
 
 
 @table("count, said", [(0, "0 parts"), (1, "1 part"), (2, "2 parts"), (1234, "1,234 parts")])
@@ -569,7 +569,7 @@ def test_a_covered_camera_is_no_collapse() -> None:
     world = World("learner")
     going_well(world, "learner")
     world.pass_(400, lambda: ranks(world, keys=1.05, images=1.3))
-    assert world.lit == {}
+    assert world.present == {}
 
 
 def test_a_producer_that_shows_something_new_is_not_dropped() -> None:
@@ -577,7 +577,7 @@ def test_a_producer_that_shows_something_new_is_not_dropped() -> None:
     going_well(world, "learner")
     away = [Origin("yard", "lens", str(number), 0.0) for number in range(40)]
     world.pass_(600, stepped(world, dropped_origins=away))  # 4 of 44 are new
-    assert world.lit == {}
+    assert world.present == {}
 
 
 def test_new_samples_that_wait_for_a_full_batch_are_not_dropped() -> None:
@@ -589,18 +589,18 @@ def test_new_samples_that_wait_for_a_full_batch_are_not_dropped() -> None:
     parts = {"new_origins": origins[:4], "dropped_origins": origins[4:]}
     for _ in range(4):
         world.pass_(30, stepped(world, **nothing, skipped="novelty", **parts))
-    assert world.lit == {}
+    assert world.present == {}
     parts = {"new_origins": [], "dropped_origins": origins}
     for _ in range(8):
         world.pass_(30, stepped(world, **nothing, skipped="novelty", **parts))
-    assert ("everything-dropped", "yard") in world.lit
+    assert ("everything-dropped", "yard") in world.present
 
 
 def test_a_halted_learner_is_not_ready() -> None:
     world = World("learner")
     going_well(world, "learner")
     learner_halted(world, Path())
-    assert {("learner-halted", ""), ("divergence", "")} <= set(world.lit)
+    assert {("learner-halted", ""), ("divergence", "")} <= set(world.present)
     assert not world.health.ready().ok
 
 
@@ -609,16 +609,16 @@ def test_one_disk_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     folders = {"checkpoints": tmp_path / "checkpoints", "quarantine": tmp_path / "quarantine"}
     learner = World("learner", folders)
     learner.pass_(10)
-    ((key, says),) = learner.lit.items()
+    ((key, says),) = learner.present.items()
     assert key == ("disk-low", "")
     assert says.count("left on the disk") == 1
     beside = World("learner", folders, journal=tmp_path / "journal")
     beside.pass_(10)
-    assert beside.lit == {}  # the receiver speaks for that disk
+    assert beside.present == {}  # the receiver speaks for that disk
     receiver = World("receiver", {"journal": tmp_path / "journal"})
     receiver.receiver.consume(received())
     receiver.pass_(10)
-    assert set(receiver.lit) == {("disk-low", "")}
+    assert set(receiver.present) == {("disk-low", "")}
 
 
 @pytest.mark.parametrize(
@@ -633,9 +633,9 @@ def test_a_disk_without_inodes_is_low(
     monkeypatch.setattr(exported, "free", lambda _: 5e11)
     learner = World("learner", {"checkpoints": tmp_path / "new"})
     learner.pass_(10)
-    assert (("disk-low", "") in learner.lit) == low
+    assert (("disk-low", "") in learner.present) == low
     if low:
-        assert "only 12 more files can be made on the disk" in learner.lit["disk-low", ""]
+        assert "only 12 more files can be made on the disk" in learner.present["disk-low", ""]
 
 
 def test_a_disk_without_room_for_two_checkpoints_is_low(
@@ -648,7 +648,7 @@ def test_a_disk_without_room_for_two_checkpoints_is_low(
         CheckpointRecord(7, 0.0, 0.4, 0.02, 4 * 10**9, Path("step-7"), offset, offset)
     )
     learner.pass_(10)
-    assert "less than two checkpoints fit" in learner.lit["disk-low", ""]
+    assert "less than two checkpoints fit" in learner.present["disk-low", ""]
 
 
 def test_page_and_readiness_do_not_wait_for_the_next_look() -> None:

@@ -208,7 +208,7 @@ def test_what_nothing_has_measured_is_absent_and_what_nothing_has_counted_is_zer
                 assert {one.name for one in family.samples} <= {
                     "stream_ssl_checkpoint_age_seconds",  # since the start
                     "stream_ssl_checkpoint_lag_seconds",
-                    "stream_ssl_condition",  # none is lit
+                    "stream_ssl_condition",  # none is present
                     "stream_ssl_starting",
                 }
             else:

@@ -49,27 +49,27 @@ def feed(
         recent.consume(step(keys_BD=normalize(keys_BD, dim=1), images_BCHW=samples(varied_images)))
 
 
-def lit(recent: RecentRank) -> set[str]:
+def present(recent: RecentRank) -> set[str]:
     """Conditions after a minute of these figures."""
     world = World("learner")
     world.learner.started()
     world.pass_(60, lambda: world.learner.observe_ranks_of(recent))
-    return {name for name, _ in world.lit}
+    return {name for name, _ in world.present}
 
 
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_collapse_is_found_also_after_a_restart(restarted: bool, tmp_path: Path) -> None:
     recent = RecentRank(tmp_path)
     feed(recent)
-    assert lit(recent) == set()
+    assert present(recent) == set()
     if restarted:
         recent = RecentRank(tmp_path)
     feed(recent, varied_keys=False)
     ranks = recent.measure()
     assert ranks["keys"] < 1.3 < 10 < recent.peaks["keys"]
-    assert lit(recent) == {"collapse"}
+    assert present(recent) == {"collapse"}
     feed(recent)
-    assert lit(recent) == set()
+    assert present(recent) == set()
 
 
 @pytest.mark.parametrize(
@@ -81,9 +81,9 @@ def test_a_covered_camera_lowers_both_ranks(samples: Samples) -> None:
     feed(recent, samples=samples)
     recent.measure()
     feed(recent, varied_keys=False, varied_images=False, samples=samples)
-    assert lit(recent) == set()
+    assert present(recent) == set()
     feed(recent, varied_keys=False, samples=samples)
-    assert lit(recent) == {"collapse"}
+    assert present(recent) == {"collapse"}
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_a_maximum_above_the_dimension_is_ignored(
     (tmp_path / FILE).write_text(f'{{"keys": {peak}, "images": 1.0}}')
     recent = RecentRank(tmp_path)
     feed(recent)
-    assert lit(recent) == set()
+    assert present(recent) == set()
     assert recent.peaks["keys"] == recent.measure()["keys"]
     assert "is above its dimension 16" in caplog.text
 
@@ -117,7 +117,7 @@ def test_a_wrong_maximum_decays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (tmp_path / FILE).write_text('{"keys": 16.0, "images": 1.0}')
     recent = RecentRank(tmp_path)
     feed(recent, varied_keys=False)
-    assert lit(recent) == {"collapse"}
+    assert present(recent) == {"collapse"}
     before = recent.peaks["keys"]
     monkeypatch.setattr("stream_ssl.observe.recent_rank.COLLAPSED_HALF_LIFE", 1280.0)
     feed(recent, varied_keys=False)

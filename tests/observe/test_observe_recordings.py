@@ -1,4 +1,4 @@
-"""Conditions and alerts on what real runs exported: which are lit in it, and which on a fault.
+"""Conditions and alerts on what real runs exported, without a fault and with one.
 
 `record.py` makes the recordings. The watch of each process reads them as its own metrics, and
 promtool evaluates the alerts on what the watch then exports. Without promtool, which is in Debian's
@@ -33,7 +33,7 @@ Series = dict[str, list[float | None]]
 needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool here")
 
 
-def lit_in(series: Series) -> Series:
+def present_in(series: Series) -> Series:
     """The series of stream_ssl_condition that both processes would have exported."""
     length = max(map(len, series.values()))
     found: Series = {}
@@ -65,13 +65,13 @@ class Replayed:
 
     def __init__(self, role: Any, points: dict[int, list[Any]]) -> None:
         self._points, self._at = points, 0
-        self._lit: Iterable[tuple[str, str]] = ()
+        self._present: Iterable[tuple[str, str]] = ()
         clock = lambda: self._at * EVERY  # noqa: E731
 
-        def light(lit: Any) -> None:
-            self._lit = lit
+        def export(present: Any) -> None:
+            self._present = present
 
-        self._watch = Watch(role, self, Health(clock), light, clock=clock, wall=clock)  # type: ignore[arg-type]
+        self._watch = Watch(role, self, Health(clock), export, clock=clock, wall=clock)  # type: ignore[arg-type]
 
     def collect(self) -> list[Any]:
         return [SimpleNamespace(samples=self._points.get(self._at, []))]
@@ -79,12 +79,12 @@ class Replayed:
     def look(self, at: int) -> Iterable[tuple[str, str]]:
         self._at = at
         self._watch.look()
-        return self._lit
+        return self._present
 
 
 def firing(series: Series, folder: Path) -> set[str]:
     """The alerts that fire at some moment, looked at every minute."""
-    series = series | lit_in(series)
+    series = series | present_in(series)
     length = max(map(len, series.values()))
     minutes = range(int(length * EVERY / 60) + 1)
     ask = [
@@ -174,12 +174,16 @@ def test_each_fault_of_a_broken_run_is_told(tmp_path: Path) -> None:
     `robot` is well, and so was everything else."""
     recording = told("broken")
     series = {name: plain(values) for name, values in recording["series"].items()}
-    lit = set()
+    present = set()
     for name, values in series.items():
         if name.startswith("stream_ssl_condition{") and 1.0 in values:
             labels = dict(re.findall(r'(\w+)="([^"]*)"', name))
-            lit.add((labels["name"], labels["producer"]))
-    assert lit == {("bad-samples", "crawler"), ("everything-dropped", "yard"), ("restarting", "")}
+            present.add((labels["name"], labels["producer"]))
+    assert present == {
+        ("bad-samples", "crawler"),
+        ("everything-dropped", "yard"),
+        ("restarting", ""),
+    }
     before = {name: values[: recording["marks"]["killed"]] for name, values in series.items()}
     of_producers = {"StreamSslBadSamples", "StreamSslEverythingDropped"}
     assert firing(lasting(before), tmp_path) == of_producers

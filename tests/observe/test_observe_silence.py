@@ -18,10 +18,10 @@ def test_a_camera_that_says_goodbye_is_not_waited_for() -> None:
     gone = {"producers": 1, "samples": 10, "producer_samples": {"gate": 10}}
     world.pass_(10, sent(world, **gone, producer_finished={"yard": 1.0}))
     world.pass_(600, sent(world, **gone))
-    assert world.lit == {}
+    assert world.present == {}
     world.pass_(10, sent(world, producer_finished={"yard": 0.0}))
     world.pass_(300, sent(world, samples=10, producer_samples={"gate": 10}))
-    assert set(world.lit) == {("producer-silent", "yard")}
+    assert set(world.present) == {("producer-silent", "yard")}
 
 
 def test_a_source_that_may_be_silent_for_long_is_not_waited_for() -> None:
@@ -29,22 +29,22 @@ def test_a_source_that_may_be_silent_for_long_is_not_waited_for() -> None:
     watches = {"producer_sporadic": {"yard": 1.0}, "producer_finished": {"yard": 0.0, "gate": 0.0}}
     world.pass_(120, sent(world, **watches))
     world.pass_(600, sent(world, samples=10, producer_samples={"gate": 10}))
-    assert world.lit == {}
+    assert world.present == {}
     world.pass_(10, sent(world, producer_finished={"gate": 1.0}))
     world.pass_(3600, idle(world, producers=1))
-    assert world.lit == {}
+    assert world.present == {}
     world.pass_(10, sent(world, producer_sporadic={"yard": 0.0}))  # it connects as another source
     world.pass_(300, idle(world, producers=1))
-    assert set(world.lit) == {("nothing-received", "")}
+    assert set(world.present) == {("nothing-received", "")}
 
 
 def test_sources_that_have_ended_are_not_waited_for() -> None:
     """A producer that was only stopped is, as the cameras of a machine that does not come back."""
     world = receiving()
     world.pass_(300, idle(world, producers=0, producer_finished={"yard": 2.0, "gate": 2.0}))
-    assert world.lit == {}
+    assert world.present == {}
     world.pass_(120, idle(world, producers=0, producer_finished={"yard": 1.0}))
-    assert set(world.lit) == {("no-producers", "")}
+    assert set(world.present) == {("no-producers", "")}
 
 
 def test_a_source_whose_samples_were_all_there_has_ended() -> None:
@@ -52,9 +52,9 @@ def test_a_source_whose_samples_were_all_there_has_ended() -> None:
     world = World("receiver")
     world.receiver.started()
     world.pass_(300, idle(world, producers=0, producer_finished={"yard": 2.0}))
-    assert world.lit == {}
+    assert world.present == {}
     world.pass_(120, idle(world, producers=0, producer_finished={"yard": 1.0}))
-    assert "no producer has been connected for" in world.lit["no-producers", ""]
+    assert "no producer has been connected for" in world.present["no-producers", ""]
 
 
 def test_a_producer_that_got_no_credit_has_not_ended() -> None:
@@ -62,7 +62,7 @@ def test_a_producer_that_got_no_credit_has_not_ended() -> None:
     world = receiving()
     finished = {"yard": 2.0, "gate": 2.0, "film": 1.0}
     world.pass_(300, idle(world, producers=0, producer_finished=finished))
-    assert set(world.lit) == {("no-producers", "")}
+    assert set(world.present) == {("no-producers", "")}
 
 
 def test_a_full_journal_does_not_hide_a_producer_that_is_gone() -> None:
@@ -74,7 +74,7 @@ def test_a_full_journal_does_not_hide_a_producer_that_is_gone() -> None:
     for _ in range(30):
         world.pass_(10, gate)
         world.pass_(20, idle(world, credit=0))
-    assert set(world.lit) == {("producer-silent", "yard")}
+    assert set(world.present) == {("producer-silent", "yard")}
 
 
 def test_a_slow_producer_is_given_twenty_of_its_gaps() -> None:
@@ -84,6 +84,6 @@ def test_a_slow_producer_is_given_twenty_of_its_gaps() -> None:
         world.pass_(10, sent(world))
         world.pass_(50, idle(world))
     world.pass_(1000, idle(world))
-    assert world.lit == {}
+    assert world.present == {}
     world.pass_(300, idle(world))
-    assert set(world.lit) == {("nothing-received", "")}
+    assert set(world.present) == {("nothing-received", "")}

@@ -1,4 +1,4 @@
-"""Each threshold of a condition from both sides: just below it nothing is lit, just above it is."""
+"""Each threshold of a condition from both sides: the condition is absent below, present above."""
 
 from __future__ import annotations
 
@@ -360,7 +360,7 @@ def begun(role: str, **options: Any) -> World:
         world.learner.observe_journal(0, 0, 0, {("damaged", "yard"): 0}, {})
         world.learner.observe_divergence(Divergence())
         world.pass_(30, stepped(world, skipped="pace"))
-    assert world.lit == {}
+    assert world.present == {}
     return world
 
 
@@ -370,23 +370,23 @@ def test_a_condition_begins_at_its_threshold(case: str) -> None:
     role = "receiver" if name in OF_RECEIVER else "learner"
     world = begun(role)
     too_little(world)
-    assert (name, producer) not in world.lit
+    assert (name, producer) not in world.present
     world = begun(role)
     enough(world)
-    assert (name, producer) in world.lit
+    assert (name, producer) in world.present
 
 
 def test_a_run_without_any_checkpoint_is_told_after_three_intervals() -> None:
     world = begun("learner", checkpoint_seconds=600.0)
     unsaved(1700)(world)
-    assert world.lit == {}
+    assert world.present == {}
     unsaved(150)(world)
-    assert world.lit["checkpoint-old", ""].endswith("yet, and the run has no checkpoint")
+    assert world.present["checkpoint-old", ""].endswith("yet, and the run has no checkpoint")
     world = begun("learner", checkpoint_seconds=600.0)
     world.learner.of_checkpoints.resumed(1, world.wall)
     world.pass_(10, stepped(world))
     unsaved(3400)(world)
-    assert world.lit == {}, "a checkpoint exists, so an hour is allowed"
+    assert world.present == {}, "a checkpoint exists, so an hour is allowed"
 
 
 def test_rare_checkpoints_are_old_after_three_times_their_interval() -> None:
@@ -394,9 +394,9 @@ def test_rare_checkpoints_are_old_after_three_times_their_interval() -> None:
     world.learner.of_checkpoints.resumed(1, world.wall)
     world.pass_(10, stepped(world))
     unsaved(10_000)(world)
-    assert world.lit == {}
+    assert world.present == {}
     unsaved(1000)(world)
-    assert set(world.lit) == {("checkpoint-old", "")}
+    assert set(world.present) == {("checkpoint-old", "")}
 
 
 @pytest.mark.parametrize(
@@ -411,4 +411,4 @@ def test_a_disk_is_low_at_its_threshold(
     saved = (7, 0.0, 0.4, 0.02, int(checkpoint), Path("step-7"), Offset(1, 0), Offset(1, 0))
     world.learner.consume(CheckpointRecord(*saved))
     world.pass_(10)
-    assert (("disk-low", "") in world.lit) == low
+    assert (("disk-low", "") in world.present) == low
