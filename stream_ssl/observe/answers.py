@@ -6,7 +6,7 @@ The page and `stream-ssl status` both show what `answers` returns.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
@@ -50,7 +50,7 @@ NO_STREAM = {
     "no-producers": "no producer is connected",
     "nothing-received": "no producer sends",
 }
-"""The conditions under which no sample comes, and what they say of an update that is missing."""
+"""The conditions under which no sample comes, each with the reason that it gives for no update."""
 WAITING = "the sources have nothing new, which is normal for them"
 CROWDED = 0.1
 """A share of near-duplicate slots above this is worth a look."""
@@ -82,7 +82,7 @@ ORDER = {condition.name: number for number, condition in enumerate(TABLE)}
 
 @dataclass(frozen=True, slots=True)
 class Census:
-    """The names of all conditions. Only a process without an answer could decide `unknown` ones."""
+    """The names of all conditions. `unknown` are those of a process that gives no answer."""
 
     present: Sequence[str]
     absent: Sequence[str]
@@ -125,7 +125,7 @@ def problems_of(states: Mapping[str, State]) -> list[dict[str, Any]]:
         for one in state.get("problems", []):
             found.append({**one, "says": f"{which}{one['says']}"})
     names = {one["name"] for one in found}
-    # If no process answers, the run was perhaps stopped on purpose, and only has to be continued.
+    # If no process answers, perhaps the user stopped the run, and only has to continue it.
     all_gone = all("error" in state and not state.get("hung") for state in states.values())
     for name, state in states.items():
         if (error := state.get("error", state.get("before"))) is None:
@@ -205,30 +205,22 @@ def _learning(
     loss, chance = figures.get("loss"), facts.get("chance")
     limit = "" if chance is None else f"; chance is {chance:.2f}"
     numbers = [*accuracy, *([] if loss is None else [f"Loss {loss:.2f}{limit}"])]
-    named = _named(OF_LEARNING, problems)
-    if named and named[0]["name"] in BREAKS:
-        says = _sentences([_sentence(named[0]), *best_accuracy(facts, None, before=True)[1]])
-        return Answer("Learning", _level(named), says, [*_runbooks(named), *links])
-    if named:
+    if named := _named(OF_LEARNING, problems):
+        if named[0]["name"] in BREAKS:
+            numbers = best_accuracy(facts, None, before=True)[1]
         says = _sentences([_sentence(named[0]), *numbers])
         return Answer("Learning", _level(named), says, [*_runbooks(named), *links])
     updates, done = facts.get("updates", 0.0), facts.get("updates_done", 0.0)
     if is_idle(facts):
         level, why = _no_update(facts, problems, ended, waits)
         return Answer("Learning", level, _sentences([why, *numbers]), links)
-    if young := is_young(facts):
-        level = "wait"  # an encoder without any update may be above chance, too
     if not measured:
-        learns = (
-            loss < BELOW_CHANCE * chance if chance is not None and loss is not None else not young
-        )
-        level = "wait" if young else "good" if learns else "watch"
-        if not accuracy:
-            needs = "it needs labels or a held-out set"
-            if few_labels(facts):
-                came = plural(facts["labelled"], "labelled sample")
-                needs = f"{came} came, and it needs {LEAST_LABELLED}"
-            numbers.append(f"No accuracy is known: {needs}")
+        learns = chance is None or loss is None or loss < BELOW_CHANCE * chance
+        level = "good" if learns else "watch"
+    if is_young(facts):
+        level = "wait"  # an encoder without any update may be above chance, too
+    if not measured and not accuracy:
+        numbers.append(f"No accuracy is known: {_missing_labels(facts)}")
     if level == "wait":
         most = facts.get("updates_at_most", done)
         made = ("at most " if most > done else "") + plural(most, "update")
@@ -298,23 +290,9 @@ def _producers(
         ]
     if waits and not speed:
         parts.append(WAITING.capitalize())
-    uses = learner.get("facts", {}).get("producers") or {}
     named = _named(OF_PRODUCERS, problems)
-    best, rows = uses.get("best"), uses.get("worst") or []
-    if best is not None:
-        used, span = percent(best["used"]), seconds(learner["facts"].get("span", 0.0))
-        if not rows:
-            parts.append(f"In the last {span}, {used} of {best['name']}'s samples are used")
-        elif percent(rows[0]["used"]) == used:
-            parts.append(f"In the last {span}, each producer has {used} of its samples used")
-            rows = []
-        else:
-            parts.append(f"Best of the last {span}: {best['name']}, {used} of its samples are used")
-    faulty = {one["producer"] for one in named}  # the conditions name them below
-    useless = [row for row in rows if row["used"] < LITTLE_USE and row["name"] not in faulty]
-    worst = useless or [row for row in rows[:1] if row["name"] not in faulty]
-    if worst and best is not None and percent(worst[0]["used"]) != percent(best["used"]):
-        parts.append(f"Worst: {_worst(worst)}")
+    of_use, useless = _uses(learner.get("facts", {}), {one["producer"] for one in named})
+    parts += of_use
     if connected and "error" in learner:
         parts.append("The learner, which knows how many of their samples are used, does not answer")
     for name in list(dict.fromkeys(one["name"] for one in named))[:MOST_NAMED]:
@@ -330,6 +308,34 @@ def _producers(
     level = "good" if (connected and (speed or waits)) or ended is not None else level
     level = "watch" if any(row["used"] <= 1 - DROPPED_SHARE for row in useless) else level
     return Answer("Producers", level, _sentences(parts), links)
+
+
+def _uses(
+    facts: Mapping[str, Any], faulty: Collection[str]
+) -> tuple[list[str], list[Mapping[str, Any]]]:
+    """Return sentences about the share of samples that is used, and the producers of little use.
+
+    Args:
+        facts: the facts of the learner.
+        faulty: producers that are left out among the worst, because a condition names them.
+    """
+    uses = facts.get("producers") or {}
+    best, rows = uses.get("best"), uses.get("worst") or []
+    parts = []
+    if best is not None:
+        used, span = percent(best["used"]), seconds(facts.get("span", 0.0))
+        if not rows:
+            parts.append(f"In the last {span}, {used} of {best['name']}'s samples are used")
+        elif percent(rows[0]["used"]) == used:
+            parts.append(f"In the last {span}, each producer has {used} of its samples used")
+            rows = []
+        else:
+            parts.append(f"Best of the last {span}: {best['name']}, {used} of its samples are used")
+    useless = [row for row in rows if row["used"] < LITTLE_USE and row["name"] not in faulty]
+    worst = useless or [row for row in rows[:1] if row["name"] not in faulty]
+    if worst and best is not None and percent(worst[0]["used"]) != percent(best["used"]):
+        parts.append(f"Worst: {_worst(worst)}")
+    return parts, useless
 
 
 def _memory(learner: State, problems: Sequence[Mapping[str, Any]]) -> Answer:
@@ -471,6 +477,14 @@ def _unknown(state: State) -> tuple[Level, str] | None:
     if state.get("starting"):
         return "wait", f"The {state['role']} is starting."
     return None
+
+
+def _missing_labels(facts: Mapping[str, Any]) -> str:
+    """Return what an accuracy needs that this run does not have."""
+    if not few_labels(facts):
+        return "it needs labels or a held-out set"
+    came = plural(facts["labelled"], "labelled sample")
+    return f"{came} came, and it needs {LEAST_LABELLED}"
 
 
 def _no_update(
