@@ -23,9 +23,16 @@ from stream_ssl.batch import Origin
 from stream_ssl.feed.decode import VectorDecoder
 from stream_ssl.learning.origins import Origins
 from stream_ssl.learning.saved import memory_of, origins_of
-from stream_ssl.memory.descriptors import Embedding, Thumbnail
+from stream_ssl.memory.descriptors import Descriptor, Embedding, Thumbnail
 from stream_ssl.memory.index import nearest
-from stream_ssl.memory.state import columns_of, decode, part, upgraded, without_address
+from stream_ssl.memory.state import (
+    State,
+    columns_of,
+    decode,
+    part,
+    upgraded,
+    without_address,
+)
 from stream_ssl.pictures import image_of, png, png_address
 from stream_ssl.trained.encoder import Encoder, facts, load_encoder, stored_settings
 from stream_ssl.trained.export import images_of
@@ -70,7 +77,10 @@ class Hit:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The pixels of the query as the learner would see them, and the hits, the best first."""
+    """The result of a search: the query's pixels as the learner would see them, and the best hits.
+
+    The most similar hit comes first.
+    """
 
     checkpoint: Path
     query_CHW: Pixels
@@ -87,7 +97,8 @@ def search(
         by: what is compared: embeddings, or the descriptors on which the memory counts duplicates.
             The memory's embeddings are of different ages. The nearest slots, and those with the
             most similar thumbnails, are therefore encoded again, in batches of AGAIN with the
-            query. If the memory holds the query, it comes first.
+            query. If a slot holds the query, this slot comes first.
+        trust_code: whether to import classes that the checkpoint names; see `load_encoder`.
 
     Raises:
         ValueError: the file is not a picture that the run would accept, the run learns from
@@ -108,52 +119,77 @@ def search(
             f"the memory of {checkpoint} is empty, because the run had not trained on a batch yet: "
             "search again after the run's next checkpoint"
         )
-    query_1X = _encoded(encoder, query_CHW, columns)
-    row_KX = columns["embeddings"]
+    query_1X, row_KX = _encoded(encoder, query_CHW, columns), columns["embeddings"]
     if by == "descriptors" and "descriptors" in columns:
-        row_KX = columns["descriptors"]
-        config = facts(checkpoint)["config"]
-        settings = stored_settings(config, "descriptor", trust_code=trust_code)
-        descriptor = settings.memory.descriptor or Embedding()
         backbone = Encoder(
             encoder.backbone, None, encoder.views, encoder.decoder, encoder.statistics
         )
-        descriptor.fit(backbone.dim)
-        if without_address(repr(descriptor)) != (due := decode(state)["descriptor"]):
-            raise ValueError(
-                f"the memory describes pictures by {due}, and here it would be {descriptor!r}, "
-                "because its weights are not at hand: use --by embeddings"
-            )
-        descriptor.load(part(state, "descriptor"))
+        descriptor = _descriptor_of(checkpoint, state, backbone.dim, trust_code)
         feature_1F = _encoded(backbone, query_CHW, columns)
         query_1X = descriptor.describe(query_1X, query_CHW[None], feature_1F)
+        row_KX = columns["descriptors"]
     cosine_1k, slot_1k = nearest(query_1X.to(row_KX.dtype), row_KX, max(k, AGAIN))
     if by == "embeddings":
-        parts = []
-        near = [*slot_1k[0].tolist(), *_look_alike(query_CHW, columns)]
-        slot_1k = torch.tensor([list(dict.fromkeys(near))])
-        for slot_1b in torch.split(slot_1k, AGAIN, dim=1):
-            new_NX = _encoded(encoder, query_CHW, columns, slot_1b[0].tolist())
-            parts.append(new_NX[:1] @ new_NX[1:].T)
-        cosine_1k, order_1k = torch.cat(parts, dim=1).sort(descending=True, stable=True)
-        slot_1k = slot_1k.gather(1, order_1k)
-    cosine_1k, slot_1k = cosine_1k[:, :k], slot_1k[:, :k]
-    slots = slot_1k[0].numpy()
+        cosine_1k, slot_1k = _encoded_again(encoder, query_CHW, columns, slot_1k)
+    hits = _hits(checkpoint, columns, cosine_1k[0, :k], slot_1k[0, :k])
+    return SearchResult(checkpoint, query_CHW.numpy(), hits)
+
+
+def _descriptor_of(checkpoint: Path, state: State, features: int, trust_code: bool) -> Descriptor:
+    """Return the descriptor of a checkpoint's memory, for an encoder with so many features.
+
+    Raises:
+        ValueError: the checkpoint does not hold the weights of the descriptor.
+    """
+    config = facts(checkpoint)["config"]
+    settings = stored_settings(config, "descriptor", trust_code=trust_code)
+    descriptor: Descriptor = settings.memory.descriptor or Embedding()
+    descriptor.fit(features)
+    if without_address(repr(descriptor)) != (due := decode(state)["descriptor"]):
+        raise ValueError(
+            f"the memory describes pictures by {due}, and here it would be {descriptor!r}, "
+            "because its weights are not at hand: use --by embeddings"
+        )
+    descriptor.load(part(state, "descriptor"))
+    return descriptor
+
+
+def _encoded_again(
+    encoder: Encoder, query_CHW: Tensor, columns: dict[str, Tensor], slot_1k: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Encode these slots again, and those that look like the query.
+
+    Returns:
+        The cosines with the query and the slots [1, n], the most similar first.
+    """
+    near = [*slot_1k[0].tolist(), *_look_alike(query_CHW, columns)]
+    slot_1n = torch.tensor([list(dict.fromkeys(near))])
+    parts = []
+    for slot_1b in torch.split(slot_1n, AGAIN, dim=1):
+        new_NX = _encoded(encoder, query_CHW, columns, slot_1b[0].tolist())
+        parts.append(new_NX[:1] @ new_NX[1:].T)
+    cosine_1n, order_1n = torch.cat(parts, dim=1).sort(descending=True, stable=True)
+    return cosine_1n, slot_1n.gather(1, order_1n)
+
+
+def _hits(
+    checkpoint: Path, columns: dict[str, Tensor], cosine_k: Tensor, slot_k: Tensor
+) -> list[Hit]:
+    """Return slots with their labels, origins and images."""
     origins = Origins()
     origins.load(origins_of(checkpoint), columns["ids"].tolist())
-    label_k = columns["labels"][slot_1k[0]].tolist()
-    hits = [
+    found = zip(
+        slot_k.tolist(),
+        cosine_k.tolist(),
+        columns["labels"][slot_k].tolist(),
+        origins.of(columns["ids"][slot_k].tolist()),
+        images_of(columns, slot_k.numpy()),
+        strict=True,
+    )
+    return [
         Hit(slot, similarity, None if label < 0 else label, origin, image_CHW)
-        for slot, similarity, label, origin, image_CHW in zip(
-            slots.tolist(),
-            cosine_1k[0].tolist(),
-            label_k,
-            origins.of(columns["ids"][slot_1k[0]].tolist()),
-            images_of(columns, slots),
-            strict=True,
-        )
+        for slot, similarity, label, origin, image_CHW in found
     ]
-    return SearchResult(checkpoint, query_CHW.numpy(), hits)
 
 
 def _look_alike(query_CHW: Tensor, columns: dict[str, Tensor]) -> list[int]:
@@ -173,8 +209,9 @@ def _encoded(
 ) -> Tensor:
     """Return the embedding or the features of the query and of N slots, [1 + N, X].
 
-    With statistics of the batch, they are encoded beside images of the whole memory. A batch of one
-    image has no statistics, and those of similar images would hide what they have in common.
+    If BatchNorm uses the statistics of the batch, images from the whole memory join the batch. A
+    batch of one image has no statistics. The statistics of similar images alone would hide what
+    these images have in common.
     """
     shown = list(slots)
     if encoder.statistics == "batch":
@@ -198,15 +235,15 @@ def sheet(result: SearchResult) -> bytes:
     tiles += [(f"{hit.similarity:.3f}", hit.image_CHW) for hit in result.hits]
     columns = min(COLUMNS, len(tiles))
     lines = -(-len(tiles) // columns)
-    page = Image.new("RGB", (columns * (TILE + 4), lines * (TILE + CAPTION + 4)), "white")
-    draw = ImageDraw.Draw(page)
+    canvas = Image.new("RGB", (columns * (TILE + 4), lines * (TILE + CAPTION + 4)), "white")
+    draw = ImageDraw.Draw(canvas)
     for number, (caption, image_CHW) in enumerate(tiles):
         down, right = divmod(number, columns)
         left, top = right * (TILE + 4) + 2, down * (TILE + CAPTION + 4) + 2
         shown = image_of(image_CHW.transpose(1, 2, 0))
-        page.paste(shown.resize((TILE, TILE), Image.Resampling.NEAREST), (left, top))
+        canvas.paste(shown.resize((TILE, TILE), Image.Resampling.NEAREST), (left, top))
         draw.text((left, top + TILE), caption, fill="black")
-    return png(np.asarray(page))
+    return png(np.asarray(canvas))
 
 
 def page(result: SearchResult) -> bytes:
@@ -219,5 +256,5 @@ def page(result: SearchResult) -> bytes:
     ]
     template = pages.get_template("search.html.j2")
     query = png_address(result.query_CHW.transpose(1, 2, 0))
-    page = template.render(checkpoint=result.checkpoint, query=query, shown=shown)
-    return page.encode(errors="replace")  # names of files may not be UTF-8
+    text = template.render(checkpoint=result.checkpoint, query=query, shown=shown)
+    return text.encode(errors="replace")  # names of files may not be UTF-8
