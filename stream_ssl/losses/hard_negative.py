@@ -18,9 +18,9 @@ class HardNegative(Debiased):
 
     Contrastive Learning with Hard Negative Samples (Robinson et al. 2021), eq. 4. The weights are
     importance weights of a sampling distribution, so they carry no gradient. In the authors' code
-    they do, which multiplies the gradient of the weighted mean by about 1 + beta. With beta = 0 the
-    loss is `Debiased`. The diagnostic `effective_negatives` refers to the softmax of (1 + beta) s,
-    which also weights the gradient of the negatives.
+    the weights carry one, which multiplies the gradient of the weighted mean by about 1 + beta.
+    With beta = 0 the loss is `Debiased`. The diagnostic `effective_negatives` refers to the softmax
+    of (1 + beta) s, which also weights the gradient of the negatives.
 
     Args:
         temperature: t, the divisor of the cosines.
@@ -43,8 +43,9 @@ class HardNegative(Debiased):
     ) -> None:
         super().__init__(temperature, prior, floor, false_negatives)
         if not (math.isfinite(beta) and beta >= 0):
-            raise ValueError(f"beta is {beta}: it is 0 (all alike) or more, and finite")
+            raise ValueError(f"beta is {beta}: must be 0 (equal weights) or more, and finite")
         self.beta = float(beta)
+        # One pass computes the sums of (1 + beta) s, and beside them those of beta s.
         self.power = 1 + self.beta
         self.beside = self.beta / self.power if self.beta else None
 
