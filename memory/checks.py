@@ -68,6 +68,26 @@ def check_number(name: str, value: Any, rule: str = "a finite number") -> float:
     raise ValueError(f"{name} is {value!r}: must be {rule}")
 
 
+def check_instance(name: str, given: Any, kind: type, path: str, remedy: str) -> None:
+    """Raise ValueError unless `given` is an instance of a class.
+
+    Args:
+        name: the argument that has the value `given`.
+        kind: the class.
+        path: the name of the class, with its package, as users import it.
+        remedy: the end of the error, unless `given` is the class itself or a subclass.
+
+    >>> check_instance("count", "7", int, "builtins.int", "such as 7")
+    Traceback (most recent call last):
+    ValueError: count is '7': must be an instance of builtins.int; such as 7
+    """
+    if isinstance(given, kind):
+        return
+    if isinstance(given, type) and issubclass(given, kind):
+        remedy = f"build it with {given.__name__}()"
+    raise ValueError(f"{name} is {given!r}: must be an instance of {path}; {remedy}")
+
+
 def check_seed(seed: Any) -> int:
     """Return `seed` as an int in the range that torch accepts."""
     count = check_count("seed", seed)

@@ -27,6 +27,7 @@ from stream_ssl.memory.checks import (
     as_tensor,
     check_count,
     check_embeddings,
+    check_instance,
     check_number,
 )
 from stream_ssl.memory.columns import Image
@@ -662,14 +663,8 @@ def _gives_unit_rows(descriptor: Descriptor) -> bool:
 
 def check_descriptor(given: Any) -> None:
     """Raise ValueError unless `given` is a descriptor."""
-    if isinstance(given, Descriptor):
-        return
-    a_class = isinstance(given, type) and issubclass(given, Descriptor)
-    remedy = f"build it with {given.__name__}()" if a_class else "such as Thumbnail(side=8)"
-    raise ValueError(
-        f"descriptor is {given!r}: must be an instance of "
-        f"stream_ssl.memory.descriptors.Descriptor; {remedy}"
-    )
+    path = "stream_ssl.memory.descriptors.Descriptor"
+    check_instance("descriptor", given, Descriptor, path, "such as Thumbnail(side=8)")
 
 
 def shape_of(descriptor: Descriptor, image_shape: Image | None) -> Image:

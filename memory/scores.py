@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import threshold
 
-from stream_ssl.memory.checks import check_number
+from stream_ssl.memory.checks import check_instance, check_number
 from stream_ssl.memory.compute import LARGE_ELEMENTS, sum_in_float64
 
 FINEST, COARSEST = 1e-9, 1e9
@@ -347,10 +347,4 @@ def check_width(name: str, value: float, least: float, most: float) -> float:
 
 def check_score(given: Any) -> None:
     """Raise ValueError unless `given` is a score."""
-    if isinstance(given, Score):
-        return
-    a_class = isinstance(given, type) and issubclass(given, Score)
-    remedy = f"build it with {given.__name__}()" if a_class else "such as Linear()"
-    raise ValueError(
-        f"score is {given!r}: must be an instance of stream_ssl.memory.scores.Score; {remedy}"
-    )
+    check_instance("score", given, Score, "stream_ssl.memory.scores.Score", "such as Linear()")

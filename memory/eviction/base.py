@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from stream_ssl.memory.checks import check_instance
 from stream_ssl.memory.columns import Columns, Rows
 from stream_ssl.memory.scores import Linear, Score
 from stream_ssl.memory.shares import Turns
@@ -176,15 +177,9 @@ def described(policy: Policy) -> dict[str, Any]:
 
 def check_free(name: str, given: Any) -> None:
     """Raise ValueError unless `given` is a policy that does not serve a memory yet."""
-    if isinstance(given, Policy):
-        if hasattr(given, "columns"):
-            raise ValueError(f"{name} {given!r} serves another memory: build one for each")
-        return
     remedy = "such as MostDuplicated()"
-    if isinstance(given, type) and issubclass(given, Policy):
-        remedy = f"build it with {given.__name__}()"
-    elif isinstance(given, str):
+    if isinstance(given, str):
         remedy = f"build it with memory.eviction.policy({given!r})"
-    raise ValueError(
-        f"{name} is {given!r}: must be an instance of stream_ssl.memory.eviction.Policy; {remedy}"
-    )
+    check_instance(name, given, Policy, "stream_ssl.memory.eviction.Policy", remedy)
+    if hasattr(given, "columns"):
+        raise ValueError(f"{name} {given!r} serves another memory: build one for each")
