@@ -13,7 +13,6 @@ from stream_ssl.producers.sources.base import (
     Skipped,
     SourceError,
     check_is_damage,
-    place,
 )
 from stream_ssl.producers.sources.fields import (
     check_pulled,
@@ -22,8 +21,7 @@ from stream_ssl.producers.sources.fields import (
     content_id,
     no_image,
 )
-from stream_ssl.producers.sources.finite import ENDLESS
-from stream_ssl.producers.sources.recordings import FilePasses
+from stream_ssl.producers.sources.recordings import CountedPasses
 from stream_ssl.producers.sources.tables import (
     cell,
     check_group,
@@ -31,7 +29,7 @@ from stream_ssl.producers.sources.tables import (
     label_in,
     table_rows,
 )
-from stream_ssl.wire.sample import Position, Sample
+from stream_ssl.wire.sample import Sample
 
 if TYPE_CHECKING:
     from pyarrow import DataType, Schema, parquet
@@ -45,7 +43,7 @@ ARROW = (b"ARROW1", b"\xff\xff\xff\xff")  # first bytes of Arrow's files and of 
 MAX_NAMES = 2**16  # a column with more distinct texts has no names of classes
 
 
-class ParquetFiles(FilePasses[tuple[int]]):
+class ParquetFiles(CountedPasses):
     """Images in the rows of Parquet files, such as Hugging Face's `datasets` writes.
 
     A cell of the images' column holds the bytes of a JPEG, PNG or WebP file, or a structure whose
@@ -135,12 +133,6 @@ class ParquetFiles(FilePasses[tuple[int]]):
                 log.warning(
                     "source %s: the labels of %s cannot be read: %s", self.name, path, error
                 )
-
-    def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
-        """Yield each sample with the position after it; see `Source`."""
-        number = self._number(position)
-        epoch, row = place(position, self._facts(number), self.name, (ENDLESS, ENDLESS))
-        return self._passes(epoch, None if position is None else (number, (row,)))
 
     def _readable(
         self, path: Path, after: tuple[int] | None

@@ -123,6 +123,19 @@ class FilePasses(Passes[tuple[int, At | None]], Generic[At]):
         """
 
 
+class CountedPasses(FilePasses[tuple[int]]):
+    """Passes over files in which one whole number from 0 on names a place.
+
+    A position is [pass, place] in one of the files.
+    """
+
+    def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
+        """Yield each sample with the position after it; see `Source`."""
+        number = self._number(position)
+        epoch, start = place(position, self._facts(number), self.name, (ENDLESS, ENDLESS))
+        return self._passes(epoch, None if position is None else (number, (start,)))
+
+
 class Recordings(FilePasses[Where]):
     """Passes over files whose samples are ordered by time.
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stream_ssl.producers.sources.base import BrokenFileError, Skipped, place
+from stream_ssl.producers.sources.base import BrokenFileError, Skipped
 from stream_ssl.producers.sources.fields import (
     OTHER_IMAGES,
     SUFFIXES,
@@ -21,11 +21,10 @@ from stream_ssl.producers.sources.fields import (
     no_image,
     note_too_long,
 )
-from stream_ssl.producers.sources.finite import ENDLESS
 from stream_ssl.producers.sources.npy import vector_in
-from stream_ssl.producers.sources.recordings import FilePasses
+from stream_ssl.producers.sources.recordings import CountedPasses
 from stream_ssl.producers.sources.tar import ArchiveMember, read_members, split_key
-from stream_ssl.wire.sample import Position, Sample
+from stream_ssl.wire.sample import Sample
 
 VECTOR, LABEL, FACTS = ".npy", ".cls", ".json"
 BESIDE = {LABEL: "bad label", FACTS: "bad facts"}
@@ -72,7 +71,7 @@ class MemberGroup:
             self.parts[suffix[1:]] = self.inner.data or b""
 
 
-class WebDataset(FilePasses[tuple[int]]):
+class WebDataset(CountedPasses):
     """Samples of tar shards in the WebDataset convention, read in sequence.
 
     Shards are read member by member and are not unpacked to disk. Consecutive members form one
@@ -110,12 +109,6 @@ class WebDataset(FilePasses[tuple[int]]):
         self, shards: list[str] | str, epochs: int | None = 1, name: str = "webdataset"
     ) -> None:
         super().__init__(shards, epochs, Skipped(name), "shard", settings={}, key="shard")
-
-    def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
-        """Yield each sample with the position after it; see `Source`."""
-        shard = self._number(position)
-        epoch, start = place(position, self._facts(shard), self.name, (ENDLESS, ENDLESS))
-        return self._passes(epoch, None if position is None else (shard, (start,)))
 
     def _readable(
         self, path: Path, after: tuple[int] | None
