@@ -29,7 +29,7 @@ def test_columns_keep_their_order_with_the_target_last():
     ]
 
 
-def test_values_read_well():
+def test_values_are_formatted_for_a_reader():
     assert [text(value) for value in (None, True, False, 2048, 41234.5, 93.21, "x")] == [
         *("", "yes", "NO", "2,048", "41,234", "93.2", "x"),
     ]
@@ -81,7 +81,7 @@ def test_all_run_one_after_the_other_into_one_report(fake, tmp_path, capsys):
     assert "- torch: " in report
 
 
-def test_one_that_fails_does_not_take_the_others_with_it(fake, tmp_path):
+def test_a_benchmark_that_fails_stops_no_other(fake, tmp_path):
     def broken():
         raise OSError("no room")
 
@@ -100,8 +100,7 @@ def test_an_unknown_name_is_refused(tmp_path, capsys):
     assert "invalid choice: 'speed'" in capsys.readouterr().err
 
 
-def test_what_is_measured_on_a_gpu_runs(monkeypatch):
-    """Here on the CPU, and small."""
+def test_the_benchmark_of_a_gpu_runs_on_a_cpu_in_small(monkeypatch):
     small = "--batches.batch_size=8 --encoder.width=8 --memory.capacity=64 --learner.reencode=4"
     sizes = gpu.Sizes(64, batch=8, dim=16, warm_up=1, steps=4, options=tuple(small.split()))
     monkeypatch.setattr(gpu, "STEPS", {"small": gpu.SMALL})
@@ -122,4 +121,4 @@ def test_what_is_measured_on_a_gpu_runs(monkeypatch):
 def test_a_report_of_a_gpu_is_named_by_it(monkeypatch, tmp_path):
     monkeypatch.setattr("benchmarks.report.gpu_name", lambda: "NVIDIA H200")
     assert path_of(tmp_path, date(2026, 1, 2), gpu=True).name == "2026-01-02-nvidia-h200.md"
-    assert "gpu" not in runner.NAMES  # only where asked for
+    assert "gpu" not in runner.NAMES  # it runs only if it is named

@@ -18,11 +18,12 @@ RECORDS = 60
 
 
 def journal(scratch: Path, count: int, seed: int = 0) -> dict[str, int]:
-    """Journals of 60 records, one harm each.
+    """Damage one file in each of `count` copies of a journal of 60 records, and open the copies.
 
     Returns:
-        damages, those at which nothing was lost, records lost without being counted, records that
-        are other than they were written, and starts that failed.
+        `damages`: the copies. `harmless`: copies that lost no record. `lost`: lost records in all.
+        `uncounted`: copies that lost records and counted no damage. `wrong`: records with another
+        payload than was written. `failed`: copies that could not be opened.
     """
     whole, draw = scratch / "whole", random.Random(seed)
     found = {"damages": count, "harmless": 0, "lost": 0, "uncounted": 0, "wrong": 0, "failed": 0}
@@ -31,7 +32,7 @@ def journal(scratch: Path, count: int, seed: int = 0) -> dict[str, int]:
         written.append([JournalEntry("robot", sequence, None, 1.0, b"head", body(sequence))])
     written.close()
     for number in range(count):
-        folder = scratch / f"harmed-{number}"  # what is set aside lies beside it
+        folder = scratch / f"harmed-{number}"  # damaged segments are set aside beside it
         shutil.copytree(whole, folder)
         harm(draw.choice(list_segments(folder))[1] / "data.mdb", draw)
         try:
@@ -58,7 +59,12 @@ def journal(scratch: Path, count: int, seed: int = 0) -> dict[str, int]:
 
 
 def checkpoints(scratch: Path, count: int, seed: int = 0) -> dict[str, int]:
-    """Three checkpoints, of which the newest is harmed; how often the one before was not taken."""
+    """Damage one file of the newest of three checkpoints, `count` times, and load the newest.
+
+    Returns:
+        `damages`: the attempts. `fell_back`: those that loaded the checkpoint before. `harmless`:
+        those that loaded the newest. `failed`: those that loaded neither.
+    """
     whole, draw = scratch / "whole", random.Random(seed)
     learner, writer = build(), Checkpointer(whole)
     for _ in range(3):
@@ -85,7 +91,7 @@ def body(sequence: int) -> bytes:
 
 
 def harm(path: Path, draw: random.Random) -> None:
-    """One damage of a file."""
+    """Flip a bit, clear a page, cut the end off, overwrite a page, or delete the file."""
     content, how = bytearray(path.read_bytes()), draw.randrange(5)
     at = draw.randrange(len(content))
     if how == 0:

@@ -28,7 +28,7 @@ SERVICES = sorted(UNITS.glob("*.service"))
 
 
 class Listener:
-    """What systemd hears, read as it comes."""
+    """The socket of systemd. A thread collects the messages that arrive."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -127,7 +127,7 @@ def at_root(words: Sequence[str], environment: dict[str, str]) -> int:
 
 
 class Machine:
-    """Where the units find what deploy/README.md lays for them."""
+    """The files that deploy/README.md asks for, in a folder that the units use."""
 
     def __init__(self, folder: Path) -> None:
         self.etc, self.folder = folder / "etc", folder
@@ -166,7 +166,7 @@ class Machine:
         return Forked(at_root, words, told, output=self.folder / f"{unit}.log")
 
     def words(self, unit: str, **variables: str) -> list[str]:
-        """A unit's command; of its environment the file's variables win."""
+        """A unit's command. The given variables replace those of the unit's file."""
         found = options(unit)
         pairs = [pair for entry in found["Environment"] for pair in shlex.split(entry)]
         own = dict(pair.split("=", 1) for pair in pairs)

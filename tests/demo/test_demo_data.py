@@ -31,15 +31,15 @@ def test_split_is_disjoint_complete_and_balanced(images):
         assert np.bincount(label_N[rows]).tolist() == [each] * 10
 
 
-def test_split_never_changes(images):
+def test_split_holds_back_the_first_300_images_of_each_class(images):
     parts = data.split(images[1])
     assert parts.reference[:4].tolist() == [0, 1, 2, 3]
     digest = hashlib.sha256(parts.streamed.astype("<i8").tobytes()).hexdigest()
-    assert digest == data_digest(images[1])
+    assert digest == digest_of_a_loop(images[1])
 
 
-def data_digest(label_N):
-    """The naive way: walk the file, hold back the first 300 of each class."""
+def digest_of_a_loop(label_N):
+    """Return the digest of the streamed images, by a loop over the file."""
     seen = [0] * 10
     streamed = []
     for index, label in enumerate(label_N.tolist()):
@@ -57,13 +57,13 @@ def test_no_held_out_image_is_streamed_under_another_index(images):
     assert not [index for index in held if image_NHW[index].tobytes() in streamed]
 
 
-def test_damaged_file_is_told(tmp_path: Path):
+def test_damaged_file_is_an_error_with_its_sha256(tmp_path: Path):
     for name in data.SHA256:
         (tmp_path / name).write_bytes(b"short")
     with pytest.raises(data.DataDamaged, match="is damaged: its sha256 is"):
         data.check(tmp_path)
 
 
-def test_missing_file_is_told(tmp_path: Path):
+def test_missing_file_is_an_error_with_the_remedy(tmp_path: Path):
     with pytest.raises(data.DataDamaged, match="is missing; install stream-ssl again"):
         data.check(tmp_path)

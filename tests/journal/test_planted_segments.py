@@ -1,4 +1,4 @@
-"""What stands in the journal's folder under the name of a segment that comes or goes."""
+"""Links, files and folders in a journal's folder that have the names of segments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for every loss in the table, in each of its ways."""
+"""The contract of every loss in the table, in each of its variants."""
 
 from __future__ import annotations
 

@@ -30,13 +30,13 @@ def test_a_receiver_that_joins_takes_its_share_and_moves_nobody_else() -> None:
 
 
 class Fleet:
-    """Producers that send numbered samples with their positions, to whom the list says."""
+    """Producers that send numbered samples, with their positions, to the receivers of a list."""
 
     def __init__(self) -> None:
         self.sent: Counter[str] = Counter()
 
     def open(self, name: str, to: list[str], before: list[str] | None = None) -> Producer:
-        """One that goes on where the receivers say, which must be where it ended."""
+        """Return a connected producer. Its receiver must say that it ended where it did end."""
         producer = Producer(to, name, linger=0.01, packet_samples=4, before=before or [])
         position = producer.connect(60).position
         assert (position or 0) == self.sent[name], name

@@ -1,4 +1,4 @@
-"""What `produce` sends of a source, and tells of it."""
+"""The samples that `produce` sends of a source, and the lines that it logs."""
 
 import logging
 import threading
