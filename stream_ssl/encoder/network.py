@@ -280,7 +280,7 @@ class Projector(nn.Module):
 
     Args:
         features: F.
-        dim: D, the embedding size.
+        dim: D, the embedding size, at least 2.
         hidden: size of one hidden layer with a ReLU, as in SimCLR and MoCo v2; 0 for one linear
             layer, as in the DUEL paper.
         batchnorm: "none"; or "hidden", after the hidden layer, as in BYOL; or "all", after every
@@ -298,10 +298,11 @@ class Projector(nn.Module):
         batchnorm: Literal["none", "hidden", "all"] = "none",
     ) -> None:
         super().__init__()
-        if min(features, dim) < 1 or hidden < 0:
+        if features < 1 or dim < 2 or hidden < 0:
             raise ValueError(
-                f"features={features}, dim={dim}, hidden={hidden}: the first two must be positive, "
-                "hidden 0 (linear) or the size of the hidden layer"
+                f"features={features}, dim={dim}, hidden={hidden}: features must be positive, dim "
+                "at least 2, and hidden 0 (linear) or the size of the hidden layer. With dim=1, "
+                "an embedding is 1 or -1 and has no gradient"
             )
         _check_projector(batchnorm, hidden)
         self.dim = dim

@@ -87,6 +87,8 @@ def test_wrong_settings_are_refused() -> None:
         ResNet(8, block="wide")
     with pytest.raises(ValueError, match="features=0"):
         Projector(0)
+    with pytest.raises(ValueError, match=r"dim=1, .* dim at least 2.* has no gradient"):
+        Projector(8, 1)
 
 
 @table(
