@@ -60,7 +60,8 @@ BREAKS = ("learner-halted", "divergence", "collapse", "not-learning", "one-pictu
 """While one of these conditions holds, the known accuracy and loss are from before it began."""
 WITHOUT_CHECKPOINT = {
     "collapse": "Stop the run, lower optimiser.learning_rate, and begin a new run",
-    "not-learning": "Lower optimiser.learning_rate (0.001 suits Adam), and begin a new run",
+    "not-learning": "Lower optimiser.learning_rate (0.001 suits Adam), and a temperature of the "
+    "loss above 1. Then begin a new run",
 }
 """The remedies of conditions whose usual remedy goes back to a checkpoint."""
 RESTARTS = ("divergence", "learner-halted")
@@ -214,11 +215,14 @@ def _learning(
     if is_idle(facts):
         level, why = _no_update(facts, problems, ended, waits)
         return Answer("Learning", level, _sentences([why, *numbers]), links)
-    if not measured:
-        learns = chance is None or loss is None or loss < BELOW_CHANCE * chance
-        level = "good" if learns else "watch"
+    learns = chance is None or loss is None or loss < BELOW_CHANCE * chance
     if is_young(facts):
         level = "wait"  # an encoder without any update may be above chance, too
+    elif not measured:
+        level = "good" if learns else "watch"
+    elif level == "good" and facts.get("held_out_first") is None and not learns:
+        level = "watch"
+        numbers.append("The loss is hardly below chance, so this may be an untrained encoder")
     if not measured and not accuracy:
         numbers.append(f"No accuracy is known: {_missing_labels(facts)}")
     if level == "wait":
@@ -365,7 +369,7 @@ def _memory(learner: State, problems: Sequence[Mapping[str, Any]]) -> Answer:
             f"{classes['largest']}, has {percent(classes['share'])} of the labelled slots"
         )
     elif rank is not None:
-        parts.append(f"No labels; the embeddings take {rank:.0f} directions")
+        parts.append(f"No labels; the embeddings take {plural(rank, 'direction')}")
     few = alike is None and rank is not None and rank < FEW_DIRECTIONS
     if few:
         parts.append("The pictures hardly differ for the encoder; look at the mosaic")

@@ -329,8 +329,9 @@ TABLE: tuple[Condition, ...] = (
         "not-learning", "learner", "critical",
         "the encoder does not learn: its embeddings hardly differ, and its gradient is nearly 0 or "
         "its updates are too large",
-        "Lower optimiser.learning_rate (0.001 suits Adam). Then begin a new run, or go "
-        "back to an earlier checkpoint, because these weights seldom recover.",
+        "Lower optimiser.learning_rate (0.001 suits Adam), and a temperature of the loss above 1. "
+        "Then begin a new run, or go back to an earlier checkpoint, because these weights seldom "
+        "recover.",
     ),
     Condition(
         "one-picture", "learner", "critical",

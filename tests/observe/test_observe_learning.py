@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 
-from answers_world import NEGATIVES, QUESTIONS, Run, asked
+from answers_world import NEGATIVES, QUESTIONS, STATS, Run, asked
 
 from stream_ssl.observe.trends import percent
 
@@ -34,6 +35,15 @@ def test_young() -> None:
     run.starts()
     found = asked(run)
     assert {found[one].level for one in QUESTIONS} - {"good"} == {"wait"}
+
+
+def test_one_direction_is_not_plural() -> None:
+    run = Run()
+    run.fills()
+    held = replace(STATS, effective_rank=1.0)
+    run.learner.learner.of_memories.observe("working", held, None)
+    run.pass_(10, run.sends())
+    assert "the embeddings take 1 direction." in asked(run)["Memory"].says
 
 
 def test_steps_without_an_update_make_no_run_older() -> None:
@@ -123,6 +133,19 @@ def test_without_labels_the_loss_is_compared_with_chance() -> None:
     found = asked(run)
     assert [found[one].level for one in ("Learning", "To do")] == ["watch", "watch"]
     assert found["To do"].says.startswith("No condition holds, but look at Learning: Loss 5.50")
+
+
+def test_an_accuracy_that_an_untrained_encoder_may_reach() -> None:
+    """Pixels alone give more than chance, and a learning rate of 1e-12 changes nothing."""
+    for loss, level in ((5.5, "watch"), (5.0, "good")):
+        run = Run()
+        run.steps = 300
+        run.learner.learner._families.set("prequential_accuracy", 0.25, classifier="knn")
+        run.learner.learner._families.set("prequential_accuracy", 0.1, classifier="majority")
+        run.pass_(3000, run.sends(), run.learns(loss=loss))
+        learning = asked(run)["Learning"]
+        assert learning.level == level
+        assert ("may be an untrained encoder" in learning.says) == (level == "watch")
 
 
 def test_a_lag_that_grows_is_told_before_its_condition_begins() -> None:
