@@ -235,8 +235,14 @@ def access_of(settings: Namespace, run: Path) -> Access | None:
     """Return who may send; None: plain text. A run without keys creates them in the folder `run`.
 
     Raises:
-        ValueError: plain text is asked for beyond loopback, or a key file cannot be used.
+        ValueError: plain text is asked for beyond loopback, a key file cannot be used, or no other
+            process can reach the address.
     """
+    if settings.receiver.bind.startswith("inproc:"):
+        raise ValueError(
+            f"receiver.bind {settings.receiver.bind}: no other process could reach this address; "
+            "choose tcp://HOST:PORT or ipc://PATH"
+        )
     files = settings.access
     if files == PLAIN:
         remedy = "leave `access` out: the run then makes keys"

@@ -129,10 +129,14 @@ class CreditPolicy:
     """
 
     def __init__(self, each: int, total: int, max_packet: int) -> None:
-        if not 0 < max_packet <= each <= total:
+        if not 0 < max_packet <= total:
             raise ValueError(
-                f"max_packet {max_packet}: must be above 0 and at most the credit of a producer, "
-                f"{each}, which must be at most total_credit, {total}"
+                f"max_packet {max_packet}: must be above 0 and at most total_credit ({total}), or "
+                "no producer could send such a packet; lower max_packet, or raise total_credit"
+            )
+        if not max_packet <= each <= total:
+            raise ValueError(
+                f"credit {each}: must be from max_packet ({max_packet}) to total_credit ({total})"
             )
         self.each = each
         self.total = total

@@ -404,6 +404,9 @@ def test_plain_text_is_asked_for_by_name(tmp_path: Path, caplog: pytest.LogCaptu
     assert access_of(settings("--access", "plain"), tmp_path) is None
     with pytest.raises(ValueError, match="leave `access` out: the run then makes keys"):
         access_of(settings("--access", "plain", "--receiver.bind", "tcp://0.0.0.0:0"), tmp_path)
+    for access in ([], ["--access", "plain"]):
+        with pytest.raises(ValueError, match=r"bind inproc://x: no other process could reach"):
+            dry_run(settings("--receiver.bind", "inproc://x", *access))
     assert not (tmp_path / "keys").exists()
     dry_run(settings("--receiver.bind", "tcp://0.0.0.0:0"))
     assert not (tmp_path / "keys").exists()

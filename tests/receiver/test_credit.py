@@ -142,8 +142,13 @@ def test_a_producer_that_sends_nothing_passes_its_turn_on_sooner():
 
 
 def test_a_policy_that_makes_no_sense_is_refused():
-    for each, total, max_packet in ((4, 8, 5), (8, 4, 2), (4, 8, 0)):
-        with pytest.raises(ValueError, match=f"max_packet {max_packet}: must be above 0"):
+    for each, total, max_packet, says in (
+        (4, 8, 5, r"credit 4: must be from max_packet \(5\) to total_credit \(8\)"),
+        (8, 4, 2, r"credit 8: must be from max_packet \(2\) to total_credit \(4\)"),
+        (4, 8, 0, r"max_packet 0: must be above 0 and at most total_credit \(8\)"),
+        (4, 8, 9, r"max_packet 9: .*; lower max_packet, or raise total_credit"),
+    ):
+        with pytest.raises(ValueError, match=says):
             CreditPolicy(each, total, max_packet)
 
 

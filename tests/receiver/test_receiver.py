@@ -346,7 +346,7 @@ def test_settings_that_make_no_sense_are_refused(tmp_path):
         ({"bind": "http://127.0.0.1:80"}, "must be tcp://HOST:PORT or ipc://PATH"),
         ({"bind": f"ipc://{tmp_path}/file"}, "file exists and is no socket"),
         ({"bind": f"ipc://{tmp_path}"}, "exists and is no socket"),
-        ({"max_packet": 128 * MIB}, "max_packet 134217728: .* total_credit, 100663296"),
+        ({"max_packet": 128 * MIB}, r"max_packet 134217728: .* total_credit \(100663296\)"),
         ({"budget": 16 * MIB}, "journal.budget 16777216: must be at least 33554432 bytes"),
         ({"max_lag_bytes": 10}, "max_lag_bytes 10"),
         ({"max_names": 0}, "at least 1"),
