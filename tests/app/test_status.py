@@ -9,8 +9,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
@@ -104,6 +105,26 @@ def test_a_learner_that_falls_behind_is_not_called_healthy() -> None:
         found = [Answer("Health", level, "None of 37 conditions holds.", [])]
         console.print(status.table(Path("runs/one"), {}, NOTHING, found))
         assert re.search(rf"health +│ {said}", console.export_text())
+
+
+def test_the_lag_of_a_group_is_that_of_its_last_rank(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ranks may read journals of their own, and the first one's journal may be empty."""
+    with ExitStack() as stack:
+        addresses = {}
+        group: Any = SimpleNamespace(size=2, waited=0.0, bytes=0, collectives=0)
+        for rank, lag in enumerate((0.0, 58.7)):
+            metrics = started()
+            metrics._families.set("lag_seconds", lag)
+            metrics._families.set("lag_records", lag // 4)
+            name = f"learner-{rank}" if rank else "learner"
+            metrics.observe_ranks([1.0, 1.0], 8, group)
+            server = stack.enter_context(Server(metrics.registry, Health(), "learner"))
+            addresses[name] = {"http": server.address}
+        (tmp_path / FILE).write_text(json.dumps(addresses))
+        said = shown(tmp_path, capsys)
+    assert "58.7 s, 14 packets" in said
 
 
 def test_the_slowest_rank_is_that_of_the_page() -> None:

@@ -60,6 +60,8 @@ LEARNER_PARTS = (
     *("memory_slots", "memory_capacity_slots"),
 )
 """Figures that are summed over all receivers, and over all ranks."""
+LARGEST_PARTS = ("lag_seconds", "lag_records")
+"""Figures of which the largest of all ranks is shown, because ranks may read several journals."""
 PAGE_FIGURES = {
     "receiver": {
         "producers": "producers",
@@ -294,7 +296,8 @@ def measure(
 
     Returns:
         Plain values in base units. A figure is None if its process does not answer, or has not
-        measured it yet. RECEIVER_PARTS and LEARNER_PARTS are summed over receivers and ranks.
+        measured it yet. RECEIVER_PARTS and LEARNER_PARTS are summed over receivers and ranks, and
+        of LARGEST_PARTS the largest counts.
     """
     scrapers = {
         name: Scraper(partial(dict, {name: address}), token=token)
@@ -344,13 +347,19 @@ def _ranks(first: History) -> int:
 
 
 def _summed(figures: Sequence[Mapping[str, Any]], parts: Set[str]) -> Mapping[str, Any] | None:
-    """Return the figures of the first process, with those in `parts` summed over all processes."""
+    """Return the figures of all processes together.
+
+    Those in `parts` are summed, of LARGEST_PARTS the largest counts, and the others are those of
+    the first process.
+    """
     if not figures:
         return None
-    return {
-        name: sum(one[name] for one in figures) if name in parts else value
-        for name, value in figures[0].items()
-    }
+    found = dict(figures[0])
+    for name in found:
+        if name in parts or name in LARGEST_PARTS:
+            join = sum if name in parts else max
+            found[name] = join(one[name] for one in figures)
+    return found
 
 
 def group_figures(first: History) -> dict[str, float | None]:
