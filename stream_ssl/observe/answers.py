@@ -518,8 +518,12 @@ def _no_update(
 
 
 def _ended(receivers: Iterable[State]) -> str | None:
-    """Return a sentence on the last producer if the sources of all producers have ended."""
-    found = [(one.get("facts") or {}).get("ended") for one in receivers]
+    """Return a sentence on the last producer if the sources of all producers have ended.
+
+    A producer's name decides its receiver, so some of several receivers may have none.
+    """
+    facts = [one.get("facts") or {} for one in receivers]
+    found = [one.get("ended") for one in facts if one.get("known") != 0]
     if not found or not all(found):
         return None
     last = max((one for one in found if one), key=lambda one: float(one["received"]))

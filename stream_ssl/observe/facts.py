@@ -107,7 +107,8 @@ class Facts:
             known = figures.by("producer_samples_total", "producer")
             waits = figures.get("producers_connected") > 0 and only_sporadic(figures)
             ended = _ended(figures, known)
-            return {"span": span, "known": len(known), "ended": ended, "waits": waits}
+            came = {*known, *figures.by("producer_finished", "producer")}  # some sent nothing
+            return {"span": span, "known": len(came), "ended": ended, "waits": waits}
         idle = self.history.unchanged("steps")
         updates, waited = self.history.rise("steps", LATELY)
         covered = figures.get("prequential_covered_samples")

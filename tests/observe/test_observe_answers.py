@@ -520,6 +520,24 @@ def test_several_receivers_count_together(healthy: Run) -> None:
     assert producers.says.startswith("4 producers connected, 4.0 samples/s in the last")
 
 
+def test_sources_have_ended_also_if_another_receiver_never_had_any() -> None:
+    run, other = Run(), Run()
+    run.fills()
+    run.pass_(300, run.sends(), run.learns())
+    ended = {"producer_finished": {"yard": 2.0, "gate": 2.0}, "producers": 0}
+    run.pass_(180, run.nothing(**ended))
+    for nothing, level in (
+        ({"producers": 0}, "good"),
+        ({"producers": 0, "producer_finished": {"film": 0.0}}, "wait"),  # was killed
+    ):
+        other.pass_(10, other.nothing(**nothing))
+        states = run.states()
+        both = {"receiver-0": states["receiver"], "receiver-1": other.states()["receiver"]}
+        found = {one.question: one for one in answers({**both, "learner": states["learner"]})}
+        assert found["Producers"].level == level
+        assert ("yard, ended normally" in found["Producers"].says) == (level == "good")
+
+
 def test_a_problem_of_one_of_several_receivers_names_it() -> None:
     full = {"name": "no-credit", "producer": "", "severity": "warning", "says": "the disk is full"}
     (alone,) = problems_of({"receiver": {"problems": [full]}, "learner": {}})
