@@ -12,12 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from stream_ssl.batch import Batch
-from stream_ssl.losses import Loss
+from stream_ssl.losses import Loss, Mix
 from stream_ssl.methods.base import MethodOutput, unit
 from stream_ssl.methods.momentum import Momentum
 from stream_ssl.methods.negatives import (
     MemoryNegatives,
-    NegativeSet,
     Sampling,
     batch_negatives,
     contrast,
@@ -68,23 +67,32 @@ class MoCo(Momentum):
     ) -> MethodOutput:
         self.check_views(view_VBCHW, samples)
         z_BD = unit(self.projector(self.encoder(view_VBCHW[0])))
-        positive_BMD = self.positives(view_VBCHW)
+        return self.contrasted(z_BD, view_VBCHW, samples, memory)
+
+    def contrasted(
+        self,
+        z_BD: Tensor,
+        view_VBCHW: Sequence[Tensor],
+        samples: Batch[Tensor],
+        memory: WorkingMemory,
+        mix: Mix | None = None,
+    ) -> MethodOutput:
+        """Return the loss of anchors, and the keys of their first positives.
+
+        Args:
+            z_BD: the anchors, unit rows.
+            view_VBCHW: the views; all views except the first are positives.
+            samples: the samples of the anchors.
+            memory: the memory. Its keys and the keys of the batch are the negatives.
+            mix: how pairs of samples were mixed to make the anchors; None: not at all.
+        """
+        positive_BMD = torch.stack([self.encode_keys(view) for view in view_VBCHW[1:]], dim=1)
         key_BD = positive_BMD[:, 0]
-        negatives = self.negatives(z_BD, key_BD, samples, memory)
-        loss = contrast(self.loss, z_BD, samples.ids_B, positive_BMD, negatives, memory)
+        of_ranks = of_all_ranks(samples, memory)
+        of_batch = batch_negatives(key_BD, of_ranks, samples)
+        negatives = of_batch.concat(self.memory_negatives.draw(z_BD, of_ranks, memory))
+        loss = contrast(self.loss, z_BD, samples.ids_B, positive_BMD, negatives, memory, mix)
         return MethodOutput(loss, key_BD)
-
-    def positives(self, view_VBCHW: Sequence[Tensor]) -> Tensor:
-        """Return the keys of all views except the anchor's [B, M, D]."""
-        return torch.stack([self.encode_keys(view) for view in view_VBCHW[1:]], dim=1)
-
-    def negatives(
-        self, z_BD: Tensor, key_BD: Tensor, samples: Batch[Tensor], memory: WorkingMemory
-    ) -> NegativeSet:
-        """Return the keys of the batch and of the memory."""
-        anchors = of_all_ranks(samples, memory)
-        of_batch = batch_negatives(key_BD, anchors, samples)
-        return of_batch.concat(self.memory_negatives.draw(z_BD, anchors, memory))
 
     def check(self, memory: WorkingMemory, batch: int | None = None) -> None:
         super().check(memory, batch)

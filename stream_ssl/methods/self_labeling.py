@@ -18,7 +18,6 @@ from stream_ssl.losses import Loss, Mix, SelfLabeling
 from stream_ssl.memory.compute import to_device
 from stream_ssl.methods.base import MethodOutput, unit
 from stream_ssl.methods.moco import MoCo
-from stream_ssl.methods.negatives import contrast
 
 if TYPE_CHECKING:
     from stream_ssl.memory import WorkingMemory
@@ -74,11 +73,7 @@ class SelfLabelingMoCo(MoCo):
         share_B111 = mix.theta_B.to(view_VBCHW[0])[:, None, None, None]
         mixed_BCHW = torch.lerp(view_VBCHW[1][mix.permutation_B], view_VBCHW[0], share_B111)
         z_BD = unit(self.projector(self.encoder(mixed_BCHW)))
-        positive_BMD = self.positives(view_VBCHW)
-        key_BD = positive_BMD[:, 0]
-        negatives = self.negatives(z_BD, key_BD, samples, memory)
-        loss = contrast(self.loss, z_BD, samples.ids_B, positive_BMD, negatives, memory, mix)
-        return MethodOutput(loss, key_BD)
+        return self.contrasted(z_BD, view_VBCHW, samples, memory, mix)
 
     def draw(self, count: int, device: torch.device) -> Mix:
         """Draw the mixture of each anchor.

@@ -24,24 +24,9 @@ from stream_ssl.memory import WorkingMemory
 from stream_ssl.methods import MethodOutput, MoCo
 from stream_ssl.methods.base import Transform, unit
 from stream_ssl.methods.momentum import move_towards
-from stream_ssl.methods.negatives import batch_negatives, contrast
+from stream_ssl.methods.negatives import batch_negatives
 from stream_ssl.methods.norm import forget_statistics, freeze
 from stream_ssl.methods.simsiam import Predictor
-
-
-def contrasted(
-    method: MoCo,
-    z_BD: Tensor,
-    view_VBCHW: Sequence[Tensor],
-    samples: Batch[Tensor],
-    memory: WorkingMemory,
-) -> MethodOutput:
-    """Return MoCo's loss of projections z_BD of the first view, and the keys of the second."""
-    positive_BMD = method.positives(view_VBCHW)
-    key_BD, anchor_BD = positive_BMD[:, 0], unit(z_BD)
-    negatives = method.negatives(anchor_BD, key_BD, samples, memory)
-    loss = contrast(method.loss, anchor_BD, samples.ids_B, positive_BMD, negatives, memory)
-    return MethodOutput(loss, key_BD)
 
 
 def compared(
@@ -121,7 +106,7 @@ class Distilled(MoCo):
     ) -> MethodOutput:
         self.check_views(view_VBCHW, samples)
         z_BD = self.projector(self.encoder(view_VBCHW[0]))
-        output = contrasted(self, z_BD, view_VBCHW, samples, memory)
+        output = self.contrasted(unit(z_BD), view_VBCHW, samples, memory)
         if not self.distils:
             return output
         with torch.no_grad():
@@ -241,7 +226,7 @@ class Aligned(Replaying):
         self.check_views(view_VBCHW, samples)
         views, together, drawn = self.mixed(view_VBCHW, samples)
         z_BD = self.projector(self.encoder(views[0]))
-        output = contrasted(self, z_BD, views, together, memory)
+        output = self.contrasted(unit(z_BD), views, together, memory)
         if drawn is None:
             return output
         stream = len(together) - len(drawn)
