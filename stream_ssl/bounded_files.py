@@ -148,8 +148,8 @@ def parse_json(text: str) -> Any:
             number is not finite, or an integer exceeds LARGEST.
     """
     deepest = level = 0
-    for sign in re.findall(r"[\[\]{}]", _STRING.sub("", text)):
-        level += 1 if sign in "[{" else -1
+    for bracket in re.findall(r"[\[\]{}]", _STRING.sub("", text)):
+        level += 1 if bracket in "[{" else -1
         deepest = max(deepest, level)
     if deepest > DEPTH:
         raise ValueError(f"is nested {deepest} levels deep; at most {DEPTH} are read")

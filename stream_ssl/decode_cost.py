@@ -30,11 +30,11 @@ WORK_PER_CHARGED_BYTE = 16
 bytes."""
 
 SOS = b"\xff\xda"  # begins a scan of a JPEG
-_APP1 = 0xE1  # begins EXIF or XMP in a JPEG
+_APP1 = 0xE1  # the marker of EXIF and XMP in a JPEG
 _SCAN_BYTES = 10  # of the shortest marker of a scan
 _MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")  # EOI, or one that a length follows
 _SOF = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # markers that give the size of a JPEG
-_LOSSLESS = {0xC3, 0xC7, 0xCB, 0xCF}  # those of a lossless JPEG
+_LOSSLESS = {0xC3, 0xC7, 0xCB, 0xCF}  # the markers among them of a lossless JPEG
 _MOST_PARTS = 1000  # parts of a header that are read; a colour profile may take 255
 _UNKNOWN = 1 << 62  # pixels assumed for an image whose header has more or shorter parts
 
@@ -71,10 +71,10 @@ def scans_of(data: View) -> int:
 class JpegHeader(NamedTuple):
     """Facts that a JPEG states before its first scan, without those of its thumbnails.
 
-    Both are True for a header with too many parts to read.
+    Both attributes are True for a header with too many parts to read.
 
     Attributes:
-        app1: whether it has an APP1 segment, which may tell an orientation.
+        app1: whether the file has an APP1 segment, which may contain an orientation.
         lossless: whether its frame is lossless. libjpeg-turbo never decodes such a frame at a
             smaller size, but simplejpeg then reserves memory for the smaller size: the decoder
             writes beyond its end.
@@ -159,10 +159,10 @@ def _jpeg_work(data: View) -> int:
 
 
 def _parts(data: View) -> range:
-    """Return a number for each part of a header that is read: of a small file only a few.
+    """Return a range with a number for each part of a header that may be read.
 
-    The parts of real headers have more than 64 bytes on average. Shorter ones, in a packet of small
-    files, would take the receiver a second.
+    A small file may have only a few parts, because the parts of real headers have more than 64
+    bytes on average. A packet of small files with shorter parts would take the receiver a second.
     """
     return range(min(_MOST_PARTS, 16 + len(data) // 64))
 

@@ -78,4 +78,4 @@ def printable(text: object, length: int = 200) -> str:
     """
     whole = str(text)
     cut = whole[:length] + ("..." if len(whole) > length else "")
-    return "".join(sign if sign.isprintable() else "?" for sign in cut)
+    return "".join(one if one.isprintable() else "?" for one in cut)

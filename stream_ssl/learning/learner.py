@@ -328,7 +328,7 @@ class Learner:
         return self._record(result)
 
     def _record(self, result: StepResult, on_host: Batch[NDArray[Any]] | None = None) -> StepRecord:
-        """Return the record of a step. `on_host` is its batch in main memory, if it is there."""
+        """Return the record of a step. `on_host` is a copy of its batch in main memory, if any."""
         batch, update, admission = result.batch, result.update, result.admission
         ids_labels_2B, cosines, expected, true, change = _read(result, on_host)
         evicted_origins: Sequence[Origin | None] = ()
@@ -369,7 +369,7 @@ class Learner:
 
 
 def _none(memory: WorkingMemory, offset: Offset) -> Batch[Tensor]:
-    """Return a batch without samples, on the memory's device."""
+    """Return a batch without samples, on the memory's device, for a rank without a batch."""
     none_B = torch.empty(0, dtype=torch.int64, device=memory.device)
     shape, images_BCHW = memory.image_shape, None
     if shape is not None:

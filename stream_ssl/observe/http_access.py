@@ -62,7 +62,7 @@ class Token:
     """
 
     def __init__(self, secret: str, clock: Callable[[], float] = time.time) -> None:
-        if len(secret) < LEAST_TOKEN or not all("!" <= sign <= "~" for sign in secret):
+        if len(secret) < LEAST_TOKEN or not all("!" <= one <= "~" for one in secret):
             raise ValueError(
                 f"an HTTP token has {len(secret)} characters: must have at least "
                 f"{LEAST_TOKEN}, all printable ASCII without spaces; make one with: "

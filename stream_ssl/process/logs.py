@@ -172,7 +172,7 @@ class Lines(logging.Formatter):
         """Return the text without control characters, which act on a terminal, cut after MOST."""
         text = super().format(record)
         cut = text[: self.MOST] + ("..." if len(text) > self.MOST else "")
-        return "".join(sign if sign.isprintable() or sign in "\n\t" else "?" for sign in cut)
+        return "".join(one if one.isprintable() or one in "\n\t" else "?" for one in cut)
 
 
 class JsonLines(Lines):

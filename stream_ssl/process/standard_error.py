@@ -22,10 +22,10 @@ class Lossy(io.FileIO):
     """A file that loses text which it cannot write, such as on a full disk or in a full pipe.
 
     A full pipe takes no text while its reader is paused, such as `less`, a terminal after Ctrl-S,
-    or ssh without a network. A text waits for the reader, and the next texts do not.
+    or ssh without a network. The first text waits for the reader, and the next ones do not.
 
     Attributes:
-        lost: texts that were lost since the last one that was written, because nobody read them.
+        lost: how many texts were lost since the last written one, because no reader took them.
     """
 
     def __init__(self, number: int) -> None:
@@ -60,7 +60,7 @@ def has_room(number: int, seconds: float) -> bool:
 
 
 def lose_what_cannot_be_written() -> None:
-    """Let no command fail or stop because its log or its error message cannot be written.
+    """Make standard error lose texts that cannot be written, so that they stop no command.
 
     Otherwise a wrong configuration would not end with status 2, and a supervisor would start the
     process again for ever.
