@@ -17,9 +17,9 @@ from stream_ssl.observe.conditions import (
     DOWN,
     DROPPED_SHARE,
     TABLE,
+    conditions_of,
     few,
     hung_remedy,
-    of_role,
     plural,
     problem,
 )
@@ -94,7 +94,7 @@ def census(states: Mapping[str, State], problems: Sequence[Mapping[str, Any]]) -
     """Return which conditions hold, do not hold, and are unknown; "down" is one of them."""
     present = list(dict.fromkeys(one["name"] for one in problems))
     silent = {role_of(name) for name, state in states.items() if "watched" not in state}
-    unwatched = [one.name for role in ROLES if role in silent for one in of_role(role)]
+    unwatched = [one.name for role in ROLES if role in silent for one in conditions_of(role)]
     unknown = [name for name in dict.fromkeys(unwatched) if name not in present]
     known = [one["name"] for state in states.values() for one in state.get("watched", [])]
     absent = [name for name in dict.fromkeys(("down", *known)) if name not in (*present, *unknown)]

@@ -82,6 +82,6 @@ BOTH: tuple[Spec, ...] = (
 CATALOGUE: tuple[Spec, ...] = (*BOTH, *RECEIVER, *LEARNER)
 
 
-def of_role(role: Role) -> tuple[Spec, ...]:
+def metrics_of(role: Role) -> tuple[Spec, ...]:
     """Return the metrics that a process of this role exports."""
     return tuple(spec for spec in CATALOGUE if spec.role in (role, "both"))

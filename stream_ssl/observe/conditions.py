@@ -423,7 +423,7 @@ OF_CHECK = {
 """The condition of each loop and of each readiness check."""
 
 
-def of_role(role: Role) -> tuple[Condition, ...]:
+def conditions_of(role: Role) -> tuple[Condition, ...]:
     """Return the conditions that a process of this role watches."""
     return tuple(one for one in TABLE if one.role in (role, "both"))
 

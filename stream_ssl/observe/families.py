@@ -27,7 +27,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from stream_ssl.observe import conditions
-from stream_ssl.observe.catalogue import CLASSES, PRODUCERS, RESTARTS, of_role
+from stream_ssl.observe.catalogue import CLASSES, PRODUCERS, RESTARTS, metrics_of
 from stream_ssl.observe.metric_spec import Role, Spec
 from stream_ssl.version import version
 
@@ -105,7 +105,7 @@ class Families:
     ) -> None:
         self.registry = registry
         self.role = role
-        self._specs = of_role(role)
+        self._specs = metrics_of(role)
         self._known = {name: tuple(values) for name, values in known.items()}
         self._labels: dict[tuple[str, str], Labels] = {}
         self._families: dict[str, Family] = {}
@@ -145,7 +145,7 @@ class Families:
 
     def set_conditions(self, present: Collection[tuple[str, str]]) -> None:
         """Export the conditions that are present, by name and producer. All others are 0."""
-        known = {(one.name, "") for one in conditions.of_role(self.role)} | self._were_present
+        known = {(one.name, "") for one in conditions.conditions_of(self.role)} | self._were_present
         self._were_present |= set(present)
         # The 0s come before the 1s, because several producers may share "other".
         for name, producer in known - set(present):

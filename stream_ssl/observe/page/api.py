@@ -34,7 +34,7 @@ from stream_ssl.learning.checkpoint_layout import FOLDER
 from stream_ssl.observe import conditions
 from stream_ssl.observe.answers import answers, as_json, census, problems_of
 from stream_ssl.observe.ask import ask, bearer, other_token, state_in
-from stream_ssl.observe.conditions import of_role
+from stream_ssl.observe.conditions import conditions_of
 from stream_ssl.observe.facts import Facts
 from stream_ssl.observe.health import Health
 from stream_ssl.observe.http_access import Token
@@ -237,7 +237,7 @@ class Api:
             "problems": self._health.problems(),
             "watched": [
                 {"name": one.name, "summary": one.summary.replace("{producer}", "a producer")}
-                for one in of_role(self._role)
+                for one in conditions_of(self._role)
             ],
             "figures": self._facts.history.latest(),
             "facts": self._facts.read(),

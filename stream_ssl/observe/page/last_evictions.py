@@ -61,7 +61,7 @@ class LastEvictions:
         )
         lately = list(itertools.islice(shown, limit))
         ids, image_nCHW = slots.pictures.of([eviction.id for eviction in lately])
-        standing = reader.standing([eviction.slot for eviction in lately])
+        standing = reader.samples_in([eviction.slot for eviction in lately])
         by_ids = [
             str(number) if eviction.by is not None and eviction.by == origin else None
             for eviction, (number, origin) in zip(lately, standing, strict=True)

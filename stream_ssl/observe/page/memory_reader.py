@@ -114,7 +114,7 @@ class MemoryReader:
 
     @property
     def most_pictures(self) -> int:
-        """How many pictures may be asked for at once; 0 if the memory has no pictures."""
+        """The most pictures of one call of `images`; 0 if the memory has no pictures."""
         shape = self._memory.image_shape
         if shape is None or shape[0] not in (1, 3):  # the images are the bytes of vectors
             return 0
@@ -131,7 +131,7 @@ class MemoryReader:
             found[space] = [(other, cosine) for other, cosine in pairs if other != slot]
         return {space: pairs[:neighbours] for space, pairs in found.items()}
 
-    def standing(self, slots: Sequence[int]) -> list[tuple[int, Origin | None]]:
+    def samples_in(self, slots: Sequence[int]) -> list[tuple[int, Origin | None]]:
         """Return the id and the origin of the sample in each of these slots."""
         ids = to_host(self._memory.ids[torch.tensor(slots, dtype=torch.int64)]).tolist()
         return list(zip(ids, self._origins.of(ids), strict=True))
@@ -140,8 +140,8 @@ class MemoryReader:
     def images(self, slots: Sequence[int]) -> tuple[list[str | None], Tensor]:
         """Return the ids of these slots, None for empty slots, and their shrunk images."""
         memory = self._memory
-        assert memory.image_shape is not None, "asked before"
-        assert memory.images is not None, "as it has a shape"
+        assert memory.image_shape is not None, "most_pictures is 0 without images"
+        assert memory.images is not None, "a memory with an image shape keeps images"
         held = [slot if slot < len(memory) else None for slot in slots]
         asked = torch.tensor([0 if s is None else s for s in held], dtype=torch.int64)
         channels, side = memory.image_shape[0], min(TILE, memory.image_shape[1])
