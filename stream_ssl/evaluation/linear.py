@@ -81,8 +81,8 @@ learning rate or a seed.
 
 PROBES = {"duel": DUEL, "debiased": DEBIASED, "convex": CONVEX}
 
-Told = Callable[[int, int], None]
-"""Progress callback: (epochs done, total epochs)."""
+OnEpoch = Callable[[int, int], None]
+"""A progress callback, which gets (epochs done, total epochs)."""
 
 
 class LinearProbe:
@@ -91,6 +91,8 @@ class LinearProbe:
     Args:
         reference_NF: frozen features.
         label_N: classes of the references, at least two different ones.
+        settings: `DUEL`, `DEBIASED`, `CONVEX` or the caller's own.
+        tell: called after each epoch.
 
     Raises:
         ValueError: shapes or labels do not fit, or there is only one class.
@@ -101,7 +103,7 @@ class LinearProbe:
         reference_NF: Array,
         label_N: Array,
         settings: LinearSettings = DUEL,
-        tell: Told | None = None,
+        tell: OnEpoch | None = None,
     ) -> None:
         row_NF = as_rows(reference_NF)
         label_N = as_labels(label_N, row_NF)
@@ -144,7 +146,6 @@ def linear_probe(
     query_QF: Array,
     query_label_Q: Array,
     settings: LinearSettings = DUEL,
-    tell: Told | None = None,
 ) -> ProbeResult:
     """Return the accuracy of a linear layer that is trained on the references' frozen features.
 
@@ -162,12 +163,12 @@ def linear_probe(
     """
     query_QF = as_rows(query_QF, "queries")
     truth_Q = as_labels(query_label_Q, query_QF, "the queries' labels")
-    return score(LinearProbe(reference_NF, label_N, settings, tell).predict(query_QF), truth_Q)
+    return score(LinearProbe(reference_NF, label_N, settings).predict(query_QF), truth_Q)
 
 
 @torch.enable_grad()
 def _by_batches(
-    layer: nn.Linear, row_NF: Tensor, target_N: Tensor, settings: LinearSettings, tell: Told
+    layer: nn.Linear, row_NF: Tensor, target_N: Tensor, settings: LinearSettings, tell: OnEpoch
 ) -> None:
     rate, decay = settings.learning_rate, settings.weight_decay
     optimiser: torch.optim.Optimizer
@@ -190,7 +191,7 @@ def _by_batches(
 
 @torch.enable_grad()
 def _by_lbfgs(
-    layer: nn.Linear, row_NF: Tensor, target_N: Tensor, settings: LinearSettings, tell: Told
+    layer: nn.Linear, row_NF: Tensor, target_N: Tensor, settings: LinearSettings, tell: OnEpoch
 ) -> None:
     optimiser = torch.optim.LBFGS(
         layer.parameters(), max_iter=settings.epochs, line_search_fn="strong_wolfe"
