@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 HOST = re.compile(r"[A-Za-z0-9\[:][A-Za-z0-9.:%;\[\]_*-]*")
-"""The hosts that ZeroMQ takes. An address of its own machine may stand before, with a ";"."""
+"""The hosts that ZeroMQ accepts. A local address to connect from may come first, before a ";"."""
 
 
 def is_loopback(address: str) -> bool:
@@ -51,7 +51,8 @@ def check_address(address: str) -> str:
         if not HOST.fullmatch(host):
             raise ValueError(
                 f"address {address!r}: the host may consist of the letters A to Z, digits and "
-                ".-_:%[] only; write a name with other letters in its form xn--..., and no user"
+                ".-_:%[] only; write a name with other letters in its form xn--..., and no user "
+                "name"
             )
         if 1 <= int(port) <= 65_535:
             return address
