@@ -124,7 +124,7 @@ def _shown_part(part_MSS: Tensor, whole_MSS: Tensor) -> tuple[Tensor, Tensor]:
     """
     count, slope_2SS = len(part_MSS), _slopes(part_MSS.device)
     slope_M2SS = slope_2SS @ part_MSS[:, None], part_MSS[:, None] @ slope_2SS.mT
-    slope_M4P = torch.cat(slope_M2SS, dim=1).flatten(2)  # of height, down, width, across
+    slope_M4P = torch.cat(slope_M2SS, dim=1).flatten(2)  # by height, down, width, across
     damping_44 = _damping(part_MSS.device)
     square_M44 = torch.baddbmm(damping_44, slope_M4P, slope_M4P.mT)
     step_M4P = torch.linalg.inv_ex(square_M44).inverse @ slope_M4P

@@ -231,7 +231,8 @@ class LinearCounts:
         unsure_T = torch.zeros_like(more_T)
         close = torch.zeros(1, dtype=torch.int64, device=row_PA.device)
         if len(row_PA) > CLOSE_ROWS:
-            slack = 2 * rounding(row_PA) * self._norms[1] * first_A.norm()  # of gains and level
+            # The rounding errors of the gains and of the level.
+            slack = 2 * rounding(row_PA) * self._norms[1] * first_A.norm()
             coarse = pool.coarse_PX
             segments: Segments | EveryStep = Segments(moved_TA, row_PA)
             if coarse is not None:

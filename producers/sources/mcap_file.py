@@ -91,7 +91,7 @@ class McapFile(ChunkedFile):
         if begin == 0:
             return None
         found: dict[ChunkPlace, list[int]] = {}
-        ends = {}  # of the message indexes behind each chunk
+        ends = {}  # for each chunk, the end of the message indexes behind it
         counted: tuple[int, ...] | None = None
         for opcode, at, size in self._records(begin, footer_at):
             if opcode == CHUNK_INDEX:

@@ -17,7 +17,8 @@ from stream_ssl.producers.sources.recordings import Recordings, Where
 from stream_ssl.producers.sources.robot_images import Message, RobotImages
 from stream_ssl.wire.sample import Sample
 
-UNINDEXED, BAG_HEAD = b"index_pos=" + bytes(8), 4096  # in the head of a ROS 1 bag
+UNINDEXED = b"index_pos=" + bytes(8)  # in the head of a ROS 1 bag without an index
+BAG_HEAD = 4096  # bytes at the beginning of a bag that contain the head
 
 log = logging.getLogger(__name__)
 

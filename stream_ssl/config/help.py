@@ -49,7 +49,8 @@ class HelpFormatter(DefaultHelpFormatter):
         text = self._get_type_str(action) or ""
         text = re.sub(r"\b[a-z_]+(\.[a-z_]+)*\.(?=[A-Z])", "", text)  # package names of classes
         text = re.sub(r"<class '(.+)'>", r"\1", text)
-        text = re.sub(r"<function .+>", "section", text)  # of the other role, without a check
+        # A function takes a section of the other role without checking it.
+        text = re.sub(r"<function .+>", "section", text)
         text = re.sub(r"Optional\[(.+)\]", r"\1 | null", text)
         literal = re.fullmatch(r"Literal\[(.+)\]", text)
         return literal[1].replace("'", "").replace(", ", " | ") if literal else text

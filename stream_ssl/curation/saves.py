@@ -30,8 +30,9 @@ class Saves:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        for left in (folder / INCOMPLETE, *entries(folder, ".discarded-*")):  # by a crash
-            shutil.rmtree(left, ignore_errors=True)
+        # A crash may have left folders.
+        for rest in (folder / INCOMPLETE, *entries(folder, ".discarded-*")):
+            shutil.rmtree(rest, ignore_errors=True)
 
     def write(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         """Save a state, and delete the earlier ones.

@@ -171,7 +171,8 @@ class Supervisor:
             self.fault = f"{child.name}: wrong configuration"
             log.error("%s (its message is above); no process is restarted", self.fault)
             return status
-        # The settings worked before: somebody edited them, or a file is away. The others go on.
+        # The settings worked before: a user edited them, or a file is missing. The other processes
+        # go on.
         why = ", because its configuration does not work any more" if status == USAGE else ""
         lived = now - child.started
         child.worked |= lived >= child.back_off.healthy

@@ -65,8 +65,8 @@ def factor_at(schedule: Schedule, step: int) -> float:
     """Return the factor of the learning rate at a step.
 
     Raises:
-        ValueError: the schedule, which may be a user's, gives no finite number of 0 or more. Such a
-            number would spoil the weights.
+        ValueError: the schedule, which may be a user's, gives a value that is no finite number of 0
+            or more. The value would spoil the weights.
     """
     given: Any = schedule(step)
     try:

@@ -307,7 +307,7 @@ def _producers(
             parts.append(f"The same condition holds for {few(others, MOST_PRODUCERS)}")
     if named:
         return Answer("Producers", _level(named), _sentences(parts), [*_runbooks(named), *links])
-    # A condition begins when nobody has been connected for a while.
+    # A condition begins when no producer has been connected for a while.
     level: Level = "watch" if connected else "wait"
     level = "good" if (connected and (speed or waits)) or ended is not None else level
     level = "watch" if any(row["used"] <= 1 - DROPPED_SHARE for row in useless) else level

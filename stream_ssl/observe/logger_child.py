@@ -168,7 +168,7 @@ def parameters(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         if isinstance(value, Mapping) and value:
             found |= parameters(value, f"{prefix}{name}.")
         else:
-            key = allowed(f"{prefix}{name}").replace("/", " ")  # of producers, as in `allowed`
+            key = allowed(f"{prefix}{name}").replace("/", " ")  # no folders of options
             found[key] = str(value)[:LONGEST]
     return found
 

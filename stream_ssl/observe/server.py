@@ -205,7 +205,7 @@ class BoundedProtocol(H11Protocol):
         """
         super().data_received(data)
         if self.conn.their_state is h11.DONE and self.conn.trailing_data[0] and self.busy:
-            scope = self.cycle.scope  # as if the client asked to close the connection
+            scope = self.cycle.scope  # uvicorn closes a connection whose client asks for it
             scope["headers"] = [*scope["headers"], (b"connection", b"close")]
             self.cycle.keep_alive = False  # also if the response has begun
 
@@ -354,9 +354,9 @@ def application(
         *api.routes(),
     ]
     starlette = Starlette(routes=routes)
-    starlette.router.redirect_slashes = False  # by an address that lacks a proxy's prefix
+    starlette.router.redirect_slashes = False  # the address would lack a proxy's prefix
     starlette.add_exception_handler(HTTPStatus.NOT_FOUND, _not_found)
-    # Nobody reads this answer.
+    # The client is gone, and does not read this answer.
     starlette.add_exception_handler(ClientDisconnect, lambda *_: Response(status_code=400))
     return Guard(starlette, token, public)
 

@@ -121,7 +121,7 @@ def stop_source_on_signals(source: Source) -> Stop:
 
 
 def _obey(reader: int, numbers: Collection[int], stop: Stop) -> None:
-    """Set `stop` after each signal. A second one ends a process that nobody supervises.
+    """Set `stop` after each signal. A second signal ends a process that has no supervisor.
 
     Python runs the handlers of signals in the main thread, and not while that thread waits for the
     operating system. If a signal comes just before the main thread reads from an idle pipe, its

@@ -70,7 +70,7 @@ class Backlogs:
 
     If the process holds too much memory, the connections with the most unread bytes are cut off:
     the worst one, and all with at least half as much. The bytes of an ipc:// connection are not
-    counted. Such a connection is cut off if it completed no message since the last check. A
+    counted. An ipc:// connection is cut off if it completed no message since the last check. A
     producer that is cut off by mistake reconnects.
 
     The watchdog has its own thread, because libzmq continues to receive while the receiver's thread

@@ -520,7 +520,7 @@ def _checkpoints(run: Path) -> list[Path]:
         if (folder / LATEST / STATE).is_file():
             latest = (folder / LATEST).resolve()
             return [latest, *(path for path in found if path.name < latest.name)]
-        if found:  # the newest one lost its state file, or somebody moved it
+        if found:  # the newest checkpoint lost its state file, or was moved
             return found
     return []
 

@@ -107,8 +107,8 @@ def replacing(folder: Path) -> Iterator[Path]:
     refusal = f"{folder}: another `export` writes there; wait for its end, or choose another folder"
     with only_writer(scratch, refusal):
         try:
-            for left in scratch.iterdir():  # by an export that was killed
-                left.unlink()
+            for file in scratch.iterdir():  # an export that was killed has left them
+                file.unlink()
             yield scratch
             seal(scratch)
             shutil.rmtree(before, ignore_errors=True)

@@ -1,1 +1,1 @@
-"""Fetches images from web servers that nobody vouches for."""
+"""The downloads of a crawl: they limit what web servers that nobody knows can cost."""
