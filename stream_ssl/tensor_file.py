@@ -33,7 +33,7 @@ def load_file(path: Path) -> dict[str, Tensor]:
     except OSError as error:
         if error.errno != errno.ENODEV or not path.is_file():
             raise
-        return safetensors.torch.load(path.read_bytes())  # its file system maps no files
+        return safetensors.torch.load(path.read_bytes())  # the file system cannot map files
 
 
 def as_state(tensors: Mapping[str, Tensor], network: nn.Module) -> OrderedDict[str, Tensor]:
@@ -60,9 +60,10 @@ def names_in(path: Path) -> list[str]:
 
 @contextmanager
 def _numbered(path: Path) -> Iterator[None]:
-    """Give an error of the system its number, without which a lack of descriptors means damage.
+    """Give an error of the system its number.
 
-    Safetensors says that a file does not exist, whatever the reason why it cannot be opened.
+    Safetensors says that a file does not exist, for every reason why it cannot be opened. Without
+    the number, a lack of descriptors would look like a damaged file.
     """
     try:
         yield

@@ -24,9 +24,9 @@ from stream_ssl.memory.duplicates import Action, Found
 from stream_ssl.memory.near_duplicates import NearDuplicates
 
 PAIRS = 4
-"""Number of dropped samples per batch that are recorded with both pictures."""
+"""The most dropped samples of a batch that are recorded with both pictures."""
 
-_OF_TEST = "test."  # prefix of the test's own entries in a state
+_OF_TEST = "test."  # the prefix of the entries of the test in a state
 
 
 class Novelty:
@@ -52,10 +52,10 @@ class Novelty:
     Attributes:
         new_origins: origin of each sample of the last batch that is no near-duplicate, None if
             unknown.
-        dropped_origins: the same of the near-duplicates.
+        dropped_origins: origin of each near-duplicate of the last batch, None if unknown.
         dropped: the near-duplicates, each with the picture that it duplicates; empty for a cosine.
-        distances: origin of each sample of the last batch, and its distance to the nearest picture;
-            empty for a cosine.
+        distances: for each sample of the last batch, its origin and the distance of its picture to
+            the nearest other picture; empty for a cosine.
         fresh: number of samples in each rank's step: the size of its batch, or 0 while too few new
             samples have come.
     """
@@ -138,12 +138,12 @@ class Novelty:
         first = sum(batches[: self._memory.group.rank])
         own = slice(first, first + len(batch))
         if found.distance_B is not None:
-            self._tell(batch, found, own)
+            self._record(batch, found, own)
         own_B = torch.from_numpy(found.admitted_B[own].nonzero()[0])
         by_rank = np.split(found.admitted_B, np.cumsum(batches)[:-1])
         return own_B, [int(of_rank.sum()) for of_rank in by_rank]
 
-    def _tell(self, batch: Batch[Tensor], found: Found, own: slice) -> None:
+    def _record(self, batch: Batch[Tensor], found: Found, own: slice) -> None:
         """Store the samples' distances, and the pictures that the dropped samples duplicate."""
         assert found.distance_B is not None
         assert batch.images_BCHW is not None
@@ -284,7 +284,7 @@ class _Cosine:
     def find(
         self, image_BCHW: Tensor, beside_WCHW: Tensor, action: Action, _: Tensor | None = None
     ) -> Found:
-        """Return what `NearDuplicates.find` returns, but by a cosine. The ids are not used."""
+        """Find near-duplicates as `NearDuplicates.find` does, but by a cosine and without ids."""
         memory = self._memory
         held_kA = memory.descriptor.of_fixed(memory.descriptors)
         if len(beside_WCHW):
