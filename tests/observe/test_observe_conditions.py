@@ -442,7 +442,7 @@ def test_no_rank_is_slow_while_the_stream_pauses() -> None:
             world.learner._raise_to("rank_busy_seconds_total", worked, rank=str(rank))
 
     world.pass_(1000, look)
-    assert ("slow-rank", "") not in world.lit
+    assert ("slow-rank", "") not in world.present
 
 
 def test_skipped_updates_are_counted_on_while_training_diverges() -> None:
