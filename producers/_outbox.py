@@ -59,7 +59,7 @@ class Outbox:
 
     Attributes:
         window: the packets that are sent and unacknowledged, or wait to be sent.
-        outcomes: what became of samples.
+        outcomes: the record of the outcomes of samples.
         stats: the producer's counters.
         staged: packets that wait to be written to the spool.
         offered: samples that send() has accepted and the producer's thread has not packed yet.
@@ -172,7 +172,7 @@ class Outbox:
         if not active or self.staged or self.memory > self.buffer_bytes // 2:
             fresh = [packet for packet in self.window if packet.spooled is None]
         known = active or any(packet.sent for packet in fresh)
-        mark = self.sequences(fresh) if fresh and known else None  # else the next WELCOME sets it
+        mark = self.sequences(fresh) if fresh and known else None  # or the next WELCOME sets it
         return fresh + list(self.staged), len(fresh), mark
 
     def sequences(self, fresh: list[Packet] | None = None) -> tuple[int, list[Part]] | None:
@@ -212,7 +212,7 @@ class Outbox:
         self.window.unload(self.buffer_bytes // 4, self.spool)
 
     def load_spool(self, active: bool) -> bool:
-        """Load packets from the spool into the window, and then those that wait to be spooled.
+        """Load packets from the spool into the window, and then packets that wait to be spooled.
 
         Return True if the caller must write `sequences` as a mark.
         """
@@ -284,8 +284,8 @@ class Outbox:
         """Remove the packets up to a durable sequence. Return whether there were any."""
         acked = self.window.ack(through)
         if self.spool is not None and not len(self.window) and self.window.first is not None:
-            # Sent packets that left memory. One may be damaged by now, and loading it would then
-            # shift the sequences of the packets after it.
+            # The spool holds sent packets that memory no longer holds. A packet may be damaged by
+            # now. Loading it would shift the sequences of the packets after it.
             unloaded = self.spool.skip(through - self.window.first + 1)
             self.window.first += len(unloaded)
             for _, count in unloaded:
@@ -345,12 +345,12 @@ class Outbox:
 
 
 class Outcomes:
-    """A record of what became of samples.
+    """A record of the outcomes of samples.
 
     Attributes:
         stats: the producer's counters.
-        rejections: waiting for on_rejected.
-        deliveries: waiting for on_delivery.
+        rejections: rejections that on_rejected has not got yet.
+        deliveries: outcomes that on_delivery has not got yet, each with its callback.
     """
 
     def __init__(self) -> None:

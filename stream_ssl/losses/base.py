@@ -103,7 +103,7 @@ class Loss(nn.Module, ABC):
     in float32, also under autocast.
 
     Attributes:
-        needs_labels: the loss reads `same_BN`. Such a loss is an oracle, for experiments.
+        needs_labels: the loss reads `same_BN`. It is then an oracle, for experiments.
         needs_prior: the loss reads `prior_B`.
         uses_negatives: False if the loss reads only positives.
         takes_mix: the loss can label mixed anchors (`mix`).
@@ -154,7 +154,7 @@ class Loss(nn.Module, ABC):
                 process with all anchors and all negatives.
 
         Raises:
-            TypeError: anchors, positives or negatives are no tensor.
+            TypeError: anchors, positives or negatives are no tensor of floating-point numbers.
             ValueError: a shape does not fit, or an argument that the loss needs is missing.
         """
         inputs = LossInputs(z_BD, positive_BMD, negative, mask_BN, same_BN, prior_B, mix, group)
@@ -167,7 +167,7 @@ class Loss(nn.Module, ABC):
         """Return the losses of the anchors. The arguments are checked and autocast is off."""
 
     def check_inputs(self, inputs: LossInputs) -> None:
-        """Raise ValueError if a shape does not fit or a required argument is missing."""
+        """Raise TypeError or ValueError as `forward` says."""
         check_shapes(inputs)
         name = type(self).__name__
         if self.needs_labels and inputs.same_BN is None:

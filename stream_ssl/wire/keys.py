@@ -70,7 +70,8 @@ class Keys:
                 ends with the command that makes a pair.
 
         Raises:
-            ValueError: the file is missing or malformed, or it is a secret that others may read.
+            ValueError: the file is missing or malformed, or holds a secret that other users may
+                read.
         """
         path = Path(path)
         name = path.name.removesuffix(".json").removesuffix(".secret").removesuffix(".public")
@@ -117,7 +118,7 @@ def make_secret(folder: Path, name: str) -> Keys:
     """Return the key pair in a run's NAME.secret.json; create the file if it is missing.
 
     Raises:
-        ValueError: the file is malformed, or everybody may read it.
+        ValueError: the file is malformed, or other users may read it.
         OSError: the file cannot be written.
     """
     secret = folder / f"{name}.secret.json"
