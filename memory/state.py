@@ -143,10 +143,10 @@ def upgraded(state: Mapping[str, Any]) -> State:
         ValueError: the mapping is not a memory state, or it has a later version.
     """
     for name, value in state.items():
-        if not isinstance(value, Tensor):  # as safetensors.numpy reads them
+        if isinstance(value, np.ndarray):  # as safetensors.numpy reads them
             raise ValueError(
-                f"the state's {name} is of type {type(value).__name__}: pass tensors, such as "
-                "torch.from_numpy gives for an array"
+                f"the state's {name} is an array of NumPy: pass tensors, such as torch.from_numpy "
+                "gives for an array"
             )
     version = int(state["counters"][0]) if "counters" in state else 0
     if version > VERSION:
@@ -357,6 +357,7 @@ class Stateful(Slots):
         The tensors are copies, which safetensors accepts. With `keep_vars`, rows and images are the
         memory's own tensors, which later calls change.
         """
+        super()._save_to_state_dict(destination, prefix, keep_vars)  # those of a subclass
         state = named("columns", self._columns.state(live=keep_vars))
         state |= named("eviction", self.eviction.state()) | named("strata", self._strata.state())
         state["counters"] = counters(self.capacity_of_all, self._totals)
@@ -443,7 +444,17 @@ class Stateful(Slots):
                 raise _damaged(str(error)) from error
         if self._columns.images is not None:  # last, so that going back needs no copy of them
             self._columns.images.load({"images": state[IMAGES]})
+        self._load_subclass(state)
         return _IncompatibleKeys([], [])  # torch's result for a complete load
+
+    def _load_subclass(self, state: State) -> None:
+        """Load the parameters, buffers and modules that a subclass has registered."""
+        for name, value in (*self._parameters.items(), *self._buffers.items()):
+            if value is not None and name in state:
+                value.copy_(state[name])
+        for name, module in self._modules.items():
+            if module is not None:
+                module.load_state_dict(part(state, name), strict=False)
 
     def _load(self, state: State) -> None:
         """Load everything except the images."""

@@ -53,6 +53,28 @@ def test_a_model_is_saved_and_loaded_with_its_memory(name: str, tmp_path: Path) 
     assert equal(again.state_dict(), model.state_dict())
 
 
+class Heads(WorkingMemory):
+    """A memory with parts that its user trains."""
+
+    def __init__(self) -> None:
+        super().__init__(25, 6, image_shape=SHAPE)
+        self.head, self.scale = nn.Linear(6, 2), nn.Parameter(torch.ones(3))
+        self.register_buffer("mean", torch.zeros(2))
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_a_state_contains_what_a_subclass_has_registered(within: bool) -> None:
+    memory, again = Heads(), Heads()
+    offer(memory, 0, 60)
+    with torch.no_grad():
+        for value in (memory.scale, memory.mean, memory.head.weight):
+            value += 1
+    modules = [nn.ModuleDict({"memory": one}) if within else one for one in (memory, again)]
+    modules[1].load_state_dict(modules[0].state_dict())
+    assert {"head.weight", "scale", "mean"} <= set(memory.state_dict())
+    assert equal(again.state_dict(), memory.state_dict())
+
+
 def draw(memory: WorkingMemory, file: Path) -> None:
     file.write_text(str(memory.sample(5).ids.tolist()))
 

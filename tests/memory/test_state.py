@@ -300,7 +300,9 @@ def test_a_state_of_arrays_is_not_called_damaged() -> None:
     saved, memory = of()(), of()()
     offer(saved, 0, 60)
     state: dict[str, Any] = {name: value.numpy() for name, value in saved.state_dict().items()}
-    with pytest.raises(ValueError, match=r"is of type ndarray: pass tensors, .* torch.from_numpy"):
+    with pytest.raises(
+        ValueError, match=r"is an array of NumPy: pass tensors, .* torch.from_numpy"
+    ):
         memory.load_state_dict(state)
     memory.load_state_dict({name: torch.from_numpy(value) for name, value in state.items()})
     assert equal(memory.state_dict(), saved.state_dict())
