@@ -425,7 +425,7 @@ class Stateful(Slots):
                 is damaged. The memory is then unchanged. Another setting of `duplicates` is
                 allowed. On several ranks, a damaged entry of the policy, the descriptor or the
                 cells may raise another error, and the memory cannot be used afterwards.
-            RuntimeError: the device lacks memory.
+            RuntimeError: the device lacks memory, or a parameter of a subclass has another shape.
         """
         del strict, assign
         state = upgraded(state_dict)
@@ -434,7 +434,10 @@ class Stateful(Slots):
             self._load(state)
         else:
             live = self.state_dict(keep_vars=True)
-            before = {name: v if name == IMAGES else v.clone() for name, v in live.items()}
+            before = {
+                name: v.clone() if isinstance(v, Tensor) and name != IMAGES else v
+                for name, v in live.items()
+            }
             try:
                 self._load(state)
             except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:

@@ -53,12 +53,22 @@ def test_a_model_is_saved_and_loaded_with_its_memory(name: str, tmp_path: Path) 
     assert equal(again.state_dict(), model.state_dict())
 
 
+class Head(nn.Linear):
+    """A layer whose state has an entry that is no tensor."""
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"version": 2}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        assert state == {"version": 2}
+
+
 class Heads(WorkingMemory):
     """A memory with parts that its user trains."""
 
     def __init__(self) -> None:
         super().__init__(25, 6, image_shape=SHAPE)
-        self.head, self.scale = nn.Linear(6, 2), nn.Parameter(torch.ones(3))
+        self.head, self.scale = Head(6, 2), nn.Parameter(torch.ones(3))
         self.register_buffer("mean", torch.zeros(2))
 
 
@@ -71,8 +81,10 @@ def test_a_state_contains_what_a_subclass_has_registered(within: bool) -> None:
             value += 1
     modules = [nn.ModuleDict({"memory": one}) if within else one for one in (memory, again)]
     modules[1].load_state_dict(modules[0].state_dict())
-    assert {"head.weight", "scale", "mean"} <= set(memory.state_dict())
-    assert equal(again.state_dict(), memory.state_dict())
+    state, loaded = memory.state_dict(), again.state_dict()
+    assert {"head.weight", "scale", "mean"} <= set(state)
+    assert state.pop("head._extra_state") == loaded.pop("head._extra_state")
+    assert equal(loaded, state)
 
 
 def draw(memory: WorkingMemory, file: Path) -> None:
