@@ -8,7 +8,7 @@ import math
 import os
 import pydoc
 import re
-from argparse import SUPPRESS, RawDescriptionHelpFormatter
+from argparse import SUPPRESS, Action, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import pairwise, zip_longest
@@ -279,6 +279,18 @@ class Parser(ArgumentParser):
         return ""
 
 
+class _WithDefaults(RawDescriptionHelpFormatter):
+    """A formatter that keeps the lines of texts, and names the default of each option with one."""
+
+    def _get_help_string(self, action: Action) -> str:
+        text, default = action.help or "", action.default
+        has_none = any(default is one for one in (None, False, SUPPRESS)) or default == []
+        if has_none or not action.option_strings:
+            return text
+        shown = " ".join(map(str, default)) if isinstance(default, list) else str(default)
+        return f"{text} (default: {shown})".replace("%", "%%")
+
+
 def command_parser(usage: str, description: str, examples: str) -> Parser:
     """Return the parser of `stream-ssl USAGE`, whose help keeps the lines of both texts."""
     return Parser(
@@ -286,7 +298,7 @@ def command_parser(usage: str, description: str, examples: str) -> Parser:
         usage=f"stream-ssl {usage}",
         description=description,
         epilog=examples,
-        formatter_class=RawDescriptionHelpFormatter,
+        formatter_class=_WithDefaults,
     )
 
 

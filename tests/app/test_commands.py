@@ -237,6 +237,20 @@ def test_every_command_and_every_source_has_help(capsys: pytest.CaptureFixture[s
             assert "--to" in said, words
 
 
+def test_the_help_of_commands_names_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, named in (
+        ("evaluate --data idx", ("kNN probe (default: 20 200)", "views (default: 0)")),
+        ("embed", ("file is replaced (default: features.npz)", "encoder (default: 256)")),
+        ("export", ("compare it with torch (default: True)",)),
+        ("search", ("number of samples to print (default: 10)",)),
+    ):
+        with pytest.raises(SystemExit):
+            cli.main([*words.split(), "--help"])
+        said = " ".join(capsys.readouterr().out.split())
+        assert [one for one in named if one not in said] == [], words
+        assert not [one for one in ("None", "False", "[]", "SUPPRESS") if f": {one})" in said]
+
+
 def test_the_learner_s_help_is_short_current_and_needs_no_torch() -> None:
     blocked = (
         "import sys\nsys.modules['torch'] = None\nfrom stream_ssl.app.cli import main\n"
