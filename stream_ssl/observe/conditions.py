@@ -249,8 +249,9 @@ TABLE: tuple[Condition, ...] = (
         "no-credit", "receiver", "warning",
         "no producer may send, because the journal or its disk is full, or the learner is behind",
         "If the disk of {journal} is full, make room. If the learner runs and is too far behind, "
-        "lower pace.updates_per_sample or choose a smaller encoder. If it only pauses too long, "
-        "raise journal.budget. Otherwise check that it runs and saves checkpoints.",
+        "lower pace.updates_per_sample, or begin a new run with a smaller encoder. If it "
+        "only pauses too long, raise journal.budget. Otherwise check that it runs and saves "
+        "checkpoints.",
     ),
     Condition(
         "journal-failing", "receiver", "critical",

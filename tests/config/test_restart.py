@@ -40,6 +40,19 @@ def all_options() -> set[str]:
     return found
 
 
+def test_runbooks_change_what_a_run_fixes_in_a_new_run_only() -> None:
+    wrong = []
+    for file in sorted((Path(__file__).parents[2] / "docs" / "runbooks").glob("*.md")):
+        _, _, act = file.read_text().partition("## Act\n")
+        for remedy in act.partition("## Verify")[0].split("\n- "):
+            named = {
+                name.removesuffix(":") for name in re.findall(r"`([a-z_]+\.[a-z_.]+:?)", remedy)
+            }
+            if named & set(FIXED) or any(name.startswith(("loss.", "method.")) for name in named):
+                wrong += [] if "new run" in " ".join(remedy.split()) else [(file.name, remedy)]
+    assert wrong == []
+
+
 def config_file(folder: Path, **settings: Any) -> Path:
     file = folder / "config.yaml"  # JSON is YAML
     file.write_text(json.dumps(TINY | settings | {"run": str(folder / "run")}))
