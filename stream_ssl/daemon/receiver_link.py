@@ -140,7 +140,7 @@ class ReceiverLink:
                 "small",
                 "the receiver takes no more samples, because the disk is full or the budget of "
                 "its journal is used up, and the new samples in it do not fill a batch: free "
-                "space on the disk, raise journal.budget or lower batches.batch_size",
+                "space on the disk or raise journal.budget",
             )
             return
         log.warning(
