@@ -569,7 +569,7 @@ def test_what_the_page_shows_runs(
         (tmp_path / "photos" / name).mkdir(parents=True)
         for number in range(12):
             noise = np.random.default_rng(number).integers(0, 60, (20, 16, 3), np.uint8)
-            Image.fromarray(shade + noise).save(tmp_path / "photos" / name / f"{number}.png")
+            Image.fromarray(shade + noise).save(tmp_path / "photos" / name / f"{number}.jpg")
     Image.new("RGB", (30, 20), "red").save(tmp_path / "photo.jpg")
     monkeypatch.chdir(tmp_path)
     commands = re.findall(r"^    stream-ssl (.*)$", page, re.MULTILINE)
