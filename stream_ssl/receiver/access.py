@@ -70,17 +70,27 @@ class AllowList:
         path = Path(path).resolve()  # a link stays
         path.parent.mkdir(parents=True, exist_ok=True)
         with _locked(path.parent):  # two processes must not read and replace the list at once
-            names = {name: key for key, name in cls(path)._names.items()} if path.exists() else {}
-            names[name] = public
-            _key_to_name(names, path)
-            before = path.stat() if path.exists() else None
-            with replacing(path) as file:
-                if before is not None:
-                    for owners in ((-1, before.st_gid), (before.st_uid, -1)):
-                        with contextlib.suppress(OSError):  # only root may give a file away
-                            os.fchown(file.fileno(), *owners)
-                    os.fchmod(file.fileno(), S_IMODE(before.st_mode))
-                file.write(json.dumps(names, indent=1).encode() + b"\n")
+            keys = {name: key for key, name in cls(path)._names.items()} if path.exists() else {}
+            keys[name] = public
+            _key_to_name(keys, path)
+            _replace(path, keys)
+
+    @classmethod
+    def revoke(cls, path: str | Path, name: str) -> None:
+        """Remove the key of a producer from the file, which keeps its mode and its owners.
+
+        Raises:
+            ValueError: the file is missing or malformed, or has no key of this name.
+        """
+        path = Path(path).resolve()
+        cls(path)  # without a folder there is nothing to lock
+        with _locked(path.parent):
+            keys = {name: key for key, name in cls(path)._names.items()}
+            if name not in keys:
+                there = ", ".join(sorted(keys)) or "none"
+                raise ValueError(f"allow-list {path}: it has no key of {name!r}; it names: {there}")
+            del keys[name]
+            _replace(path, keys)
 
     def name_of(self, key: str | None) -> str | None:
         """Return the name that the list gives to a key, or None if the key is not listed."""
@@ -149,6 +159,18 @@ class AllowList:
                 f"stream-ssl keys NAME --allow {self.path}"
             ) from None
         return _key_to_name(names, self.path)
+
+
+def _replace(path: Path, keys: dict[str, str]) -> None:
+    """Write a list of keys by name in place of the file. An earlier file's mode and owners stay."""
+    before = path.stat() if path.exists() else None
+    with replacing(path) as file:
+        if before is not None:
+            for owners in ((-1, before.st_gid), (before.st_uid, -1)):
+                with contextlib.suppress(OSError):  # only root may give a file away
+                    os.fchown(file.fileno(), *owners)
+            os.fchmod(file.fileno(), S_IMODE(before.st_mode))
+        file.write(json.dumps(keys, indent=1).encode() + b"\n")
 
 
 @contextlib.contextmanager

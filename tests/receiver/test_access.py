@@ -13,6 +13,8 @@ import zmq
 from receiver_peer import Peer, Running, packet, until
 from table import table
 
+from stream_ssl.app.commands.keys import main as keys_command
+from stream_ssl.process.failures import DONE, USAGE
 from stream_ssl.receiver import access, backlogs
 from stream_ssl.receiver.access import Access, AllowList
 from stream_ssl.wire import Hello, Keys, Welcome
@@ -358,6 +360,43 @@ def test_entering_keeps_the_others(tmp_path):
     with pytest.raises(ValueError, match="have one key"):
         AllowList.enter(path, "third", ROBOT.public)
     assert AllowList(path).name_of(ROBOT.public) == "robot"
+
+
+def test_a_revoked_key_leaves_a_valid_list_even_if_it_is_the_last(tmp_path):
+    path = tmp_path / "allow.json"
+    for name, keys in (("robot", ROBOT), ("mallory", MALLORY)):
+        AllowList.enter(path, name, keys.public)
+    path.chmod(0o640)
+    with pytest.raises(ValueError, match=r"no key of 'robt'; it names: mallory, robot"):
+        AllowList.revoke(path, "robt")
+    running = AllowList(path)
+    AllowList.revoke(path, "mallory")
+    assert json.loads(path.read_text()) == {"robot": ROBOT.public}
+    assert path.stat().st_mode & 0o777 == 0o640
+    AllowList.revoke(path, "robot")
+    running._checked -= 1
+    running.reload()
+    assert (running.name_of(ROBOT.public), running.broken) == (None, False)
+    with pytest.raises(ValueError, match="No such file"):
+        AllowList.revoke(tmp_path / "nowhere" / "allow.json", "robot")
+
+
+def test_the_command_revokes_or_names_the_fault(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    keys = ["robot", "--folder", "keys"]
+    assert keys_command([*keys, "--allow", "allow.json"]) == DONE
+    capsys.readouterr()
+    assert keys_command(["robot", "--revoke", "allow.json", "--allow", "allow.json"]) == USAGE
+    assert "choose one of them" in capsys.readouterr().err
+    assert keys_command(["other", "--revoke", "allow.json"]) == USAGE
+    assert "it names: robot" in capsys.readouterr().err
+    assert keys_command(["robot", "--revoke", "allow.json"]) == DONE
+    assert capsys.readouterr().out == "removed robot from allow.json\n"
+    assert json.loads((tmp_path / "allow.json").read_text()) == {}
+    assert sorted(file.name for file in (tmp_path / "keys").iterdir()) == [
+        "robot.public.json",
+        "robot.secret.json",
+    ]
 
 
 def test_entering_keeps_the_mode_and_a_link(tmp_path):
