@@ -60,10 +60,19 @@ def host(tmp_path):
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     server.close()
+    loop.run_until_complete(ended())
+    loop.close()
+
+
+async def ended():
+    """End all connections, also those whose handshake has not ended."""
     for transport in Host.transports:
         transport.abort()
-    loop.run_until_complete(asyncio.sleep(0.01))  # for them to close
-    loop.close()
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
+    await asyncio.sleep(0.01)  # for them to close
 
 
 def crawl(tmp_path, port, name, **settings):
