@@ -30,7 +30,7 @@ class Saves:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        # A crash may have left folders.
+        # A crash may have left the folders of a save that did not end.
         for rest in (folder / INCOMPLETE, *entries(folder, ".discarded-*")):
             shutil.rmtree(rest, ignore_errors=True)
 

@@ -83,7 +83,7 @@ ORDER = {condition.name: number for number, condition in enumerate(TABLE)}
 
 @dataclass(frozen=True, slots=True)
 class Census:
-    """The names of all conditions. `unknown` are those of a process that gives no answer."""
+    """The names of all conditions. Those of a process that gives no answer are `unknown`."""
 
     present: Sequence[str]
     absent: Sequence[str]

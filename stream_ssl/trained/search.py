@@ -157,7 +157,7 @@ def _descriptor_of(checkpoint: Path, state: State, features: int, trust_code: bo
 def _encoded_again(
     encoder: Encoder, query_CHW: Tensor, columns: dict[str, Tensor], slot_1k: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Encode these slots again, and those that look like the query.
+    """Encode these slots again, and the slots whose pictures look like the query.
 
     Returns:
         The cosines with the query and the slots [1, n], the most similar first.

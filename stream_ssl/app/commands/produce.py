@@ -307,15 +307,13 @@ def _send_samples(
     broker: Acknowledged | None,
     report: Report,
 ) -> bool:
-    """Send the samples after a position. Return whether a stop was requested before their end."""
+    """Send the samples after a position. Return whether a stop came before the source ended."""
     ended = threading.Event()
     threading.Thread(target=_stop_source, args=(source, stop, ended), daemon=True).start()
     with configuring():
         try:
             samples = source.samples(position)
-        except (
-            SourceError
-        ) as error:  # the broker does not answer, which is no fault of the settings
+        except SourceError as error:  # a broker does not answer: the settings are not at fault
             raise Failure(str(error)) from error
     deliveries = None if broker is None else Deliveries(broker)
     too_large = Skipped(source.name)
@@ -358,7 +356,7 @@ def connect(producer: Producer, patience: float, stop: threading.Event) -> Welco
 
 
 def close_broker(broker: Acknowledged, stop: threading.Event) -> None:
-    """Close the source of a broker, which gets the last acknowledgements.
+    """Close the source of a broker. The source first sends the last acknowledgements.
 
     Once a stop is requested, a broker that does not answer is given up after BROKER_SECONDS.
     """
@@ -449,7 +447,7 @@ class Report:
         self._acked = 0
 
     def write_if_due(self) -> None:
-        """Write a line if the last one is REPORT_SECONDS old."""
+        """Write a line if REPORT_SECONDS have passed since the last one."""
         if time.monotonic() - self._last >= REPORT_SECONDS:
             self.write()
 

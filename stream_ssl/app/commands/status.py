@@ -61,7 +61,7 @@ LEARNER_PARTS = (
 )
 """Figures that are summed over all receivers, and over all ranks."""
 LARGEST_PARTS = ("lag_seconds", "lag_records")
-"""Figures of which the largest of all ranks is shown, because ranks may read several journals."""
+"""Figures that are those of the worst rank, because ranks may read several journals."""
 PAGE_FIGURES = {
     "receiver": {
         "producers": "producers",
@@ -296,8 +296,8 @@ def measure(
 
     Returns:
         Plain values in base units. A figure is None if its process does not answer, or has not
-        measured it yet. RECEIVER_PARTS and LEARNER_PARTS are summed over receivers and ranks, and
-        of LARGEST_PARTS the largest counts.
+        measured it yet. RECEIVER_PARTS and LEARNER_PARTS are summed over receivers and ranks.
+        LARGEST_PARTS are the largest values of all ranks.
     """
     scrapers = {
         name: Scraper(partial(dict, {name: address}), token=token)
@@ -349,8 +349,8 @@ def _ranks(first: History) -> int:
 def _summed(figures: Sequence[Mapping[str, Any]], parts: Set[str]) -> Mapping[str, Any] | None:
     """Return the figures of all processes together.
 
-    Those in `parts` are summed, of LARGEST_PARTS the largest counts, and the others are those of
-    the first process.
+    Those in `parts` are summed. LARGEST_PARTS are the largest values of all processes. The other
+    figures are those of the first process.
     """
     if not figures:
         return None

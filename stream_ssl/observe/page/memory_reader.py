@@ -114,7 +114,7 @@ class MemoryReader:
 
     @property
     def most_pictures(self) -> int:
-        """The most pictures of one call of `images`; 0 if the memory has no pictures."""
+        """The largest number of pictures that one call of `images` reads; 0 without pictures."""
         shape = self._memory.image_shape
         if shape is None or shape[0] not in (1, 3):  # the images are the bytes of vectors
             return 0
