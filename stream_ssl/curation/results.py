@@ -139,13 +139,17 @@ def _add(
     """Add pictures to a shard, and yield their rows of curated.parquet."""
     for number, one in enumerate(part, start=first):
         data, suffix = encoded(curator, one)
-        about = json.loads(one.meta or "{}") | {
+        about = {
             "id": one.id,
             "source": one.source,
             "label": one.label,
             "time": one.time,
             "position": json.loads(one.position),
         }
+        for name, value in json.loads(one.meta or "{}").items():
+            while name in about:
+                name = f"source_{name}"
+            about[name] = value
         key = f"{number:09d}"
         _add_file(shard, f"{key}.{suffix}", data, one.time)
         _add_file(shard, f"{key}.json", json.dumps(about).encode(), one.time)

@@ -113,6 +113,7 @@ def test_the_facts_of_a_source_are_kept_also_after_a_stop(tmp_path: Path) -> Non
     found = [dict(sample.meta or {}) for sample, _ in WebDataset(str(tmp_path / "*.tar")).samples()]
     assert found[0]["caption"] == "a \u00e9"
     assert [one["id"] for one in found] == ["0", "1", "2"]
+    assert [one.get("source_id") for one in found] == [None, None, "no id"]
 
 
 def test_a_row_group_of_large_pictures_ends_early(
