@@ -125,8 +125,8 @@ class ExactCounts:
         row_KA = self._columns.descriptors
         if not len(self._waiting_BA) or self._waiting_BA.data_ptr() != x_BA.data_ptr():
             self._recount_some()
-            if len(x_BA) == 1 and shared is None and drawn is None and self._group.size == 1:
-                return self._replace_one(x_BA)
+            if len(x_BA) == 1 and drawn is None and self._group.size == 1:
+                return self._replace_one(x_BA, shared)
             self._await(x_BA[: self._most_waiting])
         near_TK = self._waiting_BK[: self._steps]
         turns = proposed = len(near_TK)
@@ -200,16 +200,18 @@ class ExactCounts:
         self._waiting_BA = x_WA
         self._waiting_BK = self._score.between(x_WA, self._columns.descriptors)
 
-    def _replace_one(self, x_1A: Tensor) -> Tensor:
+    def _replace_one(self, x_1A: Tensor, shared: Turns | None) -> Tensor:
         """Return the slot of a single newcomer, and update the counts: Algorithm 2 as it stands."""
         row_KA, count_K = self._columns.descriptors, self.count_K
         joins_K = self._score.between(x_1A, row_KA)[0]
         total_1 = sum_in_float64(joins_K[None], dim=1)
         seen_W = torch.cat([count_K + joins_K, total_1]) if self._compete else count_K
+        if shared is not None:
+            shut_W = to_device(shared.shut()[: len(seen_W)], seen_W.device)
+            seen_W = seen_W.masked_fill(shut_W, -torch.inf)
         slot_1 = to_host((seen_W - seen_W.max()).to(joins_K).argmax()[None])  # equal rows may tie
         slot = int(slot_1)
-        self._calm = False
-        self._owed += 1
+        self._calm, self._owed = False, self._owed + 1
         if slot == len(row_KA):
             return torch.full_like(slot_1, REFUSED)
         leaves_1K = self._score.between(row_KA[slot : slot + 1], row_KA)

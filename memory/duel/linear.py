@@ -134,11 +134,11 @@ class LinearCounts:
             self.recount()
         if shared is not None and self._columns.capacity > POOL_ROWS:
             # A pool holds the largest counts overall, but not those of each producer.
-            self._scans = max(self._scans, len(x_BA))
+            self._scans = max(self._scans, len(x_BA), STEPS)
             if self._pool is not None and self._pool.slots is not None:
                 self._drop_pool()
-        if len(x_BA) == 1 and shared is None:
-            return self._replace_one(x_BA)
+        if len(x_BA) == 1:
+            return self._replace_one(x_BA, shared)
         plan = torch.empty(0, dtype=torch.int64)
         while not len(plan):
             pool = self._pool = self._pool or self._draw_pool()
@@ -148,13 +148,15 @@ class LinearCounts:
         self._since += len(plan)
         return plan
 
-    def _replace_one(self, x_1A: Tensor) -> Tensor:
+    def _replace_one(self, x_1A: Tensor, shared: Turns | None) -> Tensor:
         """Return the slot of a single newcomer, and update the sum: Algorithm 2 as it stands."""
         x_A = x_1A[0].to(torch.float64)
         query_A = self._sum_A + x_A if self._compete else self._sum_A
-        pool, place_1 = self._leaving(query_A)
+        shut_W = None if shared is None else shared.shut()
+        pool, place_1 = self._leaving(query_A, shut_W)
         self._since += 1
-        if self._compete and x_A @ self._sum_A > pool.gains(query_A, place_1)[0]:
+        may_refuse = self._compete and (shut_W is None or not shut_W[-1])
+        if may_refuse and x_A @ self._sum_A > pool.gains(query_A, place_1)[0]:
             return torch.full((1,), REFUSED)
         slot_1 = to_host(place_1 if pool.slots is None else pool.slots[place_1])
         self._sum_A = self._sum_A + x_A - self._columns.descriptors[int(slot_1)]
@@ -162,12 +164,16 @@ class LinearCounts:
         self._widen(x_1A)
         return slot_1
 
-    def _leaving(self, query_A: Tensor) -> tuple[Pool, Tensor]:
-        """Return a pool, and the place of its row that has the largest count of all slots."""
+    def _leaving(self, query_A: Tensor, shut_W: Tensor | None) -> tuple[Pool, Tensor]:
+        """Return a pool, and the place of its row that has the largest count of all open slots.
+
+        If slots are shut, the pool must be the column.
+        """
+        shut_K = None if shut_W is None else to_device(shut_W[:-1], query_A.device)
         while True:
             pool = self._pool = self._pool or self._draw_pool()
-            place_1 = pool.largest(query_A, self._norms[1])
-            if self._columns.capacity <= POOL_ROWS:
+            place_1 = pool.largest(query_A, self._norms[1], shut_K)
+            if self._columns.capacity <= POOL_ROWS or shut_K is not None:
                 return pool, place_1
             is_outside = False
             if pool.bound is not None:
@@ -538,7 +544,7 @@ class Pool:
         square_R = self._square_P if index is None else self._square_P[index]
         return torch.cat([wide_bA @ sum_A for wide_bA in _wide(row_RA)]) - square_R
 
-    def largest(self, sum_A: Tensor, radius: Tensor) -> Tensor:
+    def largest(self, sum_A: Tensor, radius: Tensor, shut_P: Tensor | None = None) -> Tensor:
         """Return the place of the row with the largest gain, int64 [1].
 
         On a CPU, products in the rows' dtype leave few rows to compute in float64. A GPU computes
@@ -547,10 +553,14 @@ class Pool:
         Args:
             sum_A: the sum of the rows, float64.
             radius: a float64 scalar, the largest length of a row.
+            shut_P: bool, the rows that do not count; None if all count.
         """
-        if self.row_PA.device.type != "cpu":
-            return self.gains(sum_A).argmax()[None]
-        gain_P = self.roughly(sum_A)
+        on_host = self.row_PA.device.type == "cpu"
+        gain_P = self.roughly(sum_A) if on_host else self.gains(sum_A)
+        if shut_P is not None:
+            gain_P.masked_fill_(shut_P, -torch.inf)
+        if not on_host:
+            return gain_P.argmax()[None]
         slack = 2 * rounding(self.row_PA) * float(radius * (sum_A.norm() + radius))
         few = (gain_P >= float(gain_P.max()) - slack).nonzero()[:, 0]
         return few if len(few) == 1 else few[self.gains(sum_A, few).argmax()[None]]

@@ -105,8 +105,11 @@ def test_every_policy_chooses_among_open_slots(name: str, seed: int) -> None:
     assert memory.check_valid() == (True, "")
 
 
-@pytest.mark.parametrize("name", ["linear", "sharp", "ivf"])
-def test_small_pools_choose_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [("linear", 64), ("sharp", 64), ("ivf", 64), ("linear", 1), ("linear, compete", 1)],
+)
+def test_small_pools_choose_the_same(name: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Use few candidates and short proposals, which otherwise occur only in large memories."""
     monkeypatch.setattr(linear, "POOL_ROWS", 24)
     monkeypatch.setattr(linear, "CLOSE_ROWS", 4)
@@ -119,8 +122,10 @@ def test_small_pools_choose_the_same(name: str, monkeypatch: pytest.MonkeyPatch)
     make, choice, refuses = MAKERS[name]
     for seed in range(3):
         stream, held = mixed(seed, 500), build(make(), 80, 0.5)
-        gone = [one for at in range(0, 500, 64) for one in offer(held, stream[at : at + 64])[0]]
-        twin = naive.follow(choice, 80, stream, gone, set(), 0.5, {}, refuses)
+        offers = [offer(held, stream[at : at + size]) for at in range(0, 500, size)]
+        gone = [one for left, _ in offers for one in left]
+        never = {one for _, refused in offers for one in refused}
+        twin = naive.follow(choice, 80, stream, gone, never, 0.5, {}, refuses)
         assert held.ids.tolist() == [one.born for one in twin]
 
 
