@@ -65,6 +65,7 @@ from stream_ssl.observe.metrics import WORKING
 from stream_ssl.observe.page.picture_search import PictureSearch
 from stream_ssl.observe.shadow import Shadow, StepDescriptor
 from stream_ssl.process.failures import first_line, section
+from stream_ssl.process.limits import main_memory
 from stream_ssl.producers._images import as_sample
 
 
@@ -262,10 +263,11 @@ def batches(
             f"{lower} or {lower + ranks}, or another number of ranks"
         )
     options["batch_size"] = total // ranks
-    if (needed := total // ranks * math.prod(image_shape(settings))) > (room := _main_memory()):
+    room, where = main_memory()
+    if (needed := total // ranks * math.prod(image_shape(settings))) > room:
         raise ValueError(
             f"batches.batch_size {total} takes {needed / 1e9:,.1f} GB for the samples of one batch "
-            f"alone, and this machine has {room / 1e9:,.1f} GB: lower batches.batch_size"
+            f"alone, and {where} {room / 1e9:,.1f} GB: lower batches.batch_size"
         )
     with section("quarantine"):
         rejected = Quarantine(quarantine_folder(settings.run, rank))
@@ -484,11 +486,7 @@ def check_memory(settings: Namespace, dim: int) -> None:
         here, there = on_host, rows + images - on_host
         room = torch.cuda.get_device_properties(device).total_memory
         _check_room(memory.capacity, dim, apart, there, room, f"{device} has")
-    _check_room(memory.capacity, dim, apart, here, _main_memory(), "this machine has")
-
-
-def _main_memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    _check_room(memory.capacity, dim, apart, here, *main_memory())
 
 
 def _check_room(capacity: int, dim: int, apart: int, needed: int, room: int, where: str) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from importlib import metadata
 from pathlib import Path
 
+from stream_ssl.process.limits import main_memory
 from stream_ssl.process.threads import cores
 
 PACKAGES = ("torch", "numpy", "pyzmq", "faiss-cpu", "faiss-gpu", "lmdb", "pillow")
@@ -14,7 +14,7 @@ PACKAGES = ("torch", "numpy", "pyzmq", "faiss-cpu", "faiss-gpu", "lmdb", "pillow
 
 def hardware() -> dict[str, str]:
     """Return processor, number of usable cores, main memory and system."""
-    gigabytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    gigabytes = main_memory()[0] / 1e9
     return {
         "processor": processor(),
         "cores": str(cores()),

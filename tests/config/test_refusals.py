@@ -25,6 +25,7 @@ from stream_ssl.daemon.supervisor import command
 from stream_ssl.demo import run as demo
 from stream_ssl.learning.checkpoint import Checkpointer
 from stream_ssl.learning.checkpoint_folder import CheckpointError
+from stream_ssl.process import limits
 from stream_ssl.process.failures import EXTRAS, FAILED, USAGE, Misconfigured, configuring
 from stream_ssl.trained.evaluate import check_settings
 from stream_ssl.wire.keys import Keys
@@ -272,7 +273,9 @@ def test_memory_that_runs_out_while_a_run_is_built_is_a_matter_of_settings() -> 
         raise RuntimeError("a bug")
 
 
-def test_a_memory_is_held_against_the_machine_s(tmp_path: Path) -> None:
+def test_a_memory_is_held_against_the_machine_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     parser = options.learner_parser()
 
     def built(**memory: Any) -> Any:
@@ -289,6 +292,9 @@ def test_a_memory_is_held_against_the_machine_s(tmp_path: Path) -> None:
     build.check_memory(plain, dim=16)
     plain.shadows = {"queue": None}
     with pytest.raises(ValueError, match="shadows included"):
+        build.check_memory(plain, dim=16)
+    monkeypatch.setattr(limits, "memory_limit", lambda: 6 << 30)
+    with pytest.raises(ValueError, match=r"and this container or unit may use 6\.4 GB"):
         build.check_memory(plain, dim=16)
 
 
