@@ -46,7 +46,7 @@ def test_a_system_without_groups_has_no_limit(groups: Path) -> None:
 def test_the_least_limit_of_all_groups_holds(groups: Path) -> None:
     (groups / "cpu.max").write_text("250000 100000\n")
     (groups.parent / "cpu.max").write_text("800000 100000\n")
-    (groups / "memory.max").write_text("max\n")
+    (groups / "memory.max").write_text("8589934592\n")
     (groups.parents[1] / "memory.max").write_text("6442450944\n")  # that of a container
     assert (limits.cpu_quota(), limits.memory_limit()) == (2.5, 6 << 30)
     assert cores() == 3
