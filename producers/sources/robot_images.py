@@ -5,7 +5,9 @@ Shapes: H x W pixels of C channels.
 
 from __future__ import annotations
 
+import io
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -50,6 +52,8 @@ BAYER = {
     for bits in (8, 16)
 }
 """By encoding: the colours of the upper left 2 x 2 pixels, row by row."""
+MOSAIC = re.compile(r"(bayer_\w+); (?:jpeg|png) compressed *(?:\1)?")
+"""The format of a compressed Bayer image that its sender has not converted to colours."""
 YUV = {
     **dict.fromkeys(("yuv422", "uyvy"), (1, 0, 2)),
     **dict.fromkeys(("yuv422_yuy2", "yuyv"), (0, 1, 3)),
@@ -72,9 +76,10 @@ class Message:
 class RobotImages:
     """A selector of a robot's image messages, and their conversion to samples.
 
-    Compressed images are sent unchanged, other images are encoded with `codec`. The capture time is
-    the header's stamp, or the log time if the stamp is before 1990: a camera's own clock may count
-    from its start. `RobotLogs` explains the arguments.
+    Compressed images are sent unchanged. Other images are encoded with `codec`, and so are
+    compressed Bayer images, whose pixels need their colours first. The capture time is the header's
+    stamp, or the log time if the stamp is before 1990: a camera's own clock may count from its
+    start. `RobotLogs` explains the arguments.
 
     Raises:
         ValueError: `quality` is out of range.
@@ -145,6 +150,11 @@ class RobotImages:
             raise ValueError(f"format {form!r:.80} is of depths, and no picture")
         if codec is None:
             raise ValueError(f"format {form!r:.80} is neither JPEG, PNG nor WebP")
+        sensor = MOSAIC.fullmatch(form)
+        pattern = BAYER.get(sensor[1]) if sensor else None
+        image_HW = None if pattern is None else grey_levels(data)
+        if pattern is not None and image_HW is not None:
+            return self._encoder(demosaic(image_HW, pattern))
         return {"data": data, "codec": codec}
 
 
@@ -200,6 +210,29 @@ def pixels(message: Any) -> NDArray[np.uint8]:
     if encoding in BAYER:
         return demosaic(image_HWC[..., 0], BAYER[encoding])
     return image_HWC if channels == [0] else image_HWC[..., channels]
+
+
+def grey_levels(data: bytes) -> NDArray[np.uint8] | None:
+    """Return the levels [H, W] of a picture without colours; None if it has colours.
+
+    Raises:
+        ValueError: the picture is damaged, or has too many pixels.
+    """
+    from PIL import Image
+
+    from stream_ssl.pictures import plain
+
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            if image.width * image.height > MAX_PIXELS:
+                size = f"{image.height} x {image.width} pixels"
+                raise ValueError(f"{size}; at most {MAX_PIXELS} are read")
+            shown = plain(image)
+            return np.asarray(shown) if shown.mode == "L" else None
+    except Exception as error:  # damaged bytes can cause errors of any type
+        if own_fault(error):
+            raise
+        raise ValueError(f"the compressed Bayer image cannot be decoded: {error}") from None
 
 
 def from_yuv(pair_HW: NDArray[np.uint8], places: tuple[int, int, int]) -> NDArray[np.uint8]:

@@ -1,6 +1,7 @@
 """MCAP files and ROS bags: every image once, by whatever container, and what happens to damage."""
 
 import base64
+import io
 import itertools
 import json
 import os
@@ -13,6 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from mcap.writer import Writer as McapWriter
+from PIL import Image
 from robot_files import (
     BEGAN,
     COMPRESSED,
@@ -482,3 +484,39 @@ def test_bayer_is_bilinear(encoding, shape):
     assert (pixels(message(image_HW, encoding)) == expected).all()
     flat = pixels(message(np.full(shape, 77, np.uint8), encoding))
     assert (flat == 77).all()
+
+
+@table("tail", ["", "bayer_grbg8", "bayer_grbg16"])
+@table("kind", ["jpeg", "png"])
+def test_a_compressed_bayer_image_is_sent_in_colours(kind, tail):
+    colour_C = [200, 100, 40]
+    encoding = tail or "bayer_grbg8"
+    levels_HW = np.tile([[100, 200], [40, 100]], (16, 16))
+    deep = kind == "png" and encoding.endswith("16")
+    levels_HW = levels_HW.astype(np.uint16) * 256 if deep else levels_HW.astype(np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(levels_HW).save(file, kind, quality=100)
+    form = f"{encoding}; {kind} compressed {tail}"
+    sample = sent(compressed(ROS2, file.getvalue(), form, BEGAN))
+    sent_HWC = np.frombuffer(sample.data, np.uint8).reshape(sample.shape)
+    assert np.abs(sent_HWC[2:-2, 2:-2].astype(int) - colour_C).max() <= 2
+
+
+@table("form", ["bayer_rggb8; jpeg compressed bgr8", "bayer_rggb8; jpeg compressed mono8", "jpeg"])
+def test_a_compressed_image_that_is_no_mosaic_is_sent_unchanged(form):
+    data = encoded(numbered(7)[..., :1] if "mono" in form else numbered(7), "JPEG")
+    assert sent(compressed(ROS2, data, form, BEGAN)).data == data
+
+
+def test_a_mosaic_in_colours_is_sent_unchanged_and_a_damaged_one_is_counted(caplog):
+    form = "bayer_rggb8; jpeg compressed "
+    data = encoded(numbered(7), "JPEG")
+    assert sent(compressed(ROS2, data, form, BEGAN)).data == data
+    assert sent(compressed(ROS2, data[: len(data) // 2], form, BEGAN)) is None
+    assert "the compressed Bayer image cannot be decoded" in caplog.text
+
+
+def sent(message):
+    """Return the sample of a compressed image."""
+    images = RobotImages("mcap", None, "raw", 90)
+    return images.sample(Message("/camera", COMPRESSED, BEGAN, lambda: message), "id", "a.mcap")
