@@ -25,6 +25,32 @@ def test_robots_txt_is_obeyed(served, tmp_path, caplog):
     assert len(paths(source.samples())) == 5
 
 
+PART = "User-agent: {}\nDisallow: /1\n\nUser-agent: *\nDisallow: /2\n"
+
+
+@table(
+    ("agent", "name", "left_out"),
+    [
+        ("mine (+https://images.example/bot)", "mine", "1.png"),
+        ("mine (+https://images.example/bot)", "images", "2.png"),
+        ("mine (+https://images.example/bot)", "bot", "2.png"),
+        ("mine/2.1", "Mine", "1.png"),
+        ("mine", "Mine/1.0 # old", "1.png"),
+        ("mine/2 (+https://me.example)", "mine/1.0 (a crawler)", "1.png"),
+        ("mine-too/2", "mine2", "2.png"),
+        ("Mozilla/5.0 (compatible; Mine/2; +https://me.example)", "mine", "1.png"),
+        ("Mozilla/5.0 (X11; Linux)", "mozilla", "1.png"),
+    ],
+)
+def test_a_part_of_robots_txt_is_for_the_crawler_of_its_name(
+    served, tmp_path, agent, name, left_out
+):
+    served.answers["/robots.txt"] = robots(PART.format(name))
+    source = crawl(served, tmp_path, good(3), agent=agent)
+    assert sorted(paths(source.samples())) == sorted({"0.png", "1.png", "2.png"} - {left_out})
+    assert source.skipped.by_reason == {"robots.txt": 1}
+
+
 def test_the_crawl_delay_lies_between_requests(served, tmp_path):
     served.answers["/robots.txt"] = robots("User-agent: *\nCrawl-delay: 0.1\n")
     times = []

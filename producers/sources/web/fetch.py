@@ -29,7 +29,12 @@ from stream_ssl.producers.sources.web.response import (
     parsed,
     retry_after,
 )
-from stream_ssl.producers.sources.web.robots import is_robots_text, opted_out, robots_text
+from stream_ssl.producers.sources.web.robots import (
+    is_robots_text,
+    opted_out,
+    product_token,
+    robots_text,
+)
 from stream_ssl.producers.sources.web.skip import Skip
 
 ROBOTS_BYTES = 512 * 1024  # RFC 9309 requires at least 500 KiB; the rest is ignored
@@ -131,7 +136,7 @@ class Fetcher:
         if not agent.isascii() or not agent.isprintable() or not agent.strip():
             raise ValueError(f"agent {agent!r}: must be printable ASCII")
         self.backend = GuardedBackend(allow_networks or [], seconds)
-        self._agent, self._token = agent, agent.split()[0].partition("/")[0].lower()
+        self._agent, self._token = agent, product_token(agent)
         self._max_bytes, self._seconds, self._redirects = max_bytes, seconds, redirects
         self._robots = robots
         self._hosts: dict[str, Host] = {}
@@ -173,9 +178,9 @@ class Fetcher:
         """Return the response, with the waits and retries that the host requires."""
         async with self._turn(url) as host:
             rules = await self._rules(host, url)
-            if rules is not None and not rules.can_fetch(str(url), self._agent):
+            if rules is not None and not rules.can_fetch(str(url), self._token):
                 raise Skip("robots.txt", f"{url.host} does not want it fetched")
-            delay = max(self._patience.delay, (rules and rules.crawl_delay(self._agent)) or 0.0)
+            delay = max(self._patience.delay, (rules and rules.crawl_delay(self._token)) or 0.0)
             del rules  # a request may take long
             if delay > self._patience.max_wait:
                 raise Skip("busy", f"{url.host} asks for {delay:g} s between two requests")

@@ -10,14 +10,32 @@ VALUED = {"max-snippet", "max-image-preview", "max-video-preview", "unavailable_
 """Rules of X-Robots-Tag with a value after a colon, where other colons follow an agent's name."""
 CONTROL = re.compile(r"[\0-\x08\x0e-\x1f]")  # not allowed in a text by RFC 9309
 PADDING = "\0\x1a"  # that some programs append to a text
+PRODUCT = re.compile(r"(?:mozilla/\S*\s+\(compatible;\s*)?([^\s/;()]+)", re.IGNORECASE)
+"""The name of a crawler in its User-Agent, also behind that of a browser."""
+VERSION = re.compile(
+    r"^(\s*user[- ]?agent\s*:\s*[\w-]+)[ \t/][^\r\n]*", re.IGNORECASE | re.MULTILINE
+)
 USER_AGENT = re.compile(r"^\s*user[- ]?agent\s*:", re.IGNORECASE | re.MULTILINE)
 
 
+def product_token(agent: str) -> str:
+    """Return the name by which robots.txt calls this agent (RFC 9309, section 2.2.1).
+
+    The rest of a User-Agent, such as a contact address, may contain the names of others.
+    """
+    found = PRODUCT.match(agent.strip())
+    return (found[1] if found else agent).lower()
+
+
 def robots_text(data: bytes) -> str:
-    """Return the text of a robots.txt: UTF-8, or UTF-16 if it begins with a byte-order mark."""
+    """Return the text of a robots.txt: UTF-8, or UTF-16 if it begins with a byte-order mark.
+
+    Crawlers' names are without versions ("name/1.0"), because they apply to all versions.
+    """
     wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     text = data.decode("utf-16" if wide else "utf-8", errors="replace")
-    return text.replace("\ufeff", "")  # concatenated files contain several marks
+    text = text.replace("\ufeff", "")  # concatenated files contain several marks
+    return VERSION.sub(r"\1", text)
 
 
 def is_robots_text(text: str) -> bool:
