@@ -18,6 +18,7 @@ from web import web
 from stream_ssl.producers.sources.base import SourceError
 from stream_ssl.producers.sources.web.network import GuardedBackend
 from stream_ssl.producers.sources.web.public_addresses import IPV4, IPV6, is_public
+from stream_ssl.producers.sources.web.response import retry_after
 from stream_ssl.producers.sources.web.skip import Skip
 
 PNG = encoded(pixels(1, 6, 5, 3)[0])
@@ -313,3 +314,19 @@ def test_a_proxy_of_the_environment_is_not_asked(served, tmp_path, monkeypatch):
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://10.1.2.3:1")
     assert crawled(served, listed(served, tmp_path, "/a"))[0] == ["/a"]
+
+
+@table(
+    ("value", "seconds"),
+    [
+        ("7", 7.0),
+        ("0", 0.0),
+        ("-5", 1.5),
+        ("nan", 1.5),
+        ("soon", 1.5),
+        ("Wed, 21 Oct 2015 07:28:00 GMT", 60.0),
+        ("Wed, 21 Oct 2015 07:26:00 GMT", 0.0),
+    ],
+)
+def test_a_host_that_names_no_time_is_asked_again_after_the_own_pause(value, seconds):
+    assert retry_after(value, 1.5, "Wed, 21 Oct 2015 07:27:00 GMT") == seconds

@@ -147,7 +147,8 @@ def retry_after(value: str, otherwise: float, date: str = "") -> float:
         date: the response's Date, because this machine's clock may be wrong.
     """
     with contextlib.suppress(ValueError, OverflowError):
-        return max(0.0, float(value))
+        seconds = float(value)
+        return seconds if seconds >= 0 else otherwise  # also if it is NaN
     until = seconds_of(value)
     if until is None:
         return otherwise
