@@ -40,6 +40,10 @@ ROWS = 32  # read at once; few, because a row may have an image of many megabyte
 BUFFER = 2**18  # bytes of a column that are read at once
 LABEL = "label"
 ARROW = (b"ARROW1", b"\xff\xff\xff\xff")  # first bytes of Arrow's files and of its streams
+PARTITION = (
+    "names of folders such as '{}=...' are not read. Write the column into the files, such as by "
+    "DuckDB's WRITE_PARTITION_COLUMNS"
+)
 MAX_NAMES = 2**16  # a column with more distinct texts has no names of classes
 
 
@@ -94,6 +98,9 @@ class ParquetFiles(CountedPasses):
         self._image, self._label, self._keep = image, label, keep or []
         try:
             with self._opened(self._files[0]) as file:
+                if label not in file.schema_arrow.names and is_partition(self._files[0], label):
+                    why = PARTITION.format(label)
+                    log.warning("source %s: %s has no labels: %s", name, self._files[0], why)
                 self.classes = class_names(file.schema_arrow, label)
                 named = label in file.schema_arrow.names and is_text(file.schema_arrow, str(label))
         except BrokenFileError as error:
@@ -351,4 +358,12 @@ def class_names(schema: Schema, label: str | None) -> list[str] | None:
 def absent(path: Path, schema: Schema, name: str, argument: str) -> BrokenFileError:
     """Return the error for a column that a file lacks."""
     names = ", ".join(map(repr, schema.names))
-    return BrokenFileError(f"{path} has no column {name!r}; it has {names}: set {argument}")
+    remedy = f"set {argument}"
+    if is_partition(path, name):
+        remedy = PARTITION.format(name)
+    return BrokenFileError(f"{path} has no column {name!r}; it has {names}: {remedy}")
+
+
+def is_partition(path: Path, name: str | None) -> bool:
+    """Return whether a folder above the file tells the column, as Hive's tables do."""
+    return any(part.startswith(f"{name}=") for part in path.parts[:-1])

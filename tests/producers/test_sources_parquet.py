@@ -52,6 +52,20 @@ def test_rows_of_images_are_sent_as_they_are(tmp_path: Path) -> None:
     assert not source.skipped.by_reason
 
 
+def test_labels_that_folders_alone_tell_are_named_with_the_remedy(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Hive, Spark and DuckDB leave the column of a partition out of its files."""
+    (tmp_path / "label=cat").mkdir()
+    file = write(tmp_path / "label=cat" / "0.parquet", {"image": cells(PNGS[:2])})
+    assert [label for *_, label, _ in given(ParquetFiles(file))] == [None, None]
+    assert "'label=...' are not read" in caplog.text
+    (tmp_path / "kind=cat").mkdir()
+    file = write(tmp_path / "kind=cat" / "0.parquet", {"image": cells(PNGS[:2])})
+    with pytest.raises(ValueError, match="WRITE_PARTITION_COLUMNS"):
+        ParquetFiles(file, label="kind")
+
+
 FIXED, CATEGORIES = pa.binary(len(PNGS[0])), pa.dictionary(pa.int32(), pa.binary())
 
 
