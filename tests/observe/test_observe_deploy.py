@@ -199,6 +199,40 @@ def test_promtool_parses_the_dashboards_questions(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+def test_producers_of_no_use_are_shown_though_no_sample_was_ever_new(tmp_path: Path) -> None:
+    """A counter by producer has no series before its first sample."""
+    (question,) = (
+        expression.replace('cluster=~"$cluster",', "").replace(',instance=~"$instance"', "")
+        for title, expression in expressions()
+        if title == "Which producers are of no use?"
+    )
+    (tmp_path / "rules.yml").write_text(
+        json.dumps({"groups": [{"name": "panel", "rules": [{"record": "use", "expr": question}]}]})
+    )
+    grown = {
+        'producer_admitted_samples_total{job="$job",producer="good"}': 60,
+        'producer_admitted_samples_total{job="$job",producer="poor"}': 5,
+        'dropped_samples_total{job="$job",producer="poor",reason="near_duplicate"}': 95,
+        'dropped_samples_total{job="$job",producer="parked",reason="near_duplicate"}': 60,
+        'quarantined_samples_total{job="$job",producer="bad",reason="corrupt"}': 60,
+    }
+    series = [
+        {"series": f"stream_ssl_{name}", "values": f"0+{rise}x30"} for name, rise in grown.items()
+    ]
+    shares = {"bad": 0, "parked": 0, "poor": 0.05}
+    shown = [{"labels": f'use{{producer="{name}"}}', "value": use} for name, use in shares.items()]
+    asked = {"expr": "use", "eval_time": "20m", "exp_samples": shown}
+    case = {"interval": "1m", "input_series": series, "promql_expr_test": [asked]}
+    file = tmp_path / "case.yml"  # JSON is YAML
+    file.write_text(json.dumps({"rule_files": ["rules.yml"], "tests": [case]}))
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        assert question.count("stream_ssl_dropped_samples_total") == 2
+        return
+    result = subprocess.run([promtool, "test", "rules", str(file)], capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
 RUNBOOKS = Path(__file__).parents[2] / "docs" / "runbooks"
 LINK = (
     "{{ with $externalLabels.runbooks }}{{ . }}docs/runbooks/NAME.md"
