@@ -269,6 +269,9 @@ class Members:
             if not self._searching:
                 self._read_extra(at, info.type, size)
             return
+        full_name = self._extra.get("path", "/")
+        if block[156:157] == tarfile.AREGTYPE and not full_name.endswith("/"):
+            info.type = tarfile.AREGTYPE  # only the part of its name in `block` ends with a slash
         if info.type in WITHOUT_CONTENT:
             size = 0
         if info.type == tarfile.GNUTYPE_SPARSE and block[482]:

@@ -45,6 +45,7 @@ def pax(**records: str) -> bytes:
 
 
 END = bytes(1024)
+FOLDER = "x" * 99 + "/"  # fills the name of a header
 
 
 def keys(path: Path) -> tuple[list[str], dict[str, int]]:
@@ -81,6 +82,16 @@ BOMBS = {
         + header("short", 0)
         + PNG.ljust(3 * BLOCK, b"\0"),
         ["a", "b", "z"],
+        None,
+    ),
+    "long name that is cut behind a slash": (
+        member("l", FOLDER.encode() + b"b.png\0", b"L") + member(FOLDER, PNG, b"\0"),
+        ["a", f"{FOLDER}b", "z"],
+        None,
+    ),
+    "pax name that is cut behind a slash": (
+        pax(path=f"{FOLDER}b.png") + member(FOLDER, PNG, b"\0"),
+        ["a", f"{FOLDER}b", "z"],
         None,
     ),
     "large pax": (
