@@ -16,6 +16,11 @@ from source_files import encoded, pixels
 from stream_ssl.producers.sources.base import SourceError
 
 PNG = encoded(pixels(1, 64, 64, 3)[0])
+BODIES = {
+    b"/gone": b"<html>" + bytes(200_000),
+    b"/page": b"<html>" + bytes(600_000),
+    b"/large": PNG + bytes(20_000_000),
+}
 
 
 class Host(asyncio.Protocol):
@@ -28,6 +33,7 @@ class Host(asyncio.Protocol):
         Host.transports.append(transport)
         self.transport = transport
         self.http = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False))
+        self.unsent = {}
         self.http.initiate_connection()
         transport.write(self.http.data_to_send())
 
@@ -36,10 +42,27 @@ class Host(asyncio.Protocol):
             if isinstance(event, h2.events.RequestReceived):
                 Host.streams += 1
                 path = dict(event.headers)[b":path"]
-                status = "404" if path == b"/robots.txt" else "200"
+                status = "404" if path.startswith((b"/robots.txt", b"/gone")) else "200"
                 self.http.send_headers(event.stream_id, [(":status", status)])
-                self.http.send_data(event.stream_id, PNG, end_stream=True)
+                name = path.rstrip(b"0123456789")
+                self.unsent[event.stream_id] = memoryview(BODIES.get(name, PNG))
+            if isinstance(event, h2.events.StreamReset):
+                self.unsent.pop(event.stream_id, None)
+        self.send()
+
+    def send(self):
+        """Send a part of each body, as the client's windows allow, and go on after other events."""
+        more = False
+        for stream, rest in list(self.unsent.items()):
+            if size := min(len(rest), self.http.local_flow_control_window(stream), 16384):
+                more = True
+                self.http.send_data(stream, bytes(rest[:size]), end_stream=size == len(rest))
+                self.unsent[stream] = rest[size:]
+                if size == len(rest):
+                    del self.unsent[stream]
         self.transport.write(self.http.data_to_send())
+        if more and not self.transport.is_closing():
+            asyncio.get_running_loop().call_soon(self.send)
 
 
 @pytest.fixture
@@ -72,7 +95,8 @@ async def ended():
     for task in left:
         task.cancel()
     await asyncio.gather(*left, return_exceptions=True)
-    await asyncio.sleep(0.01)  # for them to close
+    for _ in range(50):  # for them to close
+        await asyncio.sleep(0.001)
 
 
 def crawl(tmp_path, port, name, **settings):
@@ -87,6 +111,18 @@ def test_requests_share_a_connection(tmp_path, host):
     assert [sample.data for sample, _ in source.samples()] == [PNG] * 20
     assert Host.streams == 21
     assert 1 <= len(Host.transports) <= 2
+
+
+@pytest.mark.parametrize(("name", "rows"), [("gone", 90), ("page", 30), ("large", 8)])
+def test_answers_left_unread_do_not_stop_later_ones(tmp_path, host, name, rows):
+    port, authority = host
+    path = tmp_path / "urls.txt"
+    names = [f"{name}{row}" for row in range(rows)] + [f"good{row}" for row in range(20)]
+    path.write_text("".join(f"https://good.test:{port}/{name}\n" for name in names))
+    patience = {"per_host": 4, "retries": 1, "seconds": 10}
+    source = crawl_of(path, authorities=authority, max_bytes=1_000_000, **patience)
+    assert [sample.data for sample, _ in source.samples()] == [PNG] * 20
+    assert sum(source.skipped.by_reason.values()) == rows
 
 
 @pytest.mark.parametrize(("name", "trusted"), [("other.test", True), ("good.test", False)])

@@ -19,6 +19,7 @@ import httpx
 from protego import Protego
 
 from stream_ssl.producers.sources.fields import check_above_0, check_ranges
+from stream_ssl.producers.sources.web.connections import Connections
 from stream_ssl.producers.sources.web.network import GuardedBackend, error_number
 from stream_ssl.producers.sources.web.outage import Outage
 from stream_ssl.producers.sources.web.response import (
@@ -57,7 +58,7 @@ class Host:
     """The state of an origin, such as https://a.example:8443."""
 
     turns: asyncio.Semaphore
-    pool: httpcore.AsyncConnectionPool | None = None  # exists while there are users
+    pool: Connections | None = None  # exists while there are users
     robots: asyncio.Task[Protego | None] | None = None
     robots_at: float = 0.0
     next_start: float = 0.0  # in the loop's time
@@ -219,14 +220,8 @@ class Fetcher:
         host = self._hosts.setdefault(origin, Host(asyncio.Semaphore(self._patience.per_host)))
         host.users += 1
         if host.pool is None:
-            # One pool per host, because the cost of a request grows with the connections in its
-            # pool.
-            host.pool = httpcore.AsyncConnectionPool(
-                ssl_context=self._trust,
-                max_connections=self._patience.per_host,
-                http2=True,
-                network_backend=self.backend,
-            )
+            # One per host, because the cost of a request grows with the connections in its pool.
+            host.pool = Connections(self._pool)
         try:
             async with host.turns:
                 yield host
@@ -235,6 +230,14 @@ class Fetcher:
             if not host.users:
                 pool, host.pool = host.pool, None
                 await pool.aclose()
+
+    def _pool(self) -> httpcore.AsyncConnectionPool:
+        return httpcore.AsyncConnectionPool(
+            ssl_context=self._trust,
+            max_connections=self._patience.per_host,
+            http2=True,
+            network_backend=self.backend,
+        )
 
     async def _start(self, host: Host, delay: float) -> None:
         """Wait until a request to the host may start."""
@@ -319,7 +322,7 @@ class Fetcher:
                 started = time.monotonic()
                 async with (
                     asyncio.timeout(self._seconds),
-                    host.pool.stream("GET", target, headers=list(headers.items())) as answer,
+                    host.pool.get(target, headers) as (answer, parts),
                 ):
                     answered = True
                     self.outage.answered(url, started)
@@ -327,7 +330,7 @@ class Fetcher:
                     response = Response(answer.status, named)
                     if answer.status == 200:
                         coding = response.header("content-encoding").strip().lower()
-                        response.body = await body(answer, limit, image, coding)
+                        response.body = await body(parts, limit, image, coding)
                     return response
         except TimeoutError:
             why = f"not there after {self._seconds:g} s"

@@ -7,9 +7,9 @@ import contextlib
 import email.utils
 import time
 import zlib
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-import httpcore
 import httpx
 
 from stream_ssl.producers.sources.fields import codec_of
@@ -33,14 +33,14 @@ class Response:
         return next((value for key, value in self.headers if key == name), "")
 
 
-async def body(answer: httpcore.Response, limit: int, image: bool, coding: str) -> bytes:
-    """Return a whole image, or the first `limit` bytes of another file.
+async def body(found: AsyncIterator[bytes], limit: int, image: bool, coding: str) -> bytes:
+    """Return a whole image of the parts found, or the first `limit` bytes of another file.
 
     Raises:
         Skip: the image is too long, or its first bytes are not those of an image.
     """
     parts, size, known = [], 0, not image or coding not in PLAIN
-    async for part in answer.aiter_stream():
+    async for part in found:
         parts.append(part)
         size += len(part)
         if size > limit:
