@@ -355,6 +355,8 @@ def _memory(learner: State, problems: Sequence[Mapping[str, Any]]) -> Answer:
         if _named(("learner-halted",), problems):
             why = "the learner has stopped taking samples"
             return Answer("Memory", "watch", f"{empty} a sample, because {why}.", links)
+        if not capacity:  # a memory that is restored may hold many
+            return Answer("Memory", "wait", "The learner has not counted its slots yet.", links)
         return Answer("Memory", "wait", f"{empty} a sample yet.", links)
     parts = [f"{slots:,.0f} of {plural(capacity, 'slot')} filled"]
     alike = figures.get("near_duplicates")
@@ -431,7 +433,7 @@ def _to_do(
     if producers.level == "wait":  # none is connected
         says = "Start a producer: stream-ssl produce, or a program of your own."
         return Answer("To do", "wait", says, [])
-    if ended and not learner.get("facts", {}).get("unread"):
+    if ended and _read_all(learner.get("facts", {})):
         says = "0 conditions need attention. Every source has ended: send more, or stop the run."
         return Answer("To do", "good", says, producers.links)
     if learning.level == "wait":
@@ -498,7 +500,7 @@ def _no_update(
     text = f"No update for {seconds(facts.get('idle', 0.0))}"
     if not facts.get("updates_done"):
         text = f"No update yet, {seconds(facts.get('age', 0.0))} after the start"
-    if ended and not facts.get("unread"):
+    if ended and _read_all(facts):
         text += ", because every source has ended. The learner has read all samples"
         if pending := facts.get("pending"):
             text += f", and {plural(pending, 'sample')} wait for a full batch"
@@ -511,10 +513,17 @@ def _no_update(
     if _named(("no-credit",), problems):
         return "watch", f"{text}, because no producer may send"
     if not facts.get("updates_done"):
+        if facts.get("unread") is None:
+            return "wait", f"{text}. The learner has not counted its waiting samples yet"
         return "wait", f"{text}, because no batch is full"
-    if waits and not facts.get("unread"):
+    if waits and _read_all(facts):
         return "good", f"{text}, because {WAITING}"
     return "watch", f"{text}, because no full batch of samples came"
+
+
+def _read_all(facts: Mapping[str, Any]) -> bool:
+    """Return whether the learner has read the journal; False if it has not said so yet."""
+    return facts.get("unread") == 0
 
 
 def _ended(receivers: Iterable[State]) -> str | None:

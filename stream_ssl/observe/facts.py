@@ -122,7 +122,7 @@ class Facts:
             "update_gap": max(0.0, span - idle) / usually if usually > 1 else None,
             "idle": idle,
             "pending": _known(figures.get("pending_samples")) or 0.0,
-            "unread": _known(figures.get("lag_records")) or 0.0,
+            "unread": _known(figures.get("lag_records")),
             "checkpoint": _checkpoint(figures),
             "lag": self._trend("lag", LATELY),
             "chance": _chance(figures),

@@ -123,8 +123,9 @@ class Run:
         self.learner.learner.observe_held_out(HeldOutRecord(step, result, 0.5, 0.1, error))
 
     def fills(self, classes: dict[int, int] | None = None, alike: float = 0.02) -> None:
-        """A memory that is nearly full."""
+        """A first survey: a memory that is nearly full, and a journal that is read."""
         metrics = self.learner.learner
+        metrics.observe_journal(0, 0, 0, {}, {})
         metrics.of_memories.observe("working", STATS, classes)
         metrics.observe_collisions(None, alike)
         metrics.of_memories.observe_producers(

@@ -502,6 +502,23 @@ def test_sources_that_have_ended_are_no_fault() -> None:
     assert "no-producers" in asked(run)["Health"].says
 
 
+def test_a_learner_that_has_just_started_does_not_say_that_it_has_read_all() -> None:
+    run = Run()
+    run.pass_(10, run.sends())
+    over = run.nothing(producers=0, producer_finished={"yard": 2.0, "gate": 2.0})
+    run.pass_(10, over)
+    found = asked(run)
+    assert found["Learning"].level == found["Memory"].level == "wait"
+    assert "has read all samples" not in found["Learning"].says
+    assert found["Memory"].says == "The learner has not counted its slots yet."
+    assert "stop the run" not in found["To do"].says
+    run.fills()
+    run.pass_(10, over)
+    found = asked(run)
+    assert "has read all samples" in found["Learning"].says
+    assert "stop the run" in found["To do"].says
+
+
 def test_no_process_answers() -> None:
     error = {"error": "no receiver has started in this run folder"}
     found = {one.question: one for one in answers({"receiver": error})}
