@@ -122,7 +122,8 @@ class Crawl:
         work = CrawlTasks(self, progress)
         try:
             with bar(self.name, total) as show:
-                for number, sample in work.results(self._stopped):
+                for number, sample, losses in work.results(self._stopped):
+                    losses.count_in(self.skipped)
                     work.make_room(progress.finish(number))
                     show(progress.first, str(self.skipped))
                     if sample is not None:
@@ -142,8 +143,8 @@ class Crawl:
         lists = (read_rows(path, self._column, facts) for path in self._files)
         return itertools.chain.from_iterable(lists)
 
-    async def crawl(self, row: UrlRow) -> Sample | None:
-        """Return the sample of a row, or None if there is none; `skipped` then has the reason."""
+    async def crawl(self, row: UrlRow, losses: Losses) -> Sample | None:
+        """Return the sample of a row, or None if there is none; `losses` then has the reason."""
         from stream_ssl.producers.sources.web.skip import Skip
 
         url = without_secrets(row.url)
@@ -153,17 +154,17 @@ class Crawl:
             assert codec is not None
             label = None
             if self._label is not None:
-                label = label_in(row.facts, self._label, self.skipped, url)
-            meta = kept_facts(row.facts, self._keep, self.skipped, url)
+                label = label_in(row.facts, self._label, losses, url)
+            meta = kept_facts(row.facts, self._keep, losses, url)
             name = url_id(row.url)
             return Sample(name, data, codec, source=self.name, label=label, meta=meta)
         except Skip as skip:
-            self.skipped.note(skip.reason, url or "a row", without_secrets(str(skip)))
+            losses.note(skip.reason, url or "a row", without_secrets(str(skip)))
         except (KeyError, ValueError, TypeError) as error:
-            self.skipped.note("bad row", url, f"{type(error).__name__}: {error}")
+            losses.note("bad row", url, f"{type(error).__name__}: {error}")
         except Exception as error:  # the answer of one host must not end the crawl
             why = without_secrets(f"{type(error).__name__}: {error}")
-            self.skipped.note("error", url, why)
+            losses.note("error", url, why)
         return None
 
     async def _fetched(self, url: str) -> bytes:
@@ -192,7 +193,8 @@ class Crawl:
         room = work.room = asyncio.Semaphore(self._window)
 
         async def one(number: int, row: UrlRow) -> None:
-            work.put((number, await self.crawl(row)))
+            losses = Losses(self.name)
+            work.put((number, await self.crawl(row, losses), losses))
             if work.waiting() >= READY:
                 self.fetcher.flowing.clear()
 
@@ -227,6 +229,27 @@ def list_facts(path: Path, column: str) -> str:
     return " ".join([path.name, *ids])
 
 
+class Losses(Skipped):
+    """Everything that one row lost. It is counted when the row is finished.
+
+    A request may end before the position holds its row. A crawl that is stopped in between fetches
+    the row again, and must not count its loss twice.
+    """
+
+    def __init__(self, source: str) -> None:
+        super().__init__(source)
+        self._notes: list[tuple[str, object, object, int]] = []
+
+    def note(self, reason: str, what: object, why: object, count: int = 1) -> None:
+        """Remember a loss for `count_in`."""
+        self._notes.append((reason, what, why, count))
+
+    def count_in(self, skipped: Skipped) -> None:
+        """Add all losses to the counts of the source, and log them."""
+        for loss in self._notes:
+            skipped.note(*loss)
+
+
 class CrawlProgress:
     """The set of finished rows.
 
@@ -247,15 +270,17 @@ class CrawlProgress:
         return moved
 
 
+Result = tuple[int, Sample | None, Losses]
+"""The number of a row, its sample if it has one, and its losses."""
+
+
 class CrawlTasks:
     """A running crawl, with an event loop in its own thread."""
 
     def __init__(self, crawl: Crawl, progress: CrawlProgress) -> None:
         self.room: asyncio.Semaphore | None = None
         self._crawl = crawl
-        self._results: queue.SimpleQueue[tuple[int, Sample | None] | Exception | None] = (
-            queue.SimpleQueue()
-        )
+        self._results: queue.SimpleQueue[Result | Exception | None] = queue.SimpleQueue()
         self.put, self.waiting = self._results.put, self._results.qsize
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self._loop = self._runner.get_loop()
@@ -263,8 +288,8 @@ class CrawlTasks:
         self._thread = threading.Thread(target=self._run, name=f"crawl {crawl.name}", daemon=True)
         self._thread.start()
 
-    def results(self, stopped: threading.Event) -> Iterator[tuple[int, Sample | None]]:
-        """Yield (row number, sample or None) as results arrive, until the end or until stopped."""
+    def results(self, stopped: threading.Event) -> Iterator[Result]:
+        """Yield results as they arrive, until the end or until stopped."""
         while not stopped.is_set():
             try:
                 result = self._results.get(timeout=TICK)

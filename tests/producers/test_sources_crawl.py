@@ -204,6 +204,26 @@ def test_a_slow_sender_holds_the_crawl_back(served, tmp_path):
     assert len(list(stream)) == 399
 
 
+def test_a_stopped_crawl_counts_each_loss_once(served, tmp_path):
+    async def page(request):
+        await request.send(b"<html>gone</html>")
+
+    served.answers["bad.test/*"] = page
+    urls = [url for pair in zip(good(20), good(20, "bad.test"), strict=True) for url in pair]
+    source = crawl(served, tmp_path, urls, robots=False, per_host=1)
+    stream = source.samples()
+    _, position = next(stream)
+    deadline = time.monotonic() + 60
+    while len(served.asked) < len(urls):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    stream.close()
+    again = crawl(served, tmp_path, urls, robots=False)
+    assert len(list(again.samples(position))) == 19
+    counted = source.skipped.by_reason + again.skipped.by_reason
+    assert counted == {"no image": 20}
+
+
 @table(
     ("settings", "message"),
     [
