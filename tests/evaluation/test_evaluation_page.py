@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -21,11 +23,28 @@ PAGE = (ROOT / "docs" / "evaluation.md").read_text()
 
 
 def test_the_snippet_runs(tmp_path: Path) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    _, code = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     script = tmp_path / "page.py"
     script.write_text("import torch; torch.manual_seed(0)\n" + code + "assert knn.accuracy > 0.9\n")
     output = tmp_path / "output.log"
     assert Forked(run_script, script, output=output).wait(120) == 0, output.read_text()
+
+
+def test_labels_in_a_table_become_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, _ = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    Path("labels.csv").write_text("name,label\n000000000,hall\n000000002,yard\n000000003,hall\n")
+    Path("kept").mkdir()
+    with tarfile.open("kept/originals-000000.tar", "w") as tar:
+        for number in range(4):
+            for name in (f"{number:09d}.jpg", f"{number:09d}.json"):
+                info = tarfile.TarInfo(name)
+                info.size = len(name)
+                tar.addfile(info, io.BytesIO(name.encode()))
+    exec(code, {})
+    found = {str(path.relative_to("labelled")) for path in Path("labelled").rglob("*.*")}
+    assert found == {"hall/000000000.jpg", "hall/000000003.jpg", "yard/000000002.jpg"}
+    assert Path("labelled/yard/000000002.jpg").read_bytes() == b"000000002.jpg"
 
 
 def test_the_config_section_is_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,7 +64,7 @@ def test_the_config_section_is_sound(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_options_probes_and_metrics_are_told_as_they_are() -> None:
     options = {option for action in evaluate_parser()._actions for option in action.option_strings}
     named = set(re.findall(r"(?<![\w-])--[a-z_]+\b(?![.\w])", PAGE))
-    named -= {"--run", "--name"}  # of produce
+    named -= {"--run", "--name", "--memory"}  # of produce and export
     assert named <= options
     assert {"--references", "--of", "--stages", "--decorrelated", "--untrained"} <= named
     for name in PROBES:

@@ -577,7 +577,7 @@ def test_what_the_page_shows_runs(
     for command in commands:
         assert cli.main(command.split()) == 0
     codes = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert len(codes) == 7
+    assert len(codes) == 9
     exec("\n".join(codes), {})
     said = capsys.readouterr().out
     assert said.count("is most like") == 24
