@@ -18,9 +18,7 @@ from stream_ssl.observe.conditions import (
     DROPPED_SHARE,
     TABLE,
     conditions_of,
-    few,
     hung_remedy,
-    plural,
     problem,
 )
 from stream_ssl.observe.learning_evidence import (
@@ -34,7 +32,15 @@ from stream_ssl.observe.learning_evidence import (
     lately,
 )
 from stream_ssl.observe.metric_spec import ROLES, role_of
-from stream_ssl.observe.trends import percent, seconds
+from stream_ssl.observe.wording import (
+    duration,
+    few,
+    listing,
+    percent,
+    plural,
+    rate,
+    sentences,
+)
 
 State = Mapping[str, Any]
 """A process's answer to the question `state` of `page/api.py`, or {"error": a sentence}."""
@@ -209,12 +215,12 @@ def _learning(
     if named := _named(OF_LEARNING, problems):
         if named[0]["name"] in BREAKS:
             numbers = best_accuracy(facts, None, before=True)[1]
-        says = _sentences([_sentence(named[0]), *numbers])
+        says = sentences([_sentence(named[0]), *numbers])
         return Answer("Learning", _level(named), says, [*_runbooks(named), *links])
     updates, done = facts.get("updates", 0.0), facts.get("updates_done", 0.0)
     if is_idle(facts):
         level, why = _no_update(facts, problems, ended, waits)
-        return Answer("Learning", level, _sentences([why, *numbers]), links)
+        return Answer("Learning", level, sentences([why, *numbers]), links)
     learns = chance is None or loss is None or loss < BELOW_CHANCE * chance
     if is_young(facts):
         level = "wait"  # an encoder without any update may be above chance, too
@@ -238,8 +244,8 @@ def _learning(
         level, numbers = "watch", [behind, *numbers]
         links = [("lag", "runbooks/lag"), *links]
     if not updates:
-        pace = f"The last update is {seconds(facts['idle'])} old, as usual for this stream"
-    return Answer("Learning", level, _sentences([*numbers, pace]), links)
+        pace = f"The last update is {duration(facts['idle'])} old, as usual for this stream"
+    return Answer("Learning", level, sentences([*numbers, pace]), links)
 
 
 def _health(states: Mapping[str, State], problems: Sequence[Mapping[str, Any]]) -> Answer:
@@ -255,19 +261,16 @@ def _health(states: Mapping[str, State], problems: Sequence[Mapping[str, Any]]) 
                 parts.append(f"{plural(len(names), 'condition')} {when}: {few(names, MOST_NAMED)}")
         if found.unknown:
             parts.append(f"{len(found.unknown)} of the others are unknown")
-        return Answer(
-            "Health", _level(problems), _sentences(parts), [*_runbooks(problems), *checks]
-        )
+        return Answer("Health", _level(problems), sentences(parts), [*_runbooks(problems), *checks])
     starting = [name for name, state in states.items() if state.get("starting")]
     if starting:
-        return Answer("Health", "wait", f"{_and(starting)}: starting.", checks)
-    parts = [
-        f"None of {plural(len(found.absent), 'condition')} holds, and {_and(list(states))} answer"
-    ]
+        return Answer("Health", "wait", f"{listing(starting)}: starting.", checks)
+    answering = listing(list(states))
+    parts = [f"None of {plural(len(found.absent), 'condition')} holds, and {answering} answer"]
     if growing_lag(states.get("learner", {}).get("facts", {})) is not None:
         parts.append("But the learner falls further and further behind the stream")
-        return Answer("Health", "watch", _sentences(parts), [("lag", "runbooks/lag"), *checks])
-    return Answer("Health", "good", _sentences(parts), checks)
+        return Answer("Health", "watch", sentences(parts), [("lag", "runbooks/lag"), *checks])
+    return Answer("Health", "good", sentences(parts), checks)
 
 
 def _producers(
@@ -306,12 +309,12 @@ def _producers(
         if others := _names(of_name)[1:]:
             parts.append(f"The same condition holds for {few(others, MOST_PRODUCERS)}")
     if named:
-        return Answer("Producers", _level(named), _sentences(parts), [*_runbooks(named), *links])
+        return Answer("Producers", _level(named), sentences(parts), [*_runbooks(named), *links])
     # A condition begins when no producer has been connected for a while.
     level: Level = "watch" if connected else "wait"
     level = "good" if (connected and (speed or waits)) or ended is not None else level
     level = "watch" if any(row["used"] <= 1 - DROPPED_SHARE for row in useless) else level
-    return Answer("Producers", level, _sentences(parts), links)
+    return Answer("Producers", level, sentences(parts), links)
 
 
 def _uses(
@@ -327,7 +330,7 @@ def _uses(
     best, rows = uses.get("best"), uses.get("worst") or []
     parts = []
     if best is not None:
-        used, span = percent(best["used"]), seconds(facts.get("span", 0.0))
+        used, span = percent(best["used"]), duration(facts.get("span", 0.0))
         if not rows:
             parts.append(f"In the last {span}, {used} of {best['name']}'s samples are used")
         elif percent(rows[0]["used"]) == used:
@@ -372,18 +375,18 @@ def _memory(learner: State, problems: Sequence[Mapping[str, Any]]) -> Answer:
         )
     elif rank is not None:
         parts.append(f"No labels; the embeddings take {plural(rank, 'direction')}")
-    few = alike is None and rank is not None and rank < FEW_DIRECTIONS
-    if few:
+    uniform = alike is None and rank is not None and rank < FEW_DIRECTIONS
+    if uniform:
         parts.append("The pictures hardly differ for the encoder; look at the mosaic")
     if (most := uses.get("most_slots")) is not None:
         parts.append(f"{most} has {percent(uses['most_slots_share'])} of the slots")
     named = _named(OF_MEMORY, problems)
-    level: Level = "watch" if few or (alike or 0.0) > CROWDED else "good"
+    level: Level = "watch" if uniform or (alike or 0.0) > CROWDED else "good"
     parts += [_sentence(one) for one in named]
     return Answer(
         "Memory",
         level if not named else _level(named),
-        _sentences(parts),
+        sentences(parts),
         [*_runbooks(named), *links],
     )
 
@@ -408,7 +411,7 @@ def _to_do(
         if more:
             then = [_placed(_named((name,), now)[0]) for name in more]
             says = f"{says.rstrip('.')}. Then: {few(then, MOST_NAMED)}"
-        return Answer("To do", _level([first]), _sentences([says]), _runbooks([first]))
+        return Answer("To do", _level([first]), sentences([says]), _runbooks([first]))
     if any(state.get("starting") for state in states.values()):
         return Answer("To do", "wait", "Nothing yet: the run is starting.", [])
     rows = (learner.get("facts", {}).get("producers") or {}).get("worst") or []
@@ -423,7 +426,7 @@ def _to_do(
             [("everything-dropped", "runbooks/everything-dropped")],
         )
     if (behind := growing_lag(learner.get("facts", {}))) is not None:
-        says = _sentences([behind, CONDITIONS["lag"].remedy])
+        says = sentences([behind, CONDITIONS["lag"].remedy])
         return Answer("To do", "watch", says, [("lag", "runbooks/lag")])
     for one in others:
         if one.level == "watch":
@@ -449,7 +452,7 @@ def _wait(facts: Mapping[str, Any]) -> str:
         return "Look again when the first updates are done."
     left = (YOUNG_UPDATES - done) * facts["updates_span"] / updates
     then = f"the run then has {YOUNG_UPDATES} updates"
-    return f"Look again in {seconds(max(60.0, left))}: {then}."
+    return f"Look again in {duration(max(60.0, left))}: {then}."
 
 
 def _remedy(problem: Mapping[str, Any], learner: State) -> str:
@@ -463,13 +466,13 @@ def _remedy(problem: Mapping[str, Any], learner: State) -> str:
             return f"{usual} No checkpoint exists, so it begins with new weights."
         return f"{WITHOUT_CHECKPOINT[name]}: no checkpoint exists to go back to."
     age, since = saved["age"], problem.get("since")
-    text = f"{usual} The newest checkpoint is {seconds(age)} old"
+    text = f"{usual} The newest checkpoint is {duration(age)} old"
     if name in RESTARTS or since is None:
         return f"{text}."
     began = max(0.0, learner["now"] - since)
     if age < began:
-        return f"{text}, and younger than the condition, which began {seconds(began)} ago."
-    return f"{text}; the condition began {seconds(began)} ago."
+        return f"{text}, and younger than the condition, which began {duration(began)} ago."
+    return f"{text}; the condition began {duration(began)} ago."
 
 
 # -- parts of sentences
@@ -479,7 +482,7 @@ def _unknown(state: State) -> tuple[Level, str] | None:
     """Return (level, sentence) for a process without figures; None if it has some."""
     if (error := state.get("error")) is not None:
         error = state.get("ended", {}).get("says") or error.partition(" at http")[0]
-        return "unknown", _sentences([f"{error[:1].upper()}{error[1:]}"])
+        return "unknown", sentences([f"{error[:1].upper()}{error[1:]}"])
     if state.get("starting"):
         return "wait", f"The {state['role']} is starting."
     return None
@@ -497,9 +500,9 @@ def _no_update(
     facts: Mapping[str, Any], problems: Sequence[Mapping[str, Any]], ended: bool, waits: bool
 ) -> tuple[Level, str]:
     """Return (level, sentence) for a learner that made no update lately."""
-    text = f"No update for {seconds(facts.get('idle', 0.0))}"
+    text = f"No update for {duration(facts.get('idle', 0.0))}"
     if not facts.get("updates_done"):
-        text = f"No update yet, {seconds(facts.get('age', 0.0))} after the start"
+        text = f"No update yet, {duration(facts.get('age', 0.0))} after the start"
     if ended and _read_all(facts):
         text += ", because every source has ended. The learner has read all samples"
         if pending := facts.get("pending"):
@@ -624,18 +627,3 @@ def _level(problems: Iterable[Mapping[str, Any]]) -> Level:
 def _runbooks(problems: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     pairs = dict.fromkeys((one["name"], one["runbook"]) for one in problems if one.get("runbook"))
     return list(pairs)[:MOST_NAMED]
-
-
-def _sentences(parts: Iterable[str]) -> str:
-    """Return the parts as sentences, each with a full stop."""
-    ended = (part if part.endswith((".", "!", "?")) else f"{part}." for part in parts)
-    return " ".join(ended)
-
-
-def rate(value: float) -> str:
-    """Return a rate with one digit after the point if it is below 10."""
-    return f"{value:,.0f}" if value >= 10 else f"{value:.1f}"
-
-
-def _and(names: Sequence[str]) -> str:
-    return ", ".join(names[:-1]) + (" and " if len(names) > 1 else "") + names[-1]

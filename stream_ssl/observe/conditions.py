@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -427,21 +427,6 @@ OF_CHECK = {
 def conditions_of(role: Role) -> tuple[Condition, ...]:
     """Return the conditions that a process of this role watches."""
     return tuple(one for one in TABLE if one.role in (role, "both"))
-
-
-def plural(count: float, noun: str) -> str:
-    """Return a number with a noun, such as "1 part" or "1,200 parts"."""
-    return f"{count:,.0f} {noun}{'' if round(count) == 1 else 's'}"
-
-
-def few(names: Sequence[str], most: int, between: str = ", ") -> str:
-    """Return names with commas between, and the number of the names beyond `most`.
-
-    >>> few(["yard", "gate", "lobby"], 2)
-    'yard, gate and 1 more'
-    """
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return between.join(names[:most]) + more
 
 
 def hung_remedy(says: str) -> str:

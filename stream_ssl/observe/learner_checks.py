@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 
 from stream_ssl.observe import conditions as at
-from stream_ssl.observe.conditions import plural
-from stream_ssl.observe.trends import Figures, Finding, Trends, percent, seconds
+from stream_ssl.observe.trends import Figures, Finding, Trends
+from stream_ssl.observe.wording import duration, percent, plural
 
 SKIPS_OF_CHOICE = frozenset({"pace", "novelty"})
 
@@ -72,9 +72,11 @@ class LearnerChecks:
             and all(before < after for before, after in pairwise(values))
         )
         if lag > at.LAG_SECONDS:
-            yield "lag", "", f"the learner is {seconds(lag)} behind the stream"
+            yield "lag", "", f"the learner is {duration(lag)} behind the stream"
         elif grown:
-            says = f"the learner is {seconds(lag)} behind the stream, and this has grown for 10 min"
+            says = (
+                f"the learner is {duration(lag)} behind the stream, and this has grown for 10 min"
+            )
             yield "lag", "", says
 
     def _updates(self, figures: Figures) -> Iterator[Finding]:
@@ -114,7 +116,7 @@ class LearnerChecks:
             self._progress = (done, self._clock())
         stuck = self._clock() - self._progress[1]
         if stuck > at.STUCK_SECONDS:
-            says = f"samples wait, and the learner has trained on none for {seconds(stuck)}"
+            says = f"samples wait, and the learner has trained on none for {duration(stuck)}"
             yield "learner-stuck", "", says
 
     def _collapse(self, figures: Figures) -> Iterator[Finding]:
@@ -158,8 +160,8 @@ class LearnerChecks:
         if steps != self._updated[0]:
             self._updated = (steps, self._clock())
         still = self._clock() - self._updated[1]
-        idle = f"; no update for {seconds(still)}" if still >= 60 else ""
-        span = seconds(self._trends.span("dropped"))
+        idle = f"; no update for {duration(still)}" if still >= 60 else ""
+        span = duration(self._trends.span("dropped"))
         over = self._trends.span("dropped") >= 0.9 * at.DROPPED_SECONDS
         for who, count in away.items():
             share = count / max(1.0, count + kept.get(who, 0.0))
@@ -172,7 +174,7 @@ class LearnerChecks:
         behind = figures.get("checkpoint_lag_seconds")
         none = math.isnan(figures.get("checkpoint_step"))
         if behind > (self._first_limit if none else self._checkpoint_limit):
-            says = f"updates from {seconds(behind)} ago are in no checkpoint yet"
+            says = f"updates from {duration(behind)} ago are in no checkpoint yet"
             says += ", and the run has no checkpoint" if none else ""
             yield "checkpoint-old", "", says
         damaged = figures.get("checkpoints_damaged")
@@ -191,7 +193,7 @@ class LearnerChecks:
             yield "not-kept", "", f"within an hour, {' and '.join(lost)} could not be written"
         late = figures.get("checkpoint_copy_late_seconds")
         if late > at.COPY_SECONDS:
-            says = f"a checkpoint waits for {seconds(late)} to be copied to the bucket"
+            says = f"a checkpoint waits for {duration(late)} to be copied to the bucket"
             yield "copies-late", "", says
 
     def _quality(self, figures: Figures) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from stream_ssl.observe.answer import Level
 from stream_ssl.observe.page.history import LATELY
-from stream_ssl.observe.trends import percent, seconds
+from stream_ssl.observe.wording import duration, percent
 
 LEAST_LABELLED = 100
 """Fewer labelled samples of the stream give no accuracy that says anything."""
@@ -43,14 +43,14 @@ def growing_lag(facts: Mapping[str, Any]) -> str | None:
     if lag["rise"] < BEHIND_MORE_SECONDS:
         return None
     return (
-        f"The learner is {seconds(lag['value'])} behind the stream; the lag grew by "
-        f"{seconds(lag['rise'])} in the last {seconds(lag['seconds'])}"
+        f"The learner is {duration(lag['value'])} behind the stream; the lag grew by "
+        f"{duration(lag['rise'])} in the last {duration(lag['seconds'])}"
     )
 
 
 def lately(span: float) -> str:
     """Return a span for "in the last ...", which is "minute" for about LATELY."""
-    return "minute" if 0.9 * LATELY <= span <= 1.1 * LATELY else seconds(span)
+    return "minute" if 0.9 * LATELY <= span <= 1.1 * LATELY else duration(span)
 
 
 def is_young(facts: Mapping[str, Any]) -> bool:
@@ -104,7 +104,7 @@ def best_accuracy(
             chance = majority * ABOVE_MAJORITY / ABOVE_CHANCE
             says += f" (by guessing the most frequent class: {percent(majority)})"
         if trend["seconds"] >= LEAST_TREND_SECONDS and not before:
-            says += f", {_change(rise, error)} in the last {seconds(trend['seconds'])}"
+            says += f", {_change(rise, error)} in the last {duration(trend['seconds'])}"
         level: Level = "watch" if rise < -max(FORGOTTEN, CLEAR * error) else "good"
         learned = first is None or value >= first + LEARNED * (1 - first)
         if not is_young(facts) and not learned:

@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping
 
 from stream_ssl.observe import conditions as at
-from stream_ssl.observe.conditions import few, plural
 from stream_ssl.observe.health import Health
-from stream_ssl.observe.trends import Figures, Finding, Silence, Trends, counted, percent, seconds
+from stream_ssl.observe.trends import Figures, Finding, Silence, Trends
+from stream_ssl.observe.wording import counted, duration, few, percent, plural
 from stream_ssl.receiver.records import SOURCE_ENDED
 
 MOST_NAMED = 5
@@ -120,7 +120,7 @@ class ReceiverChecks:
         absent = connected == 0 and not arrived and not ended
         gone = self._trends.held("no-producers", absent)
         if gone > at.NO_PRODUCER_SECONDS:
-            before = f"for {seconds(gone)}" if came else "since the start"
+            before = f"for {duration(gone)}" if came else "since the start"
             left = sorted(who for who in came if not finished.get(who))
             names = f"; {few(left, MOST_NAMED)} did not end normally" if left else ""
             yield "no-producers", "", f"no producer has been connected {before}{names}"
@@ -129,7 +129,7 @@ class ReceiverChecks:
         blocked = self._trends.held("no-credit", without and not arrived)
         if blocked > at.NO_CREDIT_SECONDS:
             detail = self._health.ready().parts.get("credit", {}).get("detail") or "no credit"
-            yield "no-credit", "", f"for {seconds(blocked)}, {detail}"
+            yield "no-credit", "", f"for {duration(blocked)}, {detail}"
         sporadic = figures.by("producer_sporadic", "producer")
         for producer in by_producer:
             if finished.get(producer) or sporadic.get(producer):
@@ -145,13 +145,13 @@ class ReceiverChecks:
             who = f"none of {connected:.0f} connected producers has"
             if connected == 1:
                 who = "the connected producer has not"
-            yield "nothing-received", "", f"{who} sent for {seconds(silent)}"
+            yield "nothing-received", "", f"{who} sent for {duration(silent)}"
             return
         for producer in by_producer:
             silent, usual = self._silence.too_long(producer), self._silence.usual(producer)
             if silent:
-                often = "" if usual is None else f"; its usual gap is {seconds(usual)}"
-                says = f"{producer} has sent nothing for {seconds(silent)}{often}"
+                often = "" if usual is None else f"; its usual gap is {duration(usual)}"
+                says = f"{producer} has sent nothing for {duration(silent)}{often}"
                 yield "producer-silent", producer, says
 
     def _refusals(self, figures: Figures) -> Iterator[Finding]:
@@ -163,7 +163,7 @@ class ReceiverChecks:
             shown = {reason: count for reason, count in keys.items() if count}
             if silent := risen.get("silent", 0.0):
                 shown["silent"] = silent
-            span, counts = seconds(at.REFUSED_SECONDS), counted(shown)
+            span, counts = duration(at.REFUSED_SECONDS), counted(shown)
             why = "".join(f". {MISMATCHES[one]}" for one in sorted(MISMATCHES.keys() & shown))
             sentences.append(f"connections were refused within {span}: {counts}{why}")
         misfits = {reason: totals.get(reason, 0.0) for reason in MISFITS}
@@ -171,7 +171,7 @@ class ReceiverChecks:
         risen = self._trends.rise("misfits", at.MISFITS_SECONDS, misfits)
         if sum(risen.values()) >= at.MISFITS and 0 < again < sum(risen.values()):
             shown = {reason: count for reason, count in risen.items() if count}
-            span, counts, last = seconds(at.MISFITS_SECONDS), counted(shown), self._health.refused
+            span, counts, last = duration(at.MISFITS_SECONDS), counted(shown), self._health.refused
             why = "".join(
                 f". {one}: {MISFITS[one]}" + (f" (last: {last[one]})" if one in last else "")
                 for one in sorted(shown)
@@ -188,7 +188,7 @@ class ReceiverChecks:
         when, by = self._jump
         if now - when < at.CLOCK_JUMP_SHOWN_SECONDS:
             way = "ahead" if by > 0 else "back"
-            yield "clock", "", f"this machine's clock jumped {way} by {seconds(abs(by))}"
+            yield "clock", "", f"this machine's clock jumped {way} by {duration(abs(by))}"
         received = figures.by("producer_last_received_timestamp_seconds", "producer")
         live = {
             who: captured - received.get(who, math.nan)
@@ -201,7 +201,7 @@ class ReceiverChecks:
         alike = all(abs(ahead - usual) <= at.CLOCK_SECONDS for ahead in clocks.values())
         if len(clocks) > 1 and alike and abs(usual) > at.CLOCK_SECONDS:
             way = "behind" if usual > 0 else "ahead of"
-            says = f"this machine's clock is {seconds(abs(usual))} {way} the clocks of all"
+            says = f"this machine's clock is {duration(abs(usual))} {way} the clocks of all"
             yield "clock", "", f"{says} {len(clocks)} producers that report their clocks"
             return
         for who in sorted({*clocks, *live}):
@@ -210,7 +210,7 @@ class ReceiverChecks:
                 ahead = max(0.0, live.get(who, 0.0))
             if abs(ahead) > at.CLOCK_SECONDS:
                 way = "ahead of" if ahead > 0 else "behind"
-                says = f"{who}'s clock is {seconds(abs(ahead))} {way} this machine's clock"
+                says = f"{who}'s clock is {duration(abs(ahead))} {way} this machine's clock"
                 yield "clock", who, says
 
     def _producer_clocks(self, figures: Figures, live: Mapping[str, float]) -> dict[str, float]:

@@ -12,6 +12,7 @@ from prometheus_client.registry import RestrictedRegistry
 
 from stream_ssl.observe import conditions as at
 from stream_ssl.observe.metric_spec import PREFIX
+from stream_ssl.observe.wording import duration, percent
 
 EVERY = 2.0
 """Seconds between two looks."""
@@ -179,39 +180,10 @@ class Trends:
         """Yield a finding for each producer whose share of bad samples is too large."""
         worse = self.rise(f"{name} bad", at.BAD_SECONDS, bad)
         better = self.rise(f"{name} good", at.BAD_SECONDS, good)
-        span = seconds(max(EVERY, self.span(f"{name} bad")))
+        span = duration(max(EVERY, self.span(f"{name} bad")))
         for who, count in worse.items():
             samples = max(1.0, count + better.get(who, 0.0))
             usual = at.BAD_SHARE * samples
             if count >= at.BAD_SAMPLES and count > usual + at.BAD_DEVIATIONS * math.sqrt(usual):
                 share = percent(count / samples)
                 yield name, who, says.format(share=share, who=who, span=span)
-
-
-def counted(counts: Mapping[str, float]) -> str:
-    """Return counts as text, such as "3 denied, 1 no-key"."""
-    return ", ".join(f"{count:.0f} {reason}" for reason, count in sorted(counts.items()))
-
-
-def percent(share: float) -> str:
-    """Return a share as the page, `status`, `watch` and the conditions spell it.
-
-    Only a share of 1 gives "100 %".
-
-    >>> [percent(share) for share in (0, 0.025, 0.46, 0.99999, 1)]
-    ['0 %', '2.5 %', '46 %', '99.99 %', '100 %']
-    """
-    if 0.99 < share < 1:
-        return f"{min(100 * share, 99.99):.2f} %"
-    return f"{100 * share:.{0 if share == 0 or share >= 0.1 else 1}f} %"
-
-
-def seconds(value: float) -> str:
-    """Return a duration as text: 45 s, 12 min, 3.5 h, 40 days."""
-    if value > 36_500 * 86_400:
-        return "more than 100 years"
-    for size, name in ((86_400, "days"), (3600, "h"), (60, "min")):
-        if value >= 2 * size or (value >= size and name == "min"):
-            shown = value / size
-            return f"{shown:.1f} {name}" if shown < 10 and name != "min" else f"{shown:.0f} {name}"
-    return f"{value:.1f} s" if value < 10 else f"{value:.0f} s"

@@ -18,12 +18,13 @@ from prometheus_client import CollectorRegistry
 
 from stream_ssl.observe import conditions as at
 from stream_ssl.observe.catalogue import LAST_END
-from stream_ssl.observe.conditions import CONDITIONS, OF_CHECK, PresentCondition, plural
+from stream_ssl.observe.conditions import CONDITIONS, OF_CHECK, PresentCondition
 from stream_ssl.observe.health import Health
 from stream_ssl.observe.learner_checks import LearnerChecks
 from stream_ssl.observe.metric_spec import Role
 from stream_ssl.observe.receiver_checks import ReceiverChecks
-from stream_ssl.observe.trends import Figures, Finding, Trends, seconds
+from stream_ssl.observe.trends import Figures, Finding, Trends
+from stream_ssl.observe.wording import duration, plural
 from stream_ssl.rate_limited_logger import RateLimitedLogger
 
 log = logging.getLogger("stream_ssl.health")
@@ -112,7 +113,7 @@ class Watch:
                 text = f"{key[0]} begins: {says}. {remedy} (runbook {key[0]}.md)"
                 self._log.warning("/".join(key), text)
         for key in self._present.keys() - found.keys():
-            says = f"{self._said[key]} (this ended {seconds(now - self._seen[key])} ago)"
+            says = f"{self._said[key]} (this ended {duration(now - self._seen[key])} ago)"
             self._present[key] = replace(self._present[key], says=says, over=True)
         for key in [one for one in self._present if now - self._seen[one] >= at.HOLD_SECONDS]:
             del self._present[key]
@@ -137,18 +138,18 @@ class Watch:
             if part["ok"] or condition is None or condition == "no-credit":
                 continue
             if "seconds_since_tick" in part:
-                ago = seconds(float(str(part["seconds_since_tick"])))
+                ago = duration(float(str(part["seconds_since_tick"])))
                 yield condition, "", f"the {name}'s main loop has made no round for {ago}"
             elif condition == "disk-low":
                 yield condition, "", f"the run folder cannot be written: {part['detail']}"
             else:
                 yield condition, "", f"{CONDITIONS[condition].summary}: {part['detail']}"
         if figures.get("starting") > 0 and up > at.START_SECONDS:
-            yield "starting", "", f"the {self._role} has been starting for {seconds(up)}"
+            yield "starting", "", f"the {self._role} has been starting for {duration(up)}"
         if figures.get("restarts_total") > 0 and up < at.RESTART_SECONDS:
             ended = os.environ.get(LAST_END) or "has died"
             restarts = plural(figures.get("restarts_total"), "restart")
-            says = f"the {self._role} {ended} and was started again {seconds(up)} ago"
+            says = f"the {self._role} {ended} and was started again {duration(up)} ago"
             yield "restarting", "", f"{says}; {restarts} since stream-ssl run began"
         if hung := self._hung():
             yield "process-hung", "", "; ".join(hung)

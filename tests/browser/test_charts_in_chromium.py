@@ -17,7 +17,7 @@ from stream_ssl.batch import Offset
 from stream_ssl.learning.ranks import Work
 from stream_ssl.observe.page.api import Sources
 from stream_ssl.observe.page.group import GroupView, Member
-from stream_ssl.observe.trends import percent
+from stream_ssl.observe.wording import percent
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
 

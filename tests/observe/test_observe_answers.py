@@ -18,8 +18,8 @@ from stream_ssl.observe.answer import Answer, Level
 from stream_ssl.observe.answers import _remedy, answers, census, problems_of
 from stream_ssl.observe.conditions import TABLE
 from stream_ssl.observe.page import history
-from stream_ssl.observe.trends import percent
 from stream_ssl.observe.watch import Watched
+from stream_ssl.observe.wording import percent
 
 CHANCE = f"{math.log(NEGATIVES + 1):.2f}"
 

@@ -24,8 +24,9 @@ from stream_ssl.learning.divergence import Divergence
 from stream_ssl.learning.records import Idle
 from stream_ssl.observe import families as exported
 from stream_ssl.observe.catalogue import LAST_END
-from stream_ssl.observe.conditions import TABLE, plural
+from stream_ssl.observe.conditions import TABLE
 from stream_ssl.observe.server import Server
+from stream_ssl.observe.wording import plural
 
 Fault = Callable[[World, Path], None]
 

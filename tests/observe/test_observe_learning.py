@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from answers_world import NEGATIVES, QUESTIONS, STATS, Run, asked
 
-from stream_ssl.observe.trends import percent
+from stream_ssl.observe.wording import percent
 
 
 def test_young() -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 from jsonargparse import Namespace
 
 from stream_ssl.config.parser import Parser, command_parser
-from stream_ssl.observe.conditions import plural
+from stream_ssl.observe.wording import plural
 from stream_ssl.process.failures import (
     DONE,
     INTERRUPTED,

@@ -13,7 +13,7 @@ from jsonargparse import ActionYesNo, Namespace
 
 from stream_ssl.buckets.folders import Target, resolved, target
 from stream_ssl.config.parser import Parser, command_parser
-from stream_ssl.observe.conditions import plural
+from stream_ssl.observe.wording import plural
 from stream_ssl.process.failures import TRUST_CODE, configuring, reported, writing
 from stream_ssl.process.threads import share_cores
 

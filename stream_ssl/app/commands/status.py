@@ -39,11 +39,11 @@ from stream_ssl.daemon.run_states import (
 from stream_ssl.observe.answer import Answer
 from stream_ssl.observe.answers import MOST_PRODUCERS, answers, as_json
 from stream_ssl.observe.ask import ask, bearer, map_in
-from stream_ssl.observe.conditions import OF_CHECK, SLOWEST_RANK, few, plural
+from stream_ssl.observe.conditions import OF_CHECK, SLOWEST_RANK
 from stream_ssl.observe.health import STARTING
 from stream_ssl.observe.metric_spec import ROLES, role_of
 from stream_ssl.observe.scrape import History, Scraper
-from stream_ssl.observe.trends import percent
+from stream_ssl.observe.wording import few, percent, plural
 from stream_ssl.process.failures import DONE, FAILED, USAGE
 from stream_ssl.rate_limited_logger import printable
 

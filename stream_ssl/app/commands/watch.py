@@ -26,10 +26,7 @@ from rich.text import Text
 from stream_ssl.app.commands.status import COLOURS, MARKS
 from stream_ssl.config.parser import run_function
 from stream_ssl.daemon.run_states import Reading, Run, not_a_folder, run_at
-from stream_ssl.observe.answers import rate
-from stream_ssl.observe.conditions import plural
-from stream_ssl.observe.trends import percent
-from stream_ssl.observe.trends import seconds as duration
+from stream_ssl.observe.wording import duration, percent, plural, rate
 from stream_ssl.process.failures import DONE, FAILED, USAGE
 from stream_ssl.process.signals import interrupted_by
 from stream_ssl.rate_limited_logger import printable
