@@ -49,7 +49,17 @@ class RankGroup:
 
     def share(self, total: int) -> int:
         """Return how many of the first `total` slots of all lie in this shard."""
-        return -(-(total - self.rank) // self.size)
+        return _share(total, self.rank, self.size)
+
+    def shares(self, total: int) -> list[int]:
+        """Return how many of the first `total` slots of all lie in the shard of each rank.
+
+        >>> group = RankGroup()
+        >>> group.size = 2
+        >>> group.shares(7)
+        [4, 3]
+        """
+        return [_share(total, rank, self.size) for rank in range(self.size)]
 
     def mine(self, slots: Any) -> Any:
         """Return whether slots of all (tensor or array) lie in this shard, bool."""
@@ -192,6 +202,10 @@ class ProcessGroup(RankGroup):
         except RuntimeError as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise RankLost(f"rank {self.rank} waited for another in vain: {reason}") from error
+
+
+def _share(total: int, rank: int, ranks: int) -> int:
+    return -(-(total - rank) // ranks)
 
 
 def _in_one_type(row_R: Tensor, lengths: list[int], sizes: list[int]) -> Tensor:

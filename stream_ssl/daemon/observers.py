@@ -103,7 +103,7 @@ class Observers:
             self._collisions.measure(self._memory), self._near_duplicates.survey()
         )
         self._metrics.observe_balance(self._balance)
-        self._metrics.observe_ranks_of(self._recent_rank)
+        self._metrics.observe_effective_ranks(self._recent_rank)
         drift = self._drift
         self._metrics.observe_drift(
             drift.shift("embedding"), drift.shift("image"), drift.take_new()

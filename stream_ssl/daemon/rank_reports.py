@@ -79,6 +79,6 @@ class RankReports:
         unready = [str(rank) for rank, ready in enumerate(ranks.last.ready) if not ready]
         why = f"not ready: rank {', '.join(unready)}" if unready else ""
         self._health.set("ranks", not unready, why)
-        slots = learner.memory.occupied_of_all
+        slots = group.shares(learner.memory.occupied_of_all)
         self._metrics.observe_ranks([one.busy for one in ranks.work], slots, group)
         self._view.consume(learner.step, ranks.work, slots, ranks.last.offsets)

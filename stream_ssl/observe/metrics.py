@@ -68,6 +68,7 @@ class ProcessMetrics:
         self._families, self._monotonic = families, monotonic
         self.registry, self.set_conditions = families.registry, families.set_conditions
         self._ticked = math.nan
+        self._totals: dict[tuple[str, ...], float] = {}  # of counters, as last reported
         families.watch(folders or {})
         families.compute("loop_age_seconds", lambda: monotonic() - self._ticked)
 
@@ -78,6 +79,12 @@ class ProcessMetrics:
     def started(self) -> None:
         """Report that the process has reached its main loop."""
         self._families.set("starting", 0.0)
+
+    def _raise_to(self, name: str, total: float, /, **labels: str) -> None:
+        """Add the rise of a total since the last call to its counter. A fall adds nothing."""
+        key = (name, *labels.values())
+        self._families.add(name, max(0.0, total - self._totals.get(key, 0.0)), **labels)
+        self._totals[key] = total
 
 
 class ReceiverMetrics(ProcessMetrics):
@@ -91,16 +98,12 @@ class ReceiverMetrics(ProcessMetrics):
             "refused_connections_total.reason": (*REASONS, *REFUSALS, OTHER),
         }
         super().__init__(Families(registry, "receiver", known), folders)
-        self._damaged = 0
 
     def consume(self, record: ReceiverRecord) -> None:
         """Take one record of `Receiver.run`."""
         self._ticked = self._monotonic()
         self._families.fill(record)
-        # The record has the total since the journal was opened, and a counter needs the rise.
-        damaged = max(0, record.journal_damaged - self._damaged)
-        self._families.add("journal_damaged_segments_total", damaged)
-        self._damaged = record.journal_damaged
+        self._raise_to("journal_damaged_segments_total", record.journal_damaged)
 
 
 class LearnerMetrics(ProcessMetrics):
@@ -142,7 +145,6 @@ class LearnerMetrics(ProcessMetrics):
         self.of_checkpoints = CheckpointMetrics(
             self._families, (folders or {}).get("checkpoints"), clock, monotonic
         )
-        self._totals: dict[tuple[str, ...], float] = {}  # as last reported
         self._collisions: dict[str, tuple[float, int]] = {}  # by kind: (mean, batches)
 
     def consume(self, record: StepRecord | Idle | CheckpointRecord) -> None:
@@ -169,7 +171,7 @@ class LearnerMetrics(ProcessMetrics):
                 "stream_class_samples_total", samples, **{"class": class_label(label)}
             )
 
-    def observe_ranks_of(self, recent: RecentRank) -> None:
+    def observe_effective_ranks(self, recent: RecentRank) -> None:
         """Report the effective ranks of recent keys and images, and their maxima."""
         names = {
             "keys": ("recent_effective_rank", "effective_rank_peak"),
@@ -267,20 +269,14 @@ class LearnerMetrics(ProcessMetrics):
         for reason, samples in unkept.items():
             self._raise_to("unkept_samples_total", samples, folder=folder, reason=reason)
 
-    def observe_ranks(self, busy: Sequence[float], slots: int, group: RankGroup) -> None:
-        """Report the ranks' busy seconds, the slots of all shards, and the group's totals."""
-        for rank, seconds in enumerate(busy):
+    def observe_ranks(self, busy: Sequence[float], slots: Sequence[int], group: RankGroup) -> None:
+        """Report the busy seconds and the slots of each rank, and the group's totals."""
+        for rank, (seconds, held) in enumerate(zip(busy, slots, strict=True)):
             self._raise_to("rank_busy_seconds_total", seconds, rank=str(rank))
-            held = -(-(slots - rank) // group.size)
             self._families.set("rank_shard_slots", held, rank=str(rank))
         self._raise_to("rank_waited_seconds_total", group.waited)
         self._raise_to("rank_sent_bytes_total", group.bytes)
         self._raise_to("rank_collectives_total", group.collectives)
-
-    def _raise_to(self, name: str, total: float, /, **labels: str) -> None:
-        key = (name, *labels.values())
-        self._families.add(name, max(0.0, total - self._totals.get(key, 0.0)), **labels)
-        self._totals[key] = total
 
     def observe_divergence(self, divergence: Divergence) -> None:
         """Report updates skipped in a row, reloads, and whether the learner has halted."""

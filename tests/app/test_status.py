@@ -119,7 +119,7 @@ def test_the_lag_of_a_group_is_that_of_its_last_rank(
             metrics._families.set("lag_seconds", lag)
             metrics._families.set("lag_records", lag // 4)
             name = f"learner-{rank}" if rank else "learner"
-            metrics.observe_ranks([1.0, 1.0], 8, group)
+            metrics.observe_ranks([1.0, 1.0], [4, 4], group)
             server = stack.enter_context(Server(metrics.registry, Health(), "learner"))
             addresses[name] = {"http": server.address}
         (tmp_path / FILE).write_text(json.dumps(addresses))

@@ -171,7 +171,7 @@ def test_the_group_shows_the_slowest_rank_and_parked_journals(chromium: Any, sch
             Work(0.2 * seconds, seconds, 40_000 * step, 64 * step),
             Work(seconds, 0.2 * seconds),
         ]
-        group.consume(step, work, 41, [Offset(11, 0), Offset(5, 3)])
+        group.consume(step, work, [21, 20], [Offset(11, 0), Offset(5, 3)])
     phone = {"viewport": {"width": 360, "height": 740}, "color_scheme": scheme}
     with serving(None, sources=Sources(run=Path("runs/parked"), group=group)) as (server, _):  # noqa: SIM117
         with Visit(chromium, server.address + "/", **phone) as visit:

@@ -20,13 +20,13 @@ def test_rates_are_of_the_last_seconds_and_the_busiest_is_the_slowest() -> None:
         [Member("north", "a1"), Member("south", "b2")], ["c3"], capacity=64, clock=lambda: now
     )
     assert view.summary() == {"ranks": [], "parked": ["c3"], "slowest": None}
-    view.consume(0, [Work(), Work()], 0, OFFSETS)
+    view.consume(0, [Work(), Work()], [0, 0], OFFSETS)
     assert view.summary()["slowest"] is None, "no step yet"
-    view.consume(10, [Work(90.0, 0.0, 900, 900), Work(1.0, 89.0, 900, 900)], 0, OFFSETS)
+    view.consume(10, [Work(90.0, 0.0, 900, 900), Work(1.0, 89.0, 900, 900)], [0, 0], OFFSETS)
     now = WINDOW
-    view.consume(10, [Work(90.0, 0.0, 900, 900), Work(1.0, 89.0, 900, 900)], 41, OFFSETS)
+    view.consume(10, [Work(90.0, 0.0, 900, 900), Work(1.0, 89.0, 900, 900)], [21, 20], OFFSETS)
     now = 2 * WINDOW  # what was before the last ten seconds counts no more
-    view.consume(30, [Work(91.0, 9.0, 5900, 940), Work(9.0, 91.0, 2900, 900)], 41, OFFSETS)
+    view.consume(30, [Work(91.0, 9.0, 5900, 940), Work(9.0, 91.0, 2900, 900)], [21, 20], OFFSETS)
     with serving(None, sources=Sources(group=view)) as (server, _):
         told = httpx.get(
             f"{server.address}/api/learner/ranks", trust_env=False, verify=False

@@ -278,18 +278,18 @@ def test_idle_tells_lag() -> None:
     assert value(metrics, "steps_total") == 0
 
 
-def test_ranks_are_told_by_their_totals() -> None:
+def test_counters_of_ranks_rise_to_the_totals_of_the_ranks() -> None:
     metrics, group = learner(), RankGroup()
     group.size, group.waited, group.bytes, group.collectives = 2, 1.5, 1000, 40
-    metrics.observe_ranks([3.0, 5.0], slots=7, group=group)
+    metrics.observe_ranks([3.0, 5.0], slots=[4, 3], group=group)
     group.waited = 2.0
-    metrics.observe_ranks([4.0, 9.0], slots=8, group=group)
+    metrics.observe_ranks([4.0, 9.0], slots=[5, 4], group=group)
     busy = [value(metrics, "rank_busy_seconds_total", rank=rank) for rank in ("0", "1")]
     assert busy == [4.0, 9.0]
     assert value(metrics, "rank_waited_seconds_total") == 2.0
     assert value(metrics, "rank_sent_bytes_total") == 1000
     assert value(metrics, "rank_collectives_total") == 40
-    assert [value(metrics, "rank_shard_slots", rank=rank) for rank in ("0", "1")] == [4, 4]
+    assert [value(metrics, "rank_shard_slots", rank=rank) for rank in ("0", "1")] == [5, 4]
 
 
 def test_checkpoint_age_is_computed_when_it_is_read() -> None:

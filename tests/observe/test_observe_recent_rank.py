@@ -53,7 +53,7 @@ def present(recent: RecentRank) -> set[str]:
     """Conditions after a minute of these figures."""
     world = World("learner")
     world.learner.started()
-    world.pass_(60, lambda: world.learner.observe_ranks_of(recent))
+    world.pass_(60, lambda: world.learner.observe_effective_ranks(recent))
     return {name for name, _ in world.present}
 
 

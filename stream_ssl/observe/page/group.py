@@ -45,15 +45,15 @@ class GroupView:
         self._members, self._parked, self._capacity = members, parked, capacity
         self._clock, self._lock = clock, threading.Lock()
         self._past: deque[tuple[float, int, Sequence[Work]]] = deque()
-        self._slots, self._offsets = 0, [START] * len(members)
+        self._slots, self._offsets = [0] * len(members), [START] * len(members)
 
     def consume(
-        self, step: int, work: Sequence[Work], slots: int, offsets: Sequence[Offset]
+        self, step: int, work: Sequence[Work], slots: Sequence[int], offsets: Sequence[Offset]
     ) -> None:
-        """Record the work and the offsets by rank so far, and the occupied slots of all shards."""
+        """Record each rank's work so far, occupied slots and offset in its journal."""
         now = self._clock()
         with self._lock:
-            self._slots, self._offsets = slots, list(offsets)
+            self._slots, self._offsets = list(slots), list(offsets)
             self._past.append((now, step, work))
             while len(self._past) > 2 and now - self._past[1][0] >= WINDOW:
                 self._past.popleft()
@@ -69,7 +69,7 @@ class GroupView:
                 return {"ranks": [], "parked": list(self._parked), "slowest": None}
             (began, first, before), (ended, last, after) = self._past[0], self._past[-1]
             slots, offsets = self._slots, self._offsets
-        seconds, steps, size = ended - began, last - first, len(self._members)
+        seconds, steps = ended - began, last - first
         busy = [now.busy - then.busy for then, now in zip(before, after, strict=True)]
         ranks = [
             {
@@ -79,8 +79,8 @@ class GroupView:
                 "busy_per_step": busy[rank] / steps if steps else None,
                 "waited_per_step": (now.waited - then.waited) / steps if steps else None,
                 "sent_bytes_per_step": (now.sent - then.sent) / steps if steps else None,
-                "slots": -(-(slots - rank) // size),
-                "capacity": self._capacity // size,
+                "slots": slots[rank],
+                "capacity": self._capacity // len(self._members),
                 "journal": member.journal,
                 "record": offsets[rank].record,
             }
