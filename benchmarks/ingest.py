@@ -24,7 +24,8 @@ import numpy as np
 from stream_ssl.journal.consumer_offsets import ConsumerOffsets
 from stream_ssl.journal.journal import Journal
 from stream_ssl.producers import Producer
-from stream_ssl.receiver.access import Access, AllowList
+from stream_ssl.receiver.access import Access
+from stream_ssl.receiver.allow_list import AllowList
 from stream_ssl.receiver.receiver import Receiver
 from stream_ssl.wire import Keys, Sample
 

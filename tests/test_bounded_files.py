@@ -24,7 +24,7 @@ from stream_ssl.journal.segment import journal_id
 from stream_ssl.journal.writer_lock import LOCK_FILE
 from stream_ssl.observe.http_access import Token
 from stream_ssl.producers._spool import Spool
-from stream_ssl.receiver.access import AllowList
+from stream_ssl.receiver.allow_list import AllowList
 from stream_ssl.wire import Keys
 
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -210,7 +210,7 @@ def test_bad_positions_leave_the_last_good_ones_in_force(
 def test_a_running_receiver_keeps_the_last_good_list_and_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stream_ssl.receiver.access._RELOAD_SECONDS", 0.0)
+    monkeypatch.setattr("stream_ssl.receiver.allow_list._RELOAD_SECONDS", 0.0)
     key = Keys.generate("robot").public
     path = tmp_path / "allow.json"
     path.write_text(json.dumps({"robot": key}))

@@ -7,7 +7,8 @@ import math
 import time
 
 from stream_ssl.rate_limited_logger import RateLimitedLogger, printable
-from stream_ssl.receiver.access import Access, belongs
+from stream_ssl.receiver.access import Access
+from stream_ssl.receiver.allow_list import belongs
 from stream_ssl.receiver.answers import Answers
 from stream_ssl.receiver.credit import Credit, least_served
 from stream_ssl.receiver.group_commit import GroupCommit

@@ -22,7 +22,7 @@ from stream_ssl.app import cli
 from stream_ssl.app.commands import keys, produce, receiver, status
 from stream_ssl.config import options
 from stream_ssl.process.failures import USAGE, reported
-from stream_ssl.receiver.access import AllowList
+from stream_ssl.receiver.allow_list import AllowList
 from stream_ssl.wire.keys import Keys
 
 

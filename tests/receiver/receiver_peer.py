@@ -1,5 +1,6 @@
 """A receiver in a thread, and a peer that speaks raw frames to it."""
 
+import json
 import socket
 import subprocess
 import sys
@@ -43,6 +44,12 @@ def packet(sequence, samples=2, side=4, position=None):
         for n in range(samples)
     ]
     return Data.pack(sequence, rows, position)
+
+
+def allow(path, **keys):
+    """Write an allow-list of key pairs by name, and return its path."""
+    path.write_text(json.dumps({name: pair.public for name, pair in keys.items()}))
+    return path
 
 
 class Peer:

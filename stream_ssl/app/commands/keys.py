@@ -28,7 +28,7 @@ def keys(
         allow: a receiver's allow-list to add the producer to. A missing file is created.
         revoke: a receiver's allow-list to remove the producer from. The command then makes no keys.
     """
-    from stream_ssl.receiver.access import AllowList
+    from stream_ssl.receiver.allow_list import AllowList
 
     if revoke is not None:
         return _revoke(name, revoke, allow)
@@ -57,7 +57,7 @@ def keys(
 
 def _revoke(name: str, path: Path, allow: Path | None) -> int:
     """Remove a producer from an allow-list."""
-    from stream_ssl.receiver.access import AllowList
+    from stream_ssl.receiver.allow_list import AllowList
 
     if allow is not None:
         print("--allow and --revoke: choose one of them", file=sys.stderr)
