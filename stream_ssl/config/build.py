@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import inspect
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -22,7 +21,6 @@ from torch import Tensor, nn
 
 from stream_ssl.batch import START, Offset
 from stream_ssl.buckets.folders import Bucket
-from stream_ssl.config.options import LEARNER
 from stream_ssl.config.trust import DOWNLOADERS, without_downloads
 from stream_ssl.encoder.network import (
     Model,
@@ -50,8 +48,7 @@ from stream_ssl.learning.pace import Pace
 from stream_ssl.learning.ranks import Ranks
 from stream_ssl.learning.settings import LearnerSettings
 from stream_ssl.learning.vectors import MLP, Vectors, VectorViews
-from stream_ssl.learning.views import Chances, Views
-from stream_ssl.losses import PositiveDebiased
+from stream_ssl.learning.views import Views
 from stream_ssl.memory import WorkingMemory
 from stream_ssl.memory.checks import check_seed
 from stream_ssl.memory.descriptors import Embedding, Vector
@@ -151,9 +148,9 @@ def decoder(settings: Namespace) -> Decoder | VectorDecoder:
             with section("decoder"):
                 return Decoder(**options)
         if options["fit"] == "crop":
-            del options["fit"]  # a decoder of one's own need not know of other ways
-        decoder: Decoder = called(own, **options)
-        return decoder
+            del options["fit"]  # a user's own decoder may support cropping alone
+        made: Decoder = called(own, **options)
+        return made
     assert found.dim is not None
     return VectorDecoder(found.dim, found.dtype)
 
@@ -175,7 +172,7 @@ def _check_pickles(decoder: Decoder | VectorDecoder) -> None:
 
 
 def views(settings: Namespace) -> Views | VectorViews:
-    """Return the augmentation."""
+    """Return the augmentation: of images, or of vectors."""
     if (found := vectors(settings)) is not None:
         return VectorViews(found)
     with section("views"):
@@ -541,49 +538,3 @@ def dry_run(settings: Namespace, ranks: int = 1) -> Learner:
         if settings.copies.to is not None:
             Bucket(settings.copies.to)
     return built
-
-
-def without_effect(config: Mapping[str, Any]) -> list[str]:
-    """Return a line for each option of a resolved configuration that is set and changes nothing."""
-    decoder, learner, loss = config["decoder"], config["learner"], config["loss"]
-    replays = Pace(**config["pace"]).replays(config["batches"]["batch_size"])
-    mixed = (loss.get("init_args") or {}).get("aggregation") == "mixed"
-    vectors = (config.get("vectors") or {}).get("dim")
-    novelty = None if vectors and learner["novelty"] == "auto" else learner["novelty"]
-    image_options = ("views", Views), ("views", Chances), ("encoder", ResNet)
-    model = (config["encoder"].get("model") or {}).get("class_path")
-    transform = (config["views"].get("transform") or {}).get("class_path")
-    rules: list[tuple[Callable[..., Any], str, tuple[str, ...], bool, str]] = [
-        (Vectors, "vectors", ("dtype", "widths", "noise"), vectors is None,
-         "vectors.dim is null, and the stream consists of images"),
-        *((owner, path, tuple(inspect.signature(owner).parameters), vectors is not None,
-           f"vectors.dim is {vectors}, and the option applies to images")
-          for path, owner in image_options),
-        (ResNet, "encoder", ("width", "depths", "stem", "block"), model is not None,
-         f"encoder.model is {model}"),
-        (Views, "views", ("crop",), transform is not None, f"views.transform is {transform}"),
-        (Chances, "views", ("flip", "jitter", "grey", "blur"), transform is not None,
-         f"views.transform is {transform}"),
-        (Chances, "views", ("grey",), decoder["channels"] == 1,
-         "images are grey (decoder.channels is 1)"),
-        (LearnerSettings, "learner", ("draw",),
-         learner["anchors"] == "stream" and not replays,
-         "nothing is drawn from the memory (learner.anchors is 'stream', without replays)"),
-        (Pace, "pace", ("counts",), novelty is None,
-         "no sample is dropped as a near-duplicate (learner.novelty is null; auto needs images)"),
-        (PositiveDebiased, "loss.init_args", ("alpha", "floor"),
-         loss["class_path"].endswith(".PositiveDebiased") and not mixed,
-         "loss.aggregation is not \"mixed\""),
-    ]  # fmt: skip
-    lines = []
-    for owner, path, options, idle, why in rules:
-        values: Any = config
-        for name in path.split(".") if idle else ():
-            values = values.get(name) or {}
-        for option in options if idle else ():
-            default = inspect.signature(owner).parameters[option].default
-            default = list(default) if isinstance(default, tuple) else default
-            if values.get(option, default) not in (default, LEARNER.get(option, default)):
-                section = path.partition(".")[0]
-                lines.append(f"{section}.{option} {values[option]!r} has no effect: {why}")
-    return lines

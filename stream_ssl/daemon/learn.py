@@ -15,6 +15,7 @@ from stream_ssl.background import Background
 from stream_ssl.batch import START, Offset
 from stream_ssl.buckets.copies import CheckpointCopies
 from stream_ssl.config import build, restart
+from stream_ssl.config.idle_options import without_effect
 from stream_ssl.config.options import flat, resolved
 from stream_ssl.daemon import ranks, torchrun
 from stream_ssl.daemon.endpoints import hold_role
@@ -104,7 +105,7 @@ class Process:
         config = resolved(parser, settings)
         described = flat(config) | {"rank": group.group.rank, "ranks": group.group.size}
         self._metrics.describe(described)
-        for line in build.without_effect(config):
+        for line in without_effect(config):
             log.warning("%s", line)
         settings = parser.instantiate(settings)
         # The stream.

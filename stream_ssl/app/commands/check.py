@@ -137,6 +137,7 @@ def check_learner(
     import torch
 
     from stream_ssl.config import build
+    from stream_ssl.config.idle_options import without_effect
     from stream_ssl.daemon.warm_start import check_alone, warm_start
     from stream_ssl.learning.saved import Saved
 
@@ -148,7 +149,7 @@ def check_learner(
         )
         settings = settings.clone()
         settings.learner.device = "cpu"
-    for line in build.without_effect(options.resolved(parser, settings)):
+    for line in without_effect(options.resolved(parser, settings)):
         log.warning("%s", line)
     built = parser.instantiate(settings)
     if checkpoint is not None:
