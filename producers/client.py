@@ -254,7 +254,7 @@ class Producer:
         sample = self._samples.make(image, id, {"label": label, **fields})
         future, settle = _awaited()
         if not self._buffer.offer(sample, position, timeout, settle):
-            settle(_no_room(sample))
+            settle(_no_room(sample, self._outbox))
         return future
 
     async def send_async(
@@ -274,7 +274,7 @@ class Producer:
         sample = self._samples.make(image, id, {"label": label, **fields})
         future, settle = _awaited()
         if not await self._buffer.offer_async(sample, position, timeout, settle):
-            settle(_no_room(sample))
+            settle(_no_room(sample, self._outbox))
         return asyncio.wrap_future(future)
 
     def flush(self, timeout: float | None = 30.0) -> None:
@@ -355,8 +355,9 @@ class Producer:
         warnings.warn(text, ResourceWarning, source=self, stacklevel=2)
 
 
-def _no_room(sample: Sample) -> Delivery:
-    return Delivery(sample.id, "dropped", "the buffer is full")
+def _no_room(sample: Sample, outbox: Outbox) -> Delivery:
+    full = "buffer" if outbox.spool is None else "spool"
+    return Delivery(sample.id, "dropped", f"the {full} is full")
 
 
 def _lost(samples: int) -> DeadlineError:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from client_peer import Peer, arrived, image, until
 
-from stream_ssl.producers import DeadlineError, Delivery, Producer
+from stream_ssl.producers import DeadlineError, Delivery, DeliveryError, Producer
 from stream_ssl.wire import Ack, Data
 
 
@@ -90,6 +90,8 @@ def test_a_full_spool_drops_the_newest_and_counts(peer: Peer, tmp_path: Path) ->
         stats = producer.stats
         assert taken.count(False) == stats.dropped_by_reason["spool_full"].samples > 0
         assert sorted(taken, reverse=True) == taken
+        with pytest.raises(DeliveryError, match="sample 'late' was dropped: the spool is full"):
+            producer.submit(image(side=20), id="late", timeout=10.0).result(1)
         peer.open()
         with peer.serving() as journal:
             producer.flush()
