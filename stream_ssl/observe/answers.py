@@ -7,20 +7,12 @@ The page and `stream-ssl status` both show what `answers` returns.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
 from stream_ssl.observe.answer import Answer, Level
-from stream_ssl.observe.conditions import (
-    CONDITIONS,
-    DOWN,
-    DROPPED_SHARE,
-    TABLE,
-    conditions_of,
-    hung_remedy,
-    problem,
-)
+from stream_ssl.observe.conditions import CONDITIONS, DROPPED_SHARE
 from stream_ssl.observe.learning_evidence import (
     LEAST_LABELLED,
     YOUNG_UPDATES,
@@ -31,7 +23,7 @@ from stream_ssl.observe.learning_evidence import (
     is_young,
     lately,
 )
-from stream_ssl.observe.metric_spec import ROLES, role_of
+from stream_ssl.observe.problems import State, census, problems_of
 from stream_ssl.observe.wording import (
     duration,
     few,
@@ -41,9 +33,6 @@ from stream_ssl.observe.wording import (
     rate,
     sentences,
 )
-
-State = Mapping[str, Any]
-"""A process's answer to the question `state` of `page/api.py`, or {"error": a sentence}."""
 
 BELOW_CHANCE = 0.95
 """A loss below this share of chance shows that the encoder learns."""
@@ -72,10 +61,7 @@ WITHOUT_CHECKPOINT = {
 """The remedies of conditions whose usual remedy goes back to a checkpoint."""
 RESTARTS = ("divergence", "learner-halted")
 """The conditions whose remedy restarts the learner from its newest checkpoint."""
-OF_LEARNING = (
-    *("learner-halted", "divergence", "collapse", "not-learning", "one-picture"),
-    *("learner-stuck", "loop-stopped", "updates-skipped", "lag"),
-)
+OF_LEARNING = (*BREAKS, "learner-stuck", "loop-stopped", "updates-skipped", "lag")
 OF_PRODUCERS = (
     *("no-producers", "nothing-received", "no-credit", "producer-silent", "bad-samples"),
     *("rejected-samples", "everything-dropped", "refusals", "clock"),
@@ -84,85 +70,6 @@ OF_MEMORY = ("near-duplicates", "collisions")
 """The conditions that each answer names, in the order of their weight."""
 MOST_NAMED, MOST_PRODUCERS = 3, 5
 """The most conditions that an answer names, and the most producers for each of its sentences."""
-ORDER = {condition.name: number for number, condition in enumerate(TABLE)}
-
-
-@dataclass(frozen=True, slots=True)
-class Census:
-    """The names of all conditions. Those of a process that gives no answer are `unknown`."""
-
-    present: Sequence[str]
-    absent: Sequence[str]
-    unknown: Sequence[str]
-
-
-def census(states: Mapping[str, State], problems: Sequence[Mapping[str, Any]]) -> Census:
-    """Return which conditions hold, do not hold, and are unknown; "down" is one of them."""
-    present = list(dict.fromkeys(one["name"] for one in problems))
-    silent = {role_of(name) for name, state in states.items() if "watched" not in state}
-    unwatched = [one.name for role in ROLES if role in silent for one in conditions_of(role)]
-    unknown = [name for name in dict.fromkeys(unwatched) if name not in present]
-    known = [one["name"] for state in states.values() for one in state.get("watched", [])]
-    absent = [name for name in dict.fromkeys(("down", *known)) if name not in (*present, *unknown)]
-    return Census(present, absent, unknown)
-
-
-BEFORE_START = {
-    "failed": "Correct the error",
-    "killed": "No sample is lost. Read the end of its log, and dmesg for a lack of memory",
-}
-"""The action before a process starts again, by how it ended."""
-ALONE = {
-    "learner": "A receiver alone only collects samples. To train, run stream-ssl learner CONFIG",
-    "receiver": "A learner alone trains on the journal. To receive, run stream-ssl receiver CONFIG",
-}
-"""The advice about a process that never started in the run folder while others run."""
-STOPPED = "If you stopped the run, continue it with stream-ssl run CONFIG. Otherwise: "
-
-
-def problems_of(states: Mapping[str, State]) -> list[dict[str, Any]]:
-    """Return everything that needs attention in a run, the most severe first.
-
-    Args:
-        states: the state of each process, by its name, such as "learner" or "receiver-1".
-    """
-    found: list[dict[str, Any]] = []
-    for name, state in states.items():
-        which = f"{name}: " if name.startswith("receiver-") else ""  # one of several
-        for one in state.get("problems", []):
-            found.append({**one, "says": f"{which}{one['says']}"})
-    names = {one["name"] for one in found}
-    # If no process answers, perhaps the user stopped the run, and only has to continue it.
-    all_gone = all("error" in state and not state.get("hung") for state in states.values())
-    for name, state in states.items():
-        if (error := state.get("error", state.get("before"))) is None:
-            continue
-        if state.get("hung") and "process-hung" in names:
-            continue  # the other process reports it
-        ended = state.get("ended")
-        fault, severity = "process-hung" if state.get("hung") else "down", "critical"
-        remedy = (STOPPED if all_gone else "") + DOWN.replace("the process", f"the {name}", 1)
-        if state.get("absent") and not all_gone:
-            severity, remedy = "warning", ALONE[role_of(name)]
-        elif "before" in state:
-            fault, severity, remedy = "restarting", "warning", CONDITIONS["restarting"].remedy
-        elif ended is not None and ended["end"] == "stopped":
-            severity, remedy = "warning", f"Start it again with: {ended['again']}"
-        elif ended is not None:
-            remedy = f"{BEFORE_START[ended['end']]}, then start it again with: {ended['again']}"
-        found.append(problem(fault, error, severity, remedy))
-    for one in found:
-        if one["name"] == "process-hung":
-            one["remedy"] = hung_remedy(one["says"])
-    return sorted(
-        found,
-        key=lambda one: (
-            bool(one.get("over")),
-            one["severity"] != "critical",
-            ORDER.get(one["name"], -1),
-            one["producer"],
-        ),
-    )
 
 
 def answers(states: Mapping[str, State]) -> list[Answer]:

@@ -15,9 +15,10 @@ from answers_world import NEGATIVES, QUESTIONS, STATS, Run, asked, origins
 from stream_ssl.learning.divergence import Divergence
 from stream_ssl.observe import families as exported
 from stream_ssl.observe.answer import Answer, Level
-from stream_ssl.observe.answers import _remedy, answers, census, problems_of
+from stream_ssl.observe.answers import _remedy, answers
 from stream_ssl.observe.conditions import TABLE
 from stream_ssl.observe.page import history
+from stream_ssl.observe.problems import census, problems_of
 from stream_ssl.observe.watch import Watched
 from stream_ssl.observe.wording import percent
 

@@ -32,7 +32,7 @@ from starlette.routing import Route
 
 from stream_ssl.learning.checkpoint_layout import FOLDER
 from stream_ssl.observe import conditions
-from stream_ssl.observe.answers import answers, as_json, census, problems_of
+from stream_ssl.observe.answers import answers, as_json
 from stream_ssl.observe.ask import ask, bearer, other_token, state_in
 from stream_ssl.observe.conditions import conditions_of
 from stream_ssl.observe.facts import Facts
@@ -45,6 +45,7 @@ from stream_ssl.observe.page.producers import SORTS as PRODUCER_SORTS
 from stream_ssl.observe.page.producers import ProducersView
 from stream_ssl.observe.page.questions import Query, Refused
 from stream_ssl.observe.page.step_jobs import Busy
+from stream_ssl.observe.problems import census, problems_of
 from stream_ssl.originals import codec_in
 from stream_ssl.version import version
 
