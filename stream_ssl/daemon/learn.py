@@ -44,7 +44,7 @@ from stream_ssl.observe.loggers import Logging
 from stream_ssl.observe.page.held_out import HeldOutView
 from stream_ssl.observe.page.memory import MemoryView
 from stream_ssl.observe.recent_rank import RecentRank
-from stream_ssl.observe.slot_history import VerdictFeed
+from stream_ssl.observe.verdict_feed import VerdictFeed
 from stream_ssl.process.failures import Failure, Misconfigured, configuring
 from stream_ssl.process.logs import StepLog
 from stream_ssl.process.signals import Stop

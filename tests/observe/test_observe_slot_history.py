@@ -20,7 +20,8 @@ from stream_ssl.daemon.run_states import PAGE_SECONDS
 from stream_ssl.observe.page import api, slot_rows
 from stream_ssl.observe.page.memory import FIRST_PATIENCE, MemoryView
 from stream_ssl.observe.page.step_jobs import MOST_WAITING, Busy, StepJobs
-from stream_ssl.observe.slot_history import EVICTIONS, EvictedPictures, SlotHistory, VerdictFeed
+from stream_ssl.observe.slot_history import EVICTIONS, EvictedPictures, SlotHistory
+from stream_ssl.observe.verdict_feed import VerdictFeed
 from stream_ssl.wire.messages import Verdict
 
 

@@ -14,7 +14,8 @@ from page_world import Feed
 from table import table
 
 from stream_ssl.batch import Origin
-from stream_ssl.observe.slot_history import SlotHistory, VerdictFeed
+from stream_ssl.observe.slot_history import SlotHistory
+from stream_ssl.observe.verdict_feed import VerdictFeed
 from stream_ssl.receiver import verdicts
 from stream_ssl.receiver.verdicts import READ, VerdictInbox, VerdictSender
 from stream_ssl.wire.messages import MAX_VERDICTS, Verdict, WireError, decode, prefix
