@@ -10,7 +10,7 @@ from stream_ssl.observe.page.history import LATELY
 from stream_ssl.observe.wording import duration, percent
 
 LEAST_LABELLED = 100
-"""Fewer labelled samples of the stream give no accuracy that says anything."""
+"""An accuracy on fewer labelled samples of the stream says nothing."""
 YOUNG_UPDATES = 300
 """With fewer updates, neither loss nor accuracy shows whether the encoder learns."""
 IDLE_SECONDS, IDLE_GAPS = 60.0, 5.0
@@ -18,9 +18,10 @@ IDLE_SECONDS, IDLE_GAPS = 60.0, 5.0
 ABOVE_CHANCE = 1.5
 """An accuracy of this many times chance shows that the encoder learns."""
 LEARNED = 0.05
-"""At least this part of the errors at the start of the run must be gone if the run learns."""
+"""A run that learns avoids at least this part of the errors that it made at its start."""
 ABOVE_MAJORITY = 1.1
-"""An accuracy of this many times that of guessing the most frequent class shows it, too."""
+"""On the stream, an accuracy of this many times the accuracy of guessing the most frequent class
+shows that the encoder learns."""
 NO_CLASSES = "This accuracy says nothing if the labels are not classes, but names of folders"
 FORGOTTEN = 0.05
 """An accuracy that fell by more than this is worth a look."""
@@ -75,50 +76,79 @@ def few_labels(facts: Mapping[str, Any]) -> bool:
 def best_accuracy(
     facts: Mapping[str, Any], majority: float | None, before: bool = False
 ) -> tuple[Level, list[str]]:
-    """Return (level, sentence) of the best accuracy that is known; no sentence without one.
+    """Return (level, sentences) for the best accuracy that is known; no sentences if none is known.
+
+    An accuracy on held-out images is better than an accuracy on the stream.
 
     Args:
         facts: the facts of the learner's state; `observe/facts.py` makes them.
         majority: the accuracy of guessing the most frequent class of the stream; None: unknown.
         before: the accuracy is from before a fault, so its change says nothing.
     """
-    for key, of in (("held_out", "held-out images"), ("stream_knn", "the stream's next samples")):
-        if (trend := facts.get(key)) is None:
-            continue
-        if key == "stream_knn" and few_labels(facts):
-            continue
-        if key == "held_out" and facts.get("held_out_since") is False:
-            found, others = best_accuracy({**facts, key: None}, majority, before)
-            says = f"kNN of {of} was {percent(trend['value'])} before the first update"
-            return found, [*others, f"{says}, and was not evaluated since"]
-        value, rise, error = trend["value"], trend["rise"], facts.get(f"{key}_error") or 0.0
-        classes, first = None, None
-        if key == "held_out":
-            classes, first = facts.get("held_out_classes"), facts.get("held_out_first")
-        says = f"kNN of {of} {'was ' * before}{percent(value)}"
-        chance = 1 / classes if classes else None
-        known = [f"chance {percent(1 / classes)}"] if classes else []
-        known += [] if first is None else [f"at the run's start {percent(first)}"]
-        says += f" ({', '.join(known)})" if known else ""
-        if key == "stream_knn" and majority is not None and not before:
-            chance = majority * ABOVE_MAJORITY / ABOVE_CHANCE
-            says += f" (by guessing the most frequent class: {percent(majority)})"
-        if trend["seconds"] >= LEAST_TREND_SECONDS and not before:
-            says += f", {_change(rise, error)} in the last {duration(trend['seconds'])}"
-        level: Level = "watch" if rise < -max(FORGOTTEN, CLEAR * error) else "good"
-        learned = first is None or value >= first + LEARNED * (1 - first)
-        if not is_young(facts) and not learned:
-            than = "less" if first is not None and value < first else "hardly more"
-            level, says = "watch", f"{says}; that is {than} than at the start"
-        if chance is not None and value < ABOVE_CHANCE * chance:
-            level = "watch"
-            if key == "stream_knn":
-                return level, [says, NO_CLASSES]
-        return level, [says]
-    return "wait", []
+    notes = []
+    if (held_out := facts.get("held_out")) is not None:
+        if facts.get("held_out_since") is not False:
+            return _on_held_out(facts, held_out, before)
+        says = f"kNN of held-out images was {percent(held_out['value'])} before the first update"
+        notes = [f"{says}, and was not evaluated since"]
+    if (stream := facts.get("stream_knn")) is not None and not few_labels(facts):
+        level, found = _on_stream(facts, stream, majority, before)
+        return level, [*found, *notes]
+    return "wait", notes
 
 
-def _change(rise: float, error: float) -> str:
+def _on_held_out(
+    facts: Mapping[str, Any], trend: Mapping[str, float], before: bool
+) -> tuple[Level, list[str]]:
+    """Return (level, sentences) for the accuracy on held-out images.
+
+    It is compared with chance and with the accuracy at the start of the run, where these are known.
+    """
+    value, error = trend["value"], facts.get("held_out_error") or 0.0
+    classes, first = facts.get("held_out_classes"), facts.get("held_out_first")
+    known = [f"chance {percent(1 / classes)}"] if classes else []
+    known += [] if first is None else [f"at the run's start {percent(first)}"]
+    says = f"kNN of held-out images {'was ' * before}{percent(value)}"
+    says += f" ({', '.join(known)})" if known else ""
+    says += _change(trend, error, before)
+    level: Level = "watch" if _fell(trend, error) else "good"
+    learned = first is None or value >= first + LEARNED * (1 - first)
+    if not is_young(facts) and not learned:
+        than = "less" if first is not None and value < first else "hardly more"
+        level, says = "watch", f"{says}; that is {than} than at the start"
+    if classes and value < ABOVE_CHANCE / classes:
+        level = "watch"
+    return level, [says]
+
+
+def _on_stream(
+    facts: Mapping[str, Any], trend: Mapping[str, float], majority: float | None, before: bool
+) -> tuple[Level, list[str]]:
+    """Return (level, sentences) for the accuracy on the stream's next samples."""
+    value, error = trend["value"], facts.get("stream_knn_error") or 0.0
+    says = f"kNN of the stream's next samples {'was ' * before}{percent(value)}"
+    guessed = None if before else majority
+    if guessed is not None:
+        says += f" (by guessing the most frequent class: {percent(guessed)})"
+    says += _change(trend, error, before)
+    if guessed is not None and value < ABOVE_MAJORITY * guessed:
+        return "watch", [says, NO_CLASSES]
+    return "watch" if _fell(trend, error) else "good", [says]
+
+
+def _fell(trend: Mapping[str, float], error: float) -> bool:
+    """Return whether an accuracy fell clearly, and by more than FORGOTTEN."""
+    return trend["rise"] < -max(FORGOTTEN, CLEAR * error)
+
+
+def _change(trend: Mapping[str, float], error: float, before: bool) -> str:
+    """Return the change of an accuracy and its time as the end of a sentence; "" if unknown."""
+    if trend["seconds"] < LEAST_TREND_SECONDS or before:
+        return ""
+    return f", {_points(trend['rise'], error)} in the last {duration(trend['seconds'])}"
+
+
+def _points(rise: float, error: float) -> str:
     """Return the change of an accuracy, with its standard error if that is above 0."""
     points, around = abs(100 * rise), f" ± {100 * error:.1f}" if error else ""
     if points < 0.05:
