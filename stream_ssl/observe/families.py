@@ -73,6 +73,7 @@ class Labels:
     add a series for the life of the process.
 
     Args:
+        known: the values that are known in advance. They may exceed the limit.
         limit: the most values. Further values become "other".
     """
 

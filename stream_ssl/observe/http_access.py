@@ -92,7 +92,7 @@ class Token:
         if mode & 0o007:  # only now, because the remedy would harm a file of the system
             raise ValueError(
                 f"http.token_file {path}: other users may read the file (mode "
-                f"{mode & 511:04o}); {private_remedy(path)}"
+                f"{mode & 0o777:04o}); {private_remedy(path)}"
             )
         return token
 

@@ -26,9 +26,9 @@ class LastEvictions:
 
         With `producer`, these are the evictions of its samples, and those that its samples caused.
 
-        `by_id` is the id of the sample that took the slot, if the slot still holds it. `pictures`
-        has the form of `MemoryView.pictures`, of the samples that left and of those that took their
-        slots. It is None without pictures.
+        `by_id` is the id of the sample that took the slot, if the slot still holds this sample.
+        `pictures` shows the samples that left and the samples that took their slots, in the form of
+        `MemoryView.pictures`. It is None if there are no pictures.
 
         Raises:
             Busy: the learner has no time.
