@@ -8,24 +8,15 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
 from stream_ssl.config.options import RECEIVER_SECTIONS, resolved
 from stream_ssl.config.removed import check_run, without
-from stream_ssl.journal.consumer_offsets import ConsumerOffsets
-from stream_ssl.learning.checkpoint_layout import (
-    DAMAGED,
-    FOLDER,
-    facts_in,
-    steps_in,
-    unreadable_format,
-)
 from stream_ssl.renamed import with_current_names
 
 log = logging.getLogger("stream_ssl.learner")
@@ -157,64 +148,6 @@ def resume(parser: ArgumentParser, settings: Namespace, run: Mapping[str, Any]) 
         log.info("settings that changed since the last checkpoint, and apply from now on: %s", line)
     merged: Namespace = parser.parse_object(found.config)
     return merged
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """From which checkpoint a start of a run continues.
-
-    Attributes:
-        checkpoint: the newest whole checkpoint, or None.
-        config: the configuration that it stores; None without a whole checkpoint.
-        damaged: the name of each newer checkpoint, all of which are damaged, with the reason.
-    """
-
-    checkpoint: Path | None
-    config: Mapping[str, Any] | None
-    damaged: Sequence[str]
-
-
-def start_of(run: Path) -> Start:
-    """Return from which checkpoint a start of this run would continue. Nothing is changed.
-
-    Raises:
-        ValueError: a newer version of this program wrote the checkpoint.
-        OSError: the files cannot be opened for now.
-    """
-    from stream_ssl.learning.saved import checkpoint_damage
-
-    damaged: list[str] = []
-    for path in reversed(steps_in(run / FOLDER)):
-        if (reason := checkpoint_damage(path)) is None:
-            facts = facts_in(path)
-            if why := unreadable_format(path, facts):
-                raise ValueError(why)
-            return Start(path, facts["config"], damaged)
-        if path.exists():  # a learner that runs may have removed it
-            damaged.append(f"{path.name} ({reason})")
-    return Start(None, None, damaged)
-
-
-def check_not_lost(run: Path) -> None:
-    """Check that a run whose folder holds no checkpoint, also no damaged one, never had one.
-
-    If it began again with new weights, it would let the receiver trim the journal that the absent
-    checkpoint continues in.
-
-    Raises:
-        ValueError: the run had a checkpoint.
-    """
-    if any((run / FOLDER).glob(f"{DAMAGED}*")):
-        return  # the log and a condition report them
-    for folder in (run, *sorted(run.glob("receiver-*"))):
-        offsets = ConsumerOffsets(folder)
-        if step := offsets.load().step:
-            raise ValueError(
-                f"{run / FOLDER} holds no checkpoint, and {offsets.path} says that the run had one "
-                f"at step {step}: if the folder is on a disk that is not mounted, mount it, or "
-                "put a checkpoint from a backup into it. To begin with new weights instead, "
-                f"remove {offsets.path}"
-            )
 
 
 def _get(config: Mapping[str, Any], path: str) -> Any:

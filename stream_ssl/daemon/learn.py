@@ -25,6 +25,7 @@ from stream_ssl.daemon.observers import Observers
 from stream_ssl.daemon.rank_reports import RankReports
 from stream_ssl.daemon.receiver_link import ReceiverLink
 from stream_ssl.daemon.saver import Saver
+from stream_ssl.daemon.start import check_not_lost
 from stream_ssl.daemon.warm_start import check_alone, warm_start
 from stream_ssl.feed.batches import Batches
 from stream_ssl.feed.journal_tasks import JournalReplaced, JournalShare
@@ -101,7 +102,7 @@ class Process:
             if saved is not None:
                 settings = restart.resume(parser, settings, saved.config)
             else:
-                restart.check_not_lost(settings.run)
+                check_not_lost(settings.run)
         config = resolved(parser, settings)
         described = flat(config) | {"rank": group.group.rank, "ranks": group.group.size}
         self._metrics.describe(described)

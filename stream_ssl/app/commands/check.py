@@ -31,6 +31,7 @@ from stream_ssl.process.failures import check_writable, configuring, existing, o
 from stream_ssl.wire.run_folder import KEYS
 
 if TYPE_CHECKING:
+    from stream_ssl.daemon.start import Start
     from stream_ssl.learning.learner import Learner
 
 log = logging.getLogger("stream_ssl.check")
@@ -49,16 +50,19 @@ def main(arguments: Sequence[str]) -> int:
             check_receiver(receiver_settings)
             check_pages(receiver_settings, given.ranks, given.receivers)
         log.info("the receiver's configuration is OK; building the learner")
+        # After the check: this import takes seconds.
+        from stream_ssl.daemon.start import check_not_lost, start_of
+
         parser = options.learner_parser("check")
         folders = journals_of(receiver_settings.run, given.receivers)
         learner_settings = options.read(parser, [*arguments, *folders])
         with configuring():
-            start = restart.start_of(learner_settings.run)
+            start = start_of(learner_settings.run)
         if start.damaged:
             tell_of_damage(learner_settings.run, start)
         elif start.checkpoint is None:
             with configuring():
-                restart.check_not_lost(learner_settings.run)
+                check_not_lost(learner_settings.run)
         if start.config is not None:
             log.info("%s: checking whether the run can restart from it", start.checkpoint)
             with configuring():
@@ -113,7 +117,7 @@ def check_pages(settings: Namespace, ranks: int, receivers: int) -> None:
         )
 
 
-def tell_of_damage(run: Path, start: restart.Start) -> None:
+def tell_of_damage(run: Path, start: Start) -> None:
     """Log which checkpoints are damaged, and what a start would do."""
     then = "and begins with new weights at step 0. To keep what the run has learned, put a whole "
     then += "checkpoint from a backup or a bucket into the folder before you start the run"
@@ -165,7 +169,7 @@ def check_learner(
     return learner
 
 
-def summary(learner: Learner, settings: Namespace, start: restart.Start, ranks: int = 1) -> str:
+def summary(learner: Learner, settings: Namespace, start: Start, ranks: int = 1) -> str:
     """Return a few lines on what the configuration would run."""
     from stream_ssl.config import build
     from stream_ssl.memory.descriptors import Embedding
