@@ -24,7 +24,7 @@ from stream_ssl.producers.sources.nats_consumer import (
     DurableConsumer,
     TlsFiles,
     secrets_of,
-    tls_of,
+    tls_arguments,
 )
 from stream_ssl.rate_limited_logger import RateLimitedLogger
 from stream_ssl.wire.sample import Position, Sample
@@ -105,7 +105,7 @@ class Nats:
         connection = {
             "servers": [server.strip() for server in servers.split(",")],
             **({} if credentials is None else secrets_of(Path(credentials))),
-            **tls_of(servers, files),
+            **tls_arguments(servers, files),
         }
         settings = ConsumerSettings(stream, durable, subject, in_flight, ack_wait)
         self._consumer = DurableConsumer(name, connection, settings)

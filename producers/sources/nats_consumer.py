@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import ssl
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stream_ssl.bounded_files import check_private, named, parse_json, read_text
 from stream_ssl.producers.sources.base import SourceError
+from stream_ssl.producers.sources.tls import tls_context
 from stream_ssl.rate_limited_logger import RateLimitedLogger
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class DurableConsumer:
 
     Args:
         name: the source's name.
-        connection: the arguments of the client's connect().
+        connection: the arguments of `connect` of nats-py's client.
         settings: the consumer, which is created if it does not exist.
 
     Attributes:
@@ -57,7 +57,7 @@ class DurableConsumer:
         self._limited_log = RateLimitedLogger(log, LOG_SECONDS)
 
     async def open(self) -> tuple[JetStreamContext, ConsumerInfo, str, int]:
-        """Connect; return the context, the consumer, and the stream's creation time and end.
+        """Connect; return context, consumer, and the stream's creation time and last number.
 
         Raises:
             SourceError: the server cannot be reached or rejects the connection, or the consumer's
@@ -79,7 +79,7 @@ class DurableConsumer:
         return js, consumer, str(stream.created), stream.state.last_seq
 
     async def _connect(self, last: list[Exception]) -> JetStreamContext:
-        """Connect within CONNECT_SECONDS; meanwhile, `last` holds the client's last error."""
+        """Connect within CONNECT_SECONDS, and keep the client's last error in `last` meanwhile."""
         from nats.aio.client import Client
 
         async def failed(error: Exception) -> None:
@@ -133,13 +133,14 @@ class DurableConsumer:
         if config.ack_policy != AckPolicy.EXPLICIT or config.deliver_subject:
             raise SourceError(
                 f"source {self._name!r}: consumer {durable!r} must be a pull consumer with "
-                "explicit acknowledgement; name another one, which is made so"
+                "explicit acknowledgement; name a consumer that does not exist, and this source "
+                "creates it"
             )
         if (config.max_deliver or -1) > 0:
             raise SourceError(
                 f"source {self._name!r}: consumer {durable!r} gives a message up after "
                 f"{config.max_deliver} deliveries (max_deliver), and restarts would lose some; "
-                "name another one, which is made without"
+                "name a consumer that does not exist, and this source creates it without a limit"
             )
 
 
@@ -179,7 +180,7 @@ class TlsFiles:
     tls_key: Path | None = None
 
 
-def tls_of(servers: str, files: TlsFiles) -> dict[str, Any]:
+def tls_arguments(servers: str, files: TlsFiles) -> dict[str, Any]:
     """Return the TLS context as connection arguments; empty if no argument asks for TLS.
 
     Raises:
@@ -190,10 +191,13 @@ def tls_of(servers: str, files: TlsFiles) -> dict[str, Any]:
         raise ValueError("tls_certificate and tls_key belong together: pass both")
     if not (ca or certificate or "tls://" in servers):
         return {}
-    try:
-        context = ssl.create_default_context(cafile=ca)
-        if certificate is not None:
+    context = tls_context("tls_ca", ca)
+    if certificate is not None:
+        try:
             context.load_cert_chain(certificate, key)
-    except OSError as error:  # includes ssl.SSLError
-        raise ValueError(f"TLS files {ca}, {certificate}, {key}: {error}") from None
+        except OSError as error:  # includes ssl.SSLError
+            raise ValueError(
+                f"tls_certificate {certificate}, tls_key {key}: {error.strerror}; give PEM files "
+                "of one key pair"
+            ) from None
     return {"tls": context}

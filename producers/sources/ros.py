@@ -20,6 +20,7 @@ from stream_ssl.producers.sources.fields import without_secrets
 from stream_ssl.producers.sources.live_robot import AdvertisedTopics, LiveRobot
 from stream_ssl.producers.sources.robot_images import Message, RobotImages
 from stream_ssl.producers.sources.robot_messages import Schema, decoder_of
+from stream_ssl.producers.sources.tls import tls_context
 from stream_ssl.producers.sources.web_socket import LostError, WebSocket
 
 log = logging.getLogger(__name__)
@@ -266,7 +267,4 @@ def tls_of(url: str, ca: Path | None) -> ssl.SSLContext | None:
             shown = without_secrets(url)
             raise ValueError(f"tls_ca {ca}: has no effect with url {shown!r}; use wss://")
         return None
-    try:
-        return ssl.create_default_context(cafile=ca)
-    except OSError as error:  # includes ssl.SSLError
-        raise ValueError(f"tls_ca {ca}: {error}") from None
+    return tls_context("tls_ca", ca)

@@ -7,7 +7,6 @@ import contextlib
 import errno
 import math
 import random
-import ssl
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import httpx
 from protego import Protego
 
 from stream_ssl.producers.sources.fields import check_above_0, check_ranges
+from stream_ssl.producers.sources.tls import tls_context
 from stream_ssl.producers.sources.web.connections import Connections
 from stream_ssl.producers.sources.web.network import GuardedBackend, error_number
 from stream_ssl.producers.sources.web.outage import Outage
@@ -142,15 +142,11 @@ class Fetcher:
         self._robots = robots
         self._hosts: dict[str, Host] = {}
         self._kept: dict[Host, int] = {}  # characters of robots.txt; the rules used last come last
-        try:
-            self._trust = (
-                ssl.create_default_context(cafile=authorities)
-                if authorities
-                else httpcore.default_ssl_context()
-            )
-        except OSError as error:  # includes ssl.SSLError
-            why = f"authorities {authorities}: {error.strerror}; give a PEM file of certificates"
-            raise ValueError(why) from None
+        self._trust = (
+            tls_context("authorities", authorities)
+            if authorities
+            else httpcore.default_ssl_context()
+        )
 
     async def open(self, connections: int) -> None:
         """Prepare for `connections` concurrent requests; call this in the loop that fetches."""
