@@ -29,8 +29,8 @@ from stream_ssl.producers.sources.fields import (
     url_id,
     without_secrets,
 )
+from stream_ssl.producers.sources.file_patterns import find_files
 from stream_ssl.producers.sources.passes import nothing_readable
-from stream_ssl.producers.sources.shards import find_files
 from stream_ssl.producers.sources.tables import kept_facts, label_in
 from stream_ssl.producers.sources.url_lists import UrlRow, count_rows, read_rows
 from stream_ssl.wire.sample import Position, Sample

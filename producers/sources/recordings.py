@@ -16,10 +16,10 @@ from stream_ssl.producers.sources.base import (
     wrong_position,
 )
 from stream_ssl.producers.sources.fields import files_of, utf8_name
+from stream_ssl.producers.sources.file_patterns import find_files
 from stream_ssl.producers.sources.finite import ENDLESS
 from stream_ssl.producers.sources.folders import away, is_away
 from stream_ssl.producers.sources.passes import Passes
-from stream_ssl.producers.sources.shards import find_files
 from stream_ssl.wire.sample import Position, Sample
 
 Where = tuple[int, int]

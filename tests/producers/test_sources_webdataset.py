@@ -13,7 +13,7 @@ from source_files import encoded, named, pixels, shard_members, write_tar
 from table import table
 
 from stream_ssl.producers.sources import WebDataset
-from stream_ssl.producers.sources.shards import expand_braces, find_files
+from stream_ssl.producers.sources.file_patterns import expand_braces, find_files
 from stream_ssl.producers.sources.tar import read_members
 from stream_ssl.producers.sources.webdataset import LIMITS
 

@@ -1,4 +1,4 @@
-"""Expansion of file names, globs and braces to lists of files."""
+"""Expansion of paths, globs and braces to lists of files."""
 
 from __future__ import annotations
 
@@ -36,36 +36,47 @@ def find_files(patterns: str | Sequence[str], what: str, folders: bool = False) 
         for name in [pattern] if os.path.exists(pattern) else expand_braces(pattern):  # noqa: PTH110
             found = [name] if os.path.exists(name) else matches(name)  # noqa: PTH110
             if not found:
-                below = "" if Path(name).is_absolute() else f" in {Path.cwd()}"
-                remedy = f"no file{below} has this path or matches it as a pattern; give another"
-                if "://" in name:
-                    remedy = "download it, and give the file"
-                raise FileNotFoundError(
-                    f"no {what} {name}" + f" (of {pattern})" * (name != pattern) + f": {remedy}"
-                )
-            wanted = [path for path in map(Path, found) if folders or not path.is_dir()]
-            if not wanted:
-                folder = Path(found[0])
-                raise ValueError(
-                    f"{folder} is a folder, and a file is needed ({what}): give a pattern of its "
-                    f"files, in quotes: '{pattern_in(folder)}'"
-                )
-            for path in wanted:
-                if path.exists() and not (path.is_file() or path.is_dir()):  # opening it may block
-                    raise ValueError(
-                        f"{path} is a pipe or a device, and a file is needed ({what}): write its "
-                        "content to a file, and give that file"
-                    )
-            files += wanted
+                whole = f" (of {pattern})" if name != pattern else ""
+                raise FileNotFoundError(f"no {what} {name}{whole}: {_remedy(name)}")
+            files += _readable(found, what, folders)
     if not files:
         raise FileNotFoundError(f"no {what}: pass a path, a glob or a{{00..09}}")
     return files
 
 
+def _remedy(name: str) -> str:
+    if "://" in name:
+        return "download it, and give the file"
+    below = "" if Path(name).is_absolute() else f" in {Path.cwd()}"
+    return f"no file{below} has this path or matches it as a pattern; give another"
+
+
+def _readable(found: list[str], what: str, folders: bool) -> list[Path]:
+    """Return the found paths without folders, unless these count as files.
+
+    Raises:
+        ValueError: there are only folders, or a path is a pipe or a device.
+    """
+    wanted = [path for path in map(Path, found) if folders or not path.is_dir()]
+    if not wanted:
+        folder = Path(found[0])
+        raise ValueError(
+            f"{folder} is a folder, and a file is needed ({what}): give a pattern of its "
+            f"files, in quotes: '{pattern_in(folder)}'"
+        )
+    for path in wanted:
+        if path.exists() and not (path.is_file() or path.is_dir()):  # opening it may block
+            raise ValueError(
+                f"{path} is a pipe or a device, and a file is needed ({what}): write its "
+                "content to a file, and give that file"
+            )
+    return wanted
+
+
 def pattern_in(folder: Path) -> Path:
     """Return a glob for the files of a folder that have the suffix with the most bytes.
 
-    Files that describe other files, such as labels, are smaller than these.
+    These are the files with the data. Files that describe other files, such as labels, are smaller.
     """
     sizes = Counter[str]()
     for path in sorted(folder.iterdir()):
