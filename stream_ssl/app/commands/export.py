@@ -105,46 +105,59 @@ def export(settings: Namespace) -> None:
 
 def write(settings: Namespace, checkpoint: Path, targets: Mapping[str, Target]) -> None:
     """Write the encoder and the memory of one checkpoint into their targets."""
-    from stream_ssl.trained.export import ONNX_TOLERANCE, export_encoder, export_memory
+    print(f"checkpoint: {checkpoint}")
+    writers = {"encoder": _write_encoder, "hub": _write_hub, "memory": _write_memory}
+    for name, write_one in writers.items():
+        if name in targets:
+            write_one(settings, checkpoint, targets[name])
+
+
+def _write_encoder(settings: Namespace, checkpoint: Path, to: Target) -> None:
+    from stream_ssl.trained.export import ONNX_TOLERANCE, export_encoder
+
+    with _written(to, "writing the encoder"):
+        difference = export_encoder(
+            checkpoint, to.folder, settings.of, settings.onnx, settings.trust_code
+        )
+    print(f"encoder: {settings.encoder}")
+    if difference is not None:
+        print(
+            f"ONNX differs from torch by at most {difference:.1e} of the largest value "
+            f"({ONNX_TOLERANCE:.0e} is allowed)"
+        )
+
+
+def _write_hub(settings: Namespace, checkpoint: Path, to: Target) -> None:
     from stream_ssl.trained.hub import export_hub
 
-    print(f"checkpoint: {checkpoint}")
-    if (one := targets.get("encoder")) is not None:
-        with _written(one, "writing the encoder"):
-            difference = export_encoder(
-                checkpoint, one.folder, settings.of, settings.onnx, settings.trust_code
-            )
-        print(f"encoder: {settings.encoder}")
-        if difference is not None:
-            print(
-                f"ONNX differs from torch by at most {difference:.1e} of the largest value "
-                f"({ONNX_TOLERANCE:.0e} is allowed)"
-            )
-    if (one := targets.get("hub")) is not None:
-        with _written(one, "writing the encoder for transformers"):
-            knn = export_hub(checkpoint, one.folder, settings.trust_code)
-        accuracy = "not measured"
-        if knn.accuracy is not None:
-            accuracy = f"{knn.accuracy:.1%}; guessing the most frequent class: {knn.majority:.1%}"
-        print(f"hub: {settings.hub}, accuracy of the memory's labels: {accuracy}")
-    if (one := targets.get("memory")) is not None:
-        with _written(one, "writing the memory") as tell:
-            found = export_memory(checkpoint, one.folder, tell, settings.trust_code)
-        counts = f"{plural(found.samples, 'sample')} in {plural(found.shards, 'shard')}"
-        print(f"memory: {settings.memory}, {counts}")
-        if found.originals:
-            print(f"originals: {plural(found.originals, 'file')} as they were sent")
-        if not found.samples:
-            print(
-                "warning: the memory of this checkpoint is empty, because the run had not trained "
-                "on a batch yet. Export again after the run's next checkpoint",
-                file=sys.stderr,
-            )
-        if not found.indexed:
-            print(
-                "no index.faiss was written, because faiss is not installed: pip install "
-                "'stream-ssl[cpu]'"
-            )
+    with _written(to, "writing the encoder for transformers"):
+        knn = export_hub(checkpoint, to.folder, settings.trust_code)
+    accuracy = "not measured"
+    if knn.accuracy is not None:
+        accuracy = f"{knn.accuracy:.1%}; guessing the most frequent class: {knn.majority:.1%}"
+    print(f"hub: {settings.hub}, accuracy of the memory's labels: {accuracy}")
+
+
+def _write_memory(settings: Namespace, checkpoint: Path, to: Target) -> None:
+    from stream_ssl.trained.export import export_memory
+
+    with _written(to, "writing the memory") as tell:
+        found = export_memory(checkpoint, to.folder, tell, settings.trust_code)
+    counts = f"{plural(found.samples, 'sample')} in {plural(found.shards, 'shard')}"
+    print(f"memory: {settings.memory}, {counts}")
+    if found.originals:
+        print(f"originals: {plural(found.originals, 'file')} as they were sent")
+    if not found.samples:
+        print(
+            "warning: the memory of this checkpoint is empty, because the run had not trained "
+            "on a batch yet. Export again after the run's next checkpoint",
+            file=sys.stderr,
+        )
+    if not found.indexed:
+        print(
+            "no index.faiss was written, because faiss is not installed: pip install "
+            "'stream-ssl[cpu]'"
+        )
 
 
 @contextmanager
@@ -162,7 +175,7 @@ def _written(one: Target, what: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def check_settings(settings: Namespace) -> None:
-    """Raise ValueError if nothing is exported, or a target is empty, is another or lies in it."""
+    """Raise ValueError unless there are targets, and each is a place apart from the others."""
     options = {}
     for name in ("encoder", "memory", "hub"):
         if settings[name] == "":  # an unset variable of a shell; it would be the working directory
