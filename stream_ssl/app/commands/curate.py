@@ -58,7 +58,7 @@ RESULTS = re.compile(r"curated-\d{6}\.tar|(bad|dropped)\.parquet|index\.faiss|re
 
 
 class Stopped(Exception):
-    """A signal arrived while the result was written."""
+    """A signal arrived before the result was complete."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -125,8 +125,8 @@ def curate_parser(name: str) -> Parser:
     add(
         "--finish",
         action="store_true",
-        help="read no more, and write the result of what a stopped pass has read, such as one of a "
-        "camera, which has no end",
+        help="write the result of the samples that a stopped pass has read, and read no more; for "
+        "a source without an end, such as a camera",
     )
     parser.add_class_arguments(find_source(name), "source", instantiate=False)
     return parser
@@ -172,47 +172,20 @@ def _check_out(out: Path) -> None:
 
 def _work(curator: Curator, source: Source, out: Path, finish: bool = False) -> bool:
     """Read the source unless `finish`, and write the result. Return False if a signal stops it."""
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-
-    from stream_ssl.curation import write_results
-    from stream_ssl.evaluation.labelled import class_names
-    from stream_ssl.process.progress import ShownProgress
-
     if curator.progress.read and not finish:
         log.info("continuing after %d samples", curator.progress.read)
-    stop = stop_source_on_signals(source)
     scratch = out / STATE / "result"
-    text = TextColumn("{task.description}")
-    columns = (text, BarColumn(bar_width=20), TimeElapsedColumn())
-    with ShownProgress(*columns) as shown:
-        bar = shown.add_task("reading", total=None)
-
-        def wrote(pictures: int) -> None:
-            shown.update(bar, completed=pictures)
-            if stop.is_set():
-                raise Stopped
-
-        try:
-            for counts in () if finish else curator.run(source, stop.is_set):
-                shown.update(
-                    bar,
-                    description=f"{counts.read:,} read, {counts.dropped:,} near-duplicates, "
-                    f"{sum(counts.bad.values()):,} bad, {counts.kept:,} kept",
-                )
-            bar = shown.add_task("writing", total=curator.progress.kept)
-            wrote(0)
-            shutil.rmtree(scratch, ignore_errors=True)
-            scratch.mkdir()
-            write_results(curator, scratch, wrote, class_names(source) or ())
-        except SourceError as error:
-            raise Failure(str(error)) from error
-        except Stopped:
-            log.warning(
-                "stopped; the same command continues after %d samples, and with --finish it writes "
-                "their result",
-                curator.progress.read,
-            )
-            return False
+    try:
+        _write_result(curator, source, scratch, finish)
+    except SourceError as error:
+        raise Failure(str(error)) from error
+    except Stopped:
+        log.warning(
+            "stopped; the same command continues after %d samples, and with --finish it writes "
+            "their result",
+            curator.progress.read,
+        )
+        return False
     _publish(scratch, out)
     counts = curator.progress
     log.info(
@@ -223,6 +196,43 @@ def _work(curator: Curator, source: Source, out: Path, finish: bool = False) -> 
     if counts.bad and not counts.kept:
         raise Failure(f"{out}: no sample could be decoded; bad.parquet names the reasons")
     return True
+
+
+def _write_result(curator: Curator, source: Source, scratch: Path, finish: bool) -> None:
+    """Read the source unless `finish`, and write the result to `scratch`. Show the progress.
+
+    Raises:
+        SourceError: the source cannot be read.
+        Stopped: a signal arrived.
+    """
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+
+    from stream_ssl.curation import write_results
+    from stream_ssl.evaluation.labelled import class_names
+    from stream_ssl.process.progress import ShownProgress
+
+    stop = stop_source_on_signals(source)
+    text = TextColumn("{task.description}")
+    columns = (text, BarColumn(bar_width=20), TimeElapsedColumn())
+    with ShownProgress(*columns) as shown:
+        bar = shown.add_task("reading", total=None)
+        for counts in () if finish else curator.run(source, stop.is_set):
+            shown.update(
+                bar,
+                description=f"{counts.read:,} read, {counts.dropped:,} near-duplicates, "
+                f"{sum(counts.bad.values()):,} bad, {counts.kept:,} kept",
+            )
+        bar = shown.add_task("writing", total=curator.progress.kept)
+
+        def wrote(pictures: int) -> None:
+            shown.update(bar, completed=pictures)
+            if stop.is_set():
+                raise Stopped
+
+        wrote(0)
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir()
+        write_results(curator, scratch, wrote, class_names(source) or ())
 
 
 def _publish(scratch: Path, out: Path) -> None:
