@@ -161,11 +161,11 @@ def write_json(path: Path, content: Any) -> None:
 
 def seal(folder: Path) -> int:
     """Write the manifest of a folder, flush all its files, and return its size in bytes."""
-    entries = {
+    files = {
         path.name: {"bytes": path.stat().st_size, "sha256": _hash(path)}
         for path in sorted(folder.iterdir())
     }
-    write_json(folder / MANIFEST, {"files": entries})
+    write_json(folder / MANIFEST, {"files": files})
     for path in folder.iterdir():
         sync(path)
     sync(folder)
@@ -182,8 +182,8 @@ def listed(folder: Path, links: bool = False) -> dict[str, dict[str, Any]]:
     Raises:
         UNREADABLE: the manifest is missing or damaged.
     """
-    entries: dict[str, dict[str, Any]] = read_map(folder / MANIFEST, links=links)["files"]
-    return {name: dict(entry) for name, entry in entries.items()}
+    files: dict[str, dict[str, Any]] = read_map(folder / MANIFEST, links=links)["files"]
+    return {name: dict(entry) for name, entry in files.items()}
 
 
 def damage(folder: Path, links: bool = False) -> str | None:
@@ -197,8 +197,7 @@ def damage(folder: Path, links: bool = False) -> str | None:
         OSError: the check is not possible, for lack of permission, descriptors or memory.
     """
     try:
-        entries = listed(folder, links)
-        for name, entry in entries.items():
+        for name, entry in listed(folder, links).items():
             path = folder / name
             if Path(name).name != name or not path.is_file():
                 return f"{MANIFEST} lists {name!r}, which is no file of it"

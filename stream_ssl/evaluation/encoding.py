@@ -62,6 +62,7 @@ def encode(
 
     Args:
         readers: batches of references and queries; see `labelled.Reader`.
+        encoders: the encoders by name.
         seed: seed of the views, and of the selection of equally many queries of each class.
         tell: progress callback: (images in the batch).
 

@@ -115,7 +115,7 @@ class LinearProbe:
                 "apart, so pass references of at least two"
             )
         self._mean_F, self._scale_F = torch.zeros_like(row_NF[0]), torch.ones_like(row_NF[0])
-        if settings.standardise and len(row_NF) > 1:
+        if settings.standardise:
             deviation_F, self._mean_F = torch.std_mean(row_NF, dim=0)
             self._scale_F = deviation_F.clamp_min(1e-6)
         # The meta device avoids torch's initial weights, which use the global generator.
