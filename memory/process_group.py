@@ -77,7 +77,7 @@ class RankGroup:
         """Return the rows of all ranks, in order of rank.
 
         On each rank, all tensors must have the same number of rows. Ranks may have different
-        numbers. The rows of a rank that has none may be of another floating point type.
+        numbers of rows. A rank without rows may have tensors of another floating point type.
 
         Raises:
             ValueError: rows of several ranks are of different types. Every rank raises it.
@@ -138,8 +138,8 @@ class ProcessGroup(RankGroup):
 
     def all_gather(self, *row_R: Tensor) -> tuple[Tensor, ...]:
         own = [len(row_R[0]), *(rows.element_size() for rows in row_R)]
-        told_WX = to_host(self.gather_equal(torch.tensor([own], device=row_R[0].device)))
-        lengths, *sizes = told_WX.T.tolist()
+        own_WX = to_host(self.gather_equal(torch.tensor([own], device=row_R[0].device)))
+        lengths, *sizes = own_WX.T.tolist()
         alike = [_in_one_type(rows, lengths, of) for rows, of in zip(row_R, sizes, strict=True)]
         return tuple(self._gather(rows, lengths) for rows in alike)
 
@@ -201,7 +201,7 @@ class ProcessGroup(RankGroup):
             self.waited += time.perf_counter() - began
         except RuntimeError as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise RankLost(f"rank {self.rank} waited for another in vain: {reason}") from error
+            raise RankLost(f"rank {self.rank} waited for another rank in vain: {reason}") from error
 
 
 def _share(total: int, rank: int, ranks: int) -> int:

@@ -46,11 +46,11 @@ __all__ = [
 
 
 def policy(name_or_path: str, **arguments: Any) -> Policy:
-    """Build the eviction policy with this name, or of a class outside this package.
+    """Return a new eviction policy, by its name or by the path of a class outside this package.
 
     Args:
         name_or_path: a name in POLICIES, or "module:Class" for a subclass of Policy.
-        arguments: the arguments of its constructor.
+        arguments: the arguments of the policy's constructor.
 
     Raises:
         ValueError: there is no such policy, the class is not a policy, or it does not accept these
@@ -64,7 +64,7 @@ def policy(name_or_path: str, **arguments: Any) -> Policy:
     if not isinstance(name_or_path, str):
         raise ValueError(
             f"eviction policy {name_or_path!r}: must be a name, one of {sorted(POLICIES)}, or "
-            "'module:Class'; a policy that is built needs none"
+            "'module:Class'; use a policy that is already built as it is"
         )
     found = POLICIES.get(name_or_path) or _from_outside(name_or_path)
     try:

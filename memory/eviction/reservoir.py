@@ -34,7 +34,7 @@ class Reservoir(Random):
     def choose(self, rows: Rows) -> Tensor:
         plan = self.uniform(self._seen + 1 + torch.arange(len(rows)))
         self._seen += len(rows)
-        return torch.where(plan < self.columns.capacity, plan, -1)
+        return torch.where(plan < self.columns.capacity, plan, REFUSED)
 
     def choose_shared(self, rows: Rows, turns: Turns) -> Tensor:
         slots = self.columns.capacity
@@ -56,5 +56,5 @@ class Reservoir(Random):
 
     def check(self) -> tuple[bool, str]:
         if self._seen < self.columns.occupied:
-            return False, f"reservoir has seen {self._seen}, fewer than the slots it filled"
+            return False, f"reservoir has seen {self._seen} samples, fewer than it holds"
         return True, ""

@@ -19,11 +19,11 @@ from stream_ssl.wire.sample import Position, Sample
 
 log = logging.getLogger(__name__)
 
-END_SECONDS = 0.5  # to wait for the reading thread at the end
-FIRST_PAUSE = 0.5  # seconds; doubles with each attempt
-LEAST_WAIT = 1.0  # seconds that an attempt may take, however soon the source gives up
+END_SECONDS = 0.5  # for the reading thread to end after `stop`
+FIRST_PAUSE = 0.5  # seconds before the second attempt; each later pause is twice as long
+LEAST_WAIT = 1.0  # seconds that each attempt may take, even if the source gives up earlier
 LOG_SECONDS, LOG_LINES = 60.0, 10  # a stream may end after each item, as snapshots of cameras do
-WAITING_BYTES = 256 * 2**20  # of the items that wait for the sender
+WAITING_BYTES = 256 * 2**20  # most bytes of the items that wait for the sender
 
 Item = TypeVar("Item")
 
@@ -126,8 +126,8 @@ class Live(ABC, Generic[Item]):
         return self._give_up_seconds is not None and silent >= self._give_up_seconds
 
     def _sent(self) -> Iterator[tuple[Sample, Position]]:
-        # A thread of its own reads, so that the stream is read while the sender is busy, and
-        # because FFmpeg cannot be interrupted while it waits.
+        # A separate thread reads the stream while the sender is busy. FFmpeg also cannot be
+        # interrupted while it waits.
         name = f"live {self.name}"
         reader = threading.Thread(target=self._read, name=name, daemon=True)
         self._came = time.monotonic()
@@ -192,7 +192,7 @@ class Live(ABC, Generic[Item]):
             ):
                 if self._take() is None:
                     return  # stopped
-                why = "the sender is slower; raise waiting if frames come in bursts, as with HLS"
+                why = "the sender is too slow; raise waiting if frames come in bursts, as with HLS"
                 self.skipped.note("late", "the oldest frame that waits", why)
             self._ready_bytes += size
             self._ready.put([(item, size)])

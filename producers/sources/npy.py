@@ -22,9 +22,9 @@ from stream_ssl.wire.sample import DTYPES, Sample
 
 log = logging.getLogger(__name__)
 
-MAX_HEADER = 2**16  # bytes, as many as version 1 of the format allows
+MAX_HEADER = 2**16  # bytes; version 1 of the format allows no more
 HEADERS = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}
-"""Readers of the headers of each version. Version 3 is for arrays of records."""
+"""The reader of the header by version of the format. Version 3 is for arrays of records."""
 
 
 class NpyVectors(Finite):
@@ -96,8 +96,8 @@ def vector_in(data: bytes) -> NDArray[Any]:
     """Return the vector that a .npy file holds, float16 or float32 [D], from the file's bytes.
 
     Raises:
-        ValueError: the bytes are no .npy file, or hold fewer numbers than they claim, or the array
-            is no vector of floats.
+        ValueError: the bytes are no .npy file, they hold fewer numbers than the header claims, or
+            the array is no vector of floats.
     """
     file = io.BytesIO(data)
     try:

@@ -16,17 +16,17 @@ MOST_PRODUCERS = 64
 """With more producers than this, a receiver that starts again does not know that they ended."""
 
 LATEST = 1e11
-"""No packet has a later time, in seconds since the Unix epoch."""
+"""The latest possible time of a packet, in seconds since the Unix epoch."""
 
 log = logging.getLogger("stream_ssl.receiver")
 
 
 class EndedSources:
-    """All producers in RUN/ended_sources.json, while the source of each has ended.
+    """The producers of a run and the times of their last packets, if all their sources have ended.
 
-    The file has the name of each producer and the time of its latest packet. It is absent while any
-    producer may send more. Without it, a receiver that starts again after a bulk upload would
-    report that producers are missing.
+    RUN/ended_sources.json stores them. The file is absent while any producer may send more. Without
+    the file, a receiver that starts again after a bulk upload would report that producers are
+    missing.
     """
 
     def __init__(self, run: Path) -> None:

@@ -1,7 +1,7 @@
 """The numbers that torchrun gives to a rank, in environment variables.
 
-A shell, a notebook or a container of a cluster may have some of these variables, too. So only a
-process in a group of two or more, which WORLD_SIZE tells, takes the other numbers.
+WORLD_SIZE is the number of ranks of the group. A process reads the other variables only if the
+group has two ranks or more, because a shell, a notebook or a container may have some of them, too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ REMEDY = (
 
 
 def ranks() -> int:
-    """Return the number of ranks of the group, 1 for a process without a group."""
+    """Return the number of ranks of the group; 1 for a process without a group."""
     return max(1, _number("WORLD_SIZE", 1))
 
 
@@ -52,7 +52,11 @@ def check_complete(names: Iterable[str]) -> None:
 
 
 def _number(name: str, default: int) -> int:
-    """Return the number in a variable, `default` if it is empty; else raise Misconfigured."""
+    """Return the number in a variable, or `default` if the variable is empty or missing.
+
+    Raises:
+        Misconfigured: the variable holds no whole number.
+    """
     value = os.environ.get(name) or str(default)
     if not (value.isascii() and value.isdigit()):
         raise Misconfigured(

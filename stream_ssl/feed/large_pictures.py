@@ -1,4 +1,4 @@
-"""A decoder for a user's own files, which also takes pictures that are too large for a run."""
+"""A decoder for a user's own files, which also decodes pictures that a run rejects as too large."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class OneByOne(Protocol):
 
 
 def for_own_files(decoder: OneByOne) -> OneByOne:
-    """Return a decoder that gives the same as a run's, and also takes larger pictures.
+    """Return a decoder that gives the same pixels as a run's, and also decodes larger pictures.
 
     A run rejects large pictures because a stranger may send many. A decoder of vectors, or of a
     class that the user wrote, is returned unchanged.
@@ -33,10 +33,10 @@ def for_own_files(decoder: OneByOne) -> OneByOne:
 
 
 class LargePictures:
-    """A decoder like another one, which also takes larger pictures.
+    """A decoder that also takes pictures with more pixels than a run decodes.
 
-    A picture with more pixels than a run decodes needs much memory, so a process decodes one at a
-    time. Safe to call from several threads.
+    Such a picture needs much memory, so a process decodes one of them at a time. Several threads
+    may call the decoder.
 
     Args:
         decoder: decodes the pictures within its `max_pixels`.

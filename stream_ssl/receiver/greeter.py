@@ -70,7 +70,7 @@ class Greeter:
         if self._credit.closing or self._waits(route, user, hello, wait):
             return
         other = self._sessions.by_producer(name)
-        if other is not None and other.route != route and self._yields(other, hello, now):
+        if other is not None and other.route != route and self._loses_to(other, hello, now):
             ago = now - (other.record.connected or now)
             raise WireError("superseded", f"it connected {ago:,.0f} s ago ({other.record.agent})")
         if not self._journal.state(name).sequence:
@@ -111,7 +111,7 @@ class Greeter:
             return False
         self._waiting[name] = (route, user, hello)
         if not wait:
-            text = f"producer {name} waits until the disk has what its run before has sent"
+            text = f"producer {name} waits until the packets of its earlier run are on the disk"
             self._log.warning("waits", text)
         return True
 
@@ -125,8 +125,8 @@ class Greeter:
         if missing and durable and name in self._producers.senders:
             raise WireError(
                 "malformed",
-                f"HELLO: first {hello.first} of {name!r}, but {expected} is next: packets between "
-                "were never acknowledged; send from there, or take another name",
+                f"HELLO: first {hello.first} of {name!r}, but {expected} is next: the packets "
+                f"between were never acknowledged; send from {expected}, or take another name",
             )
         key = self._key_name(user)
         session = Session(
@@ -173,13 +173,13 @@ class Greeter:
                 "names",
                 f"{name!r} would be one of more than {self._max_names} producers"
                 f"{'' if key is None else f' of the key {key!r}'}: use a name again, or raise "
-                "receiver.max_names; one that is away for 30 days is forgotten",
+                "receiver.max_names; a name that is away for 30 days is forgotten",
             )
 
     def _key_name(self, user: str | None) -> str | None:
         return self._access.allow.name_of(user) if self._access is not None else None
 
-    def _yields(self, other: Session, hello: Hello, now: float) -> bool:
+    def _loses_to(self, other: Session, hello: Hello, now: float) -> bool:
         """Return whether a HELLO loses against the producer's other connection.
 
         Otherwise the other connection is superseded, if its epoch is older.

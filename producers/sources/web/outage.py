@@ -18,9 +18,9 @@ from stream_ssl.rate_limited_logger import printable
 
 log = logging.getLogger(__name__)
 
-PROBED_HOSTS = 4  # the hosts that answered last, by which the network is probed
-ANSWER_SECONDS = 1.0  # after a failure, to wait for the answer of another host
-PROBE_SECONDS = 5.0  # to connect to a host that answered before
+PROBED_HOSTS = 4  # number of hosts to probe the network with: those that answered last
+ANSWER_SECONDS = 1.0  # to wait for the answer of another host after a failure
+PROBE_SECONDS = 5.0  # to connect to a probed host
 REPEAT_SECONDS = 60.0  # between two log lines, and the longest pause, while the network is down
 
 
@@ -55,7 +55,7 @@ class Outage:
             del self._answering[next(iter(self._answering))]
 
     async def waited(self, skip: Skip, name: str) -> bool:
-        """Return whether the network was down when a request failed. Wait until it is up again.
+        """Wait while the network is down. Return whether it was down when a request failed.
 
         The network is up if a host answers a request or accepts a connection. Before the first
         answer of any host, only the error shows that the network is down.
