@@ -110,7 +110,7 @@ def test_a_file_that_an_operator_names_may_be_a_link(tmp_path: Path) -> None:
         bounded_files.read_bytes(device, links=True)
 
 
-def test_keys_are_read_where_the_system_has_no_such_flags(
+def test_files_are_read_on_a_system_without_the_flags_of_posix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Windows, on which producers run, has no such flags."""
@@ -146,7 +146,7 @@ OPERATORS: dict[str, Callable[[Path], Any]] = {
         (DEEP, "nested|larger than|too deep"),
     ],
 )
-def test_what_operators_name_must_be_a_small_regular_file(
+def test_files_that_operators_name_must_be_small_and_regular(
     reader: str, kind: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = planted(tmp_path / "robot.json", kind)
@@ -229,7 +229,7 @@ def test_a_running_receiver_keeps_the_last_good_list_and_counts(
 
 @pytest.mark.timeout(30)
 @table("kind", ["link", "pipe", "folder"])
-def test_locks_follow_no_planted_link(kind: str, tmp_path: Path) -> None:
+def test_lock_files_must_be_regular_files(kind: str, tmp_path: Path) -> None:
     folder = tmp_path
     says = f"is a {kind}"
     planted(folder / "receiver.lock", kind)
@@ -251,7 +251,7 @@ def test_locks_follow_no_planted_link(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.timeout(30)
 @table("kind", ["link", "pipe", "large", DEEP[:2000], "[1]", '{"receiver": 5}'])
-def test_what_others_put_into_a_run_s_folder_counts_as_damaged(kind: str, tmp_path: Path) -> None:
+def test_planted_files_in_the_folder_of_a_run_count_as_damaged(kind: str, tmp_path: Path) -> None:
     folder = tmp_path
     planted(folder / endpoints.FILE, kind)
     assert endpoints.load(folder) == {}

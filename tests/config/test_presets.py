@@ -1,4 +1,4 @@
-"""Every configuration that is shipped builds and takes a step, alone and with presets over it."""
+"""Each shipped configuration builds a learner that takes a step, alone and under presets."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CONTRASTIVE = [kind for kind in KINDS if kind not in ("byol", "simsiam")]
 PAIRS = list(zip(KINDS, cycle(("laptop", "gpu")), strict=False))
 SETTINGS_OF = list(zip(CONTRASTIVE, cycle(SETTINGS), strict=False))
 BATCH = 8
-# What a test can afford: nothing of it decides whether the parts go together.
+# Sizes that a test can afford. They do not decide whether the parts fit each other.
 SMALL = (
     *("--encoder.width", "4", "--encoder.depths", "[1,1,0,0]", "--encoder.block", "basic"),
     *("--batches.batch_size", str(BATCH), "--memory.capacity", "32", "--decoder.size", "16"),
@@ -172,7 +172,7 @@ def test_a_method_and_a_loss_are_named_on_the_command_line() -> None:
 
 
 @pytest.mark.parametrize("name", ["moco-v2", "simclr"])
-def test_a_run_from_before_there_was_a_choice_goes_on(name: str) -> None:
+def test_a_run_from_before_methods_could_be_chosen_continues(name: str) -> None:
     parser = options.learner_parser()
     old = TINY | {"method": {"momentum": 0.9, "views": 3}}
     new = TINY | {"method": yaml.safe_load(preset(name).read_text())["method"]}

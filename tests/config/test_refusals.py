@@ -1,4 +1,4 @@
-"""What a command cannot do is refused in a line with fault and remedy, without a traceback."""
+"""Commands refuse what they cannot do in one line with fault and remedy, without a traceback."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_every_role_refuses_a_run_without_a_folder(
     assert "run is empty: give the folder of the run" in capsys.readouterr().err
 
 
-def test_a_journal_on_a_disk_that_is_away_is_one_line(
+def test_a_journal_on_an_absent_disk_is_refused_without_a_traceback(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stream_ssl.process.signals.signal.signal", lambda *_: None)
@@ -118,7 +118,7 @@ def test_a_journal_on_a_disk_that_is_away_is_one_line(
     assert "unexpected error" not in caplog.text
 
 
-def test_an_error_of_an_option_names_the_file_only_if_the_value_is_from_there(
+def test_an_error_names_the_file_only_if_the_wrong_value_is_in_the_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = config_file(tmp_path, "run: x\njournal:\n  budget: 2GB\n")
@@ -177,12 +177,12 @@ def test_a_seed_that_torch_does_not_take_is_named(
 def test_a_timeout_that_torch_cannot_hold_is_named(
     seconds: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its clock overflows, so a rank would give up at once."""
+    """The clock of torch overflows, so a rank would give up at once."""
     assert refused(check.main, config_file(tmp_path), "--ranks.timeout", seconds) == USAGE
     assert "must be more than 0 and at most 1e9 seconds" in caplog.text
 
 
-def test_an_option_of_the_file_that_no_section_has_is_told_with_the_one_meant(
+def test_an_unknown_option_in_the_file_is_reported_with_the_likely_option(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = config_file(tmp_path, memory={**TINY["memory"], "capcity": 5})
@@ -258,14 +258,14 @@ def test_the_usage_of_run_and_check_names_the_config_file(
 
 def test_a_device_that_is_not_there_ends_a_run_instead_of_restarting_it(tmp_path: Path) -> None:
     with processes(tmp_path / "run", TINY | {"learner": {"device": "gpu"}}) as run:
-        # What a supervisor ends a run by.
+        # A supervisor ends the run on this status.
         assert run.start("learner", str(run.config)).wait(90) == USAGE
         told = run.log("learner")
     assert "device 'gpu' cannot be used" in told
     assert "Traceback" not in told
 
 
-def test_memory_that_runs_out_while_a_run_is_built_is_a_matter_of_settings() -> None:
+def test_too_little_memory_for_a_run_is_reported_as_a_misconfiguration() -> None:
     for error in (MemoryError("1 TB"), RuntimeError("DefaultCPUAllocator: can't allocate memory")):
         with pytest.raises(Misconfigured, match=r"lower memory\.capacity"), configuring():
             raise error
@@ -273,7 +273,7 @@ def test_memory_that_runs_out_while_a_run_is_built_is_a_matter_of_settings() -> 
         raise RuntimeError("a bug")
 
 
-def test_a_memory_is_held_against_the_machine_s(
+def test_slots_that_exceed_main_memory_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parser = options.learner_parser()
@@ -331,7 +331,7 @@ def test_a_log_level_that_is_none_is_refused() -> None:
 def test_an_extra_that_is_not_installed_is_named(
     tmp_path: Path, module: str, arguments: tuple[str, ...], extra: str
 ) -> None:
-    """A module of None in sys.modules is one that cannot be found."""
+    """A module that is None in sys.modules cannot be imported."""
     file = config_file(tmp_path)
     code = f"import sys; sys.modules[{module!r}] = None\nfrom stream_ssl.app.cli import main\n"
     said = [file if argument == "CONFIG" else argument for argument in arguments]
@@ -367,7 +367,7 @@ def test_every_extra_is_known() -> None:
     } - {"stream-ssl", "numpy"}  # both are there in each install
 
 
-def test_keys_leaves_none_behind_that_nobody_could_use(
+def test_the_keys_command_leaves_no_keys_that_nobody_could_use(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, bad, folder = tmp_path / "file", tmp_path / "allow.json", tmp_path / "keys"
@@ -389,13 +389,13 @@ def test_keys_leaves_none_behind_that_nobody_could_use(
     assert keys.main(["robot", "--folder", str(folder), "--allow", str(tmp_path)]) == USAGE
     assert "is a folder" in capsys.readouterr().err
     assert not folder.exists()
-    Keys.generate("other").save(folder)  # whose public half alone is there
+    Keys.generate("other").save(folder)  # only its public half is there
     (folder / "other.secret.json").unlink()
     assert keys.main(["other", "--folder", str(folder)]) == FAILED
     assert "exists" in capsys.readouterr().err
 
 
-def test_status_refuses_what_it_cannot_measure(
+def test_status_refuses_places_and_times_that_it_cannot_measure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -424,7 +424,9 @@ def test_a_demo_at_an_impossible_place_is_refused(
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_what_is_printed_is_no_markup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_printed_text_is_not_interpreted_as_markup(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from rich.console import Console
 
     from benchmarks.report import Result, table
@@ -458,7 +460,7 @@ def test_the_help_says_where_the_learner_s_options_are_listed(
     assert refused(command, "--help") == 0
     said = " ".join(capsys.readouterr().out.split())
     told = said.count("a section of the learner; stream-ssl learner --help lists its options")
-    ranks = command is run_command.main  # which takes a number of them, too
+    ranks = command is run_command.main  # it takes the number of ranks under this name, too
     assert told == len(options.LEARNER_SECTIONS) - ranks
     assert ("number of processes of this host that learn together" in said) == ranks
 
@@ -478,7 +480,7 @@ def test_the_help_of_wrappers_fits_their_defaults(capsys: pytest.CaptureFixture[
         (("--continual.tasks", "7"), "has no effect without --continual.kind or"),
     ],
 )
-def test_options_of_what_is_not_asked_for_are_refused(
+def test_options_of_a_wrapper_that_is_off_are_refused(
     arguments: tuple[str, ...], message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     base = ("synthetic", "--to", "tcp://127.0.0.1:1", "--name", "robot", "--connect_seconds", "0.1")
@@ -495,7 +497,7 @@ def test_a_source_name_that_samples_cannot_carry_is_refused(
 
 
 @table("tasks", ["0", "-1", "[]"])
-def test_evaluation_by_no_tasks_is_refused(tasks: str) -> None:
+def test_an_evaluation_with_less_than_one_task_is_refused(tasks: str) -> None:
     parser = evaluate_parser()
     settings = parser.parse_args(["runs/x", "--data", "synthetic", "--tasks", tasks])
     with pytest.raises(ValueError, match=r"--tasks .*: must be at least 1; or leave it out"):
@@ -520,7 +522,7 @@ def test_an_absent_gpu_is_checked_on_the_cpu_and_another_device_refused(
     build.check_device("cpu")
 
 
-def test_a_checkpoint_of_a_newer_version(
+def test_a_checkpoint_of_a_newer_version_is_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def newest(_: Checkpointer) -> None:
@@ -541,7 +543,7 @@ def test_a_checkpoint_of_a_newer_version(
         ("encoder.model", "Thumbnial", "package.module.Class"),
     ],
 )  # fmt: skip
-def test_a_name_of_no_class_is_answered_by_class_paths(
+def test_an_unknown_class_is_answered_with_examples_of_class_paths(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, value: Any, message: str
 ) -> None:
     section, _, name = option.partition(".")

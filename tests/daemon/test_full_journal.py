@@ -1,4 +1,4 @@
-"""A journal that fills up with what older checkpoints would replay stops nobody for good."""
+"""A journal that is full of records for older checkpoints blocks the run only for a while."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ SAMPLES = 70 * BATCH  # twice what the journal holds
 @pytest.mark.parametrize(
     "checkpoints",
     [
-        {"every_steps": 10_000, "every_seconds": None, "keep": 1},  # the first would never come
-        {"every_steps": 10, "every_seconds": None, "keep": 5},  # the oldest would never go
+        {"every_steps": 10_000, "every_seconds": None, "keep": 1},  # no checkpoint would be due
+        {"every_steps": 10, "every_seconds": None, "keep": 5},  # the oldest checkpoint would stay
     ],
     ids=["seldom", "many"],
 )
@@ -46,7 +46,7 @@ def test_a_stream_larger_than_the_journal_is_learned(
         assert producer.wait(30) == 0, run.log("robot")
         assert "the journal is full" in run.log("learner")
         assert stop(learner) == 0
-        again = run.role("learner")  # what is left goes on
+        again = run.role("learner")  # it continues with the rest of the journal
         assert run.produce(SAMPLES + 2 * BATCH).wait(90) == 0, run.log("robot")
         # A counter begins anew with its process.
         until(lambda: run.metric("trained_samples_total") == 2 * BATCH, lambda: run.log("learner"))
@@ -68,7 +68,7 @@ def test_samples_that_cannot_be_decoded_never_fill_the_journal(tmp_path: Path) -
         assert "full of samples that cannot be decoded" in run.log("learner")
 
 
-def test_a_batch_may_be_larger_than_the_lag_that_is_allowed(tmp_path: Path) -> None:
+def test_a_batch_may_be_larger_than_max_lag_bytes(tmp_path: Path) -> None:
     packet = 1 << 16
     limits = {**SMALL["receiver"], "max_lag_bytes": packet}
     settings = {**SMALL, "receiver": limits, "batches": {"batch_size": 512}}

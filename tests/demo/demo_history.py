@@ -1,4 +1,4 @@
-"""A made-up run, as the scraper would have recorded it."""
+"""A made-up run in the form in which the scraper records a run."""
 
 import math
 
@@ -81,7 +81,7 @@ def made_up_evaluation(slots: int = 640) -> DemoEvaluation:
 
 
 def made_up_replay(slots: int = 640) -> Replay:
-    """A queue of four scenes; of the memory's pictures every tenth is the first again."""
+    """A queue of four scenes. Every tenth picture of the memory shows the first one again."""
     image_NHW, label_N = data.load()
     rows = np.resize(data.split(label_N).streamed[:4], slots)
     originals = {key: str(key if key % 10 else 0) for key in range(slots)}

@@ -18,7 +18,7 @@ def build(folder, groups=12):
 
 
 def checked(folder):
-    """An open journal, all segments of which have been looked at."""
+    """An open journal whose segments have all been checked."""
     journal = Journal(folder, budget=8 << 20, segment_bytes=256 << 10)
     journal.take_checked(wait=True)
     return journal

@@ -1,4 +1,4 @@
-"""The journal against a dict, its budget, and a reader beside it."""
+"""Tests of the journal: against a dict, within its budget, and with a reader beside it."""
 
 import errno
 import fcntl
@@ -37,8 +37,8 @@ from stream_ssl.journal.segment import (
 MIB = 1 << 20
 SEGMENT = 256 << 10
 
-# Hundreds of fsyncs take minutes on a disk that others keep busy. Tests of what a journal holds,
-# not of what survives a crash, run in memory where there is such a file system.
+# Hundreds of fsyncs take minutes on a busy disk. Tests of the journal's content, unlike tests of
+# crashes, use a file system in memory, if there is one.
 IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
@@ -66,7 +66,7 @@ def read_all(reader, position=1):
     return records
 
 
-def test_what_was_appended_is_read_back_by_a_reopened_journal(tmp_path):
+def test_a_reopened_journal_returns_the_appended_packets(tmp_path):
     journal = Journal(tmp_path / "journal")
     commit = journal.append([entry(1), entry(1, producer="b"), entry(2)])
     journal.close()
@@ -189,7 +189,7 @@ def test_a_trim_deletes_the_segments_that_lie_wholly_below(memory_path):
             assert journal.first == oldest == list_segments(memory_path)[0][0]
 
 
-def test_positions_can_be_made_to_go_on_further_up(tmp_path):
+def test_positions_can_skip_ahead(tmp_path):
     journal = Journal(tmp_path)
     journal.skip_to(500)
     assert (journal.first, journal.last) == (500, 499)
@@ -214,7 +214,7 @@ def test_a_journal_keeps_an_id_of_its_own(tmp_path):
 
     path, told = tmp_path / "journal", "0123456789abcdef"
     first = identified(path, told)
-    assert first not in (None, told)  # a new one is not the one that the learner has read
+    assert first not in (None, told)  # a new journal is not the journal that the learner has read
     assert identified(tmp_path / "other") != first
     with closing(Journal(path)) as journal:
         journal.append([entry(1)])
@@ -222,9 +222,9 @@ def test_a_journal_keeps_an_id_of_its_own(tmp_path):
     for damage in (first.replace(first[0], "x") + f"\n{first}\n", ""):
         (path / "id").write_text(damage)
         assert JournalReader(path).id is None
-        assert identified(path, first) == first  # its records are there: the learner knows it
+        assert identified(path, first) == first  # the learner knows it, and its records are there
     (path / "id").unlink()
-    (path / "id.part").mkdir()  # stands for a disk that takes nothing
+    (path / "id.part").mkdir()  # stands for a full disk
     assert identified(path) is None
 
 
@@ -260,7 +260,7 @@ def test_a_folder_without_locks_is_refused(tmp_path, monkeypatch):
 
 
 def test_a_process_of_the_same_id_in_another_container_is_no_damage(tmp_path):
-    """LMDB's reader locks are bytes numbered by process id: here another holds every number."""
+    """LMDB locks the byte with the number of a reader's process. Here, all bytes are locked."""
     with closing(Journal(tmp_path)) as journal:
         journal.append([entry(1)])
     ((_, segment),) = list_segments(tmp_path)
@@ -272,8 +272,8 @@ def test_a_process_of_the_same_id_in_another_container_is_no_damage(tmp_path):
     assert len(JournalReader(tmp_path).read(1)) == 1
 
 
-def test_a_lag_that_cannot_be_read_counts_as_all_there_is(tmp_path, monkeypatch, caplog):
-    """A receiver goes on: what its disk takes is durable all the same."""
+def test_a_lag_that_cannot_be_read_counts_as_the_whole_journal(tmp_path, monkeypatch, caplog):
+    """A receiver continues, because the packets on its disk are durable all the same."""
 
     def no_descriptors(*_):
         raise OSError(errno.EMFILE, "Too many open files")
@@ -544,7 +544,7 @@ def far(producer, sequence):
 
 
 def test_a_smaller_budget_than_the_newest_segment_leaves_room(memory_path, caplog):
-    """The newest segment can be deleted only after newer records."""
+    """The newest segment can be deleted only after newer records exist."""
     with closing(Journal(memory_path, budget=64 * MIB)) as journal:
         for sequence in range(1, 6):
             journal.append([entry(sequence, MIB)])
@@ -567,8 +567,8 @@ def test_a_smaller_budget_than_the_newest_segment_leaves_room(memory_path, caplo
         assert journal.bytes <= journal.budget
 
 
-def test_what_is_known_of_producers_counts_into_the_budget(memory_path):
-    """Each segment has the states of all, and a position may take two pages."""
+def test_producer_states_count_against_the_budget(memory_path):
+    """Each segment has the states of all producers, and a position may take two pages."""
     budget = 8 * MIB
     with closing(Journal(memory_path, budget=budget)) as journal:
         for sequence in (1, 2):
@@ -582,7 +582,7 @@ def test_what_is_known_of_producers_counts_into_the_budget(memory_path):
         assert journal.bytes <= budget
 
 
-def test_of_a_journal_that_was_trimmed_empty_nothing_is_left_to_read(memory_path):
+def test_a_journal_that_was_trimmed_empty_has_no_bytes_left_to_read(memory_path):
     with closing(Journal(memory_path)) as journal:
         journal.append([entry(1)])
     with closing(Journal(memory_path)) as journal:
@@ -592,8 +592,8 @@ def test_of_a_journal_that_was_trimmed_empty_nothing_is_left_to_read(memory_path
         assert journal.bytes_after(1) == 0
 
 
-def test_groups_of_any_sizes_fill_the_budget_and_no_more(memory_path):
-    """Seldom is a group as large as may be just where it begins a segment, near the end of room."""
+def test_groups_of_any_sizes_never_exceed_the_budget(memory_path):
+    """The largest group rarely begins a segment just when little room is left."""
     draw, sequence = random.Random(0), 0
     with closing(Journal(memory_path, budget=MIB, segment_bytes=SEGMENT, check=False)) as journal:
         for _ in range(600):
@@ -609,8 +609,8 @@ def test_groups_of_any_sizes_fill_the_budget_and_no_more(memory_path):
             assert journal.bytes <= journal.budget
 
 
-def test_what_is_known_of_producers_leaves_room_to_begin_a_segment(memory_path):
-    """Else the newest segment, which is never trimmed, would fill the budget for good."""
+def test_producer_states_leave_room_to_begin_a_segment(memory_path):
+    """Otherwise the newest segment, which is never trimmed, would fill the budget for good."""
     with closing(Journal(memory_path, budget=8 * MIB)) as journal:
         for first in range(0, 550, 50):
             journal.append([far(f"robot/{n}", 1) for n in range(first, first + 50)])
@@ -625,7 +625,7 @@ def test_what_is_known_of_producers_leaves_room_to_begin_a_segment(memory_path):
 
 
 def test_a_small_disk_has_several_segments(tmp_path, monkeypatch):
-    """Only whole segments are deleted: a single one would keep the disk full for good."""
+    """Only whole segments are deleted, so a single one would keep the disk full for good."""
     free = 8 * MIB
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 40, 0, free))
     with closing(Journal(tmp_path / "new" / "journal")) as journal:

@@ -24,7 +24,7 @@ def count(module: nn.Module) -> int:
         ((3, 4, 6, 3), "bottleneck", torchvision.models.resnet50),
     ],
 )
-def test_at_full_width_it_is_the_library_s(depths, block, twin) -> None:
+def test_a_resnet_of_full_width_has_torchvision_s_parameters(depths, block, twin) -> None:
     ours = ResNet(64, depths, stem="imagenet", block=block)
     theirs = twin()
     theirs.fc = nn.Identity()
@@ -33,7 +33,7 @@ def test_at_full_width_it_is_the_library_s(depths, block, twin) -> None:
 
 
 @table("block", ["basic", "bottleneck"])
-def test_with_the_library_s_weights_it_gives_the_library_s_features(block: str) -> None:
+def test_torchvision_s_weights_give_torchvision_s_features(block: str) -> None:
     ours = ResNet(64, (1, 2, 1, 1), stem="imagenet", block=block)
     library = torchvision.models.resnet
     twin = {"basic": library.BasicBlock, "bottleneck": library.Bottleneck}[block]
@@ -65,7 +65,7 @@ def test_a_narrow_net_is_small() -> None:
 
 
 @pytest.mark.parametrize("hidden", [0, 32])
-def test_projector(hidden: int) -> None:
+def test_a_projector_has_the_shape_and_the_parameters_of_its_layers(hidden: int) -> None:
     projector = Projector(10, 6, hidden)
     assert projector.dim == 6
     assert projector(torch.zeros(3, 10)).shape == (3, 6)
@@ -95,7 +95,9 @@ def test_wrong_settings_are_refused() -> None:
     ("hidden", "batchnorm", "norms"),
     [(0, "none", 0), (8, "none", 0), (8, "hidden", 1), (8, "all", 2), (0, "all", 1)],
 )
-def test_a_projector_normalises_what_it_is_told(hidden: int, batchnorm: str, norms: int) -> None:
+def test_a_projector_normalises_the_layers_of_its_option(
+    hidden: int, batchnorm: str, norms: int
+) -> None:
     torch.manual_seed(0)
     projector = Projector(6, 4, hidden, batchnorm)
     found = [layer for layer in projector.modules() if isinstance(layer, nn.BatchNorm1d)]

@@ -44,7 +44,7 @@ class SmallProjector(nn.Module):
 
 
 def memory_of(count: int, first_id: int = 1000, dim: int = DIM) -> WorkingMemory:
-    """As many unit rows, with ids, hashes, labels 0 to 2 and images."""
+    """A memory of `count` unit rows, with ids, hashes, labels 0 to 2 and images."""
     memory = WorkingMemory(capacity=max(count, 1), dim=dim, image_shape=(1, SIZE, SIZE))
     if count:
         generator = torch.Generator().manual_seed(count)
@@ -73,7 +73,7 @@ def views_of(count: int, batch: int = BATCH, seed: int = 1) -> list[Tensor]:
 
 
 def step(method: Method, memory: WorkingMemory, seed: int = 0, batch: int = BATCH) -> MethodOutput:
-    """What precedes an update, as the learner does it."""
+    """The output of a method for one update, with the calls that the learner makes before it."""
     method.begin(seed)
     method.prepare(memory, plain)
     output: MethodOutput = method(views_of(method.views, batch, seed), samples_of(batch), memory)

@@ -1,4 +1,4 @@
-"""Changes of level are found; their absence is not taken for one."""
+"""Drift is found in the signal that changes, and nowhere in a steady stream."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_change_is_found_in_its_signal_alone(signal: str, change: dict[str, in
 
 
 def test_shift_in_closed_form() -> None:
-    """First all along one axis for ever, then one short half-life along another."""
+    """The keys lie along one axis for long, and along another for one short half-life."""
     drift = Drift(short=40, long=1_000_000)
     first, second = torch.eye(2)[[0]].repeat(20, 1), torch.eye(2)[[1]].repeat(20, 1)
     assert drift.shift("embedding") == 0
@@ -79,7 +79,7 @@ def test_shift_in_closed_form() -> None:
     assert drift.shift("embedding") == pytest.approx(expected, abs=1e-3)
 
 
-def test_replays_and_bad_values_are_left_out() -> None:
+def test_replays_and_values_that_are_not_finite_are_left_out() -> None:
     drift = Drift()
     drift.consume(step(replay=True, admission=None, keys_BD=torch.eye(3)))
     drift.consume(step(loss=math.nan, collision_expected=math.nan, keys_BD=torch.eye(3)[[0] * 4]))

@@ -1,4 +1,4 @@
-"""MCAP files of every form, and those that claim what is not there."""
+"""MCAP files of every form, and files that claim more than they hold."""
 
 import bz2
 import struct
@@ -86,7 +86,7 @@ def test_messages_outside_of_chunks_are_read_in_order(tmp_path, monkeypatch, see
         assert list(source.samples(stream[at][1])) == stream[at + 1 :]
 
 
-def test_damage_between_chunks_costs_no_chunk(tmp_path):
+def test_damage_between_chunks_loses_no_chunk(tmp_path):
     path = write_mixed(tmp_path / "a.mcap", {0, 1, 2, 9, 10, 15, 19}, damage=5)
     source = McapFiles(str(path))
     numbers = sent(source)
@@ -118,13 +118,13 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
-def test_an_mcap_bomb_costs_itself_alone(tmp_path, bomb):
+def test_an_mcap_bomb_loses_no_other_message(tmp_path, bomb):
     path = write_records(tmp_path / "a.mcap", DEFINED, GOOD[0], BOMBS[bomb](), GOOD[1])
     source = McapFiles(str(path))
     began = time.monotonic()
     assert sent(source) == [0, 1]
-    assert time.monotonic() - began < 20  # it took minutes; a second where nothing else runs
-    # The messages of a channel that is not defined are one more part.
+    assert time.monotonic() - began < 20  # it took minutes before; an idle machine takes a second
+    # The messages of an undefined channel count as one more damaged part.
     assert source.skipped.by_reason["damaged"] == (2 if "tiny" in bomb else 1)
 
 
@@ -164,7 +164,7 @@ def test_chunks_that_overlap_do_not_fill_the_memory(monkeypatch):
 
 
 @table("form", ["zstd", "lz4", "bz2"])
-def test_what_unpacks_to_too_much_is_refused_before_it_is_there(form, monkeypatch):
+def test_a_chunk_that_unpacks_to_too_much_is_refused_while_it_is_unpacked(form, monkeypatch):
     pack = {"zstd": zstandard.compress, "lz4": lz4.frame.compress, "bz2": bz2.compress}[form]
     monkeypatch.setattr(chunked, "PIECE", 1 << 12)
     given = []

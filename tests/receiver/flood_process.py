@@ -1,6 +1,8 @@
-"""Floods a ROUTER that nobody reads, as while a receiver waits for its disk: prints how many
-connections were cut off, and by how many bytes this process grew. In a process of its own, for the
-memory that another has freed would be taken first."""
+"""A program that floods a ROUTER which nobody reads, as a receiver is flooded during an fsync.
+
+It prints the number of connections that were cut off, and the growth of its memory in bytes. The
+flood needs a new process, because an old process would first use memory that it has freed.
+"""
 
 import contextlib
 import sys
@@ -26,11 +28,11 @@ def main():
             time.sleep(0.5)  # for the ROUTER's part of the handshake
             peer.settimeout(0.2)
             end = time.monotonic() + SECONDS
-            with contextlib.suppress(ConnectionError):  # cut off
+            with contextlib.suppress(ConnectionError):  # the watchdog has cut it off
                 while not backlogs.cut and time.monotonic() < end:
-                    with contextlib.suppress(TimeoutError):  # what was sent before is still taken
-                        peer.send(b"\0\0" * 100_000)  # 2 bytes a message here, some tens there
-        time.sleep(0.2)  # for the count of what was just cut
+                    with contextlib.suppress(TimeoutError):  # the ROUTER still reads earlier bytes
+                        peer.send(b"\0\0" * 100_000)  # libzmq needs tens of bytes for each
+        time.sleep(0.2)  # until the connection is counted
         grown = psutil.Process().memory_info().rss - before
         sys.stdout.write(f"{backlogs.cut} {grown}\n")
         backlogs.close()

@@ -1,4 +1,4 @@
-"""Keys and allow-list, over TCP: nobody gets in who is not on the list now."""
+"""Keys and allow-list over TCP: only keys that are on the list now may send."""
 
 import contextlib
 import socket
@@ -73,7 +73,7 @@ def test_without_a_listed_key_and_ours_nothing_gets_in(running, caplog):
         Peer(running.endpoint, ROBOT, Keys.generate("other")) as deceived,
     ):
         for peer in (plain, stranger, deceived):
-            peer.socket.sndtimeo = 1000  # one that is cut off before has nowhere to send to
+            peer.socket.sndtimeo = 1000  # a peer that is cut off earlier cannot send
             with contextlib.suppress(zmq.Again):
                 peer.say(Hello("robot", 1, 1))
                 peer.say(packet(1))
@@ -133,7 +133,7 @@ def test_a_key_that_replaces_another_takes_effect_both_ways(running, listed):
 
 
 def test_a_key_that_is_listed_under_another_name_speaks_for_that_alone(running, listed):
-    """Also on the connection on which it spoke for the name before."""
+    """This also holds on the connection on which the key sent for the earlier name."""
     with Peer(running.endpoint, ROBOT, SERVER) as peer:
         peer.hello()
         allow(listed, camera=ROBOT)

@@ -1,4 +1,4 @@
-"""The receiver over TCP: what it takes, refuses and answers."""
+"""The receiver over TCP: the packets that it accepts and refuses, and its answers."""
 
 import gc
 import itertools
@@ -42,7 +42,7 @@ def test_packets_are_journalled_before_they_are_acknowledged(running):
     assert running.last.captured == 1.0
 
 
-def test_a_producer_without_memory_is_told_where_to_go_on(running):
+def test_a_producer_without_a_state_gets_the_position_to_resume_at(running):
     with Peer(running.endpoint) as peer:
         peer.hello(epoch=1)
         peer.say(packet(1, position={"file": "a", "row": 7}))
@@ -53,10 +53,10 @@ def test_a_producer_without_memory_is_told_where_to_go_on(running):
 
 
 def test_the_journal_knows_which_producers_are_connected(running):
-    """It forgets none of them, as long as they may be silent."""
+    """The journal forgets no connected producer, although it may be silent for long."""
     with Peer(running.endpoint) as peer, Peer(running.endpoint) as new:
         peer.hello("camera")
-        new.hello("new")  # has sent nothing that could be forgotten
+        new.hello("new")  # it has sent nothing, so the journal has no state to forget
         peer.say(packet(1))
         peer.acked(1)
         until(lambda: running.journal.connected)
@@ -77,7 +77,7 @@ def test_a_restarted_receiver_goes_on_where_its_journal_ends(tmp_path):
         assert running.journalled() == [("robot", 1), ("robot", 2)]
 
 
-def test_what_a_learner_tells_of_another_journal_moves_and_trims_nothing(tmp_path):
+def test_offsets_of_another_journal_move_and_trim_nothing(tmp_path):
     offsets = ConsumerOffsets(tmp_path)
     offsets.publish(900, 900, "another-journal")
     with Running(
@@ -92,13 +92,13 @@ def test_what_a_learner_tells_of_another_journal_moves_and_trims_nothing(tmp_pat
         assert running.journal.first == 900
 
 
-def test_packets_that_nobody_has_any_more_are_counted_once(tmp_path):
+def test_packets_that_are_lost_are_counted_once(tmp_path):
     with Running(tmp_path) as running, Peer(running.endpoint) as peer:
         peer.hello()
         peer.say(packet(1))
         peer.acked(1)
     with Running(tmp_path) as running, Peer(running.endpoint) as peer:  # an old copy of the journal
-        for _ in range(3):  # said again each second until WELCOME comes
+        for _ in range(3):  # a producer repeats HELLO each second until WELCOME comes
             assert peer.hello(first=10).resume == 1
         peer.say(packet(10))
         peer.acked(10)
@@ -106,7 +106,7 @@ def test_packets_that_nobody_has_any_more_are_counted_once(tmp_path):
         assert running.journalled() == [("robot", 1), ("robot", 10)]
 
 
-def test_damage_on_the_way_is_asked_for_again(running):
+def test_a_packet_with_a_wrong_checksum_is_requested_again(running):
     with Peer(running.endpoint) as peer:
         peer.hello()
         frames = encode(packet(1))
@@ -120,14 +120,13 @@ def test_damage_on_the_way_is_asked_for_again(running):
         until(lambda: running.counted("refused")["checksum"] == 1)
 
 
-def test_another_version_is_refused_in_ours(running):
+def test_another_version_is_refused_in_this_version(running):
     with Peer(running.endpoint) as peer:
         frames = encode(Hello("robot", 1, 1))
         peer.frames(b"SS\x63\x01", *frames[1:])
         nack = peer.hear(Nack)
         assert (nack.sequence, nack.reason, nack.permanent) == (0, "version", True)
-        assert "99" in nack.detail
-        assert "1" in nack.detail
+        assert nack.detail == "protocol version 99; this side speaks 1"
 
 
 def test_garbage_is_counted_and_answered_and_harms_nobody(running):
@@ -161,7 +160,7 @@ def _header(**fields):
     return msgpack.packb({"source": "s", "position": None, "samples": [row], **fields})
 
 
-def test_what_no_receiver_will_take_is_refused_for_good(tmp_path, monkeypatch):
+def test_packets_that_no_receiver_accepts_are_refused_permanently(tmp_path, monkeypatch):
     tiff = {"id": "a", "time": 1.0, "codec": "tiff", "size": 4}
     refused = [
         (Data(1, b"no msgpack", b"1234"), "malformed", 1),
@@ -179,7 +178,7 @@ def test_what_no_receiver_will_take_is_refused_for_good(tmp_path, monkeypatch):
             peer.say(data)
             peer.say(packet(data.sequence + 1))
             assert peer.nacked() == (reason, data.sequence, True)
-            # durable before the NACK
+            # The sequence is durable before the NACK.
             assert running.journal.state("robot").sequence >= data.sequence
             peer.acked(data.sequence + 1)
         assert running.journalled() == [("robot", data.sequence + 1) for data, _, _ in refused]
@@ -199,7 +198,7 @@ def test_frames_that_are_too_large_are_counted_and_harm_nobody_else(tmp_path):
         bad.say(packet(1, samples=1, side=800))  # one frame, ten times what WELCOME allows
         assert bad.nacked() == ("oversize", 1, True)
         frames = itertools.repeat(b"\x03" + MIB.to_bytes(8, "big") + bytes(MIB))
-        with pytest.raises(ConnectionError):  # cut off at once, as this message never ends
+        with pytest.raises(ConnectionError):  # cut off at once, because this message never ends
             all(worse.sendall(frame) is None for frame in frames)
         good.say(packet(1))
         good.acked(1)
@@ -223,11 +222,11 @@ def test_a_newer_incarnation_takes_over(running):
         assert re.fullmatch(r"it connected \d+ s ago \(.*\)", nack.detail)
         new.say(packet(2))
         new.acked(2)
-        assert running.last.producers <= 2
+        until(lambda: running.last.producers == 1)  # the old session has ended
 
 
-def test_an_older_epoch_is_heard_when_the_newer_connection_is_gone(running):
-    """A robot without a battery-backed clock may start before its own past."""
+def test_an_older_epoch_is_welcome_when_the_newer_connection_is_gone(running):
+    """The clock of a robot without a battery may go back at a restart."""
     with Peer(running.endpoint) as first:
         first.hello(epoch=1000)
     with Peer(running.endpoint) as second:
@@ -248,7 +247,7 @@ def test_bye_frees_the_producer_s_credit(running):
         until(lambda: running.last.producers == 0 and running.last.credit == 0)
 
 
-def test_stopping_commits_what_is_under_way_and_says_bye(tmp_path, monkeypatch):
+def test_stopping_commits_the_packets_in_flight_and_sends_bye(tmp_path, monkeypatch):
     monkeypatch.setattr("stream_ssl.receiver.receiver.GROUP_SECONDS", 30.0)
     with Running(tmp_path) as running, Peer(running.endpoint) as peer:
         peer.hello()
@@ -261,8 +260,8 @@ def test_stopping_commits_what_is_under_way_and_says_bye(tmp_path, monkeypatch):
         assert peer.credit == 0
         assert peer.hear(Bye).reason
     assert running.total("acked_samples") == 6
-    with pytest.raises(zmq.ZMQError):
-        assert running.endpoint != running.receiver.endpoint
+    with pytest.raises(zmq.ZMQError):  # the socket is closed
+        running.receiver.endpoint  # noqa: B018
 
 
 def test_ten_thousand_producers_that_come_and_go_leave_nothing_behind(tmp_path, monkeypatch):
@@ -330,7 +329,7 @@ def test_a_disk_that_fills_stops_credit_and_comes_back_by_itself(tmp_path, monke
 def test_a_planted_mark_of_a_full_journal_is_removed(tmp_path):
     with Running(tmp_path) as running, Peer(running.endpoint) as peer:
         peer.hello()
-        running.receiver.offsets.set_journal_full(True)  # the learner would let records go
+        running.receiver.offsets.set_journal_full(True)  # the learner would skip records
         until(lambda: not running.receiver.offsets.journal_full)
 
 
@@ -404,8 +403,8 @@ def test_a_path_that_cannot_be_listened_at_is_named(tmp_path):
             Running(tmp_path / "run", bind=f"ipc://{path}")
 
 
-def test_samples_are_not_looked_into(running):
-    """A bad image is the learner's to quarantine: the receiver must not spend its time on it."""
+def test_samples_are_not_decoded(running):
+    """The learner quarantines a bad image. The receiver must not spend time on it."""
     with Peer(running.endpoint) as peer:
         peer.hello()
         peer.say(Data.pack(1, [Sample("a", b"no jpeg at all", "jpeg")]))
@@ -430,7 +429,7 @@ def test_a_flood_of_hellos_does_not_fill_the_log(running, caplog):
 
 
 def test_a_producer_cannot_claim_again_and_again_that_packets_were_lost(running, caplog):
-    """Only a journal that was lost before this receiver began can lack what was acknowledged."""
+    """Only a journal that was lost before this receiver began can lack acknowledged packets."""
     with Peer(running.endpoint) as peer:
         peer.hello(first=10)
         peer.say(packet(10))
