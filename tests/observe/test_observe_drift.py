@@ -79,13 +79,35 @@ def test_shift_in_closed_form() -> None:
     assert drift.shift("embedding") == pytest.approx(expected, abs=1e-3)
 
 
-def test_replays_and_values_that_are_not_finite_are_left_out() -> None:
-    drift = Drift()
-    drift.consume(step(replay=True, admission=None, keys_BD=torch.eye(3)))
-    drift.consume(step(loss=math.nan, collision_expected=math.nan, keys_BD=torch.eye(3)[[0] * 4]))
-    drift.consume(step(admission=None, keys_BD=torch.full((4, 3), math.nan)))
+def test_replays_are_left_out() -> None:
+    """Replayed samples have another loss than the stream."""
+    generator, drift = torch.Generator().manual_seed(1), Drift()
+    for _ in range(500):
+        drift.consume(noisy(generator))
+    for _ in range(300):
+        drift.consume(step(loss=4.0, collision_expected=0.5, replay=True, admission=None))
+    assert drift.take_new() == dict.fromkeys(SIGNALS, 0)
+
+
+def test_values_that_are_not_finite_hide_no_later_change() -> None:
+    generator, drift = torch.Generator().manual_seed(1), Drift()
+    keys_BD = around(0, generator)
+    drift.consume(step(loss=math.nan, collision_expected=math.inf, keys_BD=keys_BD))
+    for loss, count in ((3.0, 500), (4.0, 300)):
+        for _ in range(count):
+            drift.consume(noisy(generator, loss=loss, collision=loss / 10))
+    found = drift.take_new()
+    assert found["loss"] >= 1
+    assert found["collision"] >= 1
+
+
+def test_keys_that_the_memory_was_not_offered_do_not_move_the_means() -> None:
+    drift = Drift(short=4, long=1_000_000)
     drift.consume(step(keys_BD=torch.eye(3)[[0] * 4]))
+    drift.consume(step(keys_BD=torch.eye(3)[[1] * 4], admission=None))
     assert drift.shift("embedding") == pytest.approx(0, abs=1e-6)
+    drift.consume(step(keys_BD=torch.eye(3)[[1] * 4]))
+    assert drift.shift("embedding") == pytest.approx(1 - 3 / 10**0.5, abs=1e-3)
 
 
 def test_a_covered_camera_is_found_in_its_images_and_a_moving_encoder_is_not() -> None:
