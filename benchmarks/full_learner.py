@@ -22,7 +22,8 @@ from stream_ssl.daemon.observers import Observers
 from stream_ssl.learning.learner import Learner
 from stream_ssl.learning.records import StepRecord
 from stream_ssl.memory import WorkingMemory
-from stream_ssl.observe.metrics import WORKING, LearnerMetrics
+from stream_ssl.observe.catalogue import WORKING
+from stream_ssl.observe.metrics import LearnerMetrics
 
 FILL = 4096  # samples that join the memory at a time
 

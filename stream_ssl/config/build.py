@@ -55,10 +55,10 @@ from stream_ssl.memory.descriptors import Embedding, Vector
 from stream_ssl.memory.eviction import Policy
 from stream_ssl.memory.process_group import SINGLE_PROCESS, RankGroup
 from stream_ssl.methods import Method
+from stream_ssl.observe.catalogue import WORKING
 from stream_ssl.observe.held_out import HeldOut, HeldOutProbe
 from stream_ssl.observe.logger_process import Deadline, LoggerProcess
 from stream_ssl.observe.loggers import Logger, TensorBoard
-from stream_ssl.observe.metrics import WORKING
 from stream_ssl.observe.page.picture_search import PictureSearch
 from stream_ssl.observe.shadow import Shadow, StepDescriptor
 from stream_ssl.process.failures import first_line, section

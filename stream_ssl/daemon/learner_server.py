@@ -16,8 +16,9 @@ from stream_ssl.daemon.page import announced, ending_of, page_sources, process_o
 from stream_ssl.daemon.ranks import Part
 from stream_ssl.feed.quarantine import quarantine_folder
 from stream_ssl.learning.checkpoint_layout import FOLDER
+from stream_ssl.observe.catalogue import WORKING
 from stream_ssl.observe.health import STARTING, Health
-from stream_ssl.observe.metrics import WORKING, LearnerMetrics
+from stream_ssl.observe.metrics import LearnerMetrics
 from stream_ssl.observe.watch import Watched
 
 log = logging.getLogger("stream_ssl.learner")

@@ -13,10 +13,11 @@ from stream_ssl.learning.records import Idle, StepRecord
 from stream_ssl.memory import WorkingMemory
 from stream_ssl.memory.near_duplicates import NearDuplicates
 from stream_ssl.observe.balance import Balance, class_counts
+from stream_ssl.observe.catalogue import WORKING
 from stream_ssl.observe.collisions import ClassCollisions, NearDuplicateShare
 from stream_ssl.observe.drift import Drift
 from stream_ssl.observe.held_out import HeldOutProbe
-from stream_ssl.observe.metrics import WORKING, LearnerMetrics
+from stream_ssl.observe.metrics import LearnerMetrics
 from stream_ssl.observe.prequential import Prequential
 from stream_ssl.observe.recent_rank import RecentRank
 from stream_ssl.observe.shadow import Shadow

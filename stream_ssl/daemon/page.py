@@ -22,7 +22,7 @@ from stream_ssl.observe.metrics import ProcessMetrics
 from stream_ssl.observe.page.api import Sources
 from stream_ssl.observe.peers import ASK_EVERY, Peers
 from stream_ssl.observe.server import Server
-from stream_ssl.observe.trends import EVERY
+from stream_ssl.observe.trends import LOOK_SECONDS
 from stream_ssl.observe.watch import Watch, Watched
 from stream_ssl.process.failures import listening
 
@@ -57,7 +57,7 @@ def serve_page(
     stack.enter_context(Background("peers", peers.ask, ASK_EVERY))
     sources.hung = peers.why
     watch = Watch(role, registry, health, metrics.set_conditions, watched, peers.hung)
-    stack.enter_context(Background("watch", watch.try_look, EVERY))
+    stack.enter_context(Background("watch", watch.try_look, LOOK_SECONDS))
     return server.address
 
 

@@ -39,6 +39,8 @@ PRODUCERS = 256
 """The most producers with a label of their own. All others count as "other"."""
 CLASSES = 64
 """The number of class labels, "0" to "63". All other classes count as "other"."""
+WORKING = "working"
+"""The label of the memory that the learner trains from. Shadows have their own names."""
 
 BOTH: tuple[Spec, ...] = (
     Spec(

@@ -14,9 +14,9 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
+from stream_ssl.observe.catalogue import WORKING
 from stream_ssl.observe.families import OTHER
 from stream_ssl.observe.metric_spec import PREFIX, Role
-from stream_ssl.observe.metrics import WORKING
 from stream_ssl.observe.page.history import LATELY, FigureHistory
 from stream_ssl.observe.receiver_checks import only_sporadic
 from stream_ssl.observe.trends import Figures, Rise

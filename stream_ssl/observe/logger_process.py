@@ -24,7 +24,7 @@ from stream_ssl.observe.logger_child import LAST
 from stream_ssl.observe.loggers import ShownSlots
 
 OPEN = 90.0
-"""Seconds in which a logger must open. A busy machine takes 20 to load a library."""
+"""Seconds in which a logger must open. A busy machine needs 20 s to load a library."""
 ANSWER = 30.0
 """Seconds in which a logger must take a row or a picture."""
 
@@ -45,6 +45,8 @@ class LoggerProcess:
 
     Args:
         name: wandb or mlflow.
+        run: the folder of the run.
+        config: the resolved configuration, as plain values.
         deadline: the latest time at which the process may still run.
 
     Raises:

@@ -21,6 +21,7 @@ from stream_ssl.observe.catalogue import (
     REFUSALS,
     SIGNALS,
     SKIPS,
+    WORKING,
 )
 from stream_ssl.observe.checkpoint_metrics import CheckpointMetrics
 from stream_ssl.observe.families import OTHER, Families, class_label
@@ -43,9 +44,6 @@ COLLISIONS = 16
 """The number of batches that a collision probability covers."""
 FARTHEST = 2.0
 """The largest value of novelty_distance: no picture in the memory is near the sample."""
-
-WORKING = "working"
-"""The label of the memory that the learner trains from. Shadows have their own names."""
 
 
 class ProcessMetrics:
@@ -296,20 +294,7 @@ class LearnerMetrics(ProcessMetrics):
             add("steps_total")
         else:
             add("skipped_updates_total", 1, reason=record.skipped)
-        self._by_producer("dropped_samples_total", record.dropped_origins, reason="near_duplicate")
-        distances: dict[str, list[float]] = {}
-        for origin, distance in record.novelty:
-            producer = origin.producer if origin is not None else OTHER
-            distances.setdefault(producer, []).append(min(distance, FARTHEST))
-        for producer, each in distances.items():
-            self._families.observe("novelty_distance", *each, producer=producer)
-        for one in record.dropped:
-            if one.label >= 0:
-                twin = "same" if one.twin_label == one.label else "other"
-                twin = twin if one.twin_label >= 0 else "unknown"
-                labels = {"class": class_label(one.label), "twin": twin}
-                add("dropped_class_samples_total", 1, **labels)
-        self._by_producer("producer_admitted_samples_total", record.new_origins)
+        self._novelty(record)
         if record.skipped is None:
             name = "replayed_samples_total" if record.replay else "trained_samples_total"
             add(name, record.batch)
@@ -331,6 +316,23 @@ class LearnerMetrics(ProcessMetrics):
             self._add_collision("true", record.collision_true)
         if record.admission is not None:
             self.of_memories.admitted(WORKING, record.admission)
+
+    def _novelty(self, record: StepRecord) -> None:
+        """Count the samples that the near-duplicate test dropped or admitted, with distances."""
+        self._by_producer("dropped_samples_total", record.dropped_origins, reason="near_duplicate")
+        self._by_producer("producer_admitted_samples_total", record.new_origins)
+        distances: dict[str, list[float]] = {}
+        for origin, distance in record.novelty:
+            producer = origin.producer if origin is not None else OTHER
+            distances.setdefault(producer, []).append(min(distance, FARTHEST))
+        for producer, each in distances.items():
+            self._families.observe("novelty_distance", *each, producer=producer)
+        for one in record.dropped:
+            if one.label >= 0:
+                twin = "same" if one.twin_label == one.label else "other"
+                twin = twin if one.twin_label >= 0 else "unknown"
+                labels = {"class": class_label(one.label), "twin": twin}
+                self._families.add("dropped_class_samples_total", 1, **labels)
 
     def _by_producer(self, name: str, origins: Iterable[Origin | None], /, **labels: str) -> None:
         """Count samples by producer."""

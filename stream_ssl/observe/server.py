@@ -36,7 +36,7 @@ from stream_ssl.observe.json_response import JsonResponse
 from stream_ssl.observe.metric_spec import Role
 from stream_ssl.observe.page import runbooks
 from stream_ssl.observe.page.api import Api, Sources
-from stream_ssl.observe.page.history import EVERY, HELP
+from stream_ssl.observe.page.history import HELP, POINT_SECONDS
 from stream_ssl.rate_limited_logger import RateLimitedLogger
 from stream_ssl.version import version
 from stream_ssl.wire.address import is_loopback_host
@@ -98,7 +98,7 @@ class Server:
         self.sources = Sources() if sources is None else sources
         check_public(host, public or self.sources.token is not None)
         self._facts = Facts(registry, role)
-        self._sampling = Background("history", self._facts.sample, EVERY)
+        self._sampling = Background("history", self._facts.sample, POINT_SECONDS)
         self._socket = _listen(host, port)
         shown = reachable(host)
         self.address = f"http://{shown}:{self._socket.getsockname()[1]}"

@@ -14,8 +14,8 @@ from stream_ssl.observe import conditions as at
 from stream_ssl.observe.metric_spec import PREFIX
 from stream_ssl.observe.wording import duration, percent
 
-EVERY = 2.0
-"""Seconds between two looks."""
+LOOK_SECONDS = 2.0
+"""Seconds between two looks at the metrics; see `watch.py`."""
 GAPS_KEPT, LEAST_GAPS = 64, 3
 
 Finding = tuple[str, str, str]
@@ -180,7 +180,7 @@ class Trends:
         """Yield a finding for each producer whose share of bad samples is too large."""
         worse = self.rise(f"{name} bad", at.BAD_SECONDS, bad)
         better = self.rise(f"{name} good", at.BAD_SECONDS, good)
-        span = duration(max(EVERY, self.span(f"{name} bad")))
+        span = duration(max(LOOK_SECONDS, self.span(f"{name} bad")))
         for who, count in worse.items():
             samples = max(1.0, count + better.get(who, 0.0))
             usual = at.BAD_SHARE * samples

@@ -87,7 +87,7 @@ class Watch:
         self._log = RateLimitedLogger(log, seconds=600.0, lines=3)
 
     def try_look(self) -> None:
-        """Look, and report to the health whether it worked. Call it every EVERY seconds."""
+        """Look, and report to the health whether it worked. Call it every LOOK_SECONDS seconds."""
         try:
             self.look()
         except Exception as error:

@@ -39,6 +39,7 @@ from stream_ssl.daemon.run_states import (
 from stream_ssl.observe.answer import Answer
 from stream_ssl.observe.answers import MOST_PRODUCERS, answers, as_json
 from stream_ssl.observe.ask import ask, bearer, map_in
+from stream_ssl.observe.catalogue import WORKING
 from stream_ssl.observe.conditions import OF_CHECK, SLOWEST_RANK
 from stream_ssl.observe.health import STARTING
 from stream_ssl.observe.metric_spec import ROLES, role_of
@@ -417,9 +418,9 @@ def learner_figures(history: History) -> dict[str, float | None]:
         "lag_seconds": history.last("stream_ssl_lag_seconds"),
         "pending_samples": history.last("stream_ssl_pending_samples"),
         "lag_records": history.last("stream_ssl_lag_records"),
-        "memory_slots": history.last("stream_ssl_memory_slots", memory="working"),
-        "memory_capacity_slots": history.last("stream_ssl_memory_capacity_slots", memory="working"),
-        "memory_effective_rank": history.last("stream_ssl_memory_effective_rank", memory="working"),
+        "memory_slots": history.last("stream_ssl_memory_slots", memory=WORKING),
+        "memory_capacity_slots": history.last("stream_ssl_memory_capacity_slots", memory=WORKING),
+        "memory_effective_rank": history.last("stream_ssl_memory_effective_rank", memory=WORKING),
         # The metric is 0 from a start until new samples arrive.
         "stream_effective_rank": measured("stream_ssl_stream_effective_rank") or None,
         "collision_similarity": history.last("stream_ssl_collision_similarity"),

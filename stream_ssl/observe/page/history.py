@@ -16,10 +16,10 @@ from operator import itemgetter
 
 from prometheus_client import CollectorRegistry
 
-from stream_ssl.observe.catalogue import CATALOGUE
+from stream_ssl.observe.catalogue import CATALOGUE, WORKING
 from stream_ssl.observe.metric_spec import PREFIX, Role
 
-EVERY = 2.0
+POINT_SECONDS = 2.0
 """Seconds between two points of the track "recent"."""
 RATE_SECONDS = 10.0
 """Seconds that a rate of a chart covers. A slow learner's updates then do not look like pauses."""
@@ -27,6 +27,10 @@ LATELY = 60.0
 """Seconds that the newest rates and the answers cover: the last minute."""
 POINTS = 900
 """The maximum number of points of a track: half an hour for the track "recent"."""
+
+
+Row = tuple[float, Sequence[float]]
+"""The time of a look at the metrics, and the value of each series."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +42,8 @@ class Series:
     rate: bool = False
 
 
-def _memory(metric: str, **labels: str) -> Series:
-    return Series(metric, {"memory": "working", **labels})
+def _memory(metric: str, rate: bool = False, **labels: str) -> Series:
+    return Series(metric, {"memory": WORKING, **labels}, rate)
 
 
 SERIES: Mapping[Role, Mapping[str, Series]] = {
@@ -68,8 +72,8 @@ SERIES: Mapping[Role, Mapping[str, Series]] = {
         "majority": Series("prequential_accuracy", {"classifier": "majority"}),
         "slots": _memory("memory_slots"),
         "capacity": _memory("memory_capacity_slots"),
-        "inserted": Series("memory_inserted_total", {"memory": "working"}, rate=True),
-        "refused": Series("memory_refused_total", {"memory": "working"}, rate=True),
+        "inserted": _memory("memory_inserted_total", rate=True),
+        "refused": _memory("memory_refused_total", rate=True),
         "turnover": _memory("memory_turnover_ratio"),
         "memory_rank": _memory("memory_effective_rank"),
         "stream_rank": Series("stream_effective_rank"),
@@ -110,7 +114,7 @@ class Track:
     def __init__(self, points: int, every: float, whole: bool) -> None:
         self.every = every
         self._points, self._whole = points, whole
-        self._rows: list[tuple[float, Sequence[float]]] = []
+        self._rows: list[Row] = []
 
     def append(self, at: float, values: Sequence[float]) -> None:
         """Add a row, unless the last row is less than `every` seconds old."""
@@ -124,14 +128,14 @@ class Track:
             else:
                 del self._rows[0]
 
-    def rows(self, since: float) -> list[tuple[float, Sequence[float]]]:
+    def rows(self, since: float) -> list[Row]:
         """Return the rows after `since`, and the row before them, which rates need."""
         behind = sum(at > since for at, _ in self._rows)
         return self._rows[max(0, len(self._rows) - behind - 1) :]
 
 
 class FigureHistory:
-    """The values of a process's metrics over time. Call `sample` every EVERY seconds.
+    """The values of a process's metrics over time. Call `sample` every POINT_SECONDS seconds.
 
     Args:
         role: the role, which chooses the SERIES.
@@ -151,8 +155,8 @@ class FigureHistory:
         self._clock, self._wall, self._begun = clock, wall, clock()
         self._lock = threading.Lock()
         self._tracks = {
-            "recent": Track(POINTS, EVERY, whole=False),
-            "whole": Track(POINTS, EVERY, whole=True),
+            "recent": Track(POINTS, POINT_SECONDS, whole=False),
+            "whole": Track(POINTS, POINT_SECONDS, whole=True),
         }
 
     def sample(self) -> None:
@@ -263,9 +267,6 @@ class FigureHistory:
             name: (_rate if series.rate else _value)(rows[0], rows[-1], number) if rows else None
             for number, (name, series) in enumerate(self.series.items())
         }
-
-
-Row = tuple[float, Sequence[float]]
 
 
 def _value(_: Row, row: Row, number: int) -> float | None:
