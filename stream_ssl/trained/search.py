@@ -10,13 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
 import torch
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw
 from torch import Tensor
 
 from stream_ssl.batch import Origin
@@ -33,7 +31,6 @@ from stream_ssl.memory.state import (
     upgraded,
     without_address,
 )
-from stream_ssl.pictures import image_of, png, png_address
 from stream_ssl.trained.encoder import Encoder, facts, load_encoder, stored_settings
 from stream_ssl.trained.export import images_of
 
@@ -46,10 +43,6 @@ AGAIN: Final = 128
 At least this number of the nearest slots is encoded again, and as many of those whose images look
 most like the picture.
 """
-
-TILE: Final = 96  # pixels, the side of a picture on the sheet
-COLUMNS: Final = 8
-CAPTION: Final = 14  # pixels
 
 Pixels = NDArray[np.uint8]
 By = Literal["embeddings", "descriptors"]
@@ -224,37 +217,3 @@ def _encoded(
     with torch.inference_mode():
         row_BX: Tensor = encoder(image_BCHW)
     return row_BX[: 1 + len(slots)].clone()
-
-
-# -- The contact sheet
-
-
-def sheet(result: SearchResult) -> bytes:
-    """Return a PNG of the query and the hits, with the similarity below each."""
-    tiles = [("query", result.query_CHW)]
-    tiles += [(f"{hit.similarity:.3f}", hit.image_CHW) for hit in result.hits]
-    columns = min(COLUMNS, len(tiles))
-    lines = -(-len(tiles) // columns)
-    canvas = Image.new("RGB", (columns * (TILE + 4), lines * (TILE + CAPTION + 4)), "white")
-    draw = ImageDraw.Draw(canvas)
-    for number, (caption, image_CHW) in enumerate(tiles):
-        down, right = divmod(number, columns)
-        left, top = right * (TILE + 4) + 2, down * (TILE + CAPTION + 4) + 2
-        shown = image_of(image_CHW.transpose(1, 2, 0))
-        canvas.paste(shown.resize((TILE, TILE), Image.Resampling.NEAREST), (left, top))
-        draw.text((left, top + TILE), caption, fill="black")
-    return png(np.asarray(canvas))
-
-
-def page(result: SearchResult) -> bytes:
-    """Return an HTML page of the query and the hits, which needs no other file."""
-    pages = Environment(
-        loader=PackageLoader("stream_ssl.trained", "."), autoescape=True, undefined=StrictUndefined
-    )
-    shown: list[dict[str, Any]] = [
-        {"hit": hit, "source": png_address(hit.image_CHW.transpose(1, 2, 0))} for hit in result.hits
-    ]
-    template = pages.get_template("search.html.j2")
-    query = png_address(result.query_CHW.transpose(1, 2, 0))
-    text = template.render(checkpoint=result.checkpoint, query=query, shown=shown)
-    return text.encode(errors="replace")  # names of files may not be UTF-8

@@ -192,7 +192,8 @@ def test_pictures_are_written_as_png_and_as_html(tmp_path: Path) -> None:
 
 def test_names_from_producers_control_neither_terminal_nor_page() -> None:
     from stream_ssl.batch import Origin
-    from stream_ssl.trained.search import Hit, SearchResult, page
+    from stream_ssl.trained.search import Hit, SearchResult
+    from stream_ssl.trained.search_sheet import page
 
     image = np.zeros((3, 4, 4), np.uint8)
     hit = Hit(0, 0.5, None, Origin("\x1b[2J", "<script>", "a", 1e300), image)

@@ -86,7 +86,8 @@ def run(settings: Namespace) -> None:
     # After the checks: these imports take seconds.
     from stream_ssl import durable
     from stream_ssl.trained.encoder import read_newest
-    from stream_ssl.trained.search import page, search, sheet
+    from stream_ssl.trained.search import search
+    from stream_ssl.trained.search_sheet import page, sheet
 
     with configuring():
         result = read_newest(
