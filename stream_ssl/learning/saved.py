@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from stream_ssl.batch import START, Offset
+from stream_ssl.batch import START, Offset, Origin
 from stream_ssl.durable import MANIFEST, UNREADABLE, damage, damage_of, listed
 from stream_ssl.learning.capture import Capture
 from stream_ssl.learning.checkpoint_layout import (
@@ -211,16 +211,19 @@ def origins_of(checkpoint: Path) -> dict[str, Tensor]:
 
 
 def originals_of(checkpoint: Path) -> set[str]:
-    """Return the names of the original bytes of a checkpoint's samples, those that wait included.
+    """Return the names of the original bytes of the samples in a checkpoint.
+
+    These are the samples of the memory, and those that wait for a full batch.
 
     Raises:
         OSError: a file does not exist.
     """
     saved = Saved(checkpoint, facts_in(checkpoint))
-    rows = [row[1:] for part in saved._parts("origins") for row in unpacked(part["rows"])]
+    held = [row[1:] for part in saved._parts("origins") for row in unpacked(part["rows"])]
     for part in saved._parts("waiting"):
-        rows += [row for row in unpacked(part["origins"]) if row] if "origins" in part else []
-    return {row[4] for row in rows if len(row) > 4}
+        if "origins" in part:
+            held += [row for row in unpacked(part["origins"]) if row]
+    return {name for row in held if (name := Origin(*row).original) is not None}
 
 
 def checkpoint_damage(folder: Path) -> str | None:
