@@ -85,7 +85,10 @@ class RankGroup:
         return row_R
 
     def gather_equal(self, row_B: Tensor) -> Tensor:
-        """Return the rows of all ranks [W B, ...], in order of rank. All must have equally many."""
+        """Return the rows of all ranks [W B, ...], in order of rank.
+
+        All ranks must have equally many rows.
+        """
         return row_B
 
     def exchange(self, row_R: Tensor) -> Tensor:
@@ -95,15 +98,15 @@ class RankGroup:
         """
         return row_R.unsqueeze(0)
 
-    def send(self, row_R: Tensor, counts: list[int], come: list[int]) -> Tensor:
+    def send(self, row_R: Tensor, sent: list[int], received: list[int]) -> Tensor:
         """Return the rows that other ranks send here, in order of rank. The result differs by rank.
 
         Args:
             row_R: the rows to send, those for rank 0 first.
-            counts: the number of rows to send to each rank.
-            come: the number of rows to receive from each rank.
+            sent: the number of rows to send to each rank.
+            received: the number of rows to receive from each rank.
         """
-        del counts, come
+        del sent, received
         return row_R
 
     def all_reduce_sum(self, value: Tensor) -> Tensor:
@@ -172,10 +175,10 @@ class ProcessGroup(RankGroup):
             dist.all_to_all_single(found, row_R, group=self._group)
         return found.view(self.size, -1, *row_R.shape[1:])
 
-    def send(self, row_R: Tensor, counts: list[int], come: list[int]) -> Tensor:
-        found = row_R.new_empty(sum(come), *row_R.shape[1:])
+    def send(self, row_R: Tensor, sent: list[int], received: list[int]) -> Tensor:
+        found = row_R.new_empty(sum(received), *row_R.shape[1:])
         with self._meeting(row_R):
-            dist.all_to_all_single(found, row_R.contiguous(), come, counts, group=self._group)
+            dist.all_to_all_single(found, row_R.contiguous(), received, sent, group=self._group)
         return found
 
     def all_reduce_sum(self, value: Tensor) -> Tensor:

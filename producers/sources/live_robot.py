@@ -25,8 +25,7 @@ class LiveRobot(Live[tuple[str, Message]]):
     Compressed images are sent unchanged, other images are encoded with `codec`.
 
     The source reconnects, and drops the oldest waiting images if the sender cannot keep up; see
-    `Live`. Sample ids are TOPIC@CONNECTED-N: a name of the connection, and the number of the image
-    since then.
+    `Live`. Sample ids are TOPIC@CONNECTION-N, where N is the number of the image in its connection.
 
     Args:
         name: the source's name.

@@ -208,7 +208,7 @@ def build(stem: str, group: MemberGroup, source: str, skipped: Skipped) -> Sampl
 
 
 def facts_in(content: bytes, skipped: Skipped, what: str) -> dict[str, Any]:
-    """Return the facts in a .json. Facts that cannot be read cost only themselves: `skipped`."""
+    """Return the facts in a .json; none if they cannot be read, which `skipped` counts."""
     try:
         found = json.loads(content)
         if isinstance(found, dict):

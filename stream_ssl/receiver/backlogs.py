@@ -203,8 +203,8 @@ class Backlogs:
         """Return the unread bytes of a connection; cut it off if they exceed the limit."""
         facts = tcp.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
         received: int = _TCP_INFO.unpack(facts)[0]
-        read, others = connection.read, _HEARTBEAT_BYTES * (now - connection.checked)
-        connection.allowed = min(received - read, connection.allowed + math.ceil(others))
+        read, heartbeats = connection.read, _HEARTBEAT_BYTES * (now - connection.checked)
+        connection.allowed = min(received - read, connection.allowed + math.ceil(heartbeats))
         connection.checked = now
         waiting = received - read - connection.allowed
         if waiting > self._limit and tcp.getpeername() == connection.peer:
