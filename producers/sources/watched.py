@@ -170,21 +170,14 @@ class WatchedFolder:
         while not self._stopped.is_set():
             # A file that comes after the scan begins may be older than files that the scan finds.
             now, began = self.wall(), self.monotonic()
-            self._away.clear()
-            self._disks.clear()
             try:
-                files = sorted(self._look(), key=lambda found: found.key)
+                files = self._scan()
             except OSError as error:
                 self._note_busy(error)
                 came = self.monotonic()
                 self.sleep(self._poll)
                 continue
-            below = {found.key for found in files if found.key <= last}
-            if passed is not None:
-                self._note_late(below - passed)
-                if self._away or not files:  # no files: the disk may be away
-                    below |= {key for key in passed if not files or self._is_away(key[1])}
-            passed = below
+            passed = self._passed(files, last, passed)
             seen = self.monotonic()
             self._unchanged = {
                 found: self._unchanged.get(found, seen)
@@ -198,7 +191,7 @@ class WatchedFolder:
                 if self._stopped.is_set():
                     break
                 age = now - found.touched * 1e-9
-                if found in self._unchanged:
+                if found in self._unchanged:  # its time lies in the future
                     age = seen - self._unchanged[found]
                 if age < self._settle:
                     self._note_future(found.key, -age)
@@ -221,6 +214,27 @@ class WatchedFolder:
                 break
             self.sleep(max(self._poll, PAUSE * (seen - began)))
         self.skipped.tell_end(self._stopped)
+
+    def _scan(self) -> list[FoundFile]:
+        """Return the files of the folder, the oldest first."""
+        self._away.clear()
+        self._disks.clear()
+        return sorted(self._look(), key=lambda found: found.key)
+
+    def _passed(self, files: list[FoundFile], last: Key, before: set[Key] | None) -> set[Key]:
+        """Return the keys up to `last`, all of which are then sent or counted as late.
+
+        Args:
+            files: the files that a scan found.
+            last: the key of the last file that was sent or counted.
+            before: the result for the scan before; None at the first scan, which counts no file.
+        """
+        below = {found.key for found in files if found.key <= last}
+        if before is not None:
+            self._note_late(below - before)
+            if self._away or not files:  # no files: the disk may be away
+                below |= {key for key in before if not files or self._is_away(key[1])}
+        return below
 
     def _note_busy(self, error: OSError) -> None:
         self._log.warning("busy", f"source {self.name}: waiting, no file is left out: {error}")
