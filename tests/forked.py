@@ -35,7 +35,30 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(list(MADE))
 
 
-class Forked:
+class _Child:
+    """A forked process, with the part of `subprocess.Popen` that both kinds of processes need."""
+
+    args: Any
+    pid: int
+    _process: Any
+
+    def _start(self) -> None:
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if (status := self._process.exitcode) is None:
+            assert timeout is not None
+            raise subprocess.TimeoutExpired(self.args, timeout)
+        return status
+
+
+class Forked(_Child):
     """A process that calls `main` with its arguments and exits with the returned status.
 
     It has the part of `subprocess.Popen` that tests use. Its output is appended to the file
@@ -47,23 +70,11 @@ class Forked:
         whole = (main, arguments, str(output), dict(os.environ), str(Path.cwd()))
         _start_server()
         self._process = _context.Process(target=_begin, args=whole)
-        self._process.start()
-        assert self._process.pid is not None
-        self.pid = self._process.pid
+        self._start()
 
     @property
     def returncode(self) -> int | None:
         return self._process.exitcode
-
-    def poll(self) -> int | None:
-        return self._process.exitcode
-
-    def wait(self, timeout: float | None = None) -> int:
-        self._process.join(timeout)
-        if (status := self._process.exitcode) is None:
-            assert timeout is not None
-            raise subprocess.TimeoutExpired(self.args, timeout)
-        return status
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
@@ -94,7 +105,7 @@ def fork_workers(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> None:
     monkeypatch.setattr(module, "get_context", lambda how: _context)
 
 
-class ForkedCommand:
+class ForkedCommand(_Child):
     """A child of this process that runs one of the program's commands.
 
     It has the part of `subprocess.Popen` that the supervisor and the demo use. A command line of
@@ -123,21 +134,10 @@ class ForkedCommand:
         sys.stdout.flush()
         output = None if stdout is None else stdout.fileno()
         whole = (list(words[len(command()) :]), env, output)
+        self.args = words
         fork = multiprocessing.get_context("fork")  # this process has no threads of libraries
         self._process = fork.Process(target=_begin_command, args=whole)
-        self._process.start()
-        assert self._process.pid is not None
-        self.pid = self._process.pid
-
-    def poll(self) -> int | None:
-        return self._process.exitcode
-
-    def wait(self, timeout: float | None = None) -> int:
-        self._process.join(timeout)
-        if (status := self._process.exitcode) is None:
-            assert timeout is not None
-            raise subprocess.TimeoutExpired("a command", timeout)
-        return status
+        self._start()
 
     def terminate(self) -> None:
         self._process.terminate()

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from config_files import config_file, refused
 from harness import BATCH, TINY, processes, stop, until
 from jsonargparse import Namespace
 from sealed import sealed_checkpoint
@@ -95,15 +96,12 @@ def most_duplicated(**arguments: Any) -> dict[str, Any]:
     return called(EVICTION + "MostDuplicated", **{"score": score, **arguments})
 
 
-def configured(folder: Path, **memory: Any) -> Path:
+def configured(folder: Path, **memory: Any) -> str:
     """A config file whose memory has these options."""
-    file = folder / "config.yaml"  # JSON is YAML
-    settings = TINY | {"memory": {"capacity": 64, **memory}, "run": str(folder / "run")}
-    file.write_text(json.dumps(settings))
-    return file
+    return config_file(folder, memory={"capacity": 64, **memory})
 
 
-def settled(folder: Path) -> tuple[Path, Namespace, dict[str, Any]]:
+def settled(folder: Path) -> tuple[str, Namespace, dict[str, Any]]:
     """A config file, its settings, and what a checkpoint stores of them."""
     file, parser = configured(folder), options.learner_parser()
     settings = options.read(parser, [str(file)])
@@ -116,10 +114,7 @@ def outcome(
     *arguments: str,
 ) -> tuple[int, str]:
     """Exit status, and all that was said."""
-    try:
-        status = check.main(arguments)
-    except SystemExit as end:  # argparse's own way to refuse
-        status = int(end.code or 0)
+    status = refused(check.main, *arguments)
     out, err = capfd.readouterr()
     return status, out + err + caplog.text
 
@@ -253,9 +248,7 @@ def test_what_cannot_work_is_refused_with_its_name(
     name: str,
 ) -> None:
     sections, messages = REFUSED[name]
-    file = tmp_path / "config.yaml"  # JSON is YAML
-    file.write_text(json.dumps(TINY | {"run": str(tmp_path / "run")} | sections))
-    status, said = outcome(capfd, caplog, str(file))
+    status, said = outcome(capfd, caplog, config_file(tmp_path, **sections))
     assert status == USAGE, said
     for message in messages:
         assert message in said
@@ -293,11 +286,8 @@ def test_what_is_close_to_that_and_works_is_taken(
     sections: dict[str, Any],
 ) -> None:
     memory = {"capacity": 64} | sections.get("memory", {})
-    file = tmp_path / "config.yaml"
-    file.write_text(
-        json.dumps(TINY | {"run": str(tmp_path / "run")} | sections | {"memory": memory})
-    )
-    status, said = outcome(capfd, caplog, str(file))
+    file = config_file(tmp_path, **sections | {"memory": memory})
+    status, said = outcome(capfd, caplog, file)
     assert status == 0, said
     assert "configuration OK" in said
     assert not (tmp_path / "run").exists()
@@ -387,10 +377,9 @@ def test_a_segment_that_is_trimmed_meanwhile_is_no_fault(tmp_path: Path) -> None
 def test_it_says_what_each_rank_would_do_and_that_the_disk_is_too_small(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    file = tmp_path / "config.yaml"
     run, budget = tmp_path / "run", 1 << 50
-    file.write_text(json.dumps(TINY | {"run": str(run), "journal": {"budget": budget}}))
-    status, said = outcome(capfd, caplog, str(file), "--ranks", "4")
+    file = config_file(tmp_path, journal={"budget": budget})
+    status, said = outcome(capfd, caplog, file, "--ranks", "4")
     assert status == 0, said
     assert f"journal.budget is {budget / 1e6:,.0f} MB, and the disk of {run} has room for" in said
     assert f"rank r reads one of every 4 records of {tmp_path}/run/journal, from record r" in said

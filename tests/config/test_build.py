@@ -1,14 +1,13 @@
-"""What the sections of a config file are built into."""
+"""The objects that the sections of a config file are built into."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from harness import TINY
+from config_files import config_file
 
 from stream_ssl.config import build, options
 from stream_ssl.memory.scores import Gaussian, Score, VonMisesFisher
@@ -32,22 +31,19 @@ def most_duplicated(score: dict[str, Any]) -> dict[str, Any]:
 def test_shadows_count_by_the_working_memorys_score(
     tmp_path: Path, working: dict[str, Any] | None, score: Score
 ) -> None:
-    file = tmp_path / "config.yaml"  # JSON is YAML
-    settings = TINY | {
-        "memory": {
-            "capacity": 8,
-            "descriptor": {"class_path": "stream_ssl.memory.descriptors.Embedding"},
-            **({"eviction": working} if working else {}),
-        },
-        "shadows": {
-            "queue": {"class_path": "stream_ssl.memory.eviction.Oldest"},
-            "minred": {"class_path": "stream_ssl.memory.eviction.MinimumRedundancy"},
-            "wide": most_duplicated(WIDE),
-        },
+    memory = {
+        "capacity": 8,
+        "descriptor": {"class_path": "stream_ssl.memory.descriptors.Embedding"},
+        **({"eviction": working} if working else {}),
     }
-    file.write_text(json.dumps(settings))
+    shadows = {
+        "queue": {"class_path": "stream_ssl.memory.eviction.Oldest"},
+        "minred": {"class_path": "stream_ssl.memory.eviction.MinimumRedundancy"},
+        "wide": most_duplicated(WIDE),
+    }
+    file = config_file(tmp_path, memory=memory, shadows=shadows)
     parser = options.learner_parser()
-    built = parser.instantiate(options.read(parser, [str(file)]))
+    built = parser.instantiate(options.read(parser, [file]))
     z_BD = torch.nn.functional.normalize(
         torch.randn(20, 4, generator=torch.Generator().manual_seed(0)), dim=1
     )
@@ -66,23 +62,16 @@ def test_shadows_count_by_the_working_memorys_score(
 
 
 def test_the_learners_seed_draws_the_evictions_of_the_memory(tmp_path: Path) -> None:
-    file = tmp_path / "config.yaml"
-    file.write_text(
-        json.dumps(
-            TINY
-            | {
-                "memory": {
-                    "capacity": 8,
-                    "eviction": {"class_path": "stream_ssl.memory.eviction.Random"},
-                    "descriptor": {"class_path": "stream_ssl.memory.descriptors.Embedding"},
-                }
-            }
-        )
-    )
+    memory = {
+        "capacity": 8,
+        "eviction": {"class_path": "stream_ssl.memory.eviction.Random"},
+        "descriptor": {"class_path": "stream_ssl.memory.descriptors.Embedding"},
+    }
+    file = config_file(tmp_path, memory=memory)
     parser = options.learner_parser()
 
     def kept(seed: int) -> list[int]:
-        built = parser.instantiate(options.read(parser, [str(file), f"--learner.seed={seed}"]))
+        built = parser.instantiate(options.read(parser, [file, f"--learner.seed={seed}"]))
         memory = build.memory(built, dim=4)
         z_BD = torch.nn.functional.normalize(torch.ones(40, 4), dim=1)
         image_BCHW = torch.zeros(40, *build.image_shape(built), dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""What duplicates are counted on, from a config file to a run that goes on."""
+"""The descriptor that counts duplicates, from a config file to a run that continues."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from harness import TINY
+from config_files import config_file
 from jsonargparse import Namespace
 from table import table
 
@@ -36,14 +36,11 @@ TWO = {
 }
 
 
-def file_of(folder: Path, **memory: Any) -> Path:
-    file = folder / "config.yaml"  # JSON is YAML
-    settings = TINY | {"memory": {"capacity": 64, **memory}, "run": str(folder / "run")}
-    file.write_text(json.dumps(settings))
-    return file
+def file_of(folder: Path, **memory: Any) -> str:
+    return config_file(folder, memory={"capacity": 64, **memory})
 
 
-def parsed(file: Path, *arguments: str) -> Namespace:
+def parsed(file: str | Path, *arguments: str) -> Namespace:
     return options.read(options.learner_parser(), [str(file), *arguments])
 
 

@@ -1,5 +1,4 @@
-"""What a restart may change of a run's configuration takes effect, and the rest is kept; each is
-said."""
+"""Options that a restart may change take effect; the others stay. The log names both."""
 
 from __future__ import annotations
 
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from config_files import config_file
 from harness import TINY, processes, stop, until
 
 from stream_ssl.app.commands import check
@@ -53,15 +53,9 @@ def test_runbooks_change_what_a_run_fixes_in_a_new_run_only() -> None:
     assert wrong == []
 
 
-def config_file(folder: Path, **settings: Any) -> Path:
-    file = folder / "config.yaml"  # JSON is YAML
-    file.write_text(json.dumps(TINY | settings | {"run": str(folder / "run")}))
-    return file
-
-
-def plain(file: Path, *arguments: str) -> dict[str, Any]:
+def plain(file: str, *arguments: str) -> dict[str, Any]:
     parser = options.learner_parser()
-    return options.resolved(parser, options.read(parser, [str(file), *arguments]))
+    return options.resolved(parser, options.read(parser, [file, *arguments]))
 
 
 def changed(settings: dict[str, Any], path: str) -> None:
