@@ -1,4 +1,4 @@
-"""What containers rest on, and what their files say."""
+"""The files of containers, and the program's parts that containers rely on."""
 
 from __future__ import annotations
 

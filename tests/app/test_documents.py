@@ -1,4 +1,4 @@
-"""What README.md and the pages under docs/ tell a reader to run does run."""
+"""The commands and code of README.md and of the pages under docs/ run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `stream-ssl status` tells a person of processes that answer and are not well."""
+"""The report of `stream-ssl status` about processes that answer but have problems."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a journal holds: which samples of whom."""
+"""The samples that a journal holds, by producer."""
 
 from __future__ import annotations
 

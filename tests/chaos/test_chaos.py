@@ -1,4 +1,4 @@
-"""Short forms of `make chaos`; the figures of the long ones are in benchmarks/reports/chaos."""
+"""Short forms of `make chaos`. The figures of the long forms are in benchmarks/reports/chaos."""
 
 from __future__ import annotations
 

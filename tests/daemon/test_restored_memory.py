@@ -1,4 +1,4 @@
-"""What a learner exports of a memory that it has restored, before the first batch comes."""
+"""The metrics of a restored memory, before the learner gets its first batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the live page shows, at two sizes, and what logs get instead."""
+"""The live page of the demo at two sizes, and the log lines without a terminal."""
 
 import io
 import re

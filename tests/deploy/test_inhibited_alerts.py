@@ -1,4 +1,4 @@
-"""Which alerts Alertmanager holds back, by the rules of deploy/compose/alertmanager.yml."""
+"""The alerts that Alertmanager holds back, by the rules of deploy/compose/alertmanager.yml."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `make manifests` asks linters and schemas about deploy/."""
+"""The checks of deploy/ by linters and schemas, for `make manifests`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What docs/evaluation.md shows does run, and tells every command and metric by its name."""
+"""The examples of docs/evaluation.md run, and the page names every command and metric."""
 
 from __future__ import annotations
 

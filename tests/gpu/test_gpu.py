@@ -1,4 +1,4 @@
-"""What a CUDA GPU finds is what the CPU finds, and nothing waits for it unseen. `make gpu`.
+"""A CUDA GPU gives the CPU's results, and every wait for the GPU is known: `make gpu`.
 
 Where there is none, tests/learning/test_gpu_by_construction.py holds the same of a simulated one.
 """

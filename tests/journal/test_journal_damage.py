@@ -1,4 +1,4 @@
-"""What a journal keeps when its writer is killed or its files are damaged."""
+"""The records that a journal keeps when its writer is killed or its files are damaged."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""What docs/losses.md tells a reader to run does run, and it tells of every loss."""
+"""The examples of docs/losses.md run, and the page names every loss."""
 
 from __future__ import annotations
 

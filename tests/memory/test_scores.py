@@ -1,4 +1,4 @@
-"""Tests of scores at their extremes: very sharp ones, and ones wider than any cosine.
+"""Tests of scores at their extremes: very sharp scores, and scores wider than any cosine.
 
 Shapes: N cosines.
 """

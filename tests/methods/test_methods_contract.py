@@ -1,4 +1,4 @@
-"""What holds for every method in the table, and for every loss that fits it."""
+"""The properties of every method in the table, with every loss that fits the method."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is shipped for Prometheus and Grafana asks for metrics that exist."""
+"""The shipped files for Prometheus and Grafana ask for metrics that exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may read over HTTP, and what every answer says to a browser."""
+"""The clients that may read over HTTP, and the headers of every answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the page asks for, without a browser: figures, memory, producers, checkpoints, errors."""
+"""The API of the page, without a browser: figures, memory, producers, checkpoints, errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the page shows of the samples in the quarantine."""
+"""The samples in the quarantine, as the page shows them."""
 
 from __future__ import annotations
 

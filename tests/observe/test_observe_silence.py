@@ -1,4 +1,4 @@
-"""Which producers are waited for when nothing comes: conditions of silence."""
+"""The conditions of silence: which producers count as missing when no sample comes."""
 
 from __future__ import annotations
 

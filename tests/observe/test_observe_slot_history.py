@@ -1,4 +1,4 @@
-"""What is told of slots, against a naive twin; and the time that it may take from the learner."""
+"""The history of the slots against a naive twin, and its share of the learner's time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands log, read as a person and as a machine would."""
+"""The log lines of the commands, as text and as JSON."""
 
 from __future__ import annotations
 

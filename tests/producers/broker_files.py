@@ -1,4 +1,4 @@
-"""What tests of brokers share: images, `produce` as a process, and what it sent."""
+"""Helpers for tests of brokers: images, `produce` as a process, and the samples that it sent."""
 
 import io
 import subprocess

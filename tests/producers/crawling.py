@@ -1,4 +1,4 @@
-"""What the tests of crawls share: a small web on loopback, and crawls of it."""
+"""Helpers for tests of crawls: a small web on loopback, and crawls of it."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""What the tests of shaped streams share."""
+"""Helpers for tests of shaped streams."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""What a producer sends, and what it does when things go well."""
+"""The messages of a producer while nothing fails: HELLO, packets in order, and BYE."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a producer tells of its clock."""
+"""The clock of a producer, which HELLO carries."""
 
 from __future__ import annotations
 

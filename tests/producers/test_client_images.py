@@ -1,4 +1,4 @@
-"""What send() takes for an image, and what it makes of the fields around it."""
+"""The images and fields that send() accepts, and the samples that it makes of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a producer does when a connection, a receiver or a packet is lost."""
+"""The recovery of a producer that has lost a connection, a receiver or a packet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a producer tells unasked: log lines, on_state, on_stats, and the state in its stats."""
+"""The reports of a producer: log lines, on_state, on_stats, and the state in its stats."""
 
 from __future__ import annotations
 

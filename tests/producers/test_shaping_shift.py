@@ -1,4 +1,4 @@
-"""Which class dominates changes, and by how much it does is what was asked for."""
+"""The dominant class changes, and its share is the share of the arguments."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What holds for every source in the table, and for every way to shape one."""
+"""The properties of every source in the table, and of every way to shape a source."""
 
 import errno
 import inspect

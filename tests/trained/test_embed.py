@@ -1,4 +1,4 @@
-"""What `stream-ssl embed` leaves when it is stopped, and how the same command continues."""
+"""The files that a stopped `stream-ssl embed` leaves, and how the same command continues."""
 
 from __future__ import annotations
 

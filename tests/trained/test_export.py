@@ -1,4 +1,4 @@
-"""What comes out of a run: its encoder, its memory, and features of other images."""
+"""The exports of a run: its encoder, its memory, and features of other images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which encoders are refused: absent, damaged, of another network, or of false claims."""
+"""The encoders that are refused: absent, damaged, of another network, or with false claims."""
 
 from __future__ import annotations
 

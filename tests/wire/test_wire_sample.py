@@ -1,4 +1,4 @@
-"""What a sample may be."""
+"""The fields of a sample, and the values that are refused."""
 
 from __future__ import annotations
 
