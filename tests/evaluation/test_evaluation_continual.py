@@ -87,6 +87,10 @@ def test_classes_are_divided_in_order() -> None:
         (lambda: average_accuracy([]), "need .T, T."),
         (lambda: average_accuracy([[81.0]]), "not per cent"),
         (lambda: average_accuracy([[float("nan")]]), "outside .0, 1."),
+        (lambda: average_accuracy([[1.5]]), "outside .0, 1."),
+        (lambda: average_accuracy([[-0.5]]), "outside .0, 1."),
+        (lambda: recovered_share(1.5, 0.5), "must lie in"),
+        (lambda: recovered_share(0.5, 1.5), "must lie in"),
         (lambda: forgetting([[0.5]]), "at least 2"),
         (lambda: forward_transfer(MATRIX, [0.1]), "one accuracy for each task"),
         (lambda: recovered_share(0.3, 0.0), "the second above 0"),
@@ -94,7 +98,6 @@ def test_classes_are_divided_in_order() -> None:
         (lambda: recovered_gain(0.3, 0.4, 0.4), "no gain can be recovered"),
         (lambda: divide(range(3), 4), "give 1 to 3 tasks"),
     ],
-    ids=["row", "empty", "percent", "nan", "one", "untrained", "zero", "share", "gain", "tasks"],
 )
 def test_wrong_arguments_are_named(ask: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -86,5 +86,7 @@ def test_wrong_settings_are_refused() -> None:
     for worth in (0.0, -1.0, 1e-10, math.nan, math.inf):
         with pytest.raises(ValueError, match="updates_per_sample is"):
             Pace(worth)
+    with pytest.raises(ValueError, match='choose "received" or "new"'):
+        Pace(counts="all")
     with pytest.raises(ValueError, match="received 0 samples"):
         Pace().received(0)
