@@ -123,7 +123,7 @@ class Reencoding(Slots):
             batch: the largest number b of images to encode at a time. All calls get about as many.
 
         Raises:
-            ValueError: the descriptor is another one, the memory keeps no images or is empty, or
+            ValueError: the descriptor reads no features, the memory keeps no images or is empty, or
                 `features` did not return one row for each image. The memory is unchanged.
         """
         if not self.descriptor.needs_features:
@@ -139,7 +139,7 @@ class Reencoding(Slots):
 
     @changes_memory
     def _describe(self, every: Tensor, feature_kF: Tensor) -> None:
-        """Replace the descriptors of all slots by those of these features [k, F]."""
+        """Replace the descriptors of all slots by the descriptors of these features [k, F]."""
         before_kA = self._columns.descriptor_kA.clone()
         row_kA = self.descriptor.redescribed(before_kA, feature_kF, self.group)
         self._columns.descriptor_kA.copy_(row_kA)

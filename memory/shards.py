@@ -136,11 +136,11 @@ def resharded(states: Sequence[State], rank: int, size: int) -> State:
     if sorted(by_rank) != list(range(saved)) or len(states) != saved:
         raise ValueError(
             f"states of ranks {sorted(shard_of(state)[0] for state in states)} of {saved}: give "
-            "that of each rank once"
+            "the state of each rank once"
         )
     first = by_rank[0]
     if any(not torch.equal(state["counters"], first["counters"]) for state in states):
-        raise ValueError("the states are not of one moment: give those of one checkpoint")
+        raise ValueError("the states are not of one moment: give the states of one checkpoint")
     totals = totals_of(first)
     held = totals.inserted - totals.evicted
     state = {name: first[name] for name in ("counters", "description", "drift")}

@@ -54,7 +54,7 @@ NO_MEMORY = re.compile("out of memory|can't allocate memory", re.IGNORECASE)
 """The texts of torch's errors if a device lacks memory."""
 
 ADDRESS = re.compile(r"<(\S+) object at 0x[0-9a-f]+>|( at 0x[0-9a-f]+)", re.IGNORECASE)
-"""The address of an object in a repr, which is another one in each process."""
+"""The address of an object in a repr, which differs between processes."""
 
 
 def part(state: Mapping[str, Tensor], name: str) -> State:
@@ -244,7 +244,7 @@ def check_fits(
     theirs, group = shard_of(state), columns.group
     if theirs != (group.rank, group.size):
         raise ValueError(
-            f"the state is that of rank {theirs[0]} of {theirs[1]}, this memory is of rank "
+            f"the state is of rank {theirs[0]} of {theirs[1]}, this memory is of rank "
             f"{group.rank} of {group.size}: make it one of these ranks with "
             "stream_ssl.memory.shards.resharded"
         )

@@ -32,7 +32,7 @@ bytes."""
 SOS = b"\xff\xda"  # begins a scan of a JPEG
 _APP1 = 0xE1  # the marker of EXIF and XMP in a JPEG
 _SCAN_BYTES = 10  # of the shortest marker of a scan
-_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")  # EOI, or one that a length follows
+_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")  # EOI, or a marker with a length after it
 _SOF = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # markers that give the size of a JPEG
 _LOSSLESS = {0xC3, 0xC7, 0xCB, 0xCF}  # the markers among them of a lossless JPEG
 _MOST_PARTS = 1000  # parts of a header that are read; a colour profile may take 255

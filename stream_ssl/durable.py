@@ -267,7 +267,7 @@ def move(folder: Path, target: Path) -> Path:
             path.rename(target / path.name)
     except OSError:
         with contextlib.suppress(OSError):
-            target.rmdir()  # it is empty if the disk is another one
+            target.rmdir()  # it is empty if the target is on another disk
         raise
     folder.rmdir()
     return target

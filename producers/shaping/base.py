@@ -52,9 +52,16 @@ class Shaping:
     def _first(
         self, images: Pairs, count: int, option: str, seen: str | None
     ) -> tuple[list[tuple[Sample, Position]], str]:
-        """Return the first images, and their digest, which must be that of a position (`seen`).
+        """Return the first images, and their digest.
 
-        `option` gives their number.
+        Args:
+            images: the images of the other source.
+            count: the number of first images.
+            option: the option that sets `count`, for the error.
+            seen: the digest in a position, which the images must have; None: there is no position.
+
+        Raises:
+            SourceError: there are fewer images, or they have changed since the position was taken.
         """
         first = list(itertools.islice(images, count))
         if len(first) < count:

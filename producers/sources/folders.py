@@ -71,7 +71,7 @@ def walk(
 
 
 def is_hidden(name: str, beginnings: tuple[str, ...]) -> bool:
-    """Return whether a name has one of these beginnings, or is that of a folder of the system."""
+    """Return whether a name has one of these beginnings, or names a folder of the system."""
     return name.startswith(beginnings) or name.lower() in OF_THE_SYSTEM
 
 

@@ -130,7 +130,7 @@ class LeRobot(VideoFiles):
         self._tasks = dict(tasks(self._root))
 
     def _facts(self, number: int, position: Position = None) -> Facts:
-        """Return the facts of the set. Episodes may be added after those of a position."""
+        """Return the facts of the set. Episodes may be added after the episodes of a position."""
         made = position.get("of") if isinstance(position, Mapping) else None
         count = made.get("episodes") if isinstance(made, Mapping) else None
         if type(count) is not int or not 0 < count <= len(self._episodes):

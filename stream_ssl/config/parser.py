@@ -422,7 +422,7 @@ def _of_paths(
 
 
 def _of_class(path: str, option: str) -> str:
-    """Return the options of a class, as the end of an error about one that it does not have."""
+    """Return the options of a class, as the end of an error about an option that it lacks."""
     cls = pydoc.locate(path)
     assert callable(cls), "jsonargparse has found it"
     options = ", ".join(inspect.signature(cls).parameters) or "no options"
@@ -440,7 +440,7 @@ def _instead(wrong: str, written: Mapping[str, str]) -> str:
     }
     close = difflib.get_close_matches(last, of_section.values(), 1, cutoff=0.7)
     meant = [name for name, end in of_section.items() if end in close]
-    if not meant and not of_section:  # the section's name may be the one that is wrong
+    if not meant and not of_section:  # the name of the section may be wrong
         meant = difflib.get_close_matches(wrong, written, 1, cutoff=0.75)
     if not meant and section:  # an option of the wrong section, or a section
         meant = [n for n in written if n.startswith(f"{last}.")]

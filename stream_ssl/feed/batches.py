@@ -123,7 +123,7 @@ class Batches:
             timeout: seconds to wait for a batch.
 
         Raises:
-            JournalReplaced: the journal was replaced by another one.
+            JournalReplaced: another journal has taken the journal's place.
             RuntimeError: reading or decoding failed, for another reason than a bad sample. Its
                 cause is the original error.
         """

@@ -23,7 +23,7 @@ CHUNK = 64  # most samples that one task decodes; bounds the samples between jou
 
 
 class JournalReplaced(RuntimeError):
-    """An error for a journal that was replaced by another one while it was read."""
+    """An error for a journal that was replaced while it was read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class RecordRead:
 
 @dataclass(frozen=True, slots=True)
 class ReadFrom:
-    """The journal is another one than expected, and is read from this offset."""
+    """The note that another journal than expected is read, from this offset on."""
 
     offset: Offset
 

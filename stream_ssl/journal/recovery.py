@@ -244,8 +244,8 @@ class Check:
     """A check of segments in separate processes, because a damaged segment can crash a process.
 
     Iterating yields a `CheckedSegment` for each segment, in order, without a time limit. A process
-    that somebody kills, as at the stop of a service, says nothing about a segment: another one
-    reads the segment again.
+    that somebody kills, such as a service manager, says nothing about its segment. Another process
+    then reads the segment again.
 
     Raises:
         OSError: while iterating: no process can read a segment, for another reason than damage.

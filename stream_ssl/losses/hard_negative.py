@@ -45,7 +45,7 @@ class HardNegative(Debiased):
         if not (math.isfinite(beta) and beta >= 0):
             raise ValueError(f"beta is {beta}: must be 0 (equal weights) or more, and finite")
         self.beta = float(beta)
-        # One pass computes the sums of (1 + beta) s, and beside them those of beta s.
+        # One pass computes the logsumexp of (1 + beta) s and the logsumexp of beta s.
         self.power = 1 + self.beta
         self.beside = self.beta / self.power if self.beta else None
 

@@ -153,7 +153,7 @@ def _exit_with_farewell(farewell: str, stop: Stop) -> None:
 
 
 def _end_at_once(number: int, stop: Stop) -> None:
-    """End the process as a signal ends one that does not handle it."""
+    """Log the second signal, and end the process as if it did not handle this signal."""
     try:
         # The log's lock may be held by the code that hangs, so only its format is used.
         text = f"ended at once by a second signal ({signal.Signals(number).name})"

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 _RELOAD_SECONDS = 0.2
 _SETTLED_SECONDS = 3.0
-"""Age of a change after which another one has another time, on any file system."""
+"""Seconds after a change of the file. Any later change has another time, on any file system."""
 
 
 class AllowList:

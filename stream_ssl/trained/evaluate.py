@@ -148,7 +148,7 @@ def _encoders(settings: Namespace, checkpoint: Path) -> dict[str, Encoder]:
 
 
 def _alike(checkpoint: Path, other: Path, trust_code: bool) -> Path:
-    """Return `other`, or reject it if its encoder takes other samples than that of `checkpoint`."""
+    """Return `other`. Reject it if the two encoders take different samples."""
     first, second = (_samples(path, trust_code) for path in (checkpoint, other))
     if first != second:
         raise ValueError(

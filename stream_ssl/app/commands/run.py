@@ -136,8 +136,8 @@ def receivers(
 ) -> dict[str, Sequence[str]]:
     """Return the receivers' command lines by name.
 
-    Each of several receivers has a folder in the run's folder, and its ports follow on those of the
-    first. The ports of the ranks' pages are left out.
+    Each of several receivers has a folder in the run's folder. Its ports follow the ports of the
+    first receiver. The ports of the ranks' pages are left out.
     """
     if count == 1:
         return {"receiver": command("receiver", *arguments)}

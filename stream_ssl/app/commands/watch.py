@@ -338,7 +338,7 @@ SPEED: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
 
 
 def figures_of(reading: Reading) -> dict[str, float | None]:
-    """Return the figures of all processes; those of several receivers are summed."""
+    """Return the figures of all processes. The figures of several receivers are summed."""
     found: dict[str, float | None] = {}
     for name, state in sorted(reading.states.items()):
         for figure, value in state.get("figures", {}).items():
