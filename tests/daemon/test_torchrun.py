@@ -45,6 +45,20 @@ def test_a_process_without_a_group_has_the_lock_of_every_such_process(
         assert meet(ON_CPU, stack).alone
 
 
+def test_a_rank_of_a_group_has_the_numbers_of_its_variables(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    numbers = {"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    for name, value in numbers.items():
+        monkeypatch.setenv(name, value)
+    assert (torchrun.ranks(), torchrun.rank(), torchrun.role()) == (4, 3, "learner-3")
+    assert (torchrun.local_rank(), torchrun.local_ranks()) == (1, 2)
+    for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name)
+    assert (torchrun.rank(), torchrun.role()) == (0, "learner")
+    assert (torchrun.local_rank(), torchrun.local_ranks()) == (0, 0)
+
+
 @table(
     "given, message",
     [
