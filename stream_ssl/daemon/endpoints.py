@@ -154,7 +154,7 @@ def publish(run: Path, role: str, **addresses: str) -> None:
 
 
 def withdraw(run: Path, role: str) -> None:
-    """Remove the entry of a role, if no process has the role. A missing file is made."""
+    """Remove the entry of a role, if no process has the role. A missing file is created."""
     if (role in load(run) or not (run / FILE).exists()) and holder(run, role) is None:
         with _changing(run) as endpoints:
             endpoints.pop(role, None)

@@ -132,8 +132,11 @@ class MemoryView:
         """Return one slot and its nearest slots, by cosine of descriptors and of embeddings.
 
         The jobs for neighbours, images and the snapshot are given to the learner together, because
-        each job may wait for a step. `pictures` has the form of `pictures`; None if the memory
-        keeps no images. A slot that does not exist or is empty raises LookupError.
+        each job may wait for a step. The field `pictures` has the form of `MemoryView.pictures`. It
+        is None if the memory keeps no images.
+
+        Raises:
+            LookupError: the slot does not exist or is empty.
         """
         reader, memory = self.reader, self._memory
         self._check_exists(slot)

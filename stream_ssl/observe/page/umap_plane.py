@@ -1,4 +1,4 @@
-"""A map of embeddings by UMAP, computed in a process of its own.
+"""A map of embeddings by UMAP, computed in a separate process.
 
 UMAP takes seconds and compiles code at its start, so it must not run in the learner's process. Run
 as a module, this file is the UMAP process. It reads embeddings, float32 [n, D], and start points,
@@ -67,7 +67,7 @@ class UmapPlane(Generic[T]):
             return self._made
 
     def close(self) -> None:
-        """Kill the UMAP process if it runs, and start no other one."""
+        """Kill the UMAP process if it runs, and start no further process."""
         with self._lock:
             self._due = float("inf")
             if self._process is not None:
