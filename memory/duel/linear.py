@@ -133,8 +133,8 @@ class LinearCounts:
         if self._since > 4 * self._columns.capacity + RECOUNT_AFTER:
             self.recount()
         if shared is not None and self._columns.capacity > POOL_ROWS:
-            # A pool holds the largest counts overall, but not those of each producer.
-            self._scans = max(self._scans, len(x_BA), STEPS)
+            # A pool lacks the largest counts of each producer. The next batch may need them, too.
+            self._scans = max(self._scans, 2 * len(x_BA), STEPS)
             if self._pool is not None and self._pool.slots is not None:
                 self._drop_pool()
         if len(x_BA) == 1:
