@@ -35,7 +35,7 @@ class Web:
         self.answers: dict[str, Answer] = {}
         self.asked: list[str] = []  # HOST/PATH
         self.agents: set[str] = set()
-        self.open: dict[asyncio.Task[None], asyncio.BaseTransport] = {}  # keeps the tasks, too
+        self.open: dict[asyncio.Task[None], asyncio.WriteTransport] = {}  # keeps the tasks, too
         self.port = 0
 
     def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -80,10 +80,10 @@ def web() -> Iterator[Web]:
         server.close()
         await asyncio.sleep(0.01)  # for connections that were accepted just now to get their tasks
         left = asyncio.all_tasks() - {asyncio.current_task()}
+        for transport in served.open.values():  # a client that reads no more would keep it open
+            transport.abort()
         for task in left:
             task.cancel()
-        for transport in served.open.values():  # of tasks that were cancelled before they began
-            transport.close()
         await asyncio.gather(*left, return_exceptions=True)
         await asyncio.sleep(0.01)  # for transports to close
 
