@@ -62,7 +62,7 @@ def test_the_crawl_delay_lies_between_requests(served, tmp_path):
     served.answers["good.test/*"] = timed
     assert len(paths(crawl(served, tmp_path, good(4)).samples())) == 4
     assert min(b - a for a, b in itertools.pairwise(times)) > 0.05
-    assert times[-1] - times[0] > 0.28
+    assert times[-1] - times[0] > 0.2  # 0.3, less if the first request was served late
     served.answers["/robots.txt"] = robots("User-agent: *\nCrawl-delay: 9999\n")
     source = crawl(served, tmp_path, good(2))
     gives_nothing(source)
