@@ -39,7 +39,7 @@ def crawled(served, path):
     with contextlib.suppress(SourceError):  # a pass that gives nothing is one
         list(source.samples())
     asked = [one.removeprefix("a.test") for one in served.asked]
-    return [one for one in asked if one != "/robots.txt" and "hop" not in one], source
+    return [one for one in asked if not one.endswith("/robots.txt") and "hop" not in one], source
 
 
 def listed(served, folder, *paths):
@@ -69,6 +69,9 @@ def test_a_url_is_asked_for_as_it_is_written(served, tmp_path):
         ("?x=%2F", "/dir/a?x=%2F"),
         ("//a.test:PORT/x%2Fy;z", "/x%2Fy;z"),
         ("http://a.test:PORT/k;l?m;n", "/k;l?m;n"),
+        ("http://b\u00fcro.test:PORT/x", "xn--bro-hoa.test/x"),  # raw UTF-8
+        ("http://b%C3%BCro.test:PORT/x", "xn--bro-hoa.test/x"),
+        ("http://xn--i-7iq.test:PORT/x", "xn--i-7iq.test/x"),  # a heart
     ],
 )
 def test_a_redirect_is_followed_as_it_is_written(served, tmp_path, location, asked):

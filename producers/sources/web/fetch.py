@@ -26,6 +26,7 @@ from stream_ssl.producers.sources.web.response import (
     Response,
     authorization,
     body,
+    host_of,
     location,
     parsed,
     retry_after,
@@ -176,11 +177,11 @@ class Fetcher:
         async with self._turn(url) as host:
             rules = await self._rules(host, url)
             if rules is not None and not rules.can_fetch(str(url), self._token):
-                raise Skip("robots.txt", f"{url.host} does not want it fetched")
+                raise Skip("robots.txt", f"{host_of(url)} does not want it fetched")
             delay = max(self._patience.delay, (rules and rules.crawl_delay(self._token)) or 0.0)
             del rules  # a request may take long
             if delay > self._patience.max_wait:
-                raise Skip("busy", f"{url.host} asks for {delay:g} s between two requests")
+                raise Skip("busy", f"{host_of(url)} asks for {delay:g} s between two requests")
             return self._checked(await self._insistently(host, url, self._max_bytes, delay))
 
     async def _insistently(
@@ -267,15 +268,15 @@ class Fetcher:
                     continue
             except Skip as skip:
                 reason = skip.reason if skip.reason in UNSAFE else "no robots.txt"
-                why = f"{url.host}: {skip}"
+                why = f"{host_of(url)}: {skip}"
                 raise Skip(reason, why, skip.silent, skip.offline) from skip
             if response.status >= 500:
-                raise Skip("no robots.txt", f"{url.host}: HTTP {response.status}")
+                raise Skip("no robots.txt", f"{host_of(url)}: HTTP {response.status}")
             if response.status != 200:
                 return None
             text = robots_text(response.body)
             if not is_robots_text(text):  # Protego would find no rule in it, and allow all
-                raise Skip("no robots.txt", f"{url.host}: robots.txt is no text")
+                raise Skip("no robots.txt", f"{host_of(url)}: robots.txt is no text")
             self._keep(host, len(text) + EMPTY_ROBOTS)
             return Protego.parse(text)
         return None

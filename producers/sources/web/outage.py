@@ -13,6 +13,7 @@ import httpx
 
 from stream_ssl.producers.sources.fields import without_secrets
 from stream_ssl.producers.sources.web.network import GuardedBackend, error_number
+from stream_ssl.producers.sources.web.response import host_of
 from stream_ssl.producers.sources.web.skip import Skip
 from stream_ssl.rate_limited_logger import printable
 
@@ -45,7 +46,7 @@ class Outage:
 
     def answered(self, url: httpx.URL, started: float) -> None:
         """Record that the host of a URL answers a request that started at this time."""
-        place = (url.host, url.port or (443 if url.scheme == "https" else 80))
+        place = (host_of(url), url.port or (443 if url.scheme == "https" else 80))
         self._answered_at, self._pause = max(started, self._answered_at), 1.0
         self._answering.pop(place, None)
         self._answering[place] = None

@@ -9,6 +9,7 @@ import time
 import zlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from urllib.parse import unquote
 
 import httpx
 
@@ -98,6 +99,8 @@ def parsed(url: str, base: httpx.URL | None = None) -> httpx.URL:
             found = base.join(found)
             if empty_query:  # `join` drops an empty query
                 found = found.copy_with(query=b"")
+        if "%" in host_of(found):  # some write a name's letters beyond ASCII as in a path
+            found = found.copy_with(host=unquote(host_of(found)))
     except (httpx.InvalidURL, ValueError, TypeError) as error:
         raise Skip("bad URL", f"{error}") from error
     if "\ufffd" in url:
@@ -105,11 +108,16 @@ def parsed(url: str, base: httpx.URL | None = None) -> httpx.URL:
         raise Skip(
             "bad URL", f"bytes of it are not UTF-8: save the list as UTF-8, such as by {iconv}"
         )
-    if found.scheme not in ("http", "https") or not found.host or not url:
+    if found.scheme not in ("http", "https") or not host_of(found) or not url:
         raise Skip("bad URL", "must be http://HOST/... or https://HOST/...")
     if found.port is not None and not 0 < found.port < 1 << 16:
         raise Skip("bad URL", f"port {found.port}: must be 1 to 65535")
     return found
+
+
+def host_of(url: httpx.URL) -> str:
+    """Return the host's name in ASCII. httpx fails to spell out some names, such as emoji."""
+    return url.raw_host.decode()
 
 
 def authorization(url: httpx.URL) -> dict[str, str]:
@@ -134,7 +142,7 @@ def location(response: Response, base: httpx.URL) -> httpx.URL:
     except Skip as skip:
         where = f"to {target[:200]!r}" if target else "without a target"
         raise Skip(skip.reason, f"it redirects {where}: {skip}") from skip
-    same = (found.scheme, found.host, found.port) == (base.scheme, base.host, base.port)
+    same = (found.scheme, found.raw_host, found.port) == (base.scheme, base.raw_host, base.port)
     return found.copy_with(userinfo=base.userinfo) if same and not found.userinfo else found
 
 
