@@ -22,12 +22,14 @@ from stream_ssl.producers.sources.robot_images import Message, RobotImages
 from stream_ssl.producers.sources.robot_messages import Schema, decoder_of
 from stream_ssl.producers.sources.tls import tls_context
 from stream_ssl.producers.sources.web_socket import LostError, WebSocket
+from stream_ssl.rate_limited_logger import RateLimitedLogger, printable
 
 log = logging.getLogger(__name__)
 
 SUBPROTOCOLS = ["foxglove.sdk.v1", "foxglove.websocket.v1"]
 MESSAGE_DATA = 1  # opcode: a message of a subscription
 DATA_HEADER = struct.Struct("<BIQ")  # opcode, subscription, log time in ns
+WARNING = 1  # the level of a status from which on it is logged; 0 is news, 2 an error
 MAX_TEXT = 16 * 2**20  # bytes of a JSON message; 1,000 topics with their schemas have about 5 MB
 MAX_SCHEMA = 2**20  # bytes
 MAX_NAME = 1024  # characters of a topic or type
@@ -117,6 +119,7 @@ class Subscriptions(AdvertisedTopics):
         self._server = server
         self._by_channel: dict[int, int] = {}  # the subscription of each channel
         self._next = 0  # number of the next subscription
+        self._limited_log = RateLimitedLogger(log, seconds=60.0, lines=3)
 
     @property
     def topics(self) -> set[str]:
@@ -125,7 +128,9 @@ class Subscriptions(AdvertisedTopics):
     def follow(self, text: str) -> None:
         """Subscribe to the wanted channels that a JSON message advertises, and forget ended ones.
 
-        Messages of other kinds are ignored. A message that cannot be read is logged and counted.
+        Warnings and errors of the server are logged, such as that it drops messages because the
+        link is too slow. Messages of other kinds are ignored. A message that cannot be read is
+        logged and counted.
 
         Raises:
             OSError: the connection is lost.
@@ -141,6 +146,8 @@ class Subscriptions(AdvertisedTopics):
                 listed = message.get("channels")
             elif message.get("op") == "unadvertise":
                 listed = message.get("channelIds")
+            elif message.get("op") == "status":
+                self._tell(message)
             if not isinstance(listed, list):
                 raise ValueError(f"{message.get('op')} without a list")
         except ValueError as error:
@@ -204,6 +211,12 @@ class Subscriptions(AdvertisedTopics):
             subscription = self._by_channel.pop(id_, None) if type(id_) is int else None
             if subscription is not None:
                 del self._subscribed[subscription]
+
+    def _tell(self, status: dict[str, Any]) -> None:
+        level, text = status.get("level"), status.get("message")
+        if type(level) is int and level >= WARNING and isinstance(text, str):
+            line = f"source {self._images.source}: {self._origin} says: {printable(text)}"
+            self._limited_log.warning("status", line)
 
     def _unreadable(self, what: str, why: object) -> None:
         self._images.skipped.note("unreadable", f"{what} from {self._origin}", why)

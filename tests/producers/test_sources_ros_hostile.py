@@ -148,6 +148,27 @@ def test_messages_that_are_not_asked_for_are_ignored():
     assert not source.skipped.by_reason
 
 
+def test_what_the_server_says_of_lost_messages_is_logged(caplog):
+    full = {"op": "status", "level": 1, "message": "the send buffer is full,\nmessages are dropped"}
+    others = [full | {"level": 0, "message": "a client came"}, full | {"message": 3}]
+
+    def script(connection):
+        connection.send(advertised("/good"))
+        (subscription,) = subscriptions(connection).values()
+        for status in [*others, *[full] * 50]:
+            connection.send(json.dumps(status))
+        connection.send(data_of(subscription, raw(8)))
+
+    with server_that(script) as url:
+        source = Ros(url, codec="raw")
+        next(source.samples())
+        source.stop()
+    lines = [line.message for line in caplog.records if " says: " in line.message]
+    line = f"source ros: {url} says: the send buffer is full,?messages are dropped"
+    assert lines == [line] * 3
+    assert not source.skipped.by_reason
+
+
 def test_damaged_images_are_counted_and_left_out():
     noise = np.random.default_rng(1)
     whole = raw(3)
