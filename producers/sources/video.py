@@ -25,7 +25,7 @@ from stream_ssl.producers.sources.fields import (
     short_id,
     utf8_name,
 )
-from stream_ssl.producers.sources.frames import Frames
+from stream_ssl.producers.sources.frames import INTRA, Frames
 from stream_ssl.producers.sources.recordings import Recordings, Where
 from stream_ssl.producers.sources.truncation import missing_bytes
 from stream_ssl.wire.sample import Sample
@@ -52,6 +52,8 @@ BACK_SECONDS = (0, 2, 10, 60)
 BACK_KEYS = (1, 2, 10)  # the same in key frames, for files that are read without a seek
 PROBED = 32  # packets that show whether a file stores the times of its frames
 ENCODERS = 2  # threads
+RECENT = 64  # packets; decoders hold fewer frames back
+REFRESHED = 300  # frames after which a stream without key frames shows whole pictures again
 GUESSED_RATE = 25  # frames per second, if the stream does not say
 
 
@@ -337,6 +339,35 @@ def stores_order_alone(path: Path) -> bool:
     return all(a is not None and b is not None and a < b for a, b in itertools.pairwise(times))
 
 
+class Damage:
+    """A loss in a stream. Decoders show frames that refer to lost data, and call them whole."""
+
+    def __init__(self) -> None:
+        self._times: set[int | None] = set()  # of the packets since the loss
+        self._frames = 0  # that may refer to what is lost
+
+    def add(self, *times: int | None) -> None:
+        """Record the times of packets that the decoder gets after the loss.
+
+        After a packet whose time is not known, all frames may refer to what is lost.
+        """
+        self._times.update(times)
+
+    def reaches(self, frame: VideoFrame) -> bool:
+        """Return whether the frame may refer to what is lost."""
+        reached = frame.pts in self._times or None in self._times
+        self._frames += reached
+        return reached
+
+    def ends_at(self, frame: VideoFrame) -> bool:
+        """Return whether a frame that it reaches is whole, as those that refer to it then are.
+
+        Streams without key frames refresh the picture part by part, within some seconds.
+        """
+        intra = frame.key_frame or int(frame.pict_type) == INTRA
+        return (intra or self._frames > REFRESHED) and not frame.is_corrupt
+
+
 class Film:
     """Decodes packets to frames with times, and counts the packets that gave no frame.
 
@@ -370,6 +401,10 @@ class Film:
         self._waiting: list[int] = []  # a heap of the times of ordered packets without a frame yet
         self._last: int | None = None
         self._due = 0  # packets after `after`, minus their frames and counted losses
+        self._damage: Damage | None = None
+        self._recent: deque[int | None] = deque(maxlen=RECENT)  # the times of the last packets
+        self._ahead: deque[Packet[VideoStream]] = deque()
+        self._most_ahead = 0 if live else 2
         # If frames are counted to find their times, all frames must be decoded.
         partly = key_frames and not (ordered or tells_no_times(container, stream))
         self._counts = not (partly or live or stream.codec_context.name in HIDDEN)
@@ -387,8 +422,14 @@ class Film:
 
         try:
             for packet in packets:
-                yield from self._decoded(packet)
+                self._ahead.append(packet)
+                if len(self._ahead) > self._most_ahead:
+                    yield from self._decoded(self._ahead.popleft())
+            while self._ahead:
+                yield from self._decoded(self._ahead.popleft())
         except av.FFmpegError:
+            while self._ahead:
+                yield from self._decoded(self._ahead.popleft())
             yield from self._decoded(None)  # flush the decoder
             raise
         if self._counts and self._due > 0:
@@ -409,12 +450,21 @@ class Film:
         elif packet is not None and packet.dts is not None:
             return  # AVI's sign for "repeat the frame", which a decoder would take for the end
         self._due += due
+        if packet is not None and packet.size:
+            self._recent.append(packet.pts)
+            if self._damage is not None:
+                self._damage.add(packet.pts)
+            # The container lacks parts of this packet or of the next ones. It also says so at the
+            # seam of two joined files, but there a key frame follows.
+            if packet.is_corrupt and not any(one.is_keyframe for one in self._ahead):
+                self._damage = self._damage or Damage()
         try:
             frames = self._stream.decode(packet)
         except av.FFmpegError as error:
             at = packet.pts if packet else "the end"
             self.note("undecodable", f"a packet of {self._what} at {at}", error.strerror)
             self._due -= due
+            self._damage = self._damage or Damage()
             if self._waiting:
                 heapq.heappop(self._waiting)
             return
@@ -424,11 +474,23 @@ class Film:
             self._due -= new
             if frame.interlaced_frame:  # a packet may contain half a frame
                 self._counts = False
-            if not frame.is_corrupt:
+            if frame.is_corrupt:
+                self._damage = self._damage or Damage()
+                self._damage.add(*self._since(frame.pts))
+            reached = self._damage is not None and self._damage.reaches(frame)
+            if reached and self._damage is not None and self._damage.ends_at(frame):
+                self._damage, reached = None, False
+            if not reached:
                 yield frame
             elif new:
                 what = f"a frame of {self._what} at {frame.pts}"
-                self.note("corrupt", what, "parts are missing")
+                why = "parts of it, or of a frame before it that it refers to, are missing"
+                self.note("corrupt", what, why)
+
+    def _since(self, time: int | None) -> list[int | None]:
+        """Return the times of the last packets, from the one with this time on; [None]: unknown."""
+        recent = [*self._recent]
+        return recent[recent.index(time) :] if time in recent else [None]
 
     def _set_time(self, frame: VideoFrame) -> None:
         if frame.pts is None:

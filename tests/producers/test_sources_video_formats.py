@@ -382,6 +382,32 @@ def test_frames_before_the_first_key_frame_are_counted(tmp_path):
     assert source.skipped.by_reason == {"without a frame": 36 - len(sent)}
 
 
+@table("codec", ["libx264", "libx265", "mpeg2video", "mpeg4"])
+def test_frames_that_refer_to_lost_data_are_not_sent(tmp_path, codec):
+    noise = np.random.default_rng(0)
+    scene = noise.integers(20, 220, (12, 16, 3), np.uint8).repeat(8, axis=0).repeat(8, axis=1)
+    frames = [
+        np.roll(scene, 5 * n, axis=1) + noise.integers(0, 30, scene.shape, np.uint8)
+        for n in range(48)
+    ]
+    path = film(tmp_path / "a.ts", frames, codec, options={"b": "4M"})
+    whole = by_time(VideoFiles(str(path), codec="raw"))
+    data = path.read_bytes()
+    with av.open(str(path)) as container:
+        begin = [packet.pos for packet in container.demux(video=0) if packet.size][15]
+    path.write_bytes(data[: begin + 188] + data[begin + 376 :])  # one packet of the transport
+    source = VideoFiles(str(path), codec="raw")
+    sent = by_time(source)
+    assert 36 <= len(sent) < 48
+    assert sent == {time: whole[time] for time in sent}
+    assert max(sent) == max(whole)
+    assert source.skipped.by_reason == {"corrupt": 48 - len(sent)}
+
+
+def by_time(source):
+    return {sample.id.rpartition("#")[2]: bytes(sample.data) for sample, _ in source.samples()}
+
+
 @table(
     ("data", "says"),
     [
