@@ -405,6 +405,8 @@ class Film:
         self._recent: deque[int | None] = deque(maxlen=RECENT)  # the times of the last packets
         self._ahead: deque[Packet[VideoStream]] = deque()
         self._most_ahead = 0 if live else 2
+        # The segments of HLS come whole, but some servers count the packets of each anew.
+        self._lossy = not container.format.name.startswith("hls")
         # If frames are counted to find their times, all frames must be decoded.
         partly = key_frames and not (ordered or tells_no_times(container, stream))
         self._counts = not (partly or live or stream.codec_context.name in HIDDEN)
@@ -456,7 +458,8 @@ class Film:
                 self._damage.add(packet.pts)
             # The container lacks parts of this packet or of the next ones. It also says so at the
             # seam of two joined files, but there a key frame follows.
-            if packet.is_corrupt and not any(one.is_keyframe for one in self._ahead):
+            lossy = self._lossy and packet.is_corrupt
+            if lossy and not any(one.is_keyframe for one in self._ahead):
                 self._damage = self._damage or Damage()
         try:
             frames = self._stream.decode(packet)

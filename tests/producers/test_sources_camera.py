@@ -523,6 +523,27 @@ def test_capture_times_hold_no_delay_of_the_network():
     assert times == pytest.approx([1000.5, *(1000.2 + n / 10 for n in range(1, 6))])
 
 
+def test_segments_of_hls_that_count_their_packets_anew_lose_no_frame(tmp_path):
+    names = [f"{begin}.ts" for begin in range(3)]
+    for begin, name in enumerate(names):
+        write_video(tmp_path / name, 25, gop=25, begin=begin)
+    lines = ["#EXTM3U", "#EXT-X-TARGETDURATION:1"]
+    lines += [f"#EXTINF:1.0,\n{name}" for name in names]
+    (tmp_path / "live.m3u8").write_text("\n".join([*lines, "#EXT-X-ENDLIST"]))
+
+    def serve(handler, _):
+        handler.send_response(200)
+        handler.end_headers()
+        handler.wfile.write((tmp_path / handler.path.lstrip("/")).read_bytes())
+
+    with http_camera(serve) as (_, url):
+        source = Camera(f"{url}.m3u8", codec="raw", waiting=100)
+        sent = [number_of(sample) for sample, _ in itertools.islice(source.samples(), 75)]
+        source.stop()
+    assert sent == [*range(25)] * 3
+    assert source.skipped.by_reason["corrupt"] == 0
+
+
 def test_capture_times_follow_a_camera_whose_clock_drifts_or_is_set():
     clock = CaptureClock()
     for second in range(10_000):  # it loses a thousandth: 10 s in all
