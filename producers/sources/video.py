@@ -405,6 +405,8 @@ class Film:
         self._recent: deque[int | None] = deque(maxlen=RECENT)  # the times of the last packets
         self._ahead: deque[Packet[VideoStream]] = deque()
         self._most_ahead = 0 if live else 2
+        self._h264 = stream.codec_context.name == "h264"
+        self._notes = 0  # packets without a picture, which the decoder will call invalid
         # The segments of HLS come whole, but some servers count the packets of each anew.
         self._lossy = not container.format.name.startswith("hls")
         # If frames are counted to find their times, all frames must be decoded.
@@ -453,6 +455,7 @@ class Film:
             return  # AVI's sign for "repeat the frame", which a decoder would take for the end
         self._due += due
         if packet is not None and packet.size:
+            self._notes += self._h264 and not holds_picture(packet)
             self._recent.append(packet.pts)
             if self._damage is not None:
                 self._damage.add(packet.pts)
@@ -467,7 +470,10 @@ class Film:
             at = packet.pts if packet else "the end"
             self.note("undecodable", f"a packet of {self._what} at {at}", error.strerror)
             self._due -= due
-            self._damage = self._damage or Damage()
+            if self._notes:
+                self._notes -= 1
+            else:
+                self._damage = self._damage or Damage()
             if self._waiting:
                 heapq.heappop(self._waiting)
             return
@@ -505,6 +511,23 @@ class Film:
         elif not frame.time_base:  # PyAV gives none to frames that are flushed after an error
             frame.time_base = time_base(self._stream)
         self._last = frame.pts
+
+
+def holds_picture(packet: Packet[VideoStream]) -> bool:
+    """Return whether a packet of H.264 holds a part of a picture.
+
+    Some cameras send packets with notes or filler alone, which the decoder calls invalid.
+    """
+    data, kinds, at = bytes(packet), [], 0
+    if data.startswith((b"\0\0\1", b"\0\0\0\1")):
+        kinds = [part[0] & 31 for part in data.split(b"\0\0\1")[1:] if part]
+    else:  # each unit follows its length
+        while at + 4 < len(data):
+            kinds.append(data[at + 4] & 31)
+            at += 4 + int.from_bytes(data[at : at + 4])
+        if at != len(data):
+            return True  # damaged
+    return any(1 <= kind <= 5 for kind in kinds)
 
 
 def fraction(value: Frac, default: Fraction) -> Fraction:

@@ -384,13 +384,7 @@ def test_frames_before_the_first_key_frame_are_counted(tmp_path):
 
 @table("codec", ["libx264", "libx265", "mpeg2video", "mpeg4"])
 def test_frames_that_refer_to_lost_data_are_not_sent(tmp_path, codec):
-    noise = np.random.default_rng(0)
-    scene = noise.integers(20, 220, (12, 16, 3), np.uint8).repeat(8, axis=0).repeat(8, axis=1)
-    frames = [
-        np.roll(scene, 5 * n, axis=1) + noise.integers(0, 30, scene.shape, np.uint8)
-        for n in range(48)
-    ]
-    path = film(tmp_path / "a.ts", frames, codec, options={"b": "4M"})
+    path = film(tmp_path / "a.ts", moving(), codec, options={"b": "4M"})
     whole = by_time(VideoFiles(str(path), codec="raw"))
     data = path.read_bytes()
     with av.open(str(path)) as container:
@@ -402,6 +396,35 @@ def test_frames_that_refer_to_lost_data_are_not_sent(tmp_path, codec):
     assert sent == {time: whole[time] for time in sent}
     assert max(sent) == max(whole)
     assert source.skipped.by_reason == {"corrupt": 48 - len(sent)}
+
+
+@table("note", [b"\x06\5\4abcd\x80", b"\x0c\xff\xff\x80", b"\x1fmaker"])
+def test_packets_with_notes_alone_cost_no_frame(tmp_path, note):
+    made = film(tmp_path / "made.mp4", moving())
+    with av.open(str(made)) as before, av.open(str(tmp_path / "a.mp4"), "w") as after:
+        stream = after.add_stream_from_template(before.streams.video[0])
+        for number, packet in enumerate(before.demux(video=0)):
+            if number == 14:
+                alone = av.Packet(len(note).to_bytes(4) + note)
+                alone.pts, alone.dts = packet.dts - 1, packet.dts - 1
+                alone.time_base, alone.stream = packet.time_base, stream
+                after.mux(alone)
+            if packet.size:
+                packet.stream = stream
+                after.mux(packet)
+    source = VideoFiles(str(tmp_path / "a.mp4"), codec="raw")
+    assert len(by_time(source)) == 48
+    assert source.skipped.by_reason == {"undecodable": 1}
+
+
+def moving():
+    """Pictures of which a film stores little more than the motion."""
+    noise = np.random.default_rng(0)
+    scene = noise.integers(20, 220, (12, 16, 3), np.uint8).repeat(8, axis=0).repeat(8, axis=1)
+    return [
+        np.roll(scene, 5 * n, axis=1) + noise.integers(0, 30, scene.shape, np.uint8)
+        for n in range(48)
+    ]
 
 
 def by_time(source):
