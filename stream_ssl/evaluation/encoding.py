@@ -96,7 +96,11 @@ def _gathered(
 ) -> dict[str, Encoded]:
     for part, kind in (("reference", "references"), ("query", "queries")):
         if not labels[part]:
-            raise ValueError(f"the labelled set gave no {kind}: both are needed; give more samples")
+            others = sum(map(len, (*labels["reference"], *labels["query"])))
+            raise ValueError(
+                f"the labelled set gave no {kind}: both are needed, and all {others} samples are "
+                "of the other kind; give more samples of each class, or another --query_share"
+            )
     label_N, label_Q = torch.cat(labels["reference"]), torch.cat(labels["query"])
     rows = balanced(label_Q, seed)
     return {

@@ -220,8 +220,9 @@ def _page(evaluation: Evaluation, names: Sequence[str]) -> Iterator[str]:
     facts = evaluation.facts
     yield f"# {_title(evaluation)}\n"
     yield f"Checkpoint `{facts['checkpoint']}`, made {facts['created']}.  "
-    yield f"{facts['references']:,} references and {facts['queries']:,} queries, as many of each "
-    yield f"of {len(names)} classes, of `{facts['data']}`; {facts['of']} of the encoder.\n"
+    references, queries = f"{facts['references']:,} references", f"{facts['queries']:,} queries"
+    yield f"{references} of {len(names)} classes, and {queries}, as many of each "
+    yield f"class that has any, of `{facts['data']}`; {facts['of']} of the encoder.\n"
     for note in evaluation.notes:
         yield f"> {note}\n"
     yield "| |" + "".join(f" {name} |" for name in evaluation.measures)

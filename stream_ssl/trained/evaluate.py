@@ -261,6 +261,13 @@ def _notes(readers: Sequence[Reader], encoded: Encoded) -> list[str]:
             f"Queries with the same pixels as a reference: {shared:,} of {queries:,}. So the "
             "accuracies are too high: give two sets without common pictures."
         )
+    if untested := sorted(set(encoded.label_N.tolist()) - set(encoded.label_Q.tolist())):
+        names = _names(readers, untested)
+        named = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        notes.append(
+            f"Classes with references and without queries: {named}. No accuracy measures them: "
+            "give more samples of them, or a larger --query_share."
+        )
     classes = len(torch.unique(encoded.label_Q))
     if len(encoded.label_Q) < 100 * classes:
         notes.append(

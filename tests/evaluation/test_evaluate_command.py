@@ -259,6 +259,25 @@ def test_a_folder_of_images_is_divided_and_damaged_files_are_left_out(
     assert "\n| &lt;i&gt; |" in page
 
 
+def test_a_class_that_is_too_small_for_a_query_is_named(
+    run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_images(tmp_path / "one", 3, 10)
+    for number in range(2, 10):
+        (tmp_path / "one" / "class-1" / f"{number}.png").unlink()
+    more = ["--k", "5", "--probes", "convex", "--untrained", "false"]
+    data = ["--data", f"images:{tmp_path / 'one'}", "--out", str(tmp_path / "out")]
+    assert evaluate.main([str(run), *data, *more]) == 0
+    assert "Classes with references and without queries: class-1. No accuracy" in caplog.text
+    page = (tmp_path / "out/report.md").read_text()
+    assert "18 references of 3 classes, and 4 queries" in page
+    for path in sorted((tmp_path / "one").rglob("*.png")):
+        if int(path.stem) > 3:
+            path.unlink()
+    assert evaluate.main([str(run), *data, *more]) == 2
+    assert "no queries: both are needed, and all 10 samples are of the other kind" in caplog.text
+
+
 def test_references_may_be_another_set(run: Path, tmp_path: Path) -> None:
     write_images(tmp_path / "one", 2, 12)
     write_images(tmp_path / "two", 2, 9)
