@@ -184,7 +184,8 @@ class Camera(Live["LiveFrame"]):
         with self._opened() as container:
             self._wait = self.patience()
             stream = film_of(container)
-            says = f"source {self.name}: connected: {stream}"
+            codec = stream.codec_context
+            says = f"source {self.name}: connected: {codec.name}, {codec.width} x {codec.height}"
             self._limited_log.log(logging.INFO, "connected", says)
             connected, opened = connection_id(), time.monotonic()
 
