@@ -197,6 +197,8 @@ def test_a_run_that_was_stopped_is_told_how_it_goes_on(
     said = shown(tmp_path, capsys)
     assert "does not answer" in said
     assert "continue it with: stream-ssl run CONFIG" in said
+    assert status.main([str(tmp_path), "--history", "true"]) == 1
+    assert "Prometheus or `loggers: [tensorboard]` keeps figures" in capsys.readouterr().err
 
 
 def test_samples_that_were_turned_away_are_told(

@@ -136,7 +136,10 @@ def print_history(run: Run) -> int:
         if found := run.ask(role, "history", track="whole"):
             histories[role] = found[0]
     if len(histories) == 1:
-        raise ValueError(f"{run.title}: no process answers, so there are no figures to print")
+        raise ValueError(
+            f"{run.title}: no process answers, and the figures end with their process. Ask while "
+            "the run goes on; Prometheus or `loggers: [tensorboard]` keeps figures for longer"
+        )
     print(dumps(histories))
     return DONE
 
