@@ -220,7 +220,9 @@ def _producers(
     # A condition begins when no producer has been connected for a while.
     level: Level = "watch" if connected else "wait"
     level = "good" if (connected and (speed or waits)) or ended is not None else level
-    level = "watch" if any(row["used"] <= 1 - DROPPED_SHARE for row in useless) else level
+    # Nobody can change what a source sends that has ended.
+    if ended is None and any(row["used"] <= 1 - DROPPED_SHARE for row in useless):
+        level = "watch"
     return Answer("Producers", level, sentences(parts), links)
 
 
@@ -323,7 +325,7 @@ def _to_do(
         return Answer("To do", "wait", "Nothing yet: the run is starting.", [])
     rows = (learner.get("facts", {}).get("producers") or {}).get("worst") or []
     stale = sorted(row["name"] for row in rows if row["dropped"] >= DROPPED_SHARE)
-    if stale:
+    if stale and not ended:
         verb = "shows" if len(stale) == 1 else "show"
         return Answer(
             "To do",

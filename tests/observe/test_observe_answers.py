@@ -572,6 +572,12 @@ def test_a_producer_without_use_is_named_before_its_condition_holds() -> None:
     assert "Worst: yard (0 % used, 100 % near-duplicates)." in found["Producers"].says
     assert found["To do"].level == "watch"
     assert found["To do"].says.startswith("yard shows nothing new. Point the camera")
+    run.fills()
+    run.pass_(10, run.nothing(producers=0, producer_finished={"yard": 2.0, "gate": 2.0}))
+    found = asked(run)
+    assert "Worst: yard (0 % used, 100 % near-duplicates)." in found["Producers"].says
+    assert found["Producers"].level == "good"
+    assert "Point the camera" not in found["To do"].says  # nobody can, once a source has ended
 
 
 def test_all_producers_without_use_are_named_up_to_a_few() -> None:
