@@ -582,6 +582,14 @@ def test_producer_states_count_against_the_budget(memory_path):
         assert journal.bytes <= budget
 
 
+def test_the_states_of_new_producers_count_before_they_are_written(memory_path):
+    with closing(Journal(memory_path, budget=MIB)) as journal:
+        with pytest.raises(JournalFull):
+            journal.append([far(f"robot/{n}", 1) for n in range(300)])
+        assert journal.producers() == {}
+        assert journal.bytes <= MIB
+
+
 def test_a_journal_that_was_trimmed_empty_has_no_bytes_left_to_read(memory_path):
     with closing(Journal(memory_path)) as journal:
         journal.append([entry(1)])
