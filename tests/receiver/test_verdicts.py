@@ -1,4 +1,4 @@
-"""How samples fared, from the learner to the receiver, where anything may be missing."""
+"""Verdicts on samples, from the learner to the receiver, while either side may be absent."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_nothing_is_sent_until_somebody_listens(tmp_path: Path) -> None:
     sender.close()
 
 
-def test_a_flood_is_bounded_and_what_is_no_verdict_left_out(tmp_path: Path) -> None:
+def test_a_flood_is_bounded_and_other_datagrams_are_left_out(tmp_path: Path) -> None:
     inbox, sender = VerdictInbox(tmp_path), VerdictSender(tmp_path)
     inbox.listen(True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger:
@@ -121,6 +121,22 @@ def test_a_feed_that_could_not_be_opened_is_tried_again(
     (tmp_path / "run").mkdir()
     inbox.listen(True)
     assert sender.wanted
+    inbox.close()
+    sender.close()
+
+
+def test_an_open_feed_stays_open_and_a_failed_one_waits_for_its_retry(tmp_path: Path) -> None:
+    """A receiver calls `listen` at every tick. A new socket would lose the waiting verdicts."""
+    inbox, sender = VerdictInbox(tmp_path), VerdictSender(tmp_path)
+    inbox.listen(True)
+    sender.send({"robot": [KEPT]})
+    inbox.listen(True)
+    assert list(inbox.read()) == [("robot", [KEPT])]
+    failed = VerdictInbox(tmp_path / "run")
+    failed.listen(True)
+    (tmp_path / "run").mkdir()
+    failed.listen(True)
+    assert list((tmp_path / "run").iterdir()) == []
     inbox.close()
     sender.close()
 
