@@ -4,7 +4,6 @@ import io
 import json
 import logging
 import os
-import re
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from source_files import encoded, named, pixels, shard_members, write_tar
 from table import table
 
 from stream_ssl.producers.sources import WebDataset
-from stream_ssl.producers.sources.file_patterns import expand_braces, find_files
 from stream_ssl.producers.sources.tar import read_members
 from stream_ssl.producers.sources.webdataset import LIMITS
 
@@ -331,76 +329,7 @@ def test_other_shards_do_not_fit_a_position(tmp_path):
         WebDataset([str(tmp_path / "b.tar"), str(tmp_path / "c.tar")]).samples(position)
 
 
-def test_braces_expand_as_in_a_shell():
-    assert expand_braces("d-{008..011}.tar") == [f"d-{n:03d}.tar" for n in range(8, 12)]
-    assert expand_braces("{2..0}") == ["2", "1", "0"]
-    assert expand_braces("{0..10}") == [str(n) for n in range(11)]
-    assert expand_braces("{8..010}") == ["008", "009", "010"]
-    assert expand_braces("{a,b}/{0..1}") == ["a/0", "a/1", "b/0", "b/1"]
-    assert expand_braces("plain*.tar") == ["plain*.tar"]
-    with pytest.raises(ValueError, match="must be a range"):
-        expand_braces("{x..y}")
-    for many in ("{0..999999999999}", "{0..999999}{a,b}", "{a,b}" * 64):
-        with pytest.raises(ValueError, match="more than 1,000,000 names: use several patterns"):
-            expand_braces(many)
-
-
-def test_missing_shards_are_named(tmp_path):
+def test_an_epoch_count_below_1_is_refused(tmp_path):
     write_tar(tmp_path / "d-0.tar", shard_members(0, 1))
-    with pytest.raises(FileNotFoundError, match=r"d-1\.tar \(of .*d-\{0\.\.1\}\.tar\)"):
-        WebDataset(str(tmp_path / "d-{0..1}.tar"))
-    with pytest.raises(FileNotFoundError, match="no shard"):
-        find_files(str(tmp_path / "x*.tar"), "shard")
-    with pytest.raises(FileNotFoundError, match="pass a path"):
-        find_files([], "shard")
-    (tmp_path / "empty").mkdir()
-    for folder in (tmp_path, tmp_path / "empty"):
-        remedy = f"{folder} is a folder, and a file is needed (shard): give a pattern of its files"
-        with pytest.raises(ValueError, match=re.escape(remedy)):
-            WebDataset(str(folder))
-    with pytest.raises(ValueError, match=r"in quotes: '.*/\*\.tar'"):
-        WebDataset(str(tmp_path))
-    assert find_files(str(tmp_path / "*"), "shard") == [tmp_path / "d-0.tar"]
-    assert find_files(str(tmp_path / "empty"), "bag", folders=True) == [tmp_path / "empty"]
-    for name in ("a {final}.tar", "b [1].tar", "c{1..2}.tar"):  # names that look like patterns
-        (tmp_path / name).touch()
-        assert find_files(str(tmp_path / name), "shard") == [tmp_path / name]
-    with pytest.raises(FileNotFoundError, match="no shard"):
-        find_files("{" + "x" * 5000 + ",y}", "shard")
     with pytest.raises(ValueError, match="epochs 0"):
         WebDataset(str(tmp_path / "d-0.tar"), epochs=0)
-
-
-def test_a_pipe_is_refused_before_it_blocks_the_source(tmp_path):
-    os.mkfifo(tmp_path / "pipe.tar")
-    (tmp_path / "link.tar").symlink_to("pipe.tar")
-    for name in ("pipe.tar", "link.tar", "*.tar"):
-        with pytest.raises(ValueError, match=r"(pipe|link)\.tar is a pipe or a device"):
-            find_files(str(tmp_path / name), "shard")
-
-
-def test_two_stars_stand_for_any_number_of_folders(tmp_path):
-    names = ["a.tar", "b/b.tar", "b/c/d/d.tar"]
-    for name in names:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(b"")
-    (tmp_path / "b/a").symlink_to(tmp_path)  # its files lie behind it again
-    found = find_files(str(tmp_path / "**/*.tar"), "shard")
-    assert found == [tmp_path / name for name in names]
-
-
-def test_a_path_without_a_file_is_named(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(
-        FileNotFoundError, match=rf"no video a\.avi: no file in {tmp_path} has this"
-    ):
-        find_files("a.avi", "video")
-    with pytest.raises(
-        FileNotFoundError, match=r"no log .*\*\.bag: no file has this path or match"
-    ):
-        find_files(str(tmp_path / "*.bag"), "log")
-
-
-def test_an_address_in_place_of_a_file_is_named():
-    with pytest.raises(FileNotFoundError, match=r"no shard https://.*: download it, and give"):
-        find_files("https://host/a.tar", "shard")
