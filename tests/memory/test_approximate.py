@@ -189,7 +189,7 @@ def test_linear_counts_are_exact_whatever_is_asked_for(index: Any) -> None:
 
 
 @pytest.mark.parametrize("compete", [False, True])
-def test_a_memory_keeps_it_up(compete: bool) -> None:
+def test_a_memory_stays_valid_and_continues_from_its_state(compete: bool) -> None:
     """Fill, replace, refresh, save and continue through the memory itself."""
     rng = np.random.default_rng(13)
 
