@@ -117,11 +117,14 @@ def png_address(pixels_HWC: NDArray[np.uint8], level: int = 6) -> str:
     return "data:image/png;base64," + base64.b64encode(png(pixels_HWC, level)).decode()
 
 
-def tiled(pixels_NHWC: NDArray[np.uint8], columns: int) -> NDArray[np.uint8]:
-    """Return images in rows of `columns`, [rows * H, columns * W, C]. Black fills the last row."""
+def tiled(pixels_NHWC: NDArray[np.uint8], columns: int, fill: int = 0) -> NDArray[np.uint8]:
+    """Return images in rows of `columns`, [rows * H, columns * W, C].
+
+    The level `fill` stands in place of the images that the last row lacks.
+    """
     count, high, wide, channels = pixels_NHWC.shape
     rows = -(-count // columns)
-    cells = np.zeros((rows * columns, high, wide, channels), np.uint8)
+    cells = np.full((rows * columns, high, wide, channels), fill, np.uint8)
     cells[:count] = pixels_NHWC
     grid = cells.reshape(rows, columns, high, wide, channels).transpose(0, 2, 1, 3, 4)
     return grid.reshape(rows * high, columns * wide, channels)

@@ -15,19 +15,21 @@ from typing import Any, Final
 import numpy as np
 import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from PIL import Image
 from torch import Tensor
-from torch.nn.functional import interpolate
+from torch.nn.functional import interpolate, pad
 
 from stream_ssl.curation.curator import Curator
 from stream_ssl.memory.index import kmeans
 from stream_ssl.memory.stats import effective_cells
+from stream_ssl.pictures import image_of, tiled
 from stream_ssl.rate_limited_logger import printable
 
 COLUMNS: Final = 24
 SHEET: Final = 480  # pictures on the contact sheet
 CELLS: Final = 48  # groups of similar pictures, in which the sheet is sorted
 TILE: Final = 128  # pixels, the longest side of a picture in the report
+GAP: Final = 2  # pixels between two pictures of a sheet
+WHITE: Final = 255
 ROWS: Final = 20  # rows of a table
 REASONS: Final = {"pixels": "pixels: too many pixels or scans", "expensive": "too slow to decode"}
 """Reasons that a reader of the report would not understand, in words."""
@@ -111,14 +113,9 @@ def _sheet(image_NCHW: Tensor, columns: int) -> str:
         image_NCHW = torch.cat(
             [_small(part_nCHW) for part_nCHW in torch.split(image_NCHW, COLUMNS)]
         )
-    count, _, high, wide = image_NCHW.shape
-    lines = -(-count // columns)
-    sheet = Image.new("RGB", (columns * (wide + 2), lines * (high + 2)), (255, 255, 255))
-    for number, image_HWC in enumerate(image_NCHW.permute(0, 2, 3, 1).numpy()):
-        down, right = divmod(number, columns)
-        sheet.paste(Image.fromarray(image_HWC), (right * (wide + 2), down * (high + 2)))
+    framed_NHWC = pad(image_NCHW, (0, GAP, 0, GAP), value=WHITE).permute(0, 2, 3, 1).numpy()
     file = io.BytesIO()
-    sheet.save(file, "JPEG", quality=85)
+    image_of(tiled(framed_NHWC, columns, WHITE)).save(file, "JPEG", quality=85)
     return base64.b64encode(file.getvalue()).decode()
 
 
