@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from stream_ssl.pictures import image_of, tiled
+from stream_ssl.pictures import image_of, png_address, tiled
 
 
 def picture_sheet(ids: Sequence[str | None], image_nCHW: Tensor) -> dict[str, Any] | None:
@@ -31,9 +31,9 @@ def sheet(image_nCHW: Tensor, columns: int) -> str:
     The format is PNG if the side is below 16 or no multiple of 8, else JPEG.
     """
     side = image_nCHW.shape[-1]
-    picture, file = image_of(tiled(image_nCHW.permute(0, 2, 3, 1).numpy(), columns)), io.BytesIO()
+    pixels_HWC = tiled(image_nCHW.permute(0, 2, 3, 1).numpy(), columns)
     if side % 8 or side < 16:  # JPEG's blocks would run over the edges of the tiles
-        picture.save(file, "PNG", compress_level=1)
-        return "data:image/png;base64," + b64encode(file.getvalue()).decode()
-    picture.save(file, "JPEG", quality=88, subsampling=0)
+        return png_address(pixels_HWC, level=1)
+    file = io.BytesIO()
+    image_of(pixels_HWC).save(file, "JPEG", quality=88, subsampling=0)
     return "data:image/jpeg;base64," + b64encode(file.getvalue()).decode()
