@@ -77,7 +77,7 @@ def protocol(tmp_path):
         yield protocol
 
 
-def test_packets_and_refusals_are_told_of_once_they_are_durable(protocol):
+def test_packets_are_acknowledged_and_refused_once_they_are_durable(protocol):
     protocol.say(packet(1))
     protocol.say(Data(2, b"no msgpack", b""))
     protocol.say(packet(3))
@@ -88,7 +88,7 @@ def test_packets_and_refusals_are_told_of_once_they_are_durable(protocol):
     assert protocol.counters.acked_samples == 4
 
 
-def test_whose_message_was_refused_last_is_told(protocol):
+def test_the_peer_that_was_refused_last_is_known_by_reason(protocol):
     for route, peer in ((ROUTE, "10.0.0.7"), (OTHER, "10.0.0.8")):
         protocol.handle(route, None, [memoryview(b"nothing of ours")], 100.0, peer)
         (reason,) = protocol.counters.refused_last
@@ -149,7 +149,7 @@ def test_a_duplicate_is_acknowledged_at_the_next_flush(protocol):
     assert protocol.counters.duplicates == 2
 
 
-def test_a_gap_is_told_of_once_a_second_and_again_after_progress(protocol):
+def test_a_gap_is_reported_once_a_second_and_again_after_progress(protocol):
     for sequence, now in ((3, 100.0), (4, 100.9), (5, 101.1), (1, 101.2), (4, 101.3)):
         protocol.say(packet(sequence), now)
     assert protocol.events == ["NACK 1 gap", "NACK 1 gap", "NACK 2 gap"]
@@ -211,8 +211,16 @@ def test_an_older_epoch_is_superseded_only_while_the_newer_one_is_connected(prot
     assert protocol.events[2:] == ["WELCOME 0"]
 
 
+def test_a_producer_that_reconnects_is_welcome_at_once(protocol):
+    """Its earlier connection has the same epoch, and may still count as connected."""
+    protocol.say(Hello("robot", epoch=2, first=1), route=OTHER)
+    protocol.say(packet(1), route=OTHER)
+    assert protocol.commit(100.0)
+    assert protocol.events == ["WELCOME 0", "append", "durable", "ACK 1"]
+
+
 @pytest.mark.parametrize("order", [("first", "second"), ("second", "first")])
-def test_of_two_that_ask_for_a_name_at_once_one_goes_on(protocol, order):
+def test_one_of_two_producers_that_ask_for_a_name_at_once_gets_it(protocol, order):
     """Both have asked by epoch 0 before either says HELLO with its own epoch."""
     routes, own = {"first": b"a", "second": b"b"}, {"first": 7, "second": 8}
     for route in routes.values():
@@ -228,7 +236,7 @@ def test_of_two_that_ask_for_a_name_at_once_one_goes_on(protocol, order):
     assert protocol.sessions.by_producer("camera").route == routes["first"]
 
 
-def test_a_producer_says_anew_whether_its_silence_is_a_fault(protocol):
+def test_a_new_hello_sets_whether_silence_is_a_fault(protocol):
     protocol.say(Hello("camera", 7, first=1, sporadic=True))
     assert protocol.counters.producer_sporadic["camera"] == 1.0
     protocol.say(Hello("camera", 8, first=1), route=OTHER)
@@ -275,7 +283,7 @@ def test_a_hello_is_answered_though_the_journal_fails(protocol):
     assert protocol.events == ["append", "WELCOME 0"]
 
 
-def test_a_restarted_producer_is_answered_once_what_it_sent_before_is_durable(protocol):
+def test_a_restarted_producer_is_answered_once_its_earlier_packets_are_durable(protocol):
     """Else it would give its packets the sequences of those, and take their ACK for its own."""
     protocol.say(packet(1))
     protocol.say(packet(2))
@@ -313,7 +321,7 @@ def test_who_is_superseded_while_its_packet_waits_for_room_gets_nothing_in(proto
     assert protocol.events[-1] == f"ACK {sequence}"
 
 
-def test_what_waits_for_the_journal_is_bounded_also_where_it_has_no_bytes(protocol, monkeypatch):
+def test_packets_without_bytes_that_wait_for_the_journal_are_bounded_too(protocol, monkeypatch):
     monkeypatch.setattr(protocol_module, "MAX_WAITING", 100)
     protocol.journal.error = JournalError("disk on fire")
     for sequence in range(1, 200):
@@ -337,7 +345,7 @@ def test_idle_producers_are_noted_in_one_pass(protocol, monkeypatch):
     assert len(asked) == 1
 
 
-def test_one_that_sends_a_little_all_the_time_holds_nobody_back(protocol):
+def test_a_producer_that_sends_a_little_all_the_time_delays_no_other(protocol):
     """The learner makes room for 1 MB/s; two producers would fill it, and a third sends 20 kB/s."""
     sides = {"small": 25, "large": 100, "larger": 150}
     sent = dict.fromkeys(sides, 0)
