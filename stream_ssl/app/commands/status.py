@@ -184,24 +184,7 @@ def of_folder(run: Path, seconds: float | None, json: bool, health: str | None) 
     if health is not None:
         return check_health(health, addresses.get(health), broken)
     token = token_of(endpoints)
-    nobody = {
-        name
-        for name, state in silence(run, {}, ROLES).items()
-        if {"pid", "unknown", *(() if broken else ("ended",))}.isdisjoint(state)
-    }
-    if not addresses and len(nobody) == len(ROLES):
-        error = f"{run}: no run has started here. Start it with: stream-ssl run CONFIG --run {run}"
-        if below := runs_below(run):
-            error = (
-                f"{run} is no run, but holds {'; '.join(below)}: give "
-                f"{'that folder' if len(below) == 1 else 'one of these folders'}"
-            )
-        if (run / "journal").exists():
-            error = f"{run}: no process of the run is running. Continue with: stream-ssl run CONFIG"
-        if broken is not None:
-            error = (
-                f"{broken}. No process of the run is running. Its next start writes the file again"
-            )
+    if not addresses and (error := _nothing_known(run, broken)) is not None:
         if json:
             print_json({"answers": [], "error": error})
         else:
@@ -230,6 +213,25 @@ def of_folder(run: Path, seconds: float | None, json: bool, health: str | None) 
     else:
         console().print(table(run, addresses, figures, found))
     return DONE if all(figures["up"].values()) else FAILED
+
+
+def _nothing_known(run: Path, broken: str | None) -> str | None:
+    """Return an error if a folder without addresses has no trace of a process; None if it has one.
+
+    Args:
+        broken: why endpoints.json cannot be used; None if it can.
+    """
+    facts = {"pid", "unknown", *(() if broken else ("ended",))}
+    if any(facts & state.keys() for state in silence(run, {}, ROLES).values()):
+        return None
+    if broken is not None:
+        return f"{broken}. No process of the run is running. Its next start writes the file again"
+    if (run / "journal").exists():
+        return f"{run}: no process of the run is running. Continue with: stream-ssl run CONFIG"
+    if below := runs_below(run):
+        which = "that folder" if len(below) == 1 else "one of these folders"
+        return f"{run} is no run, but holds {'; '.join(below)}: give {which}"
+    return f"{run}: no run has started here. Start it with: stream-ssl run CONFIG --run {run}"
 
 
 def as_on_page(
