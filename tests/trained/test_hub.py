@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import resource
 from collections import Counter
 from pathlib import Path
@@ -24,9 +25,9 @@ from stream_ssl.feed.decode import Decoder
 from stream_ssl.learning.saved import memory_of
 from stream_ssl.learning.views import Views
 from stream_ssl.memory.state import part, upgraded
-from stream_ssl.trained import hub
 from stream_ssl.trained.encoder import Encoder, facts
-from stream_ssl.trained.hub import measured, shape_of
+from stream_ssl.trained.hub import shape_of
+from stream_ssl.trained.model_card import MemoryAccuracy, accuracy_on_memory, card
 
 RUNS: dict[str, dict[str, Any]] = {
     "own": {"memory": {"capacity": 128}},
@@ -128,24 +129,24 @@ def test_only_what_transformers_lacks_brings_code(runs: dict[str, Path]) -> None
 def test_the_model_card_states_stream_updates_and_accuracy(
     runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    card = (runs["own"] / "hub" / "README.md").read_text()
-    assert "| samples read from the stream | 10 |" in card
-    assert "| steps, the last one that changed the weights | 10, 10 |" in card
-    assert "- `robot/left`: 50 of the memory's samples" in card
+    text = (runs["own"] / "hub" / "README.md").read_text()
+    assert "| samples read from the stream | 10 |" in text
+    assert "| steps, the last one that changed the weights | 10, 10 |" in text
+    assert "- `robot/left`: 50 of the memory's samples" in text
     encoder = stream_ssl.load_encoder(runs["own"] / "run")
     (checkpoint,) = (runs["own"] / "run" / "checkpoints").glob("step-*")
     columns = part(upgraded(memory_of(checkpoint)), "columns")
-    accuracy, labelled, classes, majority = measured(encoder, columns)
+    accuracy, labelled, classes, majority = accuracy_on_memory(encoder, columns)
     assert (labelled, classes) == (50, 2)
     row_K = (columns["labels"] >= 0).nonzero().flatten()
     row_K = row_K[torch.randperm(50, generator=torch.Generator().manual_seed(0))]
     feature_KF, label_K = encoder(columns["images"][row_K]), columns["labels"][row_K]
     parts = feature_KF[:25], label_K[:25], feature_KF[25:], label_K[25:]
     assert accuracy == knn_accuracy(*parts, 20).accuracy
-    assert f"{accuracy:.1%} of 25 labelled pictures were recognised among 2 classes" in card
+    assert f"{accuracy:.1%} of 25 labelled pictures were recognised among 2 classes" in text
     assert majority == max(label_K[:25].bincount().tolist()) / 25
-    assert f"Guessing the most frequent class would recognise {majority:.1%}." in card
-    assert 'ImageOps.exif_transpose(image).convert("L")' in card
+    assert f"Guessing the most frequent class would recognise {majority:.1%}." in text
+    assert 'ImageOps.exif_transpose(image).convert("L")' in text
     colour = (runs["native"] / "hub" / "README.md").read_text()
     assert 'ImageOps.exif_transpose(image).convert("RGB")' in colour
     other = (runs["torchvision"] / "hub" / "README.md").read_text()
@@ -158,7 +159,8 @@ def test_names_from_producers_are_no_markdown_of_the_model_card(runs: dict[str, 
     encoder = stream_ssl.load_encoder(runs["own"] / "run")
     (checkpoint,) = (runs["own"] / "run" / "checkpoints").glob("step-*")
     named = Counter({"robot/left\n# `Title` [here](https://example.org)": 3})
-    text = hub.card(facts(checkpoint), encoder, named, "", True)
+    unknown = MemoryAccuracy(None, 0, 0, math.nan)
+    text = card(facts(checkpoint), encoder, named, unknown, True)
     line = "- `robot/left?# ?Title? [here](https://example.org)`: 3 of the memory's samples"
     assert line in text.splitlines()
 
@@ -167,13 +169,13 @@ def test_large_labels_take_no_memory(runs: dict[str, Path]) -> None:
     encoder = stream_ssl.load_encoder(runs["own"] / "run")
     (checkpoint,) = (runs["own"] / "run" / "checkpoints").glob("step-*")
     columns = part(upgraded(memory_of(checkpoint)), "columns")
-    small, label_K = measured(encoder, columns), columns["labels"]
+    small, label_K = accuracy_on_memory(encoder, columns), columns["labels"]
     columns["labels"] = torch.where(label_K < 0, -1, 2**31 - 1 - label_K)
     limit = resource.getrlimit(resource.RLIMIT_AS)
     used = 1024 * int(Path("/proc/self/status").read_text().split("VmSize:")[1].split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (used + (4 << 30), limit[1]))
     try:
-        assert measured(encoder, columns) == small
+        assert accuracy_on_memory(encoder, columns) == small
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limit)
 
