@@ -228,25 +228,21 @@ def _add_receiver(parser: ArgumentParser) -> None:
 
 
 def _add_learner(parser: ArgumentParser) -> None:
-    from stream_ssl.buckets.copies import CopySettings
-    from stream_ssl.config.names import choices  # from here on options take short names
-    from stream_ssl.encoder.network import Projector, ResNet
+    import stream_ssl.config.names  # noqa: F401  (from here on options take short names)
+
+    _add_feed(parser)
+    _add_training(parser)
+    _add_memory(parser)
+    _add_course(parser)
+    _add_observers(parser)
+
+
+def _add_feed(parser: ArgumentParser) -> None:
+    """Add the options of what makes batches from samples."""
     from stream_ssl.feed.batches import Batches
     from stream_ssl.feed.decode import Decoder
     from stream_ssl.feed.originals import KeptOriginals
-    from stream_ssl.learning.checkpoint import Checkpointer
-    from stream_ssl.learning.optimiser import OptimiserSettings
-    from stream_ssl.learning.pace import Pace
-    from stream_ssl.learning.schedule import Schedule
-    from stream_ssl.learning.settings import LearnerSettings
     from stream_ssl.learning.vectors import Vectors
-    from stream_ssl.learning.views import Views
-    from stream_ssl.losses import Loss
-    from stream_ssl.memory import WorkingMemory
-    from stream_ssl.memory.eviction import Policy
-    from stream_ssl.methods import Method
-    from stream_ssl.observe import loggers
-    from stream_ssl.observe.held_out import HeldOut
 
     _section(parser, Vectors, "vectors")
     _section(parser, Decoder, "decoder")
@@ -269,6 +265,16 @@ def _add_learner(parser: ArgumentParser) -> None:
             "processes",
         },
     )
+
+
+def _add_training(parser: ArgumentParser) -> None:
+    """Add the options of the networks, the views, the loss and the method."""
+    from stream_ssl.config.names import choices
+    from stream_ssl.encoder.network import Projector, ResNet
+    from stream_ssl.learning.views import Views
+    from stream_ssl.losses import Loss
+    from stream_ssl.methods import Method
+
     _section(parser, ResNet, "encoder", skip={"channels"})
     _add_model(parser)
     _section(parser, Projector, "projector", skip={"features"})
@@ -284,6 +290,12 @@ def _add_learner(parser: ArgumentParser) -> None:
         default={"class_path": "moco"},
         help=choices(Method),
     )
+
+
+def _add_memory(parser: ArgumentParser) -> None:
+    from stream_ssl.memory import WorkingMemory
+    from stream_ssl.memory.eviction import Policy
+
     own = {"dim", "image_shape", "device", "dtype", "group", "seed", "measured_by", "payload"}
     _section(parser, WorkingMemory, "memory", skip={*own, "duplicates"})
     parser.set_defaults(
@@ -302,6 +314,17 @@ def _add_learner(parser: ArgumentParser) -> None:
             "another policy"
         ),
     )
+
+
+def _add_course(parser: ArgumentParser) -> None:
+    """Add the options of the course of a run: its steps, its checkpoints and its ranks."""
+    from stream_ssl.buckets.copies import CopySettings
+    from stream_ssl.learning.checkpoint import Checkpointer
+    from stream_ssl.learning.optimiser import OptimiserSettings
+    from stream_ssl.learning.pace import Pace
+    from stream_ssl.learning.schedule import Schedule
+    from stream_ssl.learning.settings import LearnerSettings
+
     _section(parser, OptimiserSettings, "optimiser")
     parser.add_argument(
         "--schedule", type=Schedule, default=None, help="schedule of the learning rate"
@@ -312,6 +335,13 @@ def _add_learner(parser: ArgumentParser) -> None:
     _section(parser, Checkpointer, "checkpoints", skip={"folder", "ranks", "behind"})
     parser.add_class_arguments(CopySettings, "copies")
     parser.add_class_arguments(RanksSettings, "ranks")
+
+
+def _add_observers(parser: ArgumentParser) -> None:
+    """Add the options of what measures a run and of where its measurements go."""
+    from stream_ssl.observe import loggers
+    from stream_ssl.observe.held_out import HeldOut
+
     parser.add_argument(
         "--observe.held_out",
         type=HeldOut | str | None,
