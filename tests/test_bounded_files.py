@@ -15,6 +15,7 @@ from table import table
 
 from stream_ssl import bounded_files
 from stream_ssl.config import options
+from stream_ssl.config.file_faults import check_files
 from stream_ssl.daemon import endpoints
 from stream_ssl.durable import MANIFEST, damage, seal
 from stream_ssl.journal.consumer_offsets import ConsumerOffsets, Positions
@@ -122,7 +123,7 @@ def test_files_are_read_on_a_system_without_the_flags_of_posix(
 
 def load_config(path: Path) -> None:
     parser = options.receiver_parser()
-    options.check_files(parser, ["--config", str(path)])
+    check_files(parser, ["--config", str(path)])
 
 
 OPERATORS: dict[str, Callable[[Path], Any]] = {

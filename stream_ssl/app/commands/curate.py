@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from jsonargparse import Namespace
 
-from stream_ssl.config.options import check_files
+from stream_ssl.config.file_faults import check_files
 from stream_ssl.config.parser import Parser
 from stream_ssl.process.failures import (
     DONE,

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from jsonargparse import Namespace
 
+from stream_ssl.config.file_faults import check_files
 from stream_ssl.config.help import summary
-from stream_ssl.config.options import check_files
 from stream_ssl.config.parser import Parser
 from stream_ssl.process.failures import Failure, configuring, reported
 from stream_ssl.process.signals import stop_on_signals
