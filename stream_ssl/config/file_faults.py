@@ -67,7 +67,6 @@ def _root(file: Path) -> yaml.Node | None:
     """
     try:
         text = read_bytes(file, links=True).decode()
-        return yaml.compose(text, yaml.SafeLoader)
     except UnicodeDecodeError as error:
         byte = error.object[error.start]
         raise ValueError(
@@ -75,6 +74,12 @@ def _root(file: Path) -> yaml.Node | None:
         ) from error
     except ValueError as error:  # too large, or no regular file
         raise ValueError(f" cannot be read: {error}") from error
+    try:
+        return yaml.compose(text, yaml.SafeLoader)
+    except ValueError as error:  # PyYAML does not say where
+        raise ValueError(
+            ": an escape such as \\U00110000 in quotes names no character; the last is \\U0010FFFF"
+        ) from error
     except RecursionError as error:
         raise ValueError(f" is nested too deeply; must have at most {DEPTH} levels") from error
     except yaml.MarkedYAMLError as error:
