@@ -60,19 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _clean_environment()
     _restore_signals()
     trace_crashes()
-    parser = ChoiceParser(
-        prog="stream-ssl",
-        description="Learn an image encoder from an endless, uncurated stream.",
-        epilog=(
-            "stream-ssl COMMAND --help lists a command's options. STREAM_SSL_LOG=DEBUG "
-            "(INFO, WARNING, ...) sets how much is logged. STREAM_SSL_LOG_FORMAT=json "
-            "logs one JSON object per line."
-        ),
-    )
-    parser.add_argument("--version", action="version", version=f"stream-ssl {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, line in COMMANDS.items():
-        commands.add_parser(name, help=line, add_help=False)
+    parser = _parser()
     chosen, rest = parser.parse_known_args(argv)
     if chosen.command in MAY_NOT_BE_FIRST:
         leave_first_process()
@@ -88,19 +76,41 @@ def main(argv: Sequence[str] | None = None) -> int:
             logs.report_errors()
     except ValueError as error:
         parser.error(str(error))
+    return _run(chosen.command, rest)
+
+
+def _parser() -> ChoiceParser:
+    parser = ChoiceParser(
+        prog="stream-ssl",
+        description="Learn an image encoder from an endless, uncurated stream.",
+        epilog=(
+            "stream-ssl COMMAND --help lists a command's options. STREAM_SSL_LOG=DEBUG "
+            "(INFO, WARNING, ...) sets how much is logged. STREAM_SSL_LOG_FORMAT=json "
+            "logs one JSON object per line."
+        ),
+    )
+    parser.add_argument("--version", action="version", version=f"stream-ssl {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, line in COMMANDS.items():
+        commands.add_parser(name, help=line, add_help=False)
+    return parser
+
+
+def _run(name: str, arguments: Sequence[str]) -> int:
+    """Run the command of this name and return the exit status."""
     try:
-        command = importlib.import_module(f"stream_ssl.app.commands.{chosen.command}")
-        status = command.main(rest)
+        module = importlib.import_module(f"stream_ssl.app.commands.{name}")
+        status = module.main(arguments)
         sys.stdout.flush()
     except ImportError as error:
         from stream_ssl.process.failures import USAGE, missing_extra
 
-        source = rest[0] if chosen.command == "produce" and rest else None
-        hint = missing_extra(error, chosen.command, source)
-        print(f"stream-ssl {chosen.command}: {hint}", file=sys.stderr)
+        source = arguments[0] if name == "produce" and arguments else None
+        hint = missing_extra(error, name, source)
+        print(f"stream-ssl {name}: {hint}", file=sys.stderr)
         return USAGE
     except BrokenPipeError as error:
-        if chosen.command in DAEMONS:
+        if name in DAEMONS:
             logging.getLogger("stream_ssl").error("%s", error)
             return 1
         _drop_output()  # the program that reads it, such as `head`, has ended
@@ -110,13 +120,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         _drop_output()
         print(
-            f"stream-ssl {chosen.command}: the output cannot be written ({error.strerror}): free "
+            f"stream-ssl {name}: the output cannot be written ({error.strerror}): free "
             "space there, then repeat the command",
             file=sys.stderr,
         )
         return 1
     except KeyboardInterrupt:
-        print(f"stream-ssl {chosen.command}: interrupted", file=sys.stderr)
+        print(f"stream-ssl {name}: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
     assert isinstance(status, int)
     return status
