@@ -149,12 +149,8 @@ def receive(settings: Namespace, resolved: Mapping[str, Any], stop: Stop) -> Non
             where.write()
             metrics.consume(record)
             sources_ended.consume(record)
-            health.refused = {**health.refused, **record.refused_last}
             sources.producers.offer(receiver.producers)
-            health.tick("receiver")
-            health.set("journal", *_journal(record))
-            served = not record.full and (record.credit > 0 or not record.producers)
-            health.set("credit", served, "" if served else f"no producer may send: {_why(record)}")
+            _tell_health(health, record)
         health.forget("receiver")
     _tell_end(receiver.unwritten)
 
@@ -206,6 +202,14 @@ def _opened(settings: Namespace) -> Journal:
         if isinstance(error.__cause__, PermissionError):
             raise error.__cause__ from error
         raise Failure(str(error)) from error
+
+
+def _tell_health(health: Health, record: ReceiverRecord) -> None:
+    health.refused = {**health.refused, **record.refused_last}
+    health.tick("receiver")
+    health.set("journal", *_journal(record))
+    served = not record.full and (record.credit > 0 or not record.producers)
+    health.set("credit", served, "" if served else f"no producer may send: {_why(record)}")
 
 
 def _journal(record: ReceiverRecord) -> tuple[bool, str]:
