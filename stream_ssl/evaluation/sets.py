@@ -159,15 +159,7 @@ def readers(
     splits = has_splits(name, options)
     if references is None and not splits:
         whole = Reader(make(name, options, seed), decoder, division, batch)
-        folders = whole.class_names or []
-        if len(folders) > 1 and {folder.lower() for folder in folders} <= SPLITS:
-            place = options[place_of(name)]
-            train, *others = sorted(folders, key=lambda one: not one.lower().startswith("train"))
-            raise ValueError(
-                f"{place} contains {', '.join(folders)}, and each folder in it would "
-                f"count as a class: use --data {name}:{place}/{others[0]} --references "
-                f"{name}:{place}/{train}"
-            )
+        _check_no_splits(name, options, whole.class_names or [])
         return [whole]
     if references is None:
         source = make(name, options, seed, split="train")
@@ -182,14 +174,30 @@ def readers(
         Reader(source, decoder, all_references, batch),
         Reader(test, decoder, all_queries, batch),
     ]
-    first, second = (reader.class_names for reader in found)
-    if first is not None and second is not None and first != second:
-        at = next(n for n, (a, b) in enumerate(zip_longest(first, second)) if a != b)
-        one, other = (repr(names[at]) if at < len(names) else "none" for names in (first, second))
-        raise ValueError(
-            f"references and queries have different classes: class {at} is {one} in the references "
-            f"and {other} in the queries. Classes are numbered by the sorted names of their "
-            "folders, or as a Parquet file names them, so both sets need the same names in the "
-            "same order"
-        )
+    _check_same_classes(*(reader.class_names for reader in found))
     return found
+
+
+def _check_no_splits(name: str, options: Mapping[str, Any], folders: Sequence[str]) -> None:
+    """Raise an error if the folders of a set are its splits, rather than its classes."""
+    if len(folders) > 1 and {folder.lower() for folder in folders} <= SPLITS:
+        place = options[place_of(name)]
+        train, *others = sorted(folders, key=lambda one: not one.lower().startswith("train"))
+        raise ValueError(
+            f"{place} contains {', '.join(folders)}, and each folder in it would "
+            f"count as a class: use --data {name}:{place}/{others[0]} --references "
+            f"{name}:{place}/{train}"
+        )
+
+
+def _check_same_classes(first: Sequence[str] | None, second: Sequence[str] | None) -> None:
+    if first is None or second is None or first == second:
+        return
+    at = next(n for n, (a, b) in enumerate(zip_longest(first, second)) if a != b)
+    one, other = (repr(names[at]) if at < len(names) else "none" for names in (first, second))
+    raise ValueError(
+        f"references and queries have different classes: class {at} is {one} in the references "
+        f"and {other} in the queries. Classes are numbered by the sorted names of their "
+        "folders, or as a Parquet file names them, so both sets need the same names in the "
+        "same order"
+    )
