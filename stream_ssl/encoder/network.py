@@ -351,17 +351,7 @@ def load_weights(encoder: nn.Module, file: Path, head: str | None = None) -> Non
         ValueError: the file cannot be read, lacks a weight, has several networks, or has a weight
             of another shape, or one that is quantised, NaN or infinite.
     """
-    try:
-        with open_binary(file, links=True) as opened:  # rejects a pipe, which would block
-            begin = opened.read(2)
-        if begin in PICKLES:
-            raise ValueError(
-                "it is a file of torch.save, which could run code; convert it once: "
-                "safetensors.torch.save_file(torch.load(FILE, weights_only=True), NEW)"
-            )
-        found = load_file(file)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise ValueError(f"encoder.weights {file} cannot be read as safetensors: {error}") from None
+    found = _read(file)
     if any(name.startswith(PREFIX) for name in found):
         found = {n.removeprefix(PREFIX): t for n, t in found.items() if n.startswith(PREFIX)}
     if isinstance(encoder, Model):
@@ -371,6 +361,31 @@ def load_weights(encoder: nn.Module, file: Path, head: str | None = None) -> Non
     found = _without_prefix(found, own, file)
     # Many files lack BatchNorm's counters, which nothing reads.
     wanted = {n: t for n, t in own.items() if n in found or not n.endswith("num_batches_tracked")}
+    _check_weights(found, wanted, file)
+    more = sorted(set(found) - set(own))
+    unused = [name for name in more if head is None or not name.startswith(f"{head}.")]
+    if unused:
+        log.warning("encoder.weights %s: not used: %s", file, ", ".join(unused))
+    fitting = {name: found[name] for name in own if name in found}
+    encoder.load_state_dict(as_state(fitting, encoder), strict=False)
+
+
+def _read(file: Path) -> dict[str, Tensor]:
+    try:
+        with open_binary(file, links=True) as opened:  # rejects a pipe, which would block
+            begin = opened.read(2)
+        if begin in PICKLES:
+            raise ValueError(
+                "it is a file of torch.save, which could run code; convert it once: "
+                "safetensors.torch.save_file(torch.load(FILE, weights_only=True), NEW)"
+            )
+        return load_file(file)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ValueError(f"encoder.weights {file} cannot be read as safetensors: {error}") from None
+
+
+def _check_weights(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], file: Path) -> None:
+    """Raise ValueError unless the weights that were found are finite and of the shapes wanted."""
     for name, tensor in wanted.items():
         there = tuple(found[name].shape) if name in found else "absent"
         if there != tuple(tensor.shape):
@@ -389,12 +404,6 @@ def load_weights(encoder: nn.Module, file: Path, head: str | None = None) -> Non
                 f"encoder.weights {file}: the weights {name} are not finite, because their "
                 "training has diverged: give another file"
             )
-    more = sorted(set(found) - set(own))
-    unused = [name for name in more if head is None or not name.startswith(f"{head}.")]
-    if unused:
-        log.warning("encoder.weights %s: not used: %s", file, ", ".join(unused))
-    fitting = {name: found[name] for name in own if name in found}
-    encoder.load_state_dict(as_state(fitting, encoder), strict=False)
 
 
 def _without_prefix(
