@@ -214,7 +214,7 @@ def test_queue_and_reservoir_heads_are_checked() -> None:
     state["eviction.seen"] = torch.tensor([2])
     reservoir = filled(4, 9, eviction=Reservoir())
     reservoir.load_state_dict(state)
-    assert "fewer than the slots" in reservoir.check_valid()[1]
+    assert "fewer than it holds" in reservoir.check_valid()[1]
 
 
 def test_torch_and_numpy_are_all_that_is_needed() -> None:
