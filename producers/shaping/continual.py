@@ -63,7 +63,8 @@ class Continual(Shaping):
         tasks: number of tasks. Tasks have equally many classes, and the first tasks get the
             remainder. null: each class is a task.
         shuffle_classes: draw the classes of each task. False: in the order of their labels.
-        per_task: maximum samples of a task; null: all samples of the source.
+        per_task: maximum samples of a task, for all kinds but "keep"; null: all samples of the
+            source.
         imbalance: frequency of the most frequent class divided by that of the rarest class; 1 or
             more. Samples of the other classes are dropped.
         profile: "one" makes the first class `imbalance` times as frequent as each other class
@@ -104,6 +105,11 @@ class Continual(Shaping):
         )
         if kind not in ORDERS:
             raise ValueError(f"kind {kind!r}: choose one of {', '.join(ORDERS)}")
+        if kind == "keep" and per_task is not None:
+            raise ValueError(
+                f'per_task {per_task}: kind "keep" sends the samples of all tasks in the order of '
+                "the source, so no task ends; choose another kind, or set per_task to null"
+            )
         if profile not in ("one", "tail"):
             raise ValueError(f'profile {profile!r}: choose "one" or "tail"')
         endless = any(getattr(source, limit, 1) is None for limit in ("epochs", "count"))

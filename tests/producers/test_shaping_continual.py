@@ -222,3 +222,8 @@ def test_endless_sources_need_an_end_of_tasks(tmp_path):
 def test_a_label_beyond_the_classes_is_refused():
     with pytest.raises(ValueError, match=r"is of class \d.*the classes 0 to 2.*set classes"):
         labels(Continual(Synthetic(count=50, size=2, shift=0), "incremental", classes=3))
+
+
+def test_a_limit_of_tasks_needs_an_order_by_tasks(balanced):
+    with pytest.raises(ValueError, match=r'per_task 7: kind "keep" .* set per_task to null'):
+        Continual(balanced, per_task=7)
