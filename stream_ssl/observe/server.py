@@ -283,82 +283,104 @@ def application(
     """
     sources = Sources() if sources is None else sources
     api = Api(role, health, Facts(registry, role) if facts is None else facts, sources)
-    templates = Environment(loader=FileSystemLoader(PAGE / "templates"), autoescape=True)
-    token = sources.token
-
-    async def metrics(request: Request) -> Response:
-        try:
-            encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        except (TypeError, ValueError):  # the client asks for a version that is not a number
-            encode, content_type = choose_encoder("")
-        return Response(encode(registry), headers={"content-type": content_type})
-
-    async def healthz(request: Request) -> Response:
-        return _reply(health.live(), request.state.admitted)
-
-    async def readyz(request: Request) -> Response:
-        return _reply(health.ready(), request.state.admitted, health.problems())
-
-    def render(template: str, status: int = 200, **values: object) -> HTMLResponse:
-        html = templates.get_template(template).render(
-            role=role, version=version(), host=socket.gethostname(), **values
-        )
-        # The names of a host and of a folder may hold bytes that are not UTF-8.
-        return HTMLResponse(html.encode(errors="replace"), status, {"cache-control": "no-store"})
-
-    async def page(_: Request) -> Response:
-        run = None if sources.run is None else sources.run.name
-        log_out = token is not None
-        return render("page.html.j2", run=run, log_out=log_out, down="runbooks/down", help=HELP)
-
-    async def metrics_page(_: Request) -> Response:
-        return render("runbook.html.j2", name="metrics", html=runbooks.render_metrics())
-
-    async def runbook(request: Request) -> Response:
-        name = request.path_params["name"]
-        try:
-            return render("runbook.html.j2", name=name, html=runbooks.render(name))
-        except LookupError as error:
-            return JsonResponse({"error": str(error.args[0])}, 404)
-
-    async def login(request: Request) -> Response:
-        if token is None:
-            return RedirectResponse("./", 303)
-        if request.method != "POST":
-            return render("login.html.j2", wrong="")
-        try:
-            given = (await read_form(request)).get("token", "")
-        except ValueError as error:
-            return render("login.html.j2", 400, wrong=f"The log-in form is invalid: {error}.")
-        if not token.matches(given.strip()):
-            await asyncio.sleep(LOG_IN_SECONDS)
-            return render("login.html.j2", 403, wrong="This token is wrong.")
-        return log_in(RedirectResponse("./", 303), token, request.url.scheme == "https")
-
-    async def logout(_: Request) -> Response:
-        answer = RedirectResponse("login", 303)
-        if token is not None:
-            answer.delete_cookie(token.cookie, path=None)  # type: ignore[arg-type]
-        return answer
-
-    routes: list[BaseRoute] = [
-        Route("/", page),
-        Route("/metrics", metrics),
-        Route("/healthz", healthz),
-        Route("/readyz", readyz),
-        Route("/runbooks/{name}", runbook),
-        Route("/docs/metrics", metrics_page),
-        Route("/login", login, methods=["GET", "POST"]),
-        Route("/logout", logout, methods=["POST"]),
-        Mount("/static", PageFiles(directory=PAGE / "static")),
-        *api.routes(),
-    ]
+    routes = [*Pages(registry, health, role, sources).routes(), *api.routes()]
     starlette = Starlette(routes=routes)
     starlette.router.redirect_slashes = False  # the address would lack a proxy's prefix
     starlette.add_exception_handler(HTTPStatus.NOT_FOUND, _not_found)
     # The client is gone, and does not read this answer.
     starlette.add_exception_handler(ClientDisconnect, lambda *_: Response(status_code=400))
-    return Guard(starlette, token, public)
+    return Guard(starlette, sources.token, public)
+
+
+class Pages:
+    """The pages, the probes and the metrics of one process, by address."""
+
+    def __init__(
+        self, registry: CollectorRegistry, health: Health, role: Role, sources: Sources
+    ) -> None:
+        self._registry, self._health, self._role = registry, health, role
+        self._token, self._run = sources.token, sources.run
+        self._templates = Environment(loader=FileSystemLoader(PAGE / "templates"), autoescape=True)
+
+    def routes(self) -> list[BaseRoute]:
+        """Return the addresses and their handlers."""
+        return [
+            Route("/", self.page),
+            Route("/metrics", self.metrics),
+            Route("/healthz", self.healthz),
+            Route("/readyz", self.readyz),
+            Route("/runbooks/{name}", self.runbook),
+            Route("/docs/metrics", self.metrics_page),
+            Route("/login", self.login, methods=["GET", "POST"]),
+            Route("/logout", self.logout, methods=["POST"]),
+            Mount("/static", PageFiles(directory=PAGE / "static")),
+        ]
+
+    async def metrics(self, request: Request) -> Response:
+        """Return the metrics in the format that the client accepts."""
+        try:
+            encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        except (TypeError, ValueError):  # the client asks for a version that is not a number
+            encode, content_type = choose_encoder("")
+        return Response(encode(self._registry), headers={"content-type": content_type})
+
+    async def healthz(self, request: Request) -> Response:
+        """Say whether the process lives."""
+        return _reply(self._health.live(), request.state.admitted)
+
+    async def readyz(self, request: Request) -> Response:
+        """Say whether the process does its work, and which conditions hold."""
+        health = self._health
+        return _reply(health.ready(), request.state.admitted, health.problems())
+
+    async def page(self, _: Request) -> Response:
+        """Return the status page, whose figures its own script asks for."""
+        run = None if self._run is None else self._run.name
+        log_out = self._token is not None
+        return self._render(
+            "page.html.j2", run=run, log_out=log_out, down="runbooks/down", help=HELP
+        )
+
+    async def metrics_page(self, _: Request) -> Response:
+        """Return docs/metrics.md as a page."""
+        return self._render("runbook.html.j2", name="metrics", html=runbooks.render_metrics())
+
+    async def runbook(self, request: Request) -> Response:
+        """Return the runbook of a condition."""
+        name = request.path_params["name"]
+        try:
+            return self._render("runbook.html.j2", name=name, html=runbooks.render(name))
+        except LookupError as error:
+            return JsonResponse({"error": str(error.args[0])}, 404)
+
+    async def login(self, request: Request) -> Response:
+        """Show the form that asks for the token, or check the token that it sends."""
+        if self._token is None:
+            return RedirectResponse("./", 303)
+        if request.method != "POST":
+            return self._render("login.html.j2", wrong="")
+        try:
+            given = (await read_form(request)).get("token", "")
+        except ValueError as error:
+            return self._render("login.html.j2", 400, wrong=f"The log-in form is invalid: {error}.")
+        if not self._token.matches(given.strip()):
+            await asyncio.sleep(LOG_IN_SECONDS)
+            return self._render("login.html.j2", 403, wrong="This token is wrong.")
+        return log_in(RedirectResponse("./", 303), self._token, request.url.scheme == "https")
+
+    async def logout(self, _: Request) -> Response:
+        """End the log-in of this browser."""
+        answer = RedirectResponse("login", 303)
+        if self._token is not None:
+            answer.delete_cookie(self._token.cookie, path=None)  # type: ignore[arg-type]
+        return answer
+
+    def _render(self, template: str, status: int = 200, **values: object) -> HTMLResponse:
+        html = self._templates.get_template(template).render(
+            role=self._role, version=version(), host=socket.gethostname(), **values
+        )
+        # The names of a host and of a folder may hold bytes that are not UTF-8.
+        return HTMLResponse(html.encode(errors="replace"), status, {"cache-control": "no-store"})
 
 
 def _not_found(request: Request, _: Exception) -> Response:
