@@ -1,9 +1,11 @@
 """The protocol without a socket: above all, a packet is acknowledged once it is durable."""
 
+import math
 import os
 import tempfile
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import settings
@@ -45,12 +47,12 @@ class WatchedJournal(Journal):
 class Protocol(ReceiverProtocol):
     """A receiver's protocol with one connected producer, whose events are in order in `events`."""
 
-    def __init__(self, path):
-        self.events = []
+    def __init__(self, path, access=None):
+        self.events, self.credits = [], []
         journal = WatchedJournal(path, self.events)
         group = GroupCommit(journal, max_packets=3, max_bytes=MIB, seconds=10.0)
         policy = CreditPolicy(each=MIB, total=MIB, max_packet=MIB // 16)
-        super().__init__(group, policy, None, Sessions(4), 16, 4, self.note)
+        super().__init__(group, policy, access, Sessions(4), 16, 4, self.note)
         self.gone = set()  # routes of connections that have ended
         self.say(Hello("robot", epoch=2, first=1))
         self.events.clear()
@@ -64,6 +66,7 @@ class Protocol(ReceiverProtocol):
             self.events.append(f"NACK {message.sequence} {message.reason}")
         elif isinstance(message, Welcome):
             self.events.append(f"WELCOME {message.resume}")
+            self.credits.append(message.credit)
         return True
 
     def say(self, message, now=100.0, route=ROUTE):
@@ -234,6 +237,34 @@ def test_one_of_two_producers_that_ask_for_a_name_at_once_gets_it(protocol, orde
             protocol.say(Hello("camera", 0, first=1), route=routes[name])
     assert sorted(protocol.events) == ["ACK 0", "NACK 0 superseded", "WELCOME 0"]
     assert protocol.sessions.by_producer("camera").route == routes["first"]
+
+
+def test_a_producer_may_send_as_soon_as_it_is_welcome(protocol):
+    protocol.credit.room = MIB
+    protocol.say(Hello("other", epoch=1, first=1), route=OTHER)
+    assert protocol.credits[-1] >= MIB // 16  # the largest packet
+
+
+@pytest.mark.parametrize("clock", [math.inf, 0.0])
+def test_a_clock_that_tells_no_time_is_left_out(protocol, clock):
+    protocol.say(Hello("other", epoch=1, first=1, clock=clock), route=OTHER)
+    assert "other" not in protocol.counters.producer_clock
+    assert "other" in protocol.counters.producer_finished
+
+
+@pytest.mark.parametrize(("key", "counted"), [("*", "fleet/left"), ("fleet", "fleet")])
+def test_a_key_for_all_names_does_not_hide_who_sends(tmp_path, key, counted):
+    """Names below that of a key count as one producer, but a key for all names has no name."""
+    access = SimpleNamespace(
+        knows=lambda user: True,
+        permits=lambda user, name: True,
+        allow=SimpleNamespace(name_of=lambda user: key),
+    )
+    protocol = Protocol(tmp_path, access)
+    with closing(protocol.journal):
+        protocol.say(Hello("fleet/left", epoch=1, first=1), route=OTHER)
+        assert counted in protocol.counters.producer_finished
+        assert "*" not in protocol.counters.producer_finished
 
 
 def test_a_new_hello_sets_whether_silence_is_a_fault(protocol):
