@@ -360,7 +360,7 @@ class Damage:
         return reached
 
     def ends_at(self, frame: VideoFrame) -> bool:
-        """Return whether a frame that it reaches is whole, as those that refer to it then are.
+        """Return whether the loss ends at a frame that it reaches: this and later frames are whole.
 
         Streams without key frames refresh the picture part by part, within some seconds.
         """
@@ -406,6 +406,7 @@ class Film:
         self._ahead: deque[Packet[VideoStream]] = deque()
         self._most_ahead = 0 if live else 2
         self._h264 = stream.codec_context.name == "h264"
+        self._length_bytes = length_bytes(stream.codec_context.extradata or b"")
         self._notes = 0  # packets without a picture, which the decoder will call invalid
         # The segments of HLS come whole, but some servers count the packets of each anew.
         self._lossy = not container.format.name.startswith("hls")
@@ -455,7 +456,7 @@ class Film:
             return  # AVI's sign for "repeat the frame", which a decoder would take for the end
         self._due += due
         if packet is not None and packet.size:
-            self._notes += self._h264 and not holds_picture(packet)
+            self._notes += self._h264 and not holds_picture(bytes(packet), self._length_bytes)
             self._recent.append(packet.pts)
             if self._damage is not None:
                 self._damage.add(packet.pts)
@@ -472,8 +473,9 @@ class Film:
             self._due -= due
             if self._notes:
                 self._notes -= 1
-            else:
+            else:  # with several threads, the decoder reports an error some packets late
                 self._damage = self._damage or Damage()
+                self._damage.add(*self._recent)
             if self._waiting:
                 heapq.heappop(self._waiting)
             return
@@ -513,18 +515,31 @@ class Film:
         self._last = frame.pts
 
 
-def holds_picture(packet: Packet[VideoStream]) -> bool:
+def length_bytes(header: bytes) -> int:
+    """Return the bytes of the length before each unit of H.264; 0 if units begin with a mark.
+
+    Args:
+        header: the stream's header; that of MP4 and Matroska begins with 1 (ISO/IEC 14496-15).
+    """
+    return header[4] % 4 + 1 if header[:1] == b"\1" and len(header) > 4 else 0
+
+
+def holds_picture(data: bytes, size: int) -> bool:
     """Return whether a packet of H.264 holds a part of a picture.
 
     Some cameras send packets with notes or filler alone, which the decoder calls invalid.
+
+    Args:
+        data: the packet.
+        size: the `length_bytes` of its stream.
     """
-    data, kinds, at = bytes(packet), [], 0
-    if data.startswith((b"\0\0\1", b"\0\0\0\1")):
+    kinds, at = [], 0
+    if not size:
         kinds = [part[0] & 31 for part in data.split(b"\0\0\1")[1:] if part]
     else:  # each unit follows its length
-        while at + 4 < len(data):
-            kinds.append(data[at + 4] & 31)
-            at += 4 + int.from_bytes(data[at : at + 4])
+        while at + size < len(data):
+            kinds.append(data[at + size] & 31)
+            at += size + int.from_bytes(data[at : at + size])
         if at != len(data):
             return True  # damaged
     return any(1 <= kind <= 5 for kind in kinds)

@@ -32,6 +32,7 @@ from stream_ssl.producers.sources import (
 )
 from stream_ssl.producers.sources.base import own_fault
 from stream_ssl.producers.sources.truncation import missing_bytes
+from stream_ssl.producers.sources.video import holds_picture, length_bytes
 
 OPEN = {"x264-params": "open-gop=1:scenecut=0", "bf": "2"}
 
@@ -396,6 +397,33 @@ def test_frames_that_refer_to_lost_data_are_not_sent(tmp_path, codec):
     assert sent == {time: whole[time] for time in sent}
     assert max(sent) == max(whole)
     assert source.skipped.by_reason == {"corrupt": 48 - len(sent)}
+
+
+@table("place", [9, 15, 20, 33])
+def test_frames_that_refer_to_a_broken_packet_are_not_sent(tmp_path, place):
+    path = film(tmp_path / "a.mp4", moving(), "libx264", options={"b": "4M"})
+    whole = by_time(VideoFiles(str(path), codec="raw"))
+    with av.open(str(path)) as container:
+        packet = [packet for packet in container.demux(video=0) if packet.size][place]
+        begin, size = packet.pos, packet.size
+    data = bytearray(path.read_bytes())
+    data[begin : begin + size] = size.to_bytes(4) + b"\xff" * (size - 4)
+    path.write_bytes(data)
+    source = VideoFiles(str(path), codec="raw")
+    sent = by_time(source)
+    assert 8 <= len(sent) < 48  # with many threads, the decoder holds many frames back
+    assert sent == {time: whole[time] for time in sent}
+
+
+def test_units_of_h264_are_told_apart_by_mark_or_by_length():
+    picture, note = b"\x65" + b"x" * 271, b"\6" + b"x" * 271  # lengths that look like marks
+    assert holds_picture(len(picture).to_bytes(4) + picture, 4)
+    assert not holds_picture(len(note).to_bytes(4) + note, 4)
+    assert holds_picture(len(note).to_bytes(2) + note + len(picture).to_bytes(2) + picture, 2)
+    assert holds_picture(b"\0\0\0\1" + note + b"\0\0\1" + picture, 0)
+    assert not holds_picture(b"\0\0\1" + note, 0)
+    assert [length_bytes(b"\1d\0\x28\xff\xe1"), length_bytes(b"\1d\0\x28\xfd")] == [4, 2]
+    assert [length_bytes(b"\0\0\0\1\x67"), length_bytes(b"")] == [0, 0]
 
 
 @table("note", [b"\x06\5\4abcd\x80", b"\x0c\xff\xff\x80", b"\x1fmaker"])
