@@ -89,7 +89,7 @@ class Originals:
         return {name for name in found if self._path(name).exists()}
 
     def flush(self, held: Iterable[str]) -> None:
-        """Flush the files with these names that were stored since the last flush to the disk."""
+        """Flush to the disk the files with these names that were stored since the last call."""
         fresh = self._unflushed.intersection(held)
         paths = [self._path(name) for name in fresh]
         with ThreadPoolExecutor(AT_ONCE) as pool:

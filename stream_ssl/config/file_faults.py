@@ -76,7 +76,7 @@ def _root(file: Path) -> yaml.Node | None:
         raise ValueError(f" cannot be read: {error}") from error
     try:
         return yaml.compose(text, yaml.SafeLoader)
-    except ValueError as error:  # PyYAML does not say where
+    except (ValueError, OverflowError) as error:  # PyYAML does not say where
         raise ValueError(
             ": an escape such as \\U00110000 in quotes names no character; the last is \\U0010FFFF"
         ) from error

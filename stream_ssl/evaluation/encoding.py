@@ -98,8 +98,9 @@ def _gathered(
         if not labels[part]:
             others = sum(map(len, (*labels["reference"], *labels["query"])))
             raise ValueError(
-                f"the labelled set gave no {kind}: both are needed, and all {others} samples are "
-                "of the other kind; give more samples of each class, or another --query_share"
+                f"the labelled set gave no {kind}, and {others} samples of the other kind: both "
+                "are needed. Give more samples of each class, or without --references another "
+                "--query_share"
             )
     label_N, label_Q = torch.cat(labels["reference"]), torch.cat(labels["query"])
     rows = balanced(label_Q, seed)

@@ -266,7 +266,7 @@ def _notes(readers: Sequence[Reader], encoded: Encoded) -> list[str]:
         named = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
         notes.append(
             f"Classes with references and without queries: {named}. No accuracy measures them: "
-            "give more samples of them, or a larger --query_share."
+            "give more samples of them, or without --references a larger --query_share."
         )
     classes = len(torch.unique(encoded.label_Q))
     if len(encoded.label_Q) < 100 * classes:

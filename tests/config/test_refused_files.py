@@ -78,6 +78,7 @@ from stream_ssl.process.failures import USAGE
             'run: "\\U00110000"\n',
             "config.yaml: an escape such as \\U00110000 in quotes names no char",
         ),
+        ('run: "\\UFFFFFFFF"\n', "config.yaml: an escape such as \\U00110000 in quotes names"),
         (f"run: x\nmemory: {{capacity: {'9' * 5000}}}\n", "line 2: a number has 5000 digits; must"),
         ("http: {learner: '127.0.0.1:99999'}\n", ": the port must be 1 to 65535, or 0 for a free"),
         (f"http: {{learner: '127.0.0.1:{'9' * 5000}'}}\n", ": the port must be 1 to 65535, or 0"),

@@ -168,7 +168,7 @@ def test_images_that_cannot_be_decoded_are_counted_in_the_error(
         path.write_bytes(b"\x89PNG\r\n\x1a\nnothing")
     data = ["--data", f"images:{tmp_path / 'in'}"]
     assert evaluate.main([str(run), *data, "--out", str(tmp_path / "out")]) == 2
-    assert "gave no references: both are needed" in caplog.text
+    assert "gave no references, and 0 samples of the other kind" in caplog.text
     assert "(4 of 4 samples were left out (damaged))" in caplog.text
 
 
@@ -275,7 +275,7 @@ def test_a_class_that_is_too_small_for_a_query_is_named(
         if int(path.stem) > 3:
             path.unlink()
     assert evaluate.main([str(run), *data, *more]) == 2
-    assert "no queries: both are needed, and all 10 samples are of the other kind" in caplog.text
+    assert "gave no queries, and 10 samples of the other kind: both are needed" in caplog.text
 
 
 def test_references_may_be_another_set(run: Path, tmp_path: Path) -> None:
