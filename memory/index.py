@@ -162,7 +162,8 @@ def products(query_D: Tensor, row_KD: Tensor) -> Tensor:
         return row_KD @ query_D
     query, row = _array(query_D), _array(row_KD)
     if not _faiss_takes(row_KD) or len(row) < PRODUCT_ROWS:
-        return torch.from_numpy(row @ query)  # torch is half as fast
+        with np.errstate(invalid="ignore"):  # OpenBLAS sets the flag for lanes that it leaves out
+            return torch.from_numpy(row @ query)  # torch is half as fast
     faiss, product_K = load_faiss(), np.empty(len(row), np.float32)
     pointers = (faiss.swig_ptr(array) for array in (product_K, query, row))
     faiss.fvec_inner_products_ny(*pointers, row.shape[1], len(row))
