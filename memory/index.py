@@ -162,7 +162,7 @@ def products(query_D: Tensor, row_KD: Tensor) -> Tensor:
         return row_KD @ query_D
     query, row = _array(query_D), _array(row_KD)
     if not _faiss_takes(row_KD) or len(row) < PRODUCT_ROWS:
-        with np.errstate(invalid="ignore"):  # OpenBLAS sets the flag for lanes that it leaves out
+        with np.errstate(invalid="ignore"):  # OpenBLAS may set the flag for finite rows, too
             return torch.from_numpy(row @ query)  # torch is half as fast
     faiss, product_K = load_faiss(), np.empty(len(row), np.float32)
     pointers = (faiss.swig_ptr(array) for array in (product_K, query, row))

@@ -218,9 +218,9 @@ class Turns:
         return self._guaranteed[known]
 
     def shut(self) -> Tensor:
-        """Return whether the first newcomer may not take each slot, bool [K + 1] on the CPU.
+        """Return which slots are closed to the first newcomer, bool [K + 1] on the CPU.
 
-        The last value says whether it must join.
+        The last value says whether the newcomer must join.
         """
         return torch.from_numpy(Walk(self).barred(0)[np.append(self.owner_K, self.owner_B[0])])
 

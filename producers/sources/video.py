@@ -360,7 +360,7 @@ class Damage:
         return reached
 
     def ends_at(self, frame: VideoFrame) -> bool:
-        """Return whether the loss ends at a frame that it reaches: this and later frames are whole.
+        """Return whether this frame and all later frames are whole, so that the loss ends here.
 
         Streams without key frames refresh the picture part by part, within some seconds.
         """
@@ -408,7 +408,8 @@ class Film:
         self._h264 = stream.codec_context.name == "h264"
         self._length_bytes = length_bytes(stream.codec_context.extradata or b"")
         self._notes = 0  # packets without a picture, which the decoder will call invalid
-        # The segments of HLS come whole, but some servers count the packets of each anew.
+        # HLS loses no packets. Some servers number the packets of each segment from the start,
+        # which looks like a loss.
         self._lossy = not container.format.name.startswith("hls")
         # If frames are counted to find their times, all frames must be decoded.
         partly = key_frames and not (ordered or tells_no_times(container, stream))

@@ -222,7 +222,7 @@ class WatchedFolder:
         return sorted(self._look(), key=lambda found: found.key)
 
     def _passed(self, files: list[FoundFile], last: Key, before: set[Key] | None) -> set[Key]:
-        """Return the keys up to `last`, all of which are then sent or counted as late.
+        """Return the keys up to `last`. Each of these files has been sent, or counts as late.
 
         Args:
             files: the files that a scan found.

@@ -19,7 +19,12 @@ MOST_VALUES = 100_000
 
 
 def check_files(parser: ArgumentParser, arguments: Sequence[str]) -> None:
-    """Exit with a message on errors in a config file that the parser would not report well."""
+    """Look for errors that the parser would report badly. Print the first, and exit.
+
+    Args:
+        parser: the parser of the command.
+        arguments: the arguments of the command, which name the config files.
+    """
     known = {action.dest.partition(".")[0] for action in parser._actions}
     for file in config_files(arguments):
         if not file:

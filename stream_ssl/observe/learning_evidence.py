@@ -107,7 +107,8 @@ def _on_held_out(
     value, error = trend["value"], facts.get("held_out_error") or 0.0
     classes, first = facts.get("held_out_classes"), facts.get("held_out_first")
     known = [f"chance {percent(1 / classes)}"] if classes else []
-    known += [] if first is None else [f"at the run's start {percent(first)}"]
+    if first is not None:
+        known.append(f"at the run's start {percent(first)}")
     says = f"kNN of held-out images {'was ' * before}{percent(value)}"
     says += f" ({', '.join(known)})" if known else ""
     says += _change(trend, error, before)

@@ -32,7 +32,7 @@ ALONE = {
 STOPPED = "If you stopped the run, continue it with stream-ssl run CONFIG. Otherwise: "
 """The beginning of the remedy if no process of the run answers."""
 ORDER = {condition.name: number for number, condition in enumerate(TABLE)}
-"""The place of each condition in the table, by which problems of one severity are sorted."""
+"""The position of each condition in the table. Problems of one severity are sorted by it."""
 
 
 def problems_of(states: Mapping[str, State]) -> list[dict[str, Any]]:

@@ -27,11 +27,11 @@ class Connections:
     """The connections to one host.
 
     httpcore does not tell an HTTP/2 host that nobody reads an answer any more. The host goes on
-    sending it, until the window for all answers of the connection is full. Thus such a connection
-    takes no new request, and ends with the last one that it has.
+    sending it, until the window for all answers of the connection is full. Such a connection
+    therefore gets no new requests, and is closed when its last request has ended.
 
     Args:
-        make: returns a new pool of connections.
+        make: a function that returns a new pool of connections.
     """
 
     def __init__(self, make: Callable[[], httpcore.AsyncConnectionPool]) -> None:

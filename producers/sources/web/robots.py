@@ -19,7 +19,7 @@ USER_AGENT = re.compile(r"^\s*user[- ]?agent\s*:", re.IGNORECASE | re.MULTILINE)
 
 
 def product_token(agent: str) -> str:
-    """Return the name by which robots.txt calls this agent (RFC 9309, section 2.2.1).
+    """Return the name that stands for this agent in a robots.txt (RFC 9309, section 2.2.1).
 
     The rest of a User-Agent, such as a contact address, may contain the names of others.
     """

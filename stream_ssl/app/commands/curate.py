@@ -171,7 +171,11 @@ def _check_out(out: Path) -> None:
 
 
 def _work(curator: Curator, source: Source, out: Path, finish: bool = False) -> bool:
-    """Read the source unless `finish`, and write the result. Return False if a signal stops it."""
+    """Read the source, unless `finish` is True, and write the result.
+
+    Returns:
+        False if a signal stopped the work.
+    """
     if curator.progress.read and not finish:
         log.info("continuing after %d samples", curator.progress.read)
     scratch = out / STATE / "result"
@@ -199,7 +203,9 @@ def _work(curator: Curator, source: Source, out: Path, finish: bool = False) -> 
 
 
 def _write_result(curator: Curator, source: Source, scratch: Path, finish: bool) -> None:
-    """Read the source unless `finish`, and write the result to `scratch`. Show the progress.
+    """Read the source, unless `finish` is True, and write the result to `scratch`.
+
+    A progress bar shows how far the work is.
 
     Raises:
         SourceError: the source cannot be read.
