@@ -107,21 +107,7 @@ def receive(settings: Namespace, resolved: Mapping[str, Any], stop: Stop) -> Non
                 journal = _opened(settings)
                 stack.callback(journal.close)
                 check_file_size(journal.segment_bytes)
-            offsets = ConsumerOffsets(settings.run)
-
-            def listen(bind: str) -> Receiver:
-                return listening(
-                    lambda: Receiver(
-                        journal,
-                        offsets,
-                        access=access,
-                        verdicts=VerdictInbox(settings.run),
-                        **{**settings.receiver, "bind": bind},
-                    )
-                )
-
-            with section("receiver"):
-                receiver = listen_again(listen, settings.receiver.bind, settings.run)
+            receiver = _receiver(settings, journal, access)
             stack.callback(receiver.close)
         where = Announcement(
             settings.run,
@@ -153,6 +139,25 @@ def receive(settings: Namespace, resolved: Mapping[str, Any], stop: Stop) -> Non
             _tell_health(health, record)
         health.forget("receiver")
     _tell_end(receiver.unwritten)
+
+
+def _receiver(settings: Namespace, journal: Journal, access: Access | None) -> Receiver:
+    """Return a receiver that listens at the address of the settings."""
+    offsets = ConsumerOffsets(settings.run)
+
+    def listen(bind: str) -> Receiver:
+        return listening(
+            lambda: Receiver(
+                journal,
+                offsets,
+                access=access,
+                verdicts=VerdictInbox(settings.run),
+                **{**settings.receiver, "bind": bind},
+            )
+        )
+
+    with section("receiver"):
+        return listen_again(listen, settings.receiver.bind, settings.run)
 
 
 def _tell_end(unwritten: int) -> None:
