@@ -53,7 +53,7 @@ def test_a_sentence_about_recordings_has_a_difference_of_the_tables(page: str) -
     text = (claims.ROOT / page).read_text(encoding="utf-8")
     sentences = " ".join(line for line in text.splitlines() if not line.startswith("|"))
     told = re.findall(r"(\d+\.\d ± \d+\.\d)", sentences)
-    tables = (REPORTS / "footage" / "tables.md", claims.ROOT / "docs" / "study.md")
+    tables = (*(REPORTS / "footage").rglob("tables.md"), claims.ROOT / "docs" / "study.md")
     known = text + "".join(each.read_text(encoding="utf-8") for each in tables)
     assert told
     cells = set(re.findall(r"[+-](\d+\.\d ± \d+\.\d) [(/]", known))

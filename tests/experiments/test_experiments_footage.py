@@ -291,3 +291,16 @@ def test_the_tables_of_a_page_are_those_of_all_stored_runs() -> None:
         text = (report.ROOT / page).read_text(encoding="utf-8")
         assert report.PLACE.search(text)
         assert report.written(text, made) == text, "run: python -m benchmarks.experiments.footage"
+
+
+@pytest.mark.parametrize(
+    ("folder", "settings"),
+    [("", FootageSettings()), ("eight-passes", FootageSettings(passes=8))],
+)
+def test_the_stored_tables_are_those_of_the_stored_runs(
+    folder: str, settings: FootageSettings
+) -> None:
+    stored = report.RUNS.parent / folder
+    results = Results(stored / "runs.jsonl", settings.facts())
+    made = report.text(report.tables(report.found_in(results.by_name())))
+    assert (stored / "tables.md").read_text(encoding="utf-8") == made
