@@ -27,6 +27,7 @@ from benchmarks.experiments.study import report
 from benchmarks.experiments.study.arms import (
     BASE,
     BASELINES,
+    CMP,
     DESCRIPTORS,
     FOLLOWING,
     NOVEL,
@@ -158,10 +159,20 @@ def test_every_policy_descriptor_and_stream_runs(policy: str, descriptor: str, s
 
 @table("arm", list(BASELINES))
 def test_every_baseline_runs(arm: StudyArm) -> None:
-    numbers = run_once(StudySettings(**SETTINGS), StudyRun("shift", arm, 0), DATA)
+    settings = StudySettings(**{**SETTINGS, "batch": 32})
+    numbers = run_once(settings, StudyRun("shift", arm, 0), DATA)
     assert 0 <= numbers["knn"] <= 1
     assert math.isfinite(numbers["loss"])
-    assert numbers["frames"] == SETTINGS["steps"] * SETTINGS["batch"]
+    samples = 2 if arm == CMP else settings.batch  # of 16 views
+    assert numbers["frames"] == settings.steps * samples
+
+
+def test_batches_of_the_first_frames_pass_over_the_others() -> None:
+    whole, part = (frames("shift", DATA.train, 8, seed=0, used=used) for used in (None, 3))
+    for _ in range(2):
+        all_of, first = whole.next(0.0), part.next(0.0)
+        assert first.ids_B.tolist() == all_of.ids_B[:3].tolist()
+        assert np.array_equal(first.images_BCHW, all_of.images_BCHW[:3])
 
 
 def test_arms_of_a_seed_share_weights_whatever_their_method() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from methods_small import (
     BATCH,
+    DIM,
     SmallEncoder,
     SmallProjector,
     memory_of,
@@ -23,7 +24,14 @@ from table import table
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from benchmarks.experiments.study.baselines import METHODS, Aligned, Distilled, Osiris, Replaying
+from benchmarks.experiments.study.baselines import (
+    METHODS,
+    Aligned,
+    Distilled,
+    MultiPatches,
+    Osiris,
+    Replaying,
+)
 from stream_ssl.losses import InfoNCE
 from stream_ssl.memory import WorkingMemory
 from stream_ssl.methods import MethodOutput, MoCo
@@ -111,18 +119,35 @@ def osiris(twin: Osiris, views: list[Tensor], **_: object) -> Tensor:
     return current + (cross + mean_loss(u_RD, u_key_RD)) / 2
 
 
-TWINS = {"cassle": distilled, "cla": aligned, "osiris": osiris}
+def many_views(
+    twin: MultiPatches, views: list[Tensor], memory: WorkingMemory, **_: object
+) -> Tensor:
+    held, whole = list(memory.embeddings.double()), torch.cat(views)
+    z_AD, key_AD = normalize(twin.projector(twin.encoder(whole)), dim=1), keys(twin, whole)
+    target_BD = torch.stack(
+        [normalize(sum(key_AD[b::BATCH]) / twin.views, dim=0) for b in range(BATCH)]
+    )
+    losses, rates = [], []
+    for z_BD in z_AD.split(BATCH):
+        losses.append(moco(z_BD, target_BD, [held] * BATCH))
+        spread_DD = sum(torch.outer(z_D, z_D) for z_D in z_BD) * DIM / (BATCH * 0.2**2)
+        rates.append(torch.linalg.slogdet(torch.eye(DIM) + spread_DD).logabsdet / 2)
+    return (sum(losses) - twin.weight * sum(rates)) / twin.views
+
+
+TWINS = {"cassle": distilled, "cla": aligned, "osiris": osiris, "cmp": many_views}
+OPTIONS = {"cassle": {"period": 2}, "cmp": {"views": 3, "weight": 0.5}}
 
 
 def both(kind: str) -> tuple[MoCo, MoCo, MethodOutput, Tensor]:
     """Return a method and its twin after a backward pass, the output and the twin's loss."""
     # At step 3 CaSSLe distils from a copy that is not renewed, so that the copy still differs.
-    method = made(METHODS[kind], **({"period": 2} if kind == "cassle" else {}))
+    method = made(METHODS[kind], **OPTIONS.get(kind, {}))
     memory = memory_of(HELD)
     twin = copy.deepcopy(method).double()
     out = step(method, memory, seed=3)
     out.loss.loss.backward()
-    views, drawn = views_of(2, seed=3), []
+    views, drawn = views_of(method.views, seed=3), []
     if isinstance(method, Replaying):
         views, _, batch = method.mixed(views, samples_of(BATCH))
         drawn = batch.ids_B.tolist()

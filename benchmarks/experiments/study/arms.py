@@ -221,16 +221,19 @@ CASSLE = replace(BASE, method="cassle")
 CLA = StudyArm("reservoir", "stream", "reencoded", plain=True, method="cla")
 CLA_WITH_DUEL = replace(CLA, policy="vmf0.1", descriptor="mixed")
 OSIRIS = StudyArm("reservoir", "stream", "stale", method="osiris")
+CMP = replace(BASE, method="cmp")
 BASELINES = {
     CASSLE: "CaSSLe: a queue, and distillation from a frozen copy",
     CLA: "CLA-E: a reservoir, and alignment to a slow average",
     CLA_WITH_DUEL: "CLA-E with DUEL instead of the reservoir",
     OSIRIS: "Osiris-R: a reservoir, and three losses",
+    CMP: "CMP: a queue, and 16 views of a sixteenth of the samples",
 }
 """Arms with methods of continual self-supervised learning, and their titles.
 
-They see the whole stream, as in their papers. The memory of CLA encodes its stalest slots again,
-because they are negatives of its loss. Osiris compares with no stored embedding.
+They see the whole stream, as in their papers, but CMP trains on the first samples of each batch.
+The memory of CLA encodes its stalest slots again, because they are negatives of its loss. Osiris
+compares with no stored embedding.
 """
 
 HARDEST = ("shuffled", "x27-iid", "parked", "shift", "crawl")

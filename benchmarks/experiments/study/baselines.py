@@ -5,7 +5,7 @@ have no tasks, so no baseline knows when the classes of its stream change. The w
 are the defaults in the authors' public code. They are not tuned here.
 
 Shapes: V views, B samples of the stream, R samples of the memory, C channels, H height, W width, D
-embedding.
+embedding, A = V B anchors if each view is one.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from stream_ssl.learning.step import draw_batch
 from stream_ssl.losses import Loss, LossOutput
 from stream_ssl.memory import WorkingMemory
 from stream_ssl.methods import MethodOutput, MoCo
-from stream_ssl.methods.base import Transform, unit
+from stream_ssl.methods.base import Transform, repeated, unit
 from stream_ssl.methods.momentum import move_towards
-from stream_ssl.methods.negatives import batch_negatives
+from stream_ssl.methods.negatives import batch_negatives, contrast
 from stream_ssl.methods.norm import forget_statistics, freeze
 from stream_ssl.methods.simsiam import Predictor
 
@@ -49,9 +49,9 @@ def compared(
     return loss(anchor_BD, target_BD.unsqueeze(1), negatives.negative, negatives.mask_BN)
 
 
-def added(loss: LossOutput, other: LossOutput, weight: float) -> LossOutput:
-    """Return `loss + weight * other`. Each anchor's loss contains the mean of the other loss."""
-    more = weight * other.loss
+def added(loss: LossOutput, other: Tensor, weight: float) -> LossOutput:
+    """Return `loss + weight * other`. Each anchor's loss contains the other loss, a scalar."""
+    more = weight * other
     return LossOutput(loss.loss + more, loss.per_anchor + more, loss.diagnostics)
 
 
@@ -112,7 +112,7 @@ class Distilled(MoCo):
         with torch.no_grad():
             past_BD = unit(self.past(view_VBCHW[0]))
         distilled = compared(self.loss, unit(self.predictor(z_BD)), past_BD, samples)
-        return MethodOutput(added(output.loss, distilled, self.weight), output.keys_BD)
+        return MethodOutput(added(output.loss, distilled.loss, self.weight), output.keys_BD)
 
 
 class Replaying(MoCo):
@@ -234,7 +234,7 @@ class Aligned(Replaying):
             past_RD = unit(self.past(views[0][stream:]))
         aligned = compared(self.loss, unit(self.predictor(z_BD[stream:])), past_RD, drawn)
         key_BD = self.stored(output.keys_BD[:stream], view_VBCHW[1])
-        return MethodOutput(added(output.loss, aligned, self.weight), key_BD)
+        return MethodOutput(added(output.loss, aligned.loss, self.weight), key_BD)
 
 
 class Osiris(Replaying):
@@ -282,15 +282,71 @@ class Osiris(Replaying):
         anchor_BD = unit(self.second(feature_BF))
         z_BD, u_RD = anchor_BD[:stream], anchor_BD[stream:]
         z_key_BD, u_key_RD = target_BD[:stream], target_BD[stream:]
-        loss = added(loss, compared(self.loss, z_BD, z_key_BD, new, u_key_RD, drawn), 1 / 4)
-        loss = added(loss, compared(self.loss, u_RD, u_key_RD, drawn, z_key_BD, new), 1 / 4)
-        loss = added(loss, compared(self.loss, u_RD, u_key_RD, drawn), 1 / 2)
+        loss = added(loss, compared(self.loss, z_BD, z_key_BD, new, u_key_RD, drawn).loss, 1 / 4)
+        loss = added(loss, compared(self.loss, u_RD, u_key_RD, drawn, z_key_BD, new).loss, 1 / 4)
+        loss = added(loss, compared(self.loss, u_RD, u_key_RD, drawn).loss, 1 / 2)
         return MethodOutput(loss, self.stored(key_BD[:stream], view_VBCHW[1]))
+
+
+class MultiPatches(MoCo):
+    """MoCo with the many views of CMP (Cignoni et al. 2025, arXiv 2502.09140).
+
+        L = mean_v L_MoCo(z_v, k) - weight R,
+        R = mean_v log det(I + D / (B precision^2) Z_v^T Z_v) / 2
+
+    Z_v are the embeddings [B, D] of view v. The target k of all views of a sample is the mean of
+    the keys of these views. R is the total coding rate, which is large if embeddings fill the
+    space. CMP extends other methods. Its paper uses SimSiam and BYOL, and the authors' public code
+    also SimCLR, whose weights are used here. In that code the losses have the weights 200 and
+    0.005, and 0.2 is the precision.
+
+    The method needs no samples of the past, and MoCo's queue holds no images.
+
+    Args:
+        views: V, 20 in the authors' runs. With 16, an update encodes as many views of 8 samples as
+            MoCo encodes of 128.
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        projector: nn.Module,
+        loss: Loss,
+        *,
+        views: int = 16,
+        weight: float = 0.005 / 200,
+        precision: float = 0.2,
+        **common: Any,
+    ) -> None:
+        super().__init__(encoder, projector, loss, views=views, **common)
+        self.weight, self.precision = weight, precision
+
+    def forward(
+        self, view_VBCHW: Sequence[Tensor], samples: Batch[Tensor], memory: WorkingMemory
+    ) -> MethodOutput:
+        self.check_views(view_VBCHW, samples)
+        view_ACHW, anchors = torch.cat(list(view_VBCHW)), repeated(samples, self.views)
+        z_AD = unit(self.projector(self.encoder(view_ACHW)))
+        key_VBD = self.encode_keys(view_ACHW).unflatten(0, (self.views, -1))
+        target_BD = unit(key_VBD.mean(dim=0))
+        of_batch = batch_negatives(target_BD, anchors, samples)
+        negatives = of_batch.concat(self.memory_negatives.draw(z_AD, anchors, memory))
+        target_AMD = target_BD.repeat(self.views, 1).unsqueeze(1)
+        loss = contrast(self.loss, z_AD, anchors.ids_B, target_AMD, negatives, memory)
+        rate = self.coding_rate(z_AD.unflatten(0, (self.views, -1)))
+        return MethodOutput(added(loss, rate, -self.weight), target_BD)
+
+    def coding_rate(self, z_VBD: Tensor) -> Tensor:
+        """Return R, a scalar. It is computed from the products of samples, of which B is few."""
+        share = self.dim / (z_VBD.shape[1] * self.precision**2)
+        product_VBB = torch.eye(z_VBD.shape[1], device=z_VBD.device) + share * z_VBD @ z_VBD.mT
+        return torch.logdet(product_VBB).mean() / 2
 
 
 METHODS: Mapping[str, type[MoCo]] = {
     "moco": MoCo,
     "cassle": Distilled,
+    "cmp": MultiPatches,
     "cla": Aligned,
     "osiris": Osiris,
 }

@@ -54,15 +54,22 @@ def _sample(images: LabelledImages, row: int) -> Sample:
 
 
 class FrameBatches:
-    """Batches of a source's frames, whose ids contain the number of the original image."""
+    """Batches of a source's frames, whose ids contain the number of the original image.
 
-    def __init__(self, source: Source, batch: int) -> None:
+    Args:
+        batch: the frames that pass for each batch.
+        used: how many of them the batch has, the first ones.
+    """
+
+    def __init__(self, source: Source, batch: int, used: int) -> None:
         self._samples, self._batch, self._count = source.samples(), batch, 0
+        self._used = used
 
     def next(self, timeout: float) -> Batch[NDArray[Any]]:  # noqa: ARG002
-        frames = [sample for sample, _ in itertools.islice(self._samples, self._batch)]
+        passed = [sample for sample, _ in itertools.islice(self._samples, self._batch)]
+        frames = passed[: self._used]
         image_B = np.array([int(frame.id.partition("~")[0]) for frame in frames], np.int64)
-        number_B = np.arange(self._batch) + self._batch * self._count
+        number_B = np.arange(len(frames)) + self._batch * self._count
         self._count += 1
         return Batch(
             images_BCHW=np.stack(
@@ -147,6 +154,8 @@ TITLES: Mapping[str, str] = {
 """The titles of the streams."""
 
 
-def frames(name: str, images: LabelledImages, batch: int, seed: int) -> FrameBatches:
-    """Return batches of the stream of this name."""
-    return FrameBatches(STREAMS[name](images, seed), batch)
+def frames(
+    name: str, images: LabelledImages, batch: int, seed: int, used: int | None = None
+) -> FrameBatches:
+    """Return batches of the stream of this name, of all frames or of the first ones of each."""
+    return FrameBatches(STREAMS[name](images, seed), batch, batch if used is None else used)

@@ -12,7 +12,7 @@ import torch
 from benchmarks.experiments.data import LabelledData, first_of_each
 from benchmarks.experiments.network import ConvNet
 from benchmarks.experiments.study.arms import StudyRun
-from benchmarks.experiments.study.baselines import METHODS, Replaying
+from benchmarks.experiments.study.baselines import METHODS, MultiPatches, Replaying
 from benchmarks.experiments.study.streams import CLASSES, STRIDE, frames
 from benchmarks.experiments.training import Measurements, evaluate, train
 from stream_ssl.encoder.network import Projector
@@ -100,6 +100,9 @@ def build(run: StudyRun, settings: StudySettings, data: LabelledData, views: Vie
         # A bound function, because a module would become a part of the method.
         replay = {"augment": views.forward, "replayed": settings.batch // 2}
     method = kind(encoder, projector, loss, momentum=settings.momentum, **replay)
+    samples = settings.batch
+    if isinstance(method, MultiPatches):  # which encodes as many views as the other arms
+        samples = max(1, samples // method.views)
     memory = WorkingMemory(
         settings.capacity,
         settings.dim,
@@ -113,7 +116,7 @@ def build(run: StudyRun, settings: StudySettings, data: LabelledData, views: Vie
         method,
         memory,
         views,
-        frames(run.stream, data.train, settings.batch, run.seed),
+        frames(run.stream, data.train, settings.batch, run.seed, used=samples),
         LearnerSettings(
             device=settings.device,
             seed=run.seed,
