@@ -1,11 +1,13 @@
 """The catalogue of all metrics: name, unit, labels, help, and the record's field that fills them.
 
-To add a metric, add a `Spec` to `learner_metrics.py`, to `receiver_metrics.py` or to BOTH below.
-CONTRIBUTING.md lists all steps. `make docs` makes docs/metrics.md from the catalogue. The tests
-check the dashboard and the alerts against the catalogue.
+To add a metric, add an entry to `learner_metrics.py`, to `receiver_metrics.py` or to BOTH below.
+`Spec` explains its arguments, and CONTRIBUTING.md lists all steps. `make docs` makes
+docs/metrics.md from the catalogue. The tests check the dashboard and the alerts against it.
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 from stream_ssl.observe.learner_metrics import LEARNER
 from stream_ssl.observe.metric_spec import Role, Spec
@@ -42,40 +44,37 @@ CLASSES = 64
 WORKING = "working"
 """The label of the memory that the learner trains from. Shadows have their own names."""
 
+info = partial(Spec, "both", "info")
+counter = partial(Spec, "both", "counter")
+gauge = partial(Spec, "both", "gauge")
+
 BOTH: tuple[Spec, ...] = (
-    Spec(
-        "both", "info", "build_info", "",
+    info("build_info", "",
         "Versions of the running program, and the role of the process.",
         "Join other series with it to see their version.", ("version", "role", "python"),
     ),
-    Spec(
-        "both", "info", "config_info", "", "Settings of this process.",
+    info("config_info", "", "Settings of this process.",
         "Compare a change of a setting with changes of other metrics.",
     ),
-    Spec(
-        "both", "counter", "restarts_total", "restarts",
+    counter("restarts_total", "restarts",
         "How often `stream-ssl run` has restarted this process.",
         "Any growth: the process died. The supervisor's log has the reason.",
     ),
-    Spec(
-        "both", "gauge", "loop_age_seconds", "seconds",
+    gauge("loop_age_seconds", "seconds",
         "Seconds since the latest round of the process's main loop. /healthz checks the same.",
         "Above a few seconds: the process hangs, though its port answers.",
     ),
-    Spec(
-        "both", "gauge", "disk_free_bytes", "bytes",
+    gauge("disk_free_bytes", "bytes",
         "Free space on the file system of a folder that this process writes.",
         "Less than the size of a checkpoint plus the rest of the journal's budget: the disk will "
         "be full.", ("folder",),
     ),
-    Spec(
-        "both", "gauge", "condition", "",
+    gauge("condition", "",
         "1 while a condition needs attention, otherwise 0. The label producer names the producer "
         "that it concerns.", "1: read the runbook of that name. The alerts use this metric.",
         ("name", "producer"),
     ),
-    Spec(
-        "both", "gauge", "starting", "",
+    gauge("starting", "",
         "1 until the process has reached its main loop, otherwise 0.",
         "1 for minutes: the process loads a large checkpoint, or hangs.",
     ),

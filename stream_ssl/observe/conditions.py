@@ -195,216 +195,179 @@ def problem(name: str, says: str, severity: str, remedy: str) -> dict[str, Any]:
 
 
 TABLE: tuple[Condition, ...] = (
-    Condition(
-        "starting", "both", "critical",
+    Condition("starting", "both", "critical",
         "a process has been starting for more than 10 minutes",
         "Read the process's log. It says what the process waits for, such as weights to download.",
     ),
-    Condition(
-        "restarting", "both", "warning",
+    Condition("restarting", "both", "warning",
         "a process has died and was started again",
         "Read the exit status in the supervisor's log. The lines above it have the reason. After "
         "SIGKILL, look into dmesg for a lack of memory.",
     ),
-    Condition(
-        "loop-stopped", "both", "critical",
+    Condition("loop-stopped", "both", "critical",
         "the main loop of a process has stopped, though its port answers",
         "After a machine has slept, the condition ends by itself. If it stays, read the process's "
         "log, and restart the process: it continues where it was.",
     ),
-    Condition(
-        "process-hung", "both", "critical",
+    Condition("process-hung", "both", "critical",
         "another process of the run exists and does not answer",
         "`kill -USR1 PID` writes the stacks of its threads to its log. `kill -CONT PID` "
         "wakes a stopped process. Otherwise use `kill -9 PID`: stream-ssl run starts the "
         "process again, and nothing is lost.",
     ),
-    Condition(
-        "disk-low", "both", "warning",
+    Condition("disk-low", "both", "warning",
         "a disk that the run writes to is nearly full",
         "Make room on the disk of {full}, or lower checkpoints.keep or journal.budget.",
     ),
-    Condition(
-        "journal-damaged", "both", "critical",
+    Condition("journal-damaged", "both", "critical",
         "a part of the journal is damaged",
         "The damaged records are left out. Check the disk.",
     ),
-    Condition(
-        "no-producers", "receiver", "warning",
+    Condition("no-producers", "receiver", "warning",
         "no producer is connected, so nothing is received",
         "Start the producers, or check that they use this receiver's address and keys.",
     ),
-    Condition(
-        "nothing-received", "receiver", "warning",
+    Condition("nothing-received", "receiver", "warning",
         "producers are connected, but none of them sends",
         "Look at the producers' logs and at their cameras or sources.",
     ),
-    Condition(
-        "producer-silent", "receiver", "warning",
+    Condition("producer-silent", "receiver", "warning",
         "{producer} has sent nothing for longer than 20 times its usual gap",
         "Look at the log of this producer and at its camera or source. A producer that ends "
         "normally is not expected to send.",
     ),
-    Condition(
-        "no-credit", "receiver", "warning",
+    Condition("no-credit", "receiver", "warning",
         "no producer may send, because the journal or its disk is full, or the learner is behind",
         "If the disk of {journal} is full, make room. If the learner runs and is too far behind, "
         "lower pace.updates_per_sample, or begin a new run with a smaller encoder. If it "
         "only pauses too long, raise journal.budget. Otherwise check that it runs and saves "
         "checkpoints.",
     ),
-    Condition(
-        "journal-failing", "receiver", "critical",
+    Condition("journal-failing", "receiver", "critical",
         "the journal cannot be written",
         "Make room on the disk of {journal}, repair it, or put the folder back. Nothing that was "
         "acknowledged is lost.",
     ),
-    Condition(
-        "missing-packets", "receiver", "critical",
+    Condition("missing-packets", "receiver", "critical",
         "the journal lacks packets that were acknowledged",
         "The journal was lost or replaced. Put it back, or accept the loss.",
     ),
-    Condition(
-        "slow-disk", "receiver", "warning",
+    Condition("slow-disk", "receiver", "warning",
         "more than 1 % of the commits to the journal take longer than 0.25 s",
         "Look for a failing disk, or for other programs that write to it.",
     ),
-    Condition(
-        "refusals", "receiver", "warning",
+    Condition("refusals", "receiver", "warning",
         "connections or messages are refused, because of a key or because they are invalid",
         "Put the producer's key on the allow-list, or stop the producer whose key was "
         "revoked. Restart producers where `access` of the run changed. Upgrade producers "
         "of another version.",
     ),
-    Condition(
-        "allow-list", "receiver", "warning",
+    Condition("allow-list", "receiver", "warning",
         "the allow-list cannot be read, and the previous list stays in force",
         "Repair or restore the file. Until then, changes of the list have no effect, so "
         "revoked keys are still admitted.",
     ),
-    Condition(
-        "rejected-samples", "receiver", "warning",
+    Condition("rejected-samples", "receiver", "warning",
         "more than 1 % of {producer}'s samples are refused by the receiver",
         "Read the reason in the producer's log, and correct what the producer sends.",
     ),
-    Condition(
-        "clock", "receiver", "warning",
+    Condition("clock", "receiver", "warning",
         "a clock is wrong: this machine's clock jumped, or it differs from {producer}'s clock",
         "Set the clocks of this machine and of the producer by NTP.",
     ),
-    Condition(
-        "lag", "learner", "warning",
+    Condition("lag", "learner", "warning",
         "the learner is more than 10 minutes behind the stream, or falls further behind",
         "After a bulk upload, wait: the lag ends once the learner has read it. Otherwise give the "
         "learner more workers or a GPU, lower pace.updates_per_sample, send less, or begin a new "
         "run with a smaller encoder.",
     ),
-    Condition(
-        "learner-stuck", "learner", "critical",
+    Condition("learner-stuck", "learner", "critical",
         "samples wait, and the learner trains on none of them",
         "Read the learner's log, then restart the learner. It continues from its checkpoint.",
     ),
-    Condition(
-        "divergence", "learner", "critical",
+    Condition("divergence", "learner", "critical",
         "the updates have no finite loss or gradient, so the encoder learns nothing",
         "Lower optimiser.learning_rate or set optimiser.clip, and restart the learner.",
     ),
-    Condition(
-        "learner-halted", "learner", "critical",
+    Condition("learner-halted", "learner", "critical",
         "the learner has stopped taking samples, because its updates diverged again and again",
         "Lower optimiser.learning_rate or set optimiser.clip, and restart the learner.",
         unready=True,
     ),
-    Condition(
-        "updates-skipped", "learner", "warning",
+    Condition("updates-skipped", "learner", "warning",
         "more than 10 updates within an hour were skipped, because loss, gradient or keys "
         "were not usable",
         "Lower optimiser.learning_rate, or set optimiser.clip.",
     ),
-    Condition(
-        "collapse", "learner", "critical",
+    Condition("collapse", "learner", "critical",
         "the embeddings have collapsed: the encoder hardly distinguishes samples any more",
         "Stop the run, go back to an earlier checkpoint, and lower optimiser.learning_rate.",
     ),
-    Condition(
-        "not-learning", "learner", "critical",
+    Condition("not-learning", "learner", "critical",
         "the encoder does not learn: its embeddings hardly differ, and its gradient is nearly 0 or "
         "its updates are too large",
         "Lower optimiser.learning_rate (0.001 suits Adam), and a temperature of the loss above 1. "
         "Then begin a new run, or go back to an earlier checkpoint, because these weights seldom "
         "recover.",
     ),
-    Condition(
-        "one-picture", "learner", "critical",
+    Condition("one-picture", "learner", "critical",
         "the stream shows one picture over and over, so the encoder learns nothing",
         "Check whether a camera hangs or is covered, or whether a source repeats one file. Set "
         "learner.novelty to auto, which drops repeated pictures.",
     ),
-    Condition(
-        "everything-dropped", "learner", "warning",
+    Condition("everything-dropped", "learner", "warning",
         "at least 99 % of {producer}'s samples are dropped as near-duplicates",
         "Point the camera at something that changes, or send fewer frames. Keep "
         "learner.novelty on: without it, one picture fills the memory.",
     ),
-    Condition(
-        "bad-samples", "learner", "warning",
+    Condition("bad-samples", "learner", "warning",
         "more than 1 % of {producer}'s samples cannot be decoded",
         "Read the reasons in {quarantine}: a .json file is beside each sample. Then correct the "
         "source of the samples.",
     ),
-    Condition(
-        "checkpoint-old", "learner", "critical",
+    Condition("checkpoint-old", "learner", "critical",
         "old updates are in no checkpoint",
         "Read the reason in the learner's log, and remove it. Until then, the journal is "
         "not trimmed.",
     ),
-    Condition(
-        "checkpoint-failing", "learner", "critical",
+    Condition("checkpoint-failing", "learner", "critical",
         "a checkpoint could not be written",
         "Make room on the disk of {checkpoints}, or repair it. The previous checkpoint is intact.",
     ),
-    Condition(
-        "checkpoint-damaged", "learner", "warning",
+    Condition("checkpoint-damaged", "learner", "warning",
         "a checkpoint is damaged and was renamed to damaged-*",
         "The run continued from an older one, or with new weights if none was whole: see its step. "
         "Check the disk. Remove damaged-* from {checkpoints} to end this condition.",
     ),
-    Condition(
-        "not-kept", "learner", "warning",
+    Condition("not-kept", "learner", "warning",
         "samples could not be written to the run's folder of originals or to its quarantine",
         "Read the reason in the learner's log. Make room on the disk, or correct the owner and the "
         "rights of these folders. The samples are learned from as usual.",
     ),
-    Condition(
-        "copies-late", "learner", "warning",
+    Condition("copies-late", "learner", "warning",
         "no checkpoint could be copied to the bucket for more than 30 minutes",
         "Read the reason in the learner's log. The checkpoints of the run's folder are intact.",
     ),
-    Condition(
-        "collisions", "learner", "warning",
+    Condition("collisions", "learner", "warning",
         "a sample and a slot of the memory share a class with a probability above 0.5",
         "Find the class that crowds the memory in stream_ssl_memory_class_slots. Choose "
         "a loss of the debiased family (docs/losses.md).",
     ),
-    Condition(
-        "near-duplicates", "learner", "warning",
+    Condition("near-duplicates", "learner", "warning",
         "more than half of the memory's slots are near-duplicates of others",
         "Look at the copies on the page. If learner.novelty is not auto, set it. Or lower the "
         "rate of the camera that shows nothing new.",
     ),
-    Condition(
-        "drift", "learner", "warning",
+    Condition("drift", "learner", "warning",
         "the stream shows different things than before",
         "Check whether a source was added, removed, covered or turned. If you intended "
         "the change, do nothing.",
     ),
-    Condition(
-        "slow-rank", "learner", "warning",
+    Condition("slow-rank", "learner", "warning",
         "one rank needs longer for each step than the others, which wait for it",
         "Look at the machine of that rank. The slowest rank sets the speed of the group.",
     ),
-    Condition(
-        "parked-journal", "learner", "warning",
+    Condition("parked-journal", "learner", "warning",
         "no rank reads some of the run's journals",
         "Start the group with the hosts that have these journals, or list lost journals "
         "in ranks.lost.",
