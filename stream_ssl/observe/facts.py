@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from stream_ssl.observe.catalogue import WORKING
 from stream_ssl.observe.families import OTHER
-from stream_ssl.observe.metric_spec import PREFIX, Role
+from stream_ssl.observe.metric_spec import Role
 from stream_ssl.observe.page.history import LATELY, FigureHistory
 from stream_ssl.observe.receiver_checks import only_sporadic
 from stream_ssl.observe.trends import Figures, Rise
@@ -33,38 +33,6 @@ LEAST_SAMPLES = 20
 
 USES = ("producer_admitted_samples_total", "dropped_samples_total", "quarantined_samples_total")
 """The counters by producer that tell what became of its samples."""
-COUNTS: Mapping[Role, tuple[str, ...]] = {
-    "receiver": ("producer_samples_total", "producer_rejected_samples_total"),
-    "learner": (*USES, "producer_decoded_samples_total"),
-}
-"""The counters by producer that each role exports."""
-GAUGES: Mapping[Role, tuple[str, ...]] = {
-    "receiver": (
-        "producer_finished",
-        "producer_sporadic",
-        "producers_connected",
-        "producer_last_received_timestamp_seconds",
-    ),
-    "learner": (
-        "steps_total",
-        "step",
-        "pending_samples",
-        "lag_records",
-        "producer_slots",
-        "producer_guaranteed_slots",
-        "memory_class_slots",
-        "loss_diagnostic",
-        "held_out_class_accuracy",
-        "held_out_first_accuracy",
-        "held_out_rise_error",
-        "held_out_step",
-        "prequential_covered_samples",
-        "prequential_samples_total",
-        "checkpoint_step",
-        "starting",
-        "checkpoint_age_seconds",
-    ),
-}
 
 
 class Facts:
@@ -78,9 +46,8 @@ class Facts:
     ) -> None:
         self.history = FigureHistory(registry, role, clock)
         self._role, self._clock = role, clock
-        names = [PREFIX + name for name in (*COUNTS[role], *GAUGES[role])]
-        self._registry = registry.restricted_registry(sorted(names))
-        self._rises = {name: Rise(WINDOW, clock) for name in COUNTS[role]}
+        self._registry = registry
+        self._rises = {name: Rise(WINDOW, clock) for name in USES}
         self._usual = Rise(WINDOW, clock)
         self._lock = threading.Lock()
         self._next = -math.inf
@@ -96,19 +63,15 @@ class Facts:
     def read(self) -> dict[str, Any]:
         """Return the facts as plain values, for JSON."""
         figures = Figures(self._registry)
+        return _of_receiver(figures) if self._role == "receiver" else self._of_learner(figures)
+
+    def _of_learner(self, figures: Figures) -> dict[str, Any]:
         with self._lock:
             counts = {
-                name: self._rises[name](figures.by(name, "producer")) for name in COUNTS[self._role]
+                name: rise(figures.by(name, "producer")) for name, rise in self._rises.items()
             }
             done = figures.get("steps_total")
-            usually = self._usual({"": done})[""]
-            span = self._rises[COUNTS[self._role][0]].span
-        if self._role == "receiver":
-            known = figures.by("producer_samples_total", "producer")
-            waits = figures.get("producers_connected") > 0 and only_sporadic(figures)
-            ended = _ended(figures, known)
-            came = {*known, *figures.by("producer_finished", "producer")}  # some sent nothing
-            return {"span": span, "known": len(came), "ended": ended, "waits": waits}
+            usually, span = self._usual({"": done})[""], self._usual.span
         idle = self.history.unchanged("steps")
         updates, waited = self.history.rise("steps", LATELY)
         covered = figures.get("prequential_covered_samples")
@@ -188,6 +151,13 @@ class Facts:
 def _known(value: float) -> float | None:
     """Return a figure, or None for a figure that nothing has measured."""
     return value if math.isfinite(value) else None
+
+
+def _of_receiver(figures: Figures) -> dict[str, Any]:
+    known = figures.by("producer_samples_total", "producer")
+    came = {*known, *figures.by("producer_finished", "producer")}  # some sent nothing
+    waits = figures.get("producers_connected") > 0 and only_sporadic(figures)
+    return {"known": len(came), "ended": _ended(figures, known), "waits": waits}
 
 
 def _ended(figures: Figures, known: Mapping[str, float]) -> dict[str, Any] | None:

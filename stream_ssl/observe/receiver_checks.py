@@ -87,7 +87,7 @@ class ReceiverChecks:
         if missing > 0:
             says = f"the journal lacks {plural(missing, 'acknowledged packet')}"
             yield "missing-packets", "", says
-        commits = figures.get("journal_fsync_seconds_count")
+        commits = figures.get("journal_fsync_seconds_bucket", le="+Inf")
         slow = commits - figures.get("journal_fsync_seconds_bucket", le="0.25")
         risen = self._trends.rise("fsync", at.SLOW_SECONDS, {"all": commits, "slow": slow})
         if risen["slow"] >= max(at.SLOW_COMMITS, at.SLOW_COMMIT_SHARE * risen["all"]):

@@ -8,7 +8,6 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.registry import RestrictedRegistry
 
 from stream_ssl.observe import conditions as at
 from stream_ssl.observe.metric_spec import PREFIX
@@ -25,21 +24,20 @@ An empty sentence stands for the condition's summary."""
 
 
 class Figures:
-    """The metrics at one moment."""
+    """The metrics of a process at one moment. Each is read when it is first asked for.
 
-    def __init__(self, registry: CollectorRegistry | RestrictedRegistry) -> None:
-        self._samples: dict[str, list[tuple[Mapping[str, str], float]]] = defaultdict(list)
-        for family in registry.collect():
-            for sample in family.samples:
-                if sample.name.startswith(PREFIX):
-                    name = sample.name.removeprefix(PREFIX)
-                    self._samples[name].append((sample.labels, float(sample.value)))
+    The rest of the registry is not read, because collecting all series can take 50 ms.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._samples: dict[str, Sequence[tuple[Mapping[str, str], float]]] = {}
 
     def get(self, name: str, **labels: str) -> float:
         """Return the sum over the series with these labels; NaN if there is none."""
         found = [
             value
-            for given, value in self._samples.get(name, ())
+            for given, value in self.each(name)
             if all(given.get(label) == wanted for label, wanted in labels.items())
         ]
         return sum(found) if found else math.nan
@@ -47,14 +45,21 @@ class Figures:
     def by(self, name: str, label: str, **only: str) -> dict[str, float]:
         """Return the sums of a metric by the values of one label, over the series with `only`."""
         sums: dict[str, float] = defaultdict(float)
-        for labels, value in self._samples.get(name, ()):
+        for labels, value in self.each(name):
             if all(labels.get(other) == wanted for other, wanted in only.items()):
                 sums[labels.get(label, "")] += value
         return dict(sums)
 
     def each(self, name: str) -> Sequence[tuple[Mapping[str, str], float]]:
         """Return the labels and the value of each series of a metric."""
-        return self._samples.get(name, ())
+        if name not in self._samples:
+            families = self._registry.restricted_registry([PREFIX + name]).collect()
+            self._samples[name] = [
+                (sample.labels, float(sample.value))
+                for family in families
+                for sample in family.samples
+            ]
+        return self._samples[name]
 
 
 class Rise:

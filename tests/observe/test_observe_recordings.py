@@ -73,8 +73,9 @@ class Replayed:
 
         self._watch = Watch(role, self, Health(clock), export, clock=clock, wall=clock)  # type: ignore[arg-type]
 
-    def collect(self) -> list[Any]:
-        return [SimpleNamespace(samples=self._points.get(self._at, []))]
+    def restricted_registry(self, names: Iterable[str]) -> Any:
+        samples = [one for one in self._points.get(self._at, []) if one.name in names]
+        return SimpleNamespace(collect=lambda: [SimpleNamespace(samples=samples)])
 
     def look(self, at: int) -> Iterable[tuple[str, str]]:
         self._at = at

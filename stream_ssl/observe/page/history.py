@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 
 from stream_ssl.observe.catalogue import CATALOGUE, WORKING
 from stream_ssl.observe.metric_spec import PREFIX, Role
+from stream_ssl.observe.trends import Figures
 
 POINT_SECONDS = 2.0
 """Seconds between two points of the track "recent"."""
@@ -150,8 +151,7 @@ class FigureHistory:
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.series = SERIES[role]
-        families = {PREFIX + series.metric for series in self.series.values()}
-        self._registry = registry.restricted_registry(sorted(families))
+        self._registry = registry
         self._clock, self._wall, self._begun = clock, wall, clock()
         self._lock = threading.Lock()
         self._tracks = {
@@ -161,18 +161,8 @@ class FigureHistory:
 
     def sample(self) -> None:
         """Read the metrics once."""
-        found = {
-            (sample.name, tuple(sorted(sample.labels.items()))): sample.value
-            for family in self._registry.collect()
-            for sample in family.samples
-        }
-        row = array(
-            "d",
-            (
-                found.get((PREFIX + series.metric, tuple(sorted(series.labels.items()))), math.nan)
-                for series in self.series.values()
-            ),
-        )
+        figures = Figures(self._registry)
+        row = array("d", (figures.get(one.metric, **one.labels) for one in self.series.values()))
         with self._lock:
             for track in self._tracks.values():
                 track.append(self._clock(), row)
