@@ -8,6 +8,7 @@ import os
 import platform
 import re
 import shutil
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -106,12 +107,14 @@ class Families:
     ) -> None:
         self.registry = registry
         self.role = role
-        self._specs = metrics_of(role)
+        self._fields: dict[str, list[tuple[Spec, str]]] = defaultdict(list)  # by type of record
         self._known = {name: tuple(values) for name, values in known.items()}
         self._labels: dict[tuple[str, str], Labels] = {}
         self._families: dict[str, Family] = {}
         self._infos: dict[str, Info] = {}
-        for spec in self._specs:
+        for spec in metrics_of(role):
+            owner, _, name = spec.field.partition(".")
+            self._fields[owner].append((spec, name))
             if spec.kind == "info":
                 stem = spec.full_name.removesuffix("_info")
                 self._infos[spec.name] = Info(stem, spec.help, registry=registry)
@@ -164,14 +167,13 @@ class Families:
         A value that is None or not finite leaves its metric unchanged.
         """
         put = {"counter": self.add, "gauge": self.set, "histogram": self.observe}
-        for spec in self._specs:
-            owner, _, name = spec.field.partition(".")
-            value = getattr(record, name) if owner == type(record).__name__ else None
-            if isinstance(value, Mapping):
-                for label, part in value.items():
-                    put[spec.kind](spec.name, part, **labels, **{spec.labels[0]: label})
-            elif value is not None and math.isfinite(value):
-                put[spec.kind](spec.name, value, **labels)
+        for spec, name in self._fields[type(record).__name__]:
+            value = getattr(record, name)
+            parts = value.items() if isinstance(value, Mapping) else [(None, value)]
+            for label, part in parts:
+                if part is not None and math.isfinite(part):
+                    own = {} if label is None else {spec.labels[0]: label}
+                    put[spec.kind](spec.name, part, **labels, **own)
 
     def fold(self, name: str, label: str, value: str) -> str:
         """Return the value, or "other" if this label already has too many values."""

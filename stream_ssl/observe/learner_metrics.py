@@ -122,7 +122,7 @@ LEARNER: tuple[Spec, ...] = (
     ),
     histogram("step_seconds", "seconds", "Time of one step, by phase.",
         "The phase data takes longer than forward and backward: decoding limits the speed, so add "
-        "workers.", ("phase",), STEP_BUCKETS,
+        "workers.", ("phase",), STEP_BUCKETS, field="StepRecord.seconds",
     ),
     gauge("loss", "nats",
         "Loss of the last update. It is absent after an update that was skipped because it was "
@@ -130,7 +130,7 @@ LEARNER: tuple[Spec, ...] = (
     ),
     gauge("loss_diagnostic", "", "Diagnostic values of the loss, by name.",
         "A clamp rate near 1: the debiased estimate is at its lower limit and gives no gradient.",
-        ("name",),
+        ("name",), field="StepRecord.diagnostics",
     ),
     gauge("gradient_norm", "", "Norm of the gradient of the last step.",
         "Jumps often precede losses that are not finite.",
@@ -259,6 +259,7 @@ LEARNER: tuple[Spec, ...] = (
         "Accuracy of a linear layer on the encoder's features on the held-out labelled set, at the "
         "last probe.",
         "It rises while the encoder learns. It is mostly above held_out_accuracy.",
+        field="HeldOutRecord.linear",
     ),
     gauge("held_out_first_accuracy", "",
         "kNN accuracy on the held-out labelled set before the first update of the run.",
@@ -268,18 +269,19 @@ LEARNER: tuple[Spec, ...] = (
     gauge("held_out_rise_error", "",
         "Standard error of the change of held_out_accuracy within the last hour, from the pairs of "
         "answers to each held-out image.",
-        "A change below twice this value may be chance.",
+        "A change below twice this value may be chance.", field="HeldOutRecord.rise_error",
     ),
     gauge("held_out_class_accuracy", "",
         "kNN accuracy on the held-out labelled set at the last probe, by class.",
         "A fall for classes that left the stream long ago: forgetting.", ("class",),
     ),
     gauge("held_out_step", "steps", "Step of the last probe of the held-out set.",
-        "It follows the learner's step at the interval of the probe.",
+        "It follows the learner's step at the interval of the probe.", field="HeldOutRecord.step",
     ),
     gauge("held_out_probe_seconds", "seconds",
         "Time of the last probe of the held-out set. Training waits for this time.",
         "Above a few per cent of the probe's interval: probe less often, or use fewer samples.",
+        field="HeldOutRecord.seconds",
     ),
     # -- the working memory and its shadows, by the label "memory"
     gauge("memory_slots", "slots", "Slots that hold a sample.",

@@ -28,10 +28,10 @@ class Spec:
         look: what an operator should look for.
         buckets: the upper bounds of a histogram.
         field: the attribute that fills the metric, such as "StepRecord.batch". The receiver
-            has ReceiverRecord. The learner has StepRecord, CheckpointRecord and MemoryStats; fields
-            of MemoryStats have the label "memory". A mapping holds one value for each value of the
-            label. A counter adds the value of each record. A gauge is set, and a histogram observes
-            the value. None, NaN and infinity leave the metric unchanged.
+            has ReceiverRecord. The learner has StepRecord, CheckpointRecord, HeldOutRecord and
+            MemoryStats; fields of MemoryStats have the label "memory". A mapping holds one value
+            for each value of the label. A counter adds the value of each record. A gauge is set,
+            and a histogram observes the value. None, NaN and infinity leave the metric unchanged.
     """
 
     role: Role

@@ -217,12 +217,8 @@ class LearnerMetrics(ProcessMetrics):
     def observe_held_out(self, record: HeldOutRecord) -> None:
         """Report a probe of the held-out set."""
         put = self._families.set
+        self._families.fill(record)
         put("held_out_accuracy", record.result.accuracy)
-        put("held_out_linear_accuracy", record.linear)
-        put("held_out_step", record.step)
-        if record.rise_error is not None:
-            put("held_out_rise_error", record.rise_error)
-        put("held_out_probe_seconds", record.seconds)
         for label, accuracy in record.result.per_class.items():
             if label < CLASSES:  # a mean of all other classes would mean nothing
                 put("held_out_class_accuracy", accuracy, **{"class": class_label(label)})
@@ -308,10 +304,6 @@ class LearnerMetrics(ProcessMetrics):
             self._set_finite("loss", record.loss)
             self._set_finite("gradient_norm", record.grad_norm)
             self._set_finite("learning_rate", record.learning_rate)
-        for phase, seconds in record.seconds.items():
-            self._families.observe("step_seconds", seconds, phase=phase)
-        for name, value in record.diagnostics.items():
-            self._set_finite("loss_diagnostic", value, name=name)
         if record.collision_true is not None:
             self._add_collision("true", record.collision_true)
         if record.admission is not None:

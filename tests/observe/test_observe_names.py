@@ -22,6 +22,7 @@ from stream_ssl.learning.records import StepRecord
 from stream_ssl.memory import MemoryStats
 from stream_ssl.observe.catalogue import CATALOGUE
 from stream_ssl.observe.catalogue_page import page
+from stream_ssl.observe.held_out import HeldOutRecord
 from stream_ssl.observe.metric_spec import PREFIX, Spec
 from stream_ssl.observe.metrics import LearnerMetrics, ReceiverMetrics
 from stream_ssl.receiver.records import ReceiverRecord
@@ -35,7 +36,7 @@ FILLING = "".join(
 )
 RECORDS = {
     "receiver": (ReceiverRecord,),
-    "learner": (StepRecord, CheckpointRecord, MemoryStats),
+    "learner": (StepRecord, CheckpointRecord, HeldOutRecord, MemoryStats),
     "both": (),
 }
 
