@@ -144,7 +144,7 @@ endif
 docs: $(READY)  ## regenerate the pages that are made from code
 	$(VENV)/bin/python -m stream_ssl.config.help > stream_ssl/config/learner_help.txt
 	$(VENV)/bin/python -m stream_ssl.observe.catalogue_page > docs/metrics.md
-	$(VENV)/bin/python -m stream_ssl.observe.conditions > deploy/prometheus/alerts.yml
+	$(VENV)/bin/python -m stream_ssl.observe.alert_rules > deploy/prometheus/alerts.yml
 	$(VENV)/bin/python deploy/grafana/dashboard.py > deploy/grafana/stream-ssl.json
 	$(VENV)/bin/python deploy/grafana/dashboard.py fleet > deploy/grafana/fleet.json
 	{ printf '# From deploy/prometheus/alerts.yml, by `make docs`.\napiVersion: monitoring.coreos.com/v1\nkind: PrometheusRule\nmetadata: {name: stream-ssl}\nspec:\n'; grep -v '^#' deploy/prometheus/alerts.yml | sed 's/^\(.\)/  \1/'; } > deploy/kubernetes/components/monitoring/prometheus-rule.yaml

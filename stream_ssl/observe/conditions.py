@@ -1,13 +1,12 @@
-"""The conditions of a run that need attention: thresholds, texts and alerts.
+"""The conditions of a run that need attention: thresholds and texts.
 
 The page, `stream-ssl status`, /readyz, the log and the alerts all use this table. `watch.py`
-decides which conditions are present. `make docs` makes the alert rules from the table.
+decides which conditions are present.
 """
 
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -131,11 +130,6 @@ class Condition:
     summary: str
     remedy: str
     unready: bool = False
-
-    @property
-    def alert(self) -> str:
-        """The name of the condition's alert."""
-        return "StreamSsl" + "".join(word.capitalize() for word in self.name.split("-"))
 
     def advice(self, folders: Mapping[str, object] = FOLDERS) -> str:
         """Return the remedy with the paths of these folders, by the names of FOLDERS."""
@@ -386,6 +380,13 @@ OF_CHECK = {
 }
 """The condition of each loop and of each readiness check."""
 
+DOWN = (
+    "Read the end of the process's log, which is the output of stream-ssl run or the journal of "
+    "its systemd unit. Then start the process again. No sample is lost: the journal keeps "
+    "acknowledged samples, and producers keep the others."
+)
+"""The remedy for a process that does not answer."""
+
 
 def conditions_of(role: Role) -> tuple[Condition, ...]:
     """Return the conditions that a process of this role watches."""
@@ -396,85 +397,3 @@ def hung_remedy(says: str) -> str:
     """Return the remedy of process-hung, with the process ids that the sentence names."""
     pids = re.findall(r"\(pid (\d+)\)", says)
     return CONDITIONS["process-hung"].remedy.replace("PID", " ".join(pids) or "PID")
-
-
-# -- the alert rules
-
-HEAD = """# `make docs` makes this file. To change it, edit stream_ssl/observe/conditions.py.
-#
-# Each process decides which conditions are present, by the thresholds of that file, and exports
-# them as stream_ssl_condition. This file decides only whether a process has died. A runbook's
-# link opens on the page of the process itself. To have it open elsewhere, put the address of your
-# copy of the repository in prometheus.yml, with its last slash:
-#   global: {external_labels: {runbooks: "https://git.example/robots/stream-ssl/blob/main/"}}
-groups:
-  - name: stream-ssl
-    rules:
-"""
-
-SILENT = (
-    "up == 0 and on (job, instance) "
-    '(up{job=~"stream-ssl.*"} or last_over_time(stream_ssl_build_info[1d]))'
-)
-"""A process that does not answer. A run may have a job of its own, which may have any name.
-
-The metrics of the last day tell that a job of another name scrapes a process of a run.
-"""
-ABSENT = (
-    'count without (instance, node) (max_over_time(up{job=~"stream-ssl.*"}[1d])) '
-    'unless count without (instance, node) (up{job=~"stream-ssl.*"})'
-)
-"""A process that Prometheus found within a day and does not find now, such as an evicted pod.
-
-A pod has another address after each start, so the addresses do not count.
-"""
-DOWN_SUMMARY = "{{ $labels.role }} {{ with $labels.instance }}at {{ . }} {{ end }}does not answer"
-DOWN = (
-    "Read the end of the process's log, which is the output of stream-ssl run or the journal of "
-    "its systemd unit. Then start the process again. No sample is lost: the journal keeps "
-    "acknowledged samples, and producers keep the others."
-)
-
-
-def alerts() -> str:
-    """Return the text of deploy/prometheus/alerts.yml, in YAML."""
-    down = f"{SILENT} or ({ABSENT})"
-    rules = [_rule("StreamSslDown", "down", down, "critical", "90s")]
-    rules += [
-        _rule(one.alert, one.name, f'stream_ssl_condition{{name="{one.name}"}} == 1')
-        for one in TABLE
-    ]
-    return HEAD + "\n".join(rules)
-
-
-def _rule(alert: str, name: str, expression: str, severity: str = "", wait: str = "") -> str:
-    one = CONDITIONS.get(name)
-    if one is None:
-        summary, description = DOWN_SUMMARY, DOWN
-    else:
-        summary = one.summary.replace(
-            "{producer}", "{{ with $labels.producer }}{{ . }}{{ else }}the producer{{ end }}"
-        )
-        summary = f"{summary} (at {{{{ $labels.instance }}}})"
-        description, severity = one.advice(), one.severity
-    link = (
-        "{{ with $externalLabels.runbooks }}{{ . }}docs/runbooks/NAME.md"
-        "{{ else }}{{ with $labels.instance }}http://{{ . }}/runbooks/NAME{{ end }}{{ end }}"
-    ).replace("NAME", name)
-    return "".join(
-        f"{line}\n"
-        for line in (
-            f"      - alert: {alert}",
-            f"        expr: {expression}",
-            *([f"        for: {wait}"] if wait else []),
-            f"        labels: {{severity: {severity}}}",
-            "        annotations:",
-            f'          runbook_url: "{link}"',
-            f'          summary: "{summary}"',
-            f'          description: "{description}"',
-        )
-    )
-
-
-if __name__ == "__main__":
-    sys.stdout.write(alerts())

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from observe_records import exported
 
-from stream_ssl.observe.conditions import alerts
+from stream_ssl.observe.alert_rules import alerts
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 RULES = DEPLOY / "prometheus" / "alerts.yml"
