@@ -94,7 +94,7 @@ class LeRobot(VideoFiles):
         ModuleNotFoundError: PyArrow, PyAV or Pillow is not installed.
     """
 
-    EARLIEST = 0  # the first clip: in a position, the number of a clip stands for the time
+    LOWEST = (0, 0)  # in a position, the number of a clip stands for the time
 
     def __init__(
         self,

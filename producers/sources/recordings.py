@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from stream_ssl.producers.sources.base import (
     Facts,
@@ -45,6 +45,7 @@ class FilePasses(Passes[tuple[int, At | None]], Generic[At]):
 
     Attributes:
         FOLDERS: whether a folder counts as a file.
+        LOWEST, HIGHEST: the first and the last place in a file that a position may name.
 
     Raises:
         FileNotFoundError: a pattern matches no file.
@@ -52,6 +53,8 @@ class FilePasses(Passes[tuple[int, At | None]], Generic[At]):
     """
 
     FOLDERS = False
+    LOWEST: At
+    HIGHEST: At
 
     def __init__(
         self,
@@ -67,6 +70,16 @@ class FilePasses(Passes[tuple[int, At | None]], Generic[At]):
         self._what, self._settings, self._key = what, settings, key
         folders = {path.parent for path in self._files}
         self._disks = {folder: folder.stat().st_dev for folder in folders}
+
+    def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
+        """Yield each sample with the position after it; see `Source`."""
+        if position is None:
+            return self._passes(0, None)
+        number = self._number(position)
+        facts = self._facts(number, position)
+        limits, lowest = (ENDLESS, *self.HIGHEST), (0, *self.LOWEST)
+        epoch, *at = place(position, facts, self.name, limits, lowest)
+        return self._passes(epoch, (number, cast(At, tuple(at))))
 
     def _number(self, position: Position) -> int:
         """Return the number of the file that a position names, or 0 if it names none."""
@@ -129,33 +142,16 @@ class CountedPasses(FilePasses[tuple[int]]):
     A position is [pass, place] in one of the files.
     """
 
-    def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
-        """Yield each sample with the position after it; see `Source`."""
-        number = self._number(position)
-        epoch, start = place(position, self._facts(number), self.name, (ENDLESS, ENDLESS))
-        return self._passes(epoch, None if position is None else (number, (start,)))
+    LOWEST, HIGHEST = (0,), (ENDLESS,)
 
 
 class Recordings(FilePasses[Where]):
     """Passes over files whose samples are ordered by time.
 
     A position is [pass, time, number among the samples of that time] in one of the files.
-
-    Attributes:
-        EARLIEST: the lowest time.
     """
 
-    EARLIEST = -LATEST
-
-    def samples(self, position: Position = None) -> Iterator[tuple[Sample, Position]]:
-        """Yield each sample with the position after it; see `Source`."""
-        if position is None:
-            return self._passes(0, None)
-        number = self._number(position)
-        facts, limits = self._facts(number, position), (ENDLESS, LATEST, ENDLESS)
-        lowest = (0, self.EARLIEST, 0)
-        epoch, time, same = place(position, facts, self.name, limits, lowest)
-        return self._passes(epoch, (number, (time, same)))
+    LOWEST, HIGHEST = (-LATEST, 0), (LATEST, ENDLESS)
 
     def _readable(self, path: Path, after: Where | None) -> Iterator[tuple[Sample, Where]]:
         """Yield the samples up to the end of the file, its first damage, or `stop`."""
