@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from stream_ssl.producers.sources.base import (
     Facts,
     Source,
@@ -73,3 +75,12 @@ class Shaping:
         if seen not in (None, found):
             raise wrong_position(self.name, "its first images, which it repeats, have changed")
         return first, found
+
+
+def in_turn(number: int, count: int, *key: int) -> int:
+    """Return item `number` of a sequence that repeats 0 to `count` - 1, each round in a new order.
+
+    The orders are a function of the key.
+    """
+    turn, at = divmod(number, count)
+    return int(np.random.default_rng([*key, turn]).permutation(count)[at])

@@ -96,12 +96,12 @@ class Continual(Shaping):
         check_ranges(
             ("classes", classes, 1, 2**20),
             ("tasks", tasks, 1, classes),
-            ("per_task", per_task, 1, 2**62),
+            ("per_task", per_task, 1, ENDLESS),
             ("blur", width.blur, 1, 2**20),
             ("block", width.block, 1, 2**31),
             ("concurrent", width.concurrent, 1, tasks if kind == "concurrent" else 2**31),
             ("imbalance", imbalance, 1.0, 1e9),
-            ("seed", seed, 0, 2**62),
+            ("seed", seed, 0, ENDLESS),
         )
         if kind not in ORDERS:
             raise ValueError(f"kind {kind!r}: choose one of {', '.join(ORDERS)}")

@@ -12,12 +12,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stream_ssl.producers.shaping.base import Pairs, Shaping
-from stream_ssl.producers.shaping.repeat import decode, frame_of, moved
-from stream_ssl.producers.sources.base import Source, SourceError
+from stream_ssl.producers.shaping.base import Pairs, Shaping, in_turn
+from stream_ssl.producers.shaping.repeat import frame_of, pixels_of, seen_again
+from stream_ssl.producers.sources.base import Source
 from stream_ssl.producers.sources.fields import check_ranges
 from stream_ssl.producers.sources.finite import ENDLESS
-from stream_ssl.wire.sample import Position, Sample, short
+from stream_ssl.wire.sample import Position, Sample
 
 
 class Scene(NamedTuple):
@@ -99,12 +99,11 @@ class Parked(Shaping):
 
     def samples(self, position: Position = None) -> Pairs:
         """Yield each sample with the position after it; see `Source`."""
-        (stretch, skip, sent), inner = self._place(position, 3)
+        at, inner = self._place(position, 3)
         first = self.source.samples()
         if position is None:
-            return self._run(first, first, None, None, stretch, skip, sent)
-        new, seen = self.source.samples(inner), position.get("seen")
-        return self._run(first, new, inner, seen, stretch, skip, sent)
+            return self._run(first, first, None, None, *at)
+        return self._run(first, self.source.samples(inner), inner, position.get("seen"), *at)
 
     def _run(
         self,
@@ -140,8 +139,7 @@ class Parked(Shaping):
         return int(rng.geometric(1 / self._stretch)), int(rng.geometric(1 / self._drive))
 
     def _scene_of(self, stretch: int) -> int:
-        turn, at = divmod(stretch, self._scenes)
-        return int(np.random.default_rng([self._seed, 1, turn]).permutation(self._scenes)[at])
+        return in_turn(stretch, self._scenes, self._seed, 1)
 
     def _frame(self, scene: Scene, number: int, sent: int) -> Sample:
         rng = np.random.default_rng([self._seed, 2, sent])
@@ -150,42 +148,3 @@ class Parked(Shaping):
         if image_HWC is not None:
             image_HWC = seen_again(image_HWC, rng, *changes)
         return frame_of(scene.sample, sent, image_HWC, rng, scene=number)
-
-
-def seen_again(
-    image_HWC: NDArray[np.uint8],
-    rng: np.random.Generator,
-    shift: int,
-    brightness: float,
-    noise: int,
-) -> NDArray[np.uint8]:
-    """Return the image as the same camera sees it a moment later.
-
-    See `Parked` for the arguments.
-    """
-    down, right = rng.integers(-shift, shift + 1, size=2).tolist()
-    level_HWC = moved(image_HWC, down, right).astype(np.float32)
-    level_HWC *= np.float32(rng.uniform(1 - brightness, 1 + brightness))
-    level_HWC += rng.integers(-noise, noise + 1, image_HWC.shape, dtype=np.int16)
-    return np.clip(np.rint(level_HWC), 0, 255).astype(np.uint8)
-
-
-def pixels_of(sample: Sample) -> NDArray[np.uint8] | None:
-    """Return the pixels of a sample, uint8 [H, W, C]. An encoded image is decoded.
-
-    The result is None if the image cannot be decoded.
-
-    Raises:
-        SourceError: the sample is a vector.
-        ImportError: the image is encoded, and Pillow is not installed.
-    """
-    if sample.codec == "vector":
-        raise SourceError(
-            f"sample {short(sample.id)} is a vector, and streams of a camera (--parked, --video, "
-            "--popularity with noise) need images: repeat vectors with --shape.duplicates"
-        )
-    if sample.shape is not None:
-        return np.frombuffer(sample.data, dtype=np.uint8).reshape(sample.shape)
-    if (image := decode(sample)) is None:
-        return None
-    return np.asarray(image).reshape(image.height, image.width, -1)

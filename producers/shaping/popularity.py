@@ -7,8 +7,7 @@ import itertools
 import numpy as np
 
 from stream_ssl.producers.shaping.base import Pairs, Shaping
-from stream_ssl.producers.shaping.parked import pixels_of, seen_again
-from stream_ssl.producers.shaping.repeat import frame_of
+from stream_ssl.producers.shaping.repeat import frame_of, pixels_of, seen_again
 from stream_ssl.producers.sources.base import Source
 from stream_ssl.producers.sources.fields import check_ranges
 from stream_ssl.producers.sources.finite import ENDLESS

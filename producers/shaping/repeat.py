@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from stream_ssl.producers.sources.base import own_fault
+from stream_ssl.producers.sources.base import SourceError, own_fault
 from stream_ssl.producers.sources.fields import fitting_meta, short_id
-from stream_ssl.wire.sample import DTYPES, Sample
+from stream_ssl.wire.sample import DTYPES, Sample, short
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -137,6 +137,24 @@ def moved(image_HWC: NDArray[np.uint8], down: int, right: int) -> NDArray[np.uin
     return image_HWC[row_H][:, column_W]
 
 
+def seen_again(
+    image_HWC: NDArray[np.uint8],
+    rng: np.random.Generator,
+    shift: int,
+    brightness: float,
+    noise: int,
+) -> NDArray[np.uint8]:
+    """Return the image as the same camera sees it a moment later.
+
+    `Parked` explains the arguments.
+    """
+    down, right = rng.integers(-shift, shift + 1, size=2).tolist()
+    level_HWC = moved(image_HWC, down, right).astype(np.float32)
+    level_HWC *= np.float32(rng.uniform(1 - brightness, 1 + brightness))
+    level_HWC += rng.integers(-noise, noise + 1, image_HWC.shape, dtype=np.int16)
+    return np.clip(np.rint(level_HWC), 0, 255).astype(np.uint8)
+
+
 def through_jpeg(image_HWC: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
     """Return the pixels after JPEG compression of random quality. An alpha channel is unchanged."""
     pillow = load_pillow()
@@ -155,6 +173,27 @@ def reencode(sample: Sample, rng: np.random.Generator) -> dict[str, Any] | None:
     """
     image = decode(sample)
     return None if image is None else {"data": encode(image, rng), "codec": "jpeg"}
+
+
+def pixels_of(sample: Sample) -> NDArray[np.uint8] | None:
+    """Return the pixels of a sample, uint8 [H, W, C]. An encoded image is decoded.
+
+    The result is None if the image cannot be decoded.
+
+    Raises:
+        SourceError: the sample is a vector.
+        ImportError: the image is encoded, and Pillow is not installed.
+    """
+    if sample.codec == "vector":
+        raise SourceError(
+            f"sample {short(sample.id)} is a vector, and streams of a camera (--parked, --video, "
+            "--popularity with noise) need images: repeat vectors with --shape.duplicates"
+        )
+    if sample.shape is not None:
+        return np.frombuffer(sample.data, dtype=np.uint8).reshape(sample.shape)
+    if (image := decode(sample)) is None:
+        return None
+    return np.asarray(image).reshape(image.height, image.width, -1)
 
 
 def decode(sample: Sample) -> Image.Image | None:

@@ -15,6 +15,7 @@ from stream_ssl.producers.shaping.rate import RateLimit
 from stream_ssl.producers.shaping.repeat import NearBy, repeat
 from stream_ssl.producers.sources.base import Source, SourceError
 from stream_ssl.producers.sources.fields import check_ranges
+from stream_ssl.producers.sources.finite import ENDLESS
 from stream_ssl.wire.sample import Position, Sample
 
 Order = Literal["keep", "iid", "sequential", "blurred"]
@@ -103,8 +104,8 @@ class Shaped(Shaping):
             ("bias", bias, 1.0, 1e9),
             ("window", window, 1, 2**31),
             ("blur", blur, 1, 2**31),
-            ("limit", limit, 0, 2**62),
-            ("seed", seed, 0, 2**62),
+            ("limit", limit, 0, ENDLESS),
+            ("seed", seed, 0, ENDLESS),
         )
         if rate is not None:
             RateLimit(rate)

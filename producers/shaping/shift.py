@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from stream_ssl.producers.shaping.base import Pairs, Shaping
+from stream_ssl.producers.shaping.base import Pairs, Shaping, in_turn
 from stream_ssl.producers.sources.base import Source, SourceError
 from stream_ssl.producers.sources.fields import check_ranges
 from stream_ssl.producers.sources.finite import ENDLESS
@@ -57,8 +57,7 @@ class Shift(Shaping):
 
     def dominant(self, sent: int) -> int:
         """Return the class that dominates after `sent` samples of the stream."""
-        turn, at = divmod(sent // self._period, self._classes)
-        return int(np.random.default_rng([self._seed, 1, turn]).permutation(self._classes)[at])
+        return in_turn(sent // self._period, self._classes, self._seed, 1)
 
     def _run(self, source: Pairs, read: int, sent: int) -> Pairs:
         dominant, draw_N = self.dominant(sent), self._draws(read // DRAWS)

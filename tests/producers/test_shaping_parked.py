@@ -12,7 +12,7 @@ from shaped_streams import draw, pixels_of, small
 from source_files import encoded, pixels, write_idx, write_images
 
 from stream_ssl.producers.shaping import Parked, Popularity, Shaped, Video, parked, repeat
-from stream_ssl.producers.shaping.parked import seen_again
+from stream_ssl.producers.shaping.repeat import seen_again
 from stream_ssl.producers.sources import IdxDataset, ImageFolder, Synthetic, WatchedFolder
 from stream_ssl.producers.sources.base import SourceError
 from stream_ssl.wire.sample import MAX_ID_BYTES, Sample
