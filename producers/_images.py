@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stream_ssl.producers.sources.fields import codec_of, read_image
+from stream_ssl.producers.sources.image_files import codec_of, read_image
 from stream_ssl.wire import Sample
 from stream_ssl.wire.sample import short
 

@@ -29,7 +29,7 @@ from stream_ssl.producers._reporter import Reporter
 from stream_ssl.producers._send_buffer import OnFull, SendBuffer
 from stream_ssl.producers._spool import Spool
 from stream_ssl.producers.errors import DeadlineError, DeliveryError, ProducerError
-from stream_ssl.producers.sources.fields import check_above_0, check_ranges
+from stream_ssl.producers.sources.ranges import check_above_0, check_ranges
 from stream_ssl.producers.stats import Delivery, Rejection, StateChange, Stats
 from stream_ssl.wire import Bye, Hello, Keys, Sample, Welcome, check_name
 from stream_ssl.wire.address import check_address, receiver_of

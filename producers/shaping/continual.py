@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from stream_ssl.producers.shaping.base import Pairs, Shaping
 from stream_ssl.producers.sources.base import Source, SourceError, checked, wrong_position
-from stream_ssl.producers.sources.fields import check_ranges
 from stream_ssl.producers.sources.finite import ENDLESS
+from stream_ssl.producers.sources.ranges import check_ranges
 from stream_ssl.wire.sample import Position, Sample
 
 Kind = Literal["keep", "incremental", "blurred", "blocks", "concurrent"]

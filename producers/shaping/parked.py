@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from stream_ssl.producers.shaping.base import Pairs, Shaping, in_turn
 from stream_ssl.producers.shaping.repeat import frame_of, pixels_of, seen_again
 from stream_ssl.producers.sources.base import Source
-from stream_ssl.producers.sources.fields import check_ranges
 from stream_ssl.producers.sources.finite import ENDLESS
+from stream_ssl.producers.sources.ranges import check_ranges
 from stream_ssl.wire.sample import Position, Sample
 
 

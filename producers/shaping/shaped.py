@@ -14,8 +14,8 @@ from stream_ssl.producers.shaping.base import Pairs, Shaping
 from stream_ssl.producers.shaping.rate import RateLimit
 from stream_ssl.producers.shaping.repeat import NearBy, repeat
 from stream_ssl.producers.sources.base import Source, SourceError
-from stream_ssl.producers.sources.fields import check_ranges
 from stream_ssl.producers.sources.finite import ENDLESS
+from stream_ssl.producers.sources.ranges import check_ranges
 from stream_ssl.wire.sample import Position, Sample
 
 Order = Literal["keep", "iid", "sequential", "blurred"]

@@ -10,7 +10,8 @@ from time import time as now
 from typing import Protocol, runtime_checkable
 
 from stream_ssl.producers.sources.base import Skipped, Source
-from stream_ssl.producers.sources.fields import codec_of, fitting_meta, label_of, no_image, short_id
+from stream_ssl.producers.sources.fields import fitting_meta, label_of, short_id
+from stream_ssl.producers.sources.image_files import codec_of, no_image
 from stream_ssl.producers.stats import Delivery
 from stream_ssl.wire.sample import MAX_TIME, Position, Sample, is_capture_time
 

@@ -21,18 +21,14 @@ from stream_ssl.producers.sources.base import (
     mark,
     wrong_position,
 )
-from stream_ssl.producers.sources.fields import (
-    check_ranges,
-    codec_of,
-    digest,
-    short_id,
-    url_id,
-    without_secrets,
-)
+from stream_ssl.producers.sources.fields import digest, short_id
 from stream_ssl.producers.sources.file_patterns import find_files
+from stream_ssl.producers.sources.image_files import codec_of
 from stream_ssl.producers.sources.passes import nothing_readable
+from stream_ssl.producers.sources.ranges import check_ranges
 from stream_ssl.producers.sources.tables import kept_facts, label_in
 from stream_ssl.producers.sources.url_lists import UrlRow, count_rows, read_rows
+from stream_ssl.producers.sources.url_secrets import url_id, without_secrets
 from stream_ssl.wire.sample import Position, Sample
 
 if TYPE_CHECKING:

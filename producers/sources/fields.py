@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import math
 import os
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from stat import S_ISDIR, S_ISREG
 
 import msgpack
 
-from stream_ssl.producers.sources.base import BrokenFileError, Skipped
+from stream_ssl.producers.sources.base import Skipped
 from stream_ssl.wire.sample import (
     MAX_ID_BYTES,
     MAX_LABEL,
@@ -24,107 +21,9 @@ from stream_ssl.wire.sample import (
     is_capture_time,
 )
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
-OTHER_IMAGES = (
-    *(".jpe", ".jfif", ".bmp", ".dib", ".tif", ".tiff", ".gif", ".avif", ".heic", ".heif"),
-    *(".jp2", ".jxl", ".ppm", ".pgm", ".pnm"),
-)
-"""Extensions that folders also list. The first bytes decide; unsupported files are counted."""
-MAGIC = {
-    b"BM": "BMP",
-    b"II*\0": "TIFF",
-    b"MM\0*": "TIFF",
-    b"II+\0": "BigTIFF",
-    b"MM\0+": "BigTIFF",
-    b"GIF8": "GIF",
-    b"\0\0\0\x0cjP": "JPEG 2000",
-    b"\0\0\0\x0cJXL": "JPEG XL",
-    b"\xff\x0a": "JPEG XL",
-    b"P5": "PGM",
-    b"P6": "PPM",
-}
-LFS = b"version https://git-lfs.github.com/"
-POINTER = "a pointer of Git LFS and not the file itself: run `git lfs pull` where it was cloned"
-HEIF = {
-    *(b"avif", b"avis", b"mif1", b"msf1"),
-    *(b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs"),
-}
-"""Brands of AVIF and HEIF files, as telephones write them."""
 DIGEST_CHARS = 16
-USER = re.compile(r"(//)([^/?#@\s]+)(?=@)")
-PARAMETER = re.compile(r"(?<=[?&;])([^=?&;#\s]*=)([^&;#\s]+)")
-FIELD = re.compile(r"[?&;]([^=?&;]*)[^&;]*")
-SECRETS = ("sig", "key", "auth", "jwt", "pwd", "pass", "hmac", "policy", "sas")
-SECRET_PARTS = ("signature", "token", "secret", "password", "credential", "apikey", "accesskey")
-SIGNING = ("xamz", "xgoog", "xoss")
-"""Beginnings of the parameters with which Amazon, Google and Alibaba sign URLs."""
-GRANTS = ("expires", "expiry", "exp", "keypairid", "googleaccessid", "ossaccesskeyid")
-"""Parameters beside a signature or a token, which say for whom and until when it is valid."""
-AZURE = {
-    *("sv", "ss", "srt", "sp", "st", "se", "spr", "sip", "sr", "si", "sdd"),
-    *("skoid", "sktid", "skt", "ske", "sks", "skv"),
-}
-"""Parameters of a shared access signature, whose signature is `sig`."""
 OLDEST = 631_152_000  # 1990: an earlier time is of a clock or a field that was not set
 PROBE = 2**16  # bytes
-MAX_FILE = 256 * 2**20  # bytes; far larger than any packet
-
-
-def codec_of(data: bytes) -> str | None:
-    """Return the codec that the first bytes show, since names may be wrong; None: not supported."""
-    if data.startswith(b"\xff\xd8\xff"):
-        return "jpeg"
-    if data.startswith(b"\x89PNG\r\n\x1a\n"):
-        return "png"
-    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        return "webp"
-    return None
-
-
-def no_image(data: bytes) -> str:
-    """Return why bytes of an unsupported format are not sent, and the remedy if there is one."""
-    if not data:
-        return "empty: it has 0 bytes"
-    if data.startswith(LFS):
-        return POINTER
-    if re.match(rb"\s*<(!doctype html|html)", data[:PROBE], re.IGNORECASE):
-        return "a web page, and not an image: fetch it again"
-    kind = next((kind for magic, kind in MAGIC.items() if data.startswith(magic)), None)
-    if data[4:8] == b"ftyp" and data[8:12] in HEIF:
-        kind = "AVIF or HEIF"
-    begins = f"{kind}; convert it" if kind else data[:8].hex(" ")
-    return f"neither JPEG, PNG nor WebP by its first bytes: {begins}"
-
-
-def check_pulled(path: Path) -> None:
-    """Check that a file is not a pointer of Git LFS, which stands in place of a large file.
-
-    Raises:
-        BrokenFileError: the file is a pointer of Git LFS.
-        OSError: the file cannot be read.
-    """
-    with path.open("rb") as file:
-        if file.read(len(LFS)) == LFS:
-            raise BrokenFileError(f"{path} is {POINTER}")
-
-
-def read_image(path: Path) -> bytes:
-    """Return the content of an image file.
-
-    Raises:
-        OSError: the file cannot be read, is a pipe or a device, or exceeds `MAX_FILE` bytes.
-    """
-    stat = path.stat()  # opening a pipe would block
-    if S_ISDIR(stat.st_mode):
-        why = "a folder, and one image is needed: give a file of the folder"
-        raise IsADirectoryError(errno.EISDIR, why, str(path))
-    if not S_ISREG(stat.st_mode):
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    if stat.st_size > MAX_FILE:
-        why = f"{stat.st_size} bytes, more than the {MAX_FILE} that are read"
-        raise OSError(errno.EFBIG, why, str(path))
-    with path.open("rb") as file:
-        return file.read(MAX_FILE + 1)  # the file may grow while it is read
 
 
 def digest(parts: Iterable[bytes | memoryview]) -> str:
@@ -198,59 +97,6 @@ def short_id(text: str) -> str:
 def fitting_time(*times: float) -> float:
     """Return the first of the capture times that the wire accepts, or the present time."""
     return next(filter(is_capture_time, times), time.time())
-
-
-def without_secrets(text: str) -> str:
-    """Return a text in which digests replace the passwords, tokens and signatures of its URLs.
-
-    Different secrets have different digests, so URLs stay different.
-    """
-
-    def hidden(match: re.Match[str]) -> str:
-        secret = match[1] == "//" or _secret(_plain(match[1][:-1]))
-        return f"{match[1]}~{digest([match[2].encode(errors='replace')])}" if secret else match[0]
-
-    return PARAMETER.sub(hidden, USER.sub(hidden, text))
-
-
-def url_id(url: str) -> str:
-    """Return what identifies a URL's picture: the URL without its name, password and signature.
-
-    The same picture often has another signature in the next list. A signature and its expiry never
-    name a picture, because they are computed from the rest of the URL. A token or a key may name
-    the picture, so a digest of it stays, unless the path ends like an image file.
-    """
-    whole, mark, fragment = url.partition("#")
-    head, *queries = re.split(r"(?=\?)", whole, maxsplit=1)
-    query = "".join(queries)
-    names = [_plain(match[1]) for match in FIELD.finditer(query)]
-    signed = any(name.endswith("signature") or name in ("sig", "hmac") for name in names)
-    file = head.lower().endswith((*SUFFIXES, *OTHER_IMAGES))
-    granted = signed or (file and any(map(_secret, names)))
-
-    def dropped(name: str) -> bool:
-        return granted and (
-            name.startswith(SIGNING)
-            or name in GRANTS
-            or (_secret(name) and (file or name != "key"))
-            or (name in AZURE and "sig" in names)
-        )
-
-    kept = FIELD.sub(lambda match: "" if dropped(_plain(match[1])) else match[0], query)
-    if kept[:1] in ("&", ";"):
-        kept = f"?{kept[1:]}"
-    head = re.sub(r"//[^/?#@\s]+@", "//", head, count=1)
-    return short_id(without_secrets(head + kept + mark + fragment))
-
-
-def _plain(parameter: str) -> str:
-    """Return a parameter's name in small letters, without hyphens and dots."""
-    return re.sub(r"[-_.]|%2d|%5f|%2e", "", parameter[:MAX_ID_BYTES].lower())
-
-
-def _secret(name: str) -> bool:
-    """Return whether a plain name is that of a password, a token or a signature."""
-    return name in SECRETS or any(part in name for part in SECRET_PARTS)
 
 
 def fitting_meta(
@@ -330,26 +176,3 @@ def label_of(value: object, skipped: Skipped, what: str) -> int | None:
     except ValueError as error:
         skipped.note("bad label", f"the label of {what}", error)
         return None
-
-
-def check_above_0(**values: float | None) -> None:
-    """Raise ValueError if a value is not above 0. None is accepted."""
-    for what, value in values.items():
-        if value is not None and not value > 0:
-            raise ValueError(f"{what} {value}: must be above 0")
-
-
-DAY = 86_400.0
-"""The longest pause that a source accepts, in seconds; clocks of sockets do not take infinity."""
-
-
-def check_ranges(*rules: tuple[str, float | None, float, float]) -> None:
-    """Check values against ranges; each rule is (name, value, lowest, highest). None is accepted.
-
-    Raises:
-        ValueError: a value is outside its range. The message names the first such value.
-    """
-    for what, value, low, high in rules:
-        if value is not None and not low <= value <= high:  # NaN lies in no range
-            rule = f"be {low:g} or more" if high == math.inf else f"lie in [{low:g}, {high:g}]"
-            raise ValueError(f"{what} {value}: must {rule}")

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_ssl.producers.sources.base import Facts, Skipped, mark, place
-from stream_ssl.producers.sources.fields import check_ranges, digest
+from stream_ssl.producers.sources.fields import digest
 from stream_ssl.producers.sources.passes import Passes, no_sample
+from stream_ssl.producers.sources.ranges import check_ranges
 from stream_ssl.wire.sample import Position, Sample
 
 ENDLESS = 2**62

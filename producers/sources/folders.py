@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from stream_ssl.producers.sources.base import OUT_OF_FILES
-from stream_ssl.producers.sources.fields import OTHER_IMAGES, SUFFIXES
+from stream_ssl.producers.sources.image_files import OTHER_IMAGES, SUFFIXES
 
 OF_THE_SYSTEM = {
     *("@eadir", "__macosx", "lost+found", "system volume information"),

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stream_ssl.producers.sources.base import Facts
-from stream_ssl.producers.sources.fields import check_ranges
+from stream_ssl.producers.sources.ranges import check_ranges
 
 if TYPE_CHECKING:
     from av import VideoFrame

@@ -7,19 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from stream_ssl.producers.sources.base import Skipped, SourceError, check_is_damage
-from stream_ssl.producers.sources.fields import (
-    SUFFIXES,
-    codec_of,
-    content_id,
-    digest,
-    fitting_meta,
-    no_image,
-    read_image,
-    source_name,
-    utf8_name,
-)
+from stream_ssl.producers.sources.fields import digest, fitting_meta, source_name, utf8_name
 from stream_ssl.producers.sources.finite import Finite
 from stream_ssl.producers.sources.folders import away, check_root, is_away, is_hidden, walk
+from stream_ssl.producers.sources.image_files import SUFFIXES, image_sample, read_image
 from stream_ssl.wire.sample import Sample
 
 HIDDEN = (".",)
@@ -81,15 +72,5 @@ class ImageFolder(Finite):
                 raise SourceError(away(self.name, folder)) from error
             self.skipped.note("unreadable", file, error)
             return None
-        codec = codec_of(data)
-        if codec is None:
-            self.skipped.note("no image", file, no_image(data))
-            return None
-        return Sample(
-            id=content_id(file, data),
-            data=data,
-            codec=codec,
-            source=self.name,
-            label=label,
-            meta=None if label is None else fitting_meta({"class": utf8_name(self.classes[label])}),
-        )
+        meta = None if label is None else fitting_meta({"class": utf8_name(self.classes[label])})
+        return image_sample(file, data, self.skipped, label=label, meta=meta)

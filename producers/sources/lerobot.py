@@ -20,18 +20,15 @@ import numpy as np
 from stream_ssl.bounded_files import read_bytes
 from stream_ssl.producers.sources.base import BrokenFileError, Facts, Skipped, own_fault
 from stream_ssl.producers.sources.fields import (
-    check_pulled,
-    codec_of,
     digest,
     file_name,
     fitting_meta,
     fitting_time,
-    no_image,
-    read_image,
     short_id,
 )
 from stream_ssl.producers.sources.finite import select
 from stream_ssl.producers.sources.frames import Frames
+from stream_ssl.producers.sources.image_files import check_pulled, codec_of, no_image, read_image
 from stream_ssl.producers.sources.recordings import Recordings, Where
 from stream_ssl.producers.sources.robot_images import MAX_PIXELS
 from stream_ssl.producers.sources.tables import table_rows

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 from stream_ssl.producers.sources.arrived import ArrivedMessages
 from stream_ssl.producers.sources.base import Facts, Skipped, SourceError, checked, mark
-from stream_ssl.producers.sources.fields import DAY, check_above_0, check_ranges
+from stream_ssl.producers.sources.ranges import DAY, check_above_0, check_ranges
 from stream_ssl.rate_limited_logger import RateLimitedLogger
 from stream_ssl.wire.sample import Position, Sample
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from stream_ssl.producers.sources.acknowledged import sample_of
 from stream_ssl.producers.sources.arrived import ArrivedMessages
 from stream_ssl.producers.sources.base import Facts, Skipped, SourceError, mark, place
-from stream_ssl.producers.sources.fields import check_above_0
 from stream_ssl.producers.sources.nats_consumer import (
     CONNECT_SECONDS,
     LOG_SECONDS,
@@ -26,6 +25,7 @@ from stream_ssl.producers.sources.nats_consumer import (
     secrets_of,
     tls_arguments,
 )
+from stream_ssl.producers.sources.ranges import check_above_0
 from stream_ssl.rate_limited_logger import RateLimitedLogger
 from stream_ssl.wire.sample import Position, Sample
 

@@ -14,13 +14,8 @@ from stream_ssl.producers.sources.base import (
     SourceError,
     check_is_damage,
 )
-from stream_ssl.producers.sources.fields import (
-    check_pulled,
-    class_in,
-    codec_of,
-    content_id,
-    no_image,
-)
+from stream_ssl.producers.sources.fields import class_in, content_id
+from stream_ssl.producers.sources.image_files import check_pulled, codec_of, no_image
 from stream_ssl.producers.sources.recordings import CountedPasses
 from stream_ssl.producers.sources.tables import (
     cell,

@@ -17,15 +17,9 @@ from numpy.typing import NDArray
 
 from stream_ssl.bit_depth import eight_bits
 from stream_ssl.producers.sources.base import Facts, Skipped, own_fault
-from stream_ssl.producers.sources.fields import (
-    OLDEST,
-    codec_of,
-    digest,
-    fitting_meta,
-    fitting_time,
-    short_id,
-)
+from stream_ssl.producers.sources.fields import OLDEST, digest, fitting_meta, fitting_time, short_id
 from stream_ssl.producers.sources.frames import Codec, FrameEncoder
+from stream_ssl.producers.sources.image_files import codec_of
 from stream_ssl.producers.sources.robot_messages import package_and_name
 from stream_ssl.wire.sample import Sample
 

@@ -16,11 +16,11 @@ from urllib.parse import urlsplit
 
 from stream_ssl.bounded_files import parse_json
 from stream_ssl.producers.sources.base import own_fault
-from stream_ssl.producers.sources.fields import without_secrets
 from stream_ssl.producers.sources.live_robot import AdvertisedTopics, LiveRobot
 from stream_ssl.producers.sources.robot_images import Message, RobotImages
 from stream_ssl.producers.sources.robot_messages import Schema, decoder_of
 from stream_ssl.producers.sources.tls import tls_context
+from stream_ssl.producers.sources.url_secrets import without_secrets
 from stream_ssl.producers.sources.web_socket import LostError, WebSocket
 from stream_ssl.rate_limited_logger import RateLimitedLogger, printable
 

@@ -15,8 +15,8 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from stream_ssl.producers.sources.base import Facts, mark, place
-from stream_ssl.producers.sources.fields import check_ranges
 from stream_ssl.producers.sources.finite import ENDLESS
+from stream_ssl.producers.sources.ranges import check_ranges
 from stream_ssl.wire.sample import Position, Sample, Scalar
 
 BLOCK = 256  # samples drawn at once

@@ -9,12 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stream_ssl.producers.sources.base import Skipped, SourceError
-from stream_ssl.producers.sources.fields import (
-    check_pulled,
-    fitting_meta,
-    label_of,
-    note_too_long,
-)
+from stream_ssl.producers.sources.fields import fitting_meta, label_of, note_too_long
+from stream_ssl.producers.sources.image_files import check_pulled
 from stream_ssl.wire.sample import Scalar
 
 if TYPE_CHECKING:

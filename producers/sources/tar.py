@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from stream_ssl.producers.sources.base import BrokenFileError
-from stream_ssl.producers.sources.fields import check_pulled
+from stream_ssl.producers.sources.image_files import check_pulled
 
 BLOCK = tarfile.BLOCKSIZE
 CHUNK = 2**18

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from stream_ssl.producers.sources.base import SourceError, own_fault
-from stream_ssl.producers.sources.fields import check_pulled
+from stream_ssl.producers.sources.image_files import check_pulled
 from stream_ssl.producers.sources.tables import table_rows
 
 MAX_LINE = 1 << 20  # characters; a list without line breaks must not fill the memory

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from stream_ssl.producers.sources.base import BrokenFileError, Skipped
 from stream_ssl.producers.sources.fields import (
     OLDEST,
-    check_pulled,
     file_name,
     fitting_meta,
     fitting_time,
@@ -26,6 +25,7 @@ from stream_ssl.producers.sources.fields import (
     utf8_name,
 )
 from stream_ssl.producers.sources.frames import INTRA, Frames
+from stream_ssl.producers.sources.image_files import check_pulled
 from stream_ssl.producers.sources.recordings import Recordings, Where
 from stream_ssl.producers.sources.truncation import missing_bytes
 from stream_ssl.wire.sample import Sample

@@ -22,18 +22,10 @@ from stream_ssl.producers.sources.base import (
     mark,
     wrong_position,
 )
-from stream_ssl.producers.sources.fields import (
-    DAY,
-    check_ranges,
-    codec_of,
-    content_id,
-    fitting_time,
-    no_image,
-    read_image,
-    source_name,
-    utf8_name,
-)
+from stream_ssl.producers.sources.fields import fitting_time, source_name, utf8_name
 from stream_ssl.producers.sources.folders import check_root, is_away, walk
+from stream_ssl.producers.sources.image_files import image_sample, read_image
+from stream_ssl.producers.sources.ranges import DAY, check_ranges
 from stream_ssl.rate_limited_logger import RateLimitedLogger, printable
 from stream_ssl.wire.sample import Position, Sample
 
@@ -310,14 +302,4 @@ class WatchedFolder:
             if again.touched == found.touched:
                 break
             found = again  # only other stamps changed: no later scan sends it again
-        codec = codec_of(data)
-        if codec is None:
-            self.skipped.note("no image", path, no_image(data))
-            return None
-        return Sample(
-            id=content_id(path, data),
-            data=data,
-            codec=codec,
-            time=fitting_time(found.mtime * 1e-9),
-            source=self.name,
-        )
+        return image_sample(path, data, self.skipped, time=fitting_time(found.mtime * 1e-9))

@@ -11,16 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from stream_ssl.producers.sources.base import BrokenFileError, Skipped
-from stream_ssl.producers.sources.fields import (
-    OTHER_IMAGES,
-    SUFFIXES,
-    codec_of,
-    content_id,
-    fitting_meta,
-    label_of,
-    no_image,
-    note_too_long,
-)
+from stream_ssl.producers.sources.fields import content_id, fitting_meta, label_of, note_too_long
+from stream_ssl.producers.sources.image_files import OTHER_IMAGES, SUFFIXES, codec_of, no_image
 from stream_ssl.producers.sources.npy import vector_in
 from stream_ssl.producers.sources.recordings import CountedPasses
 from stream_ssl.producers.sources.tar import ArchiveMember, read_members, split_key

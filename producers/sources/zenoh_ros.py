@@ -14,10 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stream_ssl.producers.sources.fields import without_secrets
 from stream_ssl.producers.sources.live_robot import AdvertisedTopics, LiveRobot
 from stream_ssl.producers.sources.robot_images import Message, RobotImages
 from stream_ssl.producers.sources.robot_messages import decoder
+from stream_ssl.producers.sources.url_secrets import without_secrets
 
 log = logging.getLogger(__name__)
 

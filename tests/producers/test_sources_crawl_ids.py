@@ -5,7 +5,7 @@ from crawling import crawl, good, image
 from table import table
 
 from stream_ssl.producers.sources import Crawl
-from stream_ssl.producers.sources.fields import url_id
+from stream_ssl.producers.sources.url_secrets import url_id
 
 SECRETS = [
     "?X-Amz-Credential=AKIA/x&X-Amz-Expires=9&X-Amz-Signature=s3cr3t",

@@ -31,8 +31,9 @@ from stream_ssl.producers.sources import (
 )
 from stream_ssl.producers.sources.base import SourceError
 from stream_ssl.producers.sources.cifar import read_records
-from stream_ssl.producers.sources.fields import MAX_FILE, file_name
+from stream_ssl.producers.sources.fields import file_name
 from stream_ssl.producers.sources.finite import select
+from stream_ssl.producers.sources.image_files import MAX_FILE
 from stream_ssl.producers.sources.stored_rows import StoredRows
 from stream_ssl.wire.sample import check_position
 

@@ -17,7 +17,7 @@ import httpcore
 import httpx
 from protego import Protego
 
-from stream_ssl.producers.sources.fields import check_above_0, check_ranges
+from stream_ssl.producers.sources.ranges import check_above_0, check_ranges
 from stream_ssl.producers.sources.tls import tls_context
 from stream_ssl.producers.sources.web.connections import Connections
 from stream_ssl.producers.sources.web.network import GuardedBackend, error_number

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import httpx
 
-from stream_ssl.producers.sources.fields import without_secrets
+from stream_ssl.producers.sources.url_secrets import without_secrets
 from stream_ssl.producers.sources.web.network import GuardedBackend, error_number
 from stream_ssl.producers.sources.web.response import host_of
 from stream_ssl.producers.sources.web.skip import Skip

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 import httpx
 
-from stream_ssl.producers.sources.fields import codec_of
+from stream_ssl.producers.sources.image_files import codec_of
 from stream_ssl.producers.sources.web.skip import Skip
 
 HEAD_BYTES = 16  # bytes that identify a codec
