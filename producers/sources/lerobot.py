@@ -30,7 +30,7 @@ from stream_ssl.producers.sources.finite import select
 from stream_ssl.producers.sources.frames import Frames
 from stream_ssl.producers.sources.image_files import check_pulled, codec_of, no_image, read_image
 from stream_ssl.producers.sources.recordings import Recordings, Where
-from stream_ssl.producers.sources.robot_images import MAX_PIXELS
+from stream_ssl.producers.sources.robot_pixels import MAX_PIXELS
 from stream_ssl.producers.sources.tables import table_rows
 from stream_ssl.producers.sources.url_lists import bounded_lines
 from stream_ssl.producers.sources.video import VideoFiles, ahead, opened, time_base, time_of_zero

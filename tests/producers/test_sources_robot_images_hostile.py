@@ -35,8 +35,8 @@ from robot_files import (
 from table import table
 
 from stream_ssl.producers.sources import McapFiles
-from stream_ssl.producers.sources.robot_images import pixels
 from stream_ssl.producers.sources.robot_messages import decoder
+from stream_ssl.producers.sources.robot_pixels import pixels
 
 
 def claims(at, size):

@@ -37,8 +37,9 @@ from video_files import number_of, numbered
 
 from stream_ssl.producers.shaping import Shaped
 from stream_ssl.producers.sources import McapFiles, RosBags
-from stream_ssl.producers.sources.robot_images import BAYER, Message, RobotImages, demosaic, pixels
+from stream_ssl.producers.sources.robot_images import Message, RobotImages
 from stream_ssl.producers.sources.robot_messages import decoder, json_image
+from stream_ssl.producers.sources.robot_pixels import BAYER, demosaic, pixels
 from stream_ssl.wire.sample import check_position
 
 LOGS = {
