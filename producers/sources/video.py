@@ -444,28 +444,14 @@ class Film:
             self.note("without a frame", what, why, self._due)
 
     def _decoded(self, packet: Packet[VideoStream] | None) -> Iterator[VideoFrame]:
+        """Decode a packet, or flush the decoder, and yield the frames that are whole."""
         import av
 
         due = False
         if packet is not None and packet.size:
-            time = packet.dts if self._avi or packet.pts is None else packet.pts
-            due = not packet.is_discard and (self._after is None or (time or 0) > self._after)
-            if self._ordered and time is not None and not packet.is_discard:
-                heapq.heappush(self._waiting, time)
-                packet.pts = None
+            due = self._enters(packet)
         elif packet is not None and packet.dts is not None:
             return  # AVI's sign for "repeat the frame", which a decoder would take for the end
-        self._due += due
-        if packet is not None and packet.size:
-            self._notes += self._h264 and not holds_picture(bytes(packet), self._length_bytes)
-            self._recent.append(packet.pts)
-            if self._damage is not None:
-                self._damage.add(packet.pts)
-            # The container lacks parts of this packet or of the next ones. It also says so at the
-            # seam of two joined files, but there a key frame follows.
-            lossy = self._lossy and packet.is_corrupt
-            if lossy and not any(one.is_keyframe for one in self._ahead):
-                self._damage = self._damage or Damage()
         try:
             frames = self._stream.decode(packet)
         except av.FFmpegError as error:
@@ -475,29 +461,55 @@ class Film:
             if self._notes:
                 self._notes -= 1
             else:  # with several threads, the decoder reports an error some packets late
-                self._damage = self._damage or Damage()
-                self._damage.add(*self._recent)
+                self._lose(*self._recent)
             if self._waiting:
                 heapq.heappop(self._waiting)
             return
-        for frame in frames:
-            self._set_time(frame)
-            new = self._after is None or (frame.pts or 0) > self._after
-            self._due -= new
-            if frame.interlaced_frame:  # a packet may contain half a frame
-                self._counts = False
-            if frame.is_corrupt:
-                self._damage = self._damage or Damage()
-                self._damage.add(*self._since(frame.pts))
-            reached = self._damage is not None and self._damage.reaches(frame)
-            if reached and self._damage is not None and self._damage.ends_at(frame):
-                self._damage, reached = None, False
-            if not reached:
-                yield frame
-            elif new:
-                what = f"a frame of {self._what} at {frame.pts}"
-                why = "parts of it, or of a frame before it that it refers to, are missing"
-                self.note("corrupt", what, why)
+        yield from filter(self._is_whole, frames)
+
+    def _enters(self, packet: Packet[VideoStream]) -> bool:
+        """Record a packet that the decoder gets next; return whether its frame must be counted."""
+        time = packet.dts if self._avi or packet.pts is None else packet.pts
+        due = not packet.is_discard and (self._after is None or (time or 0) > self._after)
+        if self._ordered and time is not None and not packet.is_discard:
+            heapq.heappush(self._waiting, time)
+            packet.pts = None
+        self._due += due
+        self._notes += self._h264 and not holds_picture(bytes(packet), self._length_bytes)
+        self._recent.append(packet.pts)
+        if self._damage is not None:
+            self._damage.add(packet.pts)
+        # The container lacks parts of this packet or of the next ones. It also says so at the seam
+        # of two joined files, but there a key frame follows.
+        lossy = self._lossy and packet.is_corrupt
+        if lossy and not any(one.is_keyframe for one in self._ahead):
+            self._lose()
+        return due
+
+    def _lose(self, *times: int | None) -> None:
+        """Begin or extend the damage by packets with these times."""
+        self._damage = self._damage or Damage()
+        self._damage.add(*times)
+
+    def _is_whole(self, frame: VideoFrame) -> bool:
+        """Give a decoded frame its time; return whether no lost data reaches it, or count it."""
+        self._set_time(frame)
+        new = self._after is None or (frame.pts or 0) > self._after
+        self._due -= new
+        if frame.interlaced_frame:  # a packet may contain half a frame
+            self._counts = False
+        if frame.is_corrupt:
+            self._lose(*self._since(frame.pts))
+        if self._damage is None or not self._damage.reaches(frame):
+            return True
+        if self._damage.ends_at(frame):
+            self._damage = None
+            return True
+        if new:
+            what = f"a frame of {self._what} at {frame.pts}"
+            why = "parts of it, or of a frame before it that it refers to, are missing"
+            self.note("corrupt", what, why)
+        return False
 
     def _since(self, time: int | None) -> list[int | None]:
         """Return the times of the last packets, from the one with this time on; [None]: unknown."""
