@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 from stream_ssl.producers.sources.frames import Codec
@@ -54,14 +56,22 @@ class LiveRobot(Live[tuple[str, Message]]):
         self._origin = origin
 
     @abstractmethod
-    def messages(self) -> Iterator[tuple[Message, int]]:
-        """Connect, and yield each image message with its bytes; see `Live.received`."""
+    def connected(self) -> AbstractContextManager[AdvertisedTopics]:
+        """Connect to the robot, and return its topics as a context that ends the connection."""
 
     def received(self) -> Iterator[tuple[tuple[str, Message], int]]:
         """Yield (sample id, image message) of one connection, with the bytes; see `Live`."""
-        connected = connection_id()
-        for number, (message, size) in enumerate(self.messages()):
-            yield (f"{message.topic}@{connected}-{number}", message), size
+        connection, numbers = connection_id(), itertools.count()
+        with self.connected() as topics:
+            for arrived in topics.arriving():
+                if self._stopped.is_set():
+                    return
+                if arrived is not None:
+                    message, size = arrived
+                    yield (f"{message.topic}@{connection}-{next(numbers)}", message), size
+                if self.is_overdue():
+                    raise ConnectionError(topics.why_empty())
+                topics.warn_once_if_empty(self._timeout)
 
     def sample(self, item: tuple[str, Message]) -> Sample | None:
         """Return the sample of a message; None if it is no image, which is logged and counted."""
@@ -92,6 +102,16 @@ class AdvertisedTopics(ABC):
     @abstractmethod
     def topics(self) -> set[str]:
         """The topics that are subscribed to now."""
+
+    @abstractmethod
+    def arriving(self) -> Iterator[tuple[Message, int] | None]:
+        """Yield each image message with its bytes, and None after each moment without one.
+
+        The iteration also subscribes to the wanted topics that the robot advertises meanwhile.
+
+        Raises:
+            OSError: the connection is lost.
+        """
 
     def _is_wanted(self, topic: str, kind: str) -> bool:
         """Return whether to subscribe to a topic. `kind` is the type of its messages."""

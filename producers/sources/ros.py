@@ -8,6 +8,7 @@ import logging
 import ssl
 import struct
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from stream_ssl.producers.sources.robot_images import Message, RobotImages
 from stream_ssl.producers.sources.robot_messages import Schema, decoder_of
 from stream_ssl.producers.sources.tls import tls_context
 from stream_ssl.producers.sources.url_secrets import without_secrets
-from stream_ssl.producers.sources.web_socket import LostError, WebSocket
+from stream_ssl.producers.sources.web_socket import WebSocket
 from stream_ssl.rate_limited_logger import RateLimitedLogger, printable
 
 log = logging.getLogger(__name__)
@@ -81,24 +82,13 @@ class Ros(LiveRobot):
         self._url = check_url(url)
         self._tls = tls_of(url, tls_ca)
 
-    def messages(self) -> Iterator[tuple[Message, int]]:
-        """Yield the image messages of one connection, with their bytes; see `LiveRobot`."""
+    @contextmanager
+    def connected(self) -> Iterator[Subscriptions]:
+        """Connect to the server; see `LiveRobot`."""
         opened = WebSocket(self._url, SUBPROTOCOLS, self.patience(), self._tls, self._stopped)
         with opened as server:
             log.info("source %s: connected by %s", self.name, server.subprotocol)
-            subscriptions = Subscriptions(server, self._images, self._origin)
-            for content in server.messages():
-                if self._stopped.is_set():
-                    return
-                if isinstance(content, str):
-                    subscriptions.follow(content)
-                elif content is not None:
-                    message = subscriptions.message(content)
-                    if message is not None:
-                        yield message, len(content)
-                if self.is_overdue():
-                    raise LostError(subscriptions.why_empty())
-                subscriptions.warn_once_if_empty(self._timeout)
+            yield Subscriptions(server, self._images, self._origin)
 
     def failures(self) -> tuple[type[Exception], ...]:
         """Return the error types of a lost connection."""
@@ -124,6 +114,15 @@ class Subscriptions(AdvertisedTopics):
     @property
     def topics(self) -> set[str]:
         return {channel.topic for channel, _ in self._subscribed.values()}
+
+    def arriving(self) -> Iterator[tuple[Message, int] | None]:
+        """Yield each image message, and None at other times; see `AdvertisedTopics`."""
+        for content in self._server.messages():
+            if isinstance(content, str):
+                self.follow(content)
+                yield None
+            else:
+                yield None if content is None else self.message(content)
 
     def follow(self, text: str) -> None:
         """Subscribe to the wanted channels that a JSON message advertises, and forget ended ones.
@@ -158,8 +157,8 @@ class Subscriptions(AdvertisedTopics):
         else:
             self._forget(listed)
 
-    def message(self, content: bytes | bytearray) -> Message | None:
-        """Return the image message in a binary message; None if there is none.
+    def message(self, content: bytes | bytearray) -> tuple[Message, int] | None:
+        """Return the image message in a binary message, with its bytes; None if there is none.
 
         Messages of other kinds are ignored. A message that is too short is logged and counted.
         """
@@ -173,7 +172,8 @@ class Subscriptions(AdvertisedTopics):
             return None
         channel, decode = self._subscribed[subscription]
         data = bytes(memoryview(content)[DATA_HEADER.size :])
-        return Message(channel.topic, channel.schema.name, log_time, partial(decode, data))
+        message = Message(channel.topic, channel.schema.name, log_time, partial(decode, data))
+        return message, len(content)
 
     def _subscribe(self, entries: list[Any]) -> None:
         asked, topics = [], {}

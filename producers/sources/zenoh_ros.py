@@ -9,7 +9,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -74,25 +74,14 @@ class ZenohRos(LiveRobot):
         self._config = config
         settings_of(endpoint, config, timeout)  # fail early if the file cannot be used
 
-    def messages(self) -> Iterator[tuple[Message, int]]:
-        """Yield the image messages of one connection, with their bytes; see `LiveRobot`."""
+    @contextmanager
+    def connected(self) -> Iterator[Subscriptions]:
+        """Connect to the router or bridge; see `LiveRobot`."""
         import zenoh
 
-        with ExitStack() as stack:
-            settings = settings_of(self._origin, self._config, self.patience())
-            session = stack.enter_context(zenoh.open(settings))
+        with zenoh.open(settings_of(self._origin, self._config, self.patience())) as session:
             log.info("source %s: connected to %s", self.name, self._origin)
-            subscriptions = Subscriptions(session, self._images, self._origin)
-            while not self._stopped.is_set():
-                subscriptions.follow()
-                if (taken := subscriptions.take()) is not None:
-                    yield taken
-                    continue
-                if not (session.info.routers_zid() or session.info.peers_zid()):
-                    raise ConnectionError("the connection was lost")
-                if self.is_overdue():
-                    raise ConnectionError(subscriptions.why_empty())
-                subscriptions.warn_once_if_empty(self._timeout)
+            yield Subscriptions(session, self._images, self._origin)
 
     def reason(self, error: Exception) -> str:
         """Return the reason of a failure, without the place in Zenoh's code."""
@@ -135,6 +124,16 @@ class Subscriptions(AdvertisedTopics):
     @property
     def topics(self) -> set[str]:
         return {found.topic for found in self._subscribed}
+
+    def arriving(self) -> Iterator[tuple[Message, int] | None]:
+        """Yield each image message, and None at other times; see `AdvertisedTopics`."""
+        while True:
+            self.follow()
+            taken = self.take()
+            info = self._session.info
+            if taken is None and not (info.routers_zid() or info.peers_zid()):
+                raise ConnectionError("the connection was lost")
+            yield taken
 
     def take(self) -> tuple[Message, int] | None:
         """Return the oldest message with its bytes; None if none comes for a moment."""
