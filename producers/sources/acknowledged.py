@@ -95,7 +95,7 @@ def sample_of(
     """Return the sample in a message, which is an image file described by headers.
 
     The result is None if the data is not an image. `skipped` counts such a message. It also counts
-    a header `time` or `label` that cannot be read, which costs only itself.
+    a header `time` or `label` that cannot be read; the sample is then made without this header.
 
     Args:
         data: a JPEG, PNG or WebP file.

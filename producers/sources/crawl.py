@@ -140,7 +140,7 @@ class Crawl:
         return itertools.chain.from_iterable(lists)
 
     async def crawl(self, row: UrlRow, losses: Losses) -> Sample | None:
-        """Return the sample of a row, or None if there is none; `losses` then has the reason."""
+        """Return the sample of a row. If there is none, return None, and note why in `losses`."""
         from stream_ssl.producers.sources.web.skip import Skip
 
         url = without_secrets(row.url)

@@ -164,7 +164,7 @@ def class_in(value: object) -> int | None:
 
 
 def label_of(value: object, skipped: Skipped, what: str) -> int | None:
-    """Return the label in a value. A value without a label costs only itself: it is counted.
+    """Return the label in a value. Count a value that is no label, and return None.
 
     Args:
         value: the value; see `class_in`.

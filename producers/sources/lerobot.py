@@ -249,7 +249,7 @@ def described(root: Path) -> dict[str, Any]:
             isinstance(one, Mapping) for one in features.values()
         )
         if not (each and numbers and paths):
-            raise ValueError("fps, total_episodes, chunks_size, features or paths are none")
+            raise ValueError("fps, total_episodes, chunks_size, features or a path is wrong")
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ValueError(f"{file}: not what LeRobot writes: {error!r}") from None
     if version not in VERSIONS:
@@ -373,7 +373,7 @@ def number_in(row: Mapping[str, Any], name: str) -> float:
     value = row.get(name)
     if isinstance(value, int | float) and math.isfinite(value):
         return value
-    raise BrokenFileError(f"{name} is {value!r:.40}: no number")
+    raise BrokenFileError(f"{name} is {value!r:.40}, and not a finite number")
 
 
 def filled(pattern: Any, **values: Any) -> str:

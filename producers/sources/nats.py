@@ -279,7 +279,7 @@ class Nats:
 
     def _hold(self, why: str) -> None:
         """Hold back new messages until the server has redelivered the older ones."""
-        text = f"source {self.name}: {why}; it is waited for, {self._ack_wait:g} s at most"
+        text = f"source {self.name}: {why}; waiting up to {self._ack_wait:g} s for a redelivery"
         self._limited_log.log(logging.INFO, "hold", text)
         self._held, self._held_since = [], time.monotonic()
 

@@ -227,7 +227,8 @@ class ParquetFiles(CountedPasses):
             name: the name of the row.
             cells: the row, by column.
             image: the images' column.
-            classes: the names of the classes by the row's file, if it numbers others.
+            classes: the names of the classes in the row's file; None if they are those of the
+                source.
         """
         held: Any = cells.get(image)
         path = None
@@ -360,5 +361,5 @@ def absent(path: Path, schema: Schema, name: str, argument: str) -> BrokenFileEr
 
 
 def is_partition(path: Path, name: str | None) -> bool:
-    """Return whether a folder above the file tells the column, as Hive's tables do."""
+    """Return whether a folder above the file is named after the column, as Hive names folders."""
     return any(part.startswith(f"{name}=") for part in path.parts[:-1])

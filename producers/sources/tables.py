@@ -106,7 +106,7 @@ def cell(value: Any) -> Any:
 
 
 def label_in(cells: Mapping[str, object], column: str, skipped: Skipped, what: str) -> int | None:
-    """Return the label of a row, or None if it has none; `skipped` then may have the reason.
+    """Return the label of a row, or None if it has none.
 
     Args:
         cells: the row, by column.

@@ -38,7 +38,7 @@ def without_secrets(text: str) -> str:
 
 
 def url_id(url: str) -> str:
-    """Return what identifies a URL's picture: the URL without its name, password and signature.
+    """Return what identifies a URL's picture: the URL without user, password and signature.
 
     The same picture often has another signature in the next list. A signature and its expiry never
     name a picture, because they are computed from the rest of the URL. A token or a key may name

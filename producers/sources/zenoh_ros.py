@@ -167,7 +167,7 @@ class Subscriptions(AdvertisedTopics):
         arrived = partial(self._arrived, found, decoder(found.kind, "", ros1=False))
         try:
             self._subscribed[found] = self._session.declare_subscriber(found.key, arrived)
-        except zenoh.ZError as error:  # the topic's name is none that can be a key
+        except zenoh.ZError as error:  # the topic's name is not valid as a key
             self._images.skipped.note("unreadable", f"{found.topic} of {self._origin}", error)
             return
         self._log_subscribed({found.topic: found.kind})

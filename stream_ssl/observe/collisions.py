@@ -127,8 +127,8 @@ class ClassCollisions:
 class NearDuplicateShare:
     """The share of the slots that are near-duplicates of another slot.
 
-    Each survey compares other slots with all slots, and the share is that of the last surveys. The
-    share of a memory of at most LOOKED_AT * SURVEYS slots so covers each slot once.
+    Each survey compares other slots with all slots, and the share is that of the last surveys. In a
+    memory of at most LOOKED_AT * SURVEYS slots, these surveys cover each slot once.
 
     Args:
         test: the test of this memory; None: the memory keeps no images.
