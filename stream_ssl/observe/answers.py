@@ -313,14 +313,7 @@ def _to_do(
         says = f"Nothing, unless {few(names, MOST_NAMED)} begins again. Look again in a minute."
         return Answer("To do", "wait", says, _runbooks(problems))
     if now:
-        first = now[0]
-        who = _who(_named((first["name"],), now))
-        more = [name for name in census(states, now).present if name != first["name"]]
-        says = f"First, {first['name']}{who and f' ({who})'}: {_remedy(first, learner)}"
-        if more:
-            then = [_placed(_named((name,), now)[0]) for name in more]
-            says = f"{says.rstrip('.')}. Then: {few(then, MOST_NAMED)}"
-        return Answer("To do", _level([first]), sentences([says]), _runbooks([first]))
+        return _first_to_do(now, census(states, now).present, learner)
     if any(state.get("starting") for state in states.values()):
         return Answer("To do", "wait", "Nothing yet: the run is starting.", [])
     rows = (learner.get("facts", {}).get("producers") or {}).get("worst") or []
@@ -351,6 +344,22 @@ def _to_do(
     if learning.level == "wait":
         return Answer("To do", "wait", _wait(learner.get("facts", {})), [])
     return Answer("To do", "good", "0 conditions need attention.", [])
+
+
+def _first_to_do(now: Sequence[Mapping[str, Any]], names: Sequence[str], learner: State) -> Answer:
+    """Return the answer "To do" while conditions hold.
+
+    Args:
+        now: the problems, the most severe first.
+        names: the names of all conditions that hold, in the same order.
+    """
+    first = now[0]
+    who = _who(_named((first["name"],), now))
+    says = f"First, {first['name']}{who and f' ({who})'}: {_remedy(first, learner)}"
+    if more := [name for name in names if name != first["name"]]:
+        then = [_placed(_named((name,), now)[0]) for name in more]
+        says = f"{says.rstrip('.')}. Then: {few(then, MOST_NAMED)}"
+    return Answer("To do", _level([first]), sentences([says]), _runbooks([first]))
 
 
 def _wait(facts: Mapping[str, Any]) -> str:
