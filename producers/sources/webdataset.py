@@ -47,7 +47,7 @@ class MemberGroup:
     @property
     def images(self) -> list[bytes]:
         """The contents of its images."""
-        return [self.parts[suffix[1:]] for suffix in SUFFIXES if suffix[1:] in self.parts]
+        return [self.parts[suffix] for suffix in SUFFIXES if suffix in self.parts]
 
     @property
     def has_image(self) -> bool:
@@ -56,11 +56,39 @@ class MemberGroup:
 
     def use_inner(self) -> None:
         """Use the only image of a longer extension, if there is no other image and no vector."""
-        has_vector = VECTOR[1:] in self.parts or self.vector_lost
+        has_vector = VECTOR in self.parts or self.vector_lost
         if self.inner is not None and not self.has_image and not has_vector:
             self.lost = self.lost or self.inner.lost
             suffix = posixpath.splitext(self.inner.name)[1].lower()
-            self.parts[suffix[1:]] = self.inner.data or b""
+            self.parts[suffix] = self.inner.data or b""
+
+    def content(self) -> tuple[bytes, str]:
+        """Return the file of the image or else of the vector, and its codec.
+
+        Raises:
+            ValueError: there is neither one image nor a vector, or the image cannot be read.
+        """
+        if not self.has_image and VECTOR in self.parts:
+            return self.parts[VECTOR], "vector"
+        if len(self.images) != 1:
+            raise ValueError(self._why_no_image())
+        (data,) = self.images
+        codec = codec_of(data)
+        if codec is None:
+            raise ValueError(no_image(data))
+        return data, codec
+
+    def _why_no_image(self) -> str:
+        found = sorted(name[1:] for name in (*self.parts, *self.others))
+        other = [name for name in found if f".{name}" in OTHER_IMAGES]
+        count = len(self.images) or self.inner_images * (not self.other_image)
+        if other and not self.images:
+            remedy = f"convert .{other[0]} to PNG"
+        elif count:
+            remedy = "the name of a sample ends at its first dot"
+        else:
+            remedy = "the members of a sample must follow each other: tar --sort=name"
+        return f"{count} images under {found}; must be one; {remedy}"
 
 
 class WebDataset(CountedPasses):
@@ -146,7 +174,7 @@ class WebDataset(CountedPasses):
                 group.inner_images += 1
                 group.inner = member if group.inner_images == 1 else None
             if len(group.others) < SHOWN:
-                group.others.append(extension[1:])
+                group.others.append(extension)
             return
         if extension in BESIDE and member.lost:
             what = f"the {extension} of {stem}/{group.key}"
@@ -155,48 +183,36 @@ class WebDataset(CountedPasses):
         if extension == VECTOR and member.lost:
             group.vector_lost = member.lost
             return
-        if extension[1:] in group.parts:
+        if extension in group.parts:
             what = f"{stem}/{member.name} at an earlier place"
             self.skipped.note("twice", what, "a later member of this name replaces it")
         group.lost = group.lost or member.lost
-        group.parts[extension[1:]] = member.data or b""
+        group.parts[extension] = member.data or b""
 
     def _sample(self, stem: str, group: MemberGroup) -> Sample | None:
         group.use_inner()
+        what = f"{stem}/{group.key}"
         lost = group.lost or (None if group.has_image else group.vector_lost)
         if lost is not None:
             reason, why = lost
-            self.skipped.note(reason, f"{stem}/{group.key}", why)
+            self.skipped.note(reason, what, why)
             return None
         try:
-            return build(stem, group, self.name, self.skipped)
+            content, codec = group.content()
+            label = label_of(group.parts.get(LABEL), self.skipped, what)
+            facts = facts_in(group.parts.get(FACTS, b"{}"), self.skipped, what)
+            fields: dict[str, Any] = {
+                "id": content_id(what, content),
+                "source": self.name,
+                "label": label,
+                "meta": fitting_meta(facts, too_long=note_too_long(self.skipped, what)),
+            }
+            if codec == "vector":
+                return Sample.from_vector(vector_in(content), **fields)
+            return Sample(data=content, codec=codec, **fields)
         except ValueError as error:
-            self.skipped.note("malformed", f"{stem}/{group.key}", error)
+            self.skipped.note("malformed", what, error)
             return None
-
-
-def build(stem: str, group: MemberGroup, source: str, skipped: Skipped) -> Sample:
-    """Return the sample that a group of members describes; `skipped` counts what it lacks.
-
-    Raises:
-        ValueError: there is not exactly one image, and no vector either, or a member cannot be
-            read.
-    """
-    vector = None if group.has_image else group.parts.get(VECTOR[1:])
-    content, codec = _image(group) if vector is None else (vector, "vector")
-    what = f"{stem}/{group.key}"
-    fields: dict[str, Any] = {
-        "id": content_id(what, content),
-        "source": source,
-        "label": label_of(group.parts.get("cls"), skipped, what),
-        "meta": fitting_meta(
-            facts_in(group.parts.get("json", b"{}"), skipped, what),
-            too_long=note_too_long(skipped, what),
-        ),
-    }
-    if codec == "vector":
-        return Sample.from_vector(vector_in(content), **fields)
-    return Sample(data=content, codec=codec, **fields)
 
 
 def facts_in(content: bytes, skipped: Skipped, what: str) -> dict[str, Any]:
@@ -210,23 +226,3 @@ def facts_in(content: bytes, skipped: Skipped, what: str) -> dict[str, Any]:
         why = error
     skipped.note(BESIDE[FACTS], f"the .json of {what}", why)
     return {}
-
-
-def _image(group: MemberGroup) -> tuple[bytes, str]:
-    """Return the image of a group and its codec."""
-    if len(group.images) != 1:
-        found = sorted([*group.parts, *group.others])
-        other = [name for name in found if f".{name}" in OTHER_IMAGES]
-        count = len(group.images) or group.inner_images * (not group.other_image)
-        if other and not group.images:
-            remedy = f"; convert .{other[0]} to PNG"
-        elif count:
-            remedy = "; the name of a sample ends at its first dot"
-        else:
-            remedy = "; the members of a sample must follow each other: tar --sort=name"
-        raise ValueError(f"{count} images under {found}; must be one{remedy}")
-    (data,) = group.images
-    codec = codec_of(data)
-    if codec is None:
-        raise ValueError(no_image(data))
-    return data, codec

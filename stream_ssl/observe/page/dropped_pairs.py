@@ -43,7 +43,7 @@ class DroppedPairs:
             pair = [f"dropped-{number}", f"twin-{number}"]
             for image in (one.picture_CHW, one.twin_CHW):
                 assert image is not None  # `consume` left out samples without pictures
-                images.append(shrunk(image[None], min(TILE, image.shape[1]))[0])
+                images.append(shrunk(image[None], TILE)[0])
             names += pair
             pairs.append(
                 {

@@ -55,8 +55,7 @@ class HeldOutView:
             })  # fmt: skip
         image_nCHW = torch.stack(list(names.values()))
         drawn = image_nCHW.shape[1] in (1, 3)
-        side = min(TILE, image_nCHW.shape[-1])
-        answer["pictures"] = picture_sheet(list(names), shrunk(image_nCHW, side)) if drawn else None
+        answer["pictures"] = picture_sheet(list(names), shrunk(image_nCHW, TILE)) if drawn else None
         return answer
 
     def _near(self, answered: Answered, row: int, names: dict[str, Tensor]) -> list[dict[str, str]]:

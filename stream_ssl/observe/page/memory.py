@@ -180,8 +180,7 @@ class MemoryView:
         image_CHW = search.decode(data)
         snapshot = self.snapshot()
         found = self.jobs.ask(lambda: search.nearest(image_CHW, count))
-        side = min(TILE, image_CHW.shape[1])
-        seen = sheet(shrunk(image_CHW[None], side), 1)
+        seen = sheet(shrunk(image_CHW[None], TILE), 1)
         return {"near": slot_rows.near(snapshot, found), "seen": seen}
 
     def pictures(self, slots: Sequence[int]) -> dict[str, Any]:
