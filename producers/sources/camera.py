@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 from stream_ssl.producers.sources.base import BrokenFileError, SourceError
+from stream_ssl.producers.sources.film import Film, film_of, lenient, silence, tells_no_times
 from stream_ssl.producers.sources.frames import Frames
 from stream_ssl.producers.sources.live import Live, connection_id
-from stream_ssl.producers.sources.video import Film, film_of, lenient, silence, tells_no_times
 from stream_ssl.wire.sample import Sample
 
 if TYPE_CHECKING:

@@ -26,6 +26,7 @@ from stream_ssl.producers.sources.fields import (
     fitting_time,
     short_id,
 )
+from stream_ssl.producers.sources.film import time_base
 from stream_ssl.producers.sources.finite import select
 from stream_ssl.producers.sources.frames import Frames
 from stream_ssl.producers.sources.image_files import check_pulled, codec_of, no_image, read_image
@@ -33,7 +34,7 @@ from stream_ssl.producers.sources.recordings import Recordings, Where
 from stream_ssl.producers.sources.robot_pixels import MAX_PIXELS
 from stream_ssl.producers.sources.tables import table_rows
 from stream_ssl.producers.sources.url_lists import bounded_lines
-from stream_ssl.producers.sources.video import VideoFiles, ahead, opened, time_base, time_of_zero
+from stream_ssl.producers.sources.video import VideoFiles, ahead, opened, time_of_zero
 from stream_ssl.wire.sample import MAX_META_BYTES, Position, Sample
 
 if TYPE_CHECKING:

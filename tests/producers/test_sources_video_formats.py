@@ -31,8 +31,8 @@ from stream_ssl.producers.sources import (
     WebDataset,
 )
 from stream_ssl.producers.sources.base import own_fault
+from stream_ssl.producers.sources.film import holds_picture, length_bytes
 from stream_ssl.producers.sources.truncation import missing_bytes
-from stream_ssl.producers.sources.video import holds_picture, length_bytes
 
 OPEN = {"x264-params": "open-gop=1:scenecut=0", "bf": "2"}
 
