@@ -109,14 +109,13 @@ class ReceiverChecks:
         yield from self._clocks(figures)
 
     def _incoming(self, figures: Figures) -> Iterator[Finding]:
-        connected, credit = figures.get("producers_connected"), figures.get("credit_bytes")
-        received = {"": figures.get("received_samples_total")}
-        by_producer = figures.by("producer_samples_total", "producer")
+        connected = figures.get("producers_connected")
+        received = figures.get("received_samples_total")
         finished = figures.by("producer_finished", "producer")
-        came = {*by_producer, *finished}  # some may have sent nothing yet
+        came = {*figures.by("producer_samples_total", "producer"), *finished}  # some sent nothing
         ended = came and all(finished.get(who) == SOURCE_ENDED for who in came)
         # A producer may connect, send and leave between two looks.
-        arrived, self._received = received[""] != self._received, received[""]
+        arrived, self._received = received != self._received, received
         absent = connected == 0 and not arrived and not ended
         gone = self._trends.held("no-producers", absent)
         if gone > at.NO_PRODUCER_SECONDS:
@@ -125,17 +124,24 @@ class ReceiverChecks:
             names = f"; {few(left, MOST_NAMED)} did not end normally" if left else ""
             yield "no-producers", "", f"no producer has been connected {before}{names}"
         # A receiver that waits for the learner grants credit in short turns between two looks.
-        without = connected > 0 and credit == 0
+        without = connected > 0 and figures.get("credit_bytes") == 0
         blocked = self._trends.held("no-credit", without and not arrived)
         if blocked > at.NO_CREDIT_SECONDS:
             detail = self._health.ready().parts.get("credit", {}).get("detail") or "no credit"
             yield "no-credit", "", f"for {duration(blocked)}, {detail}"
+        # Nobody can send without credit. A producer that was silent before still is.
+        yield from self._silences(figures, self._trends.held("no-credit-now", without) > 0)
+
+    def _silences(self, figures: Figures, paused: bool) -> Iterator[Finding]:
+        """Yield producers that are silent for too long; the time does not count while `paused`."""
+        connected = figures.get("producers_connected")
+        by_producer = figures.by("producer_samples_total", "producer")
+        finished = figures.by("producer_finished", "producer")
         sporadic = figures.by("producer_sporadic", "producer")
         for producer in by_producer:
             if finished.get(producer) or sporadic.get(producer):
                 self._silence.restart(producer)
-        # Nobody can send without credit. A producer that was silent before still is.
-        paused = self._trends.held("no-credit-now", without) > 0
+        received = {"": figures.get("received_samples_total")}
         self._silence.take(received | by_producer, paused=paused)
         if not connected > 0 or only_sporadic(figures):
             self._silence.restart("")
