@@ -1,4 +1,4 @@
-"""The sources of a producer. A new source needs one file and one line in the table `SOURCES`."""
+"""The sources of a producer. The table `SOURCES` names all that a command can use."""
 
 from stream_ssl.producers.sources.base import Source
 from stream_ssl.producers.sources.camera import Camera

@@ -71,9 +71,7 @@ def own_fault(error: Exception) -> bool:
 def check_is_damage(error: Exception, name: str) -> None:
     """Check that an error tells something about the data, so that the data may be left out.
 
-    Args:
-        error: the error of reading data, or an error that it caused.
-        name: the source's name.
+    The error, or the one that caused it, was raised while data was read.
 
     Raises:
         SourceError: this process or this machine has too many open files.

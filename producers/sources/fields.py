@@ -125,12 +125,7 @@ def fitting_meta(
 
 
 def note_too_long(skipped: Skipped, what: str) -> Callable[[str], object]:
-    """Return a function that counts and logs a fact without room, for `fitting_meta`.
-
-    Args:
-        skipped: counts it as `bad facts`.
-        what: the sample, for the log.
-    """
+    """Return a function for `fitting_meta` that counts a fact without room as `bad facts`."""
     limit = f"too long: all facts of a sample may have {MAX_META_BYTES} bytes"
     return lambda name: skipped.note("bad facts", f"{name!r} of {what}", limit)
 
@@ -164,12 +159,9 @@ def class_in(value: object) -> int | None:
 
 
 def label_of(value: object, skipped: Skipped, what: str) -> int | None:
-    """Return the label in a value. Count a value that is no label, and return None.
+    """Return the label in a value, as `class_in` does; None for a value that is no label.
 
-    Args:
-        value: the value; see `class_in`.
-        skipped: counts and logs it as `bad label`.
-        what: the sample, for the log.
+    `skipped` counts such a value as `bad label`, and logs it with the sample `what`.
     """
     try:
         return class_in(value)

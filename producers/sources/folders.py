@@ -28,7 +28,6 @@ def walk(
     folder is listed once, so links cannot cause an endless loop.
 
     Args:
-        root: the folder.
         leave_out: called with (reason, path, why) for each entry that cannot be listed.
         hidden: entries whose names start with one of these prefixes are ignored.
         disks: receives the disk of each folder that is listed; see `is_away`.
@@ -80,9 +79,7 @@ def is_away(folder: Path, disk: int) -> bool:
 
     A folder that was only deleted is not away: the folder above it is on the same disk.
 
-    Args:
-        folder: the folder.
-        disk: the number of its device (st_dev) when it was listed.
+    `disk` is the number of its device (st_dev) when it was listed.
     """
     for place in (folder, *folder.parents):
         try:

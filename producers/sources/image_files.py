@@ -101,12 +101,8 @@ def read_image(path: Path) -> bytes:
 def image_sample(name: str, data: bytes, skipped: Skipped, **more: Any) -> Sample | None:
     """Return the sample of an image file, with the id NAME#DIGEST.
 
-    The result is None if the data is not an image that is sent; `skipped` counts it.
-
-    Args:
-        name: the name of the file in the source.
-        data: its content.
-        more: further fields of the sample.
+    The result is None if the data is in another format; `skipped` counts it. `more` are further
+    fields of the sample.
     """
     codec = codec_of(data)
     if codec is None:

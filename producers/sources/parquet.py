@@ -183,14 +183,9 @@ class ParquetFiles(CountedPasses):
     def _group(
         self, path: Path, file: parquet.ParquetFile, number: int, first: int, start: int
     ) -> Iterator[tuple[Sample, tuple[int]]]:
-        """Yield the samples of a row group from row `start` of the file on.
+        """Yield the samples of row group `number`, from row `start` of the file on.
 
-        Args:
-            path: the file's path.
-            file: the file.
-            number: the number of the row group.
-            first: the number of its first row in the file.
-            start: the number of the row at which to go on.
+        The group begins with row `first` of the file.
         """
         schema, row = file.schema_arrow, first
         image = image_column(path, schema, self._image)
@@ -221,14 +216,9 @@ class ParquetFiles(CountedPasses):
     def _sample(
         self, name: str, cells: dict[str, Any], image: str, classes: list[str] | None
     ) -> Sample | None:
-        """Return the sample of a row, or None if it has no image.
+        """Return the sample of a row, or None if it has no image in the column `image`.
 
-        Args:
-            name: the name of the row.
-            cells: the row, by column.
-            image: the images' column.
-            classes: the names of the classes in the row's file; None if they are those of the
-                source.
+        `classes` are the names of the classes in the row's file; None if the source has the same.
         """
         held: Any = cells.get(image)
         path = None
@@ -268,12 +258,7 @@ def is_arrow(path: Path) -> bool:
 
 
 def image_column(path: Path, schema: Schema, name: str | None) -> str:
-    """Return the name of the images' column.
-
-    Args:
-        path: the file, for the error.
-        schema: its columns.
-        name: the column that the user chose; None: the only one that can hold images.
+    """Return the name of the images' column: `name`, or the only one that can hold images.
 
     Raises:
         BrokenFileError: there is no such column, it cannot hold images, or several columns can.

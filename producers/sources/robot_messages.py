@@ -77,12 +77,8 @@ class Schema:
 def decoder_of(encoding: str, schema: Schema) -> Callable[[bytes], Any]:
     """Return a function that decodes the messages of a channel, from a file or from the network.
 
-    Args:
-        encoding: the encoding of the messages, such as "cdr".
-        schema: the type of the messages.
-
     Raises:
-        ValueError: the encoding is not supported.
+        ValueError: the encoding of the messages, such as "cdr", is not supported.
         Exception: the schema is damaged.
     """
     form = encoding, schema.encoding

@@ -108,11 +108,7 @@ def cell(value: Any) -> Any:
 def label_in(cells: Mapping[str, object], column: str, skipped: Skipped, what: str) -> int | None:
     """Return the label of a row, or None if it has none.
 
-    Args:
-        cells: the row, by column.
-        column: the labels' column.
-        skipped: counts a label that cannot be sent as `bad label`.
-        what: the sample, for the log.
+    `skipped` counts a label that cannot be sent as `bad label`, and logs it with the sample `what`.
     """
     if column in cells:
         return label_of(cells[column], skipped, what)
@@ -126,11 +122,7 @@ def kept_facts(
 ) -> dict[str, Scalar] | None:
     """Return the columns of a row that are sent as meta, or None if there are none.
 
-    Args:
-        cells: the row, by column.
-        columns: the columns to send.
-        skipped: counts a value that cannot be sent as `bad facts`.
-        what: the sample, for the log.
+    `skipped` counts a value that cannot be sent as `bad facts`, and logs it with the sample `what`.
     """
     found = {name: scalar(cells.get(name)) for name in columns}
     for name, value in found.items():

@@ -347,12 +347,7 @@ def _to_do(
 
 
 def _first_to_do(now: Sequence[Mapping[str, Any]], names: Sequence[str], learner: State) -> Answer:
-    """Return the answer "To do" while conditions hold.
-
-    Args:
-        now: the problems, the most severe first.
-        names: the names of all conditions that hold, in the same order.
-    """
+    """Return the answer "To do" while the conditions of these names hold, the most severe first."""
     first = now[0]
     who = _who(_named((first["name"],), now))
     says = f"First, {first['name']}{who and f' ({who})'}: {_remedy(first, learner)}"

@@ -43,7 +43,6 @@ class MemoryMetrics:
 
         Args:
             memory: a name from `memories` of `LearnerMetrics`.
-            stats: the result of `WorkingMemory.stats`.
             class_counts: labelled slots by class, from `balance.class_counts`. Classes that left
                 the memory become 0.
         """

@@ -205,11 +205,9 @@ class EvictedPictures:
 
 
 def shrunk(image_nCHW: Tensor, side: int) -> Tensor:
-    """Return uint8 images of at most this side, shrunk by averaging.
+    """Return square uint8 images of at most `side` pixels a side, shrunk by averaging.
 
-    Args:
-        image_nCHW: square uint8 images.
-        side: the side of the result in pixels. Smaller images are returned unchanged.
+    Smaller images are returned unchanged.
     """
     if image_nCHW.shape[-1] <= side:
         return image_nCHW

@@ -149,10 +149,7 @@ def location(response: Response, base: httpx.URL) -> httpx.URL:
 def retry_after(value: str, otherwise: float, date: str = "") -> float:
     """Return the seconds in a Retry-After value (number or date); `otherwise` if it is invalid.
 
-    Args:
-        value: the value of the header.
-        otherwise: returned if the value is invalid.
-        date: the response's Date, because this machine's clock may be wrong.
+    `date` is the response's own Date, because this machine's clock may be wrong.
     """
     with contextlib.suppress(ValueError, OverflowError):
         seconds = float(value)
