@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from stream_ssl.producers.sources.base import Skipped
 from stream_ssl.producers.sources.fields import digest, source_name
 from stream_ssl.producers.sources.finite import Finite
+from stream_ssl.producers.sources.packed import GZIP, PACKED_DAMAGE, unpacked
 from stream_ssl.producers.sources.stored_rows import StoredRows
-from stream_ssl.producers.sources.tar import DAMAGE, GZIP, unpacked
 from stream_ssl.wire.sample import Sample
 
 UBYTE = 0x08
@@ -159,10 +159,10 @@ def read_idx(path: Path) -> StoredRows | NDArray[np.uint8]:
         raise FileNotFoundError(f"no file {path}")
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)
-    if head.startswith(b"\x1f\x8b"):
+    if head.startswith(GZIP):
         try:
             body = np.frombuffer(unpack(path), dtype=np.uint8)
-        except DAMAGE as error:
+        except PACKED_DAMAGE as error:
             raise ValueError(f"{path}: cannot be unpacked ({error}); fetch it again") from error
         sizes, start = parse_head(body[:HEAD_BYTES].tobytes(), len(body), path)
         return body[start:].reshape(sizes)

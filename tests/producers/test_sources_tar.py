@@ -157,7 +157,7 @@ def test_members_of_one_key_do_not_pile_up(tmp_path: Path) -> None:
 def test_what_unpacks_to_far_more_than_its_size_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stream_ssl.producers.sources.tar.SLACK", 2**20)
+    monkeypatch.setattr("stream_ssl.producers.sources.packed.SLACK", 2**20)
     path = tmp_path / "s.tar"
     path.write_bytes(bz2.compress(of(member("b.txt", bytes(2**25)))))
     assert keys(path) == (["a"], {"damaged": 1})
@@ -171,7 +171,7 @@ def test_what_unpacks_to_far_more_than_its_size_ends(
 def test_a_sample_before_a_bomb_is_sent(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("stream_ssl.producers.sources.tar.SLACK", 2**20)
+    monkeypatch.setattr("stream_ssl.producers.sources.packed.SLACK", 2**20)
     # The tail hides the bomb: the whole shard unpacks to less than 100 times its size.
     tail = member("d.txt", random.Random(1).randbytes(2**20))
     members = member("b.png", PNG), member("b.cls", b"1"), member(name, bytes(2**25)), tail
