@@ -20,17 +20,11 @@ from pyarrow import parquet
 from table import table
 from video_files import RATE, number_of
 
-from stream_ssl.producers.sources import LeRobot, lerobot
+from stream_ssl.producers.sources import LeRobot, lerobot_meta
 from stream_ssl.producers.sources.base import BrokenFileError
 from stream_ssl.producers.sources.fields import file_name
-from stream_ssl.producers.sources.lerobot import (
-    COLUMNS,
-    Clip,
-    episode_rows,
-    filled,
-    frame_rows,
-    picture,
-)
+from stream_ssl.producers.sources.lerobot import COLUMNS, frame_rows, picture
+from stream_ssl.producers.sources.lerobot_meta import Clip, episode_rows, filled
 
 BEGAN = 1_714_979_289.0  # what the videos tell
 TOP, WRIST = CAMERAS
@@ -298,7 +292,7 @@ def test_a_small_file_of_many_rows_takes_little_memory(tmp_path: Path) -> None:
         with pytest.raises(BrokenFileError, match="it has frame 0 of episode 0 twice"):
             frame_rows(Clip(0, TOP, 12, file, None, 0.0))
         assert list(episode_rows(tmp_path, [0], [])) == [0]
-        assert dict(lerobot.tasks(tmp_path)) == {}
+        assert dict(lerobot_meta.tasks(tmp_path)) == {}
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -409,13 +403,13 @@ def test_sentences_that_cannot_be_read_cost_no_sample(
     (tmp_path / "meta").mkdir()
     file = tmp_path / "meta" / "tasks.parquet"
     parquet.write_table(pa.table({"task_index": [[1]], "task": ["x"]}), file)
-    assert dict(lerobot.tasks(tmp_path)) == {}
+    assert dict(lerobot_meta.tasks(tmp_path)) == {}
 
     def damaged(_: Path, **__: Any) -> None:
         raise pa.ArrowNotImplementedError("Integers with more than 64 bits not implemented")
 
     monkeypatch.setattr(parquet, "ParquetFile", damaged)
-    assert dict(lerobot.tasks(tmp_path)) == {}
+    assert dict(lerobot_meta.tasks(tmp_path)) == {}
     row = {"task_index": 1, "task": "x", "note": "y"}
     (tmp_path / "meta" / "tasks.jsonl").write_text(json.dumps(row))
-    assert dict(lerobot.tasks(tmp_path)) == {1: "x"}
+    assert dict(lerobot_meta.tasks(tmp_path)) == {1: "x"}
