@@ -11,7 +11,8 @@ from stream_ssl.bounded_files import check_private, named, read_text
 from stream_ssl.producers.sources.acknowledged import sample_of
 from stream_ssl.producers.sources.arrived import ArrivedMessages
 from stream_ssl.producers.sources.base import Facts, Skipped, SourceError, mark
-from stream_ssl.producers.sources.kafka_member import GroupMember, PartitionOffsets, offsets_in
+from stream_ssl.producers.sources.kafka_member import GroupMember
+from stream_ssl.producers.sources.kafka_offsets import PartitionOffsets, offsets_in
 from stream_ssl.wire.sample import Position, Sample
 
 if TYPE_CHECKING:

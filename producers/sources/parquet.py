@@ -8,22 +8,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stream_ssl.producers.sources.base import (
-    BrokenFileError,
-    Skipped,
-    SourceError,
-    check_is_damage,
-)
+from stream_ssl.producers.sources.base import BrokenFileError, Skipped, SourceError, check_is_damage
 from stream_ssl.producers.sources.fields import class_in, content_id
 from stream_ssl.producers.sources.image_files import check_pulled, codec_of, no_image
 from stream_ssl.producers.sources.recordings import CountedPasses
-from stream_ssl.producers.sources.tables import (
-    cell,
-    check_group,
-    kept_facts,
-    label_in,
-    table_rows,
-)
+from stream_ssl.producers.sources.tables import cell, check_group, kept_facts, label_in, table_rows
 from stream_ssl.wire.sample import Sample
 
 if TYPE_CHECKING:

@@ -24,15 +24,7 @@ from stream_ssl.observe.learning_evidence import (
     lately,
 )
 from stream_ssl.observe.problems import State, census, problems_of
-from stream_ssl.observe.wording import (
-    duration,
-    few,
-    listing,
-    percent,
-    plural,
-    rate,
-    sentences,
-)
+from stream_ssl.observe.wording import duration, few, listing, percent, plural, rate, sentences
 
 BELOW_CHANCE = 0.95
 """A loss below this share of chance shows that the encoder learns."""
