@@ -62,7 +62,8 @@ class Drift:
     The signals are:
 
     - "loss": the loss.
-    - "collision": the mean score between the batch and the memory.
+    - "collision": the logarithm of the mean score between the batch and the memory. ADWIN sees no
+      change that is far below 1, and the score is about 0.001 under the default policy.
     - "embedding": the cosine between the batch's mean key and the long running mean of the keys.
     - "image": the same cosine for thumbnails.
 
@@ -89,7 +90,8 @@ class Drift:
         if record.replay:
             return
         self._watch("loss", record.loss)
-        self._watch("collision", record.collision_expected)
+        score = record.collision_expected
+        self._watch("collision", math.log(score) if score > 0 else math.nan)
         if record.admission is None:
             return
         keys_BD = record.keys_BD.float()

@@ -62,6 +62,17 @@ def test_a_change_is_found_in_its_signal_alone(signal: str, change: dict[str, in
     assert sum(drift.take_new().values()) == 0  # told once
 
 
+def test_a_tenfold_rise_of_a_small_score_is_found() -> None:
+    """Under the default policy, the score of a batch and the memory is about 0.001."""
+    generator, drift = torch.Generator().manual_seed(1), Drift()
+    for level, count in ((0.0004, 1000), (0.004, 300)):
+        for _ in range(count):
+            noise = 1 + 0.2 * torch.randn((), generator=generator).clamp(-3, 3).item()
+            drift.consume(step(collision_expected=level * noise))
+        found = drift.take_new()["collision"]
+        assert bool(found) == (level > 0.001)
+
+
 def test_shift_in_closed_form() -> None:
     """The keys lie along one axis for long, and along another for one short half-life."""
     drift = Drift(short=40, long=1_000_000)
