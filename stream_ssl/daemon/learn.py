@@ -152,7 +152,10 @@ class Process:
             self._batches,
             reader,
             self._held_out(settings, saved, server, leads=group.group.rank == 0),
-            RecentRank(settings.run if group.group.rank == 0 else None),
+            RecentRank(
+                settings.run if group.group.rank == 0 else None,
+                4 if (vectors := build.vectors(settings)) is None else vectors.number_bytes,
+            ),
         )
 
     def _open_loggers(

@@ -58,8 +58,9 @@ class Observers:
         self._metrics, self._memory, self._shadows = metrics, memory, shadows
         self._near_duplicates = NearDuplicateShare(test, memory)
         self._batches, self._reader = batches, reader
-        self._balance, self._drift = Balance(), Drift()
         self._recent_rank = recent_rank or RecentRank()
+        self._balance = Balance()
+        self._drift = Drift(number_bytes=self._recent_rank.number_bytes)
         self._collisions = ClassCollisions()
         self._prequential = Prequential()
         self._held_out, self._device = held_out, memory.device

@@ -64,10 +64,15 @@ class Vectors:
         return None if self.dim is None else self.dtype
 
     @property
+    def number_bytes(self) -> int:
+        """The bytes of one number, as the memory stores it."""
+        return 2 if self.dtype == "float16" else 4
+
+    @property
     def shape(self) -> tuple[int, int, int]:
         """(C, H, W) of the bytes of one vector, as the memory stores them."""
         assert self.dim is not None
-        return self.dim * (2 if self.dtype == "float16" else 4), 1, 1
+        return self.dim * self.number_bytes, 1, 1
 
 
 class MLP(nn.Module):

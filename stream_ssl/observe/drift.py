@@ -73,9 +73,11 @@ class Drift:
     Args:
         short: the half-life of the mean of the present, in samples.
         long: the half-life of the mean of the past, in samples, which is longer.
+        number_bytes: the bytes of a number, if the stream has vectors.
     """
 
-    def __init__(self, short: float = 2_000, long: float = 50_000) -> None:
+    def __init__(self, short: float = 2_000, long: float = 50_000, number_bytes: int = 4) -> None:
+        self._number_bytes = number_bytes
         self._means = {one: (Mean(short), Mean(long)) for one in ("embedding", "image")}
         self._detectors = {signal: _adwin() for signal in SIGNALS}
         self._new = dict.fromkeys(SIGNALS, 0)
@@ -97,7 +99,7 @@ class Drift:
         keys_BD = record.keys_BD.float()
         self._follow("embedding", keys_BD)
         if record.images_BCHW is not None:
-            self._follow("image", thumbnails(keys_BD, record.images_BCHW))
+            self._follow("image", thumbnails(keys_BD, record.images_BCHW, self._number_bytes))
 
     def _follow(self, signal: str, row_BD: Tensor) -> None:
         short, long = self._means[signal]

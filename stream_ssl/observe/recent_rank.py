@@ -47,12 +47,14 @@ class RecentRank:
 
     Args:
         folder: the run's folder; None saves nothing.
+        number_bytes: the bytes of a number, if the stream has vectors.
 
     Attributes:
         peaks: the maxima by "keys" and "images".
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(self, folder: Path | None = None, number_bytes: int = 4) -> None:
+        self.number_bytes = number_bytes
         self._file = None if folder is None else folder / FILE
         self._moments: dict[str, Tensor] = {}
         self._samples = self._new = torch.tensor(0)
@@ -70,7 +72,8 @@ class RecentRank:
         self._new = self._new.to(more.device) + more
         self._add("keys", keys_BD, usable)
         if record.images_BCHW is not None:
-            self._add("images", thumbnails(keys_BD, record.images_BCHW), usable)
+            row_BA = thumbnails(keys_BD, record.images_BCHW, self.number_bytes)
+            self._add("images", row_BA, usable)
 
     def measure(self) -> dict[str, float]:
         """Return the current ranks by "keys" and "images".

@@ -16,18 +16,21 @@ SIDE = 8
 _thumbnail = Thumbnail(SIDE)
 
 
-def thumbnails(keys_BD: Tensor, image_BCHW: Tensor) -> Tensor:
+def thumbnails(keys_BD: Tensor, image_BCHW: Tensor, number_bytes: int) -> Tensor:
     """Return the thumbnails [B, A], with the dtype and the device of the keys.
 
-    A thumbnail of a vector consists of SIDE^2 of its bytes, at equal distances. All bytes would
-    count as colours, and A would be SIDE^2 times their number.
+    A thumbnail of a vector consists of one byte of SIDE^2 of its numbers, at equal distances. All
+    bytes would count as colours, and A would be SIDE^2 times their number.
 
     Args:
         image_BCHW: uint8 images, or the bytes of vectors, [B, bytes, 1, 1].
+        number_bytes: the bytes of a number of a vector; of no effect for images.
     """
     if image_BCHW.shape[2:] == (1, 1):
-        last = torch.arange(1, SIDE**2 + 1, device=image_BCHW.device) * image_BCHW.shape[1]
-        # The last byte of a number has its sign and the most of its exponent.
-        chosen = (last // SIDE**2 - 1).clamp(min=0)
+        numbers = image_BCHW.shape[1] // number_bytes
+        place = torch.arange(1, SIDE**2 + 1, device=image_BCHW.device) * numbers
+        # The last byte of a number has its sign and the most of its exponent. The other bytes are
+        # almost random, and would hide what the vectors show.
+        chosen = (place + SIDE**2 - 1) // SIDE**2 * number_bytes - 1
         image_BCHW = image_BCHW[:, chosen].view(-1, 1, SIDE, SIDE)
     return _thumbnail(keys_BD, image_BCHW)

@@ -73,17 +73,33 @@ def test_a_collapse_is_found_also_after_a_restart(restarted: bool, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    "samples",
-    [images, vectors(24, torch.float32), vectors(1024, torch.float32), vectors(1024, torch.half)],
+    ("samples", "number_bytes"),
+    [
+        (images, 4),
+        (vectors(24, torch.float32), 4),
+        (vectors(1024, torch.float32), 4),
+        (vectors(1024, torch.half), 2),
+    ],
 )
-def test_a_covered_camera_lowers_both_ranks(samples: Samples) -> None:
-    recent = RecentRank()
+def test_a_covered_camera_lowers_both_ranks(samples: Samples, number_bytes: int) -> None:
+    recent = RecentRank(number_bytes=number_bytes)
     feed(recent, samples=samples)
     recent.measure()
     feed(recent, varied_keys=False, varied_images=False, samples=samples)
     assert present(recent) == set()
     feed(recent, varied_keys=False, samples=samples)
     assert present(recent) == {"collapse"}
+
+
+@pytest.mark.parametrize(("dtype", "number_bytes"), [(torch.float32, 4), (torch.half, 2)])
+@pytest.mark.parametrize("dim", [3, 64, 100, 1000])
+def test_the_rank_of_a_stuck_sensor_is_low_for_any_length(
+    dim: int, dtype: torch.dtype, number_bytes: int
+) -> None:
+    """The low bytes of numbers are almost random, and would count as many directions."""
+    recent, sensor = RecentRank(number_bytes=number_bytes), vectors(dim, dtype)
+    feed(recent, varied_images=False, samples=sensor)
+    assert recent.measure()["images"] < 2
 
 
 @pytest.mark.parametrize(
