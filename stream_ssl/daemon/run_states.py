@@ -34,6 +34,9 @@ HEALTH_SECONDS = 3.0
 PAGE_SECONDS = 25.0
 """Time-out in seconds of a question that a page may forward, or that waits for the learner."""
 
+OF_EACH_RANK = {"memory/producers"}
+"""Questions that each rank answers for its own part of the samples and of the slots."""
+
 State = Mapping[str, Any]
 
 
@@ -97,7 +100,10 @@ class RunFolder:
         path = f"/api/{role}/{question}?{urlencode(arguments)}"
         names = sorted(name for name in endpoints if role_of(name) == role)
         if role == "learner":
-            names = names[:1]  # the other ranks have the same learner, or are of an earlier start
+            ranks = 1  # the other ranks have the same learner, or are of an earlier start
+            if question in OF_EACH_RANK and "learner" in names:
+                ranks = max(1, len(self._ranks(endpoints, token)))
+            names = sorted(names, key=rank_of)[:ranks]
         found = (ask_json(endpoints[name]["http"], path, token) for name in names)
         return [one for one in found if one is not None]
 

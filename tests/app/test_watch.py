@@ -101,6 +101,61 @@ def test_figures_of_all_processes() -> None:
     assert "900 of 1,024 slots, 2.1 % near-duplicates" in " ".join(lines["memory"])
 
 
+def test_parts_of_ranks_are_summed() -> None:
+    """Each rank trains on its part of the samples, and holds its shard of the memory."""
+    look, rank = a_look(), {"trained": 5.0, "replayed": 1.0, "slots": 90.0, "capacity": 1024.0}
+    states = {**look.reading.states, "learner-1": {"figures": {**rank, "lag": 9.0, "loss": 7.0}}}
+    view = watch.View("runs/yard")
+    view.take(lambda: watch.Look(Reading(states, look.reading.answers)))
+    lines = {line.split()[0]: line.split()[1:] for line in shown(view)}
+    assert lines["trained"][:4] == ["8.0/s", "new,", "5.0/s", "again"]
+    assert lines["lag"][:2] == ["9.0", "s"]
+    assert lines["loss"][0] == "4.250"
+    assert "990 of 2,048 slots" in " ".join(lines["memory"])
+
+
+class TwoRanks:
+    """A run of two ranks, of which each has dropped and admitted other samples."""
+
+    title = "runs/yard"
+
+    def read(self) -> Reading:
+        return a_look().reading
+
+    def ask(self, role: str, question: str, **arguments: object) -> list[dict[str, Any]]:
+        del arguments
+        if role == "receiver":
+            return []
+        assert question in run_states.OF_EACH_RANK
+        first = {"admitted": 3.0, "slots": 2.0, "dropped": {"near_duplicate": 1.0}, "bad": {}}
+        second = {"admitted": 4.0, "slots": 1.0, "dropped": {}, "bad": {"damaged": 2.0}}
+        return [{"uses": {"gate": first}}, {"uses": {"gate": second, "yard": first}}]
+
+
+def test_each_rank_of_the_present_group_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["learner", *(f"learner-{rank}" for rank in (1, 2, 10))]
+    (tmp_path / FILE).write_text(json.dumps({name: {"http": name} for name in names}))
+
+    def answer(address: str, path: str, token: str | None) -> dict[str, Any]:
+        del token
+        return {"ranks": [0, 1, 2]} if path.endswith("/ranks") else {"from": address}
+
+    monkeypatch.setattr(run_states, "ask_json", answer)
+    run = RunFolder(tmp_path)
+    found = [one["from"] for one in run.ask("learner", "memory/producers")]
+    assert found == ["learner", "learner-1", "learner-2"]  # the last is of an earlier start
+    assert [one["from"] for one in run.ask("learner", "history")] == ["learner"]
+
+
+def test_the_use_of_producers_is_that_of_all_ranks() -> None:
+    uses = watch.Asker(TwoRanks()).look().uses
+    kinds = {"dropped": {"near_duplicate": 1.0}, "bad": {"damaged": 2.0}}
+    assert uses["gate"] == {"admitted": 7.0, "slots": 3.0, **kinds}
+    assert uses["yard"]["admitted"] == 3.0
+
+
 @pytest.mark.parametrize(
     ("values", "drawn"),
     [([], ""), ([0.0, 0.0], "▁▁"), ([1.0, float("nan"), 8.0], "▂ █"), ([-1.0, 4.0], "▁█")],

@@ -198,8 +198,9 @@ class Asker:
         rows.sort(key=lambda row: (-(row["rate"] or 0.0), row["silent"]))
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + USES_SECONDS
-            for reply in self._try("learner", "memory/producers", limit=1000):
-                self._uses = reply["uses"]
+            replies = self._try("learner", "memory/producers", limit=1000)
+            if replies:
+                self._uses = _summed([reply["uses"] for reply in replies])
         return Look(reading, rows, self._uses)
 
     def _try(self, role: str, question: str, **arguments: object) -> list[dict[str, Any]]:
@@ -207,6 +208,18 @@ class Asker:
         with contextlib.suppress(ValueError):
             return self._run.ask(role, question, **arguments)
         return []
+
+
+def _summed(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the sums of maps of numbers and of such maps, key by key."""
+    found: dict[str, Any] = {}
+    for key, value in (item for part in parts for item in part.items()):
+        before = found.get(key)
+        if isinstance(value, Mapping):
+            found[key] = _summed([before or {}, value])
+        else:
+            found[key] = value + (before or 0.0)
+    return found
 
 
 # -- What is shown
@@ -335,16 +348,26 @@ SPEED: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "loss": lambda of: f"{of['loss']:.3f}",
 }
 """The figures with a line of their past, and their forms."""
+RANK_PARTS = ("trained", "replayed", "slots", "capacity")
+"""Figures of which each rank has its part."""
 
 
 def figures_of(reading: Reading) -> dict[str, float | None]:
-    """Return the figures of all processes. The figures of several receivers are summed."""
+    """Return the figures of all processes.
+
+    The figures of several receivers, and the RANK_PARTS of several ranks, are summed. The lag is
+    that of the last rank. The other figures are those of the first rank.
+    """
     found: dict[str, float | None] = {}
     for name, state in sorted(reading.states.items()):
         for figure, value in state.get("figures", {}).items():
             before = found.get(figure)
-            summed = name.startswith("receiver") and before is not None and value is not None
-            found[figure] = before + value if summed else before if before is not None else value
+            if before is None or value is None:
+                found[figure] = value if before is None else before
+            elif name.startswith("receiver") or figure in RANK_PARTS:
+                found[figure] = before + value
+            elif figure == "lag":
+                found[figure] = max(before, value)
     return found
 
 
