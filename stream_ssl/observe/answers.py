@@ -252,6 +252,8 @@ def _memory(learner: State, problems: Sequence[Mapping[str, Any]]) -> Answer:
         return Answer("Memory", unknown[0], unknown[1], links)
     figures, facts = learner.get("figures", {}), learner.get("facts", {})
     slots, capacity = figures.get("slots") or 0.0, figures.get("capacity") or 0.0
+    if ranks := len(shards := facts.get("shards") or ()):  # each rank holds a shard of this size
+        slots, capacity = sum(shards), ranks * capacity
     if not slots:
         empty = f"0 of {plural(capacity, 'slot')} hold" if capacity else "No slot holds"
         if _mostly_dropped(facts, problems):
@@ -263,6 +265,7 @@ def _memory(learner: State, problems: Sequence[Mapping[str, Any]]) -> Answer:
             return Answer("Memory", "wait", "The learner has not counted its slots yet.", links)
         return Answer("Memory", "wait", f"{empty} a sample yet.", links)
     parts = [f"{slots:,.0f} of {plural(capacity, 'slot')} filled"]
+    parts[0] += f" on {ranks} ranks" if ranks else ""
     alike = figures.get("near_duplicates")
     if alike is not None:
         parts[0] += f", {percent(alike)} near-duplicates"

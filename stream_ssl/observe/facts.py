@@ -99,6 +99,7 @@ class Facts:
             "labelled": _known(figures.get("prequential_samples_total")),
             "classes": _classes(figures),
             "producers": _uses(counts, figures.by("producer_slots", "producer")),
+            "shards": list(figures.by("rank_shard_slots", "rank").values()),
         }
 
     def _updates_at_most(self, done: float, figures: Figures) -> float:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import pytest
 from answers_world import NEGATIVES, QUESTIONS, STATS, Run, asked, origins
@@ -58,6 +58,16 @@ def test_healthy(healthy: Run) -> None:
         "40 % of the labelled slots. gate has 70 % of the slots."
     )
     assert found["To do"].says == "0 conditions need attention."
+
+
+def test_the_memory_of_several_ranks_is_that_of_all() -> None:
+    """The figures are those of one shard, and `status` adds up the shards of all ranks."""
+    run, group = Run(), SimpleNamespace(size=2, waited=0.0, bytes=0, collectives=0)
+    run.fills()
+    run.learner.learner.observe_ranks([1.0, 1.0], [1000, 990], cast("Any", group))
+    run.pass_(10, run.sends(), run.learns())
+    says = asked(run)["Memory"].says
+    assert says.startswith("1,990 of 2,048 slots filled on 2 ranks, 2.0 % near-duplicates.")
 
 
 def test_updates_are_counted_over_the_span_that_is_named() -> None:
