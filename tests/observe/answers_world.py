@@ -37,7 +37,7 @@ STATS = MemoryStats(
 
 
 class Run:
-    """A receiver and a learner with one clock. Time passes in looks of ten seconds."""
+    """A receiver and a learner with one clock. Time passes in looks of `every` seconds."""
 
     def __init__(self) -> None:
         self.receiver, self.learner = World("receiver"), World("learner")
@@ -50,13 +50,13 @@ class Run:
         self.receiver.receiver.started()
         self.learner.learner.started()
 
-    def pass_(self, seconds: float, *work: Callable[[], None]) -> None:
+    def pass_(self, seconds: float, *work: Callable[[], None], every: float = 10.0) -> None:
         """Let time pass in both processes; `work` is done before each look."""
-        for _ in range(max(1, round(seconds / 10))):
+        for _ in range(max(1, round(seconds / every))):
             for one in work:
                 one()
             for role, world in self.worlds.items():
-                world.pass_(10)
+                world.pass_(every, every=every)
                 self.facts[role].sample()
 
     def states(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from stream_ssl.receiver.records import ReceiverRecord
 
 
 class World:
-    """Metrics, health and watch of one role. Time passes in looks of ten seconds.
+    """Metrics, health and watch of one role. Time passes in looks of `every` seconds.
 
     Args:
         role: "receiver" or "learner".
@@ -46,11 +46,13 @@ class World:
             wall=lambda: self.wall,
         )
 
-    def pass_(self, seconds: float, work: Callable[[], None] = lambda: None) -> None:
+    def pass_(
+        self, seconds: float, work: Callable[[], None] = lambda: None, every: float = 10.0
+    ) -> None:
         """Let time pass; `work` is done before each look."""
-        for _ in range(max(1, round(seconds / 10))):
-            self.now += 10
-            self.wall += 10
+        for _ in range(max(1, round(seconds / every))):
+            self.now += every
+            self.wall += every
             work()
             self.watch.look()
 

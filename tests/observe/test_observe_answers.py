@@ -130,11 +130,11 @@ def old(monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 def test_a_night_without_updates_is_told_as_such(old: Run) -> None:
-    old.pass_(3 * 3600, old.nothing())
+    old.pass_(3 * 3600, old.nothing(), every=120)
     says = asked(old)["Learning"].says
     assert says.startswith("No update yet, 3.0 h after the start")
     old.pass_(300, old.sends(), old.learns())
-    old.pass_(5 * 3600, old.nothing())
+    old.pass_(5 * 3600, old.nothing(), every=120)
     assert re.match(r"No update for (4\.[5-9]|5\.0) h", asked(old)["Learning"].says)
 
 
