@@ -112,16 +112,16 @@ def test_the_pages_source_runs_by_path_and_by_name_and_resumes(tmp_path: Path) -
 
         assert "6 on the receiver's disk" in send("my_package.sources.Table", "first")
         insert(file, *range(7, 11))
-        again = send("table", "second")
-        assert "4 on the receiver's disk" in again
-        assert "0 samples acknowledged" in send("table", "third")
+        assert "4 on the receiver's disk" in send("table", "second")
         shaped = ("--name", "table-2", "--shape.duplicates", "0.5", "--shape.limit", "14")
-        assert "14 on the receiver's disk" in send("table", "fourth", *shaped)
+        assert "14 on the receiver's disk" in send("table", "third", *shaped)
         assert run.metric("received_samples_total") == 24
-        (site / "plain.py").write_text(PLAIN)
-        words = ["--run", str(run.folder), "--name", "plain"]
-        assert run.start("produce", "plain.Camera", *words, log="plain").wait(120) == 0
-        assert "3 on the receiver's disk" in run.log("plain")
+
+
+def test_a_class_without_arguments_is_a_source(on_path: Path) -> None:
+    (on_path / "outside_plain.py").write_text(PLAIN)
+    source = build_source(find_source("outside_plain.Camera"), {})
+    assert [sample.id for sample, _ in source.samples(1)] == ["1", "2"]
 
 
 def test_the_help_lists_entry_points_and_has_the_options(
