@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from table import table
 
 from stream_ssl.app.cli import COMMANDS
 from stream_ssl.app.commands import completion
 
 ASK = """
-source "$1"; shift
+source "$1"
 read -r -a registered <<< "$(complete -p stream-ssl)"
-COMP_WORDS=(stream-ssl "$@"); COMP_CWORD=$#
-for at in "${!registered[@]}"; do
-  [ "${registered[$at]}" = -F ] && "${registered[$((at + 1))]}" stream-ssl "${@: -1}" "${@: -2:1}"
+while read -r -a words; do
+  [ "${words[-1]}" = . ] && words[-1]=
+  COMP_WORDS=(stream-ssl "${words[@]}"); COMP_CWORD=${#words[@]}; COMPREPLY=()
+  for at in "${!registered[@]}"; do
+    [ "${registered[$at]}" = -F ] &&
+      "${registered[$((at + 1))]}" stream-ssl "${COMP_WORDS[-1]}" "${COMP_WORDS[-2]}"
+  done
+  echo "${COMPREPLY[@]}"
 done
-printf '%s\\n' "${COMPREPLY[@]}"
 """
-"""Calls the function that the script registered, as bash does at TAB."""
+"""Calls the function that the script registered, as bash does at TAB, for each line of words. A
+point is an empty last word.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -34,55 +40,50 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def answer(script: Path, *words: str, folder: Path | None = None) -> list[str]:
-    """What bash offers for the last of the words."""
+def answers(script: Path, lines: Iterable[str], folder: Path | None = None) -> list[list[str]]:
+    """Return what bash offers for the last word of each line."""
     done = subprocess.run(
-        ["bash", "--norc", "-c", ASK, "bash", script, *words],
+        ["bash", "--norc", "-c", ASK, "bash", script],
+        input="".join(f"{line}\n" for line in lines),
         capture_output=True,
         text=True,
         timeout=60,
         check=True,
         cwd=folder,
     )
-    return done.stdout.split()
+    return [line.split() for line in done.stdout.splitlines()]
 
 
-OFFERED: dict[str, tuple[list[str], list[str]]] = {
-    "commands": (["ex"], ["export"]),
-    "sources": (["produce", "lero"], ["lerobot"]),
-    "sources to curate": (["curate", "kaf"], []),
-    "options of a source to curate": (["curate", "images", "--kee"], ["--keep"]),
-    "options of a run": (["run", "--memory.ca"], ["--memory.capacity"]),
-    "an option of the receiver in a run": (["run", "--receiver.bi"], ["--receiver.bind"]),
-    "an option of run": (["run", "--receivers"], ["--receivers"]),
-    "an option of check": (["check", "--receivers"], ["--receivers"]),
-    "no vectors to curate": (["curate", "np"], []),
-    "options of a receiver": (["receiver", "--memory.ca"], []),
-    "options of a source": (["produce", "watch", "--source.roo"], ["--source.root"]),
-    "choices": (["run", "--optimiser.name", "s"], ["sgd"]),
-    "short names of classes": (["learner", "--loss", "info"], ["infonce"]),
-    "short names of policies": (["run", "--memory.eviction", "most"], ["most-duplicated"]),
-    "true and false": (["produce", "crawl", "--source.robots", "t"], ["true"]),
-    "shells": (["completion", ""], ["bash", "zsh"]),
-    "an argument of a function": (["status", "--he"], ["--health"]),
+OFFERED: dict[str, str] = {
+    "ex": "export",
+    "produce lero": "lerobot",
+    "curate kaf": "",
+    "curate np": "",  # no vectors
+    "curate images --kee": "--keep",
+    "run --memory.ca": "--memory.capacity",
+    "run --receiver.bi": "--receiver.bind",
+    "run --receivers": "--receivers",
+    "check --receivers": "--receivers",
+    "receiver --memory.ca": "",
+    "produce watch --source.roo": "--source.root",
+    "run --optimiser.name s": "sgd",
+    "learner --loss info": "infonce",  # a short name of a class
+    "run --memory.eviction most": "most-duplicated",
+    "produce crawl --source.robots t": "true",
+    "completion .": "bash zsh",
+    "status --he": "--health",  # an argument of a function
+    ".": " ".join(COMMANDS),
+    "run rob": "robot.yaml",
+    "check --config rob": "robot.yaml",
 }
 
 
-@table("case", OFFERED)
-def test_bash_offers(case: str, script: Path) -> None:
-    words, expected = OFFERED[case]
-    found = [word for word in answer(script, *words) if word != "--help"]
-    assert found == expected
-
-
-def test_bash_offers_every_command(script: Path) -> None:
-    assert set(answer(script, "")) == {*COMMANDS}
-
-
-def test_bash_offers_config_files(script: Path, tmp_path: Path) -> None:
+def test_bash_offers(script: Path, tmp_path: Path) -> None:
     (tmp_path / "robot.yaml").touch()
-    assert answer(script, "run", "rob", folder=tmp_path) == ["robot.yaml"]
-    assert answer(script, "check", "--config", "rob", folder=tmp_path) == ["robot.yaml"]
+    found = answers(script, OFFERED, tmp_path)
+    told = [" ".join(sorted({*words} - {"--help"})) for words in found]
+    expected = [" ".join(sorted(words.split())) for words in OFFERED.values()]
+    assert dict(zip(OFFERED, told, strict=True)) == dict(zip(OFFERED, expected, strict=True))
 
 
 def test_zsh_gets_every_command_with_its_options(script: Path) -> None:
