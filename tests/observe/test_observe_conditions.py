@@ -392,13 +392,12 @@ CASES = [("receiver", name) for name in RECEIVER] + [("learner", name) for name 
 
 
 @pytest.mark.parametrize(("role", "case"), CASES, ids=[case.replace(" ", "-") for _, case in CASES])
-def test_a_condition_is_told_everywhere_and_ends(
+def test_a_condition_is_exported_logged_and_told(
     role: Any,
     case: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     fault, producer, says = {**RECEIVER, **LEARNER}[case]
     name = case.partition(" ")[0]
@@ -419,6 +418,31 @@ def test_a_condition_is_told_everywhere_and_ends(
     assert world.gauge(name, producer) == 1  # what the alert asks for
     (begun,) = [line for line in messages(caplog) if line.startswith(f"{name} begins")]
     assert says in begun
+    (told,) = (one for one in world.health.problems() if one["name"] == name)
+    assert told["producer"] == producer
+    assert says in str(told["says"])
+    assert told["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("role", "fault", "name", "producer"),
+    [
+        ("receiver", producer_silent, "producer-silent", "yard"),
+        ("learner", divergence, "divergence", ""),
+    ],
+)
+def test_readiness_page_and_status_tell_a_condition(
+    role: Any,
+    fault: Fault,
+    name: str,
+    producer: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    world = World(role)
+    going_well(world, role)
+    fault(world, tmp_path)
+    says = world.present[name, producer]
     with Server(world.registry, world.health, role) as server:
         (tmp_path / FILE).write_text(json.dumps({role: {"http": server.address}}))
         ready = httpx.get(f"{server.address}/readyz", trust_env=False, verify=False)

@@ -123,13 +123,13 @@ def test_without_labels_the_loss_is_compared_with_chance() -> None:
     learning = asked(run)["Learning"]
     assert learning.level == "wait"
     assert "it needs labels" in learning.says
-    run.pass_(3000, run.sends(), run.learns(loss=5.0))
+    run.pass_(600, run.sends(), *5 * [run.learns(loss=5.0)])
     assert asked(run)["Learning"].level == "good"
     run = Run()
     run.pass_(60, run.sends(), run.learns(loss=5.5))
     found = asked(run)
     assert [found[one].level for one in ("Learning", "To do")] == ["wait", "wait"]
-    run.pass_(3000, run.sends(), run.learns(loss=5.5))
+    run.pass_(600, run.sends(), *5 * [run.learns(loss=5.5)])
     found = asked(run)
     assert [found[one].level for one in ("Learning", "To do")] == ["watch", "watch"]
     assert found["To do"].says.startswith("No condition holds, but look at Learning: Loss 5.50")
@@ -142,7 +142,7 @@ def test_an_accuracy_that_an_untrained_encoder_may_reach() -> None:
         run.steps = 300
         run.learner.learner._families.set("prequential_accuracy", 0.25, classifier="knn")
         run.learner.learner._families.set("prequential_accuracy", 0.1, classifier="majority")
-        run.pass_(3000, run.sends(), run.learns(loss=loss))
+        run.pass_(600, run.sends(), run.learns(loss=loss))
         learning = asked(run)["Learning"]
         assert learning.level == level
         assert ("may be an untrained encoder" in learning.says) == (level == "watch")

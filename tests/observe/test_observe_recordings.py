@@ -134,14 +134,17 @@ FAULTS = {
 
 
 @needs_promtool
-@pytest.mark.parametrize("alert", sorted(FAULTS))
-def test_the_same_night_with_a_fault_fires(alert: str, tmp_path: Path) -> None:
-    """What the silence above is worth: one series as it would be, were something wrong."""
-    name, values = FAULTS[alert]
-    fault = key(name if name == "up" else f"stream_ssl_{name}", LEARNER)
+@pytest.mark.parametrize("alerts", [sorted(FAULTS)[::2], sorted(FAULTS)[1::2]], ids="-".join)
+def test_the_same_night_with_two_faults_fires_their_alerts(
+    alerts: list[str], tmp_path: Path
+) -> None:
+    """The silence above is worth this: two series are as they would be with something wrong."""
     series = {name: values[: 2 * HOUR] for name, values in idle_night().items()}
-    assert fault in series
-    assert firing(series | {fault: values}, tmp_path) == {alert, "StreamSslNothingReceived"}
+    for name, values in map(FAULTS.get, alerts):
+        fault = key(name if name == "up" else f"stream_ssl_{name}", LEARNER)
+        assert fault in series
+        series[fault] = values
+    assert firing(series, tmp_path) == {*alerts, "StreamSslNothingReceived"}
 
 
 def test_the_recorded_pause_is_one() -> None:
