@@ -163,6 +163,7 @@ def daemon(arguments: Sequence[str]) -> int:
     from stream_ssl.daemon import supervisor
 
     fork_commands(supervisor)
+    sys.argv[:] = ["stream-ssl", *arguments]
     return cli.main(arguments)
 
 

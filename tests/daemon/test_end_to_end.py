@@ -50,7 +50,7 @@ def weights(run: Path, step: int) -> dict[str, bytes]:
 
 
 def test_a_stream_becomes_an_encoder(tmp_path: Path) -> None:
-    samples = 40 * BATCH
+    samples = 10 * BATCH
     with processes(tmp_path / "run") as run:
         run.whole_roles = True
         daemon = run.start("run", str(run.config))
@@ -128,7 +128,7 @@ def free_port() -> int:
 
 def test_a_killed_learner_ends_bit_equal_to_one_that_was_not(tmp_path: Path) -> None:
     """Also where the checkpoint that it would have gone on from is damaged."""
-    whole, steps = tmp_path / "whole", 40
+    whole, steps = tmp_path / "whole", 20
     with processes(whole) as run:
         receiver = run.role("receiver")
         assert run.produce(steps * BATCH).wait(60) == 0, run.log("robot")
@@ -136,7 +136,7 @@ def test_a_killed_learner_ends_bit_equal_to_one_that_was_not(tmp_path: Path) -> 
         shutil.copytree(whole, tmp_path / "killed")
         learn(run, steps)
     with processes(tmp_path / "killed") as run:
-        for goal in (10, 20):
+        for goal in (5, 10):
             learner = run.role("learner")
             until(
                 lambda goal=goal: run.metric("checkpoint_step") >= goal, lambda: run.log("learner")

@@ -241,7 +241,7 @@ def test_a_run_says_how_it_ended(
         roles = ("supervisor", "receiver", "learner")
         return any(holder(tmp_path, role) is not None for role in roles)
 
-    with processes(tmp_path, whole=True) as run:
+    with processes(tmp_path) as run:
         daemon = run.start("run", str(run.config))
         until(up, lambda: run.log("run"))
         daemon.send_signal(number)

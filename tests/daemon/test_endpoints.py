@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from pathlib import Path
 
 import pytest
+from forked import Forked
 from harness import processes, stop
 from table import table
 
@@ -26,19 +26,16 @@ def test_roles_share_the_file(tmp_path: Path) -> None:
 
 
 def _publish(run: Path, role: str) -> None:
-    publish(run, role, http=role)
+    for number in range(20):
+        publish(run, role, http=f"{role}:{number}")
 
 
 def test_writers_at_once_lose_nothing(tmp_path: Path) -> None:
-    spawn = multiprocessing.get_context("spawn")
-    writers = [spawn.Process(target=_publish, args=(tmp_path, f"role-{n}")) for n in range(6)]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
-    assert {role: entry["http"] for role, entry in load(tmp_path).items()} == {
-        f"role-{n}": f"role-{n}" for n in range(6)
-    }
+    roles = [f"role-{n}" for n in range(6)]
+    writers = [Forked(_publish, tmp_path, one, output=tmp_path / "log") for one in roles]
+    assert [writer.wait(60) for writer in writers] == [0] * 6, (tmp_path / "log").read_text()
+    written = {role: entry["http"] for role, entry in load(tmp_path).items()}
+    assert written == {role: f"{role}:19" for role in roles}
 
 
 def test_a_role_is_held_once(tmp_path: Path) -> None:

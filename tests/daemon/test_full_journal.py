@@ -20,14 +20,15 @@ SMALL: dict[str, Any] = {
     "journal": {"budget": 1 << 20},
     "receiver": {**TINY["receiver"], "max_packet": 1 << 16},
 }
-SAMPLES = 70 * BATCH  # twice what the journal holds
+LARGE = ("--source.size", "48")  # the learner decodes these images to fewer pixels
+SAMPLES = 14 * BATCH  # twice what the journal holds of them
 
 
 @pytest.mark.parametrize(
     "checkpoints",
     [
         {"every_steps": 10_000, "every_seconds": None, "keep": 1},  # no checkpoint would be due
-        {"every_steps": 10, "every_seconds": None, "keep": 5},  # the oldest checkpoint would stay
+        {"every_steps": 2, "every_seconds": None, "keep": 5},  # the oldest checkpoint would stay
     ],
     ids=["seldom", "many"],
 )
@@ -37,7 +38,7 @@ def test_a_stream_larger_than_the_journal_is_learned(
     with processes(tmp_path / "run", {**SMALL, "checkpoints": checkpoints}) as run:
         run.role("receiver")
         learner = run.role("learner")
-        producer = run.produce(SAMPLES)
+        producer = run.produce(SAMPLES, *LARGE)
         until(
             lambda: run.metric("trained_samples_total") == SAMPLES,
             lambda: run.log("learner"),
@@ -47,7 +48,7 @@ def test_a_stream_larger_than_the_journal_is_learned(
         assert "the journal is full" in run.log("learner")
         assert stop(learner) == 0
         again = run.role("learner")  # it continues with the rest of the journal
-        assert run.produce(SAMPLES + 2 * BATCH).wait(90) == 0, run.log("robot")
+        assert run.produce(SAMPLES + 2 * BATCH, *LARGE).wait(90) == 0, run.log("robot")
         # A counter begins anew with its process.
         until(lambda: run.metric("trained_samples_total") == 2 * BATCH, lambda: run.log("learner"))
         assert stop(again) == 0
@@ -71,11 +72,11 @@ def test_samples_that_cannot_be_decoded_never_fill_the_journal(tmp_path: Path) -
 def test_a_batch_may_be_larger_than_max_lag_bytes(tmp_path: Path) -> None:
     packet = 1 << 16
     limits = {**SMALL["receiver"], "max_lag_bytes": packet}
-    settings = {**SMALL, "receiver": limits, "batches": {"batch_size": 512}}
+    settings = {**SMALL, "receiver": limits, "batches": {"batch_size": 320}}
     with processes(tmp_path / "run", settings) as run:
         run.role("receiver")
         run.role("learner")
-        assert packet < 512 * 16 * 16
-        good = run.produce(4 * 512)
-        until(lambda: run.metric("trained_samples_total") == 4 * 512, lambda: run.log("learner"))
+        assert packet < 320 * 16 * 16
+        good = run.produce(3 * 320)
+        until(lambda: run.metric("trained_samples_total") == 3 * 320, lambda: run.log("learner"))
         assert good.wait(30) == 0, run.log("robot")
