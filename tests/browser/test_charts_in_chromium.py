@@ -257,7 +257,7 @@ def test_any_range_and_another_run(chromium: Any, tmp_path: Path) -> None:
 def test_shares_are_spelled_as_in_the_terminal(chromium: Any) -> None:
     shares = [0, 0.0004, 0.025, 0.0999, 0.1, 0.46, 0.99, 0.9951, 0.99999, 1]
     with run() as (url, _, _r), Visit(chromium, url) as visit:
-        asked = f"import('./static/lib.js').then(l => {shares}.map(v => l.percent(v).join(' ')))"
+        asked = f"import('./static/lib.js').then(l => {shares}.map(v => l.percent(v)))"
         assert visit.page.evaluate(asked) == [percent(share) for share in shares]
 
 

@@ -4,7 +4,7 @@ import { ask, bytes, colour, duration, element, explained, number, onTheme, perc
 const MOST_FILE = 32 << 20; // the size of a history to compare, in bytes
 const OTHER_TIME = 60; // a change of an epoch by more seconds needs all rows again
 const KEEP = 900; // the number of points that a process keeps
-const text = (format) => (value) => (value == null ? "–" : [format(value)].flat().join(" "));
+const text = (format) => (value) => (value == null ? "–" : format(value));
 const NUMBER = text(number), PERCENT = text(percent), SECONDS = text(duration), BYTES = text(bytes);
 export const FORMATS = { NUMBER, PERCENT, SECONDS, BYTES };
 

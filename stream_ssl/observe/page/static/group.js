@@ -30,7 +30,7 @@ export class GroupSection {
 const short = (id) => id.slice(0, 8);
 
 function seconds(value) {
-  return value != null && value < 1 ? `${number(1000 * value)} ms` : duration(value).join(" ");
+  return value != null && value < 1 ? `${number(1000 * value)} ms` : duration(value);
 }
 
 function row(one, slowest) {
@@ -38,10 +38,10 @@ function row(one, slowest) {
   return element("tr", { class: slowest ? "slowest" : null },
     element("th", { scope: "row" }, one.rank, " ", ...mark),
     element("td", { class: "name" }, element("bdi", {}, one.host)),
-    element("td", { class: "n" }, one.samples_per_second == null ? "–" : rate(one.samples_per_second).join(" ")),
+    element("td", { class: "n" }, one.samples_per_second == null ? "–" : rate(one.samples_per_second)),
     element("td", { class: "n" }, seconds(one.busy_per_step)),
     element("td", { class: "n" }, seconds(one.waited_per_step)),
-    element("td", { class: "n" }, one.sent_bytes_per_step == null ? "–" : bytes(one.sent_bytes_per_step).join(" ")),
-    element("td", { class: "n", title: `${number(one.slots)} of ${plural(one.capacity, "slot")}` }, percent(one.slots / Math.max(1, one.capacity)).join(" ")),
+    element("td", { class: "n" }, one.sent_bytes_per_step == null ? "–" : bytes(one.sent_bytes_per_step)),
+    element("td", { class: "n", title: `${number(one.slots)} of ${plural(one.capacity, "slot")}` }, percent(one.slots / Math.max(1, one.capacity))),
     element("td", { title: one.journal }, one.journal ? `${short(one.journal)}, at record ${number(one.record)}` : "–"));
 }

@@ -18,15 +18,15 @@ export class HeldOutSection {
     this.section.hidden = this.link.hidden = !got.queries;
     if (!got.queries) return;
     note.textContent = got.step == null ? "The next evaluation has not been made yet."
-      : `Evaluated at step ${got.step.toLocaleString("en")}, ${duration(got.age).join(" ")} ago, on ${got.queries.toLocaleString("en")} images that are not in the stream.`;
+      : `Evaluated at step ${got.step.toLocaleString("en")}, ${duration(got.age)} ago, on ${got.queries.toLocaleString("en")} images that are not in the stream.`;
     document.querySelector("#confused").replaceChildren(...(got.confused.length ? got.confused.map((one) => {
       const fill = element("i");
       fill.style.width = `${100 * one.share}%`;
       return element("li", {}, element("span", {}, element("bdi", {}, one.label), " taken for ", element("bdi", {}, one.taken_for)),
-        element("span", { class: "track" }, fill), element("span", { class: "n" }, percent(one.share).join(" ")));
+        element("span", { class: "track" }, fill), element("span", { class: "n" }, percent(one.share)));
     }) : [element("li", { class: "empty" }, got.step == null ? "not known yet" : "no image is taken for another class")]));
     if (got.pictures) this.pictures.add(got.pictures);
-    const before = got.before == null ? "earlier" : `${duration(got.before).join(" ")} ago`;
+    const before = got.before == null ? "earlier" : `${duration(got.before)} ago`;
     document.querySelector("#held-out-before").textContent = before;
     document.querySelector("#held-out-table tbody").replaceChildren(...got.shown.map((one) => element("tr", {},
       element("td", {}, element("span", { class: "row" }, this.tile(one), " ", element("bdi", {}, one.label))), this.near(one, one.now), this.near(one, one.before))));

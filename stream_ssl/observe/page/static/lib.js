@@ -75,27 +75,27 @@ export function few(names, between = ", ", most = 5) {
   return names.slice(0, most).join(between) + (names.length > most ? ` and ${names.length - most} more` : "");
 }
 
-export function rate(value) { return [number(value < 10 ? value : Math.round(value)), "/s"]; }
+export function rate(value) { return `${number(value < 10 ? value : Math.round(value))} /s`; }
 
 /** Return a share as `status` and `watch` spell it, such as "46 %" or "2.5 %". */
 export function percent(share) {
-  if (share > 0.99 && share < 1) return [Math.min(100 * share, 99.99).toFixed(2), "%"];
-  return [(100 * share).toFixed(share === 0 || share >= 0.1 ? 0 : 1), "%"];
+  if (share > 0.99 && share < 1) return `${Math.min(100 * share, 99.99).toFixed(2)} %`;
+  return `${(100 * share).toFixed(share === 0 || share >= 0.1 ? 0 : 1)} %`;
 }
 
 export function bytes(value) {
   const units = ["B", "kB", "MB", "GB", "TB"];
   let unit = 0;
   while (value >= 1000 && unit < units.length - 1) { value /= 1000; unit += 1; }
-  return [unit ? value.toPrecision(3) : Math.round(value), units[unit]];
+  return `${unit ? value.toPrecision(3) : Math.round(value)} ${units[unit]}`;
 }
 
 export function duration(seconds) {
-  if (seconds == null) return ["–"];
-  if (seconds < 60) return [seconds < 10 ? seconds.toFixed(1) : Math.round(seconds), "s"];
-  if (seconds < 5400) return [Math.round(seconds / 60), "min"];
-  if (seconds < 172800) return [(seconds / 3600).toFixed(1), "h"];
-  return [Math.round(seconds / 86400), "days"];
+  if (seconds == null) return "–";
+  if (seconds < 60) return `${seconds < 10 ? seconds.toFixed(1) : Math.round(seconds)} s`;
+  if (seconds < 5400) return `${Math.round(seconds / 60)} min`;
+  if (seconds < 172800) return `${(seconds / 3600).toFixed(1)} h`;
+  return `${Math.round(seconds / 86400)} days`;
 }
 
 let ahead = 0; // seconds by which the clock of the run's machine is ahead of this machine's clock
@@ -104,7 +104,7 @@ let ahead = 0; // seconds by which the clock of the run's machine is ahead of th
 export function setClock(now) { if (now) ahead = now - Date.now() / 1000; }
 
 /** Return the time since a moment of the run's machine as text. */
-export function ago(at) { return `${duration(Math.max(0, Date.now() / 1000 + ahead - at)).join(" ")} ago`; }
+export function ago(at) { return `${duration(Math.max(0, Date.now() / 1000 + ahead - at))} ago`; }
 
 /** Return a colour of the page's style by its name. */
 export function colour(name) {

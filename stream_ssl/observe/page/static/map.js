@@ -36,7 +36,7 @@ export class MapSection {
 
   tells() {
     if (this.data.by === "umap") return `by UMAP, ${ago(this.data.at)}`;
-    const [first, second] = this.data.share.map((share) => percent(share).join(" "));
+    const [first, second] = this.data.share.map(percent);
     return `${this.data.note ? `${this.data.note}; until then ` : ""}the axes have ${first} and ${second} of the variance`;
   }
 

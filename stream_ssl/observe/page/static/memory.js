@@ -121,9 +121,9 @@ export class MemorySection {
   }
 
   showSummary(s) {
-    const near = s.near_duplicates == null ? "" : `, ${percent(s.near_duplicates).join(" ")} near-duplicates`;
-    const turn = s.turnover == null ? "" : `, ${percent(s.turnover).join(" ")} hold one of the last ${plural(s.capacity, "sample")}`;
-    const cost = s.learner_share >= 5e-4 ? `; this page uses ${percent(s.learner_share).join(" ")} of the learner's time` : "";
+    const near = s.near_duplicates == null ? "" : `, ${percent(s.near_duplicates)} near-duplicates`;
+    const turn = s.turnover == null ? "" : `, ${percent(s.turnover)} hold one of the last ${plural(s.capacity, "sample")}`;
+    const cost = s.learner_share >= 5e-4 ? `; this page uses ${percent(s.learner_share)} of the learner's time` : "";
     $("#memory-note").textContent = `${number(s.occupied)} of ${plural(s.capacity, "slot")}${near}${turn}; eviction by ${s.policy}, similarity by ${s.descriptor}${cost}`;
     const balance = $("#balance");
     const total = s.balance.slots.reduce((sum, [, count]) => sum + count, 0) || 1;
@@ -136,7 +136,7 @@ export class MemorySection {
       const fill = element("i");
       fill.style.width = `${(100 * count) / most}%`;
       return element("li", { title: plural(count, "slot") }, element("span", {}, `${s.balance.kind} ${name}`),
-        element("span", { class: "track" }, fill), element("span", { class: "n" }, percent(count / total).join(" ")));
+        element("span", { class: "track" }, fill), element("span", { class: "n" }, percent(count / total)));
     }));
     for (const [name, histogram] of Object.entries(this.histograms)) histogram.show(s.histograms[name] ?? { edges: [], counts: [] });
   }

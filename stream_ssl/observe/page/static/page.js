@@ -26,17 +26,18 @@ function repeat(seconds, where, work, always = false) {
   round();
 }
 
+// [name, role, figure, text whose first word is large, whether it is shown]
 const TILES = [
-  ["received", "receiver", "received", (v) => rate(v)],
-  ["trained", "learner", "trained", (v, f) => { const [shown, unit] = rate(v); return [shown, `${unit} new, ${rate(f.replayed ?? 0).join("")} again`]; }],
-  ["lag", "learner", "lag", (v) => duration(v)],
-  ["loss", "learner", "loss", (v) => [v.toFixed(3)]],
-  ["updates", "learner", "steps", (v) => [number(v), "/s"]],
-  ["memory", "learner", "slots", (v, f) => { const [full, unit] = percent(v / Math.max(1, f.capacity)); return [full, `${unit} of ${number(f.capacity)}`]; }],
-  ["producers", "receiver", "producers", (v) => [number(v), "connected"]],
-  ["journal", "receiver", "journal", (v) => bytes(v)],
-  ["held out, kNN", "learner", "held_out", (v) => percent(v), (v) => v > 0],
-  ["checkpoint", "learner", "checkpoint_age", (v, f) => (f.checkpoint_step != null ? [...duration(v), "ago"] : ["none", "yet"])],
+  ["received", "receiver", "received", rate],
+  ["trained", "learner", "trained", (v, f) => `${rate(v)} new, ${rate(f.replayed ?? 0)} again`],
+  ["lag", "learner", "lag", duration],
+  ["loss", "learner", "loss", (v) => v.toFixed(3)],
+  ["updates", "learner", "steps", (v) => `${number(v)} /s`],
+  ["memory", "learner", "slots", (v, f) => `${percent(v / Math.max(1, f.capacity))} of ${number(f.capacity)}`],
+  ["producers", "receiver", "producers", (v) => `${number(v)} connected`],
+  ["journal", "receiver", "journal", bytes],
+  ["held out, kNN", "learner", "held_out", percent, (v) => v > 0],
+  ["checkpoint", "learner", "checkpoint_age", (v, f) => (f.checkpoint_step != null ? `${duration(v)} ago` : "none yet")],
 ];
 
 const TIPS = { trained: "Samples that updates use. New samples come from the stream. Those that are trained on again were drawn from the memory." };
@@ -86,7 +87,8 @@ function showRun(run) {
     const figures = states[role]?.figures ?? {};
     const value = figures[figure];
     if (states[role]?.error || (shown && !(value != null && shown(value)))) return [];
-    const [big, ...small] = value == null ? name === "loss" && states.learner?.facts?.updates_done ? ["none", "last update skipped"] : ["–"] : [format(value, figures)].flat();
+    const none = name === "loss" && states.learner?.facts?.updates_done ? "none last update skipped" : "–";
+    const [big, ...small] = (value == null ? none : format(value, figures)).split(" ");
     return [element("div", {}, element("dt", {}, explained(role, figure, name)), element("dd", { title: TIPS[name] ?? null }, big, element("small", {}, small.join(" "))))];
   }));
 }
@@ -141,7 +143,7 @@ async function showCheckpoints() {
       : element("tr", {},
         element("td", {}, one.name, one.latest ? element("span", { class: "muted" }, " latest") : ""),
         element("td", { class: "n" }, number(one.step)), element("td", { class: "n" }, number(one.samples)),
-        element("td", { class: "n" }, bytes(one.bytes).join(" ")),
+        element("td", { class: "n" }, bytes(one.bytes)),
         element("td", { title: new Date(one.created * 1000).toISOString() }, ago(one.created))))
       : [element("tr", {}, element("td", { colspan: 5, class: "empty" }, "none yet"))]));
   } catch (error) {

@@ -67,17 +67,17 @@ export class ProducerDialog {
     const use = fates?.uses?.[this.name] ?? {}, bad = { ...use.bad };
     for (const [reason, samples] of Object.entries(one?.rejected ?? {})) bad[reason] = (bad[reason] ?? 0) + samples;
     const facts = [
-      one && ["last seen", `${duration(one.silent).join(" ")} ago${one.connected ? "" : ", disconnected"}`],
-      one && ["rate", one.rate == null ? "–" : rate(one.rate).join(" ")],
-      one?.past.length && [`last ${duration(one.past.length * every).join(" ")}`, spark(one.past)],
-      one && ["received", `${number(one.samples)} samples, ${bytes(one.bytes).join(" ")}`],
+      one && ["last seen", `${duration(one.silent)} ago${one.connected ? "" : ", disconnected"}`],
+      one && ["rate", one.rate == null ? "–" : rate(one.rate)],
+      one?.past.length && [`last ${duration(one.past.length * every)}`, spark(one.past)],
+      one && ["received", `${number(one.samples)} samples, ${bytes(one.bytes)}`],
       ["used", number(use.admitted)],
       ["dropped", listed(use.dropped)],
       ["bad samples", listed(bad)],
       ["slots", inMemory(this.name, fates)],
       one && ["sent again", number(one.repeated)],
-      one && ["first connected", `${duration(one.since).join(" ")} ago, ${number(one.hellos)} connection${one.hellos === 1 ? "" : "s"}`],
-      one?.connected && ["may send", bytes(one.credit).join(" ")],
+      one && ["first connected", `${duration(one.since)} ago, ${number(one.hellos)} connection${one.hellos === 1 ? "" : "s"}`],
+      one?.connected && ["may send", bytes(one.credit)],
       one?.agent && ["program", one.agent],
     ].filter(Boolean);
     $("#producer-facts").replaceChildren(...facts.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value instanceof Node ? value : element("bdi", {}, value))]));

@@ -113,7 +113,7 @@ export function spark(past) {
 export function inMemory(name, fates) {
   const use = fates?.uses?.[name], held = use?.slots ?? fates?.producers[name]?.held;
   if (held == null) return "–";
-  const share = percent(held / Math.max(1, fates.occupied)).join(" ");
+  const share = percent(held / Math.max(1, fates.occupied));
   return `${number(held)}${use?.guaranteed == null ? "" : ` (${number(use.guaranteed)} guaranteed)`}, ${share} of the memory`;
 }
 
@@ -144,14 +144,14 @@ function row(one, fates) {
   return element("tr", { class: one.connected ? null : "gone" },
     newest(one.name, fates),
     element("td", { class: "name", title: one.agent }, element("a", { href: addressOf(one.name) }, element("bdi", {}, one.name)), element("span", { class: "muted" }, key)),
-    element("td", { class: late ? "late" : null }, one.connected ? `${duration(one.silent).join(" ")} ago` : `disconnected, ${duration(one.silent).join(" ")} ago`),
-    element("td", { class: "n" }, one.rate == null ? "–" : rate(one.rate).join(" "), one.past.length > 1 ? spark(one.past) : ""),
-    element("td", { class: "n", title: bytes(one.bytes).join(" ") }, number(one.samples)),
+    element("td", { class: late ? "late" : null }, one.connected ? `${duration(one.silent)} ago` : `disconnected, ${duration(one.silent)} ago`),
+    element("td", { class: "n" }, one.rate == null ? "–" : rate(one.rate), one.past.length > 1 ? spark(one.past) : ""),
+    element("td", { class: "n", title: bytes(one.bytes) }, number(one.samples)),
     element("td", { class: "n" }, number(use.admitted)),
     element("td", {}, listed(use.dropped)),
     element("td", { class: total(bad) ? "late" : null }, listed(bad)),
     element("td", {}, inMemory(one.name, fates)),
     element("td", { class: "n" }, number(one.repeated)),
-    element("td", {}, `${duration(one.since).join(" ")} ago` + (one.hellos > 1 ? `, ${number(one.hellos)} connections` : "")),
-    element("td", { class: "n" }, one.connected ? bytes(one.credit).join(" ") : "–"));
+    element("td", {}, `${duration(one.since)} ago` + (one.hellos > 1 ? `, ${number(one.hellos)} connections` : "")),
+    element("td", { class: "n" }, one.connected ? bytes(one.credit) : "–"));
 }
