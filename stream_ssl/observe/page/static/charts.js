@@ -1,5 +1,5 @@
 // Charts of the figures over time, drawn by uPlot. Each chart is a card and shows both roles.
-import { ask, bytes, colour, duration, element, explained, number, onTheme, percent, plural } from "./lib.js";
+import { $, ask, bytes, colour, duration, element, explained, number, onTheme, percent, plural } from "./lib.js";
 
 const MOST_FILE = 32 << 20; // the size of a history to compare, in bytes
 const OTHER_TIME = 60; // a change of an epoch by more seconds needs all rows again
@@ -60,11 +60,11 @@ export class Charts {
       radio.addEventListener("change", () => { this.choose(null); this.tables = {}; this.refresh(); });
     }
     for (const [id, by] of Object.entries({ in: [0.25, -0.25], out: [-0.5, 0.5], back: [-0.5, -0.5], on: [0.5, 0.5] })) {
-      document.querySelector(`#range-${id}`).addEventListener("click", () => this.move(...by));
+      $(`#range-${id}`).addEventListener("click", () => this.move(...by));
     }
-    document.querySelector("#range-reset").addEventListener("click", () => this.choose(null));
-    document.querySelector("#compare").addEventListener("change", (event) => this.compare(event.target));
-    document.querySelector("#compare-end").addEventListener("click", () => this.show(null, ""));
+    $("#range-reset").addEventListener("click", () => this.choose(null));
+    $("#compare").addEventListener("change", (event) => this.compare(event.target));
+    $("#compare-end").addEventListener("click", () => this.show(null, ""));
     onTheme(() => this.cards.forEach((card) => card.rebuild()));
     this.hovered(null);
   }
@@ -78,7 +78,7 @@ export class Charts {
   draw() {
     this.past = happened(this.tables, this.starts);
     for (const card of this.cards) card.show(this.tables, this.limits, this.events, this);
-    const note = document.querySelector("#marks-note"), days = this.events.some(({ at }) => Date.now() / 1000 - at > 43200);
+    const note = $("#marks-note"), days = this.events.some(({ at }) => Date.now() / 1000 - at > 43200);
     note.hidden = !this.events.length;
     note.textContent = `Vertical dashed lines show when a condition began: ${this.events.map(({ at, name }) => `${name}, ${clock(at, true, days)}`).join("; ")}`;
   }
@@ -87,7 +87,7 @@ export class Charts {
   hovered(at, near) {
     const told = at == null ? [] : this.past.filter((one) => Math.abs(one.at - at) <= near);
     const days = told.some((one) => Date.now() / 1000 - one.at > 43200);
-    document.querySelector("#events-note").textContent = told.length
+    $("#events-note").textContent = told.length
       ? told.slice(-5).map((one) => `${one.name}, ${clock(one.at, true, days)}`).join("; ")
       : "Short marks at the bottom are checkpoints, starts of processes, changes of the stream, and producers that connect or leave. Point at one to read it.";
   }
@@ -101,9 +101,9 @@ export class Charts {
   /** Show a range of the time in all charts; null shows all of it. */
   choose(range) {
     this.range = range;
-    const note = document.querySelector("#range-note");
+    const note = $("#range-note");
     note.textContent = range ? `${clock(range[0], true)} to ${clock(range[1], true)}` : "";
-    document.querySelector("#range-reset").disabled = !range;
+    $("#range-reset").disabled = !range;
     this.draw();
   }
 
@@ -131,8 +131,8 @@ export class Charts {
 
   show(other, note) {
     this.other = other;
-    document.querySelector("#compare-note").textContent = note;
-    document.querySelector("#compare-end").hidden = !other;
+    $("#compare-note").textContent = note;
+    $("#compare-end").hidden = !other;
     this.draw();
   }
 
@@ -155,7 +155,7 @@ export class Charts {
   }
 }
 
-function chosenTrack() { return document.querySelector("input[name=track]:checked").value; }
+function chosenTrack() { return $("input[name=track]:checked").value; }
 
 /** Return what happened in the times of the columns, the earliest first: { at, name }. */
 export function happened(tables, starts) {

@@ -1,15 +1,15 @@
 // The ranks of a run side by side. The section is hidden with one process and no parked journal.
-import { ask, bytes, duration, element, number, percent, plural, rate } from "./lib.js";
+import { $, ask, bytes, duration, element, number, percent, plural, rate } from "./lib.js";
 
 export class GroupSection {
   constructor() {
-    this.section = document.querySelector("#group");
-    this.link = document.querySelector('a[href="#group"]');
-    this.body = document.querySelector("#group-table tbody");
+    this.section = $("#group");
+    this.link = $('a[href="#group"]');
+    this.body = $("#group-table tbody");
   }
 
   async refresh() {
-    const note = document.querySelector("#group-note"), parked = document.querySelector("#group-parked");
+    const note = $("#group-note"), parked = $("#group-parked");
     let got;
     try { got = await ask("learner", "ranks"); } catch (error) {
       note.textContent = error.message;

@@ -1,15 +1,15 @@
 // The evaluation on held-out images. The section is hidden in a run without a held-out set.
-import { ask, duration, element, percent } from "./lib.js";
+import { $, ask, duration, element, percent } from "./lib.js";
 
 export class HeldOutSection {
   constructor(pictures) {
     this.pictures = pictures;
-    this.section = document.querySelector("#held-out");
-    this.link = document.querySelector('a[href="#held-out"]');
+    this.section = $("#held-out");
+    this.link = $('a[href="#held-out"]');
   }
 
   async refresh() {
-    const note = document.querySelector("#held-out-note");
+    const note = $("#held-out-note");
     let got;
     try { got = await ask("learner", "held_out"); } catch (error) {
       if (!this.section.hidden) note.textContent = error.message; // the last answer stays
@@ -19,7 +19,7 @@ export class HeldOutSection {
     if (!got.queries) return;
     note.textContent = got.step == null ? "The next evaluation has not been made yet."
       : `Evaluated at step ${got.step.toLocaleString("en")}, ${duration(got.age)} ago, on ${got.queries.toLocaleString("en")} images that are not in the stream.`;
-    document.querySelector("#confused").replaceChildren(...(got.confused.length ? got.confused.map((one) => {
+    $("#confused").replaceChildren(...(got.confused.length ? got.confused.map((one) => {
       const fill = element("i");
       fill.style.width = `${100 * one.share}%`;
       return element("li", {}, element("span", {}, element("bdi", {}, one.label), " taken for ", element("bdi", {}, one.taken_for)),
@@ -27,8 +27,8 @@ export class HeldOutSection {
     }) : [element("li", { class: "empty" }, got.step == null ? "not known yet" : "no image is taken for another class")]));
     if (got.pictures) this.pictures.add(got.pictures);
     const before = got.before == null ? "earlier" : `${duration(got.before)} ago`;
-    document.querySelector("#held-out-before").textContent = before;
-    document.querySelector("#held-out-table tbody").replaceChildren(...got.shown.map((one) => element("tr", {},
+    $("#held-out-before").textContent = before;
+    $("#held-out-table tbody").replaceChildren(...got.shown.map((one) => element("tr", {},
       element("td", {}, element("span", { class: "row" }, this.tile(one), " ", element("bdi", {}, one.label))), this.near(one, one.now), this.near(one, one.before))));
   }
 

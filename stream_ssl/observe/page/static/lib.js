@@ -45,6 +45,9 @@ export function unknown(section, what, error) {
   return `${what} ${old ? "are no longer updated" : "are not known"}, because ${reason(error.message)}.`;
 }
 
+/** Return the first element of the page that matches a selector. */
+export const $ = (selector) => document.querySelector(selector);
+
 /** Create an element with attributes, listeners (`onclick`) and children (elements or text). */
 export function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
@@ -129,7 +132,7 @@ export function onTheme(work) {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", work);
 }
 
-const HELP = JSON.parse(document.querySelector("#help")?.textContent ?? "{}"); // role/figure -> [metric, sentence]
+const HELP = JSON.parse($("#help")?.textContent ?? "{}"); // role/figure -> [metric, sentence]
 
 /** Return a name with a tooltip of one sentence and a link to the metric that it shows. */
 export function explained(role, figure, text) {

@@ -1,19 +1,19 @@
 // The map of slots, on the two principal axes or by UMAP. Each slot is a point, and a picture if
 // there is room.
-import { ago, ask, colour, element, known, onTheme, percent, plural, unknown } from "./lib.js";
+import { $, ago, ask, colour, element, known, onTheme, percent, plural, unknown } from "./lib.js";
 
 const CELL = 58; // pixels of a cell for one picture
 const HUES = 12;
 
 export class MapSection {
   constructor(open, pictures) {
-    Object.assign(this, { open, pictures, canvas: document.querySelector("#map-canvas"), tip: document.querySelector("#map-tip"), chosen: -1 });
+    Object.assign(this, { open, pictures, canvas: $("#map-canvas"), tip: $("#map-tip"), chosen: -1 });
     this.images = new Map(); // url -> image
     const redraw = () => this.draw();
     new ResizeObserver(redraw).observe(this.canvas);
     onTheme(redraw);
-    document.querySelector("#map-colour").addEventListener("change", redraw);
-    for (const name of ["by", "producer"]) document.querySelector(`#map-${name}`).addEventListener("change", () => this.refresh());
+    $("#map-colour").addEventListener("change", redraw);
+    for (const name of ["by", "producer"]) $(`#map-${name}`).addEventListener("change", () => this.refresh());
     this.canvas.addEventListener("pointermove", (event) => this.choose(this.at(event)));
     this.canvas.addEventListener("pointerleave", () => this.choose(-1));
     this.canvas.addEventListener("click", (event) => { const at = this.at(event); if (at >= 0) this.open(this.data.slots[at]); });
@@ -22,12 +22,12 @@ export class MapSection {
   }
 
   async refresh() {
-    const section = document.querySelector("#map"), note = document.querySelector("#map-note"), producer = document.querySelector("#map-producer").value;
+    const section = $("#map"), note = $("#map-note"), producer = $("#map-producer").value;
     try {
-      this.data = await ask("learner", "memory/map", { by: document.querySelector("#map-by").value, ...(producer ? { producer } : {}) });
+      this.data = await ask("learner", "memory/map", { by: $("#map-by").value, ...(producer ? { producer } : {}) });
       if (this.chosen >= this.data.slots.length) this.choose(-1);
       note.textContent = this.data.slots.length ? `${plural(this.data.slots.length, "slot")}; ${this.tells()}` : producer ? "no slot of this producer" : "too few slots";
-      document.querySelector("#map-colour option[value=labels]").disabled = !this.data.labels;
+      $("#map-colour option[value=labels]").disabled = !this.data.labels;
       this.draw();
       known(section);
       await this.fetchPictures();
@@ -72,7 +72,7 @@ export class MapSection {
 
   colours() {
     const { labels, duplicates } = this.data;
-    if (document.querySelector("#map-colour").value === "labels" && labels) {
+    if ($("#map-colour").value === "labels" && labels) {
       const none = colour("--muted"), shade = (label) => (label < 0 ? none : `hsl(${(360 * (label % HUES)) / HUES} 60% 52%)`);
       const classes = [...new Set(labels)].sort((a, b) => a - b), named = classes.slice(0, HUES + 1);
       this.explain(named.map((label) => [shade(label), label < 0 ? "no class" : `class ${label}`]), classes.length - named.length);
@@ -90,7 +90,7 @@ export class MapSection {
     const told = JSON.stringify([pairs, more]);
     if (told === this.told) return;
     this.told = told;
-    document.querySelector("#map-legend").replaceChildren(...pairs.map(([shade, text]) => {
+    $("#map-legend").replaceChildren(...pairs.map(([shade, text]) => {
       const mark = element("i");
       mark.style.background = shade;
       return element("span", {}, mark, text);

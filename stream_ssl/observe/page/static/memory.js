@@ -1,6 +1,6 @@
 // The memory: balance, histograms, the mosaic, one slot with its neighbours, and evictions.
 import { Histogram } from "./charts.js";
-import { ago, ask, element, known, number, percent, plural, post, shade, unknown, who } from "./lib.js";
+import { $, ago, ask, element, known, number, percent, plural, post, shade, unknown, who } from "./lib.js";
 
 const PAGE = 128; // slots on one page of the mosaic
 const MOST_PICTURE = 8 << 20; // the size that the learner accepts, in bytes
@@ -75,7 +75,6 @@ function show(image, dataUrl) {
   return image;
 }
 
-const $ = (selector) => document.querySelector(selector);
 
 export class MemorySection {
   constructor() {

@@ -6,7 +6,7 @@ import { MemorySection } from "./memory.js";
 import { MapSection } from "./map.js";
 import { ProducerDialog } from "./producer.js";
 import { ProducersSection } from "./producers.js";
-import { ago, ask, bytes, duration, element, explained, few, labelCells, number, percent, rate, reason, setClock } from "./lib.js";
+import { $, ago, ask, bytes, duration, element, explained, few, labelCells, number, percent, rate, reason, setClock } from "./lib.js";
 
 const ROLES = ["receiver", "learner"];
 const states = {}; // role -> its last state, or { error }
@@ -58,7 +58,7 @@ function showRun(run) {
   const tells = new Map(ROLES.flatMap((role) => (states[role]?.watched ?? []).map((one) => [one.name, one.summary])));
   const list = (title, names) => (names.length ? [element("li", { class: "names" }, element("b", {}, title), ...names.map((name) => element("span", { title: tells.get(name) ?? null }, name)))] : []);
   const starting = ROLES.filter((role) => states[role]?.starting);
-  document.querySelector("#checks").replaceChildren(
+  $("#checks").replaceChildren(
     ...grouped(problems).map((same) => element("li", { class: `bad ${same[0].severity}` },
       element("span", {}, element("b", {}, same[0].name), ` — ${few(same.map(({ says }) => says), "; ")}. `, same[0].remedy ? `${same[0].remedy} ` : ""),
       ...(same[0].runbook ? [element("a", { href: same[0].runbook }, "what to do")] : []))),
@@ -66,15 +66,15 @@ function showRun(run) {
     ...list("unknown", unknown), ...list("do not hold", absent));
   const counts = [[present, present.length === 1 ? "holds" : "hold"], [absent, absent.length === 1 ? "does not" : "do not"], [unknown, "unknown"]];
   const told = counts.filter(([names], at) => !at || names.length).map(([names, verb]) => `${names.length} ${verb}`).join(", ");
-  document.querySelector("#conditions summary").textContent = `Conditions: ${told}`;
-  if (!run.answers) document.querySelector("#conditions").open = true; // nothing else tells the reason
+  $("#conditions summary").textContent = `Conditions: ${told}`;
+  if (!run.answers) $("#conditions").open = true; // nothing else tells the reason
   charts.limits = limitsOf(run);
   setClock(states.learner?.now ?? states.receiver?.now);
   memory.pictures.since(states.learner?.started);
   charts.starts = { receiver: states.receiver?.started, learner: states.learner?.started };
   charts.events = grouped(problems).filter(([{ since }]) => since != null).map((same) => ({ at: Math.min(...same.map(({ since }) => since)), name: same[0].name }));
   const bad = present.length, grave = problems.some(({ severity }) => severity === "critical");
-  const verdict = document.querySelector("#verdict");
+  const verdict = $("#verdict");
   const look = !bad && !starting.length && run.answers?.some(({ question, level }) => question === "Health" && level === "watch");
   const text = !run.answers ? "no answer" : bad ? `${bad} ${bad === 1 ? "condition needs" : "conditions need"} attention` : starting.length ? "starting" : look ? "worth a look" : "healthy";
   if (verdict.textContent !== text) verdict.textContent = text;
@@ -82,8 +82,8 @@ function showRun(run) {
   document.title = `${bad || look ? "▲" : starting.length ? "○" : "●"} ${bad ? text.replace(" need attention", "").replace(" needs attention", "") : text} — ${name} on ${document.body.dataset.host}`;
   verdict.className = `pill ${grave ? "bad" : bad || look ? "warn" : starting.length ? "wait" : "ok"}`;
   const missing = ROLES.filter((role) => states[role]?.error).map((role) => `The ${role}'s figures are missing, because ${reason(states[role].error)}.`);
-  document.querySelector("#figures-note").textContent = missing.join(" ");
-  document.querySelector("#tiles").replaceChildren(...TILES.flatMap(([name, role, figure, format, shown]) => {
+  $("#figures-note").textContent = missing.join(" ");
+  $("#tiles").replaceChildren(...TILES.flatMap(([name, role, figure, format, shown]) => {
     const figures = states[role]?.figures ?? {};
     const value = figures[figure];
     if (states[role]?.error || (shown && !(value != null && shown(value)))) return [];
@@ -119,10 +119,10 @@ function unreachable(says) {
 function showAnswers(answers, problem) {
   answered = answers ? new Date() : answered;
   const old = answered ? ` The answers below are from ${answered.toLocaleString()}.` : "";
-  document.querySelector("#no-answer").replaceChildren(...(answers ? [] : [element("li", { class: "bad" },
+  $("#no-answer").replaceChildren(...(answers ? [] : [element("li", { class: "bad" },
     element("b", {}, "No answer"), element("span", { class: "level" }, "now"), element("p", {}, `${problem.says[0].toUpperCase()}${problem.says.slice(1)}.${old}`),
     element("span", { class: "links" }, element("a", { href: problem.runbook }, problem.name)))]));
-  const list = document.querySelector("#answers-list");
+  const list = $("#answers-list");
   list.classList.toggle("old", !answers); // the last answers stay, and are marked as out of date
   if (answers && PHONE.matches) answers.unshift(answers.pop()); // "To do" fits on the first screen of a phone only as the first
   list.replaceChildren(...(answers ? answers.map(({ question, level, word, says, links }) => element("li", { class: level },
@@ -131,7 +131,7 @@ function showAnswers(answers, problem) {
 }
 
 async function showCheckpoints() {
-  const body = document.querySelector("#checkpoints-table tbody");
+  const body = $("#checkpoints-table tbody");
   try {
     const { checkpoints } = await ask("learner", "checkpoints").catch(async (error) => {
       const read = await ask("receiver", "checkpoints").catch(() => ({ checkpoints: [] })); // it reads the same folder
@@ -151,7 +151,7 @@ async function showCheckpoints() {
   }
 }
 
-const charts = new Charts(document.querySelector("#charts"));
+const charts = new Charts($("#charts"));
 const group = new GroupSection();
 const memory = new MemorySection();
 const heldOut = new HeldOutSection(memory.pictures);
@@ -160,13 +160,13 @@ const producers = new ProducersSection(memory.pictures);
 new ProducerDialog(memory);
 
 document.querySelectorAll("table").forEach(labelCells);
-addEventListener("click", ({ target }) => { if (target.closest?.('a[href="#health"]')) document.querySelector("#conditions").open = true; });
+addEventListener("click", ({ target }) => { if (target.closest?.('a[href="#health"]')) $("#conditions").open = true; });
 
 repeat(2, null, refreshStates, true); // the title tells the health of a tab in the background
-repeat(4, document.querySelector("#charts"), () => charts.refresh());
+repeat(4, $("#charts"), () => charts.refresh());
 repeat(3, null, () => group.refresh());
 repeat(10, null, () => heldOut.refresh());
-repeat(6, document.querySelector("#memory"), () => memory.refresh());
-repeat(10, document.querySelector("#map"), () => map.refresh());
-repeat(3, document.querySelector("#producers"), () => producers.refresh());
-repeat(15, document.querySelector("#checkpoints"), showCheckpoints);
+repeat(6, $("#memory"), () => memory.refresh());
+repeat(10, $("#map"), () => map.refresh());
+repeat(3, $("#producers"), () => producers.refresh());
+repeat(15, $("#checkpoints"), showCheckpoints);

@@ -1,10 +1,9 @@
 // One producer, in a dialog with its own address: #producer/NAME.
-import { ask, bytes, duration, element, number, rate } from "./lib.js";
-import { inMemory, listed, spark } from "./producers.js";
+import { $, ask, bytes, duration, element, number, rate } from "./lib.js";
+import { badOf, inMemory, listed, spark } from "./producers.js";
 
 const EVERY = 3000; // milliseconds between two questions while the dialog is open
 const SHOWN = 24; // the newest pictures
-const $ = (selector) => document.querySelector(selector);
 
 /** Return the address of a producer's dialog. */
 export function addressOf(name) { return `#producer/${encodeURIComponent(name)}`; }
@@ -64,8 +63,7 @@ export class ProducerDialog {
   }
 
   showFacts(one, fates, every) {
-    const use = fates?.uses?.[this.name] ?? {}, bad = { ...use.bad };
-    for (const [reason, samples] of Object.entries(one?.rejected ?? {})) bad[reason] = (bad[reason] ?? 0) + samples;
+    const use = fates?.uses?.[this.name] ?? {};
     const facts = [
       one && ["last seen", `${duration(one.silent)} ago${one.connected ? "" : ", disconnected"}`],
       one && ["rate", one.rate == null ? "–" : rate(one.rate)],
@@ -73,7 +71,7 @@ export class ProducerDialog {
       one && ["received", `${number(one.samples)} samples, ${bytes(one.bytes)}`],
       ["used", number(use.admitted)],
       ["dropped", listed(use.dropped)],
-      ["bad samples", listed(bad)],
+      ["bad samples", listed(badOf(one?.rejected, use))],
       ["slots", inMemory(this.name, fates)],
       one && ["sent again", number(one.repeated)],
       one && ["first connected", `${duration(one.since)} ago, ${number(one.hellos)} connection${one.hellos === 1 ? "" : "s"}`],

@@ -1,5 +1,5 @@
 // The table of producers, one page at a time; silent producers come first.
-import { ask, bytes, duration, element, known, number, percent, rate, reason, unknown } from "./lib.js";
+import { $, ask, bytes, duration, element, known, number, percent, rate, reason, unknown } from "./lib.js";
 import { addressOf } from "./producer.js";
 
 const PAGE = 50;
@@ -34,21 +34,21 @@ export class ProducersSection {
     this.round = 0; // every third round also asks for the slots in the memory
     this.fates = null; // what the learner knows of the producers
     this.why = "the learner has not answered yet"; // the reason while there are none
-    this.body = document.querySelector("#producers-table tbody");
+    this.body = $("#producers-table tbody");
     this.heads = COLUMNS.map(([sort, title, tip, metric], at) => {
       const name = metric ? element("a", { class: "help", href: `docs/metrics#stream_ssl_${metric}`, title: "what this counts" }, "?") : "";
       return element("th", { scope: "col", class: NUMBERS.has(at) ? "n" : null, title: tip },
         sort ? element("button", { onclick: () => { this.sort = sort; this.refresh(); } }, title) : title, metric ? " " : "", name);
     });
-    document.querySelector("#producers-table thead tr").append(...this.heads);
-    this.find = document.querySelector("#producers-find");
+    $("#producers-table thead tr").append(...this.heads);
+    this.find = $("#producers-find");
     this.find.addEventListener("input", () => { clearTimeout(this.timer); this.timer = setTimeout(() => this.refresh(), 250); });
-    this.more = document.querySelector("#producers-more");
+    this.more = $("#producers-more");
     this.more.addEventListener("click", () => { this.limit = Math.min(MOST, this.limit + 5 * PAGE); this.refresh(); });
   }
 
   async refresh() {
-    const section = document.querySelector("#producers"), note = document.querySelector("#producers-note");
+    const section = $("#producers"), note = $("#producers-note");
     try {
       const ours = this.sort in OF_LEARNER || this.sort === "bad"; // the receiver cannot sort by it, so all rows are needed
       const got = await ask("receiver", "producers", { sort: this.sort in OF_LEARNER ? "name" : this.sort === "bad" ? "rejected" : this.sort, find: this.find.value, limit: ours ? MOST : this.limit });
@@ -94,6 +94,13 @@ export class ProducersSection {
   }
 }
 
+/** Return the samples that the receiver refused or the learner could not decode, by reason. */
+export function badOf(rejected, use) {
+  const bad = { ...use.bad };
+  for (const [reason, samples] of Object.entries(rejected ?? {})) bad[reason] = (bad[reason] ?? 0) + samples;
+  return bad;
+}
+
 /** Return a line of past rates, from 0 to the largest. */
 export function spark(past) {
   const most = Math.max(...past, 1e-9), drawn = document.createElementNS("http://www.w3.org/2000/svg", "svg");
@@ -137,8 +144,7 @@ function newest(name, fates) {
 }
 
 function row(one, fates) {
-  const use = fates?.uses?.[one.name] ?? {}, bad = { ...use.bad };
-  for (const [reason, samples] of Object.entries(one.rejected)) bad[reason] = (bad[reason] ?? 0) + samples;
+  const use = fates?.uses?.[one.name] ?? {}, bad = badOf(one.rejected, use);
   const late = one.connected && one.silent > LATE;
   const key = one.key && one.key !== one.name ? ` key ${one.key}` : "";
   return element("tr", { class: one.connected ? null : "gone" },
