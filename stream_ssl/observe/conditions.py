@@ -61,9 +61,14 @@ These values were measured after 60 updates on CIFAR-10, on a patrol's frames an
 docs/numbers.md. Learning rates of 0.03 to 10 had shares of 0.01 to 0.12, with norms below 0.03 or
 changes of 0.009 and more. Healthy runs had norms of 0.37 and more, changes of 0.0003 to 0.0057,
 and shares of 0.05 to 0.48."""
+OTHER_CHANGE = 0.05
+"""An encoder does not learn either if an update changes the weights by more than this part of their
+norm, whatever the ranks are. Each update then makes another encoder, and keys of several encoders
+have a high rank together. Learning rates of 10 and 100 with SimCLR and SimSiam had changes of 0.08
+to 0.36, and shares of up to 1.1."""
 FLAT_UPDATES, WILD_UPDATES, FLAT_SECONDS = 10, 50, 30.0
-"""The rule needs FLAT_UPDATES updates of this process for a small gradient, and WILD_UPDATES for
-large changes. It must then hold for FLAT_SECONDS. Large changes need more updates, because the
+"""Both rules need FLAT_UPDATES updates of this process for a small gradient, and WILD_UPDATES for
+large changes. They must then hold for FLAT_SECONDS. Large changes need more updates, because the
 first 20 updates at a good rate of 0.003 change the weights by 0.012 each."""
 ONE_PICTURE_RANK, ONE_PICTURE_COPIES, ONE_PICTURE_SECONDS = 1.05, 0.99, 60.0
 """One picture: the effective rank of the recent images is below ONE_PICTURE_RANK, and the share of

@@ -136,15 +136,15 @@ class LearnerChecks:
         updates, flat = figures.get("steps_total"), rank - 1 < at.FLAT_SHARE * (images - 1)
         still = gradient < at.FLAT_GRADIENT and updates >= at.FLAT_UPDATES
         wild = change > at.FLAT_CHANGE and updates >= at.WILD_UPDATES
-        if self._trends.held("not-learning", flat and (still or wild)) > at.FLAT_SECONDS:
+        other = change > at.OTHER_CHANGE and updates >= at.WILD_UPDATES
+        if self._trends.held("not-learning", (flat and (still or wild)) or other) > at.FLAT_SECONDS:
             why = f"an update changes the weights by {percent(change)} of their norm"
-            if still:
+            if still and not other:
                 why = f"the gradient's norm is {gradient:.2g}"
-            says = (
-                "the encoder does not learn: the effective rank of the embeddings is "
-                f"{rank:.1f} while that of the images is {images:.1f}, and {why}"
-            )
-            yield "not-learning", "", says
+            if flat:
+                ranks = f"{rank:.1f} while that of the images is {images:.1f}"
+                why = f"the effective rank of the embeddings is {ranks}, and {why}"
+            yield "not-learning", "", f"the encoder does not learn: {why}"
         copies = figures.get("memory_near_duplicates_ratio")
         alike = images < at.ONE_PICTURE_RANK and copies >= at.ONE_PICTURE_COPIES
         if self._trends.held("one-picture", alike) > at.ONE_PICTURE_SECONDS:

@@ -302,6 +302,10 @@ SIDES: dict[str, tuple[str, Fault, Fault, str]] = {
         "not-learning", flat(rank=5.3, images=28.1, norm=0.6, change=0.011),
         flat(rank=2.9, images=28.1, norm=0.14, change=0.014), "",
     ),
+    "another encoder at each update": (
+        "not-learning", flat(rank=11.3, images=27.1, norm=0.004, change=0.04),
+        flat(rank=11.3, images=27.1, norm=0.004, change=0.06), "",
+    ),
     "10 updates": ("not-learning", flat(seconds=80, steps=0), flat(seconds=80, steps=10), ""),
     "50 updates with large changes": (
         "not-learning", flat(seconds=60, norm=1.2, change=0.012, steps=20),
