@@ -96,6 +96,7 @@ class Facts:
             "held_out_classes": len(figures.by("held_out_class_accuracy", "class")),
             "stream_knn": (knn := self._trend("knn")),
             "stream_knn_error": _stream_error(knn, covered),
+            "stream_kappa": _known(figures.get("prequential_kappa", classifier="knn")),
             "labelled": _known(figures.get("prequential_samples_total")),
             "classes": _classes(figures),
             "producers": _uses(counts, figures.by("producer_slots", "producer")),

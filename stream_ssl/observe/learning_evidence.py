@@ -22,6 +22,9 @@ LEARNED = 0.05
 ABOVE_MAJORITY = 1.1
 """On the stream, an accuracy of this many times the accuracy of guessing the most frequent class
 shows that the encoder learns."""
+ABOVE_CHANCE_KAPPA = 0.1
+"""A kappa (Cohen) above this shows the same, also if one class is so frequent that no encoder is
+far above guessing it. Guessing has a kappa of 0."""
 NO_CLASSES = "This accuracy says nothing if the labels are not classes, but names of folders"
 FORGOTTEN = 0.05
 """An accuracy that fell by more than this is worth a look."""
@@ -133,7 +136,10 @@ def _on_stream(
         says += f" (by guessing the most frequent class: {percent(guessed)})"
     says += _change(trend, error, before)
     if guessed is not None and value < ABOVE_MAJORITY * guessed:
-        return "watch", [says, NO_CLASSES]
+        kappa = facts.get("stream_kappa") or 0.0
+        if kappa < ABOVE_CHANCE_KAPPA:
+            return "watch", [says, NO_CLASSES]
+        says += f"; kappa {kappa:.2f}, and 0 for guessing"
     return "watch" if _fell(trend, error) else "good", [says]
 
 

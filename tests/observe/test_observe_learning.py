@@ -217,6 +217,22 @@ def test_an_accuracy_on_the_stream_stands_beside_that_of_the_most_frequent_class
         assert ("This accuracy says nothing" in learning.says) == (knn < 0.5)
 
 
+def test_a_dominant_class_hides_no_learning() -> None:
+    """If 82 % of the stream is one class, no encoder reaches 1.1 times this accuracy."""
+    run = Run()
+    put = run.learner.learner._families.set
+    run.steps = 300
+    put("prequential_accuracy", 0.82, classifier="majority")
+    put("prequential_accuracy", 0.84, classifier="knn")
+    for kappa, level in ((0.02, "watch"), (0.31, "good")):
+        put("prequential_kappa", kappa, classifier="knn")
+        run.pass_(60, run.sends(), run.learns())
+        learning = asked(run)["Learning"]
+        assert learning.level == level
+        assert ("; kappa 0.31, and 0 for guessing" in learning.says) == (level == "good")
+        assert ("This accuracy says nothing" in learning.says) == (level == "watch")
+
+
 def test_a_change_on_the_stream_within_its_error_is_not_clear() -> None:
     """With 2,048 samples, accuracies of 0.54 and 0.55 have a standard error of 1.6 points."""
     run = Run()
