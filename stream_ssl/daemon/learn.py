@@ -154,7 +154,7 @@ class Process:
             self._held_out(settings, saved, server, leads=group.group.rank == 0),
             RecentRank(
                 settings.run if group.group.rank == 0 else None,
-                4 if (vectors := build.vectors(settings)) is None else vectors.number_bytes,
+                None if (vectors := build.vectors(settings)) is None else vectors.number_bytes,
             ),
         )
 

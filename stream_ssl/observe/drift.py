@@ -73,10 +73,12 @@ class Drift:
     Args:
         short: the half-life of the mean of the present, in samples.
         long: the half-life of the mean of the past, in samples, which is longer.
-        number_bytes: the bytes of a number, if the stream has vectors.
+        number_bytes: the bytes of a number of a vector; None for a stream of images.
     """
 
-    def __init__(self, short: float = 2_000, long: float = 50_000, number_bytes: int = 4) -> None:
+    def __init__(
+        self, short: float = 2_000, long: float = 50_000, number_bytes: int | None = None
+    ) -> None:
         self._number_bytes = number_bytes
         self._means = {one: (Mean(short), Mean(long)) for one in ("embedding", "image")}
         self._detectors = {signal: _adwin() for signal in SIGNALS}

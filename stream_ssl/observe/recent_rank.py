@@ -47,13 +47,13 @@ class RecentRank:
 
     Args:
         folder: the run's folder; None saves nothing.
-        number_bytes: the bytes of a number, if the stream has vectors.
+        number_bytes: the bytes of a number of a vector; None for a stream of images.
 
     Attributes:
         peaks: the maxima by "keys" and "images".
     """
 
-    def __init__(self, folder: Path | None = None, number_bytes: int = 4) -> None:
+    def __init__(self, folder: Path | None = None, number_bytes: int | None = None) -> None:
         self.number_bytes = number_bytes
         self._file = None if folder is None else folder / FILE
         self._moments: dict[str, Tensor] = {}

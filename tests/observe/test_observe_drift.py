@@ -112,6 +112,22 @@ def test_values_that_are_not_finite_hide_no_later_change() -> None:
     assert found["collision"] >= 1
 
 
+@pytest.mark.parametrize(("dtype", "number_bytes"), [(torch.float32, 4), (torch.float16, 2)])
+def test_a_change_of_vectors_is_found_though_their_high_bytes_are_equal(
+    dtype: torch.dtype, number_bytes: int
+) -> None:
+    """All numbers lie in [1, 2), as the readings of some sensors do."""
+    generator, drift = torch.Generator().manual_seed(0), Drift(number_bytes=number_bytes)
+    shape_8D = 0.05 * torch.randn(8, 100, generator=generator)
+    for change, count in ((0.0, 150), (0.15, 100)):
+        for _ in range(count):
+            value_BD = 1.5 + torch.randn(8, 8, generator=generator) @ shape_8D
+            value_BD = (value_BD + change * torch.linspace(-1, 1, 100)).clamp(1, 1.99).to(dtype)
+            images = value_BD.view(torch.uint8)[:, :, None, None]
+            drift.consume(step(keys_BD=around(0, generator), images_BCHW=images))
+        assert bool(drift.take_new()["image"]) == bool(change)
+
+
 def test_keys_that_the_memory_was_not_offered_do_not_move_the_means() -> None:
     drift = Drift(short=4, long=1_000_000)
     drift.consume(step(keys_BD=torch.eye(3)[[0] * 4]))
