@@ -72,6 +72,14 @@ def answers(states: Mapping[str, State]) -> list[Answer]:
         facts = {**states["learner"].get("facts", {}), "lag": None}  # old samples alone are read
         states = {**states, "learner": {**states["learner"], "facts": facts}}
     learner = states.get("learner", {"error": "the learner has not started"})
+    ranks = [
+        one["facts"]
+        for name, one in states.items()
+        if name.startswith("learner-") and "facts" in one
+    ]
+    if ranks and (own := learner.get("facts", {})).get("producers"):
+        of_all = _uses_of_ranks([own, *ranks])
+        learner = {**learner, "facts": {**own, "producers": {**own["producers"], **of_all}}}
     ended, waits = _ended(receivers), _waits(receivers)
     found = [
         _learning(learner, problems, ended is not None, waits),
@@ -80,6 +88,26 @@ def answers(states: Mapping[str, State]) -> list[Answer]:
         _memory(learner, problems),
     ]
     return [*found, _to_do(states, learner, problems, found, ended is not None)]
+
+
+def _uses_of_ranks(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what became of the producers' samples on all ranks, as `facts` of one rank says it.
+
+    Each rank reads its part of the samples, and may read another journal than the others.
+    """
+    uses = [one["producers"] for one in facts if one.get("producers")]
+    rows: dict[str, dict[str, Any]] = {}
+    for row in (row for one in uses for row in (one["best"], *one["worst"]) if row is not None):
+        before = rows.get(row["name"], {**row, "samples": 0.0})
+        samples = before["samples"] + row["samples"]
+        shares = {
+            key: (before["samples"] * before[key] + row["samples"] * row[key]) / samples
+            for key in ("used", "dropped", "bad")
+        }
+        rows[row["name"]] = {"name": row["name"], "samples": samples, **shares}
+    found = sorted(rows.values(), key=lambda row: (-row["used"], -row["samples"], row["name"]))
+    totals = {key: sum(one[key] for one in uses) for key in ("samples", "dropped")}
+    return {"best": found[0] if found else None, "worst": found[:0:-1], **totals}
 
 
 def _may_receive(receiver: State) -> bool:

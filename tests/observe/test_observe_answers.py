@@ -70,6 +70,26 @@ def test_the_memory_of_several_ranks_is_that_of_all() -> None:
     assert says.startswith("1,990 of 2,048 slots filled on 2 ranks, 2.0 % near-duplicates.")
 
 
+def test_the_use_of_producers_is_that_of_all_ranks() -> None:
+    """Each rank tests its part of the samples, and may read another journal."""
+    run = Run()
+    run.pass_(60, run.sends(), run.learns())
+    states = run.states()
+
+    def row(name: str, samples: float, used: float) -> dict[str, Any]:
+        return {"name": name, "samples": samples, "used": used, "dropped": 1 - used, "bad": 0.0}
+
+    for name, best, worst in (
+        ("learner", row("yard", 300, 0.9), []),
+        ("learner-1", row("yard", 100, 0.5), [row("gate", 50, 0.0)]),
+    ):
+        uses = {"best": best, "worst": worst, "samples": 300.0, "dropped": 30.0}
+        facts = {**states["learner"]["facts"], "producers": uses}
+        states[name] = {**states["learner"], "facts": facts}
+    says = {one.question: one.says for one in answers(states)}["Producers"]
+    assert "yard, 80 % of its samples are used. Worst: gate (0 % used, 100 % near-dup" in says
+
+
 def test_updates_are_counted_over_the_span_that_is_named() -> None:
     run = Run()
     run.steps = 300
