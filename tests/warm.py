@@ -30,9 +30,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 MADE = (
-    *("torchvision.models.resnet", "torch._dynamo", "river.drift"),
+    *("torchvision.models.resnet", "torch._dynamo", "river.drift", "faiss"),
     *("matplotlib.figure", "matplotlib.backends.backend_svg", "rich.console", "jsonargparse"),
-    *("jinja2", "nats"),
+    *("docstring_parser", "jinja2", "nats"),
 )
 PROGRAM = "STREAM_SSL_TESTS_PYTHON"  # path of the program, in the environment of xdist's workers
 FILES = 250  # the most that one message can carry

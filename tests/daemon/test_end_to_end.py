@@ -61,6 +61,7 @@ def test_a_stream_becomes_an_encoder(tmp_path: Path) -> None:
         assert run.metric("acked_samples_total") == samples
         assert run.metric('memory_inserted_total{memory="working"}') == samples
         assert run.start("status", str(run.folder)).wait(30) == 0, run.log("status")
+        run.whole_roles = False
         assert run.start("run", str(run.config), log="second").wait(60) == 1
         assert "a supervisor already runs here" in run.log("second")
         assert daemon.poll() is None

@@ -20,7 +20,7 @@ from stream_ssl.journal.consumer_offsets import ConsumerOffsets, Positions
 
 pytestmark = pytest.mark.timeout(400)
 
-SAMPLES = 20 * BATCH
+SAMPLES = 10 * BATCH
 
 
 class Disk:

@@ -96,7 +96,8 @@ def test_probes_run_where_the_learner_does(tmp_path: Path) -> None:
 
 
 def test_a_process_exports_both_probes(tmp_path: Path) -> None:
-    with processes(tmp_path / "run", TINY | {"observe": {"held_out": HELD_OUT}}) as run:
+    seldom = HELD_OUT | {"every": 5}
+    with processes(tmp_path / "run", TINY | {"observe": {"held_out": seldom}}) as run:
         run.role("receiver")
         learner = run.role("learner")
         run.produce(12 * BATCH)

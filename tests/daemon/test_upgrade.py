@@ -53,12 +53,12 @@ def test_a_run_of_an_earlier_release_goes_on(tmp_path: Path, backup: str, traine
         shutil.rmtree(folder / "journal")
         (folder / "cursor.json").unlink()
         receiver = run.role("receiver")
-        assert run.produce(2080).wait(60) == 0, run.log("robot")
+        assert run.produce(1280).wait(60) == 0, run.log("robot")
         learner = run.role("learner")
-        done = f"checkpoint at step {(trained + 2080) // 16}"
+        done = f"checkpoint at step {(trained + 1280) // 16}"
         until(lambda: done in run.log("learner"), lambda: run.log("learner"))
         assert stop(learner) == stop(receiver) == 0
         assert "reading all that it has" in run.log("learner")
     state = json.loads((folder / "checkpoints" / "latest" / "state.json").read_text())
-    assert (state["samples"], state["step"]) == (trained + 2080, (trained + 2080) // 16)
+    assert (state["samples"], state["step"]) == (trained + 1280, (trained + 1280) // 16)
     assert identity != 2 * [state["journal"]]
