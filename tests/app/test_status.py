@@ -8,10 +8,10 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, Literal
 
 import pytest
@@ -40,6 +40,24 @@ NOTHING: dict[str, Any] = {
 """The figures of a run whose processes are up and have no figures yet."""
 
 
+@contextmanager
+def serving(
+    folder: Path,
+    health: Mapping[str, Health] = MappingProxyType({}),
+    /,
+    **metrics: LearnerMetrics | ReceiverMetrics,
+) -> Iterator[dict[str, str]]:
+    """Serve the metrics of roles, and announce them in a run folder. Yield their addresses."""
+    with ExitStack() as stack:
+        found = {}
+        for name, one in metrics.items():
+            role: Any = name.partition("-")[0]
+            server = Server(one.registry, health.get(name, Health()), role)
+            found[name] = stack.enter_context(server).address
+        (folder / FILE).write_text(json.dumps({name: {"http": at} for name, at in found.items()}))
+        yield found
+
+
 def started() -> LearnerMetrics:
     """The metrics of a learner that has reached its main loop."""
     metrics = LearnerMetrics(CollectorRegistry())
@@ -54,14 +72,8 @@ def test_a_process_that_is_up_and_not_ready_says_why(
     health = Health()
     health.set("journal", False, "cannot be written [Errno 28]")
     health.set("credit", True)
-    receiver = ReceiverMetrics(CollectorRegistry()).registry
-    learner = started().registry
-    with (
-        Server(receiver, health, "receiver") as one,
-        Server(learner, Health(), "learner") as other,
-    ):
-        addresses = {"receiver": {"http": one.address}, "learner": {"http": other.address}}
-        (tmp_path / FILE).write_text(json.dumps(addresses))
+    receiver = ReceiverMetrics(CollectorRegistry())
+    with serving(tmp_path, {"receiver": health}, receiver=receiver, learner=started()):
         assert status.main([str(tmp_path), "--seconds", "0.01", "--json"]) == 0
         figures = json.loads(capsys.readouterr().out)
         assert status.main([str(tmp_path), "--seconds", "0.01"]) == 0
@@ -79,9 +91,8 @@ def test_json_has_no_colours(
 ) -> None:
     """CI systems set FORCE_COLOR for all their commands, also for those whose output jq reads."""
     monkeypatch.setenv("FORCE_COLOR", "1")
-    with Server(ReceiverMetrics(CollectorRegistry()).registry, Health(), "receiver") as one:
-        (tmp_path / FILE).write_text(json.dumps({"receiver": {"http": one.address}}))
-        for run in (tmp_path, tmp_path / "none", one.address):
+    with serving(tmp_path, receiver=ReceiverMetrics(CollectorRegistry())) as addresses:
+        for run in (tmp_path, tmp_path / "none", addresses["receiver"]):
             status.main([str(run), "--json"])
             assert "answers" in json.loads(capsys.readouterr().out)
 
@@ -91,8 +102,7 @@ def test_a_path_is_shown_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[
     run = tmp_path / "12:x:30"
     assert status.main([str(run)]) == 1
     run.mkdir()
-    with Server(ReceiverMetrics(CollectorRegistry()).registry, Health(), "receiver") as one:
-        (run / FILE).write_text(json.dumps({"receiver": {"http": one.address}}))
+    with serving(run, receiver=ReceiverMetrics(CollectorRegistry())):
         status.main([str(run), "--seconds", "0.01"])
     told = capsys.readouterr().out.replace("\n", "").replace(" ", "")
     assert told.count("12:x:30") == 3, told
@@ -111,20 +121,14 @@ def test_the_lag_of_a_group_is_that_of_its_last_rank(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Ranks may read journals of their own, and the first one's journal may be empty."""
-    with ExitStack() as stack:
-        addresses = {}
-        group: Any = SimpleNamespace(size=2, waited=0.0, bytes=0, collectives=0)
-        for rank, lag in enumerate((0.0, 58.7)):
-            metrics = started()
-            metrics._families.set("lag_seconds", lag)
-            metrics._families.set("lag_records", lag // 4)
-            name = f"learner-{rank}" if rank else "learner"
-            metrics.observe_ranks([1.0, 1.0], [4, 4], group)
-            server = stack.enter_context(Server(metrics.registry, Health(), "learner"))
-            addresses[name] = {"http": server.address}
-        (tmp_path / FILE).write_text(json.dumps(addresses))
-        said = shown(tmp_path, capsys)
-    assert "58.7 s, 14 packets" in said
+    ranks = {"learner": started(), "learner-1": started()}
+    group: Any = SimpleNamespace(size=2, waited=0.0, bytes=0, collectives=0)
+    for metrics, lag in zip(ranks.values(), (0.0, 58.7), strict=True):
+        metrics._families.set("lag_seconds", lag)
+        metrics._families.set("lag_records", lag // 4)
+        metrics.observe_ranks([1.0, 1.0], [4, 4], group)
+    with serving(tmp_path, **ranks):
+        assert "58.7 s, 14 packets" in shown(tmp_path, capsys)
 
 
 def test_the_slowest_rank_is_that_of_the_page() -> None:
@@ -153,17 +157,16 @@ def test_a_learner_that_starts_shows_no_zeros_of_a_memory_that_it_has_not_loaded
 ) -> None:
     metrics, health = LearnerMetrics(CollectorRegistry()), Health()
     health.set("started", False, STARTING)
-    with Server(metrics.registry, health, "learner") as server:
-        (tmp_path / FILE).write_text(json.dumps({"learner": {"http": server.address}}))
+    with serving(tmp_path, {"learner": health}, learner=metrics) as addresses:
         said = shown(tmp_path, capsys)
         assert "of 0 slots" not in said
-        assert f"learner starting {server.address}" in said
+        assert f"learner starting {addresses['learner']}" in said
         assert "not ready" not in said
         metrics.started()
         health.set("started", True)
         said = shown(tmp_path, capsys)
         assert "0 of 0 slots" in said
-        assert f"learner up {server.address}" in said
+        assert f"learner up {addresses['learner']}" in said
 
 
 def test_json_of_a_run_that_never_started_is_json(
@@ -192,8 +195,8 @@ def test_runs_are_found_beside_folders_of_other_accounts(
 def test_a_run_that_was_stopped_is_told_how_it_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with Server(ReceiverMetrics(CollectorRegistry()).registry, Health(), "receiver") as gone:
-        (tmp_path / FILE).write_text(json.dumps({"receiver": {"http": gone.address}}))
+    with serving(tmp_path, receiver=ReceiverMetrics(CollectorRegistry())):
+        pass
     said = shown(tmp_path, capsys)
     assert "does not answer" in said
     assert "continue it with: stream-ssl run CONFIG" in said
@@ -206,8 +209,7 @@ def test_samples_that_were_turned_away_are_told(
 ) -> None:
     metrics = started()
     metrics._families.add("near_duplicates_total", 3229)
-    with Server(metrics.registry, Health(), "learner") as server:
-        (tmp_path / FILE).write_text(json.dumps({"learner": {"http": server.address}}))
+    with serving(tmp_path, learner=metrics):
         assert status.main([str(tmp_path), "--seconds", "0.01"]) == 1  # there is no receiver
     said = capsys.readouterr().out
     assert "3,229 near-duplicates, before they were encoded" in said
@@ -221,10 +223,7 @@ def test_dropped_samples_of_all_ranks_are_told(
     for rank, metrics in enumerate(ranks):
         metrics._families.add("near_duplicates_total", 300 + rank)
         ranks[0]._families.set("rank_shard_slots", 32, rank=str(rank))
-    first, second = (metrics.registry for metrics in ranks)
-    with Server(first, Health(), "learner") as one, Server(second, Health(), "learner") as other:
-        addresses = {"learner": {"http": one.address}, "learner-1": {"http": other.address}}
-        (tmp_path / FILE).write_text(json.dumps(addresses))
+    with serving(tmp_path, **{"learner": ranks[0], "learner-1": ranks[1]}):
         assert "601 near-duplicates, before they were encoded" in shown(tmp_path, capsys)
 
 
@@ -317,8 +316,7 @@ def test_a_lock_of_the_past_is_held_by_nobody(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_step_0_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     metrics = started()
-    with Server(metrics.registry, Health(), "learner") as server:
-        (tmp_path / FILE).write_text(json.dumps({"learner": {"http": server.address}}))
+    with serving(tmp_path, learner=metrics):
         assert "checkpoint none yet" in shown(tmp_path, capsys)
         metrics.of_checkpoints.resumed(0, time.time())
         assert "checkpoint step 0, 0 s ago" in shown(tmp_path, capsys)
@@ -328,8 +326,7 @@ def test_a_journal_that_was_not_measured_is_not_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     metrics = ReceiverMetrics(CollectorRegistry())
-    with Server(metrics.registry, Health(), "receiver") as server:
-        (tmp_path / FILE).write_text(json.dumps({"receiver": {"http": server.address}}))
+    with serving(tmp_path, receiver=metrics):
         assert "budget has room" not in shown(tmp_path, capsys)
         metrics.consume(ReceiverRecord(journal_bytes=2_000_000, room=0))
         assert "2.0 MB; its budget and its disk have room for 0 MB" in shown(tmp_path, capsys)
@@ -341,8 +338,7 @@ def test_near_duplicates_are_told_only_if_they_were_measured(
     """They are not measured for vectors."""
     metrics = started()
     metrics._families.set("memory_slots", 100, memory="working")
-    with Server(metrics.registry, Health(), "learner") as server:
-        (tmp_path / FILE).write_text(json.dumps({"learner": {"http": server.address}}))
+    with serving(tmp_path, learner=metrics):
         told = shown(tmp_path, capsys)
         assert "slots, effective rank" in told
         assert "(stream" not in told  # no new sample since the start
@@ -353,12 +349,7 @@ def test_near_duplicates_are_told_only_if_they_were_measured(
 def test_totals_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     receiver = ReceiverMetrics(CollectorRegistry())
     learner = started()
-    with (
-        Server(receiver.registry, Health(), "receiver") as one,
-        Server(learner.registry, Health(), "learner") as other,
-    ):
-        addresses = {"receiver": {"http": one.address}, "learner": {"http": other.address}}
-        (tmp_path / FILE).write_text(json.dumps(addresses))
+    with serving(tmp_path, receiver=receiver, learner=learner):
         receiver.consume(ReceiverRecord(samples=20_000, acked_samples=12_345))
         learner.of_checkpoints.resumed(400, time.time())
         assert status.main([str(tmp_path), "--seconds", "0.01"]) == 0
@@ -433,8 +424,7 @@ def test_skipped_updates_are_told_in_place_of_the_loss(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     metrics = started()
-    with Server(metrics.registry, Health(), "learner") as server:
-        (tmp_path / FILE).write_text(json.dumps({"learner": {"http": server.address}}))
+    with serving(tmp_path, learner=metrics):
         metrics._families.set("skipped_updates_in_a_row", 3)
         assert "no loss: the last 3 updates were skipped" in shown(tmp_path, capsys)
         metrics._families.set("skipped_updates_in_a_row", 1)
@@ -448,8 +438,7 @@ def test_a_receiver_alone_is_not_told_to_read_the_learners_log(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     metrics = ReceiverMetrics(CollectorRegistry())
-    with Server(metrics.registry, Health(), "receiver") as server:
-        (tmp_path / FILE).write_text(json.dumps({"receiver": {"http": server.address}}))
+    with serving(tmp_path, receiver=metrics):
         said = shown(tmp_path, capsys)
     assert "look: 1 condition holds now: down (no learner has started in this run folder)" in said
     assert "A receiver alone only collects samples. To train, run stream-ssl learner CONFIG" in said
