@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from forked import Forked, daemon
+from waiting import until as until
 
 from stream_ssl.app import cli
 from stream_ssl.daemon.endpoints import load
@@ -43,22 +43,6 @@ TINY: dict[str, Any] = {
     "checkpoints": {"every_steps": 5, "every_seconds": None},
     "classes": 10,
 }
-
-
-def until(ask: Callable[[], Any], what: Callable[[], str], seconds: float = 150.0) -> Any:
-    """Wait until `ask` gives something true, and return it; else fail with what `what` tells.
-
-    A question that takes long, such as a scrape of all metrics, is asked less often: otherwise it
-    would take the processor from the processes that are waited for.
-    """
-    deadline = time.monotonic() + seconds
-    asked = time.monotonic()
-    while not (answer := ask()):
-        now = time.monotonic()
-        assert now < deadline, f"not in {seconds:.0f} s: {what()}"
-        time.sleep(max(0.02, min(0.2, 5 * (now - asked))))
-        asked = time.monotonic()
-    return answer
 
 
 Process = subprocess.Popen[bytes] | Forked

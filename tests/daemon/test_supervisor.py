@@ -10,12 +10,12 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from table import table
+from waiting import until
 
 from stream_ssl.app.commands.run import learner_parsed
 from stream_ssl.daemon import launch_ranks
@@ -43,13 +43,6 @@ DEAF = (
 
 def python(code: str, *arguments: object) -> list[str]:
     return [sys.executable, "-c", code, *map(str, arguments)]
-
-
-def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never came true"
-        time.sleep(0.02)
 
 
 def starts(path: Path) -> list[int]:

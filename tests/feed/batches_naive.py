@@ -5,10 +5,9 @@ from __future__ import annotations
 import io
 import math
 import struct
-import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from hashlib import blake2b
@@ -119,14 +118,6 @@ def collect(batches: Batches, count: int) -> list[Batch]:
         assert batch is not None
         found.append(batch)
     return found
-
-
-def until(condition: Callable[[], object], seconds: float = 60) -> None:
-    """Polls until a condition holds."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come about"
-        time.sleep(0.002)
 
 
 # -- payloads

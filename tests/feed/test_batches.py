@@ -26,8 +26,8 @@ from batches_naive import (
     raw,
     record,
     sample,
-    until,
 )
+from waiting import until
 
 from stream_ssl.batch import START, Offset
 from stream_ssl.feed import batches as module

@@ -11,7 +11,8 @@ from io import BytesIO
 import numpy as np
 import pytest
 from PIL import Image
-from receiver_peer import KIB, MIB, Peer, Running, until
+from receiver_peer import KIB, MIB, Peer, Running
+from waiting import until
 
 from stream_ssl.decode_cost import (
     WORK_PER_CHARGED_BYTE,

@@ -27,9 +27,9 @@ from batches_naive import (
     naive_batches,
     raw,
     record,
-    until,
 )
 from decoding_learner import learned
+from waiting import until
 
 from stream_ssl.batch import COLUMNS, START, Offset
 from stream_ssl.config import build

@@ -8,7 +8,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,6 +17,7 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 from table import table
+from waiting import until
 
 from stream_ssl.observe import server as http
 from stream_ssl.observe.health import Health
@@ -55,13 +56,6 @@ def server(health: Health) -> Iterator[Server]:
     Gauge("answer", "The answer.", registry=registry).set(42)
     with Server(registry, health, "learner") as server:
         yield server
-
-
-def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "nothing came of it"
-        time.sleep(0.005)
 
 
 def descriptors() -> int:

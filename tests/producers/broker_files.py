@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 from PIL import Image
-from receiver_peer import until
+from waiting import until
 
 from stream_ssl.journal.reader import JournalReader
 from stream_ssl.wire import Data

@@ -40,14 +40,6 @@ def arrived(journal: list[Data]) -> list[str]:
     return [sample.id for data in journal for sample in data.samples()]
 
 
-def until(what: Callable[[], object]) -> None:
-    """Waits for something to become true."""
-    deadline = time.monotonic() + PATIENCE
-    while not what():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.005)
-
-
 class _Allowed:
     """The allow-list, as pyzmq's authenticator asks it."""
 

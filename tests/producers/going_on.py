@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 import msgpack
-from client_peer import until
+from waiting import until
 
 from stream_ssl.producers.sources import Source
 from stream_ssl.wire.sample import Position, Sample, check_position

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from receiver_peer import Running, until
+from receiver_peer import Running
+from waiting import until
 
 from stream_ssl.producers import Producer
 from stream_ssl.receiver import greeter

@@ -10,7 +10,8 @@ import warnings
 from pathlib import Path
 
 import pytest
-from client_peer import Peer, arrived, image, until
+from client_peer import Peer, arrived, image
+from waiting import until
 
 from stream_ssl.producers import Producer
 

@@ -9,7 +9,8 @@ import sys
 import threading
 
 import pytest
-from client_peer import Peer, arrived, background, image, until
+from client_peer import Peer, arrived, background, image
+from waiting import until
 
 from stream_ssl.producers import (
     BufferFullError,

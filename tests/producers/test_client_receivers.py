@@ -7,10 +7,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from client_peer import MANY, Peer, image, until
+from client_peer import MANY, Peer, image
 from receiver_peer import receiver
 from table import table
 from test_receiver_kills import held
+from waiting import until
 
 from stream_ssl.producers import CannotConnectError, Producer
 from stream_ssl.wire import Ack, Bye, Data, Hello

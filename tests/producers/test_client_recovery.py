@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import zmq
-from client_peer import MANY, Peer, arrived, background, image, until, welcome
+from client_peer import MANY, Peer, arrived, background, image, welcome
+from waiting import until
 
 from stream_ssl.producers import (
     DamagedError,

@@ -7,7 +7,8 @@ import threading
 from typing import Any
 
 import pytest
-from client_peer import PATIENCE, Peer, background, image, until
+from client_peer import PATIENCE, Peer, background, image
+from waiting import until
 
 from stream_ssl.producers import Count, Producer, StateChange, Stats
 from stream_ssl.producers import _reporter as reporter_module

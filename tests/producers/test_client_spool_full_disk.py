@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from client_peer import Peer, arrived, image, until
+from client_peer import Peer, arrived, image
 from other_disk import on_another_disk
 from spool_files import ids, packet, reopen
+from waiting import until
 
 from stream_ssl import durable
 from stream_ssl.producers import Producer, _spool

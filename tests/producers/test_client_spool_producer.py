@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from client_peer import Peer, arrived, image, until
+from client_peer import Peer, arrived, image
+from waiting import until
 
 from stream_ssl.producers import DeadlineError, Delivery, DeliveryError, Producer
 from stream_ssl.wire import Ack, Data

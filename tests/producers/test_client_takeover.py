@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from client_peer import Peer, image, until
+from client_peer import Peer, image
+from waiting import until
 
 from stream_ssl.journal.consumer_offsets import ConsumerOffsets
 from stream_ssl.journal.journal import Journal

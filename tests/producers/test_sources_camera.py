@@ -17,11 +17,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import av
 import numpy as np
 import pytest
-from client_peer import until
 from going_on import check_stop_ends
 from source_files import encoded
 from table import table
 from video_files import number_of, numbered, write_video
+from waiting import until
 
 from stream_ssl.producers.sources import Camera
 from stream_ssl.producers.sources.base import SourceError

@@ -9,8 +9,9 @@ import confluent_kafka
 import pytest
 from broker_files import image_files, on_disk, start_producing, wait_for
 from confluent_kafka import KafkaError, TopicPartition
-from receiver_peer import Running, until
+from receiver_peer import Running
 from table import table
+from waiting import until
 
 from stream_ssl.producers.sources import Kafka
 from stream_ssl.producers.sources.base import SourceError

@@ -15,7 +15,8 @@ import pytest
 import trustme
 from broker_files import image_files, on_disk, start_producing, wait_for
 from nats.js.api import ConsumerConfig
-from receiver_peer import Running, until
+from receiver_peer import Running
+from waiting import until
 
 from stream_ssl.producers.sources import Nats
 from stream_ssl.producers.sources.base import SourceError

@@ -8,9 +8,9 @@ import threading
 from pathlib import Path
 
 import pytest
-from client_peer import until
 from going_on import check_stop_ends
 from source_files import age, encoded, pixels, write_images
+from waiting import until
 
 from stream_ssl.producers.shaping import Shaped
 from stream_ssl.producers.sources import ImageFolder, WatchedFolder, watched

@@ -27,16 +27,6 @@ GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + byt
 GREETING += b"\x04" + bytes((len(_READY),)) + _READY
 
 
-def until(condition, seconds=DEADLINE):
-    """Polls; the condition's value, or an AssertionError."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if value := condition():
-            return value
-        time.sleep(0.005)
-    raise AssertionError("not in time")
-
-
 def packet(sequence, samples=2, side=4, position=None):
     """DATA of raw grey images that know their sequence."""
     rows = [

@@ -5,7 +5,8 @@ import socket
 
 import pytest
 import zmq
-from receiver_peer import Peer, Running, allow, packet, until
+from receiver_peer import Peer, Running, allow, packet
+from waiting import until
 
 from stream_ssl.receiver import backlogs
 from stream_ssl.receiver.access import Access

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from receiver_peer import DEADLINE, KIB, MIB, Peer, Running, packet, until
+from receiver_peer import DEADLINE, KIB, MIB, Peer, Running, packet
+from waiting import until
 
 from stream_ssl.daemon.receive import _journal, _tell_end, _why
 from stream_ssl.journal.consumer_offsets import ConsumerOffsets
@@ -403,7 +404,7 @@ def test_many_greedy_producers_are_served_alike(tmp_path):
                     peer.say(packet(sent[n], samples=1, side=200))
             return min(sent) >= 24  # two turns of a dozen packets each
 
-        until(pump, 60)
+        until(pump)
         until(lambda: running.last.producers == 12)
         assert all(record.credit <= SMALL["total_credit"] for record in running.records)
         assert min(sent) >= 0.5 * max(sent), sent  # none has had two turns more than another

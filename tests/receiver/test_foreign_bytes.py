@@ -5,7 +5,8 @@ import threading
 
 import pytest
 import zmq
-from receiver_peer import Peer, Running, packet, until
+from receiver_peer import Peer, Running, packet
+from waiting import until
 
 from stream_ssl.receiver.protocol import ReceiverProtocol
 

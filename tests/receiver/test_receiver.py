@@ -9,7 +9,8 @@ from contextlib import ExitStack
 import psutil
 import pytest
 import zmq
-from receiver_peer import KIB, MIB, Peer, Running, begun, packet, until
+from receiver_peer import KIB, MIB, Peer, Running, begun, packet
+from waiting import until
 
 from stream_ssl.journal.consumer_offsets import ConsumerOffsets
 from stream_ssl.journal.errors import JournalFull

@@ -6,7 +6,8 @@ import time
 from collections import Counter
 
 import numpy as np
-from receiver_peer import receiver, until
+from receiver_peer import receiver
+from waiting import until
 
 from stream_ssl.journal.journal import Journal
 from stream_ssl.journal.reader import JournalReader
@@ -59,13 +60,13 @@ def test_a_receiver_killed_in_mid_stream_loses_nothing_acked_and_doubles_nothing
         senders = [Sender(endpoint, name) for name in ("left", "right")]
         for sender in senders:
             sender.start()
-        until(lambda: all(sender.producer.stats.acked.samples for sender in senders), 60)
+        until(lambda: all(sender.producer.stats.acked.samples for sender in senders))
         time.sleep(draw.uniform(0, 0.3))  # the random moment of the first kill
         process.kill()
     for _ in range(KILLS - 1):
         acked = sum(sender.producer.stats.acked.samples for sender in senders)
         with receiver(tmp_path, endpoint) as (process, _):
-            until(lambda n=acked: sum(s.producer.stats.acked.samples for s in senders) > n, 60)
+            until(lambda n=acked: sum(s.producer.stats.acked.samples for s in senders) > n)
             time.sleep(draw.uniform(0, 0.3))
             process.kill()
             process.wait()
