@@ -241,7 +241,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 
 @table("name", REFUSED)
-def test_what_cannot_work_is_refused_with_its_name(
+def test_an_invalid_configuration_is_refused_by_name(
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
@@ -279,7 +279,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("sections", [*TAKEN.values(), *({"memory": o} for o in OPTIONS)], ids=repr)
-def test_what_is_close_to_that_and_works_is_taken(
+def test_unusual_valid_configurations_are_accepted(
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,

@@ -103,7 +103,7 @@ def pictures(count: int) -> list[Image.Image]:
     return [Image.fromarray(one).resize((40, 40), Image.Resampling.BICUBIC) for one in small]
 
 
-def test_from_a_folder_to_an_index(folder: Path) -> None:
+def test_the_tutorial_on_a_folder_ends_with_an_index(folder: Path) -> None:
     (folder / "photos" / "inner").mkdir(parents=True)
     every = pictures(48)
     for number, picture in enumerate(every):
@@ -144,7 +144,7 @@ def write_log(path: Path, frames: list[Image.Image]) -> None:
                 writer.write_message(topic, schema, message, time, time)
 
 
-def test_from_a_log_to_an_encoder(folder: Path) -> None:
+def test_the_tutorial_on_a_log_ends_with_an_encoder(folder: Path) -> None:
     (folder / "logs").mkdir()
     write_log(folder / "logs" / "drive.mcap", pictures(48))
     reader = Reader(folder, "runs/robot")

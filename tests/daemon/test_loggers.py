@@ -58,9 +58,7 @@ def test_mlflow_without_a_server_is_refused(
     assert "set it to the address of the server" in caplog.text
 
 
-def test_a_logger_that_is_none_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_logger_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "config.yaml"
     file.write_text('{"run": "runs/a", "loggers": ["printer"]}')
     with pytest.raises(SystemExit) as end:

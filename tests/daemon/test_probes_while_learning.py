@@ -183,7 +183,7 @@ def test_the_test_images_of_cifar_are_held_out(tmp_path: Path) -> None:
         ("synthetic", "'synthetic' names no place"),
     ],
 )
-def test_a_held_out_set_that_is_none_is_refused(
+def test_an_invalid_held_out_set_is_refused(
     spec: str, told: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "config.yaml"

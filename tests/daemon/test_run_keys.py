@@ -178,7 +178,7 @@ def test_a_secret_that_everybody_may_read_is_refused(tmp_path: Path) -> None:
         make_keys(tmp_path)
 
 
-def test_a_run_takes_samples_of_who_has_its_keys(tmp_path: Path) -> None:
+def test_a_run_accepts_samples_of_producers_with_its_keys(tmp_path: Path) -> None:
     """Over a kill and a restart; others are refused, told why, and counted."""
     with processes(tmp_path / "run", KEYED) as run:
         receiver = run.role("receiver")

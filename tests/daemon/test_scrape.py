@@ -58,7 +58,7 @@ def address(registry):
     server.server_close()
 
 
-def test_scraper_reads_who_answers_and_leaves_out_who_does_not(address):
+def test_the_scraper_leaves_out_processes_that_do_not_answer(address):
     times = iter([100.0, 102.5])
     urls = {"receiver": address, "learner": "http://127.0.0.1:1"}
     snapshot = Scraper(lambda: urls, timeout=60, clock=lambda: next(times)).scrape()

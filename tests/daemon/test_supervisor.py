@@ -251,7 +251,7 @@ SLOW = (
 
 
 @pytest.mark.parametrize("by", ["", PARENT, "TORCHELASTIC_RUN_ID"])
-def test_a_second_signal_ends_who_is_not_supervised(by: str) -> None:
+def test_a_second_signal_ends_an_unsupervised_process(by: str) -> None:
     """systemd asks each process of a service to stop, and then so does our supervisor, or torchrun:
     a learner would have no time for its last checkpoint."""
     environment = {**os.environ, by: str(os.getpid())} if by else None

@@ -421,7 +421,7 @@ def test_running_out_of_memory_is_no_bad_sample(quarantine: Quarantine) -> None:
     assert not quarantine.counts
 
 
-def test_close_wakes_whoever_waits(quarantine: Quarantine) -> None:
+def test_close_wakes_waiting_calls(quarantine: Quarantine) -> None:
     before = threading.active_count()
     batches = Batches(FakeReader([]), Decoder(SIZE), quarantine, 4)
     found: list[Any] = []

@@ -38,7 +38,7 @@ def healthy() -> Run:
     return run
 
 
-def test_healthy(healthy: Run) -> None:
+def test_a_healthy_run_gets_five_good_answers(healthy: Run) -> None:
     found = asked(healthy)
     assert {one.level for one in found.values()} == {"good"}
     learning = found["Learning"]
@@ -149,7 +149,7 @@ def old(monkeypatch: pytest.MonkeyPatch) -> Run:
     return Run()
 
 
-def test_a_night_without_updates_is_told_as_such(old: Run) -> None:
+def test_a_night_without_updates_is_named(old: Run) -> None:
     old.pass_(3 * 3600, old.nothing(), every=120)
     says = asked(old)["Learning"].says
     assert says.startswith("No update yet, 3.0 h after the start")
@@ -550,7 +550,7 @@ def test_a_learner_that_has_just_started_does_not_say_that_it_has_read_all() -> 
     assert "stop the run" in found["To do"].says
 
 
-def test_no_process_answers() -> None:
+def test_a_run_without_an_answer_is_bad() -> None:
     error = {"error": "no receiver has started in this run folder"}
     found = {one.question: one for one in answers({"receiver": error})}
     assert {one.level for one in found.values()} == {"bad", "unknown"}

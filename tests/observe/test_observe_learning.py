@@ -11,7 +11,7 @@ from answers_world import NEGATIVES, QUESTIONS, STATS, Run, asked
 from stream_ssl.observe.wording import percent
 
 
-def test_young() -> None:
+def test_a_young_run_is_told_to_wait() -> None:
     """Before the first batch, and after a few updates at chance."""
     run = Run()
     run.pass_(10, run.sends())

@@ -65,21 +65,21 @@ def test_keys_may_be_files(guarded: Peer, tmp_path: Path) -> None:
         producer.connect()
 
 
-def test_wrong_server_key(guarded: Peer) -> None:
+def test_a_wrong_server_key_is_named(guarded: Peer) -> None:
     reason("server key is wrong", guarded.address, keys=CAMERA, server_key=STRANGER.public)
 
 
-def test_not_on_the_allow_list(guarded: Peer) -> None:
+def test_a_key_that_is_not_on_the_allow_list_is_named(guarded: Peer) -> None:
     told = "not on the receiver's allow-list"
     text = reason(told, guarded.address, keys=STRANGER, server_key=SERVER.public)
     assert f"{guarded.address} refuses the key 'stranger' (public {STRANGER.public})" in text
 
 
-def test_plain_text_to_a_receiver_with_keys(guarded: Peer) -> None:
+def test_plain_text_to_a_receiver_with_keys_is_named(guarded: Peer) -> None:
     reason("requires keys", guarded.address)
 
 
-def test_keys_to_a_receiver_in_plain_text() -> None:
+def test_keys_to_a_receiver_in_plain_text_are_named() -> None:
     with Peer() as peer:
         reason("in plain text", peer.address, keys=CAMERA, server_key=SERVER.public)
 
@@ -90,18 +90,18 @@ def test_greenlets_in_place_of_threads_are_refused(monkeypatch: pytest.MonkeyPat
         Producer("tcp://127.0.0.1:1", name="a")
 
 
-def test_nobody_listens() -> None:
+def test_an_address_without_a_listener_is_named() -> None:
     with Peer() as peer:
         address = peer.address
     reason(f"nobody listens at {address}", address)
 
 
-def test_a_receiver_that_says_nothing() -> None:
+def test_a_receiver_that_sends_nothing_is_named() -> None:
     with Peer() as peer:
         reason("not said WELCOME", peer.address)
 
 
-def test_a_port_that_is_no_receiver() -> None:
+def test_a_port_that_never_answers_is_named() -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
         reason("still connecting", address)
@@ -129,7 +129,7 @@ def answering(answer: Callable[[socket.socket], None]) -> Iterator[str]:
             thread.join()
 
 
-def test_a_peer_that_is_no_zeromq() -> None:
+def test_a_peer_without_zeromq_is_named() -> None:
     with answering(lambda peer: peer.sendall(b"SSH-2.0-OpenSSH_9.9\r\n")) as address:
         reason("answers b'SSH-2.0-OpenSSH_9.9", address)
 

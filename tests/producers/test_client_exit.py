@@ -56,7 +56,7 @@ def test_a_script_without_close_loses_nothing(end: str, status: int) -> None:
     assert "lost" not in done.stderr
 
 
-def test_a_callback_that_does_not_return_holds_up_no_exit() -> None:
+def test_the_exit_does_not_wait_for_a_stuck_callback() -> None:
     more = "from stream_ssl.producers import _io_thread\n_io_thread.CALLBACK_SECONDS = 0.2\n"
     more += "import threading\nstuck = lambda _: threading.Event().wait()\n"
     more += "producer.send(np.zeros((4, 4), np.uint8), on_delivery=stuck)"
@@ -120,7 +120,7 @@ def test_a_forgotten_producer_ends_also_if_its_warning_is_an_error() -> None:
         assert arrived(journal) == ["x"]
 
 
-def test_one_that_was_closed_does_not_warn() -> None:
+def test_a_closed_producer_does_not_warn() -> None:
     producer = Producer("tcp://127.0.0.1:1", name="a")
     producer.close()
     del producer
@@ -130,7 +130,7 @@ def test_one_that_was_closed_does_not_warn() -> None:
     gc.collect()
 
 
-def test_what_close_leaves_is_counted() -> None:
+def test_samples_that_close_leaves_are_counted() -> None:
     producer = Producer("tcp://127.0.0.1:1", name="a", packet_samples=2)
     for _ in range(5):
         producer.send(image())

@@ -219,7 +219,7 @@ def test_a_callback_that_exits_does_not_end_the_producers_thread(
     assert len(arrived(journal)) == 3
 
 
-def test_a_callback_that_does_not_return_holds_up_no_close(
+def test_close_does_not_wait_for_a_stuck_callback(
     peer: Peer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_io_thread, "CALLBACK_SECONDS", 0.2)

@@ -76,7 +76,7 @@ def test_a_receiver_that_is_away_is_waited_for(peer: Peer, producer: Producer) -
     producer.flush()
 
 
-def test_a_journal_that_lost_acknowledged_packets(peer: Peer, producer: Producer) -> None:
+def test_a_journal_may_lose_acknowledged_packets(peer: Peer, producer: Producer) -> None:
     send(producer, "1", "2", "3")
     arrive(peer, 3)
     peer.say(Ack(2, MANY))
@@ -265,7 +265,7 @@ def test_a_refusal_for_good_reaches_whoever_waits(
         producer.connect()
 
 
-def test_a_receiver_of_another_version(peer: Peer) -> None:
+def test_a_receiver_of_another_version_is_refused(peer: Peer) -> None:
     producer = Producer(peer.address, name="a")
     peer.expect(Hello)
     peer.socket.send_multipart([peer.who, b"SS\x02\x05", b"\x80"])
@@ -274,7 +274,7 @@ def test_a_receiver_of_another_version(peer: Peer) -> None:
     producer.close()
 
 
-def test_what_cannot_be_read_is_passed_over(peer: Peer, producer: Producer) -> None:
+def test_frames_that_cannot_be_read_are_ignored(peer: Peer, producer: Producer) -> None:
     for frames in ([b"SS\x01\x04", b"\xc1"], [b""], [b"GET / HTTP/1.1"], [b"SS\x01\x01", b"\x80"]):
         peer.socket.send_multipart([peer.who, *frames])
     peer.say(Hello("b", 1, 1))
@@ -282,7 +282,7 @@ def test_what_cannot_be_read_is_passed_over(peer: Peer, producer: Producer) -> N
     assert arrive(peer, 1) == [(1, "1")]
 
 
-def test_another_producer_of_the_same_name_shows(peer: Peer, producer: Producer) -> None:
+def test_another_producer_of_the_same_name_is_detected(peer: Peer, producer: Producer) -> None:
     send(producer, "1")
     arrive(peer, 1)
     peer.restart()
@@ -291,7 +291,7 @@ def test_another_producer_of_the_same_name_shows(peer: Peer, producer: Producer)
         producer.flush()
 
 
-def test_not_refused_for_good_is_tried_again(peer: Peer, producer: Producer) -> None:
+def test_a_temporary_refusal_is_retried(peer: Peer, producer: Producer) -> None:
     send(producer, "1")
     arrive(peer, 1)
     peer.say(Nack(1, "unauthorised", "being rotated", permanent=False))

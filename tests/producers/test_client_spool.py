@@ -42,7 +42,7 @@ def test_a_packet_is_the_same_to_the_byte(spool: Spool) -> None:
 
 
 @pytest.mark.parametrize("durable", range(7))
-def test_a_mark_tells_what_the_receiver_has(spool: Spool, durable: int) -> None:
+def test_a_mark_names_the_packets_that_the_receiver_has(spool: Spool, durable: int) -> None:
     packets = [packet("1", "2"), packet("3"), packet("4")]
     spool.append(packets, 3, (3, [(0, 2), (2, 1), (3, 1)]))  # sequences 3, 4 and 5
     spool.append([packet("5")], 0, None)
@@ -243,7 +243,7 @@ def test_an_epoch_grows_whatever_the_clock_says(
     again.close()
 
 
-def test_a_disk_that_refuses_keeps_what_it_has(
+def test_a_spool_keeps_its_packets_on_a_full_disk(
     spool: Spool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     spool.append([packet("1")], 0, None)

@@ -67,7 +67,7 @@ def test_time_that_the_consumer_takes_counts():
 
 
 @table("rate", [0, -1, float("nan")])
-def test_a_rate_that_is_none_is_refused(rate):
+def test_a_rate_that_is_not_positive_is_refused(rate):
     with pytest.raises(ValueError, match="must be above 0"):
         RateLimit(rate)
 

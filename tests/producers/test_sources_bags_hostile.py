@@ -107,7 +107,7 @@ def split(folder, mcap=False, compression=None):
 
 @table("mcap", [False, True])
 @table("harm", ["none", "cut", "empty", "missing", "no metadata", "hostile metadata"])
-def test_a_bag_of_several_files_loses_only_what_is_damaged(tmp_path, mcap, harm, caplog):
+def test_a_bag_of_several_files_loses_only_damaged_messages(tmp_path, mcap, harm, caplog):
     folder = tmp_path / f"{harm} {mcap}"
     folder.mkdir()
     bag, names = split(folder, mcap)

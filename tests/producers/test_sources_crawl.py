@@ -143,7 +143,7 @@ BAD_LISTS = {
 
 
 @table("kind", BAD_LISTS)
-def test_a_bad_row_takes_no_other_with_it(served, tmp_path, kind):
+def test_the_rows_beside_a_bad_row_are_crawled(served, tmp_path, kind):
     name, content, left_out = BAD_LISTS[kind]
     data = content(*(url.replace("PORT", str(served.port)) for url in good(2)))
     (tmp_path / name).write_bytes(data if isinstance(data, bytes) else data.encode())

@@ -17,7 +17,7 @@ from stream_ssl.producers.sources.web import network
         *("http://a b/", "http://" + "a" * 300 + ".test/", "https://good.test:99999/1"),
     ],
 )
-def test_a_bad_url_takes_no_other_with_it(served, tmp_path, url):
+def test_the_urls_beside_a_bad_url_are_crawled(served, tmp_path, url):
     source = crawl(served, tmp_path, [*good(1), url])
     assert paths(source.samples()) == ["0.png"]
     assert source.skipped.by_reason.total() == 1

@@ -234,7 +234,7 @@ HOSTILE = {
 
 
 @table("kind", HOSTILE)
-def test_a_hostile_host_takes_no_other_with_it(served, tmp_path, caplog, kind):
+def test_the_hosts_beside_a_hostile_host_are_crawled(served, tmp_path, caplog, kind):
     answer, reason = HOSTILE[kind]
     served.answers["/x"] = answer
 

@@ -52,7 +52,7 @@ def labels(source):
 
 @table("packed", [False, True])
 @table("split", ["train", "test"])
-def test_idx_sends_what_the_files_hold(tmp_path, packed, split):
+def test_idx_sends_the_images_and_labels_of_its_files(tmp_path, packed, split):
     image_NHW, label_N = pixels(9, 4, 6), np.arange(9) % 4
     stem = {"train": "train", "test": "t10k"}[split]
     write_idx(tmp_path / "Tiny/raw", stem, image_NHW, label_N, packed)
@@ -124,7 +124,7 @@ def test_idx_says_what_it_looked_for(tmp_path):
         IdxDataset(tmp_path)
 
 
-def test_cifar10_sends_what_the_files_hold(tmp_path):
+def test_cifar10_sends_the_images_and_labels_of_its_files(tmp_path):
     folder = tmp_path / "cifar-10-batches-bin"
     folder.mkdir()
     image_NHWC, label_N = pixels(9, 32, 32, 3), np.arange(9)
@@ -238,7 +238,7 @@ def test_an_array_without_rows_holds_no_sample(tmp_path, subset):
         NpyVectors(tmp_path / "a.npy", subset=subset)
 
 
-def test_a_bad_vector_takes_no_other_with_it(tmp_path, caplog):
+def test_the_rows_beside_a_bad_vector_are_sent(tmp_path, caplog):
     value_ND, label_N = np.arange(18, dtype=np.float64).reshape(6, 3), np.arange(6)
     value_ND[1, 0], value_ND[2, 2], value_ND[3, 0] = np.nan, np.inf, 1e300
     label_N[4:] = -1, -5  # -1 stands for no label

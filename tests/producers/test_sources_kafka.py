@@ -59,7 +59,7 @@ def source_of(address, config, **settings):
     return Kafka("frames", "robots", address, config, **{"idle_seconds": 0.5, **settings})
 
 
-def test_messages_become_samples_and_what_is_none_is_counted_and_committed_past(config):
+def test_a_message_without_an_image_is_counted_and_committed(config):
     images = image_files(4)
     with cluster() as (publisher, address):
         headers = [("id", b"seven"), ("time", b"1700000000.5"), ("label", b"3"), ("gain", b"2")]

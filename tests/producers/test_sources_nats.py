@@ -114,7 +114,7 @@ def settled(running):
     until(lambda: not ((info := running.consumer()).num_ack_pending or info.num_pending))
 
 
-def test_messages_become_samples_and_what_is_none_is_terminated(tmp_path):
+def test_a_message_without_an_image_is_terminated(tmp_path):
     images = image_files(4)
     with server(tmp_path) as running:
         headers = {"id": "seven", "time": "1700000000.5", "label": "3", "gain": "2"}

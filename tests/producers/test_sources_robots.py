@@ -224,7 +224,7 @@ def test_files_of_a_ros_2_folder_may_overlap_in_time(tmp_path, mcap):
 
 @table("suffix", [".mcap", ".bag", ".db3", ""])
 @table("data", [b"", b"no log at all " * 100, b"#ROSBAG V2.0\n" + b"\xff" * 99])
-def test_a_file_that_is_no_log_takes_no_other_with_it(tmp_path, caplog, suffix, data):
+def test_the_logs_beside_a_file_that_is_no_log_are_read(tmp_path, caplog, suffix, data):
     bad = tmp_path / f"bad{suffix}"
     bad.write_bytes(data)
     if suffix == ".mcap":
@@ -275,7 +275,7 @@ def test_a_folder_that_is_no_single_log_is_named_with_the_remedy(tmp_path, caplo
         (compressed(ROS2, b"", "jpeg", 0), "format 'jpeg' is neither JPEG"),
     ],
 )
-def test_a_message_that_is_no_image_takes_no_other_with_it(tmp_path, caplog, message, why):
+def test_the_messages_beside_one_without_an_image_are_sent(tmp_path, caplog, message, why):
     bad = ("/bad", COMPRESSED if hasattr(message, "format") else IMAGE, BEGAN, message)
     path = write_mcap(tmp_path / "a.mcap", [*drive(ROS2, 2), bad, *drive(ROS2, 2)])
     source = McapFiles(str(path))

@@ -62,7 +62,7 @@ def test_texts_of_delta_encodings_are_read_a_few_at_a_time(encoding: str, tmp_pa
     assert pool.max_memory() < 2**24
 
 
-def test_only_what_is_asked_for_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_named_columns_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.parquet"
     images = [bytes([n]) * 100_000 for n in range(3)]
     parquet.write_table(pa.table({"url": ["u", "v", None], "n": [1, 2, 3], "jpg": images}), path)

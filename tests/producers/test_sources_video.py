@@ -194,7 +194,7 @@ KINDS = ("empty", "text", "a picture's head", "half of MP4", "a cut tail", "a ho
 
 
 @table("kind", [*KINDS, "a title in Latin-1", "a playlist", "a list"])
-def test_a_bad_file_takes_no_other_with_it(tmp_path, caplog, kind):
+def test_the_files_beside_a_damaged_file_are_read(tmp_path, caplog, kind):
     data, most = files_of_a_hostile_world(tmp_path)[kind]
     bad, good = tmp_path / "bad.bin", write_video(tmp_path / "good.mp4", 5)
     bad.write_bytes(data)
