@@ -18,7 +18,7 @@ def runs(samples):
     return [len(list(run)) for _, run in itertools.groupby(origins)]
 
 
-@pytest.mark.parametrize(("rate", "alpha"), [(1.0, 1.5), (1.0, 0.8), (0.2, 1.2)])
+@pytest.mark.parametrize(("rate", "alpha"), [(1.0, 0.8), (0.2, 1.2)])
 def test_stalls_have_a_pareto_law(rate, alpha):
     lengths = np.array([Stalls(small(), rate, alpha, longest=50)._length(n) for n in range(20_000)])
     assert lengths.max() == 50

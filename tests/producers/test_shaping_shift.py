@@ -15,7 +15,7 @@ def small(**settings):
     return Synthetic(**({"size": 4, "shift": 0, "classes": 5} | settings))
 
 
-@pytest.mark.parametrize("bias", [1.0, 4.0, 20.0])
+@pytest.mark.parametrize("bias", [1.0, 20.0])
 def test_the_dominant_class_is_so_many_times_as_frequent(bias):
     period = 4000
     shift = Shift(small(), classes=5, period=period, bias=bias)

@@ -28,7 +28,7 @@ from stream_ssl.producers.sources.lerobot_meta import Clip, episode_rows, filled
 
 BEGAN = 1_714_979_289.0  # what the videos tell
 TOP, WRIST = CAMERAS
-VERSIONS = ("v2.0", "v2.1", "v3.0")
+VERSIONS = ("v2.1", "v3.0")  # v2.0 is read as v2.1 is
 
 
 def told(source: LeRobot, position: Any = None) -> list[tuple[int, str, int, int]]:
