@@ -136,28 +136,18 @@ def test_a_terminal_without_a_size_still_shows_tables(
     assert "runs/laptop" in capsys.readouterr().out
 
 
-def test_metrics_are_kept_in_no_files_of_another_program(tmp_path: Path) -> None:
-    """As if a web server with several processes was started from the same shell."""
-    code = (
-        "from stream_ssl.app import cli; cli.main(['init']); import prometheus_client as client; "
-        "client.Counter('a', 'b')"
-    )
-    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
-    subprocess.run(
-        [sys.executable, "-c", code], env=environment, stdout=subprocess.DEVNULL, check=True
-    )
-    assert not list(tmp_path.iterdir())
-
-
-def test_plots_are_drawn_under_a_backend_of_a_notebook() -> None:
-    """As if a cell of a notebook started the command from another environment."""
+def test_variables_of_other_programs_change_neither_metrics_nor_plots(tmp_path: Path) -> None:
+    """Such as those of a web server with several processes, or of a notebook."""
     code = (
         "from stream_ssl.app import cli\n"
         "cli.main(['init'])\n"
-        "import matplotlib\n"
+        "import matplotlib, prometheus_client\n"
+        "prometheus_client.Counter('a', 'b')\n"
         "print('backend', matplotlib.get_backend())\n"
     )
-    assert "backend agg" in output_of(code, MPLBACKEND="module://of_a_notebook").lower()
+    others = {"MPLBACKEND": "module://of_a_notebook", "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    assert "backend agg" in output_of(code, **others).lower()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_library_that_does_not_fit_into_memory_is_named(
