@@ -419,7 +419,8 @@ def test_produce_says_why_it_cannot_connect(
 ) -> None:
     arguments = ["--to", "tcp://127.0.0.1:1", "--name", "robot", "--connect_seconds", "0.5"]
     assert produce.main(["synthetic", *arguments]) == 1
-    assert "producer 'robot': no connection within 0.5 s" in caplog.text
+    told = "no connection within 0.5 s: nobody listens at tcp://127.0.0.1:1"
+    assert f"producer 'robot': {told}" in caplog.text
 
 
 @table(
