@@ -58,7 +58,9 @@ def test_each_different_picture_is_kept_once_if_there_is_room(tmp_path: Path) ->
     assert difference_P.max() < 20  # the same picture, in colour or in grey
 
 
-def test_a_picture_that_found_no_room_is_dropped_when_it_comes_again(tmp_path: Path) -> None:
+def test_a_full_set_drops_repeated_pictures_and_deletes_the_files_of_evicted_ones(
+    tmp_path: Path,
+) -> None:
     source = Crawl()
     curator = Curator(tmp_path, keep=50)
     *_, counts = curator.run(source)
@@ -69,8 +71,8 @@ def test_a_picture_that_found_no_room_is_dropped_when_it_comes_again(tmp_path: P
     assert curator.originals.names() == files  # evicted pictures leave no files
 
 
-def test_a_png_that_repeats_is_shown_beside_its_original(tmp_path: Path) -> None:
-    """Its pixels are read-only, of which torch warned."""
+def test_the_curator_pairs_a_repeated_png_with_its_original(tmp_path: Path) -> None:
+    """The pixels of a PNG are read-only, and torch warns of read-only arrays."""
     pixels_HWC = np.random.default_rng(0).integers(0, 256, (4, 4, 3), np.uint8)
     image = Image.fromarray(pixels_HWC).resize((64, 64))
     for name in ("a", "b"):
@@ -84,14 +86,16 @@ def test_a_png_that_repeats_is_shown_beside_its_original(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("saved", [True, False])
-def test_a_stopped_or_killed_pass_ends_as_a_whole_one(tmp_path: Path, saved: bool) -> None:
+def test_a_stopped_or_killed_pass_continues_to_the_result_of_an_unbroken_pass(
+    tmp_path: Path, saved: bool
+) -> None:
     whole = Curator(tmp_path / "whole", keep=60)
     list(whole.run(Crawl()))
     first = Curator(tmp_path / "parts", keep=60)
     for number, _ in enumerate(first.run(Crawl(), lambda: saved)):
         if number == 0 and not saved:
             first.save()
-        if number == 1:  # a batch after the save, of which nothing remains
+        if number == 1:  # a batch after the save: nothing of the batch remains
             break
     second = Curator(tmp_path / "parts", keep=60)
     assert second.progress.read == BATCH
@@ -120,7 +124,9 @@ def test_originals_that_a_power_cut_damaged_are_written_again(tmp_path: Path, sa
         assert curator.originals.read(one.original) == whole.originals.read(one.original)
 
 
-def test_a_damaged_state_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_pass_with_a_damaged_state_begins_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     curator = Curator(tmp_path, keep=60)
     list(curator.run(Crawl()))
     expected = outcome(curator)
@@ -146,10 +152,10 @@ def test_a_state_that_was_half_deleted_at_a_crash_is_deleted(tmp_path: Path) -> 
 def test_a_seed_may_be_negative(tmp_path: Path) -> None:
     curator = Curator(tmp_path, keep=5, seed=-1)
     list(curator.run(Crawl()))
-    assert curator.progress.dropped > PAIRS  # of which PAIRS are drawn
+    assert curator.progress.dropped > PAIRS  # PAIRS of them are drawn
 
 
-def test_wrong_arguments_name_the_value_and_the_rule(tmp_path: Path) -> None:
+def test_errors_about_the_curator_s_arguments_name_the_value_and_the_rule(tmp_path: Path) -> None:
     for wrong, text in (
         ({"keep": 0}, "keep is 0: must be at least 1"),
         ({"keep": 5, "size": 16}, "size is 16: pictures are compared at 32 x 32"),
@@ -164,7 +170,7 @@ def test_wrong_arguments_name_the_value_and_the_rule(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("begun", "now"), [("letterbox", "crop"), ("crop", "letterbox")])
-def test_a_pass_does_not_go_on_with_another_fit(tmp_path: Path, begun: Any, now: Any) -> None:
+def test_a_pass_cannot_continue_with_another_fit(tmp_path: Path, begun: Any, now: Any) -> None:
     list(Curator(tmp_path, keep=5, fit=begun).run(Crawl(ends_at=20)))
     with pytest.raises(ValueError, match=f"fit is '{now}', and the pass in .* with '{begun}'"):
         Curator(tmp_path, keep=5, fit=now)
@@ -191,10 +197,10 @@ def test_a_batch_of_large_frames_ends_early(tmp_path: Path) -> None:
 def test_a_batch_of_pictures_that_are_compared_at_a_large_size_ends_early(tmp_path: Path) -> None:
     curator = Curator(tmp_path, 10, size=512)
     first = next(curator.run(Crawl(ends_at=60)))
-    assert first.read <= 8  # of 9 MB each, while they are compared in floating point
+    assert first.read <= 8  # each has 9 MB while the curator compares it in floating point
 
 
-def test_rows_that_are_shorter_than_what_was_saved_are_named(tmp_path: Path) -> None:
+def test_a_file_of_rows_that_is_shorter_than_saved_is_an_error(tmp_path: Path) -> None:
     rows = Rows(tmp_path / "bad.jsonl")
     rows.go_back(0)
     for number in range(3):
@@ -220,7 +226,7 @@ def test_pictures_of_large_cameras_are_kept(kind: str, side: int, tmp_path: Path
     assert (counts.kept, counts.bad) == (1, {})
 
 
-def test_a_picture_that_is_too_large_names_the_remedy(tmp_path: Path) -> None:
+def test_the_error_about_a_picture_that_is_too_large_names_the_remedy(tmp_path: Path) -> None:
     Image.new("L", (8001, 8000)).save(tmp_path / "a.png")
     curator = Curator(tmp_path / "state", keep=4)
     *_, counts = curator.run(ImageFolder(str(tmp_path)))

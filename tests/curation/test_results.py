@@ -45,7 +45,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_files_hold_the_same_pictures(tmp_path: Path) -> None:
+def test_the_parquet_file_the_tar_shards_and_the_index_hold_the_same_pictures(
+    tmp_path: Path,
+) -> None:
     curator = Curator(tmp_path / "state", keep=1200)
     list(curator.run(Crawl()))
     out = tmp_path / "out"
@@ -83,7 +85,7 @@ def test_files_hold_the_same_pictures(tmp_path: Path) -> None:
     ("classes", "named"),
     [(["cats", "d\udcffogs"], True), ([], False), (["cats"], False), (["cats", "cats"], False)],
 )
-def test_the_names_of_classes_are_kept(
+def test_the_parquet_file_keeps_class_names_that_fit_the_labels(
     folder: Path, tmp_path: Path, classes: list[str], named: bool
 ) -> None:
     curator = Curator(tmp_path / "state", keep=20)
@@ -94,7 +96,7 @@ def test_the_names_of_classes_are_kept(
     assert [sample.label for sample, _ in found.samples()] == [one.label for one in curator.kept]
 
 
-def test_the_facts_of_a_source_are_kept_also_after_a_stop(tmp_path: Path) -> None:
+def test_the_metadata_of_samples_survives_a_restart(tmp_path: Path) -> None:
     facts = [{"caption": "a \u00e9", "share": float("nan")}, None, {"id": "no id"}]
 
     class Captions:
@@ -194,7 +196,7 @@ def test_a_source_that_tells_only_the_number_of_its_classes_is_curated(tmp_path:
     )
 
 
-def test_the_report_counts_what_the_source_left_out_once(tmp_path: Path) -> None:
+def test_the_report_counts_each_file_that_the_source_left_out_once(tmp_path: Path) -> None:
     root, out = tmp_path / "in", tmp_path / "out"
     root.mkdir()
     for number in range(300):
@@ -212,7 +214,7 @@ def test_the_report_counts_what_the_source_left_out_once(tmp_path: Path) -> None
     assert "<td>unreadable</td><td>1</td>" in report
 
 
-def test_a_source_of_a_users_own_is_curated(
+def test_curate_reads_a_source_class_of_the_user_unless_it_is_a_broker(
     folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -241,7 +243,7 @@ def test_a_source_of_a_users_own_is_curated(
         assert said in capsys.readouterr().err
 
 
-def test_a_set_without_any_picture_is_an_error(
+def test_curate_fails_without_pictures_and_rejects_unsuitable_and_unknown_sources(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
@@ -266,7 +268,7 @@ def test_a_set_without_any_picture_is_an_error(
     assert "kafka" not in of_unknown
 
 
-def test_wrong_folders_are_refused(
+def test_curate_rejects_an_output_folder_with_files_and_a_missing_source_folder(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     out = tmp_path / "out"
@@ -411,7 +413,7 @@ def test_a_second_command_is_refused_while_the_first_one_writes(
     assert curate.main(options_of(folder, out)) == 0
 
 
-def test_a_full_disk_is_named_and_the_same_command_continues(
+def test_the_same_command_continues_after_a_full_disk(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
@@ -429,7 +431,7 @@ def test_a_full_disk_is_named_and_the_same_command_continues(
     assert curate.main(options_of(folder, out)) == 0
 
 
-def test_errors_name_the_option_of_this_command(
+def test_the_error_about_a_set_larger_than_the_memory_names_the_option_keep(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     out = tmp_path / "out"
