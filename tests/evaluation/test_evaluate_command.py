@@ -1,4 +1,4 @@
-"""stream-ssl evaluate on small sets: what it writes, and what it says of what cannot work."""
+"""Tests of `stream-ssl evaluate` on small sets: its files, its output and its errors."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def found(out: Path) -> dict[str, Any]:
     return content
 
 
-def test_everything_is_written_and_told(
+def test_evaluate_writes_and_prints_all_measures_and_replaces_only_its_own_files(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
@@ -78,7 +78,7 @@ def test_everything_is_written_and_told(
             assert min(image.size) > 300
 
 
-def test_a_report_of_many_classes_has_no_confusion(
+def test_a_report_of_many_classes_has_no_confusion_matrix(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arguments = [str(run), *DATA, *QUICK, "--untrained", "false", "--out", str(tmp_path / "out")]
@@ -89,7 +89,7 @@ def test_a_report_of_many_classes_has_no_confusion(
         assert ("confusion.png" in (tmp_path / "out/report.md").read_text()) == there
 
 
-def test_it_repeats_itself(run: Path, tmp_path: Path) -> None:
+def test_evaluate_gives_the_same_numbers_twice(run: Path, tmp_path: Path) -> None:
     for out in "ab":
         arguments = [str(run), *DATA, *QUICK, "--untrained", "false", "--out", str(tmp_path / out)]
         assert evaluate.main(arguments) == 0
@@ -97,7 +97,7 @@ def test_it_repeats_itself(run: Path, tmp_path: Path) -> None:
     assert set(found(tmp_path / "a")["encoders"]) == {"trained"}
 
 
-def test_a_run_whose_limit_of_pixels_changed_is_compared(run: Path, tmp_path: Path) -> None:
+def test_evaluate_compares_runs_with_different_limits_of_pixels(run: Path, tmp_path: Path) -> None:
     write_run(tmp_path / "other", decoder={"size": 12, "channels": 1, "max_pixels": 1_000_000})
     more = ["--untrained", "false", "--decorrelated", str(tmp_path / "other")]
     assert evaluate.main([str(run), *DATA, *QUICK, *more, "--out", str(tmp_path / "out")]) == 0
@@ -126,7 +126,7 @@ def npy(folder: Path, dim: int) -> list[str]:
     [{"dim": 8, "widths": [16]}, None, {"dim": 9, "widths": [16]}],
     ids=["images for a run on vectors", "vectors for a run on images", "another length"],
 )
-def test_data_of_another_kind_is_named(
+def test_evaluate_and_embed_reject_data_of_a_kind_that_the_run_does_not_read(
     vectors: dict[str, Any] | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_run(tmp_path / "run", **({} if vectors is None else {"vectors": vectors}))
@@ -139,7 +139,7 @@ def test_data_of_another_kind_is_named(
     assert f"The run was configured for others: give {due}" in caplog.text
 
 
-def test_a_vector_among_images_is_left_out(run: Path, tmp_path: Path) -> None:
+def test_embed_leaves_out_a_vector_among_images(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "f.npz"
     with tarfile.open(tmp_path / "mixed.tar", "w") as tar:
         for number in range(40):
@@ -172,7 +172,7 @@ def test_images_that_cannot_be_decoded_are_counted_in_the_error(
     assert "(4 of 4 samples were left out (damaged))" in caplog.text
 
 
-def test_an_encoder_of_other_vectors_is_refused(
+def test_evaluate_refuses_to_compare_encoders_of_different_vectors(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A vector of each run has 32 bytes."""
@@ -185,7 +185,9 @@ def test_an_encoder_of_other_vectors_is_refused(
     assert "on vectors of 8 numbers as float32: compare checkpoints of the same" in caplog.text
 
 
-def test_stages_and_a_decorrelated_run(run: Path, tmp_path: Path) -> None:
+def test_evaluate_reports_continual_measures_and_the_recovered_share(
+    run: Path, tmp_path: Path
+) -> None:
     first, second = sorted((run / "checkpoints").glob("step-*"))
     out = tmp_path / "out"
     more = ["--tasks", "2", "--stages", str(first), str(second), "--decorrelated", str(first)]
@@ -259,7 +261,7 @@ def test_a_folder_of_images_is_divided_and_damaged_files_are_left_out(
     assert "\n| &lt;i&gt; |" in page
 
 
-def test_a_class_that_is_too_small_for_a_query_is_named(
+def test_evaluate_warns_of_a_class_that_is_too_small_for_queries(
     run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_images(tmp_path / "one", 3, 10)
@@ -288,7 +290,7 @@ def test_references_may_be_another_set(run: Path, tmp_path: Path) -> None:
     assert (content["queries"], content["references"]) == (24, 18)
 
 
-def test_queries_that_are_references_are_noted(
+def test_evaluate_warns_of_queries_with_the_pixels_of_a_reference(
     run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_images(tmp_path / "one", 2, 12)
@@ -304,7 +306,7 @@ def test_queries_that_are_references_are_noted(
     assert f"> {note}: give two sets without" in (tmp_path / "out/report.md").read_text()
 
 
-def test_folders_that_are_no_classes_are_refused(
+def test_evaluate_rejects_train_and_test_folders_as_classes(
     run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_images(tmp_path / "set/train", 3, 8)
@@ -323,7 +325,7 @@ def test_folders_that_are_no_classes_are_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_sets_whose_classes_have_another_order_are_refused(
+def test_evaluate_rejects_sets_whose_classes_have_different_orders(
     run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name, classes in (("one", ["cat", "dog"]), ("two", ["dog", "cat"])):
@@ -365,7 +367,7 @@ def test_sets_whose_classes_have_another_order_are_refused(
     ],
     ids=lambda value: "-".join(value[:2]).strip("-") if isinstance(value, list) else None,
 )
-def test_what_cannot_work_is_told_with_its_remedy(
+def test_evaluate_rejects_wrong_options_and_names_the_remedy(
     run: Path,
     tmp_path: Path,
     arguments: list[str],
@@ -384,7 +386,7 @@ def assert_told(caplog: pytest.LogCaptureFixture, message: str) -> None:
     assert re.search(message, caplog.text, re.DOTALL), caplog.text
 
 
-def test_checkpoints_that_are_missing_or_damaged(
+def test_evaluate_rejects_missing_and_damaged_checkpoints(
     run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert evaluate.main([str(tmp_path / "nowhere"), *DATA, *QUICK]) == 1
@@ -397,7 +399,7 @@ def test_checkpoints_that_are_missing_or_damaged(
     assert_told(caplog, "is damaged .*give an earlier checkpoint")
 
 
-def test_an_encoder_with_nan_is_told_in_a_line(
+def test_the_error_about_an_encoder_with_nan_has_no_traceback(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (checkpoint,) = write_run(tmp_path / "run")
@@ -412,7 +414,7 @@ def test_an_encoder_with_nan_is_told_in_a_line(
     assert "Traceback" not in caplog.text
 
 
-def test_a_checkpoint_that_the_learner_removes_gives_way_to_its_next(
+def test_evaluate_takes_the_next_checkpoint_if_the_learner_removes_the_newest(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(run, tmp_path / "run", symlinks=True)
@@ -432,7 +434,7 @@ def test_a_checkpoint_that_the_learner_removes_gives_way_to_its_next(
     assert found(out)["step"] == 20
 
 
-def test_a_missing_set_is_named_before_the_network_is_loaded(
+def test_evaluate_rejects_a_missing_set_before_it_loads_the_network(
     run: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     loaded: list[Any] = []
@@ -442,7 +444,7 @@ def test_a_missing_set_is_named_before_the_network_is_loaded(
     assert loaded == []
 
 
-def test_unlabelled_and_endless_sets(
+def test_evaluate_rejects_unlabelled_and_endless_sets(
     run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     images = tmp_path / "some-images-idx3-ubyte"
@@ -454,14 +456,14 @@ def test_unlabelled_and_endless_sets(
     assert_told(caplog, "--source.count 2000")
 
 
-def test_converted_images_are_noted(run: Path, tmp_path: Path) -> None:
+def test_evaluate_notes_how_many_images_had_another_size(run: Path, tmp_path: Path) -> None:
     other = ["--source.count", "400", "--source.size", "9", "--k", "5", "--probes", "convex"]
     out = tmp_path / "out"
     assert evaluate.main([str(run), *DATA, *other, "--out", str(out)]) == 0
     assert "400 of 400 raw images had another size" in found(out)["notes"][0]
 
 
-def test_the_runs_own_held_out_set_may_be_gone(tmp_path: Path) -> None:
+def test_evaluate_works_when_the_held_out_set_of_the_run_is_gone(tmp_path: Path) -> None:
     write_images(tmp_path / "held", 2, 4)
     init = {"root": str(tmp_path / "held")}
     source = {"class_path": "stream_ssl.producers.sources.ImageFolder", "init_args": init}
@@ -483,7 +485,7 @@ def test_the_runs_own_held_out_set_may_be_gone(tmp_path: Path) -> None:
     ],
     ids=["nothing", "no-data", "unknown", "endless", "a-place", "no-place"],
 )
-def test_wrong_usage_is_told(
+def test_evaluate_rejects_wrong_and_missing_arguments(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:
@@ -492,7 +494,7 @@ def test_wrong_usage_is_told(
     assert message in capsys.readouterr().err
 
 
-def test_help_tells_the_sources_options(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_lists_the_options_of_the_source(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         evaluate.main(["--data", "cifar:x", "--help"])
     assert not end.value.code
@@ -502,7 +504,7 @@ def test_help_tells_the_sources_options(capsys: pytest.CaptureFixture[str]) -> N
     assert "stream-ssl evaluate runs/laptop" in told
 
 
-def test_a_full_disk_loses_no_measure(
+def test_evaluate_prints_the_measures_when_the_disk_is_full(
     run: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

@@ -26,7 +26,7 @@ MATRIX = [[0.9, 0.2, 0.1], [0.8, 0.7, 0.3], [0.5, 0.6, 0.8]]
 UNTRAINED = [0.1, 0.15, 0.05]
 
 
-def test_three_tasks_by_hand() -> None:
+def test_continual_measures_of_three_tasks_equal_values_computed_by_hand() -> None:
     assert average_accuracy(MATRIX) == pytest.approx((0.5 + 0.6 + 0.8) / 3)
     assert forgetting(MATRIX) == pytest.approx(((0.9 - 0.5) + (0.7 - 0.6)) / 2)
     assert backward_transfer(MATRIX) == pytest.approx(((0.5 - 0.9) + (0.6 - 0.7)) / 2)
@@ -34,13 +34,13 @@ def test_three_tasks_by_hand() -> None:
 
 
 def test_forgetting_counts_from_the_best_earlier_stage() -> None:
-    """Best in the middle: 0.9 after task 2, so 0.2 is forgotten and BWT says only 0.1."""
+    """The first task is best after stage 2: it forgets 0.2, and its backward transfer is 0.1."""
     matrix = [[0.6, 0.0, 0.0], [0.9, 0.5, 0.0], [0.7, 0.5, 0.5]]
     assert forgetting(matrix) == pytest.approx((0.2 + 0.0) / 2)
     assert backward_transfer(matrix) == pytest.approx(0.1 / 2)
 
 
-def test_what_was_better_at_the_end_is_forgetting_below_zero() -> None:
+def test_forgetting_is_negative_if_a_task_is_best_at_the_end() -> None:
     assert forgetting([[0.5, 0.1], [0.8, 0.9]]) == pytest.approx(-0.3)
 
 
@@ -55,26 +55,26 @@ def test_one_task_has_an_average_only() -> None:
     assert summarise(MATRIX, UNTRAINED).forward_transfer == pytest.approx(0.15)
 
 
-def test_the_recovered_share() -> None:
+def test_the_recovered_share_is_the_ratio_of_the_accuracies() -> None:
     assert recovered_share(0.5, 0.5) == 1
     assert recovered_share(0.39, 0.40) == pytest.approx(0.975)
     assert recovered_share(0.0, 0.4) == 0
 
 
-def test_the_recovered_gain() -> None:
+def test_the_recovered_gain_is_the_ratio_of_the_gains_over_the_untrained_encoder() -> None:
     assert recovered_gain(0.5, 0.5, 0.3) == pytest.approx(1)
     assert recovered_gain(0.3, 0.5, 0.3) == 0
     assert recovered_gain(0.2, 0.5, 0.3) == pytest.approx(-0.5)
 
 
-def test_a_gain_is_told_where_there_was_one() -> None:
+def test_a_recovered_gain_is_given_only_if_the_decorrelated_run_gained() -> None:
     assert Recovered.of(0.39, 0.40, None) == Recovered(pytest.approx(0.975), None)
     assert Recovered.of(0.39, 0.40, 0.45).gain is None
     assert Recovered.of(0.39, 0.40, 0.30).text() == "97.5 % (90 % of the gain)"
     assert Recovered.of(0.39, 0.40, 0.0).text() == "97.5 % (98 % of the gain)"
 
 
-def test_classes_are_divided_in_order() -> None:
+def test_classes_are_divided_into_tasks_in_order() -> None:
     assert divide(range(10), 5) == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
     assert divide([7, 1, 4], 2) == [[7, 1], [4]]
     assert divide([3], 1) == [[3]]
@@ -99,6 +99,6 @@ def test_classes_are_divided_in_order() -> None:
         (lambda: divide(range(3), 4), "give 1 to 3 tasks"),
     ],
 )
-def test_wrong_arguments_are_named(ask: Callable[[], object], message: str) -> None:
+def test_continual_measures_reject_wrong_arguments(ask: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ask()

@@ -30,7 +30,7 @@ def rows(seed: int, count: int = 12, dim: int = 5) -> torch.Tensor:
 
 @settings(max_examples=40)
 @given(seed=st.integers(0, 10_000), classes=st.integers(2, 4))
-def test_similarity_as_the_naive_twin(seed: int, classes: int) -> None:
+def test_class_similarity_equals_the_naive_twin(seed: int, classes: int) -> None:
     z, label = rows(seed), torch.arange(12) % classes
     found = class_similarity(z, label)
     assert (found.intra, found.inter) == pytest.approx(
@@ -38,7 +38,7 @@ def test_similarity_as_the_naive_twin(seed: int, classes: int) -> None:
     )
 
 
-def test_similarity_of_opposite_and_orthogonal_classes() -> None:
+def test_opposite_and_orthogonal_classes_have_known_similarities() -> None:
     z = np.array([[1.0, 0], [2, 0], [-1, 0], [-3, 0]])
     found = class_similarity(z, np.array([0, 0, 1, 1]))
     assert (found.intra, found.inter) == (1, -1)
@@ -57,7 +57,7 @@ def test_drawn_pairs_have_the_means_of_all_pairs() -> None:
     assert torch.equal(intra_P, pair_similarities(z, label, pairs=20_000)[0])
 
 
-def test_drawn_pairs_of_one_class_are_of_that_class_and_two() -> None:
+def test_pairs_drawn_within_a_class_share_the_class_and_other_pairs_do_not() -> None:
     label = torch.tensor([5, 2, 5, 9, 2])
     z = torch.eye(3)[torch.tensor([0, 1, 0, 2, 1])]
     intra_P, inter_P = pair_similarities(z, label, pairs=500)
@@ -67,13 +67,13 @@ def test_drawn_pairs_of_one_class_are_of_that_class_and_two() -> None:
 
 @settings(max_examples=40)
 @given(seed=st.integers(0, 10_000), alpha=st.sampled_from([0.5, 1.0, 2.0]))
-def test_alignment_as_the_naive_twin(seed: int, alpha: float) -> None:
+def test_alignment_equals_the_naive_twin(seed: int, alpha: float) -> None:
     x, y = rows(seed), rows(seed + 1)
     expected = naive.alignment(x.tolist(), y.tolist(), alpha)
     assert alignment(x, y, alpha) == pytest.approx(expected, rel=1e-12)
 
 
-def test_alignment_of_equal_and_opposite_views() -> None:
+def test_equal_and_opposite_views_have_known_alignments() -> None:
     x = rows(2)
     assert alignment(x, 3 * x) == pytest.approx(0, abs=1e-15)
     assert alignment(x, -x) == pytest.approx(4)
@@ -82,7 +82,7 @@ def test_alignment_of_equal_and_opposite_views() -> None:
 
 @settings(max_examples=40)
 @given(seed=st.integers(0, 10_000), t=st.sampled_from([0.5, 2.0, 10.0]), block=st.integers(1, 99))
-def test_uniformity_as_the_naive_twin(seed: int, t: float, block: int) -> None:
+def test_uniformity_equals_the_naive_twin(seed: int, t: float, block: int) -> None:
     z = rows(seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(geometry, "BLOCK", block)
@@ -90,7 +90,7 @@ def test_uniformity_as_the_naive_twin(seed: int, t: float, block: int) -> None:
     assert found == pytest.approx(naive.uniformity(z.tolist(), t), rel=1e-9, abs=1e-12)
 
 
-def test_uniformity_of_a_point_a_pair_and_the_sphere() -> None:
+def test_a_point_a_pair_and_a_circle_have_known_uniformities() -> None:
     assert uniformity(torch.ones(6, 3)) == pytest.approx(0, abs=1e-6)
     assert uniformity(torch.tensor([[1.0, 0], [-1, 0]])) == pytest.approx(-8)
     # On the circle, |x - y|^2 = 2 - 2 cos: the mean is exp(-2 t) I_0(2 t).
@@ -100,7 +100,7 @@ def test_uniformity_of_a_point_a_pair_and_the_sphere() -> None:
     assert uniformity(circle) == pytest.approx(expected, abs=0.02)
 
 
-def test_rank_of_known_spectra() -> None:
+def test_rank_me_equals_the_closed_form_for_known_spectra() -> None:
     assert rank_me(torch.eye(7)) == pytest.approx(7)
     assert rank_me(torch.ones(50, 9)) == pytest.approx(1)
     assert rank_me(torch.zeros(4, 3)) == 0
@@ -110,7 +110,7 @@ def test_rank_of_known_spectra() -> None:
 
 
 @pytest.mark.parametrize("shape", [(30, 6), (6, 30)], ids=["tall", "wide"])
-def test_rank_as_by_singular_values(shape: tuple[int, int]) -> None:
+def test_rank_me_equals_a_computation_from_singular_values(shape: tuple[int, int]) -> None:
     x = rows(3, *shape)
     share = torch.linalg.svdvals(x) / torch.linalg.svdvals(x).sum()
     assert rank_me(x) == pytest.approx(math.exp(float(-(share * share.log()).sum())))
@@ -130,6 +130,6 @@ def test_rank_as_by_singular_values(shape: tuple[int, int]) -> None:
     ],
     ids=["class", "pairs", "views", "alpha", "one", "t", "shape"],
 )
-def test_wrong_arguments_are_named(ask: Callable[[], object], message: str) -> None:
+def test_geometry_measures_reject_wrong_arguments(ask: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ask()

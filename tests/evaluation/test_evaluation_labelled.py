@@ -27,7 +27,7 @@ from stream_ssl.wire.sample import Sample
 
 
 class Held:
-    """So many images of each class, mixed; an image's first two pixels are its number."""
+    """A shuffled source with given counts of images. The first two pixels tell the number."""
 
     name = "held"
 
@@ -84,7 +84,7 @@ def test_a_source_without_labels_is_refused_soon(samples: int, read: int) -> Non
         list(reader)
 
 
-def test_every_sample_is_one_of_the_two_in_the_share_of_its_class() -> None:
+def test_each_class_is_divided_into_queries_and_references_by_the_share() -> None:
     counts = {0: 100, 1: 50, 4: 10}
     reader = Reader(Held(counts), Decoder(6, 1), Division(0.2), batch=32)
     assert reader.length == 160
@@ -108,7 +108,9 @@ def test_every_sample_is_one_of_the_two_in_the_share_of_its_class() -> None:
     ],
     ids=["none", "all", "few", "third"],
 )
-def test_divisions(division: Division, references: int, queries: int) -> None:
+def test_a_division_gives_the_expected_numbers_of_references_and_queries(
+    division: Division, references: int, queries: int
+) -> None:
     found: Counter[str] = Counter()
     for batch in Reader(Held({0: 20, 1: 20}), Decoder(6, 1), division):
         found[batch.part] += len(batch.label_B)
@@ -125,7 +127,7 @@ def test_no_batch_is_much_smaller_than_asked(count: int) -> None:
     assert min(sizes) >= min(count, 8)
 
 
-def test_balanced_takes_as_many_of_each_as_the_rarest_has() -> None:
+def test_balanced_takes_as_many_rows_of_each_class_as_the_rarest_class_has() -> None:
     label = torch.tensor([3] * 50 + [1] * 7 + [0] * 20)
     rows = balanced(label, seed=1)
     assert torch.equal(rows, rows.unique())
@@ -157,7 +159,7 @@ def test_several_encoders_see_the_same_images_once() -> None:
     assert not torch.equal(a.view_QF, a.other_QF)
 
 
-def test_measures_of_pixels() -> None:
+def test_pixels_of_synthetic_classes_have_high_and_consistent_measures() -> None:
     class Pixels:
         def __call__(self, image_BCHW: torch.Tensor) -> torch.Tensor:
             return image_BCHW.flatten(1).float()
@@ -182,7 +184,7 @@ def test_measures_of_pixels() -> None:
     assert plain["rank_me"] == found.rank_me
 
 
-def test_confusion_rows_are_classes_in_order_whatever_their_numbers() -> None:
+def test_rows_of_the_confusion_matrix_follow_the_order_of_the_class_numbers() -> None:
     reader = Reader(Held({7: 40, 200: 40}), Decoder(6, 1), Division(0.5))
     encoded = encode([reader], {"numbers": Numbers()})["numbers"]
     found = measure(encoded, ks=(3,), probes=[])
@@ -193,7 +195,7 @@ def test_confusion_rows_are_classes_in_order_whatever_their_numbers() -> None:
 
 
 @table("classes, counted", [(MOST_CONFUSED, True), (MOST_CONFUSED + 1, False)])
-def test_many_classes_have_no_confusion(classes: int, counted: bool) -> None:
+def test_many_classes_have_no_confusion_matrix(classes: int, counted: bool) -> None:
     label_N = torch.arange(classes).repeat(2)
     angle_N = label_N.double() / classes
     feature_NF = torch.stack([angle_N.cos(), angle_N.sin()], 1)
@@ -204,7 +206,7 @@ def test_many_classes_have_no_confusion(classes: int, counted: bool) -> None:
     assert found.knn[1].accuracy == found.knn[1].balanced == 1.0
 
 
-def test_task_accuracies_are_means_over_the_tasks_classes() -> None:
+def test_the_accuracy_of_a_task_is_the_mean_over_its_classes() -> None:
     per_class = {0: 1.0, 1: 0.5, 2: 0.0}
     assert task_accuracies(per_class, [[0, 1], [2]]) == [0.75, 0.0]
     with pytest.raises(ValueError, match=r"name the classes .5., which no query has: choose"):
@@ -238,6 +240,6 @@ def test_sets_that_cannot_be_measured_are_refused(
     [({"query_share": 1.5}, "query_share 1.5"), ({"query_share": 0, "queries_per_class": 0}, "1")],
     ids=["share", "none"],
 )
-def test_wrong_divisions_are_named(arguments: dict[str, Any], message: str) -> None:
+def test_division_rejects_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Division(**arguments)

@@ -1,4 +1,4 @@
-"""Linear probes reach the minimum where there is one, and the papers' settings are theirs."""
+"""Tests of linear probes: the minimum, the settings of the papers, seeds and errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def blobs(seed: int, count: int = 300, spread: float = 0.6) -> tuple[torch.Tenso
     return centre[label] + spread * torch.randn(count, 4, generator=generator), label
 
 
-def test_the_papers_settings() -> None:
+def test_the_probes_have_the_settings_of_the_papers() -> None:
     """DUEL, appendix; debiased contrastive, appendix B."""
     duel = (DUEL.optimiser, DUEL.epochs, DUEL.learning_rate, DUEL.momentum, DUEL.weight_decay)
     assert duel == ("sgd", 100, 0.01, 0.9, 1e-6)
@@ -28,15 +28,15 @@ def test_the_papers_settings() -> None:
 
 
 @table("settings", [DUEL, DEBIASED, CONVEX], ids=["duel", "debiased", "convex"])
-def test_separable_classes_are_separated(settings: LinearSettings) -> None:
+def test_each_probe_separates_separable_classes(settings: LinearSettings) -> None:
     (x, label), (query, truth) = blobs(0, spread=0.2), blobs(1, spread=0.2)
     result = linear_probe(10 * x, label, 10 * query, truth, settings)
     assert result.accuracy == 1
     assert result.per_class == {0: 1.0, 1: 1.0, 2: 1.0}
 
 
-def test_training_lowers_the_naive_loss_to_its_minimum() -> None:
-    """SGD and L-BFGS, with no decay, end at the same loss; the twin computes it."""
+def test_sgd_and_lbfgs_reach_the_same_minimum_of_the_naive_loss() -> None:
+    """Without weight decay, both end at the same loss. The naive twin computes the loss."""
     x, label = blobs(2, spread=1.2)  # they overlap, so there is a minimum
     x = x.double()
     losses = []
@@ -54,7 +54,7 @@ def test_training_lowers_the_naive_loss_to_its_minimum() -> None:
     assert losses[0] < 0.6
 
 
-def test_a_probe_repeats_and_its_seed_matters() -> None:
+def test_a_probe_has_equal_weights_only_for_equal_seeds() -> None:
     x, label = blobs(3)
     weights = [
         LinearProbe(x, label, LinearSettings(epochs=2, batch_size=32, seed=seed))._layer.weight
@@ -64,7 +64,7 @@ def test_a_probe_repeats_and_its_seed_matters() -> None:
     assert not torch.equal(weights[0], weights[2])
 
 
-def test_the_global_generator_and_gradient_mode_are_left_alone() -> None:
+def test_a_probe_leaves_the_global_generator_and_the_gradient_mode_unchanged() -> None:
     x, label = blobs(4)
     before = torch.get_rng_state()
     with torch.no_grad():
@@ -75,7 +75,7 @@ def test_the_global_generator_and_gradient_mode_are_left_alone() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_classes_need_not_be_numbered_without_gaps() -> None:
+def test_class_numbers_may_have_gaps() -> None:
     x, label = blobs(5, spread=0.2)
     probe = LinearProbe(x, label * 7 + 3, LinearSettings(epochs=30, learning_rate=0.3))
     assert probe.predict(x).unique().tolist() == [3, 10, 17]
@@ -83,7 +83,7 @@ def test_classes_need_not_be_numbered_without_gaps() -> None:
     assert result.per_class[2] == 0  # a class that no reference has
 
 
-def test_standardising_makes_scale_no_matter() -> None:
+def test_the_scale_of_a_feature_does_not_change_the_accuracy() -> None:
     (x, label), (query, truth) = blobs(6), blobs(7)
     scale = torch.tensor([1.0, 1e4, 1e-3, 1])
     first, second = (
@@ -111,12 +111,12 @@ def test_each_epoch_is_reported() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
-def test_wrong_settings_are_named(arguments: dict[str, Any], message: str) -> None:
+def test_linear_settings_reject_wrong_values(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         LinearSettings(**arguments)
 
 
-def test_one_class_cannot_be_probed() -> None:
+def test_a_probe_rejects_references_of_one_class_and_queries_of_another_width() -> None:
     with pytest.raises(ValueError, match=r"all references are of class 4.*at least two"):
         LinearProbe(torch.eye(3), torch.tensor([4, 4, 4]))
     with pytest.raises(ValueError, match="with the same F"):

@@ -30,7 +30,7 @@ def data(seed: int, queries: int = 9, references: int = 20) -> tuple[torch.Tenso
 @given(
     seed=st.integers(0, 10_000), k=st.integers(1, 20), temperature=st.sampled_from([0.01, 0.07, 1])
 )
-def test_votes_as_the_naive_twin(seed: int, k: int, temperature: float) -> None:
+def test_votes_equal_the_naive_twin(seed: int, k: int, temperature: float) -> None:
     query, _, reference, label = data(seed)
     expected = [
         naive.vote(row, reference.tolist(), label.tolist(), k, temperature)
@@ -41,7 +41,7 @@ def test_votes_as_the_naive_twin(seed: int, k: int, temperature: float) -> None:
 
 @settings(max_examples=40)
 @given(seed=st.integers(0, 10_000), k=st.integers(2, 8), among_themselves=st.booleans())
-def test_retrieval_as_the_naive_twin(seed: int, k: int, among_themselves: bool) -> None:
+def test_retrieval_equals_the_naive_twin(seed: int, k: int, among_themselves: bool) -> None:
     query, truth, reference, label = data(seed)
     if among_themselves:
         found = retrieval(query, truth, ks=(1, k))
@@ -66,7 +66,7 @@ def test_float32_through_faiss_agrees_with_float64() -> None:
     )
 
 
-def test_half_precision_is_widened() -> None:
+def test_votes_on_bfloat16_equal_votes_on_float32() -> None:
     query, _, reference, label = (
         part.bfloat16() if part.is_floating_point() else part
         for part in data(5, queries=40, references=300)
@@ -75,14 +75,14 @@ def test_half_precision_is_widened() -> None:
     assert torch.equal(knn_classify(query, reference, label, k=5), wide)
 
 
-def test_votes_in_parts_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_votes_in_parts_equal_votes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     query, _, reference, label = data(4)
     whole = knn_classify(query, reference, label, k=7)
     monkeypatch.setattr(neighbours, "VOTES", 8)
     assert torch.equal(knn_classify(query, reference, label, k=7), whole)
 
 
-def test_one_search_answers_as_several_do() -> None:
+def test_one_search_gives_the_same_answers_as_several() -> None:
     query, truth, reference, label = data(7)
     near = neighbours.Neighbours(query, reference, label, k=12)
     for k in (1, 5, 12):
@@ -92,7 +92,7 @@ def test_one_search_answers_as_several_do() -> None:
         near.vote(13)
 
 
-def test_large_labels_take_no_room() -> None:
+def test_votes_work_with_labels_above_2_to_the_40() -> None:
     query, _, reference, label = data(8)
     far = 2**40 + 7 * label
     assert torch.equal(
@@ -100,7 +100,7 @@ def test_large_labels_take_no_room() -> None:
     )
 
 
-def test_arrays_and_tensors_are_taken_alike() -> None:
+def test_arrays_lists_and_tensors_give_the_same_results() -> None:
     query, truth, reference, label = data(5)
     arrays = [part.numpy() for part in (query, truth, reference, label)]
     assert knn_accuracy(*arrays, k=5) == knn_accuracy(query, truth, reference, label, k=5)
@@ -109,7 +109,7 @@ def test_arrays_and_tensors_are_taken_alike() -> None:
     assert knn_accuracy(*lists, k=5) == knn_accuracy(*arrays, k=5)
 
 
-def test_views_of_a_file_are_taken_as_they_are(tmp_path: Path) -> None:
+def test_memory_mapped_and_reversed_arrays_give_the_same_accuracy(tmp_path: Path) -> None:
     """Such arrays are read-only, and may have negative strides."""
     query, truth, reference, label = (part.numpy() for part in data(5))
     np.save(tmp_path / "rows.npy", reference)
@@ -120,7 +120,7 @@ def test_views_of_a_file_are_taken_as_they_are(tmp_path: Path) -> None:
     assert knn_accuracy(query, truth, rows[::-1], labels[::-1], k=5) == expected
 
 
-def test_pure_clusters_are_all_right() -> None:
+def test_pure_clusters_are_classified_without_an_error() -> None:
     label = np.repeat(np.arange(5), 30)
     rows = np.eye(5)[label]
     result = knn_accuracy(7 * rows, label, rows, label, k=20)
@@ -129,7 +129,7 @@ def test_pure_clusters_are_all_right() -> None:
     assert retrieval(rows, label, ks=(1, 10)) == {1: 1.0, 10: 1.0}
 
 
-def test_guessing_finds_a_class_as_often_as_chance() -> None:
+def test_retrieval_by_random_features_is_as_good_as_chance() -> None:
     """Random features over 10 classes: top-1 in a tenth, top-10 in 1 - 0.9^10."""
     generator = torch.Generator().manual_seed(6)
     rows = torch.randn(3000, 16, generator=generator)
@@ -145,7 +145,7 @@ def test_a_query_among_many_copies_never_finds_itself() -> None:
     assert retrieval(rows, alone, ks=(1, 4)) == {1: 0.0, 4: 0.0}
 
 
-def test_the_error_is_that_of_a_share() -> None:
+def test_the_error_of_an_accuracy_is_the_standard_error_of_a_proportion() -> None:
     rows, label = torch.eye(2), torch.tensor([0, 1])
     result = knn_accuracy(rows[[0, 1, 1, 1]], torch.tensor([0, 0, 1, 1]), rows, label, k=1)
     assert (result.accuracy, result.per_class) == (0.75, {0: 0.5, 1: 1.0})
@@ -169,7 +169,7 @@ def test_the_error_is_that_of_a_share() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
-def test_wrong_arguments_are_named(change: dict[str, Any], message: str) -> None:
+def test_knn_classify_rejects_wrong_arguments(change: dict[str, Any], message: str) -> None:
     right: dict[str, Any] = {
         "query_QF": torch.ones(2, 2),
         "reference_NF": torch.ones(3, 2),
@@ -190,6 +190,6 @@ def test_wrong_arguments_are_named(change: dict[str, Any], message: str) -> None
     ],
     ids=["none", "many", "zero", "unlabelled"],
 )
-def test_wrong_retrievals_are_named(arguments: dict[str, Any], message: str) -> None:
+def test_retrieval_rejects_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         retrieval(torch.ones(3, 2), torch.tensor([0, 1, 1]), **arguments)

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "evaluation.md").read_text()
 
 
-def test_the_snippet_runs(tmp_path: Path) -> None:
+def test_the_snippet_of_the_page_runs(tmp_path: Path) -> None:
     _, code = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     script = tmp_path / "page.py"
     script.write_text("import torch; torch.manual_seed(0)\n" + code + "assert knn.accuracy > 0.9\n")
@@ -47,7 +47,9 @@ def test_labels_in_a_table_become_folders(tmp_path: Path, monkeypatch: pytest.Mo
     assert Path("labelled/yard/000000002.jpg").read_bytes() == b"000000002.jpg"
 
 
-def test_the_config_section_is_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_learner_accepts_the_config_section_of_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (text,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
     folder = tmp_path / "data" / "cifar10"
     folder.mkdir(parents=True)
@@ -61,7 +63,7 @@ def test_the_config_section_is_sound(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (held.every, held.k, len(held.source)) == (500, 20, 3)
 
 
-def test_options_probes_and_metrics_are_told_as_they_are() -> None:
+def test_the_page_names_existing_options_and_all_probes_and_metrics() -> None:
     options = {option for action in evaluate_parser()._actions for option in action.option_strings}
     named = set(re.findall(r"(?<![\w-])--[a-z_]+\b(?![.\w])", PAGE))
     named -= {"--run", "--name", "--memory"}  # of produce and export

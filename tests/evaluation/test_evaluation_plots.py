@@ -85,7 +85,7 @@ def test_similarities_of_a_collapsed_encoder_are_drawn(tmp_path: Path) -> None:
         plots.similarity_plot(tmp_path / "same.png", row.repeat(40, 1), torch.arange(40) % 4)
 
 
-def test_the_plane_is_that_of_the_singular_vectors() -> None:
+def test_the_principal_plane_is_spanned_by_the_first_two_singular_vectors() -> None:
     rows = torch.randn(50, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     place, shares = plots.principal_plane(rows)
     unit = torch.nn.functional.normalize(rows, dim=1)
@@ -96,13 +96,13 @@ def test_the_plane_is_that_of_the_singular_vectors() -> None:
     assert shares == pytest.approx(tuple(expected))
 
 
-def test_one_feature_has_a_plane_too() -> None:
+def test_a_single_feature_has_a_principal_plane() -> None:
     place, shares = plots.principal_plane(torch.tensor([[1.0], [-1.0], [2.0]]))
     assert place.shape == (3, 2)
     assert shares == pytest.approx((1.0, 0.0))
 
 
-def test_tasks_are_named_shortly() -> None:
+def test_short_abbreviates_the_list_of_classes_of_a_task() -> None:
     assert short([0, 1, 2, 3]) == "0-3"
     assert short([0, 1]) == "0, 1"
     assert short([5, 3, 9, 1, 2]) == "5, 3, 9, 1, …"

@@ -1,4 +1,4 @@
-"""Scores of predictions; what the modules' docstrings show is true."""
+"""Tests of the scores of predictions and of the confusion matrix."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import torch
 from stream_ssl.evaluation import ProbeResult, confusion, score
 
 
-def test_scores_by_hand() -> None:
+def test_scores_equal_values_computed_by_hand() -> None:
     found = score(torch.tensor([0, 0, 2, 2]), torch.tensor([0, 1, 2, 2]))
     assert found == ProbeResult(0.75, {0: 1.0, 1: 0.0, 2: 1.0}, 4)
     assert found.balanced == pytest.approx(2 / 3)
 
 
-def test_rows_of_a_confusion_are_the_truth() -> None:
+def test_rows_of_a_confusion_matrix_are_true_classes() -> None:
     matrix = confusion(torch.tensor([0, 1, 1, 2]), torch.tensor([0, 0, 1, 1]), 4)
     expected = [[1, 1, 0, 0], [0, 1, 1, 0], [0] * 4, [0] * 4]
     assert matrix.tolist() == expected
